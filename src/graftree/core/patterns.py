@@ -285,7 +285,7 @@ def _name(text: str) -> _Matcher:
         parts = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
         return lambda key: parts.fullmatch(str(key)) is not None
     index = paths.key_of(paths.Step(text, False))
-    return lambda key: key == text or (_is_integer(key) and key == index)
+    return lambda key: key == text or (type(key) is int and key == index)
 
 
 def _item(text: str) -> _Matcher:
@@ -296,7 +296,7 @@ def _item(text: str) -> _Matcher:
         return _name(text)
     if found := re.fullmatch(r"([0-9]*)\s*:\s*([0-9]*)", text):
         meant = range(int(found[1] or 0), int(found[2] or sys.maxsize))
-        return lambda key: _is_integer(key) and key in meant
+        return lambda key: type(key) is int and key in meant
     if re.fullmatch(r"-[0-9 :-]*[0-9 :]|[0-9]*\s*:\s*-.*", text):
         raise ValueError(f"[{text}] counts from the end: patterns know no lengths")
     try:
@@ -304,7 +304,3 @@ def _item(text: str) -> _Matcher:
     except ValueError:
         raise ValueError(f"[{text}] is no index, range, star or quoted key") from None
     return lambda key: type(key) is type(literal) and key == literal
-
-
-def _is_integer(key: Any) -> bool:
-    return isinstance(key, int) and not isinstance(key, bool)

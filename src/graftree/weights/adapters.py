@@ -33,10 +33,9 @@ from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.nn import embed
 from graftree.surgery import adaptable_layers, adaptations, lora_layers, selections
-from graftree.surgery.selections import Part
-from graftree.weights import layouts, loading, saving, sources, tables
-from graftree.weights.layouts import Layout, Solved
-from graftree.weights.stored_tensors import Source
+from graftree.weights import loading, saving, sources, tables
+from graftree.weights.layouts import Axis, Layout, Solved, Unit
+from graftree.weights.stored_tensors import Source, misuse
 from graftree.weights.tables import Array, Tensor
 
 CONFIG = "adapter_config.json"
@@ -54,6 +53,9 @@ class _Adaptation(NamedTuple):
 
     rank: int
     alpha: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, alpha {self.alpha:g}"
 
 
 class _Layer(NamedTuple):
@@ -179,7 +181,7 @@ def save_adapter(
     ]
     if unknown or not adapted:
         what = "the table lacks adapted layers" if unknown else "no layer is adapted"
-        raise _error(
+        raise misuse(
             f"nnx.weights.save_adapter: {what}. Nothing was written.",
             unknown,
             "nnx.surgery.add_lora adapts layers; each needs a line in the table for "
@@ -191,7 +193,7 @@ def save_adapter(
         if isinstance(x.layer, lora_layers.LoRAEmbed) and x.layer.lora.adapts_attend
     ]
     if wrong:
-        raise _error(
+        raise misuse(
             "nnx.weights.save_adapter: PEFT adapts what an embedding looks up, and not "
             "its `attend`. Nothing was written.",
             wrong,
@@ -211,12 +213,6 @@ def save_adapter(
     folder = pathlib.Path(os.path.expanduser(folder))
     saving.save_tensors(folder / FILE, tensors, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _error(what: str, where: Sequence[str] = (), way_out: str = "") -> ValueError:
-    return ValueError(
-        errors.message(what, where="\n".join(where[:20]), way_out=way_out)
-    )
 
 
 # ------------------------------------------------------------------------- the layers
@@ -254,38 +250,27 @@ def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
     Returns:
         ``None`` if the weight in the file has not just one axis of outputs.
     """
-    ours = weight.layout.ours
+    ours, groups = weight.layout.ours, [*weight.layout.groups]
     split = len(ours) - num_outputs
     ins = {name for names in ours[:split] for name in names}
     outs = {name for names in ours[split:] for name in names}
-    groups = [
-        [axis for unit in group for axis in unit.axes] for group in weight.layout.groups
-    ]
-    of_outputs = [i for i, x in enumerate(groups) if any(a.name in outs for a in x)]
-    if len(of_outputs) != 1 or any(a.name in ins for a in groups[of_outputs[0]]):
+    names = [{x.name for unit in group for x in unit.axes} for group in groups]
+    of_outputs = [i for i, found in enumerate(names) if found & outs]
+    if len(of_outputs) != 1 or names[of_outputs[0]] & ins:
         return None
-    left = [_grouped(["~" * a.is_reversed + a.name for a in x]) for x in groups]
-    out = left.pop(of_outputs[0])
-    right = [*map(_grouped, ours)]
-    ones = ["1" for _ in left[1:]]
+    out = groups.pop(of_outputs[0])
+    rank = "rank of LoRA"  # No name of the weight's.
+    of_rank = (Unit((Axis(rank, False),), False),)
+    ones = [()] * len(groups[1:])
 
-    def parsed(file: Sequence[str], array: Sequence[str], names: set[str]) -> Layout:
-        sizes = {name: weight.sizes[0][name] for name in names}
-        return layouts.parse(f"{' '.join(file)} -> {' '.join(array)}", sizes, 1)
+    def made(file: Sequence[Any], ours: Sequence[Any], known: set[str]) -> Layout:
+        sizes = {name: weight.sizes[0][name] for name in known}
+        return Layout("the factor", tuple(file), tuple(ours), sizes)
 
     return (
-        parsed([_RANK, *left], [*right[:split], _RANK], ins),
-        parsed([out, _RANK, *ones], [_RANK, *right[split:]], outs),
+        made([of_rank, *groups], [*ours[:split], (rank,)], ins),
+        made([out, of_rank, *ones], [(rank,), *ours[split:]], outs),
     )
-
-
-_RANK = "rank_of_lora"
-
-
-def _grouped(names: Sequence[str]) -> str:
-    if not names:
-        return "1"
-    return names[0] if len(names) == 1 else f"({' '.join(names)})"
 
 
 def _factors(layer: _Layer, names: Mapping[str, str]) -> list[Tensor]:
@@ -330,7 +315,7 @@ def _names(
         if len({*x} - {_BASE}) < 2
     ]
     if unknown or not found:
-        raise _error(
+        raise misuse(
             f"{source.name}: the adapter has layers that the model, or its table of "
             "weights, does not have. Nothing has changed.",
             sorted(unknown),
@@ -352,7 +337,7 @@ def _check_factors(
     solved = [x.solve([y]) for x, y in zip(layer.layouts, shapes, strict=True)]
     expected = {f: x.file_shape for f, x in zip(layer.factors, solved, strict=True)}
     if stored != expected:
-        raise _error(
+        raise misuse(
             f"{source.name}: the factors of {name!r} have other shapes. Nothing has "
             "changed.",
             [f"expected {expected}", f"got      {stored}"],
@@ -372,7 +357,7 @@ def _check_base(name: str, source: Source, layer: _Layer, base: str) -> None:
         )
         is_same = bool(jnp.array_equal(held[at], given.astype(held.dtype)))
     if not is_same:
-        raise _error(
+        raise misuse(
             f"{source.name}: the adapter has a weight of its own for {name!r}, which "
             "is not that of the model. Nothing has changed.",
             way_out="Is it the adapter of another model? If its weights were trained, "
@@ -409,12 +394,12 @@ def _prepare(
     }
     if adapted and adapted != wanted:
         differing = [
-            f"{paths.dotted(path)}: the model has {_said(adapted.get(path))}, the "
-            f"adapter {_said(wanted.get(path))}"
+            f"{paths.dotted(path)}: the model has {adapted.get(path, 'none')}, the "
+            f"adapter {wanted.get(path, 'none')}"
             for path in sorted({*adapted, *wanted})
             if adapted.get(path) != wanted.get(path)
         ]
-        raise _error(
+        raise misuse(
             "The adapter does not fit the layers that are adapted. Nothing has "
             "changed.",
             differing,
@@ -422,16 +407,12 @@ def _prepare(
             "this rank and alpha.",
         )
     if not adapted:
-        parts = [Part(layer.path, layer.layer) for layer in layers.values()]
+        parts = [selections.Part(layer.path, layer.layer) for layer in layers.values()]
         adaptable_layers.check(model, parts, "nnx.weights.load_adapter")
         for rank, alpha in {*wanted.values()}:
             where = [paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)]
             adaptations.add_lora(model, where, rank=rank, alpha=alpha, rngs=Rngs(0))
     return sorted(wanted)
-
-
-def _said(kind: _Adaptation | None) -> str:
-    return "none" if kind is None else f"rank {kind.rank}, alpha {kind.alpha:g}"
 
 
 # ------------------------------------------------------------------ an adapter's config
@@ -472,7 +453,7 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
     if start not in _HARMLESS_STARTS:
         wrong.append(f"init_lora_weights: {start!r}, which changes the model's weights")
     if wrong:
-        raise _error(
+        raise misuse(
             f"{path}: the adapter has more than LoRA factors.",
             wrong,
             "Merge it in PEFT, and load the merged weights.",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import itertools
+import operator
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftree.annotations import Path
 from graftree.core import paths, walks
@@ -22,26 +22,16 @@ from graftree.weights import layouts, sources, tables, torch_layouts
 from graftree.weights.torch_layouts import TorchTensor
 
 # What the same thing is called here and elsewhere; each word stands for the first.
-_WORDS = [
-    ("query", "q", "wq"),
-    ("key", "k", "wk"),
-    ("value", "v", "wv"),
-    ("out", "o", "wo", "dense"),
-    ("embed", "embedding", "wte", "tok", "embeddings", "tokens"),
-    ("position", "wpe", "pos", "positions"),
-    ("norm", "ln", "layernorm", "rmsnorm"),
-    ("attention", "attn", "selfattn", "self"),
-    ("blocks", "layers", "h", "block", "layer"),
-    ("head", "lm", "classifier"),
-    ("mlp", "ffn", "feedforward", "ff"),
-    ("final", "f", "last"),
-    ("up", "fc", "fc1", "w3"),
-    ("down", "proj", "fc2", "w2"),
-    ("gate", "w1"),
-    ("1", "input", "pre", "before"),
-    ("2", "post", "after"),
-]
-_MEANING = {word: words[0] for words in _WORDS for word in words}
+_WORDS = (
+    "query q wq, key k wk, value v wv, out o wo dense, position wpe pos positions, "
+    "embed embedding wte tok embeddings tokens, norm ln layernorm rmsnorm, "
+    "attention attn selfattn self, blocks layers h block layer, head lm classifier, "
+    "mlp ffn feedforward ff, final f last, up fc fc1 w3, down proj fc2 w2, gate w1, "
+    "1 input pre before, 2 post after"
+)
+_MEANING = {
+    word: words.split()[0] for words in _WORDS.split(", ") for word in words.split()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,24 +99,23 @@ def draft(path: Any, model: Any) -> Draft:
         shapes = {name: stored.shape for name, stored in source.tensors.items()}
         has_fused = any(name.endswith("in_proj_weight") for name in source.tensors)
     theirs, ours = _parts(_of_file(shapes)), _parts(_of_model(model, has_fused))
-    fits = sorted(
-        (
-            (_likeness(name, path), name, path)
-            for name, tensors in theirs.items()
-            for path, part in ours.items()
-            if tensors == part and not _contradict(name, path)
-        ),
-        key=lambda fit: -fit[0],
-    )
+    fits = [
+        (_likeness(name, path), name, path)
+        for name, tensors in theirs.items()
+        for path, part in ours.items()
+        if tensors == part and not _contradict(name, path)
+    ]
+    fits.sort(key=lambda fit: -fit[0])
     chosen: dict[str, str] = {}
     for _, name, path in fits:
         if name not in chosen and path not in chosen.values():
             chosen[name] = path
-    doubtful = {
-        name: others
-        for name, path in chosen.items()
-        if (others := _others(name, path, fits))
-    }
+    doubtful = {}
+    for name, path in chosen.items():
+        scores = {other: score for score, n, other in fits if n == name}
+        least = scores.pop(path) - 0.1
+        if others := [other for other, score in scores.items() if score >= least]:
+            doubtful[name] = others
     entries = {name: chosen[name] for name in theirs if name in chosen}
     return Draft(
         entries, doubtful, _left(theirs, chosen), _left(ours, [*chosen.values()])
@@ -140,27 +129,17 @@ _Layer = tuple[str, Iterable[tuple[int, ...]], Mapping[str, _Shape]]
 
 # What is compared: below a prefix, the tensors by name with their shape, and how many
 # there are of each index.
-class _Part(NamedTuple):
-    tensors: frozenset[tuple[str, _Shape]]
-    counts: tuple[int, ...]
+_Part = tuple[frozenset[tuple[str, _Shape]], tuple[int, ...]]
 
 
 def _left(parts: Mapping[str, _Part], chosen: Container[str]) -> dict[str, _Shape]:
     """The tensors of those that were not chosen."""
     return {
         f"{prefix}.{name}" if name else prefix: shape
-        for prefix, part in parts.items()
+        for prefix, (tensors, _) in parts.items()
         if prefix not in chosen
-        for name, shape in sorted(part.tensors)
+        for name, shape in sorted(tensors)
     }
-
-
-def _others(name: str, path: str, fits: Sequence[Any]) -> list[str]:
-    """The other paths that a name could be, if they are as similar."""
-    scores = {p: score for score, n, p in fits if n == name}
-    return [
-        p for p, score in scores.items() if p != path and score >= scores[path] - 0.1
-    ]
 
 
 def _parts(layers: Iterable[_Layer]) -> dict[str, _Part]:
@@ -170,12 +149,11 @@ def _parts(layers: Iterable[_Layer]) -> dict[str, _Part]:
     for pattern, numbers, tensors in layers:
         shapes[pattern] = {**tensors, **shapes.get(pattern, {})}
         indices.setdefault(pattern, set()).update(numbers)
-    counts = {
-        pattern: tuple(len({*column}) for column in zip(*numbers, strict=True))
-        for pattern, numbers in indices.items()
-    }
     return {
-        pattern: _Part(frozenset(tensors.items()), counts[pattern])
+        pattern: (
+            frozenset(tensors.items()),
+            tuple(len({*column}) for column in zip(*indices[pattern], strict=True)),
+        )
         for pattern, tensors in shapes.items()
     }
 
@@ -238,7 +216,7 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
 
 def _shape(layer: Any, tensor: TorchTensor, depth: int) -> _Shape:
     """The shape that PyTorch has for a tensor of a layer, without those stacked."""
-    held = [functools.reduce(getattr, names, layer) for names in tensor.attributes]
+    held = [operator.attrgetter(path)(layer) for path in tensor.attributes]
     shapes = [tuple(x.shape)[depth:] for x in held]
     return layouts.solved(tensor.layout, shapes).file_shape
 
@@ -269,12 +247,8 @@ def _contradict(name: str, path: str) -> bool:
 
 
 _TOPICS = {
-    word: topic
-    for topic, words in (
-        ("attention", ("attention", "query", "key", "value", "qkv")),
-        ("mlp", ("mlp", "up", "down", "gate")),
-    )
-    for word in words
+    **dict.fromkeys("attention query key value qkv".split(), "attention"),
+    **dict.fromkeys("mlp up down gate".split(), "mlp"),
 }
 
 # What several words together mean.

@@ -8,6 +8,7 @@ time; and the model is written last. Nothing that is divided is ever whole on th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +22,12 @@ from jax.sharding import Sharding
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths, patterns, walks
-from graftree.core.graph import flattening, nodes, updates
-from graftree.core.graph.fits import Misfit
+from graftree.core.graph import fits, flattening, nodes, updates
 from graftree.core.text import short_forms
-from graftree.core.text.short_forms import describe_shape
 from graftree.core.variables import partitioning, variables
-from graftree.core.variables.variables import Variable
 from graftree.weights import sources, stored_tensors, tables
 from graftree.weights.layouts import Index
-from graftree.weights.stored_tensors import Source
+from graftree.weights.stored_tensors import Source, misuse
 from graftree.weights.tables import Array, Tensor
 
 M = TypeVar("M")
@@ -96,12 +94,8 @@ def load(
 
 def arrays_from(source: Source, tensors: Sequence[Tensor]) -> dict[Path, Any]:
     """Reads tensors that are known to fit, as the arrays that they are in the model."""
-    return _read(
-        [
-            _Pieces(array, parts, array.value.dtype, source, {})
-            for array, parts in _by_array(tensors)
-        ]
-    )
+    arrays = _by_array(tensors)
+    return _read([_Pieces(x, parts, x.value.dtype, source, {}) for x, parts in arrays])
 
 
 class _Part(NamedTuple):
@@ -224,20 +218,20 @@ def _compare(
 
 def _fit(
     array: Array, parts: _Parts, source: Source, dtypes: _Dtypes
-) -> tuple[Any, list[Misfit]]:
+) -> tuple[Any, list[fits.Misfit]]:
     """The dtype of an array, and what does not fit."""
-    wrong = []
-    wanted: Any = None
+    wrong, wanted = list[fits.Misfit](), None
+    misfit = functools.partial(fits.Misfit, array.path)
     for tensor, _ in parts.values():
         stored, shape = source.tensors[tensor.name], tensor.solved.file_shape
         if stored.shape != shape:
-            expected = f"{tensor.name} {describe_shape(shape)}"
-            given = describe_shape(stored.shape)
-            wrong.append(Misfit(array.path, "shape", expected, given))
+            expected = f"{tensor.name} {short_forms.describe_shape(shape)}"
+            given = short_forms.describe_shape(stored.shape)
+            wrong.append(misfit("shape", expected, given))
         dtype, is_allowed = dtypes.of(array, stored.dtype)
         wanted = dtype if wanted is None else wanted
         if not is_allowed or dtype != wanted:
-            wrong.append(Misfit(array.path, "dtype", f"{wanted}", f"{stored.dtype}"))
+            wrong.append(misfit("dtype", str(wanted), str(stored.dtype)))
     return wanted, wrong
 
 
@@ -250,7 +244,7 @@ def _error(
     lacking: Sequence[tuple[str, Array]],
     without: Sequence[Array],
     extra: Sequence[str],
-    misfits: Sequence[Misfit],
+    misfits: Sequence[fits.Misfit],
 ) -> errors.StateMismatchError:
     """The error that lists all that does not fit."""
     lists = {
@@ -377,12 +371,10 @@ class _Pieces:
                 held[again] == held[name] and read(again).tobytes() == found.tobytes()
             )
             if not is_same:
-                raise ValueError(
-                    errors.message(
-                        f"{again!r} and {name!r} are tied in the table of weights, and "
-                        f"differ in {self.source.name}.",
-                        way_out="Give each an entry of its own. Nothing has changed.",
-                    )
+                raise misuse(
+                    f"{again!r} and {name!r} are tied in the table of weights, and "
+                    f"differ in {self.source.name}.",
+                    way_out="Give each an entry of its own. Nothing has changed.",
                 )
         return found.astype(self.dtype, copy=False)
 
@@ -417,13 +409,11 @@ def _read(chosen: Sequence[_Pieces], shardings: Any = None) -> dict[Path, Any]:
         targets = _by_path(shardings)
     lacking = [array.path for array in arrays if array.path not in targets]
     if lacking:
-        raise ValueError(
-            errors.message(
-                "shardings= of nnx.weights.load lacks arrays of the model.",
-                where="\n".join(map(paths.dotted, lacking[:_MOST])),
-                way_out="Pass nnx.get_named_sharding(nnx.state(model), mesh), or one "
-                "sharding for all.",
-            )
+        raise misuse(
+            "shardings= of nnx.weights.load lacks arrays of the model.",
+            where=map(paths.dotted, lacking),
+            way_out="Pass nnx.get_named_sharding(nnx.state(model), mesh), or one "
+            "sharding for all.",
         )
     return {x.array.path: _put(x, targets[x.array.path]) for x in chosen}
 
@@ -445,17 +435,15 @@ def _target(array: Array) -> Sharding | None:
         return held.sharding if held.committed else None
     if not isinstance(held, jax.ShapeDtypeStruct):
         return None
-    is_variable = isinstance(array.leaf, Variable)
+    is_variable = isinstance(array.leaf, variables.Variable)
     metadata = variables.metadata_of(array.leaf) if is_variable else {}
     held = partitioning.place_abstract(held, metadata)
     if held.sharding is None and metadata.get("out_sharding"):
-        raise ValueError(
-            errors.message(
-                "nnx.weights.load: an abstract array is annotated with a sharding, and "
-                "there is no mesh.",
-                where=f"{paths.dotted(array.path)}: {metadata['out_sharding']}",
-                way_out="Load within jax.set_mesh(mesh), or pass shardings=.",
-            )
+        raise misuse(
+            "nnx.weights.load: an abstract array is annotated with a sharding, and "
+            "there is no mesh.",
+            where=[f"{paths.dotted(array.path)}: {metadata['out_sharding']}"],
+            way_out="Load within jax.set_mesh(mesh), or pass shardings=.",
         )
     return partitioning.on_concrete_mesh(held.sharding, array.path, "nnx.weights.load")
 

@@ -11,7 +11,6 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -116,22 +115,8 @@ def explained(
         raise found from error
 
 
-# Files of weights in other formats: which one it is, and the line that reads it.
-
-
-class Format(NamedTuple):
-    """A format that `nnx.weights` does not read.
-
-    Attributes:
-        magic: How its files begin.
-        what: What a file is, after "it is".
-        way_out: How to come by its tensors; ``PATH`` stands for the file.
-    """
-
-    magic: bytes
-    what: str
-    way_out: str
-
+# Files of weights in other formats: how each begins, what it is, and the way to its
+# tensors, where ``PATH`` stands for the file.
 
 _LOAD = (
     "Load the tensors themselves, nnx.weights.load(tensors, ...), with\n  tensors = "
@@ -141,37 +126,40 @@ _TORCH = (
     "or the dict in it that has the tensors by name."
 )
 _FORMATS = (
-    Format(b"PK\x03\x04", "a zip archive, as torch.save writes it", _TORCH),
-    Format(b"\x80\x02", "a pickle, as older versions of torch.save write it", _TORCH),
-    Format(
+    (b"PK\x03\x04", "a zip archive, as torch.save writes it", _TORCH),
+    (b"\x80\x02", "a pickle, as older versions of torch.save write it", _TORCH),
+    (
         b"GGUF",
         "a GGUF file, of llama.cpp",
         "Get the .safetensors files that it was made of. Or, of the package gguf: "
         f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
         "             for t in gguf.GGUFReader(PATH).tensors}",
     ),
-    Format(
+    (
         b"\x89HDF\r\n\x1a\n",
         "an HDF5 file, as Keras writes it",
         "Read its arrays with h5py into a dict by name, and load that.",
     ),
-    Format(
+    (
         b"\x93NUMPY",
         "a single array of NumPy",
         f"{_LOAD}{{name: numpy.load(PATH)}}",
     ),
-    Format(
+    (
         b"version https://git-lfs",
         "a pointer of Git LFS, which stands for the file",
         "Get the file itself: git lfs pull",
     ),
-    Format(b"<", "a web page", "The download went to another address: get it again."),
+    (b"<", "a web page", "The download went to another address: get it again."),
 )
-_RENAMED = Format(b"PK", "an .npz archive", "Give it a name that ends with .npz.")
 
 
-def found_in(path: str) -> Format | None:
-    """Which format a file has by its first bytes, if it is one of these."""
+def found_in(path: str) -> tuple[str, str] | None:
+    """What a file is by its first bytes, if it has one of these formats.
+
+    Returns:
+        What it is, and the way to its tensors.
+    """
     if not os.path.isfile(path):  # A pipe would block.
         return None
     try:
@@ -179,10 +167,10 @@ def found_in(path: str) -> Format | None:
             begin = file.read(200)
     except OSError:
         return None
-    for known in _FORMATS:
-        if begin.startswith(known.magic):
-            # The name of the first file in a zip archive is in its first bytes.
-            known = _RENAMED if b".npy" in begin and known is _FORMATS[0] else known
-            way_out = known.way_out.replace("PATH", repr(path))
-            return known._replace(way_out=way_out)
+    # The name of the first file in a zip archive is in its first bytes.
+    if begin.startswith(b"PK") and b".npy" in begin:
+        return "an .npz archive", "Give it a name that ends with .npz."
+    for magic, what, way_out in _FORMATS:
+        if begin.startswith(magic):
+            return what, way_out.replace("PATH", repr(path))
     return None

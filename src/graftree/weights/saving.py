@@ -23,9 +23,10 @@ import numpy as np
 
 from graftree import errors
 from graftree.core import patterns
+from graftree.core.text import short_forms
 from graftree.sharding import hosts
 from graftree.weights import open_files, stored_tensors, tables, tensor_files
-from graftree.weights.stored_tensors import Stored, quoted
+from graftree.weights.stored_tensors import Stored, misuse, quoted
 from graftree.weights.tables import Tensor
 
 INDEX = ".index.json"
@@ -141,13 +142,11 @@ def _check(model: Any, tensors: Sequence[Tensor], missing: Any) -> None:
         if not may_miss(array.path, array.leaf)
     ]
     if left_out:
-        raise ValueError(
-            errors.message(
-                "nnx.weights.save: the mapping leaves out arrays of the model. Nothing "
-                "was written.",
-                where="\n".join(left_out[:12]),
-                way_out="Give them lines, or name them in missing=.",
-            )
+        raise misuse(
+            "nnx.weights.save: the mapping leaves out arrays of the model. Nothing "
+            "was written.",
+            where=left_out,
+            way_out="Give them lines, or name them in missing=.",
         )
     for tensor in tensors:
         values = [array.value for array in tensor.arrays]
@@ -157,12 +156,10 @@ def _check(model: Any, tensors: Sequence[Tensor], missing: Any) -> None:
         if len({np.dtype(x.dtype) for x in values}) > 1:
             way_out = "The arrays of a tensor have one dtype."
         if way_out:
-            raise ValueError(
-                errors.message(
-                    f"nnx.weights.save: {tensor.name!r} can't be written. Nothing was.",
-                    where="\n".join(map(tables.describe, tensor.arrays)),
-                    way_out=way_out,
-                )
+            raise misuse(
+                f"nnx.weights.save: {tensor.name!r} can't be written. Nothing was.",
+                where=map(tables.describe, tensor.arrays),
+                way_out=way_out,
             )
 
 
@@ -230,8 +227,7 @@ def write(
     _check_free(path, files, single if count > 1 else index)
     with (
         open_files.explained(path, "What was there before is still there.", "write"),
-        _folder(folder),
-        _partials([*files, index]),
+        _prepared(folder, [*files, index]),
     ):
         for file, group in files.items():
             _write_file(file + PARTIAL, group, metadata)
@@ -297,9 +293,7 @@ def _index_text(files: Mapping[str, Sequence[Out]]) -> str:
             "total_size": sum(x.nbytes for x in stored),
         },
         "weight_map": {
-            out.name: os.path.basename(file)
-            for file, group in files.items()
-            for out in group
+            out.name: os.path.basename(x) for x, outs in files.items() for out in outs
         },
     }
     return json.dumps(content, indent=2, sort_keys=True) + "\n"
@@ -338,13 +332,10 @@ def _sorted(outs: Sequence[Out]) -> list[Out]:
 def _write_array(file: BinaryIO, out: Out, path: str) -> None:
     array = np.asarray(out.make())
     if (array.dtype, array.shape) != (out.stored.dtype, out.stored.shape):
-        raise _refusal(
-            path.removesuffix(PARTIAL),
-            f"{out.dtype}{[*out.shape]} was announced, and {array.dtype}"
-            f"{[*array.shape]} came",
-            out.name,
-            "Nothing was replaced.",
-        )
+        said, came = map(short_forms.describe, (out, array))
+        what = f"{said} was announced, and {came} came"
+        path = path.removesuffix(PARTIAL)
+        raise _refusal(path, what, out.name, "Nothing was replaced.")
     for chunk in _chunks(array):
         file.write(chunk)
 
@@ -371,24 +362,18 @@ def _flush(file: IO[Any]) -> None:
 
 def _check_free(path: str, files: Iterable[str], other: str) -> None:
     """Raises if something is in the way."""
-    for file in files:
-        if os.path.isdir(file):
-            way_out = "Choose another path."
-            raise _refusal(path, f"{file} is a folder", way_out=way_out)
+    for file in filter(os.path.isdir, files):
+        raise _refusal(path, f"{file} is a folder", way_out="Choose another path.")
     if os.path.exists(other):
-        raise _refusal(
-            path,
-            f"{other} is there, and would be read in the place of what is written",
-            way_out="Delete it, or choose another folder.",
-        )
+        what = f"{other} is there, and would be read in the place of what is written"
+        raise _refusal(path, what, way_out="Delete it, or choose another folder.")
 
 
 def _replace(files: Sequence[str], index: str) -> None:
     """Gives files their names, and removes an older set."""
     older = _shards_of(index)
     if any(map(os.path.exists, files)):
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(index)
+        _remove([index])
     for file in files:
         os.replace(file + PARTIAL, file)
     for left in older - {*files}:
@@ -409,33 +394,26 @@ def _shards_of(index: str) -> set[str]:
 
 
 @contextlib.contextmanager
-def _folder(folder: str) -> Iterator[None]:
-    """Makes the folder; one that it made is gone again if the write fails."""
+def _prepared(folder: str, files: Sequence[str]) -> Iterator[None]:
+    """Makes the folder; removes it again, and partial files, if the write fails."""
     made, parent = [], os.path.abspath(folder)
     while not os.path.exists(parent):
         made.append(parent)
         parent = os.path.dirname(parent)
     os.makedirs(os.path.abspath(folder), exist_ok=True)
+    partials = [file + PARTIAL for file in files]
+    _remove(partials)  # Those of a write that was killed.
     try:
         yield
     except BaseException:
+        _remove(partials)
         for each in made:
             with contextlib.suppress(OSError):
                 os.rmdir(each)
         raise
 
 
-@contextlib.contextmanager
-def _partials(targets: Sequence[str]) -> Iterator[None]:
-    """Removes partial files, before (of a write that was killed) and after."""
-
-    def clear() -> None:
-        for target in targets:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(target + PARTIAL)
-
-    clear()
-    try:
-        yield
-    finally:
-        clear()
+def _remove(files: Iterable[str]) -> None:
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(file)

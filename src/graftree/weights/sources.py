@@ -23,7 +23,7 @@ from graftree import errors
 from graftree.core.text import short_forms
 from graftree.weights import open_files, stored_tensors, tensor_files
 from graftree.weights.open_files import OpenFile
-from graftree.weights.stored_tensors import Source, Stored, refusal
+from graftree.weights.stored_tensors import Source, Stored, misuse, refusal
 
 INDEX = ".safetensors.index.json"
 FILE = ".safetensors"
@@ -63,11 +63,11 @@ def _found_in(folder: str) -> str:
     names = sorted(os.listdir(folder))
     files = [name for name in names if name.endswith(FILE)]
     index = [name for name in names if name.endswith(INDEX)]
-    for chosen in (["model" + FILE], index, files):
-        if len(chosen) == 1 and chosen[0] in names:
-            if chosen[0] == "model" + FILE and "model" + INDEX in names:
-                break
-            return os.path.join(folder, chosen[0])
+    chosen = index if len(index) == 1 else files
+    if "model" + FILE in files:
+        chosen = ["model" + FILE] * ("model" + INDEX not in index)
+    if len(chosen) == 1:
+        return os.path.join(folder, chosen[0])
     if files + index:
         what = "it has several files, and none is said to be first: "
         what += ", ".join(index + files)
@@ -77,7 +77,7 @@ def _found_in(folder: str) -> str:
     for name in names:
         path = os.path.join(folder, name)
         if other := open_files.found_in(path):
-            what, way_out = f"{what}; {path} is {other.what}", other.way_out
+            what, way_out = f"{what}; {path} is {other[0]}", other[1]
             break
     raise refusal(folder, what, way_out=way_out)
 
@@ -229,13 +229,12 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Source:
         if stored is None or not isinstance(name, str)
     ]
     if refused:
-        raise TypeError(
-            errors.message(
-                f"nnx.weights can't read {source}.",
-                where="\n".join(refused[:20]),
-                way_out="Names must be strings, and values arrays of numbers that this "
-                "process holds.",
-            )
+        raise misuse(
+            f"nnx.weights can't read {source}.",
+            where=refused,
+            way_out="Names must be strings, and values arrays of numbers that this "
+            "process holds.",
+            kind=TypeError,
         )
 
     def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:

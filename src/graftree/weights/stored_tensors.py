@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,24 @@ def refusal(
     return errors.WeightsError(
         errors.message(text, where=subject + what, way_out=way_out)
     )
+
+
+def misuse(
+    what: str,
+    where: Iterable[str] = (),
+    way_out: str = "",
+    kind: type[Exception] = ValueError,
+) -> Exception:
+    """The error for a table, a model and a file that don't go together.
+
+    Args:
+        what: What is wrong, as a sentence.
+        where: Paths, names or values; the first ones are listed.
+        way_out: What to do.
+        kind: Its class.
+    """
+    lines = "\n".join([*where][:12])
+    return kind(errors.message(what, where=lines, way_out=way_out))
 
 
 def quoted(text: str) -> str:

@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import Key, Path
 from graftree.core import paths, patterns, walks
 from graftree.core.graph import flattening, nodes
-from graftree.core.graph.nodes import Leaf
 from graftree.core.rng.streams import RngState
 from graftree.core.text import short_forms
 from graftree.core.variables.kinds import Cache, Intermediate
@@ -30,7 +28,7 @@ from graftree.core.variables.variables import Variable
 from graftree.nn import stacks
 from graftree.surgery import selections
 from graftree.weights import layouts, torch_layouts
-from graftree.weights.layouts import Layout, Solved
+from graftree.weights.stored_tensors import misuse
 
 
 class Array(NamedTuple):
@@ -60,7 +58,7 @@ class Tensor(NamedTuple):
     name: str
     arrays: tuple[Array, ...]
     at: tuple[int, ...]
-    solved: Solved
+    solved: layouts.Solved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +67,7 @@ class _Entry:
 
     name: str
     paths: tuple[str, ...]
-    layout: Layout | None
+    layout: layouts.Layout | None
 
 
 class Mapping:
@@ -175,13 +173,12 @@ def as_mapping(mapping: Any) -> Mapping:
 
 def _read(name: Any, value: Any) -> _Entry:
     if not isinstance(name, str):
-        raise TypeError(
-            errors.message(
-                f"The line {name!r}: {value!r} of a table of weights has no name.",
-                way_out="A line is about one tensor; its name is a string. Several "
-                "tensors that are one array in the model: give the model an array for "
-                "each, or join them first, and load the dict of tensors.",
-            )
+        raise misuse(
+            f"The line {name!r}: {value!r} of a table of weights has no name.",
+            way_out="A line is about one tensor; its name is a string. Several "
+            "tensors that are one array in the model: give the model an array for "
+            "each, or join them first, and load the dict of tensors.",
+            kind=TypeError,
         )
     listed, layout, sizes = _parts(name, value)
     listed = (listed,) if isinstance(listed, str) else tuple(listed)
@@ -206,12 +203,11 @@ def _parts(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]
         )
         if is_path and isinstance(layout, str) and isinstance(sizes, MappingABC):
             return listed, layout, sizes
-    raise TypeError(
-        errors.message(
-            f"The line {name!r}: {value!r} of a table of weights has another form.",
-            way_out="Write a path; or (path, layout); or ([path, path], layout) for a "
-            "tensor that is made of several arrays; sizes may follow as a dict.",
-        )
+    raise misuse(
+        f"The line {name!r}: {value!r} of a table of weights has another form.",
+        way_out="Write a path; or (path, layout); or ([path, path], layout) for a "
+        "tensor that is made of several arrays; sizes may follow as a dict.",
+        kind=TypeError,
     )
 
 
@@ -230,11 +226,9 @@ def _places(name: str) -> tuple[str, ...]:
     """The names of the places for indices in a name of tensors."""
     found, rest = _PLACE.findall(name), _PLACE.sub("", name)
     if "{" in rest or "}" in rest or not all(map(str.isidentifier, found)):
-        raise ValueError(
-            errors.message(
-                f"{name!r} is no name of tensors.",
-                way_out="An index stands in braces, with a name of its own: '{i}'.",
-            )
+        raise misuse(
+            f"{name!r} is no name of tensors.",
+            way_out="An index stands in braces, with a name of its own: '{i}'.",
         )
     return tuple(dict.fromkeys(found))
 
@@ -250,12 +244,10 @@ def _steps(path: str) -> tuple[Key | _Place, ...]:
             for step in (paths.steps_of(path) if path else ())
         )
     except ValueError as error:
-        raise ValueError(
-            errors.message(
-                f"The path {path!r} is malformed: {error}.",
-                way_out="Write a path as Python does, with '{i}' for an index, such as "
-                "'blocks[{i}].mlp.up'.",
-            )
+        raise misuse(
+            f"The path {path!r} is malformed: {error}.",
+            way_out="Write a path as Python does, with '{i}' for an index, such as "
+            "'blocks[{i}].mlp.up'.",
         ) from None
 
 
@@ -306,6 +298,10 @@ class _Spot:
         return "None" if self.value is None else f"a {type(self.value).__name__}"
 
 
+# A tensor, with the indices by which tensors are sorted.
+_Ordered = tuple[tuple[int, ...], Tensor]
+
+
 class _Reader:
     """Reads lines against a model."""
 
@@ -313,14 +309,10 @@ class _Reader:
         self._root = _Spot(model)
         self._arrays = arrays_of(model)
         # What has a line of its own goes by that.
-        self._named = {
-            id(spot.value)
-            for line in lines
-            for path in line.paths
-            for spot in self._find(path)
-        }
+        listed = [path for line in lines for path in line.paths]
+        self._named = {id(spot.value) for x in listed for spot in self._find(x)}
 
-    def read(self, line: _Entry) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    def read(self, line: _Entry) -> Iterator[_Ordered]:
         """The tensors of a line, each with its indices."""
         found = [self._find(path) for path in line.paths]
         if len({*map(len, found)}) > 1:
@@ -329,17 +321,13 @@ class _Reader:
             if len({(*sorted(x.indices.items()), x.stacked) for x in spots}) > 1:
                 raise _wrong(line.name, "its paths lead to layers of different indices")
             spot = spots[0]
-            if line.layout is not None:
-                yield from self._tensors(line.name, line.name, spots, line.layout)
-            elif is_array(spot.value):
-                layout = torch_layouts.layout_of(spot.parent, spot.key)
-                yield from self._tensors(line.name, line.name, spots, layout)
-            else:
+            if line.layout is None and not is_array(spot.value):
                 yield from self._module(line.name, spot)
+            else:
+                layout = line.layout or torch_layouts.layout_of(spot.parent, spot.key)
+                yield from self._tensors(line.name, line.name, spots, layout)
 
-    def _module(
-        self, line: str, root: _Spot
-    ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    def _module(self, line: str, root: _Spot) -> Iterator[_Ordered]:
         """The tensors of a module, by the names of PyTorch or of its attributes."""
         above = walks.Above()
 
@@ -356,18 +344,14 @@ class _Reader:
             if is_array(spot.value):
                 yield from self._tensors(line, name, [spot], None)
             for tensor in torch_layouts.tensors_of(spot.value) or ():
-                spots = [_reached(spot, names) for names in tensor.attributes]
+                spots = [_attribute(spot, names) for names in tensor.attributes]
                 if not any(id(x.value) in self._named for x in spots):
                     full = f"{name}.{tensor.name}"
                     yield from self._tensors(line, full, spots, tensor.layout)
 
     def _tensors(
-        self,
-        line: str,
-        name: str,
-        spots: Sequence[_Spot],
-        layout: Layout | str | None,
-    ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        self, line: str, name: str, spots: Sequence[_Spot], layout: Any
+    ) -> Iterator[_Ordered]:
         """The tensors of a name: one, or as many as are stacked."""
         spot, order = spots[0], _places(line)
         known = (*spot.indices, *spot.stacked)
@@ -391,15 +375,14 @@ class _Reader:
 
     def _array(self, line: str, spot: _Spot) -> Array:
         is_variable = isinstance(spot.value, Variable)
-        where = id(spot.value) if is_variable else (id(spot.parent), spot.key)
-        found = self._arrays.get(where)
+        key = id(spot.value) if is_variable else (id(spot.parent), spot.key)
+        found = self._arrays.get(key)
         if found is None or not hasattr(found.value, "shape"):
-            raise _wrong(
-                line,
-                f"{paths.dotted(spot.path, 'the model')} is {spot.kind}, which holds "
-                "no single array; a line with a layout leads to arrays, such as "
-                "'head.kernel'",
+            where = paths.dotted(spot.path, "the model")
+            what = (
+                f"{where} is {spot.kind}, which holds no single array; a line with a "
             )
+            raise _wrong(line, f"{what}layout leads to arrays, such as 'head.kernel'")
         if jnp.issubdtype(found.value.dtype, jax.dtypes.prng_key):
             raise _wrong(
                 line,
@@ -455,7 +438,7 @@ def _taken(spot: _Spot, step: Key | _Place, path: str) -> list[_Spot]:
     ]
 
 
-def _nowhere(spot: _Spot, step: Key | _Place, path: str) -> ValueError:
+def _nowhere(spot: _Spot, step: Key | _Place, path: str) -> Exception:
     """The error for a step that leads nowhere."""
     if isinstance(step, _Place):
         return ValueError(
@@ -465,17 +448,15 @@ def _nowhere(spot: _Spot, step: Key | _Place, path: str) -> ValueError:
     children = nodes.children(spot.value)
     found = [str(key) for key, _, is_data in children if is_data is not False]
     where = paths.dotted(spot.path, "the model")
-    return ValueError(
-        errors.message(
-            f"The path {path!r} of the table of weights leads nowhere: "
-            f"{where} has no {step!r}.",
-            where=f"it has: {', '.join(found)}" if found else f"it is {spot.kind}",
-        )
+    return misuse(
+        f"The path {path!r} of the table of weights leads nowhere: "
+        f"{where} has no {step!r}.",
+        [f"it has: {', '.join(found)}" if found else f"it is {spot.kind}"],
     )
 
 
-def _reached(spot: _Spot, path: Sequence[str]) -> _Spot:
-    for name in path:
+def _attribute(spot: _Spot, path: str) -> _Spot:
+    for name in path.split("."):
         spot = spot.child(name, getattr(spot.value, name))
     return spot
 
@@ -511,11 +492,12 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
 
 # What no file of weights has: random streams, caches, and what calls leave behind.
 _TRANSIENT = (RngState, Cache, Intermediate)
+_ARRAYS = (nodes.Leaf.ARRAY, nodes.Leaf.REF)
 
 
 def is_array(x: Any) -> bool:
     """Whether a part of a model is an array, or a Variable."""
-    return isinstance(x, Variable) or nodes.kind_of(x) in (Leaf.ARRAY, Leaf.REF)
+    return isinstance(x, Variable) or nodes.kind_of(x) in _ARRAYS
 
 
 def parts_below(x: Any) -> list[tuple[Key, Any]]:
@@ -524,7 +506,7 @@ def parts_below(x: Any) -> list[tuple[Key, Any]]:
         (key, value)
         for key, value, is_data in nodes.children(x)
         if is_data is not False and not isinstance(value, _TRANSIENT)
-        if is_array(value) or not isinstance(nodes.kind_of(value), Leaf)
+        if is_array(value) or not isinstance(nodes.kind_of(value), nodes.Leaf)
     ]
 
 
@@ -540,7 +522,7 @@ def arrays_of(model: Any) -> dict[Any, Array]:
             found.setdefault(id(part), Array(path, part, flattening.raw_of(part)))
             continue
         for key, value, is_data in nodes.children(part):
-            if is_data is not False and nodes.kind_of(value) in (Leaf.ARRAY, Leaf.REF):
+            if is_data is not False and nodes.kind_of(value) in _ARRAYS:
                 found[id(part), key] = Array((*path, key), value, value)
     return found
 

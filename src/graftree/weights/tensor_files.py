@@ -28,7 +28,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax  # noqa: F401  # lets NumPy know bfloat16 and float8
 import numpy as np
 
 from graftree import errors
@@ -44,29 +44,14 @@ METADATA = "__metadata__"
 _FIELDS = ("dtype", "shape", "data_offsets")
 
 # In the order of the format, which sorts tensors by it, the last first.
+_NAMED = (
+    "BOOL bool U8 uint8 I8 int8 F8_E5M2 float8_e5m2 F8_E4M3 float8_e4m3fn "
+    "F8_E8M0 float8_e8m0fnu F8_E4M3FNUZ float8_e4m3fnuz F8_E5M2FNUZ float8_e5m2fnuz "
+    "I16 int16 U16 uint16 F16 float16 BF16 bfloat16 I32 int32 U32 uint32 F32 float32 "
+    "C64 complex64 F64 float64 I64 int64 U64 uint64"
+).split()
 DTYPES = {
-    name: np.dtype(scalar)
-    for name, scalar in {
-        "BOOL": np.bool_,
-        "U8": np.uint8,
-        "I8": np.int8,
-        "F8_E5M2": jnp.float8_e5m2,
-        "F8_E4M3": jnp.float8_e4m3fn,
-        "F8_E8M0": jnp.float8_e8m0fnu,
-        "F8_E4M3FNUZ": jnp.float8_e4m3fnuz,
-        "F8_E5M2FNUZ": jnp.float8_e5m2fnuz,
-        "I16": np.int16,
-        "U16": np.uint16,
-        "F16": np.float16,
-        "BF16": jnp.bfloat16,
-        "I32": np.int32,
-        "U32": np.uint32,
-        "F32": np.float32,
-        "C64": np.complex64,
-        "F64": np.float64,
-        "I64": np.int64,
-        "U64": np.uint64,
-    }.items()
+    name: np.dtype(dtype) for name, dtype in zip(_NAMED[::2], _NAMED[1::2], strict=True)
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -102,7 +87,7 @@ def _header_size(file: OpenFile) -> int:
     size = int.from_bytes(file.read_bytes(0, 8), "little")
     other = open_files.found_in(file.name)
     if other is not None and 8 + size > file.size:
-        raise refusal(file.name, f"it is {other.what}", way_out=other.way_out)
+        raise refusal(file.name, f"it is {other[0]}", way_out=other[1])
     said = f"its header would have {size} bytes, and"
     if size > MAX_SIZE:
         way_out = "It is damaged, or no safetensors file."
@@ -357,32 +342,28 @@ def _check_places(
 
 def _path_of(index: str, file: str) -> str:
     """Where a file of the index is: in its folder, or it is refused."""
+    folder, link = pathlib.Path(index).absolute().parent, None
     parts = pathlib.PurePosixPath(file).parts
     is_plain = bool(parts) and ".." not in parts and not file.startswith("/")
-    if not is_plain or any(character in file for character in "\\:\0"):
-        raise _outside(index, file, "")
-    folder = pathlib.Path(index).absolute().parent
-    # Not `Path.resolve`, which raises on Python 3.11 where links lead in a circle.
-    target = pathlib.Path(os.path.realpath(folder / file))
-    allowed = [folder.resolve()]
-    # The cache of the Hugging Face hub: all its files are links to `blobs`.
-    if folder.parent.name == "snapshots":
-        allowed.append((folder.parent.parent / "blobs").resolve())
-    if not any(target.is_relative_to(place) for place in allowed):
-        raise _outside(index, file, f", a link to {target},")
-    if not target.exists():
-        raise refusal(
-            index,
-            f"the file {quoted(file)} is missing",
-            way_out="Get all files of the set; they belong in one folder.",
-        )
-    return str(folder / file)
-
-
-def _outside(index: str, file: str, link: str) -> errors.WeightsError:
-    return refusal(
+    if is_plain and not any(character in file for character in "\\:\0"):
+        # Not `Path.resolve`, which raises on Python 3.11 where links lead in a circle.
+        target = pathlib.Path(os.path.realpath(folder / file))
+        allowed = [folder.resolve()]
+        # The cache of the Hugging Face hub: all its files are links to `blobs`.
+        if folder.parent.name == "snapshots":
+            allowed.append((folder.parent.parent / "blobs").resolve())
+        if any(target.is_relative_to(place) for place in allowed):
+            if target.exists():
+                return str(folder / file)
+            raise refusal(
+                index,
+                f"the file {quoted(file)} is missing",
+                way_out="Get all files of the set; they belong in one folder.",
+            )
+        link = f", a link to {target},"
+    raise refusal(
         index,
-        f"the file {quoted(file)}{link} is not in the folder of the index",
+        f"the file {quoted(file)}{link or ''} is not in the folder of the index",
         way_out="Only files in that folder are read. Move the file there, if it "
         "belongs to the set, or else don't trust the index.",
     )
