@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 import graftree as nnx
-from graftree.weights import open_files, saving, sources, stored_tensors
+from graftree.weights import saving, sources, stored_tensors
 from tests.weights import hostile_files
 from tests.weights.hostile_files import GOOD
 from tests.weights.tensors import Tensor, mesh, numbers
@@ -124,13 +124,13 @@ def test_a_file_that_is_cut_off_while_it_is_open_is_an_error(tmp_path):
 @pytest.fixture
 def asked(monkeypatch):
     """How many bytes each call of the system asks for."""
-    sizes, read_some = [], open_files.OpenFile._read_some
+    sizes, read_some = [], stored_tensors.OpenFile._read_some
 
     def watched(self, target, offset):
         sizes.append(len(target))
         return read_some(self, target, offset)
 
-    monkeypatch.setattr(open_files.OpenFile, "_read_some", watched)
+    monkeypatch.setattr(stored_tensors.OpenFile, "_read_some", watched)
     return sizes
 
 
@@ -220,15 +220,15 @@ def test_writing_takes_the_memory_of_one_tensor(tmp_path, monkeypatch):
 
 def test_the_system_may_read_less_than_asked_or_lack_preadv(tmp_path, monkeypatch):
     write(tmp_path)
-    read_some = open_files.OpenFile._read_some
+    read_some = stored_tensors.OpenFile._read_some
     with monkeypatch.context() as patch, sources.open(tmp_path) as source:
         patch.setattr(
-            open_files.OpenFile,
+            stored_tensors.OpenFile,
             "_read_some",
             lambda self, target, offset: read_some(self, target[:7], offset),
         )
         check(source, ARRAYS)
-    monkeypatch.setattr(open_files, "_preadv", None)
+    monkeypatch.setattr(stored_tensors, "_preadv", None)
     with sources.open(tmp_path) as source:
         check(source, ARRAYS)
 

@@ -20,7 +20,7 @@ error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of 
 # - `sources.py`: the source at a path; `.npz` files; arrays of NumPy, JAX or PyTorch.
 # - `tensor_files.py`: safetensors files, checked, and indexes of several.
 # - `stored_tensors.py`: a tensor in a file, the bytes of its slices, and a `Source` of
-#   such; `open_files.py`: reads those bytes; what a file is that is no such file.
+#   such; a file that is open, and what it is if it has another format.
 #
 # The public names are in the table below, and nothing is imported before one is used.
 

@@ -36,7 +36,7 @@ from graftree.surgery import adaptable_layers, adaptations, lora_layers, selecti
 from graftree.weights import loading, saving, sources, tables
 from graftree.weights.layouts import Axis, Layout, Solved, Unit
 from graftree.weights.stored_tensors import Source, misuse
-from graftree.weights.tables import Array, Tensor
+from graftree.weights.tables import Tensor
 
 CONFIG = "adapter_config.json"
 FILE = "adapter_model.safetensors"
@@ -206,10 +206,8 @@ def save_adapter(
         for tensor in _factors(x, {f: f"{PREFIX}{name}.{f}" for f in x.factors})
     ]
     kinds = {name: _adaptation_of(x.layer) for name, x in adapted.items()}
-    config = _written(kinds, [*layers]) | {
-        "base_model_name_or_path": base_model,
-        "task_type": task_type,
-    }
+    config = _written(kinds, [*layers])
+    config |= {"base_model_name_or_path": base_model, "task_type": task_type}
     folder = pathlib.Path(os.path.expanduser(folder))
     saving.save_tensors(folder / FILE, tensors, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -276,11 +274,11 @@ def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
 def _factors(layer: _Layer, names: Mapping[str, str]) -> list[Tensor]:
     """Both factors of a layer that is adapted, as tensors of a file."""
     found = []
-    for factor, attribute, layout in zip(
-        layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True
-    ):
+    named = zip(layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True)
+    for factor, attribute, layout in named:
         leaf = getattr(layer.layer.lora, attribute)
-        array = Array((*layer.path, "lora", attribute), leaf, leaf.get_raw_value())
+        path = (*layer.path, "lora", attribute)
+        array = tables.Array(path, leaf, leaf.get_raw_value())
         solved = layout.solve([tuple(leaf.shape)[len(layer.at) :]])
         found.append(Tensor(names[factor], (array,), layer.at, solved))
     return found
@@ -352,9 +350,8 @@ def _check_base(name: str, source: Source, layer: _Layer, base: str) -> None:
     is_same = source.tensors[base].shape == solved.file_shape
     if is_same and not isinstance(held, jax.ShapeDtypeStruct):
         whole = tuple(slice(0, size) for size in held.shape[len(at) :])
-        given = solved.read(
-            0, whole, lambda view: source.read(base, view, solved.view_shape)
-        )
+        shape = solved.view_shape
+        given = solved.read(0, whole, lambda view: source.read(base, view, shape))
         is_same = bool(jnp.array_equal(held[at], given.astype(held.dtype)))
     if not is_same:
         raise misuse(
@@ -453,11 +450,8 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
     if start not in _HARMLESS_STARTS:
         wrong.append(f"init_lora_weights: {start!r}, which changes the model's weights")
     if wrong:
-        raise misuse(
-            f"{path}: the adapter has more than LoRA factors.",
-            wrong,
-            "Merge it in PEFT, and load the merged weights.",
-        )
+        way_out = "Merge it in PEFT, and load the merged weights."
+        raise misuse(f"{path}: the adapter has more than LoRA factors.", wrong, way_out)
     return config
 
 

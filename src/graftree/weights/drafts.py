@@ -29,7 +29,7 @@ _WORDS = (
     "mlp ffn feedforward ff, final f last, up fc fc1 w3, down proj fc2 w2, gate w1, "
     "1 input pre before, 2 post after"
 )
-_MEANING = {
+_MEANING: dict[str, str] = {
     word: words.split()[0] for words in _WORDS.split(", ") for word in words.split()
 }
 
@@ -117,9 +117,8 @@ def draft(path: Any, model: Any) -> Draft:
         if others := [other for other, score in scores.items() if score >= least]:
             doubtful[name] = others
     entries = {name: chosen[name] for name in theirs if name in chosen}
-    return Draft(
-        entries, doubtful, _left(theirs, chosen), _left(ours, [*chosen.values()])
-    )
+    names, rest = _left(theirs, chosen), _left(ours, [*chosen.values()])
+    return Draft(entries, doubtful, names, rest)
 
 
 _Shape = tuple[int, ...]
@@ -266,7 +265,6 @@ _PHRASES = {
 def _meanings(text: str) -> list[str]:
     for phrase, meaning in _PHRASES.items():
         text = text.replace(phrase, meaning)
-    words = re.findall(r"[a-z]+[0-9]*|[0-9]+", re.sub(r"\{\w\}", "", text.lower()))
-    return [
-        _MEANING.get(word, word) for word in words if word not in ("proj", "weight")
-    ]
+    text = re.sub(r"\{\w\}", "", text.lower())
+    words: list[str] = re.findall(r"[a-z]+[0-9]*|[0-9]+", text)
+    return [_MEANING.get(x, x) for x in words if x not in ("proj", "weight")]

@@ -224,7 +224,7 @@ class Solved:
 
 
 def _flipped(x: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    return np.flip(x, [i for i, axis in enumerate(axes) if axis.is_reversed])
+    return np.flip(x, tuple(i for i, axis in enumerate(axes) if axis.is_reversed))
 
 
 def _length(piece: slice) -> int:
@@ -337,7 +337,7 @@ def _axes(text: str | None) -> tuple[Axis, ...]:
 def _check(layout: Layout, parts: int) -> None:
     """Raises unless the layout can be read in both directions."""
     left, right = [axis.name for axis in layout.axes], layout.order
-    for name in {*left, *right}:
+    for name in (*left, *right):
         if left.count(name) > 1 or right.count(name) > 1:
             raise ValueError(f"the axis {name!r} occurs twice on one side")
         if name != PART and (name not in left or name not in right):
@@ -345,8 +345,8 @@ def _check(layout: Layout, parts: int) -> None:
     if sum(unit.is_fused for unit in layout.units) != (parts > 1):
         if parts == 1:
             raise ValueError(f"'+' and {PART!r} need several paths, in a list")
-        what = f"{parts} arrays in one tensor need one '+' or {PART!r}, on the left"
-        raise ValueError(what)
+        places = f"one '+' or {PART!r}, on the left"
+        raise ValueError(f"{parts} arrays in one tensor need {places}")
     for name, size in layout.sizes.items():
         if name not in right or not isinstance(size, int) or size < 1:
             raise ValueError(f"the size {name}={size!r} is of no use")

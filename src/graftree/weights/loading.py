@@ -7,7 +7,6 @@ time; and the model is written last. Nothing that is divided is ever whole on th
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -25,8 +24,7 @@ from graftree.core import paths, patterns, walks
 from graftree.core.graph import fits, flattening, nodes, updates
 from graftree.core.text import short_forms
 from graftree.core.variables import partitioning, variables
-from graftree.weights import sources, stored_tensors, tables
-from graftree.weights.layouts import Index
+from graftree.weights import layouts, sources, stored_tensors, tables
 from graftree.weights.stored_tensors import Source, misuse
 from graftree.weights.tables import Array, Tensor
 
@@ -84,9 +82,8 @@ def load(
         (2, 3)
     """
     mapping = tables.as_mapping(mapping)
-    tensors = mapping.tensors(model)
     with sources.open(path) as source:
-        chosen = _compare(model, source, mapping, tensors, _Dtypes(dtype), missing)
+        chosen = _compare(model, source, mapping, _Dtypes(dtype), missing)
         arrays = _read(chosen, shardings)
     updates.write_at(model, arrays)
     return model
@@ -136,9 +133,8 @@ class _Dtypes:
         self._unused = {where for where, _, _ in self._rules if where is not ...}
         for _, _, wanted in self._rules:
             if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-                raise ValueError(
-                    f"nnx.weights.load: JAX has no {wanted} without jax_enable_x64."
-                )
+                what = f"JAX has no {wanted} without jax_enable_x64."
+                raise ValueError(f"nnx.weights.load: {what}")
 
     def of(self, array: Array, given: np.dtype) -> tuple[np.dtype, bool]:
         """The dtype of an array, and whether what the file has may become that."""
@@ -179,12 +175,7 @@ def _is_floating(dtype: Any) -> bool:
 
 
 def _compare(
-    model: Any,
-    source: Source,
-    mapping: tables.Mapping,
-    tensors: Sequence[Tensor],
-    dtypes: _Dtypes,
-    missing: Any,
+    model: Any, source: Source, mapping: tables.Mapping, dtypes: _Dtypes, missing: Any
 ) -> list[_Pieces]:
     """What is loaded.
 
@@ -192,6 +183,7 @@ def _compare(
         StateMismatchError: With all that does not fit.
     """
     may_miss = patterns.to_predicate([] if missing is None else missing)
+    tensors = mapping.tensors(model)
     taken, lacking, misfits = [], [], []
     for array, parts in _by_array(tensors):
         names = [part.tensor.name for part in parts.values()]
@@ -316,8 +308,7 @@ def _cut(title: str, lines: Sequence[str]) -> list[str]:
 # How it is read.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pieces:
+class _Pieces(NamedTuple):
     """An array that is read piece by piece from the tensors that it is made of."""
 
     array: Array
@@ -331,7 +322,7 @@ class _Pieces:
         """How many of its axes are those of stacked tensors."""
         return len(next(iter(self.parts)))
 
-    def read(self, index: Index) -> np.ndarray:
+    def read(self, index: layouts.Index) -> np.ndarray:
         """Reads a piece; it may be a view, with its axes in another order in memory."""
         outer, inner = index[: self._depth], index[self._depth :]
         if not outer:
@@ -346,7 +337,7 @@ class _Pieces:
             return np.empty([p.stop - p.start for p in index], self.dtype)
         return whole
 
-    def run_bytes(self, index: Index) -> int:
+    def run_bytes(self, index: layouts.Index) -> int:
         """How many bytes of a piece follow each other in the file."""
         tensor, number = next(iter(self.parts.values()))
         view = tensor.solved.view_index(number, index[self._depth :])
@@ -354,17 +345,17 @@ class _Pieces:
         itemsize = self.source.tensors[tensor.name].dtype.itemsize
         return stored_tensors.runs(bounds, itemsize)[0]
 
-    def _read_from(self, part: _Part, index: Index) -> np.ndarray:
+    def _read_from(self, part: _Part, index: layouts.Index) -> np.ndarray:
         """Reads a piece of one tensor, in the axes of the array."""
-        held, solved = self.source.tensors, part.tensor.solved
+        (name, _, _, solved), number = part
+        held = self.source.tensors
 
         def read(name: str) -> np.ndarray:
-            def get(view: Index) -> np.ndarray:
+            def get(view: layouts.Index) -> np.ndarray:
                 return self.source.read(name, view, solved.view_shape)
 
-            return solved.read(part.number, index, get)
+            return solved.read(number, index, get)
 
-        name = part.tensor.name
         found = read(name)
         for again in [x for x, other in self.tied.items() if other == name]:
             is_same = again not in held or (
@@ -493,17 +484,14 @@ def _each(
         return
     whole = pieces.read(_index(box))
     for piece in wanted:
-        inside = [
-            slice(start - first, stop - first)
-            for (start, stop), (first, _) in zip(piece, box, strict=True)
-        ]
-        part = whole[tuple(inside)]
+        along = zip(piece, box, strict=True)
+        part = whole[tuple(slice(a - first, b - first) for (a, b), (first, _) in along)]
         # JAX may keep what it need not transpose, and with a view it is the whole.
         yield piece, part.copy() if part.flags.c_contiguous else part
 
 
-def _index(piece: _Piece) -> Index:
-    return tuple(slice(start, stop) for start, stop in piece)
+def _index(piece: _Piece) -> layouts.Index:
+    return tuple(slice(*along) for along in piece)
 
 
 def _volume(piece: _Piece) -> int:

@@ -10,13 +10,12 @@ does an index stand beside files of another set.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
@@ -25,12 +24,11 @@ from graftree import errors
 from graftree.core import patterns
 from graftree.core.text import short_forms
 from graftree.sharding import hosts
-from graftree.weights import open_files, stored_tensors, tables, tensor_files
+from graftree.weights import stored_tensors, tables, tensor_files
 from graftree.weights.stored_tensors import Stored, misuse, quoted
 from graftree.weights.tables import Tensor
+from graftree.weights.tensor_files import INDEX, SUFFIX
 
-INDEX = ".index.json"
-SUFFIX = ".safetensors"
 PARTIAL = ".partial"
 
 _refusal = functools.partial(stored_tensors.refusal, verb="write")
@@ -93,11 +91,9 @@ def save_tensors(
 ) -> None:
     """Writes tensors of a model; of several processes the first one does it."""
     outs = {tensor.name: _out_of(tensor) for tensor in tensors}
-    write_here = functools.partial(
-        write, path, shard_bytes=shard_bytes, metadata=metadata
-    )
+    options = {"shard_bytes": shard_bytes, "metadata": metadata}
     if jax.process_count() == 1:
-        write_here(outs.values())
+        write(path, outs.values(), **options)
         return
     from jax.experimental import multihost_utils
 
@@ -110,10 +106,9 @@ def save_tensors(
 
     try:
         if jax.process_index() == 0:
-            write_here(
-                dataclasses.replace(out, make=functools.partial(make, name))
-                for name, out in outs.items()
-            )
+            makers = {name: functools.partial(make, name) for name in outs}
+            watched = [out._replace(make=makers[out.name]) for out in outs.values()]
+            write(path, watched, **options)
     finally:
         # Also after an error: the others wait for what all of them must do.
         for name in [*pending]:
@@ -166,8 +161,7 @@ def _check(model: Any, tensors: Sequence[Tensor], missing: Any) -> None:
 # --------------------------------------------------------------------- any tensors
 
 
-@dataclasses.dataclass(frozen=True)
-class Out:
+class Out(NamedTuple):
     """A tensor to write.
 
     Attributes:
@@ -219,14 +213,13 @@ def write(
     index = single + INDEX
     groups = _groups(outs, shard_bytes)
     count = len(groups)
-    files = {single: groups[0]}
-    if count > 1:
-        start = os.path.join(folder, f"{stem}-")
-        names = [f"{start}{i:05}-of-{count:05}{SUFFIX}" for i in range(1, count + 1)]
-        files = dict(zip(names, groups, strict=True))
+    start = os.path.join(folder, f"{stem}-")
+    names = [f"{start}{i:05}-of-{count:05}{SUFFIX}" for i in range(1, count + 1)]
+    files = dict(zip(names if count > 1 else [single], groups, strict=True))
     _check_free(path, files, single if count > 1 else index)
+    kept = "What was there before is still there."
     with (
-        open_files.explained(path, "What was there before is still there.", "write"),
+        stored_tensors.Explained(path, kept, "write"),
         _prepared(folder, [*files, index]),
     ):
         for file, group in files.items():
@@ -372,7 +365,7 @@ def _check_free(path: str, files: Iterable[str], other: str) -> None:
 def _replace(files: Sequence[str], index: str) -> None:
     """Gives files their names, and removes an older set."""
     older = _shards_of(index)
-    if any(map(os.path.exists, files)):
+    if any(os.path.exists(file) for file in files if file != index):
         _remove([index])
     for file in files:
         os.replace(file + PARTIAL, file)
@@ -402,8 +395,8 @@ def _prepared(folder: str, files: Sequence[str]) -> Iterator[None]:
         parent = os.path.dirname(parent)
     os.makedirs(os.path.abspath(folder), exist_ok=True)
     partials = [file + PARTIAL for file in files]
-    _remove(partials)  # Those of a write that was killed.
     try:
+        _remove(partials)  # Those of a write that was killed.
         yield
     except BaseException:
         _remove(partials)

@@ -21,12 +21,9 @@ import numpy as np
 
 from graftree import errors
 from graftree.core.text import short_forms
-from graftree.weights import open_files, stored_tensors, tensor_files
-from graftree.weights.open_files import OpenFile
-from graftree.weights.stored_tensors import Source, Stored, misuse, refusal
-
-INDEX = ".safetensors.index.json"
-FILE = ".safetensors"
+from graftree.weights import stored_tensors, tensor_files
+from graftree.weights.stored_tensors import OpenFile, Source, Stored, misuse, refusal
+from graftree.weights.tensor_files import INDEX, SUFFIX
 
 
 def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
@@ -44,10 +41,8 @@ def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     if isinstance(source, Mapping):
         return _of_arrays(source)
     if not isinstance(source, str | os.PathLike):
-        raise TypeError(
-            "nnx.weights reads a path, or a dict of arrays by name, not a "
-            f"{type(source).__name__}."
-        )
+        what = "nnx.weights reads a path, or a dict of arrays by name, not a"
+        raise TypeError(f"{what} {type(source).__name__}.")
     path = os.path.expanduser(os.fspath(source))
     if os.path.isdir(path):
         path = _found_in(path)
@@ -58,14 +53,17 @@ def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     return tensor_files.open_file(path)
 
 
+_MODEL = f"model{SUFFIX}"
+
+
 def _found_in(folder: str) -> str:
     """The one file to read in a folder."""
     names = sorted(os.listdir(folder))
-    files = [name for name in names if name.endswith(FILE)]
-    index = [name for name in names if name.endswith(INDEX)]
+    files = [name for name in names if name.endswith(SUFFIX)]
+    index = [name for name in names if name.endswith(SUFFIX + INDEX)]
     chosen = index if len(index) == 1 else files
-    if "model" + FILE in files:
-        chosen = ["model" + FILE] * ("model" + INDEX not in index)
+    if _MODEL in files:
+        chosen = [_MODEL] * (_MODEL + INDEX not in index)
     if len(chosen) == 1:
         return os.path.join(folder, chosen[0])
     if files + index:
@@ -73,10 +71,10 @@ def _found_in(folder: str) -> str:
         what += ", ".join(index + files)
         way_out = "Pass the path of one of them, or of an index (.json) of a set."
         raise refusal(folder, what, way_out=way_out)
-    what, way_out = f"it has no {FILE} file", "Pass the path of a file."
+    what, way_out = f"it has no {SUFFIX} file", "Pass the path of a file."
     for name in names:
         path = os.path.join(folder, name)
-        if other := open_files.found_in(path):
+        if other := stored_tensors.found_in(path):
             what, way_out = f"{what}; {path} is {other[0]}", other[1]
             break
     raise refusal(folder, what, way_out=way_out)
@@ -175,17 +173,14 @@ def _member(
         raise refused(f"the shape {[*shape][:65]}")
     stored, size = Stored(dtype, shape), info.file_size - header_size
     if size != stored.nbytes:
-        raise refused(
-            f"{short_forms.describe(stored)} has {stored.nbytes} bytes, and the file "
-            f"has {size} for it"
-        )
+        said = f"{short_forms.describe(stored)} has {stored.nbytes} bytes"
+        raise refused(f"{said}, and the file has {size} for it")
     if info.compress_type != zipfile.ZIP_STORED:
         return _Member(info, stored, is_fortran, None)
     # The data begins after a header of its own in the zip.
     local = file.read_bytes(info.header_offset, 30)
-    begin = (
-        info.header_offset + 30 + sum(struct.unpack("<HH", local[26:])) + header_size
-    )
+    begin = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
+    begin += header_size
     if begin + stored.nbytes > file.size:
         raise refused("it is cut off")
     return _Member(info, stored, is_fortran, begin)
@@ -220,11 +215,11 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Source:
     Raises:
         TypeError: If a name is no string, or a value no array of numbers.
     """
-    arrays = dict(arrays)
     source = f"the {type(arrays).__name__} of {len(arrays)} arrays"
-    found = {name: _stored(value) for name, value in arrays.items()}
+    held = dict(arrays)
+    found = {name: _stored(value) for name, value in held.items()}
     refused = [
-        f"{name!r}: {_described(arrays[name])}"
+        f"{name!r}: {_described(held[name])}"
         for name, stored in found.items()
         if stored is None or not isinstance(name, str)
     ]
@@ -238,7 +233,7 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Source:
         )
 
     def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
-        array = arrays[name]
+        array = held[name]
         if stored != found[name]:
             array = array.reshape(stored.shape)
         part = array[index]

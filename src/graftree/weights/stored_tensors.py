@@ -17,8 +17,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
+import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,35 +54,26 @@ class Stored:
         return self.size * self.dtype.itemsize
 
 
+@dataclasses.dataclass(eq=False)
 class Source:
     """Tensors by name; a context manager that closes the files.
 
     Attributes:
         name: The path, or what else it is, for messages.
         tensors: What is said of each tensor.
+        read_slice: ``(name, index, stored) -> array`` reads a slice of a tensor as a
+            new array, as if the tensor were ``stored``, with as many elements.
+        files: Closes the files.
         metadata: The text that a safetensors file has beside them; None if it has none.
         bytes_read: How many bytes of data have been read, headers not counted.
-
-    Args:
-        read: ``(name, index, stored) -> array`` reads a slice of a tensor as a new
-            array, as if the tensor were ``stored``, which has as many elements.
-        files: Closes the files.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tensors: Mapping[str, Stored],
-        read: Callable[[str, tuple[slice, ...], Stored], np.ndarray],
-        files: contextlib.ExitStack,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self.tensors = tensors
-        self.metadata = metadata
-        self.bytes_read = 0
-        self._read = read
-        self._files = files
+    name: str
+    tensors: Mapping[str, Stored]
+    read_slice: Callable[[str, tuple[slice, ...], Stored], np.ndarray]
+    files: contextlib.ExitStack
+    metadata: Mapping[str, str] | None = None
+    bytes_read: int = 0
 
     def read(
         self, name: str, index: Sequence[slice], shape: Sequence[int] | None = None
@@ -98,7 +92,7 @@ class Source:
         if shape is not None:
             stored = Stored(stored.dtype, tuple(shape))
         bounds_of(stored.shape, index)
-        array = self._read(name, tuple(index), stored)
+        array = self.read_slice(name, tuple(index), stored)
         self.bytes_read += array.nbytes
         return array
 
@@ -106,7 +100,7 @@ class Source:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._files.close()
+        self.files.close()
 
 
 # Of an axis: its size, and where the slice starts and stops.
@@ -161,6 +155,77 @@ def _starts(axes: Sequence[Bounds], width: int) -> Iterator[int]:
         yield from range(base + start * width, base + stop * width, width)
 
 
+# ------------------------------------------------------------------------ open files
+
+
+class OpenFile:
+    """A regular file.
+
+    Attributes:
+        name: Its path.
+        size: How many bytes it has.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(path)
+        # Where there is no `preadv`, seeking and reading must not be parted.
+        self._lock = threading.Lock()
+        with Explained(self.name):
+            # A pipe would block, and a device never end.
+            if not stat.S_ISREG(os.stat(self.name).st_mode):
+                what = "it is not a regular file"
+                raise refusal(self.name, what, way_out="Pass a file.")
+            self.stream = open(self.name, "rb", buffering=0)  # noqa: SIM115
+            self.size = os.fstat(self.stream.fileno()).st_size
+
+    def close(self) -> None:
+        """Closes it."""
+        self.stream.close()
+
+    def read_bytes(self, offset: int, size: int) -> bytes:
+        """Reads what is no data: a header."""
+        data = bytearray(size)
+        with Explained(self.name):
+            self._fill(memoryview(data), offset)
+        return bytes(data)
+
+    def read_array(
+        self, stored: Stored, offset: int, index: Sequence[slice]
+    ) -> np.ndarray:
+        """Reads a slice of the tensor that starts at ``offset``."""
+        bounds = bounds_of(stored.shape, index)
+        array = np.empty([stop - start for _, start, stop in bounds], stored.dtype)
+        target = array.reshape(-1).view(np.uint8).data
+        length, starts = runs(bounds, stored.dtype.itemsize)
+        with Explained(self.name):
+            for at, start in enumerate(starts):
+                self._fill(target[at * length : (at + 1) * length], offset + start)
+        return array
+
+    def _fill(self, target: memoryview, offset: int) -> None:
+        """Reads until ``target`` is full; the system reads 2 GB at a time at most."""
+        # Of a slice there may be a million runs: each costs one call, if it can.
+        while (count := self._read_some(target, offset)) < len(target):
+            if not count:
+                what = f"it ends at byte {offset}, and did not when it was opened"
+                way_out = "Something writes to it: wait until that is done."
+                raise refusal(self.name, what, way_out=way_out)
+            target, offset = target[count:], offset + count
+
+    def _read_some(self, target: memoryview, offset: int) -> int:
+        if _preadv is not None:
+            return _preadv(self.stream.fileno(), (target,), offset)
+        with self._lock:
+            self.stream.seek(offset)
+            return self.stream.readinto(target) or 0
+
+
+# Not on all systems.
+_preadv = getattr(os, "preadv", None)
+
+
+# ------------------------------------------------------------------------- refusals
+
 # What a file that breaks its format is good for.
 SUSPECT = (
     "The file is damaged, or was made to mislead: get it again from where it is from."
@@ -185,9 +250,8 @@ def refusal(
     """
     subject = "" if tensor is None else f"tensor {quoted(tensor)}: "
     text = f"nnx.weights can't {verb} {source}."
-    return errors.WeightsError(
-        errors.message(text, where=subject + what, way_out=way_out)
-    )
+    text = errors.message(text, where=subject + what, way_out=way_out)
+    return errors.WeightsError(text)
 
 
 def misuse(
@@ -211,3 +275,94 @@ def misuse(
 def quoted(text: str) -> str:
     """Text from a file as part of a message: one line, and not too long."""
     return ascii(text) if len(text) <= 200 else ascii(text[:200]) + "..."
+
+
+_REASONS = {
+    FileNotFoundError: "nothing is there",
+    IsADirectoryError: "it is a folder",
+    PermissionError: "this user may not do that",
+}
+
+
+class Explained(NamedTuple):
+    """Turns an error of the system into one of ours; a context manager.
+
+    No generator is one, since `contextlib` would leave a cycle of frames behind.
+    """
+
+    path: str
+    way_out: str = ""
+    verb: str = "read"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, OSError) and not isinstance(error, errors.WeightsError):
+            raise self._of(error) from error
+
+    def _of(self, error: OSError) -> errors.WeightsError:
+        what = _REASONS.get(type(error), error.strerror or type(error).__name__)
+        parent, way_out = os.path.dirname(os.path.abspath(self.path)), self.way_out
+        if not way_out and not os.path.isdir(parent):
+            way_out = f"Its parent is no folder: {parent}."
+        found = refusal(self.path, what, way_out=way_out, verb=self.verb)
+        found.errno = error.errno
+        return found
+
+
+# Files of weights in other formats: how each begins, what it is, and the way to its
+# tensors, where ``PATH`` stands for the file.
+
+_LOAD = (
+    "Load the tensors themselves, nnx.weights.load(tensors, ...), with\n  tensors = "
+)
+_TORCH = (
+    f"{_LOAD}torch.load(PATH, map_location='cpu', weights_only=True)\n"
+    "or the dict in it that has the tensors by name."
+)
+_FORMATS = (
+    (b"PK\x03\x04", "a zip archive, as torch.save writes it", _TORCH),
+    (b"\x80\x02", "a pickle, as older versions of torch.save write it", _TORCH),
+    (
+        b"GGUF",
+        "a GGUF file, of llama.cpp",
+        "Get the .safetensors files that it was made of. Or, of the package gguf: "
+        f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
+        "             for t in gguf.GGUFReader(PATH).tensors}",
+    ),
+    (
+        b"\x89HDF\r\n\x1a\n",
+        "an HDF5 file, as Keras writes it",
+        "Read its arrays with h5py into a dict by name, and load that.",
+    ),
+    (b"\x93NUMPY", "a single array of NumPy", f"{_LOAD}{{name: numpy.load(PATH)}}"),
+    (
+        b"version https://git-lfs",
+        "a pointer of Git LFS, which stands for the file",
+        "Get the file itself: git lfs pull",
+    ),
+    (b"<", "a web page", "The download went to another address: get it again."),
+)
+
+
+def found_in(path: str) -> tuple[str, str] | None:
+    """What a file is by its first bytes, if it has one of these formats.
+
+    Returns:
+        What it is, and the way to its tensors.
+    """
+    if not os.path.isfile(path):  # A pipe would block.
+        return None
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(200)
+    except OSError:
+        return None
+    # The name of the first file in a zip archive is in its first bytes.
+    if begin.startswith(b"PK") and b".npy" in begin:
+        return "an .npz archive", "Give it a name that ends with .npz."
+    for magic, what, way_out in _FORMATS:
+        if begin.startswith(magic):
+            return what, way_out.replace("PATH", repr(path))
+    return None

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
+import types
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
@@ -61,8 +62,7 @@ class Tensor(NamedTuple):
     solved: layouts.Solved
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A line of a table; ``layout`` is ``None`` where the layer knows it."""
 
     name: str
@@ -161,11 +161,10 @@ def as_mapping(mapping: Any) -> Mapping:
     """A `Mapping`, also of a plain dict."""
     if isinstance(mapping, Mapping):
         return mapping
-    if isinstance(mapping, MappingABC):
-        return Mapping(mapping)
-    raise TypeError(
-        f"mapping= is a dict or an nnx.weights.Mapping, got {type(mapping).__name__}."
-    )
+    if not isinstance(mapping, MappingABC):
+        kind = type(mapping).__name__
+        raise TypeError(f"mapping= is a dict or an nnx.weights.Mapping, got {kind}.")
+    return Mapping(mapping)
 
 
 # Reading lines.
@@ -196,13 +195,11 @@ def _parts(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]
         return value, None, {}
     if isinstance(value, tuple) and 2 <= len(value) <= 3:
         listed, layout, sizes = (*value, {})[:3]
-        is_path = isinstance(listed, str) or (
-            isinstance(listed, list)
-            and len(listed) > 1
-            and all(isinstance(path, str) for path in listed)
-        )
-        if is_path and isinstance(layout, str) and isinstance(sizes, MappingABC):
-            return listed, layout, sizes
+        is_list = isinstance(listed, list) and len(listed) > 1
+        are_paths = is_list and all(isinstance(path, str) for path in listed)
+        if are_paths or isinstance(listed, str):
+            if isinstance(layout, str) and isinstance(sizes, MappingABC):
+                return listed, layout, sizes
     raise misuse(
         f"The line {name!r}: {value!r} of a table of weights has another form.",
         way_out="Write a path; or (path, layout); or ([path, path], layout) for a "
@@ -237,12 +234,9 @@ def _places(name: str) -> tuple[str, ...]:
 def _steps(path: str) -> tuple[Key | _Place, ...]:
     """The steps of a path; of the empty one none, which is the model."""
     try:
-        return tuple(
-            _Place(place[1])
-            if (place := _PLACE.fullmatch(step.text))
-            else paths.key_of(step)
-            for step in (paths.steps_of(path) if path else ())
-        )
+        steps = paths.steps_of(path) if path else ()
+        found = [(_PLACE.fullmatch(step.text), step) for step in steps]
+        return tuple(_Place(x[1]) if x else paths.key_of(step) for x, step in found)
     except ValueError as error:
         raise misuse(
             f"The path {path!r} is malformed: {error}.",
@@ -267,8 +261,7 @@ def _wrong(name: str, reason: str) -> ValueError:
 # Reading a model.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Spot:
+class _Spot(NamedTuple):
     """A part of a model that a path leads to.
 
     Attributes:
@@ -284,14 +277,12 @@ class _Spot:
     parent: Any = None
     key: Key = None
     path: Path = ()
-    indices: MappingABC[str, int] = dataclasses.field(default_factory=dict)
+    indices: MappingABC[str, int] = types.MappingProxyType({})
     stacked: tuple[str, ...] = ()
 
     def child(self, key: Key, value: Any, **changes: Any) -> _Spot:
-        path = (*self.path, key)
-        return dataclasses.replace(
-            self, value=value, parent=self.value, key=key, path=path, **changes
-        )
+        changes["path"] = (*self.path, key)
+        return self._replace(value=value, parent=self.value, key=key, **changes)
 
     @property
     def kind(self) -> str:

@@ -26,22 +26,22 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax  # noqa: F401  # lets NumPy know bfloat16 and float8
+import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
-from graftree.weights import open_files, stored_tensors
-from graftree.weights.open_files import OpenFile
-from graftree.weights.stored_tensors import MAX_RANK, Source, Stored, quoted, refusal
+from graftree.weights import stored_tensors
+from graftree.weights.stored_tensors import OpenFile, Source, Stored, quoted, refusal
 
 # Of a header, as in the library, and of an index.
 MAX_SIZE = 100_000_000
 MAX_INDEX_SIZE = 64 * 2**20
 
+SUFFIX, INDEX = ".safetensors", ".index.json"
 METADATA = "__metadata__"
-_FIELDS = ("dtype", "shape", "data_offsets")
+_FIELDS = dict.fromkeys(["dtype", "shape", "data_offsets"])
 
 # In the order of the format, which sorts tensors by it, the last first.
 _NAMED = (
@@ -50,9 +50,7 @@ _NAMED = (
     "I16 int16 U16 uint16 F16 float16 BF16 bfloat16 I32 int32 U32 uint32 F32 float32 "
     "C64 complex64 F64 float64 I64 int64 U64 uint64"
 ).split()
-DTYPES = {
-    name: np.dtype(dtype) for name, dtype in zip(_NAMED[::2], _NAMED[1::2], strict=True)
-}
+DTYPES = dict(zip(_NAMED[::2], map(jnp.dtype, _NAMED[1::2]), strict=True))
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # Several elements share a byte there, so no slice of them is a range of bytes.
@@ -68,16 +66,17 @@ def open_file(path: str) -> Source:
     with contextlib.ExitStack() as files:
         file = files.enter_context(contextlib.closing(OpenFile(path)))
         size = _header_size(file)
-        header = _parsed(file.read_bytes(8, size), file.size - size - 8, file.name)
+        data = file.read_bytes(8, size)
+        tensors, metadata = _parsed(data, file.size - size - 8, file.name)
 
         def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
-            array = file.read_array(stored, 8 + size + header.begins[name], index)
+            array = file.read_array(stored, 8 + size + tensors[name][1], index)
             if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
                 raise refusal(file.name, "booleans that are neither 0 nor 1", name)
             return array
 
-        kept = files.pop_all()
-        return Source(file.name, header.tensors, read, kept, header.metadata)
+        listed = {name: stored for name, (stored, _, _) in tensors.items()}
+        return Source(file.name, listed, read, files.pop_all(), metadata)
 
 
 def _header_size(file: OpenFile) -> int:
@@ -85,7 +84,7 @@ def _header_size(file: OpenFile) -> int:
         what = f"it has {file.size} bytes, and a header alone has more"
         raise refusal(file.name, what)
     size = int.from_bytes(file.read_bytes(0, 8), "little")
-    other = open_files.found_in(file.name)
+    other = stored_tensors.found_in(file.name)
     if other is not None and 8 + size > file.size:
         raise refusal(file.name, f"it is {other[0]}", way_out=other[1])
     said = f"its header would have {size} bytes, and"
@@ -100,22 +99,12 @@ def _header_size(file: OpenFile) -> int:
 # ------------------------------------------------------------------------- the header
 
 
-class _Header(NamedTuple):
-    """What a header says.
-
-    Attributes:
-        tensors: By name, in the order of their data.
-        begins: Where the data of each begins.
-        metadata: Free text by name; None if there is none.
-    """
-
-    tensors: Mapping[str, Stored]
-    begins: Mapping[str, int]
-    metadata: Mapping[str, str] | None
+# By name, in the order of their data: what a tensor is, where it begins and ends.
+_Tensors = dict[str, tuple[Stored, int, int]]
 
 
-def _parsed(data: bytes, data_size: int, file: str) -> _Header:
-    """Reads a header and checks it against the size of the data."""
+def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
+    """Reads a header, with its metadata, and checks it against the size of the data."""
 
     def size(text: str) -> int:
         # The most are the digits of 2**64: converting more would take long.
@@ -134,29 +123,26 @@ def _parsed(data: bytes, data_size: int, file: str) -> _Header:
         if not isinstance(metadata, dict) or not all(map(is_text, metadata.values())):
             what = f"its metadata is {_shown(metadata)}, and should be text by name"
             raise refusal(file, what)
+    for name in content:
+        if not is_text(name):
+            raise refusal(file, "its header has half a character", name)
     found = {name: _tensor(fields, name, file) for name, fields in content.items()}
-    order = sorted(found, key=lambda name: found[name][1:])
-    _check_ranges([(name, *found[name][1:]) for name in order], data_size, file)
-    return _Header(
-        {name: found[name][0] for name in order},
-        {name: found[name][1] for name in order},
-        metadata,
-    )
+    tensors = dict(sorted(found.items(), key=lambda item: item[1][1:]))
+    _check_ranges(tensors, data_size, file)
+    return tensors, metadata
 
 
 def _json(
     data: bytes, file: str, what: str, parse_int: Callable[[str], int] | None = None
 ) -> Any:
-    """Reads JSON in which no key comes twice, nor half a character in any."""
+    """Reads JSON in which no key comes twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = {}
-        for key, value in pairs:
-            if key in found:
-                raise refusal(file, f"{what} has the key {quoted(key)} twice")
-            if not is_text(key):
-                raise refusal(file, f"{what} has half a character, in {quoted(key)}")
-            found[key] = value
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            seen = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            raise refusal(file, f"{what} has the key {quoted(twice)} twice")
         return found
 
     try:
@@ -198,66 +184,57 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
 
     if not isinstance(fields, dict):
         raise refused(f"it is {_shown(fields)}, and should have fields")
-    for field in fields:
-        if field not in _FIELDS:
+    if fields.keys() != _FIELDS.keys():
+        for field in fields.keys() - _FIELDS.keys():
             raise refused(f"the unknown field {quoted(field)}")
-    missing = [field for field in _FIELDS if field not in fields]
-    if missing:
+        missing = [field for field in _FIELDS if field not in fields]
         raise refused(f"no {' and no '.join(missing)}")
-    dtype, shape, offsets = (fields[field] for field in _FIELDS)
+    dtype, shape, offsets = map(fields.__getitem__, _FIELDS)
     if not isinstance(dtype, str):
         raise refused(f"the dtype {_shown(dtype)} is no text")
     for field, sizes in (("shape", shape), ("offsets", offsets)):
         # Booleans are integers in Python.
-        if not isinstance(sizes, list) or any(type(size) is not int for size in sizes):
+        if not isinstance(sizes, list) or {*map(type, sizes)} - {int}:
             raise refused(f"the {field} {_shown(sizes)} should be integers in a list")
-    if len(shape) > MAX_RANK:
-        raise refused(f"{len(shape)} axes, and no array has more than {MAX_RANK}")
+    most = stored_tensors.MAX_RANK
+    if len(shape) > most:
+        raise refused(f"{len(shape)} axes, and no array has more than {most}")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise refused(f"the offsets {_shown(offsets)} are not where it begins and ends")
     if dtype in _PACKED:
-        raise refused(
-            f"dtype {dtype}, of which a byte has no whole element",
-            "That isn't read. Store it as U8 or in a wider dtype.",
-        )
+        way_out = "That isn't read. Store it as U8 or in a wider dtype."
+        raise refused(f"dtype {dtype}, of which a byte has no whole element", way_out)
     if dtype not in DTYPES:
         known = f"Known are {' '.join(DTYPES)}."
         raise refused(f"the unknown dtype {quoted(dtype)}", known)
     stored = Stored(DTYPES[dtype], tuple(shape))
+    nbytes, (begin, end) = stored.nbytes, offsets
     # No array has these sizes either, with an axis of 0 beside them.
-    if (stored.nbytes or math.prod(size or 1 for size in shape)) >= 2**63:
+    if (nbytes or math.prod(size or 1 for size in shape)) >= 2**63:
         raise refused(f"the shape {shape} is larger than any memory")
-    begin, end = offsets
-    if end - begin != stored.nbytes:
-        raise refused(
-            f"the offsets {offsets} are {end - begin} bytes apart, and {dtype}{shape} "
-            f"has {stored.nbytes}"
-        )
+    if end - begin != nbytes:
+        apart = f"the offsets {offsets} are {end - begin} bytes apart"
+        raise refused(f"{apart}, and {dtype}{shape} has {nbytes}")
     return stored, begin, end
 
 
-def _check_ranges(
-    ranges: Iterable[tuple[str, int, int]], data_size: int, file: str
-) -> None:
-    """Raises unless the ranges follow each other and fill the data."""
+def _check_ranges(tensors: _Tensors, data_size: int, file: str) -> None:
+    """Raises unless the tensors follow each other and fill the data."""
     before, expected = "", 0
-    for name, begin, end in ranges:
-        what = None
+    for name, (_, begin, end) in tensors.items():
+        what = ""
         if begin < expected:
-            what = f"its bytes {begin} to {end} overlap those of {quoted(before)}, up "
-            what += f"to {expected}"
+            overlap = f"{begin} to {end} overlap those of {quoted(before)}"
+            what = f"its bytes {overlap}, up to {expected}"
         elif begin > expected:
             what = f"before it, the bytes {expected} to {begin} belong to no tensor"
         elif end > data_size:
-            what = (
-                f"it ends at byte {end}, and the file has {data_size} bytes of data: "
-            )
-            what += "it is cut off"
+            what = f"it ends at byte {end}, and the file has {data_size} bytes of data"
+            what += ": it is cut off"
         if what:
             raise refusal(file, what, name)
         before, expected = name, end
-    if expected != data_size:
-        more = data_size - expected
+    if more := data_size - expected:
         what = f"its tensors have {expected} bytes, and {more} more follow that belong "
         raise refusal(file, what + "to none")
 
@@ -312,11 +289,9 @@ def places_of(path: str) -> dict[str, str]:
         content = _json(file.read_bytes(0, file.size), path, "it")
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict):
-        raise refusal(
-            path,
-            "it has no weight_map, from names of tensors to names of files",
-            way_out="It is no index of safetensors files.",
-        )
+        what = "it has no weight_map, from names of tensors to names of files"
+        way_out = "It is no index of safetensors files."
+        raise refusal(path, what, way_out=way_out)
     for name, file in places.items():
         if not isinstance(file, str):
             what = f"has {type(file).__name__} in the place of a file"
@@ -345,7 +320,7 @@ def _path_of(index: str, file: str) -> str:
     folder, link = pathlib.Path(index).absolute().parent, None
     parts = pathlib.PurePosixPath(file).parts
     is_plain = bool(parts) and ".." not in parts and not file.startswith("/")
-    if is_plain and not any(character in file for character in "\\:\0"):
+    if is_plain and is_text(file) and not any(x in file for x in "\\:\0"):
         # Not `Path.resolve`, which raises on Python 3.11 where links lead in a circle.
         target = pathlib.Path(os.path.realpath(folder / file))
         allowed = [folder.resolve()]
@@ -355,11 +330,8 @@ def _path_of(index: str, file: str) -> str:
         if any(target.is_relative_to(place) for place in allowed):
             if target.exists():
                 return str(folder / file)
-            raise refusal(
-                index,
-                f"the file {quoted(file)} is missing",
-                way_out="Get all files of the set; they belong in one folder.",
-            )
+            way_out = "Get all files of the set; they belong in one folder."
+            raise refusal(index, f"the file {quoted(file)} is missing", way_out=way_out)
         link = f", a link to {target},"
     raise refusal(
         index,
