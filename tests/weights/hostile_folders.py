@@ -29,6 +29,7 @@ PLACES = {
     "a path of Windows": ("..\\outside.safetensors", r"outside.safetensors' is not in"),
     "a drive of Windows": ("C:x.safetensors", "'C:x.safetensors'"),
     "a stream of Windows": (f"{ONE}:x", f"'{ONE}:x' is not in"),
+    "half a character in a path": ("\ud800", r"'\\ud800' is not in"),
     "a zero in a path": ("a\0b", r"'a\\x00b' is not in"),
     "the folder as a file": (".", r"file '.' is not in"),
     "a file without a name": ("", "file '' is not in"),
