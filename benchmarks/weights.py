@@ -181,7 +181,7 @@ def write(folder: pathlib.Path, options: Any) -> None:
 
     import graftree as nnx
     from examples.models import llama
-    from graftree.weights import writing
+    from graftree.weights import saving
 
     if folder.exists():
         return
@@ -199,13 +199,13 @@ def write(folder: pathlib.Path, options: Any) -> None:
         is_wide = len(shape) == 1 or "embed" in tensor.name
         dtype = np.dtype(np.float32 if is_wide else jnp.bfloat16)
         outs.append(
-            writing.Out(tensor.name, dtype, shape, lambda a=(shape, is_wide): make(*a))
+            saving.Out(tensor.name, dtype, shape, lambda a=(shape, is_wide): make(*a))
         )
     size = sum(out.stored.nbytes for out in outs)
     shard = size // 5 if folder.name == "several" else None
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_suffix(".partial")
-    writing.write(partial, outs, shard_bytes=shard, metadata={"format": "pt"})
+    saving.write(partial, outs, shard_bytes=shard, metadata={"format": "pt"})
     partial.rename(folder)
 
 

@@ -75,8 +75,9 @@ def test_patterns_match_whole_paths(text, matching, others):
 
 @given(st.lists(st.text(min_size=1) | st.integers(0, 99), min_size=1).map(tuple))
 def test_a_printed_path_is_the_pattern_of_itself(path):
-    assert read(patterns.dotted(path)) == path
-    assert patterns.Pattern(patterns.dotted(path))(path)
+    assert read(paths.dotted(path)) == path
+    assert tuple(map(paths.key_of, paths.steps_of(paths.dotted(path)))) == path
+    assert patterns.Pattern(paths.dotted(path))(path)
 
 
 @given(

@@ -17,7 +17,7 @@ import tempfile
 import numpy as np
 
 from graftree import errors
-from graftree.weights import sources, writing
+from graftree.weights import saving, sources
 
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
@@ -26,8 +26,8 @@ def write(folder, value, count, shard_bytes):
     """Writes tensors that are all of one value."""
     array = np.full(10, value, np.float32)
     form = array.dtype, array.shape, lambda: array
-    outs = [writing.Out(f"{i}", *form) for i in range(count)]
-    writing.write(folder, outs, shard_bytes=shard_bytes)
+    outs = [saving.Out(f"{i}", *form) for i in range(count)]
+    saving.write(folder, outs, shard_bytes=shard_bytes)
 
 
 def value_in(folder):

@@ -29,6 +29,7 @@ PLACES = {
     "a path of Windows": ("..\\outside.safetensors", r"outside.safetensors' is not in"),
     "a drive of Windows": ("C:x.safetensors", "'C:x.safetensors'"),
     "a stream of Windows": (f"{ONE}:x", f"'{ONE}:x' is not in"),
+    "half a character in a path": ("\ud800", r"'\\ud800' is not in"),
     "a zero in a path": ("a\0b", r"'a\\x00b' is not in"),
     "the folder as a file": (".", r"file '.' is not in"),
     "a file without a name": ("", "file '' is not in"),
@@ -43,7 +44,7 @@ INDEXES = {
     "a weight_map that is a list": (b'{"weight_map": ["a"]}', "no weight_map"),
     "an index that is a list": (b"[]", "it has no weight_map"),
     "an index that is no JSON": (b"{", "it is no JSON"),
-    "an index that is not UTF-8": (b'{"\xff": 1}', "'utf-8' codec can't decode"),
+    "an index that is not UTF-8": (b'{"\xff": 1}', "it is not UTF-8, at byte 2"),
     "an index that nests": (b"[" * 999_999, "it nests too deeply"),
     "a number of many digits": (b'{"x": %s}' % (9999 * b"9"), "no JSON: Exceeds"),
     "a tensor twice in the index": (

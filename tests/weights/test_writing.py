@@ -1,6 +1,6 @@
 """What is written, byte for byte, and what is left when that fails.
 
-Uses `graftree.weights.writing` itself: of arrays that are made late, wrong, or not at
+Uses `graftree.weights.saving` itself: of arrays that are made late, wrong, or not at
 all, of any dtype and name, `nnx.weights.save` has none.
 """
 
@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.weights import sources, stored_dtypes, writing
+from graftree.weights import saving, sources, tensor_files
 from tests import sources as tests_sources
 
 
 def out(name, array):
-    return writing.Out(name, array.dtype, array.shape, lambda: array)
+    return saving.Out(name, array.dtype, array.shape, lambda: array)
 
 
 def outs(arrays):
@@ -40,9 +40,9 @@ def read_all(path):
 
 def arrays_of_all_dtypes():
     rng = np.random.default_rng(0)
-    names = [f"{i}.{name}" for i, name in enumerate(stored_dtypes.BY_NAME)]
+    names = [f"{i}.{name}" for i, name in enumerate(tensor_files.DTYPES)]
     rng.shuffle(names)
-    dtypes = {name: stored_dtypes.BY_NAME[name.split(".")[1]] for name in names}
+    dtypes = {name: tensor_files.DTYPES[name.split(".")[1]] for name in names}
     return {
         name: rng.integers(0, 2, (3, i)).astype(dtypes[name])
         for i, name in enumerate(names)
@@ -65,14 +65,14 @@ def bytes_of_the_library(arrays, metadata):
 )
 def test_bytes_are_those_of_the_library(tmp_path, metadata):
     arrays = arrays_of_all_dtypes() | {'"ü\t\x02/\U0001f600': np.array(3, np.float32)}
-    writing.write(tmp_path / "a.safetensors", outs(arrays), metadata=metadata)
+    saving.write(tmp_path / "a.safetensors", outs(arrays), metadata=metadata)
     written = (tmp_path / "a.safetensors").read_bytes()
     assert written == bytes_of_the_library(arrays, metadata)
 
 
 def test_what_is_written_is_read_again(tmp_path):
     arrays = arrays_of_all_dtypes() | {"scalar": np.array(2.5), "": np.zeros((0, 3))}
-    assert writing.write(tmp_path, outs(arrays)) == [f"{tmp_path}/model.safetensors"]
+    assert saving.write(tmp_path, outs(arrays)) == [f"{tmp_path}/model.safetensors"]
     read = read_all(tmp_path)
     assert {*read} == {*arrays}
     for name, array in arrays.items():
@@ -85,7 +85,7 @@ def test_what_is_written_is_read_again(tmp_path):
 
 def test_files_of_a_set_have_at_most_so_many_bytes(tmp_path):
     arrays = {f"{i}": np.full(10 * i, i, np.float32) for i in range(1, 8)}
-    paths = writing.write(tmp_path / "x.safetensors", outs(arrays), shard_bytes=200)
+    paths = saving.write(tmp_path / "x.safetensors", outs(arrays), shard_bytes=200)
     names = [os.path.basename(path) for path in paths]
     assert names[0] == "x-00001-of-00006.safetensors"
     assert names[-1] == "x.safetensors.index.json"
@@ -98,15 +98,15 @@ def test_files_of_a_set_have_at_most_so_many_bytes(tmp_path):
 
 
 def test_what_fits_into_one_file_is_one(tmp_path):
-    paths = writing.write(tmp_path, outs({"a": np.ones(3)}), shard_bytes=24)
+    paths = saving.write(tmp_path, outs({"a": np.ones(3)}), shard_bytes=24)
     assert [os.path.basename(path) for path in paths] == ["model.safetensors"]
 
 
 def test_a_smaller_set_replaces_a_larger_one(tmp_path):
     arrays = {f"{i}": np.full(10, i, np.float32) for i in range(6)}
-    writing.write(tmp_path, outs(arrays), shard_bytes=40)
+    saving.write(tmp_path, outs(arrays), shard_bytes=40)
     (tmp_path / "model-00001-of-00009.safetensors").write_bytes(b"of somebody else")
-    writing.write(tmp_path, outs(arrays), shard_bytes=120)
+    saving.write(tmp_path, outs(arrays), shard_bytes=120)
     assert {*read_all(tmp_path)} == {*arrays}
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "model-00001-of-00002.safetensors",
@@ -118,12 +118,12 @@ def test_a_smaller_set_replaces_a_larger_one(tmp_path):
 
 def test_a_file_beside_a_set_is_refused_as_no_reader_would_know_which(tmp_path):
     arrays = {"a": np.ones(10), "b": np.ones(10)}
-    writing.write(tmp_path, outs(arrays), shard_bytes=80)
+    saving.write(tmp_path, outs(arrays), shard_bytes=80)
     with pytest.raises(nnx.errors.WeightsError, match="read in the place of"):
-        writing.write(tmp_path, outs(arrays))
-    writing.write(tmp_path / "other", outs(arrays))
+        saving.write(tmp_path, outs(arrays))
+    saving.write(tmp_path / "other", outs(arrays))
     with pytest.raises(nnx.errors.WeightsError, match="read in the place of"):
-        writing.write(tmp_path / "other", outs(arrays), shard_bytes=80)
+        saving.write(tmp_path / "other", outs(arrays), shard_bytes=80)
 
 
 # ---------------------------------------------------------------- one at a time
@@ -139,14 +139,14 @@ def test_arrays_are_made_one_at_a_time(tmp_path):
         made.append(weakref.ref(array))
         return array
 
-    late = [writing.Out(name, np.dtype("f4"), (100,), make) for name in "abcde"]
-    writing.write(tmp_path, late)
+    late = [saving.Out(name, np.dtype("f4"), (100,), make) for name in "abcde"]
+    saving.write(tmp_path, late)
     assert len(made) == 5
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 2**24])
 def test_transposed_arrays_are_written_in_c_order(tmp_path, block, monkeypatch):
-    monkeypatch.setattr(writing, "_BLOCK", block)
+    monkeypatch.setattr(saving, "_BLOCK", block)
     array = np.arange(5 * 4 * 3 * 2, dtype=np.int16).reshape(5, 4, 3, 2)
     arrays = {
         "turned": array.T,
@@ -155,7 +155,7 @@ def test_transposed_arrays_are_written_in_c_order(tmp_path, block, monkeypatch):
         "repeated": np.broadcast_to(np.float32(2), (3, 4)),
         "half": jnp.ones((3, 2), jnp.bfloat16),
     }
-    writing.write(tmp_path, outs(arrays))
+    saving.write(tmp_path, outs(arrays))
     read = read_all(tmp_path)
     assert all((read[name] == array).all() for name, array in arrays.items())
 
@@ -179,18 +179,18 @@ def test_what_the_format_lacks_is_refused_before_anything_is_made(
     tmp_path, arrays, text
 ):
     with pytest.raises(nnx.errors.WeightsError, match=text):
-        writing.write(tmp_path / "new" / "folder", outs(arrays))
+        saving.write(tmp_path / "new" / "folder", outs(arrays))
     assert not [*tmp_path.iterdir()]
 
 
 def test_names_come_once_metadata_is_text_and_files_have_bytes(tmp_path):
     tensors = outs({"a": np.ones(2)})
     with pytest.raises(nnx.errors.WeightsError, match="'a': there are two"):
-        writing.write(tmp_path, 2 * tensors)
+        saving.write(tmp_path, 2 * tensors)
     with pytest.raises(nnx.errors.WeightsError, match="'step': 3 is to be text"):
-        writing.write(tmp_path, tensors, metadata={"step": 3})
+        saving.write(tmp_path, tensors, metadata={"step": 3})
     with pytest.raises(ValueError, match="must be positive"):
-        writing.write(tmp_path, tensors, shard_bytes=0)
+        saving.write(tmp_path, tensors, shard_bytes=0)
 
 
 def failing(*arguments):
@@ -209,15 +209,15 @@ def test_a_write_that_fails_leaves_what_was_there(
     tmp_path, shard_bytes, last, error, text
 ):
     old = {"a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(2)}
-    writing.write(tmp_path, outs(old), shard_bytes=shard_bytes)
+    saving.write(tmp_path, outs(old), shard_bytes=shard_bytes)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     new = [*outs({"a": np.ones(2), "b": np.ones(2)})]
-    new.append(writing.Out("c", np.dtype(float), (2,), last))
+    new.append(saving.Out("c", np.dtype(float), (2,), last))
     with pytest.raises(error, match=text):
-        writing.write(tmp_path, new, shard_bytes=shard_bytes)
+        saving.write(tmp_path, new, shard_bytes=shard_bytes)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     with pytest.raises(error, match=text):
-        writing.write(tmp_path / "new" / "folder", new, shard_bytes=shard_bytes)
+        saving.write(tmp_path / "new" / "folder", new, shard_bytes=shard_bytes)
     assert {*tmp_path.iterdir()} == {*before}
 
 
@@ -225,9 +225,9 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
     def full(number):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writing.os, "fsync", full)
+    monkeypatch.setattr(saving.os, "fsync", full)
     with pytest.raises(nnx.errors.WeightsError, match="No space left") as caught:
-        writing.write(tmp_path / "new", outs({"a": np.ones(2)}))
+        saving.write(tmp_path / "new", outs({"a": np.ones(2)}))
     assert caught.value.errno == errno.ENOSPC
     assert not [*tmp_path.iterdir()]
 
@@ -235,10 +235,10 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path):
     (tmp_path / "a.safetensors").mkdir()
     with pytest.raises(nnx.errors.WeightsError, match="is a folder"):
-        writing.write(tmp_path / "a.safetensors", outs({"a": np.ones(2)}))
+        saving.write(tmp_path / "a.safetensors", outs({"a": np.ones(2)}))
     (tmp_path / "file").write_text("")
     with pytest.raises(nnx.errors.WeightsError, match="can't write"):
-        writing.write(tmp_path / "file" / "below", outs({"a": np.ones(2)}))
+        saving.write(tmp_path / "file" / "below", outs({"a": np.ones(2)}))
 
 
 def test_a_killed_write_leaves_the_old_files_the_new_ones_or_none():

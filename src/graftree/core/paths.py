@@ -1,14 +1,29 @@
-"""Keys and paths: how places in an object tree are named, ordered and printed.
+"""Keys and paths: how places in an object tree are named, ordered, printed and read.
 
 A path is a tuple of keys: attribute names (``str``), dict keys and indices (``int``);
 ``()`` is the root. Keys are hashable, and ``sort_key`` orders any two of them, also
 of different types: numbers first, by value; then strings; then other keys, grouped
 by type. Every listing of leaves in the package follows this order.
+
+A key has one text, `key_text`, and a path has two that users see:
+
+    blocks[3].mlp     as Python writes it: `dotted`, and `below` with a root in front,
+                      as in args[0].kernel; all that selects parts of a model, arguments
+                      of transforms, weights
+    blocks/3/mlp      with slashes: `to_string`; states, walks over objects, capture
+
+`keystr` prints a path of JAX's own, which tells a dict's entry ``['a']`` from an
+attribute. `steps_of` and `key_of` read the first form, and are all that do: patterns
+(`patterns.py`) and tables of weights give steps more meanings.
 """
 
+import ast
+import functools
+import keyword
 import operator
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -37,9 +52,9 @@ def path_sort_key(path: Path) -> tuple:
 
 def sorted_keys(keys: Iterable[Key]) -> list[Key]:
     """Lists keys in the order of `sort_key`."""
-    listed: list[Any] = list(keys)
     # Python's own comparison is several times faster, gives the same order where it
     # gives one, and raises for the mixed types that it can't order.
+    listed: list[Any] = list(keys)
     try:
         return sorted(listed)
     except TypeError:
@@ -110,6 +125,42 @@ def _check_key(key: Any) -> Key:
     return key
 
 
+# ------------------------------------------------------------------- paths as text
+
+
+@functools.lru_cache(maxsize=4096, typed=True)  # layers have the same keys
+def key_text(key: Key) -> str:
+    """Prints a key as Python writes it: ``.name``, or ``[key]`` for what is no name."""
+    return f".{key}" if _is_name(key) else f"[{key!r}]"
+
+
+def _is_name(key: Key) -> bool:
+    # Python normalizes names that are not ASCII, so that they may be those of others.
+    if not isinstance(key, str) or keyword.iskeyword(key):
+        return False
+    return key.isascii() and key.isidentifier()
+
+
+def below(start: str, path: Path) -> str:
+    """Prints a path below what has a name, such as ``args[0]``: ``args[0].kernel``."""
+    return start + "".join(map(key_text, path))
+
+
+def dotted(path: Path, root: str = "<root>") -> str:
+    """Prints a path as Python writes it, as in ``blocks[3].mlp``.
+
+    Args:
+        path: A tuple of keys.
+        root: What stands for the empty path.
+
+    Example:
+        >>> from graftree.core import paths
+        >>> paths.dotted(("blocks", 3, "mlp")), paths.dotted(("a b", "c"))
+        ('blocks[3].mlp', "['a b'].c")
+    """
+    return below("", path).removeprefix(".") or root
+
+
 def to_string(path: Path, root: str = "") -> str:
     """Prints a path with slashes, as in ``layers/0/kernel``."""
     return "/".join(map(str, path)) if path else root
@@ -123,3 +174,67 @@ def spelled(path: Path) -> tuple[str, ...]:
 def keystr(jax_key_path: tuple) -> str:
     """Prints a JAX key path as the Python expression that reads it."""
     return jax.tree_util.keystr(jax_key_path)
+
+
+class Step(NamedTuple):
+    """A step of a path that was written.
+
+    Attributes:
+        text: What was written, without brackets.
+        is_item: Whether it was in brackets.
+    """
+
+    text: str
+    is_item: bool
+
+
+QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_STEP = re.compile(
+    rf"\[(?P<item>(?:{QUOTED}|[^\[\]'\"])*)\]"
+    rf"|(?P<name>\{{\w+\}}|[^./\[\]{{}},'\"\s]+)"
+)
+
+
+def steps_of(text: str) -> list[Step]:
+    """Cuts a path as Python writes it into its steps; slashes are taken for dots.
+
+    Raises:
+        ValueError: If it is malformed; its message is the reason, without the text.
+
+    Example:
+        >>> from graftree.core import paths
+        >>> [step.text for step in paths.steps_of("blocks[3].mlp")]
+        ['blocks', '3', 'mlp']
+    """
+    steps: list[Step] = []
+    position = 0
+    while position < len(text) or not steps:
+        has_dot = bool(steps) and text[position] in "./"
+        position += has_dot
+        found = _STEP.match(text, position)
+        # After a dot comes a name; else only the first step may be one.
+        is_item = found is not None and found["name"] is None
+        if found is None or (steps and is_item == has_dot):
+            rest = text[position:]
+            where = f"expected a step at {rest!r}"
+            raise ValueError(where if rest else "a step is missing")
+        steps.append(Step(found["item"].strip() if is_item else found["name"], is_item))
+        position = found.end()
+    return steps
+
+
+def key_of(step: Step) -> Key:
+    """The key that a step is, as `key_text` prints it; a name of digits is an index.
+
+    Raises:
+        ValueError: If what is in brackets is no literal, or can't be a key.
+    """
+    text = step.text
+    if not step.is_item:
+        return int(text) if text.isascii() and text.isdigit() else text
+    try:
+        key = ast.literal_eval(text)
+        hash(key)
+    except (ValueError, SyntaxError, TypeError):
+        raise ValueError(f"[{text}] is no index or quoted key") from None
+    return key

@@ -2,7 +2,7 @@
 
 A pattern is a path as Python writes it, with stars for what may differ:
 
-    encoder.blocks[3].mlp     this path, as `dotted` prints it
+    encoder.blocks[3].mlp     this path, as `paths.dotted` prints it
     encoder.blocks[*].mlp     ``*`` is any one step, in brackets or not
     encoder.*.scale_*         and any part of a name
     encoder.blocks[:6].mlp    a range of indices, as in Python
@@ -20,12 +20,10 @@ parts of a model take what it takes.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
 import functools
 import itertools
-import keyword
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +31,8 @@ from typing import Any
 
 from graftree import errors
 from graftree.annotations import Key, Path, Predicate
-from graftree.core import filters
+from graftree.core import filters, paths
+from graftree.core.paths import dotted as dotted  # transforms/names.py asks for it here
 
 # Matches one key; `None` stands for any number of keys.
 _Matcher = Callable[[Key], bool] | None
@@ -65,9 +64,8 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise TypeError(
-                f"A pattern of paths is a string, got {type(self.text).__name__}."
-            )
+            kind = type(self.text).__name__
+            raise TypeError(f"A pattern of paths is a string, got {kind}.")
         _alternatives(self.text)
 
     def __call__(self, path: Path, x: Any = None) -> bool:
@@ -88,17 +86,12 @@ class Pattern:
 
     def advance(self, progress: Progress, key: Key) -> Progress:
         """How far a path has come that is longer by one key; empty: nowhere."""
-        moved = []
-        for number, position in progress:
-            steps = self._steps[number]
-            if position == len(steps):
-                continue
-            matcher = steps[position]
-            if matcher is None:
-                moved.append((number, position))
-            elif matcher(key):
-                moved.append((number, position + 1))
-        return self._closed(moved)
+        return self._closed(
+            (number, position + (matcher is not None))
+            for number, position in progress
+            for matcher in self._steps[number][position : position + 1]
+            if matcher is None or matcher(key)
+        )
 
     def is_complete(self, progress: Progress) -> bool:
         """Whether a path that has come so far matches."""
@@ -178,7 +171,7 @@ def no_match_error(
         what: What they lead to, in the singular.
         owner: What has them.
     """
-    names = list(dict.fromkeys(map(dotted, known)))
+    names = list(dict.fromkeys(map(paths.dotted, known)))
     wanted = _texts(where)
     near = dict.fromkeys(
         name
@@ -227,54 +220,39 @@ def _texts(where: Any) -> list[str]:
     return [where] if isinstance(where, str) else []
 
 
-def dotted(path: Path, root: str = "<root>") -> str:
-    """Prints a path as Python writes it, as in ``blocks[3].mlp``.
-
-    Args:
-        path: A tuple of keys.
-        root: What stands for the empty path.
-
-    Example:
-        >>> from graftree.core import patterns
-        >>> patterns.dotted(("blocks", 3, "mlp")), patterns.dotted(("a b", "c"))
-        ('blocks[3].mlp', "['a b'].c")
-    """
-    texts = [f".{key}" if _is_name(key) else f"[{key!r}]" for key in path]
-    return "".join(texts).removeprefix(".") or root
-
-
-def _is_name(key: Key) -> bool:
-    # Python normalizes names that are not ASCII, so that they may be those of others.
-    if not isinstance(key, str) or keyword.iskeyword(key):
-        return False
-    return key.isascii() and key.isidentifier()
-
-
 # Reading patterns: alternatives are spelled out first, then each is cut into steps.
+# What is malformed raises a ValueError with the reason alone, up to `_alternatives`.
 
 
 @functools.lru_cache(maxsize=1024)
 def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
-    return tuple(_steps(plain, text) for plain in _spelled_out(text, text))
+    try:
+        spelled_out = [paths.steps_of(plain) for plain in _spelled_out(text)]
+        return tuple(tuple(map(_matcher, steps)) for steps in spelled_out)
+    except ValueError as error:
+        raise ValueError(
+            errors.message(
+                f"The pattern of paths {text!r} is malformed: {error}.",
+                way_out="Write a path such as 'encoder.blocks[3].mlp'; '*' is one step "
+                "or a part of a name, '**' any number of steps, '{a,b}' either of two.",
+            )
+        ) from None
 
 
-_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
-_BRACES = re.compile(rf"{_QUOTED}|[{{}},]")
+_BRACES = re.compile(rf"{paths.QUOTED}|[{{}},]")
 
 
-def _spelled_out(text: str, whole: str) -> list[str]:
+def _spelled_out(text: str) -> list[str]:
     """The patterns without braces that a pattern stands for."""
-    ends = _first_braces(text, whole)
+    ends = _first_braces(text)
     if not ends:
         return [text]
     before, after = text[: ends[0]], text[ends[-1] + 1 :]
     parts = [text[a + 1 : b].strip() for a, b in itertools.pairwise(ends)]
-    return [
-        plain for part in parts for plain in _spelled_out(before + part + after, whole)
-    ]
+    return [plain for part in parts for plain in _spelled_out(before + part + after)]
 
 
-def _first_braces(text: str, whole: str) -> list[int]:
+def _first_braces(text: str) -> list[int]:
     """Where the first pair of braces opens, has commas and closes, if there is one."""
     depth, ends = 0, list[int]()
     for found in _BRACES.finditer(text):
@@ -284,93 +262,45 @@ def _first_braces(text: str, whole: str) -> list[int]:
         if found[0] == "}" and depth <= 0:
             break
     if depth:
-        raise _malformed(whole, "a brace has no counterpart")
+        raise ValueError("a brace has no counterpart")
     return ends
 
 
-_STEP = re.compile(
-    rf"\[(?P<item>(?:{_QUOTED}|[^\[\]'\"])*)\]|(?P<name>[^./\[\]{{}},'\"\s]+)"
-)
-
-
-def _steps(plain: str, whole: str) -> tuple[_Matcher, ...]:
-    steps: list[_Matcher] = []
-    position = 0
-    while position < len(plain) or not steps:
-        if steps and plain[position] in "./":
-            position += 1
-            wanted = "name"
-        else:
-            wanted = "item" if steps else None
-        found = _STEP.match(plain, position)
-        if found is None or (wanted and found[wanted] is None):
-            rest = plain[position:]
-            raise _malformed(
-                whole,
-                f"expected a step at {rest!r}" if rest else "a step is missing",
-            )
-        if found["name"] is None:
-            steps.append(_item(found["item"].strip(), whole))
-        else:
-            steps.append(_name(found["name"], whole))
-        position = found.end()
-    return tuple(steps)
+def _matcher(step: paths.Step) -> _Matcher:
+    return _item(step.text) if step.is_item else _name(step.text)
 
 
 _UNUSUAL = re.compile(r"[()|^$+\\?]")
 
 
-def _name(text: str, whole: str) -> _Matcher:
-    """The matcher of a step that is not in brackets."""
+def _name(text: str) -> _Matcher:
+    """The matcher of a step that is not in brackets; of digits, also of an index."""
     if text == "**":
         return None
     if "**" in text:
-        raise _malformed(whole, f"'**' must be a step by itself, got {text!r}")
+        raise ValueError(f"'**' must be a step by itself, got {text!r}")
     if _UNUSUAL.search(text):
-        raise _malformed(whole, f"{text!r} is no name: patterns have stars only")
+        raise ValueError(f"{text!r} is no name: patterns have stars only")
     if "*" in text:
         parts = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
         return lambda key: parts.fullmatch(str(key)) is not None
-    index = int(text) if text.isascii() and text.isdigit() else None
-    return lambda key: key == text or (index is not None and _is_index(key, index))
+    index = paths.key_of(paths.Step(text, False))
+    return lambda key: key == text or (type(key) is int and key == index)
 
 
-def _item(text: str, whole: str) -> _Matcher:
+def _item(text: str) -> _Matcher:
     """The matcher of a step in brackets."""
     if text == "*":
         return lambda key: True
     if re.fullmatch(r"[0-9]+", text):
-        return _name(text, whole)
+        return _name(text)
     if found := re.fullmatch(r"([0-9]*)\s*:\s*([0-9]*)", text):
         meant = range(int(found[1] or 0), int(found[2] or sys.maxsize))
-        return lambda key: _is_integer(key) and key in meant
+        return lambda key: type(key) is int and key in meant
     if re.fullmatch(r"-[0-9 :-]*[0-9 :]|[0-9]*\s*:\s*-.*", text):
-        raise _malformed(
-            whole, f"[{text}] counts from the end: patterns know no lengths"
-        )
+        raise ValueError(f"[{text}] counts from the end: patterns know no lengths")
     try:
-        literal = ast.literal_eval(text)
-        hash(literal)
-    except (ValueError, SyntaxError, TypeError):
-        raise _malformed(
-            whole, f"[{text}] is no index, range, star or quoted key"
-        ) from None
+        literal = paths.key_of(paths.Step(text, True))
+    except ValueError:
+        raise ValueError(f"[{text}] is no index, range, star or quoted key") from None
     return lambda key: type(key) is type(literal) and key == literal
-
-
-def _is_integer(key: Any) -> bool:
-    return isinstance(key, int) and not isinstance(key, bool)
-
-
-def _is_index(key: Any, index: int) -> bool:
-    return _is_integer(key) and key == index
-
-
-def _malformed(whole: str, reason: str) -> ValueError:
-    return ValueError(
-        errors.message(
-            f"The pattern of paths {whole!r} is malformed: {reason}.",
-            way_out="Write a path such as 'encoder.blocks[3].mlp'; '*' is one step or "
-            "a part of a name, '**' any number of steps, '{a,b}' either of two.",
-        )
-    )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from graftree.core import paths
 from graftree.core.graph import differences
 from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, Repeated
 from graftree.core.graph.graphdefs import LEAF, Static
@@ -105,8 +106,7 @@ def _where(path: Path, *all_facts: Facts) -> str:
         is_item = any(
             isinstance(fact, Node) and issubclass(fact.type, Mapping) for fact in above
         )
-        is_name = isinstance(key, str) and key.isidentifier() and not is_item
-        text += f".{key}" if is_name else f"[{key!r}]"
+        text += f"[{key!r}]" if is_item else paths.key_text(key)
     return text
 
 

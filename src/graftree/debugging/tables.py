@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from graftree.core import paths
 from graftree.core.graph import nodes
 from graftree.core.modules.containers import Dict, List
 from graftree.core.objects import methods
@@ -234,7 +235,7 @@ class _Drawing:
 
     def _cells(self, call: CallInfo, info: ObjectInfo) -> list[str]:
         return [
-            outlines.escape("/".join(map(str, call.path))),
+            outlines.escape(paths.to_string(call.path)),
             outlines.escape(call.type.__name__),
             call.inputs_repr,
             outlines.write(call.outputs),

@@ -12,7 +12,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths
 from graftree.core.graph import flattening, watches
 from graftree.core.variables.variables import Variable
 from graftree.decoding.sampling import Sampler
@@ -278,7 +278,7 @@ def _check_kept(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> None:
         if form != other:
             is_new = old == new and form[:2] == other[:2]
             lines.append(
-                f"{patterns.dotted(path)}: {old}({', '.join(form[0])}) before a call, "
+                f"{paths.dotted(path)}: {old}({', '.join(form[0])}) before a call, "
                 f"{'another ' * is_new}{new}({', '.join(other[0])}) after it"
             )
     if lines:

@@ -239,7 +239,7 @@ def _check_aux(aux: Any, objects: Any) -> None:
     listed = jax.tree_util.tree_leaves_with_path(aux, is_leaf=nodes.is_graph_node)
     wrong = []
     for path, x in listed:
-        place = f"aux{jax.tree_util.keystr(path)}: a {type(x).__name__}"
+        place = f"aux{paths.keystr(path)}: a {type(x).__name__}"
         if not (nodes.is_graph_node(x) or _is_array(x)):
             wrong.append(place)
         elif any(id(part) in given for _, part in _objects_in(x)):
@@ -285,7 +285,7 @@ def _parted(batches: dict[int, Any], count: int) -> dict[int, Any]:
     """The batches, with an axis for the parts as their second one."""
     listed = jax.tree.leaves_with_path(batches)
     wrong = [
-        f"args{_keys(paths.from_jax(path))}: {_described(x)}"
+        f"args{paths.keystr(path)}: {_described(x)}"
         for path, x in listed
         if not (_is_array(x) and jnp.shape(x)) or len(x) % count
     ]
@@ -305,7 +305,3 @@ def _parted(batches: dict[int, Any], count: int) -> dict[int, Any]:
 
 def _described(x: Any) -> str:
     return f"shape {jnp.shape(x)}" if _is_array(x) else f"a {type(x).__name__}"
-
-
-def _keys(path: Path) -> str:
-    return "".join(f"[{key!r}]" for key in path)

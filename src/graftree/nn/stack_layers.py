@@ -17,7 +17,7 @@ import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import paths, patterns
+from graftree.core import paths
 from graftree.core.graph import differences, flattening, functional
 from graftree.core.graph.fits import Misfit
 from graftree.core.graph.graphdefs import LEAF
@@ -192,7 +192,7 @@ def count(layers: Any, length: int) -> int:
 
 def _axis_error(listed: Any, known: tuple[int, ...]) -> ValueError:
     where = [
-        f"layers.{patterns.dotted(path)}: shape {shape}"
+        f"layers.{paths.dotted(path)}: shape {shape}"
         for path, shape in listed
         if shape[:1] != known
     ]

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax, errors
+from graftree.core import paths
 from graftree.core.graph import functional
 from graftree.core.graph.graphdefs import Static
 from graftree.core.objects import attributes
@@ -274,7 +275,7 @@ def check_values(values: Any, length: int) -> None:
     """
     for path, x in jax.tree_util.tree_leaves_with_path(values):
         if jnp.shape(x)[:1] != (length,):
-            place = jax.tree_util.keystr(path)
+            place = paths.keystr(path)
             raise ValueError(
                 errors.message(
                     f"Stack.scan expects values for {length} layers.",

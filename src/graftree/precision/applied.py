@@ -8,7 +8,7 @@ from typing import Any
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths
 from graftree.core.text import short_forms
 from graftree.core.variables.variables import Variable
 from graftree.precision.policies import Policy
@@ -63,7 +63,7 @@ class Applied:
         rows = []
         for layer in self.layers:
             cells = [str(getattr(layer.policy, part) or "-") for part in parts]
-            rows.append((patterns.dotted(layer.path), layer.kind, *cells))
+            rows.append((paths.dotted(layer.path), layer.kind, *cells))
         text = "\n".join(
             short_forms.aligned(
                 [("layer", "class", *parts), *short_forms.folded_rows(rows)]
@@ -85,12 +85,12 @@ def unknown_layer(
 def _told(path: Path, variable: Variable[Any]) -> str:
     raw = variable.get_raw_value()
     kind = f" {raw.dtype}{[*raw.shape]}" if hasattr(raw, "dtype") else ""
-    return patterns.dotted(path) + kind
+    return paths.dotted(path) + kind
 
 
 def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
     """What is said of the layers in which nothing can be set."""
-    rows = [(patterns.dotted(x.path), x.kind, ", ".join(x.params)) for x in unknown]
+    rows = [(paths.dotted(x.path), x.kind, ", ".join(x.params)) for x in unknown]
     return errors.message(
         "A policy can set nothing in these layers: they have Params, but no attribute "
         "`dtype`. They are as they were.",

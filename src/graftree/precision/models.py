@@ -9,7 +9,7 @@ from typing import Any
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths, patterns
 from graftree.core.graph import traversals
 from graftree.core.modules.modules import Module
 from graftree.core.objects import bookkeeping, methods
@@ -254,11 +254,11 @@ class Parts:
             if first in self._modules:
                 for path in others:
                     self._modules[path] = self._modules[first]
-        for paths in shared:
-            if paths[0] in self._modules:
-                found = {path: self._of(path) for path in paths}
-            elif paths[0] in self._variables:
-                owners = {path: self._of(self._owner(path)) for path in paths}
+        for places in shared:
+            if places[0] in self._modules:
+                found = {path: self._of(path) for path in places}
+            elif places[0] in self._variables:
+                owners = {path: self._of(self._owner(path)) for path in places}
                 found = {path: Policy(own.params) for path, own in owners.items()}
             else:
                 continue
@@ -271,7 +271,7 @@ def _order(path: Path) -> list[Any]:
 
 
 def _contradiction(found: dict[Path, Policy]) -> ValueError:
-    lines = [f"{patterns.dotted(p)}: {own or 'as it is'}" for p, own in found.items()]
+    lines = [f"{paths.dotted(p)}: {own or 'as it is'}" for p, own in found.items()]
     return ValueError(
         errors.message(
             "set_policy: a shared part of the model would get two policies.",
@@ -292,7 +292,7 @@ def _check_callable(changes: list[_Change]) -> None:
                 errors.message(
                     f"set_policy: output={dtype} casts the result of a call, but "
                     f"{kind} has no plain method __call__.",
-                    where=patterns.dotted(change.path),
+                    where=paths.dotted(change.path),
                     way_out="Leave output out, and cast where the results are used; or "
                     "have __call__ call the decorated function.",
                 )
@@ -305,7 +305,7 @@ def _check_writable(changes: list[_Change]) -> None:
             name = next(iter(change.settings), methods.OUTPUT_DTYPE)
             bookkeeping.check_owned(change.module, name)
         for variable, _ in change.casts:
-            variables.check_writable(variable, patterns.dotted(change.path))
+            variables.check_writable(variable, paths.dotted(change.path))
 
 
 def _write(changes: list[_Change]) -> None:

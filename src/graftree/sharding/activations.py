@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from graftree import errors
-from graftree.core import paths, patterns
+from graftree.core import paths
 from graftree.core.variables import sharding
 from graftree.sharding import misfits
 
@@ -65,7 +65,7 @@ def _check(
 ) -> None:
     problem = misfits.between(names, spec, shape, mesh)
     if problem is not None:
-        place = f"at {patterns.dotted(path)}\n" if path else ""
+        place = f"at {paths.dotted(path)}\n" if path else ""
         raise ValueError(
             errors.message(
                 f"nnx.sharding.constrain: {problem}.",

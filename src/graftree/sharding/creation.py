@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax, errors
-from graftree.core import paths, patterns
+from graftree.core import paths
 from graftree.core.graph import functional
 from graftree.core.states import pure_dicts
 from graftree.core.variables import partitioning
@@ -114,7 +114,7 @@ def _explain(
 def _check(state: Any, mesh: jax.sharding.Mesh, cause: Exception | None = None) -> None:
     leaves = jax.tree.leaves_with_path(state, is_leaf=_is_variable)
     lines = [
-        f"{patterns.dotted(paths.from_jax(path))}: {problem}"
+        f"{paths.dotted(paths.from_jax(path))}: {problem}"
         for path, leaf in leaves
         if _is_variable(leaf) and (problem := _problem(leaf, mesh)) is not None
     ]

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from graftree import errors
-from graftree.core import paths, patterns
+from graftree.core import paths
 from graftree.core.states import pure_dicts
 from graftree.sharding import misfits
 
@@ -41,7 +41,7 @@ def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
     """
     listed, treedef = jax.tree.flatten_with_path(batch)
     problems = [
-        f"{patterns.dotted(paths.from_jax(path), 'the batch')} {problem}"
+        f"{paths.dotted(paths.from_jax(path), 'the batch')} {problem}"
         for path, leaf in listed
         if (problem := _problem(leaf, sharding)) is not None
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths
 from graftree.core.graph import watches
 from graftree.core.graph.flattening import raw_of
 from graftree.core.text import short_forms
@@ -148,7 +148,7 @@ def _row(path: Path, array: Any) -> Row:
     local = array.shape if sharding is None else sharding.shard_shape(array.shape)
     size = array.dtype.itemsize
     return Row(
-        patterns.dotted(path),
+        paths.dotted(path),
         array.dtype,
         array.shape,
         local,

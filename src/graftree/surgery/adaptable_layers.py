@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from graftree import errors
-from graftree.core import patterns
+from graftree.core import paths
 from graftree.core.objects import bookkeeping
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, embed, linear, lora
@@ -120,7 +120,7 @@ def check(model: Any, layers: Sequence[Part], call: str) -> None:
     """Raises a ValueError unless all of the selected parts can be adapted."""
     wrapped = selections.ids_overwritten(model)
     refused = [
-        f"{patterns.dotted(path)}: {reason}"
+        f"{paths.dotted(path)}: {reason}"
         for path, layer in layers
         if (reason := _reason_against(layer, id(layer) in wrapped))
     ]
@@ -139,4 +139,4 @@ def check(model: Any, layers: Sequence[Part], call: str) -> None:
 def check_owned(layers: Sequence[Part]) -> None:
     """Raises unless the current trace may change all of the layers."""
     for path, layer in layers:
-        bookkeeping.check_owned(layer, patterns.dotted(path))
+        bookkeeping.check_owned(layer, paths.dotted(path))

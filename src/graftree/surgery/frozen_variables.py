@@ -16,7 +16,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.annotations import Filter, Path
-from graftree.core import filters, patterns
+from graftree.core import filters, paths, patterns
 from graftree.core.imprints import HashableMapping
 from graftree.core.rng.streams import RngState
 from graftree.core.variables import metadata as variable_metadata
@@ -135,7 +135,7 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     overwritten = selections.ids_overwritten(model)
     _refuse(chosen, lambda x: _reason_against(x, id(x) in overwritten))
     for path, variable in chosen:
-        variables.check_owned(variable, patterns.dotted(path))
+        variables.check_owned(variable, paths.dotted(path))
     for _, variable in chosen:
         entries = {**variables.metadata_of(variable), _TYPE: type(variable)}
         _turn_into(variable, Frozen, entries)
@@ -178,7 +178,7 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
     if not chosen:
         raise _nothing("unfreeze", filter, inside)
     for path, variable in chosen:
-        variables.check_owned(variable, patterns.dotted(path))
+        variables.check_owned(variable, paths.dotted(path))
     for _, variable in chosen:
         before = _thawed(variable)
         _turn_into(variable, type(before), variables.metadata_of(before))
@@ -234,7 +234,7 @@ def _refuse(
     chosen: Iterable[Part], reason_against: Callable[[Any], str | None]
 ) -> None:
     found = [(path, reason_against(variable)) for path, variable in chosen]
-    refused = [f"{patterns.dotted(path)}: {reason}" for path, reason in found if reason]
+    refused = [f"{paths.dotted(path)}: {reason}" for path, reason in found if reason]
     if refused:
         raise ValueError(
             errors.message(

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths, patterns
 from graftree.core.variables import values, variables
 from graftree.nn import lora
 from graftree.surgery import adaptable_layers, frozen_variables, selections
@@ -115,7 +115,7 @@ def _adapted(model: Any, where: Any, call: str) -> list[Part]:
     found = [part for part in inside if type(part.value) in adaptable_layers.PLAIN]
     own = {id(layer.lora) for _, layer in found}
     others = [
-        f"{patterns.dotted(path)}: {type(x).__name__}"
+        f"{paths.dotted(path)}: {type(x).__name__}"
         for path, x in inside
         if isinstance(x, lora.LoRA) and id(x) not in own
     ]
@@ -138,7 +138,7 @@ def _check_mergeable(model: Any, layers: Sequence[Part], call: str) -> None:
     places = _places(model)
     wrapped = selections.ids_overwritten(model)
     refused = [
-        f"{patterns.dotted(path)}: {reason}"
+        f"{paths.dotted(path)}: {reason}"
         for path, layer in layers
         if (reason := _reason_to_keep(layer, places, id(layer) in wrapped))
     ]
@@ -168,7 +168,7 @@ def _reason_to_keep(
     kernel = adaptable_layers.kernel_of(layer)
     cls = type(kernel)
     if len(places[id(kernel)]) > 1:
-        listed = ", ".join(map(patterns.dotted, places[id(kernel)]))
+        listed = ", ".join(map(paths.dotted, places[id(kernel)]))
         return f"its kernel is shared: {listed}"
     if is_wrapped:
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
@@ -193,7 +193,7 @@ def _check_finite(
             continue
         lost = int(jnp.sum(jnp.isfinite(kernel[...]) & ~jnp.isfinite(new)))
         if lost:
-            where, most = patterns.dotted(path), float(jnp.finfo(new.dtype).max)
+            where, most = paths.dotted(path), float(jnp.finfo(new.dtype).max)
             refused.append(
                 f"{where}: {lost} of {new.size} numbers are no longer finite in "
                 f"{new.dtype}, whose largest is {most:g}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns, walks
+from graftree.core import paths, walks
 from graftree.core.graph import nodes
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
@@ -76,7 +76,7 @@ def replace(model: Any, where: Any, by: Any) -> list[Path]:
             errors.message(
                 f"{call}: `by` is one {type(by).__name__}, but {len(found)} modules "
                 "match.",
-                where=", ".join(patterns.dotted(path) for path, _ in found),
+                where=", ".join(paths.dotted(path) for path, _ in found),
                 way_out="Pass a function that makes a new module for each, or select "
                 "one of them.",
             )
@@ -105,8 +105,8 @@ def check_separate(model: Any, found: list[Part], call: str) -> None:
             # In a cycle each is in the other one, and both are in the model.
             if is_other and not (id(part) in outer and _is_in(x, part)):
                 raise ValueError(
-                    f"{call}: {patterns.dotted(selected[id(part)])} is inside of "
-                    f"{patterns.dotted(path)}, and both are selected.\n"
+                    f"{call}: {paths.dotted(selected[id(part)])} is inside of "
+                    f"{paths.dotted(path)}, and both are selected.\n"
                     "Select one of them, or replace them one after the other."
                 )
 
@@ -120,7 +120,7 @@ def _check_new(found: list[Part], new: Mapping[int, Any]) -> None:
         if new[id(x)] is None or isinstance(new[id(x)], (list, tuple, dict)):
             raise ValueError(
                 f"nnx.surgery.replace: `by` returned {type(new[id(x)]).__name__} for "
-                f"{patterns.dotted(path)}.\nReturn the module, or the function, that "
+                f"{paths.dotted(path)}.\nReturn the module, or the function, that "
                 "takes its place."
             )
 

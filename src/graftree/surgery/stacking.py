@@ -10,7 +10,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths
 from graftree.core.graph import functional, traversals, updates
 from graftree.core.modules import containers
 from graftree.core.rng.streams import Rngs
@@ -183,7 +183,7 @@ def _check_layers(layers: Any, shared: set[int]) -> None:
 def _check_apart(layers: Sequence[Any], shared: set[int]) -> None:
     """Raises if a layer has Variables in common with another one, or the model."""
     found = [
-        patterns.dotted(path)
+        paths.dotted(path)
         for path, x in selections.parts_of(layers)
         if x is not layers and id(x) in shared
     ]

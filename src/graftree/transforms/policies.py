@@ -25,7 +25,7 @@ from jax import ad_checkpoint
 
 from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths, patterns
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
@@ -130,7 +130,7 @@ class Output(str):
     @classmethod
     def of(cls, path: Path, module: Any, policy: Any, asking: frozenset[int]) -> Output:
         """Makes one."""
-        self = cls(f"{patterns.dotted(path, type(module).__name__)}()")
+        self = cls(f"{paths.dotted(path, type(module).__name__)}()")
         self.path, self.policy, self.asking = path, policy, asking
         return self
 

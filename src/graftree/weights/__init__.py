@@ -12,23 +12,15 @@ error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of 
 
 # The files of this folder:
 #
-# - `loading.py`, `saving.py`: a file into a model, and a model into a file;
-#   `placing.py`: each device gets its part; `drafts.py`: a table to begin with;
-#   `adapters.py`: LoRA as PEFT has it; `adapter_configs.py`: the JSON of that;
-#   `factor_layouts.py`: its tensors.
-# - `tables.py`: the table, and what it makes of a model; `names.py`: its names and
-#   paths, with indices; `layouts.py`: the axes of a tensor, as in `"o i -> i o"`;
-#   `torch_layouts.py`: how PyTorch stores our layers.
-# - `stored_tensors.py`: a tensor in a file, and a `Source` of such; `sources.py`: the
-#   source at a path.
-# - `tensor_files.py`: one safetensors file; `headers.py`: its header, checked;
-#   `stored_dtypes.py`: the names of dtypes there; `other_formats.py`: what a file is
-#   that is none.
-# - `indexes.py`: a set of such files with an index.
-# - `archives.py`: `.npz` files; `array_mappings.py`: arrays of NumPy, JAX or
-#   PyTorch by name.
-# - `writing.py`: safetensors files, whole or not at all.
-# - `slices.py`: which bytes a slice of a tensor has; `open_files.py`: reads those.
+# - `loading.py`: a file into a model, each device its part; `saving.py`: a model into
+#   files, whole or not at all; `drafts.py`: a table to begin with; `adapters.py`: LoRA
+#   as PEFT has it.
+# - `tables.py`: the table, and what it makes of a model; `layouts.py`: the axes of a
+#   tensor, as in `"o i -> i o"`; `torch_layouts.py`: how PyTorch stores our layers.
+# - `sources.py`: the source at a path; `.npz` files; arrays of NumPy, JAX or PyTorch.
+# - `tensor_files.py`: safetensors files, checked, and indexes of several.
+# - `stored_tensors.py`: a tensor in a file, the bytes of its slices, and a `Source` of
+#   such; a file that is open, and what it is if it has another format.
 #
 # The public names are in the table below, and nothing is imported before one is used.
 

@@ -3,7 +3,14 @@
 PEFT names the factors of a layer after its weight, ``q_proj.lora_A.weight``, and
 ``wte.lora_embedding_A`` of an embedding; the table that loads the weights of the model
 says which layer that is. Beside the factors of embeddings and of the head PEFT writes
-their own weights, which must be those of the model.
+their own weights, which must be those of the model. How factors are stored follows from
+the weight; inputs and outputs are in the order that they have there, heads included:
+
+    weight in the file      lora_A               lora_B
+    [out, in]               [rank, in]           [out, rank]
+    [in, out]               [rank, in]           [out, rank]           GPT-2's Conv1D
+    [out, in, *kernel]      [rank, in, *kernel]  [out, rank, 1, ...]
+    [rows, features]        [rank, rows]         [features, rank]      an embedding
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,24 +28,15 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.nn import embed
 from graftree.surgery import adaptable_layers, adaptations, lora_layers, selections
-from graftree.surgery.selections import Part
-from graftree.weights import (
-    adapter_configs,
-    factor_layouts,
-    loading,
-    saving,
-    sources,
-    tables,
-)
-from graftree.weights.adapter_configs import Adaptation
-from graftree.weights.factor_layouts import FactorLayouts
-from graftree.weights.stored_tensors import Source
-from graftree.weights.tables import Array, Tensor
+from graftree.weights import loading, saving, sources, tables
+from graftree.weights.layouts import Axis, Layout, Solved, Unit
+from graftree.weights.stored_tensors import Source, misuse
+from graftree.weights.tables import Tensor
 
 CONFIG = "adapter_config.json"
 FILE = "adapter_model.safetensors"
@@ -48,8 +46,16 @@ _NAME = re.compile(
     r"(?P<factor>lora_[AB]\.weight|lora_embedding_[AB]|base_layer\.weight)"
 )
 _BASE = "base_layer.weight"
-_FACTORS = ("lora_A.weight", "lora_B.weight")
-_FACTORS_OF_EMBED = ("lora_embedding_A", "lora_embedding_B")
+
+
+class _Adaptation(NamedTuple):
+    """What an adapter has for a layer: its rank, and the scale times the rank."""
+
+    rank: int
+    alpha: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, alpha {self.alpha:g}"
 
 
 class _Layer(NamedTuple):
@@ -67,13 +73,14 @@ class _Layer(NamedTuple):
     layer: Any
     at: tuple[int, ...]
     weight: Tensor
-    layouts: FactorLayouts
+    layouts: tuple[Layout, Layout]
 
     @property
     def factors(self) -> tuple[str, str]:
         """What PEFT calls its factors."""
-        is_embed = isinstance(self.layer, embed.Embed)
-        return _FACTORS_OF_EMBED if is_embed else _FACTORS
+        if isinstance(self.layer, embed.Embed):
+            return "lora_embedding_A", "lora_embedding_B"
+        return "lora_A.weight", "lora_B.weight"
 
 
 def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
@@ -114,24 +121,23 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
         Hu et al., 2021, "LoRA: Low-Rank Adaptation of Large Language Models".
     """
     folder = pathlib.Path(os.path.expanduser(folder))
-    config = adapter_configs.read(folder / CONFIG)
-    layers = _layers(model, mapping)
+    config = _config(folder / CONFIG)
+    tensors = tables.as_mapping(mapping).tensors(model)
+    known = _layers(model, tensors)
     with sources.open(folder / FILE) as source:
-        modules = _modules(source, layers, _fused(model, mapping))
-        kinds = {name: _checked(name, source, config, layers) for name in modules}
-        paths = _prepare(model, {name: layers[name] for name in modules}, kinds)
-        tensors = [
-            tensor
-            for name in modules
-            for tensor in _tensors(layers[name], modules[name])
-        ]
-        arrays = loading.arrays_from(source, tensors)
+        names = _names(source, known, tensors)
+        layers = {name: known[name] for name in names}
+        kinds = {name: _configured(config, name) for name in layers}
+        for name, layer in layers.items():
+            _check_factors(name, source, layer, names[name], kinds[name].rank)
+        adapted = _prepare(model, layers, kinds)
+        factors = [x for n, layer in layers.items() for x in _factors(layer, names[n])]
+        arrays = loading.arrays_from(source, factors)
     updates.write_at(model, arrays)
-    for name in modules:
-        layer = layers[name].layer
-        if isinstance(layer, lora_layers.LoRAEmbed):
-            layer.lora.adapts_attend = False
-    return paths
+    for layer in layers.values():
+        if isinstance(layer.layer, lora_layers.LoRAEmbed):
+            layer.layer.lora.adapts_attend = False
+    return adapted
 
 
 def save_adapter(
@@ -165,75 +171,56 @@ def save_adapter(
         ...     sorted(path.name for path in pathlib.Path(folder).iterdir())
         ['adapter_config.json', 'adapter_model.safetensors']
     """
-    layers = _layers(model, mapping)
-    adapted = {
-        name: x for name, x in layers.items() if adaptable_layers.is_adapted(x.layer)
-    }
+    layers = _layers(model, tables.as_mapping(mapping).tensors(model))
+    adapted = {n: x for n, x in layers.items() if adaptable_layers.is_adapted(x.layer)}
     known = {id(x.layer) for x in adapted.values()}
     unknown = [
-        part.path
-        for part in selections.parts_of(model)
-        if adaptable_layers.is_adapted(part.value) and id(part.value) not in known
+        paths.dotted(path)
+        for path, x in selections.parts_of(model)
+        if adaptable_layers.is_adapted(x) and id(x) not in known
     ]
     if unknown or not adapted:
-        raise ValueError(
-            errors.message(
-                "nnx.weights.save_adapter: "
-                + (
-                    "the table lacks adapted layers."
-                    if unknown
-                    else "no layer is adapted."
-                )
-                + " Nothing was written.",
-                where="\n".join(map(patterns.dotted, unknown[:12])),
-                way_out="nnx.surgery.add_lora adapts layers; each needs a line in the "
-                "table for its weight.",
-            )
+        what = "the table lacks adapted layers" if unknown else "no layer is adapted"
+        raise misuse(
+            f"nnx.weights.save_adapter: {what}. Nothing was written.",
+            unknown,
+            "nnx.surgery.add_lora adapts layers; each needs a line in the table for "
+            "its weight.",
         )
-    _check_embeds(adapted)
-    tensors = [
-        tensor
-        for name, layer in adapted.items()
-        for tensor in _tensors(layer, {f: f"{PREFIX}{name}.{f}" for f in layer.factors})
-    ]
-    kinds = {name: _adaptation_of(x.layer) for name, x in adapted.items()}
-    config = adapter_configs.write(kinds, [*layers], base_model, task_type)
-    folder = pathlib.Path(os.path.expanduser(folder))
-    saving.write(folder / FILE, tensors, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _check_embeds(adapted: Mapping[str, _Layer]) -> None:
-    """Raises if an embedding is adapted in a way that PEFT can't do."""
     wrong = [
-        patterns.dotted(x.path)
+        paths.dotted(x.path)
         for x in adapted.values()
         if isinstance(x.layer, lora_layers.LoRAEmbed) and x.layer.lora.adapts_attend
     ]
     if wrong:
-        raise ValueError(
-            errors.message(
-                "nnx.weights.save_adapter: PEFT adapts what an embedding looks up, and "
-                "not its `attend`. Nothing was written.",
-                where="\n".join(wrong),
-                way_out="If the model does not call it, or should not adapt it, set "
-                "`lora.adapts_attend = False` there.",
-            )
+        raise misuse(
+            "nnx.weights.save_adapter: PEFT adapts what an embedding looks up, and not "
+            "its `attend`. Nothing was written.",
+            wrong,
+            "If the model does not call it, or should not adapt it, set "
+            "`lora.adapts_attend = False` there.",
         )
+    tensors = [
+        tensor
+        for name, x in adapted.items()
+        for tensor in _factors(x, {f: f"{PREFIX}{name}.{f}" for f in x.factors})
+    ]
+    kinds = {name: _adaptation_of(x.layer) for name, x in adapted.items()}
+    config = _written(kinds, [*layers])
+    config |= {"base_model_name_or_path": base_model, "task_type": task_type}
+    folder = pathlib.Path(os.path.expanduser(folder))
+    saving.save_tensors(folder / FILE, tensors, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 # ------------------------------------------------------------------------- the layers
 
 
-def _layers(model: Any, mapping: Any) -> dict[str, _Layer]:
+def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _Layer]:
     """The layers that can be adapted, by the names of their weights in files."""
-    modules = {
-        part.path: part.value
-        for part in selections.parts_of(model)
-        if selections.is_module(part.value)
-    }
+    modules = {x.path: x.value for x in selections.parts_of(model)}
     found = {}
-    for tensor in tables.as_mapping(mapping).tensors(model):
+    for tensor in tensors:
         path = tensor.arrays[0].path[:-1]
         layer = modules.get(path)
         is_kernel = (
@@ -244,201 +231,274 @@ def _layers(model: Any, mapping: Any) -> dict[str, _Layer]:
         )
         if is_kernel:
             batch, _, outs = adaptable_layers.sizes_of(layer)
-            of_factors = factor_layouts.of_weight(tensor.solved, len(outs))
+            of_factors = _layouts(tensor.solved, len(outs))
             if of_factors is not None and not batch:
                 name = tensor.name.removesuffix(".weight")
                 found[name] = _Layer(path, layer, tensor.at, tensor, of_factors)
     return found
 
 
-def _fused(model: Any, mapping: Any) -> set[str]:
-    """The names of weights that are several arrays in the model."""
-    return {
-        tensor.name.removesuffix(".weight")
-        for tensor in tables.as_mapping(mapping).tensors(model)
-        if len(tensor.arrays) > 1
-    }
+def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
+    """The layouts of both factors of a weight, in the file and in our adapted layers.
 
+    Args:
+        weight: The layout of the weight, which is no fused one.
+        num_outputs: How many of our axes, the last ones, are outputs.
 
-def _checked(
-    name: str, source: Source, config: Mapping[str, Any], layers: Mapping[str, _Layer]
-) -> Adaptation:
-    """How a layer is adapted; its factors have the shapes for that."""
-    adaptation = adapter_configs.adaptation_of(config, name)
-    stored = {
-        found["factor"]: source.tensors[full].shape
-        for full in source.tensors
-        if (found := _NAME.fullmatch(full)) and found["module"] == name
-    }
-    layer = layers[name]
-    if stored.pop(_BASE, None) is not None:
-        _check_base(name, source, layer)
-    _, ins, outs = adaptable_layers.sizes_of(layer.layer)
-    rank = adaptation.rank
-    shapes = (*ins, rank), (rank, *outs)
-    expected = {
-        factor: layout.solve([shape]).file_shape
-        for factor, layout, shape in zip(
-            layer.factors, layer.layouts, shapes, strict=True
-        )
-    }
-    if stored != expected:
-        raise ValueError(
-            errors.message(
-                f"{source.name}: the factors of {name!r} have other shapes. Nothing "
-                "has changed.",
-                where=f"expected {expected}\ngot      {stored}",
-                way_out="Is it the adapter of another model?",
-            )
-        )
-    return adaptation
+    Returns:
+        ``None`` if the weight in the file has not just one axis of outputs.
+    """
+    ours, groups = weight.layout.ours, [*weight.layout.groups]
+    split = len(ours) - num_outputs
+    ins = {name for names in ours[:split] for name in names}
+    outs = {name for names in ours[split:] for name in names}
+    names = [{x.name for unit in group for x in unit.axes} for group in groups]
+    of_outputs = [i for i, found in enumerate(names) if found & outs]
+    if len(of_outputs) != 1 or names[of_outputs[0]] & ins:
+        return None
+    out = groups.pop(of_outputs[0])
+    rank = "rank of LoRA"  # No name of the weight's.
+    of_rank = (Unit((Axis(rank, False),), False),)
+    ones = [()] * len(groups[1:])
 
+    def made(file: Sequence[Any], ours: Sequence[Any], known: set[str]) -> Layout:
+        sizes = {name: weight.sizes[0][name] for name in known}
+        return Layout("the factor", tuple(file), tuple(ours), sizes)
 
-def _check_base(name: str, source: Source, layer: _Layer) -> None:
-    """Raises unless the weight of a layer in the adapter is that of the model."""
-    solved, at = layer.weight.solved, layer.weight.at
-    held = layer.weight.arrays[0].value
-    found = next(
-        full
-        for full in source.tensors
-        if (match := _NAME.fullmatch(full))
-        and (match["module"], match["factor"]) == (name, _BASE)
+    return (
+        made([of_rank, *groups], [*ours[:split], (rank,)], ins),
+        made([out, of_rank, *ones], [(rank,), *ours[split:]], outs),
     )
-    is_same = source.tensors[found].shape == solved.file_shape
-    if is_same and not isinstance(held, jax.ShapeDtypeStruct):
-        whole = tuple(slice(0, size) for size in held.shape[len(at) :])
-        given = solved.read(
-            0, whole, lambda view: source.read(found, view, solved.view_shape)
-        )
-        is_same = bool(jnp.array_equal(held[at], given.astype(held.dtype)))
-    if not is_same:
-        raise ValueError(
-            errors.message(
-                f"{source.name}: the adapter has a weight of its own for {name!r}, "
-                "which is not that of the model. Nothing has changed.",
-                way_out="Is it the adapter of another model? If its weights were "
-                "trained, merge it in PEFT, and load the merged weights.",
-            )
-        )
 
 
-def _modules(
-    source: Source, layers: Mapping[str, _Layer], fused: Container[str]
+def _factors(layer: _Layer, names: Mapping[str, str]) -> list[Tensor]:
+    """Both factors of a layer that is adapted, as tensors of a file."""
+    found = []
+    named = zip(layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True)
+    for factor, attribute, layout in named:
+        leaf = getattr(layer.layer.lora, attribute)
+        path = (*layer.path, "lora", attribute)
+        array = tables.Array(path, leaf, leaf.get_raw_value())
+        solved = layout.solve([tuple(leaf.shape)[len(layer.at) :]])
+        found.append(Tensor(names[factor], (array,), layer.at, solved))
+    return found
+
+
+def _adaptation_of(layer: Any) -> _Adaptation:
+    """Rank and scale of a layer that is adapted."""
+    rank = layer.lora.lora_a.shape[-1]
+    return _Adaptation(rank, layer.lora.scale * rank)
+
+
+# --------------------------------------------------------------- an adapter's contents
+
+
+def _names(
+    source: Source, layers: Mapping[str, _Layer], tensors: Sequence[Tensor]
 ) -> dict[str, dict[str, str]]:
     """The names of both factors of each layer; raises for those that are unknown."""
+    fused = {tensor.name for tensor in tensors if len(tensor.arrays) > 1}
     found: dict[str, dict[str, str]] = {}
     unknown = []
     for name in source.tensors:
         match = _NAME.fullmatch(name)
-        if match is None or match["module"] not in layers:
-            is_fused = match is not None and match["module"] in fused
-            unknown.append(name + ": several layers in the model" * is_fused)
-        else:
+        if match is not None and match["module"] in layers:
             found.setdefault(match["module"], {})[match["factor"]] = name
+        else:
+            is_fused = match is not None and f"{match['module']}.weight" in fused
+            unknown.append(name + ": several layers in the model" * is_fused)
     unknown += [
         f"{name}: a factor is missing"
         for name, x in found.items()
         if len({*x} - {_BASE}) < 2
     ]
     if unknown or not found:
-        raise ValueError(
-            errors.message(
-                f"{source.name}: the adapter has layers that the model, or its table "
-                "of weights, does not have. Nothing has changed.",
-                where="\n".join(sorted(unknown)[:20]),
-                way_out=f"Layers that it may have: {', '.join([*layers][:8])}, ...\n"
-                "For others merge it in PEFT, and load the merged weights.",
-            )
+        raise misuse(
+            f"{source.name}: the adapter has layers that the model, or its table of "
+            "weights, does not have. Nothing has changed.",
+            sorted(unknown),
+            f"Layers that it may have: {', '.join([*layers][:8])}, ...\n"
+            "For others merge it in PEFT, and load the merged weights.",
         )
     return found
 
 
-def _adaptation_of(layer: Any) -> Adaptation:
-    """Rank and scale of a layer that is adapted."""
-    rank = layer.lora.lora_a.shape[-1]
-    return Adaptation(rank, layer.lora.scale * rank)
+def _check_factors(
+    name: str, source: Source, layer: _Layer, names: Mapping[str, str], rank: int
+) -> None:
+    """Raises unless the factors of a layer have the shapes that they should have."""
+    stored = {factor: source.tensors[full].shape for factor, full in names.items()}
+    if stored.pop(_BASE, None) is not None:
+        _check_base(name, source, layer, names[_BASE])
+    _, ins, outs = adaptable_layers.sizes_of(layer.layer)
+    shapes = [(*ins, rank), (rank, *outs)]
+    solved = [x.solve([y]) for x, y in zip(layer.layouts, shapes, strict=True)]
+    expected = {f: x.file_shape for f, x in zip(layer.factors, solved, strict=True)}
+    if stored != expected:
+        raise misuse(
+            f"{source.name}: the factors of {name!r} have other shapes. Nothing has "
+            "changed.",
+            [f"expected {expected}", f"got      {stored}"],
+            "Is it the adapter of another model?",
+        )
+
+
+def _check_base(name: str, source: Source, layer: _Layer, base: str) -> None:
+    """Raises unless the weight of a layer in the adapter is that of the model."""
+    solved, at = layer.weight.solved, layer.weight.at
+    held = layer.weight.arrays[0].value
+    is_same = source.tensors[base].shape == solved.file_shape
+    if is_same and not isinstance(held, jax.ShapeDtypeStruct):
+        whole = tuple(slice(0, size) for size in held.shape[len(at) :])
+        shape = solved.view_shape
+        given = solved.read(0, whole, lambda view: source.read(base, view, shape))
+        is_same = bool(jnp.array_equal(held[at], given.astype(held.dtype)))
+    if not is_same:
+        raise misuse(
+            f"{source.name}: the adapter has a weight of its own for {name!r}, which "
+            "is not that of the model. Nothing has changed.",
+            way_out="Is it the adapter of another model? If its weights were trained, "
+            "merge it in PEFT, and load the merged weights.",
+        )
 
 
 def _prepare(
-    model: Any, layers: Mapping[str, _Layer], kinds: Mapping[str, Adaptation]
+    model: Any, layers: Mapping[str, _Layer], kinds: Mapping[str, _Adaptation]
 ) -> list[Path]:
     """Adapts the layers, or checks that these, and these alone, are adapted."""
-    wanted: dict[Path, Adaptation] = {}
+    wanted: dict[Path, _Adaptation] = {}
+    places: dict[Path, set[tuple[int, ...]]] = {}
     for name, layer in layers.items():
+        places.setdefault(layer.path, set()).add(layer.at)
         if wanted.setdefault(layer.path, kinds[name]) != kinds[name]:
             raise ValueError(
-                f"The layers at {patterns.dotted(layer.path)} are stacked, so their "
+                f"The layers at {paths.dotted(layer.path)} are stacked, so their "
                 "adaptations need the same rank and scale."
             )
-    _check_stacked(layers)
+    for layer in layers.values():
+        shape = adaptable_layers.kernel_of(layer.layer).shape[: len(layer.at)]
+        count = len(places[layer.path])
+        if count != math.prod(shape):
+            raise ValueError(
+                f"The adapter has factors for {count} of the {math.prod(shape)} layers "
+                f"stacked at {paths.dotted(layer.path)}; nnx.surgery.unstack takes "
+                "them apart."
+            )
     adapted = {
-        part.path: _adaptation_of(part.value)
-        for part in selections.parts_of(model)
-        if adaptable_layers.is_adapted(part.value)
+        path: _adaptation_of(x)
+        for path, x in selections.parts_of(model)
+        if adaptable_layers.is_adapted(x)
     }
     if adapted and adapted != wanted:
-        raise ValueError(
-            errors.message(
-                "The adapter does not fit the layers that are adapted. Nothing has "
-                "changed.",
-                where="\n".join(_differences(adapted, wanted)[:12]),
-                way_out="Load it onto the model as it was before, or adapt just these "
-                "layers, with this rank and alpha.",
-            )
+        differing = [
+            f"{paths.dotted(path)}: the model has {adapted.get(path, 'none')}, the "
+            f"adapter {wanted.get(path, 'none')}"
+            for path in sorted({*adapted, *wanted})
+            if adapted.get(path) != wanted.get(path)
+        ]
+        raise misuse(
+            "The adapter does not fit the layers that are adapted. Nothing has "
+            "changed.",
+            differing,
+            "Load it onto the model as it was before, or adapt just these layers, with "
+            "this rank and alpha.",
         )
     if not adapted:
-        parts = [Part(layer.path, layer.layer) for layer in layers.values()]
+        parts = [selections.Part(layer.path, layer.layer) for layer in layers.values()]
         adaptable_layers.check(model, parts, "nnx.weights.load_adapter")
-        for adapter in {*wanted.values()}:
-            where = [patterns.dotted(p) for p, x in wanted.items() if x == adapter]
-            adaptations.add_lora(
-                model, where, rank=adapter.rank, alpha=adapter.alpha, rngs=Rngs(0)
-            )
+        for rank, alpha in {*wanted.values()}:
+            where = [paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)]
+            adaptations.add_lora(model, where, rank=rank, alpha=alpha, rngs=Rngs(0))
     return sorted(wanted)
 
 
-def _check_stacked(layers: Mapping[str, _Layer]) -> None:
-    """Raises unless all of the layers that are stacked are there."""
-    found: dict[Path, set[tuple[int, ...]]] = {}
-    for layer in layers.values():
-        found.setdefault(layer.path, set()).add(layer.at)
-    for layer in layers.values():
-        depth = len(layer.at)
-        shape = adaptable_layers.kernel_of(layer.layer).shape[:depth]
-        if len(found[layer.path]) != math.prod(shape):
-            raise ValueError(
-                f"The adapter has factors for {len(found[layer.path])} of the "
-                f"{math.prod(shape)} layers stacked at {patterns.dotted(layer.path)}; "
-                "nnx.surgery.unstack takes them apart."
-            )
+# ------------------------------------------------------------------ an adapter's config
+
+# What a config may say of LoRA as it is here; other keys must be off.
+_KNOWN = frozenset(
+    "alpha_pattern auto_mapping base_model_name_or_path corda_config "
+    "ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode "
+    "init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha "
+    "lora_dropout lora_ga_config megatron_config megatron_core peft_type peft_version "
+    "qalora_group_size r rank_pattern revision runtime_config target_modules task_type "
+    "use_rslora velora_config".split()
+)
+_OFF = (None, False, "none", [], {})
+# Ways to begin that leave the weights of the model as they were.
+_HARMLESS_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
-def _differences(
-    adapted: Mapping[Path, Adaptation], wanted: Mapping[Path, Adaptation]
-) -> list[str]:
-    """What differs between the adapted layers and those of the adapter."""
+def _config(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a config.
 
-    def said(adapter: Adaptation | None) -> str:
-        if adapter is None:
-            return "none"
-        return f"rank {adapter.rank}, alpha {adapter.alpha:g}"
-
-    return [
-        f"{patterns.dotted(path)}: the model has {said(adapted.get(path))}, the "
-        f"adapter {said(wanted.get(path))}"
-        for path in sorted({*adapted, *wanted})
-        if adapted.get(path) != wanted.get(path)
+    Raises:
+        ValueError: If the adapter has more than LoRA factors.
+        WeightsError: If the file is damaged.
+    """
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise errors.WeightsError(f"nnx.weights can't read {path}: {error}") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise ValueError(f"{path} is not of a LoRA adapter: no peft_type 'LORA'.")
+    wrong = [
+        f"{key}: {value!r}"
+        for key, value in config.items()
+        if key not in _KNOWN and value not in _OFF
     ]
+    start = config.get("init_lora_weights")
+    if start not in _HARMLESS_STARTS:
+        wrong.append(f"init_lora_weights: {start!r}, which changes the model's weights")
+    if wrong:
+        way_out = "Merge it in PEFT, and load the merged weights."
+        raise misuse(f"{path}: the adapter has more than LoRA factors.", wrong, way_out)
+    return config
 
 
-def _tensors(layer: _Layer, names: Mapping[str, str]) -> list[Tensor]:
-    """Both factors of a layer that is adapted, as tensors of a file."""
-    found = []
-    for factor, attribute, layout in zip(
-        layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True
-    ):
-        leaf = getattr(layer.layer.lora, attribute)
-        array = Array((*layer.path, "lora", attribute), leaf, leaf.get_raw_value())
-        solved = layout.solve([tuple(leaf.shape)[len(layer.at) :]])
-        found.append(Tensor(names[factor], (array,), layer.at, solved))
-    return found
+def _configured(config: Mapping[str, Any], name: str) -> _Adaptation:
+    """What a config says of a module; its patterns are read as by PEFT."""
+
+    def value(key: str, usual: Any) -> Any:
+        for pattern, x in (config.get(key) or {}).items():
+            if re.fullmatch(rf"(.*\.)?({pattern})", name):
+                return x
+        return usual
+
+    rank = int(value("rank_pattern", config.get("r", 8)))
+    alpha = float(value("alpha_pattern", config["lora_alpha"]))
+    by_root = math.sqrt(rank) if config.get("use_rslora") else 1
+    return _Adaptation(rank, alpha * by_root)
+
+
+def _written(kinds: Mapping[str, _Adaptation], known: Sequence[str]) -> dict[str, Any]:
+    """What PEFT wants to know of the modules that are adapted, of all that could be."""
+    listed = [*kinds.values()]
+    usual = max({*listed}, key=listed.count)
+    return {
+        "peft_type": "LORA",
+        "r": usual.rank,
+        "lora_alpha": _number(usual.alpha),
+        "rank_pattern": {n: x.rank for n, x in kinds.items() if x.rank != usual.rank},
+        "alpha_pattern": {
+            n: _number(x.alpha) for n, x in kinds.items() if x.alpha != usual.alpha
+        },
+        "target_modules": _targets([*kinds], known),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "use_dora": False,
+        "use_rslora": False,
+    }
+
+
+def _number(x: float) -> float:
+    return int(x) if x == int(x) else x
+
+
+def _targets(adapted: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The last parts of the names, if they mean these layers and no others."""
+    last = {name.rpartition(".")[2] for name in adapted}
+    meant = {name for name in known if name.rpartition(".")[2] in last}
+    are_words = not any(map(str.isdigit, last))
+    return sorted(last if are_words and meant == {*adapted} else adapted)

@@ -10,38 +10,28 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from graftree.core import patterns
-from graftree.core.graph import nodes
-from graftree.core.graph.nodes import Leaf
-from graftree.core.variables.variables import Variable
+from graftree.annotations import Path
+from graftree.core import paths, walks
 from graftree.nn import stacks
 from graftree.weights import layouts, sources, tables, torch_layouts
+from graftree.weights.torch_layouts import TorchTensor
 
 # What the same thing is called here and elsewhere; each word stands for the first.
-_WORDS = [
-    ("query", "q", "wq"),
-    ("key", "k", "wk"),
-    ("value", "v", "wv"),
-    ("out", "o", "wo", "dense"),
-    ("embed", "embedding", "wte", "tok", "embeddings", "tokens"),
-    ("position", "wpe", "pos", "positions"),
-    ("norm", "ln", "layernorm", "rmsnorm"),
-    ("attention", "attn", "selfattn", "self"),
-    ("blocks", "layers", "h", "block", "layer"),
-    ("head", "lm", "classifier"),
-    ("mlp", "ffn", "feedforward", "ff"),
-    ("final", "f", "last"),
-    ("up", "fc", "fc1", "w3"),
-    ("down", "proj", "fc2", "w2"),
-    ("gate", "w1"),
-    ("1", "input", "pre", "before"),
-    ("2", "post", "after"),
-]
-_MEANING = {word: words[0] for words in _WORDS for word in words}
+_WORDS = (
+    "query q wq, key k wk, value v wv, out o wo dense, position wpe pos positions, "
+    "embed embedding wte tok embeddings tokens, norm ln layernorm rmsnorm, "
+    "attention attn selfattn self, blocks layers h block layer, head lm classifier, "
+    "mlp ffn feedforward ff, final f last, up fc fc1 w3, down proj fc2 w2, gate w1, "
+    "1 input pre before, 2 post after"
+)
+_MEANING: dict[str, str] = {
+    word: words.split()[0] for words in _WORDS.split(", ") for word in words.split()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,175 +96,138 @@ def draft(path: Any, model: Any) -> Draft:
         })
     """
     with sources.open(path) as source:
-        theirs = _of_file({name: x.shape for name, x in source.tensors.items()})
+        shapes = {name: stored.shape for name, stored in source.tensors.items()}
         has_fused = any(name.endswith("in_proj_weight") for name in source.tensors)
-    ours = _of_model(model, has_fused)
-    fits = sorted(
-        (
-            (_likeness(name, path), name, path)
-            for name, tensors in theirs.items()
-            for path, part in ours.items()
-            if tensors == part and not _contradict(name, path)
-        ),
-        key=lambda fit: -fit[0],
-    )
+    theirs, ours = _parts(_of_file(shapes)), _parts(_of_model(model, has_fused))
+    fits = [
+        (_likeness(name, path), name, path)
+        for name, tensors in theirs.items()
+        for path, part in ours.items()
+        if tensors == part and not _contradict(name, path)
+    ]
+    fits.sort(key=lambda fit: -fit[0])
     chosen: dict[str, str] = {}
     for _, name, path in fits:
         if name not in chosen and path not in chosen.values():
             chosen[name] = path
-    doubtful = {
-        name: others
-        for name, path in chosen.items()
-        if (others := _others(name, path, fits))
-    }
-    return Draft(
-        {name: chosen[name] for name in theirs if name in chosen},
-        doubtful,
-        {
-            n: s
-            for n, part in theirs.items()
-            if n not in chosen
-            for n, s in _full(n, part)
-        },
-        {
-            p: s
-            for p, part in ours.items()
-            if p not in chosen.values()
-            for p, s in _full(p, part)
-        },
-    )
+    doubtful = {}
+    for name, path in chosen.items():
+        scores = {other: score for score, n, other in fits if n == name}
+        least = scores.pop(path) - 0.1
+        if others := [other for other, score in scores.items() if score >= least]:
+            doubtful[name] = others
+    entries = {name: chosen[name] for name in theirs if name in chosen}
+    names, rest = _left(theirs, chosen), _left(ours, [*chosen.values()])
+    return Draft(entries, doubtful, names, rest)
+
+
+_Shape = tuple[int, ...]
+# Of a layer: its name or path with indices taken out, these, and its tensors.
+_Layer = tuple[str, Iterable[tuple[int, ...]], Mapping[str, _Shape]]
 
 
 # What is compared: below a prefix, the tensors by name with their shape, and how many
 # there are of each index.
-class _Part(NamedTuple):
-    tensors: frozenset[tuple[str, tuple[int, ...]]]
-    counts: tuple[int, ...]
+_Part = tuple[frozenset[tuple[str, _Shape]], tuple[int, ...]]
 
 
-def _full(prefix: str, part: _Part) -> Iterable[tuple[str, tuple[int, ...]]]:
-    for name, shape in sorted(part.tensors):
-        yield f"{prefix}.{name}" if name else prefix, shape
+def _left(parts: Mapping[str, _Part], chosen: Container[str]) -> dict[str, _Shape]:
+    """The tensors of those that were not chosen."""
+    return {
+        f"{prefix}.{name}" if name else prefix: shape
+        for prefix, (tensors, _) in parts.items()
+        if prefix not in chosen
+        for name, shape in sorted(tensors)
+    }
 
 
-def _others(name: str, path: str, fits: Sequence[Any]) -> list[str]:
-    """The other paths that a name could be, if they are as similar."""
-    scores = {p: score for score, n, p in fits if n == name}
-    return [
-        p for p, score in scores.items() if p != path and score >= scores[path] - 0.1
-    ]
+def _parts(layers: Iterable[_Layer]) -> dict[str, _Part]:
+    """Takes layers that differ in indices alone together."""
+    shapes: dict[str, dict[str, _Shape]] = {}
+    indices: dict[str, set[tuple[int, ...]]] = {}
+    for pattern, numbers, tensors in layers:
+        shapes[pattern] = {**tensors, **shapes.get(pattern, {})}
+        indices.setdefault(pattern, set()).update(numbers)
+    return {
+        pattern: (
+            frozenset(tensors.items()),
+            tuple(len({*column}) for column in zip(*indices[pattern], strict=True)),
+        )
+        for pattern, tensors in shapes.items()
+    }
 
 
 _TENSOR_NAMES = {"weight", "bias", "running_mean", "running_var"}
 
 
-def _of_file(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, _Part]:
-    """The tensors of a file by layer, with indices taken out."""
-    found: dict[str, dict[str, Any]] = {}
-    indices: dict[str, set[tuple[int, ...]]] = {}
+def _of_file(shapes: Mapping[str, _Shape]) -> Iterator[_Layer]:
+    """The layers of a file, as far as names of tensors tell."""
     for name, shape in shapes.items():
         prefix, _, last = name.rpartition(".")
         if last not in _TENSOR_NAMES or not prefix:
             prefix, last = name, ""
-        pattern, numbers = _without_numbers(prefix)
-        found.setdefault(pattern, {}).setdefault(last, shape)
-        indices.setdefault(pattern, set()).add(numbers)
-    return {
-        pattern: _Part(frozenset(tensors.items()), _counts(indices[pattern]))
-        for pattern, tensors in found.items()
-    }
+        numbers = tuple(map(int, _NUMBER.findall(prefix)))
+        letters = _letters()
+        pattern = _NUMBER.sub(lambda _: next(letters), prefix)  # noqa: B023
+        yield pattern, [numbers], {last: shape}
 
 
-def _without_numbers(name: str) -> tuple[str, tuple[int, ...]]:
-    numbers: list[int] = []
-
-    def place(found: re.Match[str]) -> str:
-        numbers.append(int(found[0]))
-        return "{" + "ijklmn"[min(len(numbers), 6) - 1] + "}"
-
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", place, name), tuple(numbers)
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
-def _counts(numbers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(len({*column}) for column in zip(*numbers, strict=True))
+def _letters() -> Iterator[str]:
+    """The places of indices, from left to right."""
+    return itertools.chain(map("{{{}}}".format, "ijklm"), itertools.repeat("{n}"))
 
 
-def _of_model(model: Any, has_fused: bool) -> dict[str, _Part]:
-    """The layers of a model as PyTorch stores them, with indices taken out."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
-    indices: dict[str, set[tuple[int, ...]]] = {}
-    for path, numbers, tensors in _layers(model, (), (), (), has_fused):
-        found.setdefault(path, dict(tensors))
-        indices.setdefault(path, set()).update(numbers)
-    return {
-        path: _Part(frozenset(tensors.items()), _counts(indices[path]))
-        for path, tensors in found.items()
-    }
+def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
+    """The layers of a model as PyTorch stores them, and the arrays beside them.
 
+    All layers of a Stack are below it with a range as their key.
+    """
+    above = walks.Above()
 
-def _layers(
-    part: Any, path: Any, numbers: Any, stacked: Any, has_fused: bool
-) -> Iterable[Any]:
-    """Path, indices and tensors of each layer, and of each array beside them."""
-    if isinstance(part, stacks.Stack):
-        place = "ijklmn"[len(numbers) + len(stacked)]
-        below = (*path, "{" + place + "}")
-        more = (*stacked, part.length)
-        yield from _layers(part.layers, below, numbers, more, has_fused)
-        return
-    known = torch_layouts.tensors_of(part)
-    is_fused = any(len(tensor.attributes) > 1 for tensor in known or ())
-    if known is not None and (has_fused or not is_fused):
-        yield _spelled(path), _all(numbers, stacked), _shapes(part, known, len(stacked))
-        return
-    for key, value, is_data in nodes.children(part):
-        if is_data is False or tables.is_transient(value):
+    def known(x: Any) -> list[TorchTensor] | None:
+        tensors = torch_layouts.tensors_of(x)
+        is_fused = any(len(tensor.attributes) > 1 for tensor in tensors or ())
+        return None if is_fused and not has_fused else tensors
+
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        if above(x, path) is not None:
+            return None
+        if isinstance(x, stacks.Stack):
+            return [(range(x.length), x.layers)]
+        return [] if known(x) is not None else tables.parts_below(x)
+
+    for path, x in walks.walk(model, below):
+        depth = sum(isinstance(key, range) for key in path)
+        tensors = known(x)
+        if tables.is_array(x):
+            shapes = {"": tuple(getattr(x, "shape", ()))[depth:]}
+        elif tensors is not None:
+            shapes = {tensor.name: _shape(x, tensor, depth) for tensor in tensors}
+        else:
             continue
-        if isinstance(key, int):
-            place = "{" + "ijklmn"[len(numbers) + len(stacked)] + "}"
-            step, inner = place, (*numbers, key)
-        else:
-            step, inner = key, numbers
-        if isinstance(value, Variable) or nodes.kind_of(value) is Leaf.ARRAY:
-            shape = tuple(getattr(value, "shape", ()))[len(stacked) :]
-            yield _spelled((*path, step)), _all(inner, stacked), {"": shape}
-        else:
-            yield from _layers(value, (*path, step), inner, stacked, has_fused)
+        along = [key for key in path if isinstance(key, int | range)]
+        numbers = [key if isinstance(key, range) else (key,) for key in along]
+        yield _spelled(path), itertools.product(*numbers), shapes
 
 
-def _all(numbers: tuple[int, ...], stacked: Sequence[int]) -> list[tuple[int, ...]]:
-    """All indices that a layer has, with those of the Stacks that it is in."""
-    return [
-        (*numbers, *more) for more in itertools.product(*[range(n) for n in stacked])
-    ]
+def _shape(layer: Any, tensor: TorchTensor, depth: int) -> _Shape:
+    """The shape that PyTorch has for a tensor of a layer, without those stacked."""
+    held = [operator.attrgetter(path)(layer) for path in tensor.attributes]
+    shapes = [tuple(x.shape)[depth:] for x in held]
+    return layouts.solved(tensor.layout, shapes).file_shape
 
 
-def _shapes(layer: Any, known: Sequence[Any], depth: int) -> dict[str, Any]:
-    """The shapes that PyTorch has for the tensors of a layer."""
-    shapes = {}
-    for tensor in known:
-        ours = []
-        for path in tensor.attributes:
-            held = layer
-            for name in path:
-                held = getattr(held, name)
-            ours.append(tuple(held.shape)[depth:])
-        text = tensor.layout
-        if text is None:
-            shapes[tensor.name] = ours[0]
-        else:
-            layout = layouts.parse(text, {}, len(ours))
-            shapes[tensor.name] = layout.solve(ours).file_shape
-    return shapes
-
-
-def _spelled(path: Sequence[Any]) -> str:
+def _spelled(path: Path) -> str:
+    """A path with places for its indices, as tables have it."""
+    letters = _letters()
     texts = [
-        f"[{key}]" if str(key).startswith("{") else patterns.dotted((key,))
+        f"[{next(letters)}]" if isinstance(key, int | range) else paths.key_text(key)
         for key in path
     ]
-    joined = "".join(t if t.startswith("[") else f".{t}" for t in texts)
-    return joined.removeprefix(".")
+    return "".join(texts).removeprefix(".")
 
 
 def _likeness(name: str, path: str) -> float:
@@ -293,12 +246,8 @@ def _contradict(name: str, path: str) -> bool:
 
 
 _TOPICS = {
-    word: topic
-    for topic, words in (
-        ("attention", ("attention", "query", "key", "value", "qkv")),
-        ("mlp", ("mlp", "up", "down", "gate")),
-    )
-    for word in words
+    **dict.fromkeys("attention query key value qkv".split(), "attention"),
+    **dict.fromkeys("mlp up down gate".split(), "mlp"),
 }
 
 # What several words together mean.
@@ -316,7 +265,6 @@ _PHRASES = {
 def _meanings(text: str) -> list[str]:
     for phrase, meaning in _PHRASES.items():
         text = text.replace(phrase, meaning)
-    words = re.findall(r"[a-z]+[0-9]*|[0-9]+", re.sub(r"\{\w\}", "", text.lower()))
-    return [
-        _MEANING.get(word, word) for word in words if word not in ("proj", "weight")
-    ]
+    text = re.sub(r"\{\w\}", "", text.lower())
+    words: list[str] = re.findall(r"[a-z]+[0-9]*|[0-9]+", text)
+    return [_MEANING.get(x, x) for x in words if x not in ("proj", "weight")]

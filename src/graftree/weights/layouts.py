@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graftree import errors
+from graftree.weights.stored_tensors import misuse
 
 PART = "part"
 
@@ -76,6 +76,16 @@ class Layout:
         """All units, in the order of the file."""
         return tuple(unit for group in self.groups for unit in group)
 
+    @functools.cached_property
+    def axes(self) -> list[Axis]:
+        """All axes of the file, in its order."""
+        return [axis for unit in self.units for axis in unit.axes]
+
+    @functools.cached_property
+    def order(self) -> list[str]:
+        """All names of our axes, in our order."""
+        return [name for group in self.ours for name in group]
+
     def solve(self, shapes: Sequence[Shape]) -> Solved:
         """Finds the sizes of all axes.
 
@@ -113,7 +123,7 @@ class Solved:
     def __init__(self, layout: Layout, sizes: Sequence[dict[str, int]]) -> None:
         self.layout = layout
         self.sizes = sizes
-        lengths = {unit: self._length(unit) for unit in layout.units}
+        lengths = {unit: self._total(unit) for unit in layout.units}
         self.view_shape = tuple(lengths[unit] for unit in layout.units)
         self.file_shape = tuple(
             math.prod(lengths[unit] for unit in group) for group in layout.groups
@@ -168,28 +178,19 @@ class Solved:
         self, x: np.ndarray, part: int, wanted: Mapping[str, slice]
     ) -> np.ndarray:
         """Gives a piece of the view the axes of ours."""
-        axes = [axis for unit in self.layout.units for axis in unit.axes]
-        firsts = {unit.axes[0].name for unit in self.layout.units}
-        sizes = self.sizes[part]
-
-        def length(name: str) -> int:
-            piece = wanted[name]
-            return piece.stop - piece.start if name in firsts else sizes[name]
-
-        x = x.reshape([length(axis.name) for axis in axes])
-        x = x[tuple(slice(None, None, -1 if a.is_reversed else 1) for a in axes)]
-        # Within a unit only its first axis was cut.
-        x = x[tuple(slice(None) if a.name in firsts else wanted[a.name] for a in axes)]
+        axes, order = self.layout.axes, self.layout.order
         names = [axis.name for axis in axes]
+        firsts = {unit.axes[0].name for unit in self.layout.units}
+        # Within a unit only its first axis was cut.
+        lengths = self.sizes[part] | {x: _length(wanted[x]) for x in firsts}
+        x = _flipped(x.reshape([lengths[name] for name in names]), axes)
+        x = x[tuple(slice(None) if y in firsts else wanted[y] for y in names)]
         if PART in names:
             x = x.squeeze(names.index(PART))
             names.remove(PART)
-        order = [name for group in self.layout.ours for name in group]
         x = x.transpose([names.index(name) for name in order])
-        lengths = dict(zip(order, x.shape, strict=True))
-        return x.reshape(
-            [math.prod(lengths[name] for name in group) for group in self.layout.ours]
-        )
+        ours = self.layout.ours
+        return x.reshape([math.prod(_length(wanted[y]) for y in z) for z in ours])
 
     def to_file(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Makes the tensor of the file from our arrays, the inverse of reading."""
@@ -199,19 +200,15 @@ class Solved:
         return whole.reshape(self.file_shape)
 
     def _view(self, x: np.ndarray, part: int) -> np.ndarray:
-        sizes = self.sizes[part]
-        order = [name for group in self.layout.ours for name in group]
-        x = x.reshape([sizes[name] for name in order])
-        axes = [axis for unit in self.layout.units for axis in unit.axes]
-        present = [axis for axis in axes if axis.name != PART]
-        x = x.transpose([order.index(axis.name) for axis in present])
-        x = x[tuple(slice(None, None, -1 if a.is_reversed else 1) for a in present)]
+        order = self.layout.order
+        axes = [axis for axis in self.layout.axes if axis.name != PART]
+        x = x.reshape([self.sizes[part][name] for name in order])
+        x = _flipped(x.transpose([order.index(axis.name) for axis in axes]), axes)
         return x.reshape([self._product(unit, part) for unit in self.layout.units])
 
-    def _length(self, unit: Unit) -> int:
+    def _total(self, unit: Unit) -> int:
         """The size of a unit, of all parts together."""
-        parts = range(len(self.sizes))
-        products = [self._product(unit, part) for part in parts]
+        products = [self._product(unit, part) for part in range(len(self.sizes))]
         if unit.is_fused:
             return sum(products)
         if len({*products}) > 1:
@@ -224,6 +221,14 @@ class Solved:
     def _product(self, unit: Unit, part: int) -> int:
         """The size of a unit, of one part."""
         return math.prod(self.sizes[part][axis.name] for axis in unit.axes)
+
+
+def _flipped(x: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    return np.flip(x, tuple(i for i, axis in enumerate(axes) if axis.is_reversed))
+
+
+def _length(piece: slice) -> int:
+    return piece.stop - piece.start
 
 
 def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
@@ -241,9 +246,18 @@ def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
     return pieces, slice(start - first * inner, stop - first * inner)
 
 
-# Reading what was written.
+# Reading what was written. What is refused raises a ValueError with the reason alone,
+# up to `parse`.
 
-_ITEM = re.compile(r"\s*(\+?)(?:\(([^()]*)\)|(~?[A-Za-z_]\w*|1)(?![\w~]))")
+
+def solved(layout: Layout | str | None, shapes: Sequence[Shape]) -> Solved:
+    """A layout with the sizes of our arrays; ``None``: the file has the same axes."""
+    if layout is None:
+        axes = " ".join(f"a{axis}" for axis in range(len(shapes[0])))
+        layout = f"{axes} -> {axes}"
+    if isinstance(layout, str):
+        layout = parse(layout, {}, len(shapes))
+    return layout.solve(shapes)
 
 
 def parse(text: str, sizes: Mapping[str, int], parts: int) -> Layout:
@@ -257,49 +271,59 @@ def parse(text: str, sizes: Mapping[str, int], parts: int) -> Layout:
     Raises:
         ValueError: If it is malformed, or can't be read in both directions.
     """
-    sides = text.split("->")
-    if len(sides) != 2:
-        raise _refused(text, "it needs one '->', with the axes of the file on its left")
-    left, right = _groups(text, sides[0]), _groups(text, sides[1])
-    ours = [[axis for unit in group for axis in unit.axes] for group in right]
-    if any(axis.is_reversed for group in ours for axis in group) or any(
-        unit.is_fused for group in right for unit in group
-    ):
-        raise _refused(
-            text, f"'+', '~' and {PART!r} belong to the left, where the file is"
-        )
-    names = tuple(tuple(axis.name for axis in group) for group in ours)
-    layout = Layout(text, left, names, dict(sizes))
-    _check(layout, parts)
+    try:
+        left, right = _sides(text)
+        ours = tuple(tuple(x.name for unit in y for x in unit.axes) for y in right)
+        layout = Layout(text, left, ours, dict(sizes))
+        _check(layout, parts)
+    except ValueError as error:
+        raise misuse(
+            f"The layout {text!r} is refused: {error}.",
+            way_out="Write the axes of the file, '->', and those of the array, as "
+            "in '(h d) e -> e h d'; each axis once on each side.",
+        ) from None
     return layout
 
 
-def _groups(text: str, side: str) -> tuple[tuple[Unit, ...], ...]:
+_Groups = tuple[tuple[Unit, ...], ...]
+
+
+def _sides(text: str) -> tuple[_Groups, _Groups]:
+    """The groups of the file, and ours."""
+    sides = text.split("->")
+    if len(sides) != 2:
+        raise ValueError("it needs one '->', with the axes of the file on its left")
+    left, right = map(_groups, sides)
+    units = [unit for group in right for unit in group]
+    if any(x.is_fused or any(a.is_reversed for a in x.axes) for x in units):
+        raise ValueError(f"'+', '~' and {PART!r} belong to the left, where the file is")
+    return left, right
+
+
+def _groups(side: str) -> _Groups:
     """The groups of one side."""
     groups = []
-    for plus, inner, axis in _items(text, side):
-        if axis is not None:
-            units = [Unit(_axes(axis), bool(plus) or axis == PART)]
-        elif plus:
-            parts = _items(text, inner)
-            units = [Unit(tuple(a for part in parts for a in _axes(part[2])), True)]
+    for plus, inner, axis in _items(side):
+        if plus and inner is not None:
+            units = [Unit(tuple(a for x in _items(inner) for a in _axes(x[2])), True)]
         else:
-            units = [
-                Unit(_axes(axis), bool(plus) or axis == PART)
-                for plus, _, axis in _items(text, inner)
-            ]
+            listed = [(plus, None, axis)] if inner is None else _items(inner)
+            units = [Unit(_axes(a), bool(p) or a == PART) for p, _, a in listed]
         groups.append(tuple(unit for unit in units if unit.axes))
     return tuple(groups)
 
 
-def _items(text: str, side: str) -> list[tuple[str, Any, Any]]:
+_ITEM = re.compile(r"\s*(\+?)(?:\(([^()]*)\)|(~?[A-Za-z_]\w*|1)(?![\w~]))")
+
+
+def _items(side: str) -> list[tuple[str, Any, Any]]:
     """Plus, group and axis of each item; the group or the axis is ``None``."""
     items, position, side = [], 0, side.rstrip()
     while position < len(side):
         found = _ITEM.match(side, position)
         if found is None:
-            raise _refused(text, f"{side[position:].strip()!r} can't be read")
-        items.append((found[1], found[2], found[3]))
+            raise ValueError(f"{side[position:].strip()!r} can't be read")
+        items.append(found.groups())
         position = found.end()
     return items
 
@@ -312,40 +336,22 @@ def _axes(text: str | None) -> tuple[Axis, ...]:
 
 def _check(layout: Layout, parts: int) -> None:
     """Raises unless the layout can be read in both directions."""
-    text = layout.text
-    left = [axis.name for unit in layout.units for axis in unit.axes]
-    right = [name for group in layout.ours for name in group]
-    for name in {*left, *right}:
+    left, right = [axis.name for axis in layout.axes], layout.order
+    for name in (*left, *right):
         if left.count(name) > 1 or right.count(name) > 1:
-            raise _refused(text, f"the axis {name!r} occurs twice on one side")
-    for name in {*left, *right} - {PART}:
-        if name not in left or name not in right:
-            raise _refused(text, f"the axis {name!r} is on one side only")
-    fused = sum(unit.is_fused for unit in layout.units)
-    if fused != (parts > 1):
-        raise _refused(
-            text,
-            f"{parts} arrays in one tensor need one '+' or {PART!r}, on the left"
-            if parts > 1
-            else f"'+' and {PART!r} need several paths, in a list",
-        )
+            raise ValueError(f"the axis {name!r} occurs twice on one side")
+        if name != PART and (name not in left or name not in right):
+            raise ValueError(f"the axis {name!r} is on one side only")
+    if sum(unit.is_fused for unit in layout.units) != (parts > 1):
+        if parts == 1:
+            raise ValueError(f"'+' and {PART!r} need several paths, in a list")
+        places = f"one '+' or {PART!r}, on the left"
+        raise ValueError(f"{parts} arrays in one tensor need {places}")
     for name, size in layout.sizes.items():
         if name not in right or not isinstance(size, int) or size < 1:
-            raise _refused(text, f"the size {name}={size!r} is of no use")
+            raise ValueError(f"the size {name}={size!r} is of no use")
     for group in layout.ours:
         unknown = [name for name in group if name not in layout.sizes]
         if len(unknown) > 1:
-            raise _refused(
-                text,
-                f"of {' and '.join(unknown)} on the right, all but one need a size",
-            )
-
-
-def _refused(text: str, reason: str) -> ValueError:
-    return ValueError(
-        errors.message(
-            f"The layout {text!r} is refused: {reason}.",
-            way_out="Write the axes of the file, '->', and those of the array, as in "
-            "'(h d) e -> e h d'; each axis once on each side.",
-        )
-    )
+            names = " and ".join(unknown)
+            raise ValueError(f"of {names} on the right, all but one need a size")

@@ -2,29 +2,30 @@
 
 Names, shapes and dtypes are compared first, from the headers of the file; then each
 device gets its part of each array, read from the file piece by piece, one array at a
-time; and the model is written last.
+time; and the model is written last. Nothing that is divided is ever whole on the host.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
-from graftree import errors
+from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import patterns
-from graftree.core.graph import updates
-from graftree.core.graph.fits import Misfit
+from graftree.core import paths, patterns, walks
+from graftree.core.graph import fits, flattening, nodes, updates
 from graftree.core.text import short_forms
-from graftree.core.text.short_forms import describe_shape
-from graftree.weights import placing, slices, sources, tables
-from graftree.weights.layouts import Index
-from graftree.weights.stored_tensors import Source
+from graftree.core.variables import partitioning, variables
+from graftree.weights import layouts, sources, stored_tensors, tables
+from graftree.weights.stored_tensors import Source, misuse
 from graftree.weights.tables import Array, Tensor
 
 M = TypeVar("M")
@@ -81,14 +82,9 @@ def load(
         (2, 3)
     """
     mapping = tables.as_mapping(mapping)
-    tensors = mapping.tensors(model)
     with sources.open(path) as source:
-        chosen = _compare(model, source, mapping, tensors, _Dtypes(dtype), missing)
-        places = placing.Places(shardings, [array for array, _, _ in chosen])
-        arrays = {
-            array.path: places.put(array, to, _Reader(parts, to, source, mapping))
-            for array, parts, to in chosen
-        }
+        chosen = _compare(model, source, mapping, _Dtypes(dtype), missing)
+        arrays = _read(chosen, shardings)
     updates.write_at(model, arrays)
     return model
 
@@ -96,113 +92,31 @@ def load(
 def arrays_from(source: Source, tensors: Sequence[Tensor]) -> dict[Path, Any]:
     """Reads tensors that are known to fit, as the arrays that they are in the model."""
     arrays = _by_array(tensors)
-    places = placing.Places(None, [array for array, _ in arrays])
-    found = {}
-    for array, parts in arrays:
-        dtype = array.value.dtype
-        read = _Reader(parts, dtype, source, tables.Mapping({}))
-        found[array.path] = places.put(array, dtype, read)
-    return found
+    return _read([_Pieces(x, parts, x.value.dtype, source, {}) for x, parts in arrays])
 
 
 class _Part(NamedTuple):
     """A tensor that an array is made of, and which of its arrays this one is."""
 
     tensor: Tensor
-    part: int
+    number: int
 
 
-def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, dict[Any, _Part]]]:
-    """The arrays, each with its tensors by their place in it."""
-    found: dict[Path, tuple[Array, dict[Any, _Part]]] = {}
+# By their place in an array.
+_Parts = Mapping[tuple[int, ...], _Part]
+
+
+def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, _Parts]]:
+    """The arrays, each with the tensors that it is made of."""
+    found: dict[Path, tuple[Array, dict[tuple[int, ...], _Part]]] = {}
     for tensor in tensors:
-        for part, array in enumerate(tensor.arrays):
+        for number, array in enumerate(tensor.arrays):
             parts = found.setdefault(array.path, (array, {}))[1]
-            parts[tensor.at] = _Part(tensor, part)
+            parts[tensor.at] = _Part(tensor, number)
     return [*found.values()]
 
 
-class _Reader(placing.Reader):
-    """Reads an array from the tensors that it is made of."""
-
-    def __init__(
-        self,
-        parts: Mapping[Any, _Part],
-        dtype: Any,
-        source: Source,
-        mapping: tables.Mapping,
-    ) -> None:
-        self._parts = parts
-        self._dtype = dtype
-        self._source = source
-        self._mapping = mapping
-        self._depth = len(next(iter(parts)))
-
-    def read(self, index: Index) -> np.ndarray:
-        """Reads a piece."""
-        if not self._depth:
-            return self._read(self._parts[()], index)
-        outer, inner = index[: self._depth], index[self._depth :]
-        whole = None
-        for at in itertools.product(*[range(p.start, p.stop) for p in outer]):
-            part = self._read(self._parts[at], inner)
-            if whole is None:
-                whole = _layers_like(part, [p.stop - p.start for p in outer])
-            whole[tuple(i - p.start for i, p in zip(at, outer, strict=True))] = part
-        if whole is None:
-            return np.empty([p.stop - p.start for p in index], self._dtype)
-        return whole
-
-    def _read(self, part: _Part, index: Index) -> np.ndarray:
-        found = _piece(part, index, self._source, self._mapping)
-        return found.astype(self._dtype, copy=False)
-
-    def run_bytes(self, index: Index) -> int:
-        """How many bytes of a piece follow each other in the file."""
-        tensor, part = next(iter(self._parts.values()))
-        solved = tensor.solved
-        view = solved.view_index(part, index[self._depth :])
-        bounds = slices.bounds_of(solved.view_shape, view)
-        return slices.runs(bounds, self._source.tensors[tensor.name].dtype.itemsize)[0]
-
-
-def _layers_like(part: np.ndarray, outer: Sequence[int]) -> np.ndarray:
-    """An array for layers like this one, whose axes lie in memory as here.
-
-    So copying one into it goes through both in order.
-    """
-    order = sorted(range(part.ndim), key=lambda axis: -abs(part.strides[axis]))
-    made = np.empty([*outer, *[part.shape[axis] for axis in order]], part.dtype)
-    back = [len(outer) + order.index(axis) for axis in range(part.ndim)]
-    return made.transpose([*range(len(outer)), *back])
-
-
-def _piece(
-    part: _Part, index: Index, source: Source, mapping: tables.Mapping
-) -> np.ndarray:
-    """A piece of one tensor, in the axes of the array."""
-    tensor = part.tensor
-    solved = tensor.solved
-
-    def of_name(name: str) -> np.ndarray:
-        def get(view: Index) -> np.ndarray:
-            return source.read(name, view, solved.view_shape)
-
-        return solved.read(part.part, index, get)
-
-    found = of_name(tensor.name)
-    for again, name in mapping.tied.items():
-        if name == tensor.name and again in source.tensors:
-            is_alike = source.tensors[again] == source.tensors[name]
-            if not is_alike or of_name(again).tobytes() != found.tobytes():
-                raise ValueError(
-                    errors.message(
-                        f"{again!r} and {name!r} are tied in the table of weights, "
-                        f"and differ in {source.name}.",
-                        way_out="Give each an entry of its own. Nothing has changed.",
-                    )
-                )
-    return found
+# What is loaded.
 
 
 class _Dtypes:
@@ -219,9 +133,8 @@ class _Dtypes:
         self._unused = {where for where, _, _ in self._rules if where is not ...}
         for _, _, wanted in self._rules:
             if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-                raise ValueError(
-                    f"nnx.weights.load: JAX has no {wanted} without jax_enable_x64."
-                )
+                what = f"JAX has no {wanted} without jax_enable_x64."
+                raise ValueError(f"nnx.weights.load: {what}")
 
     def of(self, array: Array, given: np.dtype) -> tuple[np.dtype, bool]:
         """The dtype of an array, and whether what the file has may become that."""
@@ -262,76 +175,55 @@ def _is_floating(dtype: Any) -> bool:
 
 
 def _compare(
-    model: Any,
-    source: Source,
-    mapping: tables.Mapping,
-    tensors: Sequence[Tensor],
-    dtypes: _Dtypes,
-    missing: Any,
-) -> list[tuple[Array, dict[Any, _Part], np.dtype]]:
-    """What is loaded: arrays, what they are made of, their dtypes.
+    model: Any, source: Source, mapping: tables.Mapping, dtypes: _Dtypes, missing: Any
+) -> list[_Pieces]:
+    """What is loaded.
 
     Raises:
         StateMismatchError: With all that does not fit.
     """
-    may_miss = (
-        (lambda path, leaf: False)
-        if missing is None
-        else patterns.to_predicate(missing)
-    )
+    may_miss = patterns.to_predicate([] if missing is None else missing)
+    tensors = mapping.tensors(model)
     taken, lacking, misfits = [], [], []
-    reached = set[Path]()
     for array, parts in _by_array(tensors):
-        reached.add(array.path)
-        absent = [
-            p.tensor.name for p in parts.values() if p.tensor.name not in source.tensors
-        ]
-        is_kept = len(absent) == len(parts) and may_miss(array.path, array.leaf)
+        names = [part.tensor.name for part in parts.values()]
+        absent = [name for name in names if name not in source.tensors]
+        is_kept = absent == names and may_miss(array.path, array.leaf)
         if not absent:
-            wanted, wrong = _fit(array, parts, source, dtypes)
-            taken.append((array, parts, wanted))
+            dtype, wrong = _fit(array, parts, source, dtypes)
+            taken.append(_Pieces(array, parts, dtype, source, mapping.tied))
             misfits += wrong
         elif not is_kept or _is_abstract(array):
             lacking += [(name, array) for name in absent]
     without = [
         array
-        for array in tables.arrays_of(model).values()
-        if array.path not in reached
-        and not tables.is_transient(array.leaf)
-        and (_is_abstract(array) or not may_miss(array.path, array.leaf))
+        for array in tables.left_out(model, tensors)
+        if _is_abstract(array) or not may_miss(array.path, array.leaf)
     ]
     known = {tensor.name for tensor in tensors} | {*mapping.tied}
     extra = [n for n in source.tensors if n not in known and not mapping.ignores(n)]
     if lacking or without or extra or misfits:
         raise _error(source, lacking, without, extra, misfits)
-    dtypes.check_used([array for array, _, _ in taken])
+    dtypes.check_used([pieces.array for pieces in taken])
     return taken
 
 
 def _fit(
-    array: Array, parts: Mapping[Any, _Part], source: Source, dtypes: _Dtypes
-) -> tuple[Any, list[Misfit]]:
+    array: Array, parts: _Parts, source: Source, dtypes: _Dtypes
+) -> tuple[Any, list[fits.Misfit]]:
     """The dtype of an array, and what does not fit."""
-    wrong = []
-    wanted: Any = None
-    for part in parts.values():
-        tensor = part.tensor
-        stored = source.tensors[tensor.name]
-        if stored.shape != tensor.solved.file_shape:
-            wrong.append(
-                Misfit(
-                    array.path,
-                    "shape",
-                    f"{tensor.name} {describe_shape(tensor.solved.file_shape)}",
-                    describe_shape(stored.shape),
-                )
-            )
+    wrong, wanted = list[fits.Misfit](), None
+    misfit = functools.partial(fits.Misfit, array.path)
+    for tensor, _ in parts.values():
+        stored, shape = source.tensors[tensor.name], tensor.solved.file_shape
+        if stored.shape != shape:
+            expected = f"{tensor.name} {short_forms.describe_shape(shape)}"
+            given = short_forms.describe_shape(stored.shape)
+            wrong.append(misfit("shape", expected, given))
         dtype, is_allowed = dtypes.of(array, stored.dtype)
-        if not is_allowed or (wanted is not None and dtype != wanted):
-            wrong.append(
-                Misfit(array.path, "dtype", f"{wanted or dtype}", f"{stored.dtype}")
-            )
         wanted = dtype if wanted is None else wanted
+        if not is_allowed or dtype != wanted:
+            wrong.append(misfit("dtype", str(wanted), str(stored.dtype)))
     return wanted, wrong
 
 
@@ -339,41 +231,38 @@ def _is_abstract(array: Array) -> bool:
     return isinstance(array.value, jax.ShapeDtypeStruct)
 
 
-_MOST = 12
-
-
 def _error(
     source: Source,
     lacking: Sequence[tuple[str, Array]],
     without: Sequence[Array],
     extra: Sequence[str],
-    misfits: Sequence[Misfit],
+    misfits: Sequence[fits.Misfit],
 ) -> errors.StateMismatchError:
     """The error that lists all that does not fit."""
-    lines = _listed(
-        "missing in the file", [f"{n}, for {tables.describe(x)}" for n, x in lacking]
-    )
-    lines += _listed("not in the table", [tables.describe(array) for array in without])
-    lines += _listed(
-        "unexpected in the file",
-        [f"{n}: {short_forms.describe(source.tensors[n])}" for n in extra],
-    )
-    lines += _listed(
-        "that don't fit",
-        [
-            f"{patterns.dotted(m.path)}: expected {m.what} {m.expected}, got {m.given}"
+    lists = {
+        "missing in the file": [f"{n}, for {tables.describe(x)}" for n, x in lacking],
+        "not in the table": [*map(tables.describe, without)],
+        "unexpected in the file": [
+            f"{name}: {short_forms.describe(source.tensors[name])}" for name in extra
+        ],
+        "that don't fit": [
+            f"{paths.dotted(m.path)}: expected {m.what} {m.expected}, got {m.given}"
             for m in misfits
         ],
-    )
+    }
+    are_floating = [
+        _is_floating(m.expected) and _is_floating(m.given)
+        for m in misfits
+        if m.what == "dtype"
+    ]
     ways = []
     if lacking or without:
         ways.append("missing= says which arrays of the model may stay what they are.")
     if extra:
         ways.append("ignore= of the Mapping says which tensors are left out.")
-    dtypes = [(m.expected, m.given) for m in misfits if m.what == "dtype"]
-    if any(all(map(_is_floating, pair)) for pair in dtypes):
+    if any(are_floating):
         ways.append("dtype= says to which dtype the arrays are converted.")
-    if not all(all(map(_is_floating, pair)) for pair in dtypes):
+    if not all(are_floating):
         ways.append(
             "dtype= is for floating numbers alone. ignore= the others, or convert them "
             "first, and load the dict of tensors."
@@ -383,10 +272,10 @@ def _error(
         errors.message(
             f"nnx.weights.load: {source.name} does not fit the model. "
             "Nothing has changed.",
-            where="\n".join(lines),
+            where="\n".join([y for title, x in lists.items() for y in _cut(title, x)]),
             way_out="\n".join(ways),
         ),
-        [array.path for _, array in lacking] + [array.path for array in without],
+        [array.path for array in (*[x for _, x in lacking], *without)],
         [(name,) for name in extra],
         misfits,
     )
@@ -407,9 +296,203 @@ def _prefix_hint(lacking: Sequence[str], extra: Sequence[str]) -> list[str]:
     return []
 
 
-def _listed(title: str, lines: Sequence[str]) -> list[str]:
-    if not lines:
-        return []
-    shown = [f"{len(lines)} {title}:", *[f"  {line}" for line in lines[:_MOST]]]
-    rest = len(lines) - _MOST
-    return [*shown, f"  and {rest} more"] if rest > 0 else shown
+_MOST = 12
+
+
+def _cut(title: str, lines: Sequence[str]) -> list[str]:
+    shown = [f"{len(lines)} {title}:"] * bool(lines)
+    shown += [f"  {line}" for line in lines[:_MOST]]
+    return shown + [f"  and {len(lines) - _MOST} more"] * (len(lines) > _MOST)
+
+
+# How it is read.
+
+
+class _Pieces(NamedTuple):
+    """An array that is read piece by piece from the tensors that it is made of."""
+
+    array: Array
+    parts: _Parts
+    dtype: Any
+    source: Source
+    tied: Mapping[str, str]
+
+    @property
+    def _depth(self) -> int:
+        """How many of its axes are those of stacked tensors."""
+        return len(next(iter(self.parts)))
+
+    def read(self, index: layouts.Index) -> np.ndarray:
+        """Reads a piece; it may be a view, with its axes in another order in memory."""
+        outer, inner = index[: self._depth], index[self._depth :]
+        if not outer:
+            return self._read_from(self.parts[()], index)
+        whole = None
+        for at in itertools.product(*[range(p.start, p.stop) for p in outer]):
+            part = self._read_from(self.parts[at], inner)
+            if whole is None:
+                whole = _layers_like(part, [p.stop - p.start for p in outer])
+            whole[tuple(i - p.start for i, p in zip(at, outer, strict=True))] = part
+        if whole is None:
+            return np.empty([p.stop - p.start for p in index], self.dtype)
+        return whole
+
+    def run_bytes(self, index: layouts.Index) -> int:
+        """How many bytes of a piece follow each other in the file."""
+        tensor, number = next(iter(self.parts.values()))
+        view = tensor.solved.view_index(number, index[self._depth :])
+        bounds = stored_tensors.bounds_of(tensor.solved.view_shape, view)
+        itemsize = self.source.tensors[tensor.name].dtype.itemsize
+        return stored_tensors.runs(bounds, itemsize)[0]
+
+    def _read_from(self, part: _Part, index: layouts.Index) -> np.ndarray:
+        """Reads a piece of one tensor, in the axes of the array."""
+        (name, _, _, solved), number = part
+        held = self.source.tensors
+
+        def read(name: str) -> np.ndarray:
+            def get(view: layouts.Index) -> np.ndarray:
+                return self.source.read(name, view, solved.view_shape)
+
+            return solved.read(number, index, get)
+
+        found = read(name)
+        for again in [x for x, other in self.tied.items() if other == name]:
+            is_same = again not in held or (
+                held[again] == held[name] and read(again).tobytes() == found.tobytes()
+            )
+            if not is_same:
+                raise misuse(
+                    f"{again!r} and {name!r} are tied in the table of weights, and "
+                    f"differ in {self.source.name}.",
+                    way_out="Give each an entry of its own. Nothing has changed.",
+                )
+        return found.astype(self.dtype, copy=False)
+
+
+def _layers_like(part: np.ndarray, outer: Sequence[int]) -> np.ndarray:
+    """An array for layers like this one, whose axes lie in memory as here.
+
+    So copying one into it goes through both in order.
+    """
+    order = sorted(range(part.ndim), key=lambda axis: -abs(part.strides[axis]))
+    made = np.empty([*outer, *[part.shape[axis] for axis in order]], part.dtype)
+    back = [len(outer) + order.index(axis) for axis in range(part.ndim)]
+    return made.transpose([*range(len(outer)), *back])
+
+
+# Where it goes.
+
+
+def _read(chosen: Sequence[_Pieces], shardings: Any = None) -> dict[Path, Any]:
+    """Reads arrays, each to where it belongs.
+
+    Raises:
+        ValueError: If ``shardings`` lacks one of the arrays, or an abstract array is
+            annotated and there is no mesh.
+    """
+    arrays = [pieces.array for pieces in chosen]
+    if shardings is None:
+        targets = {array.path: _target(array) for array in arrays}
+    elif isinstance(shardings, Sharding):
+        targets = dict.fromkeys([array.path for array in arrays], shardings)
+    else:
+        targets = _by_path(shardings)
+    lacking = [array.path for array in arrays if array.path not in targets]
+    if lacking:
+        raise misuse(
+            "shardings= of nnx.weights.load lacks arrays of the model.",
+            where=map(paths.dotted, lacking),
+            way_out="Pass nnx.get_named_sharding(nnx.state(model), mesh), or one "
+            "sharding for all.",
+        )
+    return {x.array.path: _put(x, targets[x.array.path]) for x in chosen}
+
+
+def _by_path(tree: Any) -> dict[Path, Sharding]:
+    """The shardings in a tree like the state of a model, or in an object."""
+
+    def below(x: Any, _: Path) -> list[tuple[Any, Any]]:
+        return [child[:2] for child in nodes.children(flattening.raw_of(x))]
+
+    found = [(path, flattening.raw_of(x)) for path, x in walks.walk(tree, below)]
+    return {path: x for path, x in found if isinstance(x, Sharding)}
+
+
+def _target(array: Array) -> Sharding | None:
+    """Where an array of a model is, or should be; ``None`` if it may be anywhere."""
+    held = array.value
+    if isinstance(held, jax.Array) and not isinstance(held, _jax.Tracer):
+        return held.sharding if held.committed else None
+    if not isinstance(held, jax.ShapeDtypeStruct):
+        return None
+    is_variable = isinstance(array.leaf, variables.Variable)
+    metadata = variables.metadata_of(array.leaf) if is_variable else {}
+    held = partitioning.place_abstract(held, metadata)
+    if held.sharding is None and metadata.get("out_sharding"):
+        raise misuse(
+            "nnx.weights.load: an abstract array is annotated with a sharding, and "
+            "there is no mesh.",
+            where=[f"{paths.dotted(array.path)}: {metadata['out_sharding']}"],
+            way_out="Load within jax.set_mesh(mesh), or pass shardings=.",
+        )
+    return partitioning.on_concrete_mesh(held.sharding, array.path, "nnx.weights.load")
+
+
+def _put(pieces: _Pieces, target: Sharding | None) -> Any:
+    """Makes an array; a part that several devices have is read once."""
+    held = pieces.array.value
+    shape = tuple(held.shape)
+    is_of_numpy = isinstance(held, (np.ndarray, np.generic))
+    if is_of_numpy or target is None:
+        whole = pieces.read(tuple(slice(0, size) for size in shape))
+        return whole if is_of_numpy else jax.device_put(whole)
+    holders: dict[_Piece, list[Any]] = {}
+    for device, index in target.addressable_devices_indices_map(shape).items():
+        assert index is not None
+        along = zip(index, shape, strict=True)
+        piece = tuple(part.indices(size)[:2] for part, size in along)
+        holders.setdefault(piece, []).append(device)
+    parts = []
+    for piece, part in _each([*holders], pieces):
+        # JAX transposes, which would take NumPy ten times as long.
+        parts += [jax.device_put(part, device) for device in holders[piece]]
+    return jax.make_array_from_single_device_arrays(
+        shape, target, parts, dtype=pieces.dtype
+    )
+
+
+# Where a piece starts and stops, along each axis.
+_Piece = tuple[tuple[int, int], ...]
+
+# Shorter runs of bytes are not worth a call of the system each.
+_SHORT = 2**16
+
+
+def _each(
+    wanted: Sequence[_Piece], pieces: _Pieces
+) -> Iterator[tuple[_Piece, np.ndarray]]:
+    """Reads each piece; in one go if they are many short runs of what is read whole."""
+    box = tuple(
+        (min(start for start, _ in along), max(stop for _, stop in along))
+        for along in zip(*wanted, strict=True)
+    )
+    is_whole = _volume(box) == sum(map(_volume, wanted))
+    if len(wanted) < 2 or not is_whole or pieces.run_bytes(_index(wanted[0])) >= _SHORT:
+        for piece in wanted:
+            yield piece, pieces.read(_index(piece))
+        return
+    whole = pieces.read(_index(box))
+    for piece in wanted:
+        along = zip(piece, box, strict=True)
+        part = whole[tuple(slice(a - first, b - first) for (a, b), (first, _) in along)]
+        # JAX may keep what it need not transpose, and with a view it is the whole.
+        yield piece, part.copy() if part.flags.c_contiguous else part
+
+
+def _index(piece: _Piece) -> layouts.Index:
+    return tuple(slice(*along) for along in piece)
+
+
+def _volume(piece: _Piece) -> int:
+    return math.prod(stop - start for start, stop in piece)

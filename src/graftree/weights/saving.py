@@ -1,20 +1,37 @@
-"""Weights of a model into a file: all of them, under the names of a table."""
+"""Weights of a model into safetensors files: all of them, under the names of a table.
+
+There is one file, or a set with an index, as Hugging Face names them. All is written
+under names with ``.partial`` at the end, and renamed when it is on disk. So a write
+that fails, or is killed, leaves the files that were there. Where a set takes the names
+of an older one, the older index goes first and the new one comes last: at no moment
+does an index stand beside files of another set.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
 
 from graftree import errors
 from graftree.core import patterns
+from graftree.core.text import short_forms
 from graftree.sharding import hosts
-from graftree.weights import tables, writing
-from graftree.weights.tables import Array, Tensor
+from graftree.weights import stored_tensors, tables, tensor_files
+from graftree.weights.stored_tensors import Stored, misuse, quoted
+from graftree.weights.tables import Tensor
+from graftree.weights.tensor_files import INDEX, SUFFIX
+
+PARTIAL = ".partial"
+
+_refusal = functools.partial(stored_tensors.refusal, verb="write")
 
 
 def save(
@@ -59,60 +76,39 @@ def save(
         >>> jnp.array_equal(again.up.kernel, model.up.kernel)
         Array(True, dtype=bool)
     """
-    mapping = tables.as_mapping(mapping)
-    tensors = mapping.tensors(model)
+    tensors = tables.as_mapping(mapping).tensors(model)
     _check(model, tensors, missing)
-    write(
-        path,
-        tensors,
-        shard_bytes=shard_bytes,
-        metadata={"format": "pt"} if metadata is None else metadata,
-    )
+    metadata = {"format": "pt"} if metadata is None else metadata
+    save_tensors(path, tensors, metadata=metadata, shard_bytes=shard_bytes)
 
 
-def write(
+def save_tensors(
     path: Any,
     tensors: Sequence[Tensor],
     *,
-    shard_bytes: int | None = None,
     metadata: Mapping[str, str],
+    shard_bytes: int | None = None,
 ) -> None:
     """Writes tensors of a model; of several processes the first one does it."""
-    outs = [*map(out_of, tensors)]
+    outs = {tensor.name: _out_of(tensor) for tensor in tensors}
+    options = {"shard_bytes": shard_bytes, "metadata": metadata}
     if jax.process_count() == 1:
-        writing.write(path, outs, shard_bytes=shard_bytes, metadata=metadata)
-    else:
-        _by_the_first(path, outs, shard_bytes, metadata)
-
-
-def out_of(tensor: Tensor) -> writing.Out:
-    """A tensor of a model, to be written."""
-    dtype = np.dtype(tensor.arrays[0].value.dtype)
-    make = functools.partial(_values, tensor)
-    return writing.Out(tensor.name, dtype, tensor.solved.file_shape, make)
-
-
-def _by_the_first(
-    path: Any,
-    outs: Sequence[Any],
-    shard_bytes: int | None,
-    metadata: Mapping[str, str],
-) -> None:
-    """Lets the first process write, while the others send what it lacks."""
+        write(path, outs.values(), **options)
+        return
     from jax.experimental import multihost_utils
 
-    pending = {out.name: out for out in writing.in_order(outs, shard_bytes)}
+    # The first process writes, while the others send what it lacks, in that order.
+    groups = _groups([*outs.values()], shard_bytes)
+    pending = {out.name: out for group in groups for out in _sorted(group)}
 
     def make(name: str) -> np.ndarray:
         return pending.pop(name).make()
 
     try:
         if jax.process_index() == 0:
-            watched = [
-                dataclasses.replace(out, make=functools.partial(make, out.name))
-                for out in outs
-            ]
-            writing.write(path, watched, shard_bytes=shard_bytes, metadata=metadata)
+            makers = {name: functools.partial(make, name) for name in outs}
+            watched = [out._replace(make=makers[out.name]) for out in outs.values()]
+            write(path, watched, **options)
     finally:
         # Also after an error: the others wait for what all of them must do.
         for name in [*pending]:
@@ -120,52 +116,297 @@ def _by_the_first(
         multihost_utils.sync_global_devices("nnx.weights.save")
 
 
-def _values(tensor: Tensor) -> np.ndarray:
-    """The tensor as it is in the file."""
-    parts = [_layer(array, tensor.at) for array in tensor.arrays]
-    return tensor.solved.to_file(parts)
+def _out_of(tensor: Tensor) -> Out:
+    """A tensor of a model, to be written."""
 
+    def make() -> np.ndarray:
+        held = [array.value for array in tensor.arrays]
+        layers = [x[tensor.at] for x in held] if tensor.at else held
+        return tensor.solved.to_file([np.asarray(hosts.fetch(x)) for x in layers])
 
-def _layer(array: Array, at: tuple[int, ...]) -> np.ndarray:
-    return np.asarray(hosts.fetch(array.value[at] if at else array.value))
+    dtype = np.dtype(tensor.arrays[0].value.dtype)
+    return Out(tensor.name, dtype, tensor.solved.file_shape, make)
 
 
 def _check(model: Any, tensors: Sequence[Tensor], missing: Any) -> None:
     """Raises unless all arrays that should be written can be."""
-    may_miss = (
-        (lambda path, leaf: False)
-        if missing is None
-        else patterns.to_predicate(missing)
-    )
-    written = {array.path for tensor in tensors for array in tensor.arrays}
+    may_miss = patterns.to_predicate([] if missing is None else missing)
     left_out = [
-        array
-        for array in tables.arrays_of(model).values()
-        if array.path not in written
-        and not tables.is_transient(array.leaf)
-        and not may_miss(array.path, array.leaf)
+        tables.describe(array)
+        for array in tables.left_out(model, tensors)
+        if not may_miss(array.path, array.leaf)
     ]
     if left_out:
-        raise ValueError(
-            errors.message(
-                "nnx.weights.save: the mapping leaves out arrays of the model. Nothing "
-                "was written.",
-                where="\n".join(map(tables.describe, left_out[:12])),
-                way_out="Give them lines, or name them in missing=.",
-            )
+        raise misuse(
+            "nnx.weights.save: the mapping leaves out arrays of the model. Nothing "
+            "was written.",
+            where=left_out,
+            way_out="Give them lines, or name them in missing=.",
         )
     for tensor in tensors:
-        kinds = {np.dtype(array.value.dtype) for array in tensor.arrays}
-        abstract = [
-            a for a in tensor.arrays if isinstance(a.value, jax.ShapeDtypeStruct)
-        ]
-        if len(kinds) > 1 or abstract:
-            raise ValueError(
-                errors.message(
-                    f"nnx.weights.save: {tensor.name!r} can't be written. Nothing was.",
-                    where="\n".join(map(tables.describe, tensor.arrays)),
-                    way_out="The arrays of a tensor have one dtype."
-                    if len(kinds) > 1
-                    else "The model is abstract: it has no values.",
-                )
+        values = [array.value for array in tensor.arrays]
+        way_out = ""
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in values):
+            way_out = "The model is abstract: it has no values."
+        if len({np.dtype(x.dtype) for x in values}) > 1:
+            way_out = "The arrays of a tensor have one dtype."
+        if way_out:
+            raise misuse(
+                f"nnx.weights.save: {tensor.name!r} can't be written. Nothing was.",
+                where=map(tables.describe, tensor.arrays),
+                way_out=way_out,
             )
+
+
+# --------------------------------------------------------------------- any tensors
+
+
+class Out(NamedTuple):
+    """A tensor to write.
+
+    Attributes:
+        name: Its name in the file.
+        dtype: Its dtype.
+        shape: Its shape.
+        make: Makes the array; called once, when its turn has come.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Any]
+
+    @property
+    def stored(self) -> Stored:
+        """What a file says of it."""
+        return Stored(np.dtype(self.dtype), tuple(self.shape))
+
+
+def write(
+    path: str | os.PathLike[str],
+    tensors: Iterable[Out],
+    *,
+    shard_bytes: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Writes tensors, one after the other; returns the paths when all is on disk.
+
+    Args:
+        path: A file, if it ends with ``.safetensors``; else a folder, for
+            ``model.safetensors``. It is made, and files of these names are replaced.
+        tensors: What to write. Their order decides only which file each gets into.
+        shard_bytes: If there is more than that, several files are written, each with
+            at most so many bytes of data, and an index. A larger tensor gets a file of
+            its own.
+        metadata: Text by name for the header of each file; None for none.
+
+    Raises:
+        WeightsError: If a tensor can't be stored, or the disk refuses; what was there
+            before is then still there.
+    """
+    path = os.path.expanduser(os.fspath(path))
+    outs = _checked([*tensors], metadata, path)
+    folder, stem = path, "model"
+    if path.endswith(SUFFIX):
+        folder, stem = os.path.split(path.removesuffix(SUFFIX))
+    single = os.path.join(folder, stem + SUFFIX)
+    index = single + INDEX
+    groups = _groups(outs, shard_bytes)
+    count = len(groups)
+    start = os.path.join(folder, f"{stem}-")
+    names = [f"{start}{i:05}-of-{count:05}{SUFFIX}" for i in range(1, count + 1)]
+    files = dict(zip(names if count > 1 else [single], groups, strict=True))
+    _check_free(path, files, single if count > 1 else index)
+    kept = "What was there before is still there."
+    with (
+        stored_tensors.Explained(path, kept, "write"),
+        _prepared(folder, [*files, index]),
+    ):
+        for file, group in files.items():
+            _write_file(file + PARTIAL, group, metadata)
+        written = [*files]
+        if count > 1:
+            with open(index + PARTIAL, "x", encoding="utf-8") as stream:
+                stream.write(_index_text(files))
+                _flush(stream)
+            written.append(index)
+        _replace(written, index)
+    return written
+
+
+def _checked(
+    outs: Sequence[Out], metadata: Mapping[str, str] | None, path: str
+) -> Sequence[Out]:
+    """The tensors, if a file can hold them all."""
+    refused, seen = [], set()
+    for out in outs:
+        name = quoted(out.name) if isinstance(out.name, str) else repr(out.name)
+        if out.name in seen:
+            refused.append(f"tensor {name}: there are two of this name")
+        seen.add(out.name)
+        if not tensor_files.is_text(out.name) or out.name == tensor_files.METADATA:
+            refused.append(f"tensor {name}: no name that a file can have")
+        elif out.stored.dtype not in tensor_files.NAMES:
+            refused.append(f"tensor {name}: dtype {out.dtype}, which the format lacks")
+        elif len(out.shape) > stored_tensors.MAX_RANK:
+            refused.append(f"tensor {name}: {len(out.shape)} axes")
+    for key, value in (metadata or {}).items():
+        if not tensor_files.is_text(key) or not tensor_files.is_text(value):
+            refused.append(f"metadata {key!r}: {value!r} is to be text")
+    if refused:
+        raise _refusal(path, "\n".join(refused[:20]), way_out="Nothing was written.")
+    return outs
+
+
+def _groups(outs: Sequence[Out], limit: int | None) -> list[list[Out]]:
+    """The tensors of each file: in order, until one is full."""
+    if limit is not None and limit <= 0:
+        raise ValueError(f"shard_bytes is {limit}, and must be positive.")
+    if limit is None or sum(out.stored.nbytes for out in outs) <= limit:
+        return [[*outs]]
+    groups, group, size = [], [], 0
+    for out in outs:
+        nbytes = out.stored.nbytes
+        if nbytes > limit:
+            groups.append([out])
+            continue
+        if group and size + nbytes > limit:
+            groups.append(group)
+            group, size = [], 0
+        group.append(out)
+        size += nbytes
+    return [*groups, group] if group else groups
+
+
+def _index_text(files: Mapping[str, Sequence[Out]]) -> str:
+    stored = [out.stored for group in files.values() for out in group]
+    content = {
+        "metadata": {
+            "total_parameters": sum(x.size for x in stored),
+            "total_size": sum(x.nbytes for x in stored),
+        },
+        "weight_map": {
+            out.name: os.path.basename(x) for x, outs in files.items() for out in outs
+        },
+    }
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+
+# ---------------------------------------------------------------- one file
+
+# An array that is not contiguous is copied in blocks of that many bytes.
+_BLOCK = 2**24
+
+
+def _write_file(
+    path: str, outs: Sequence[Out], metadata: Mapping[str, str] | None
+) -> None:
+    outs = _sorted(outs)
+    header = tensor_files.header_of([(out.name, out.stored) for out in outs], metadata)
+    most = tensor_files.MAX_SIZE
+    if len(header) > most:
+        what = f"its header would have {len(header)} bytes, and {most} are the most"
+        way_out = "Pass shard_bytes, for several files."
+        raise _refusal(path.removesuffix(PARTIAL), what, way_out=way_out)
+    with open(path, "xb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for out in outs:
+            # In a call of its own: no name here holds an array while the next is made.
+            _write_array(file, out, path)
+        _flush(file)
+
+
+def _sorted(outs: Sequence[Out]) -> list[Out]:
+    """As the library has them: wider dtypes first, so that their data is aligned."""
+    ranks = [*tensor_files.NAMES]
+    return sorted(outs, key=lambda out: (-ranks.index(out.stored.dtype), out.name))
+
+
+def _write_array(file: BinaryIO, out: Out, path: str) -> None:
+    array = np.asarray(out.make())
+    if (array.dtype, array.shape) != (out.stored.dtype, out.stored.shape):
+        said, came = map(short_forms.describe, (out, array))
+        what = f"{said} was announced, and {came} came"
+        path = path.removesuffix(PARTIAL)
+        raise _refusal(path, what, out.name, "Nothing was replaced.")
+    for chunk in _chunks(array):
+        file.write(chunk)
+
+
+def _chunks(array: np.ndarray) -> Iterator[memoryview]:
+    """Its bytes in C order, with little copied at a time."""
+    if array.flags.c_contiguous or array.nbytes <= _BLOCK:
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        return
+    rows = max(1, _BLOCK * len(array) // array.nbytes)
+    for start in range(0, len(array), rows):
+        part = array[start : start + rows]
+        yield from _chunks(part[0] if rows == 1 else part)
+
+
+def _flush(file: IO[Any]) -> None:
+    """Has the system put it on disk: a rename may get there before the data does."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+# ---------------------------------------------------------------- on disk
+
+
+def _check_free(path: str, files: Iterable[str], other: str) -> None:
+    """Raises if something is in the way."""
+    for file in filter(os.path.isdir, files):
+        raise _refusal(path, f"{file} is a folder", way_out="Choose another path.")
+    if os.path.exists(other):
+        what = f"{other} is there, and would be read in the place of what is written"
+        raise _refusal(path, what, way_out="Delete it, or choose another folder.")
+
+
+def _replace(files: Sequence[str], index: str) -> None:
+    """Gives files their names, and removes an older set."""
+    older = _shards_of(index)
+    if any(os.path.exists(file) for file in files if file != index):
+        _remove([index])
+    for file in files:
+        os.replace(file + PARTIAL, file)
+    for left in older - {*files}:
+        with contextlib.suppress(OSError):
+            os.remove(left)
+
+
+def _shards_of(index: str) -> set[str]:
+    """The files of an older set: those of its index that have such names."""
+    stem = os.path.basename(index).removesuffix(SUFFIX + INDEX)
+    pattern = re.compile(re.escape(stem) + r"-\d{5}-of-\d{5}" + re.escape(SUFFIX))
+    try:
+        files = {*tensor_files.places_of(index).values()}
+    except errors.WeightsError:
+        return set()
+    folder = os.path.dirname(index)
+    return {os.path.join(folder, file) for file in files if pattern.fullmatch(file)}
+
+
+@contextlib.contextmanager
+def _prepared(folder: str, files: Sequence[str]) -> Iterator[None]:
+    """Makes the folder; removes it again, and partial files, if the write fails."""
+    made, parent = [], os.path.abspath(folder)
+    while not os.path.exists(parent):
+        made.append(parent)
+        parent = os.path.dirname(parent)
+    os.makedirs(os.path.abspath(folder), exist_ok=True)
+    partials = [file + PARTIAL for file in files]
+    try:
+        _remove(partials)  # Those of a write that was killed.
+        yield
+    except BaseException:
+        _remove(partials)
+        for each in made:
+            with contextlib.suppress(OSError):
+                os.rmdir(each)
+        raise
+
+
+def _remove(files: Iterable[str]) -> None:
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(file)

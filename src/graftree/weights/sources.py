@@ -1,25 +1,32 @@
-"""The source at a path: a file, a set of files, or what a folder has."""
+"""The source at a path: a file, a set of files, or what a folder has; arrays by name.
+
+Of an ``.npz`` archive of NumPy nothing is unpickled. If an array is stored as it is,
+which is what `numpy.savez` does, slices are read; if compressed, all of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import lzma
 import os
-from collections.abc import Mapping
-from typing import Any
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from graftree.weights import (
-    archives,
-    array_mappings,
-    indexes,
-    other_formats,
-    stored_tensors,
-    tensor_files,
-)
+import jax
+import jax.numpy as jnp
+import numpy as np
 
-INDEX = ".safetensors.index.json"
-FILE = ".safetensors"
+from graftree import errors
+from graftree.core.text import short_forms
+from graftree.weights import stored_tensors, tensor_files
+from graftree.weights.stored_tensors import OpenFile, Source, Stored, misuse, refusal
+from graftree.weights.tensor_files import INDEX, SUFFIX
 
 
-def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> stored_tensors.Source:
+def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     """Opens a source and checks what it says of its tensors; reads none.
 
     Args:
@@ -32,42 +39,249 @@ def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> stored_tensors.S
         TypeError: If it is none of these, or if a value is no array.
     """
     if isinstance(source, Mapping):
-        return array_mappings.ArrayMapping(source)
+        return _of_arrays(source)
     if not isinstance(source, str | os.PathLike):
-        raise TypeError(
-            "nnx.weights reads a path, or a dict of arrays by name, not a "
-            f"{type(source).__name__}."
-        )
+        what = "nnx.weights reads a path, or a dict of arrays by name, not a"
+        raise TypeError(f"{what} {type(source).__name__}.")
     path = os.path.expanduser(os.fspath(source))
     if os.path.isdir(path):
         path = _found_in(path)
     if path.endswith(".json"):
-        return indexes.IndexedFiles(path)
+        return tensor_files.open_index(path)
     if path.endswith(".npz"):
-        return archives.Archive(path)
-    return tensor_files.TensorFile(path)
+        return _open_archive(path)
+    return tensor_files.open_file(path)
+
+
+_MODEL = f"model{SUFFIX}"
 
 
 def _found_in(folder: str) -> str:
     """The one file to read in a folder."""
     names = sorted(os.listdir(folder))
-    files = [name for name in names if name.endswith(FILE)]
-    index = [name for name in names if name.endswith(INDEX)]
-    for chosen in (["model" + FILE], index, files):
-        if len(chosen) == 1 and chosen[0] in names:
-            if chosen[0] == "model" + FILE and "model" + INDEX in names:
-                break
-            return os.path.join(folder, chosen[0])
-    if not files + index:
-        what = f"it has no {FILE} file"
-        paths = [os.path.join(folder, name) for name in names]
-        others = zip(paths, map(other_formats.found_in, paths), strict=True)
-        path, other = next(((p, x) for p, x in others if x), (folder, None))
-        if other is not None:
-            what += f"; {path} is {other.what}"
-        way_out = other.way_out if other else "Pass the path of a file."
-    else:
+    files = [name for name in names if name.endswith(SUFFIX)]
+    index = [name for name in names if name.endswith(SUFFIX + INDEX)]
+    chosen = index if len(index) == 1 else files
+    if _MODEL in files:
+        chosen = [_MODEL] * (_MODEL + INDEX not in index)
+    if len(chosen) == 1:
+        return os.path.join(folder, chosen[0])
+    if files + index:
         what = "it has several files, and none is said to be first: "
         what += ", ".join(index + files)
         way_out = "Pass the path of one of them, or of an index (.json) of a set."
-    raise stored_tensors.refusal(folder, what, way_out=way_out)
+        raise refusal(folder, what, way_out=way_out)
+    what, way_out = f"it has no {SUFFIX} file", "Pass the path of a file."
+    for name in names:
+        path = os.path.join(folder, name)
+        if other := stored_tensors.found_in(path):
+            what, way_out = f"{what}; {path} is {other[0]}", other[1]
+            break
+    raise refusal(folder, what, way_out=way_out)
+
+
+# ------------------------------------------------------------------ archives of NumPy
+
+
+class _Member(NamedTuple):
+    """One array of an archive.
+
+    Attributes:
+        info: What the archive says of it.
+        stored: What its own header says, and how its bytes are.
+        is_fortran: Whether the first axis varies fastest.
+        begin: Where its data begins in the file; None if it is compressed.
+    """
+
+    info: zipfile.ZipInfo
+    stored: Stored
+    is_fortran: bool
+    begin: int | None
+
+
+def _open_archive(path: str) -> Source:
+    """Opens an archive.
+
+    Raises:
+        WeightsError: If it can't be read, or one of its arrays is none of numbers.
+    """
+    with contextlib.ExitStack() as files:
+        file = files.enter_context(contextlib.closing(OpenFile(path)))
+        with _explained(path):
+            archive = zipfile.ZipFile(file.stream)
+        members: dict[str, _Member] = {}
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in members:
+                raise refusal(path, "is there twice", name)
+            with _explained(path, name):
+                members[name] = _member(file, archive, info, name)
+
+        def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
+            member = members[name]
+            held = Stored(member.stored.dtype, stored.shape)
+            if member.begin is None or (member.is_fortran and held != member.stored):
+                with _explained(path, name), archive.open(member.info) as stream:
+                    whole = np.lib.format.read_array(stream, allow_pickle=False)
+                # A copy: a view would keep all of it.
+                array = np.array(whole.reshape(held.shape)[index])
+                source.bytes_read += whole.nbytes - array.nbytes
+            elif member.is_fortran:
+                turned = Stored(held.dtype, held.shape[::-1])
+                array = file.read_array(turned, member.begin, index[::-1]).T
+            else:
+                array = file.read_array(held, member.begin, index)
+            return array.astype(stored.dtype, order="C", copy=False)
+
+        tensors = {
+            name: Stored(member.stored.dtype.newbyteorder("="), member.stored.shape)
+            for name, member in members.items()
+        }
+        source = Source(path, tensors, read, files.pop_all())
+        return source
+
+
+# Of the three versions that NumPy writes, the last is for names that are not Latin-1,
+# which only structured arrays have.
+_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def _member(
+    file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str
+) -> _Member:
+    """Reads the header of an array and checks it."""
+
+    def refused(what: str) -> errors.WeightsError:
+        return refusal(file.name, what, name)
+
+    if not info.filename.endswith(".npy"):
+        raise refused("is no array (.npy)")
+    with archive.open(info) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in _READERS:
+            raise refused(f"the unknown version {version} of .npy")
+        shape, is_fortran, dtype = _READERS[version](stream)
+        header_size = stream.tell()
+    if not _is_numeric(dtype):
+        is_lost = dtype.kind == "V" and dtype.names is None
+        lost = ": NumPy stores bfloat16 and float8 so, and loses which it was"
+        raise refused(f"dtype {dtype}, which is no number{lost * is_lost}")
+    if len(shape) > stored_tensors.MAX_RANK or min(shape, default=0) < 0:
+        raise refused(f"the shape {[*shape][:65]}")
+    stored, size = Stored(dtype, shape), info.file_size - header_size
+    if size != stored.nbytes:
+        said = f"{short_forms.describe(stored)} has {stored.nbytes} bytes"
+        raise refused(f"{said}, and the file has {size} for it")
+    if info.compress_type != zipfile.ZIP_STORED:
+        return _Member(info, stored, is_fortran, None)
+    # The data begins after a header of its own in the zip.
+    local = file.read_bytes(info.header_offset, 30)
+    begin = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
+    begin += header_size
+    if begin + stored.nbytes > file.size:
+        raise refused("it is cut off")
+    return _Member(info, stored, is_fortran, begin)
+
+
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, OSError, ValueError, NotImplementedError, RuntimeError),
+    *(KeyError, IndexError, TypeError, OverflowError, SyntaxError, MemoryError),
+)
+
+
+@contextlib.contextmanager
+def _explained(path: str, name: str | None = None) -> Iterator[None]:
+    """Turns all that a damaged archive raises into one error."""
+    try:
+        yield
+    except errors.WeightsError:
+        raise
+    except _DAMAGE as error:
+        raise refusal(path, f"{type(error).__name__}: {error}", name) from error
+
+
+# --------------------------------------------------------------------- arrays by name
+
+
+def _of_arrays(arrays: Mapping[str, Any]) -> Source:
+    """A dict of arrays, such as the state dict of a PyTorch model.
+
+    PyTorch is not imported: its tensors are known by what they can do.
+
+    Raises:
+        TypeError: If a name is no string, or a value no array of numbers.
+    """
+    source = f"the {type(arrays).__name__} of {len(arrays)} arrays"
+    held = dict(arrays)
+    found = {name: _stored(value) for name, value in held.items()}
+    refused = [
+        f"{name!r}: {_described(held[name])}"
+        for name, stored in found.items()
+        if stored is None or not isinstance(name, str)
+    ]
+    if refused:
+        raise misuse(
+            f"nnx.weights can't read {source}.",
+            where=refused,
+            way_out="Names must be strings, and values arrays of numbers that this "
+            "process holds.",
+            kind=TypeError,
+        )
+
+    def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
+        array = held[name]
+        if stored != found[name]:
+            array = array.reshape(stored.shape)
+        part = array[index]
+        if hasattr(part, "detach"):
+            part = part.detach().cpu()
+            if stored.dtype.name in _WIDENED:
+                part = part.float()
+            part = part.numpy()
+        return np.array(part, stored.dtype, order="C")
+
+    tensors = {name: stored for name, stored in found.items() if stored}
+    return Source(source, tensors, read, contextlib.ExitStack())
+
+
+# Dtypes that PyTorch has and NumPy lacks, by the name that both give them. Their values
+# go through float32, which has all of them.
+_WIDENED = {
+    dtype.name: dtype
+    for dtype in tensor_files.NAMES
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.type.__module__ != "numpy"
+}
+
+
+def _stored(value: Any) -> Stored | None:
+    """What it is, or None if it is no array of numbers."""
+    if isinstance(value, jax.Array):
+        is_data = not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        if not is_data or not value.is_fully_addressable:
+            return None
+    elif hasattr(value, "detach"):
+        name = str(value.dtype).rpartition(".")[2]
+        try:
+            return Stored(_WIDENED.get(name) or np.dtype(name), tuple(value.shape))
+        except TypeError:
+            return None
+    elif not isinstance(value, np.ndarray):
+        return None
+    if not _is_numeric(value.dtype):
+        return None
+    return Stored(np.dtype(value.dtype).newbyteorder("="), tuple(value.shape))
+
+
+def _is_numeric(dtype: np.dtype) -> bool:
+    """Whether its elements are booleans or numbers."""
+    return dtype.kind in "biufc" or dtype in tensor_files.NAMES
+
+
+def _described(value: Any) -> str:
+    kind = type(value).__name__
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape")
+    return f"{kind} {short_forms.describe(value)}" if is_array else kind

@@ -1,20 +1,34 @@
 """Tensors that are stored somewhere, by name: what all kinds of files have in common.
 
-A `Source` has checked what it says of its tensors when it was made. It reads on demand
-and keeps nothing of what it has read.
+What a `Source` says of its tensors was checked when it was made. It reads on demand and
+keeps nothing of what it has read.
+
+Which bytes of a tensor belong to a slice of it say `bounds_of` and `runs`. Axes are
+first merged: one that is taken whole belongs to the axis before it. So each of those
+that are left, but for the first, is taken in part, and the last one is a run of bytes
+without a gap:
+
+    float32[6,4,5], [1:3, :, :]   one axis of 120, from 20 to 60   1 run of 160 bytes
+    float32[6,4,5], [:, 1:2, :]   6 of 6, and 5 to 10 of 20        6 runs of 20 bytes
 """
 
 from __future__ import annotations
 
-import abc
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graftree import errors
+
+# Of NumPy.
+MAX_RANK = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +43,6 @@ class Stored:
     dtype: np.dtype
     shape: tuple[int, ...]
 
-    def viewed(self, shape: Sequence[int] | None) -> Stored:
-        """The same elements in another shape; ``None``: in its own."""
-        return self if shape is None else Stored(self.dtype, tuple(shape))
-
     @property
     def size(self) -> int:
         """How many elements it has."""
@@ -44,30 +54,29 @@ class Stored:
         return self.size * self.dtype.itemsize
 
 
-class Source(abc.ABC):
+@dataclasses.dataclass(eq=False)
+class Source:
     """Tensors by name; a context manager that closes the files.
 
     Attributes:
         name: The path, or what else it is, for messages.
         tensors: What is said of each tensor.
+        read_slice: ``(name, index, stored) -> array`` reads a slice of a tensor as a
+            new array, as if the tensor were ``stored``, with as many elements.
+        files: Closes the files.
         metadata: The text that a safetensors file has beside them; None if it has none.
+        bytes_read: How many bytes of data have been read, headers not counted.
     """
 
     name: str
     tensors: Mapping[str, Stored]
+    read_slice: Callable[[str, tuple[slice, ...], Stored], np.ndarray]
+    files: contextlib.ExitStack
     metadata: Mapping[str, str] | None = None
+    bytes_read: int = 0
 
-    @property
-    @abc.abstractmethod
-    def bytes_read(self) -> int:
-        """How many bytes of data have been read, headers not counted."""
-
-    @abc.abstractmethod
     def read(
-        self,
-        name: str,
-        index: Sequence[slice],
-        shape: Sequence[int] | None = None,
+        self, name: str, index: Sequence[slice], shape: Sequence[int] | None = None
     ) -> np.ndarray:
         """Reads a slice of a tensor as a new array, and no bytes beside it.
 
@@ -79,17 +88,143 @@ class Source(abc.ABC):
         Raises:
             WeightsError: If the data can't be read, or is not what it is said to be.
         """
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Closes the files; nothing can be read any more."""
+        stored = self.tensors[name]
+        if shape is not None:
+            stored = Stored(stored.dtype, tuple(shape))
+        bounds_of(stored.shape, index)
+        array = self.read_slice(name, tuple(index), stored)
+        self.bytes_read += array.nbytes
+        return array
 
     def __enter__(self) -> Source:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.close()
+        self.files.close()
 
+
+# Of an axis: its size, and where the slice starts and stops.
+Bounds = tuple[int, int, int]
+
+
+def bounds_of(shape: Sequence[int], index: Sequence[slice]) -> list[Bounds]:
+    """The bounds of a slice.
+
+    Raises:
+        ValueError: If it has another rank, or a step.
+    """
+    if len(index) != len(shape) or any(part.step not in (None, 1) for part in index):
+        raise ValueError(f"{index} is no slice of step 1 of the shape {tuple(shape)}.")
+    bounds = []
+    for size, part in zip(shape, index, strict=True):
+        start, stop, _ = part.indices(size)
+        bounds.append((size, start, max(start, stop)))
+    return bounds
+
+
+def runs(bounds: Sequence[Bounds], itemsize: int) -> tuple[int, Iterator[int]]:
+    """How long each run of bytes is, and where they start."""
+    if any(start == stop for _, start, stop in bounds):
+        return 0, iter(())
+    *outer, (size, start, stop) = _merged(bounds)
+    first = start * itemsize
+    starts = (first + base for base in _starts(outer, size * itemsize))
+    return (stop - start) * itemsize, starts
+
+
+def _merged(bounds: Sequence[Bounds]) -> list[Bounds]:
+    merged: list[Bounds] = [(1, 0, 1)]
+    for size, start, stop in bounds:
+        last, begin, end = merged[-1]
+        if (start, stop) == (0, size):
+            merged[-1] = (last * size, begin * size, end * size)
+        elif (begin, end) == (0, 1) == (0, last):
+            merged[-1] = (size, start, stop)
+        else:
+            merged.append((size, start, stop))
+    return merged
+
+
+def _starts(axes: Sequence[Bounds], width: int) -> Iterator[int]:
+    """Where each element of the slice starts, one by one: there may be millions."""
+    if not axes:
+        yield 0
+        return
+    *outer, (size, start, stop) = axes
+    for base in _starts(outer, size * width):
+        yield from range(base + start * width, base + stop * width, width)
+
+
+# ------------------------------------------------------------------------ open files
+
+
+class OpenFile:
+    """A regular file.
+
+    Attributes:
+        name: Its path.
+        size: How many bytes it has.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(path)
+        # Where there is no `preadv`, seeking and reading must not be parted.
+        self._lock = threading.Lock()
+        with Explained(self.name):
+            # A pipe would block, and a device never end.
+            if not stat.S_ISREG(os.stat(self.name).st_mode):
+                what = "it is not a regular file"
+                raise refusal(self.name, what, way_out="Pass a file.")
+            self.stream = open(self.name, "rb", buffering=0)  # noqa: SIM115
+            self.size = os.fstat(self.stream.fileno()).st_size
+
+    def close(self) -> None:
+        """Closes it."""
+        self.stream.close()
+
+    def read_bytes(self, offset: int, size: int) -> bytes:
+        """Reads what is no data: a header."""
+        data = bytearray(size)
+        with Explained(self.name):
+            self._fill(memoryview(data), offset)
+        return bytes(data)
+
+    def read_array(
+        self, stored: Stored, offset: int, index: Sequence[slice]
+    ) -> np.ndarray:
+        """Reads a slice of the tensor that starts at ``offset``."""
+        bounds = bounds_of(stored.shape, index)
+        array = np.empty([stop - start for _, start, stop in bounds], stored.dtype)
+        target = array.reshape(-1).view(np.uint8).data
+        length, starts = runs(bounds, stored.dtype.itemsize)
+        with Explained(self.name):
+            for at, start in enumerate(starts):
+                self._fill(target[at * length : (at + 1) * length], offset + start)
+        return array
+
+    def _fill(self, target: memoryview, offset: int) -> None:
+        """Reads until ``target`` is full; the system reads 2 GB at a time at most."""
+        # Of a slice there may be a million runs: each costs one call, if it can.
+        while (count := self._read_some(target, offset)) < len(target):
+            if not count:
+                what = f"it ends at byte {offset}, and did not when it was opened"
+                way_out = "Something writes to it: wait until that is done."
+                raise refusal(self.name, what, way_out=way_out)
+            target, offset = target[count:], offset + count
+
+    def _read_some(self, target: memoryview, offset: int) -> int:
+        if _preadv is not None:
+            return _preadv(self.stream.fileno(), (target,), offset)
+        with self._lock:
+            self.stream.seek(offset)
+            return self.stream.readinto(target) or 0
+
+
+# Not on all systems.
+_preadv = getattr(os, "preadv", None)
+
+
+# ------------------------------------------------------------------------- refusals
 
 # What a file that breaks its format is good for.
 SUSPECT = (
@@ -98,24 +233,136 @@ SUSPECT = (
 
 
 def refusal(
-    source: str, what: str, tensor: str | None = None, way_out: str = SUSPECT
+    source: str,
+    what: str,
+    tensor: str | None = None,
+    way_out: str = SUSPECT,
+    verb: str = "read",
 ) -> errors.WeightsError:
-    """The error to raise for a file that is not read.
+    """The error to raise for a file that is not read, or not written.
 
     Args:
         source: The path of the file.
         what: What is wrong, as the end of a sentence.
         tensor: The tensor that it is about, if it is about one.
         way_out: What to do.
+        verb: What can't be done with the file.
     """
     subject = "" if tensor is None else f"tensor {quoted(tensor)}: "
-    return errors.WeightsError(
-        errors.message(
-            f"nnx.weights can't read {source}.", where=subject + what, way_out=way_out
-        )
-    )
+    text = f"nnx.weights can't {verb} {source}."
+    text = errors.message(text, where=subject + what, way_out=way_out)
+    return errors.WeightsError(text)
+
+
+def misuse(
+    what: str,
+    where: Iterable[str] = (),
+    way_out: str = "",
+    kind: type[Exception] = ValueError,
+) -> Exception:
+    """The error for a table, a model and a file that don't go together.
+
+    Args:
+        what: What is wrong, as a sentence.
+        where: Paths, names or values; the first ones are listed.
+        way_out: What to do.
+        kind: Its class.
+    """
+    lines = "\n".join([*where][:12])
+    return kind(errors.message(what, where=lines, way_out=way_out))
 
 
 def quoted(text: str) -> str:
     """Text from a file as part of a message: one line, and not too long."""
     return ascii(text) if len(text) <= 200 else ascii(text[:200]) + "..."
+
+
+_REASONS = {
+    FileNotFoundError: "nothing is there",
+    IsADirectoryError: "it is a folder",
+    PermissionError: "this user may not do that",
+}
+
+
+class Explained(NamedTuple):
+    """Turns an error of the system into one of ours; a context manager.
+
+    No generator is one, since `contextlib` would leave a cycle of frames behind.
+    """
+
+    path: str
+    way_out: str = ""
+    verb: str = "read"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, OSError) and not isinstance(error, errors.WeightsError):
+            raise self._of(error) from error
+
+    def _of(self, error: OSError) -> errors.WeightsError:
+        what = _REASONS.get(type(error), error.strerror or type(error).__name__)
+        parent, way_out = os.path.dirname(os.path.abspath(self.path)), self.way_out
+        if not way_out and not os.path.isdir(parent):
+            way_out = f"Its parent is no folder: {parent}."
+        found = refusal(self.path, what, way_out=way_out, verb=self.verb)
+        found.errno = error.errno
+        return found
+
+
+# Files of weights in other formats: how each begins, what it is, and the way to its
+# tensors, where ``PATH`` stands for the file.
+
+_LOAD = (
+    "Load the tensors themselves, nnx.weights.load(tensors, ...), with\n  tensors = "
+)
+_TORCH = (
+    f"{_LOAD}torch.load(PATH, map_location='cpu', weights_only=True)\n"
+    "or the dict in it that has the tensors by name."
+)
+_FORMATS = (
+    (b"PK\x03\x04", "a zip archive, as torch.save writes it", _TORCH),
+    (b"\x80\x02", "a pickle, as older versions of torch.save write it", _TORCH),
+    (
+        b"GGUF",
+        "a GGUF file, of llama.cpp",
+        "Get the .safetensors files that it was made of. Or, of the package gguf: "
+        f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
+        "             for t in gguf.GGUFReader(PATH).tensors}",
+    ),
+    (
+        b"\x89HDF\r\n\x1a\n",
+        "an HDF5 file, as Keras writes it",
+        "Read its arrays with h5py into a dict by name, and load that.",
+    ),
+    (b"\x93NUMPY", "a single array of NumPy", f"{_LOAD}{{name: numpy.load(PATH)}}"),
+    (
+        b"version https://git-lfs",
+        "a pointer of Git LFS, which stands for the file",
+        "Get the file itself: git lfs pull",
+    ),
+    (b"<", "a web page", "The download went to another address: get it again."),
+)
+
+
+def found_in(path: str) -> tuple[str, str] | None:
+    """What a file is by its first bytes, if it has one of these formats.
+
+    Returns:
+        What it is, and the way to its tensors.
+    """
+    if not os.path.isfile(path):  # A pipe would block.
+        return None
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(200)
+    except OSError:
+        return None
+    # The name of the first file in a zip archive is in its first bytes.
+    if begin.startswith(b"PK") and b".npy" in begin:
+        return "an .npz archive", "Give it a name that ends with .npz."
+    for magic, what, way_out in _FORMATS:
+        if begin.startswith(magic):
+            return what, way_out.replace("PATH", repr(path))
+    return None

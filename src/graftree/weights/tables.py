@@ -8,28 +8,28 @@ layout, and its shape. Loading and saving both follow that list.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Container, Iterable, Iterator, Sequence
+import re
+import types
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import Key, Path
-from graftree.core import patterns
+from graftree.core import paths, patterns, walks
 from graftree.core.graph import flattening, nodes
-from graftree.core.graph.nodes import Leaf
 from graftree.core.rng.streams import RngState
 from graftree.core.text import short_forms
 from graftree.core.variables.kinds import Cache, Intermediate
 from graftree.core.variables.variables import Variable
 from graftree.nn import stacks
 from graftree.surgery import selections
-from graftree.weights import layouts, names, torch_layouts
-from graftree.weights.layouts import Layout, Shape, Solved
-from graftree.weights.names import Place
+from graftree.weights import layouts, torch_layouts
+from graftree.weights.stored_tensors import misuse
 
 
 class Array(NamedTuple):
@@ -59,16 +59,15 @@ class Tensor(NamedTuple):
     name: str
     arrays: tuple[Array, ...]
     at: tuple[int, ...]
-    solved: Solved
+    solved: layouts.Solved
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A line of a table; ``layout`` is ``None`` where the layer knows it."""
 
     name: str
     paths: tuple[str, ...]
-    layout: Layout | None
+    layout: layouts.Layout | None
 
 
 class Mapping:
@@ -149,13 +148,12 @@ class Mapping:
                 two lines lead to the same array or name, or a name is tied to none.
         """
         reader = _Reader(model, self._lines)
-        found = []
-        for _, lines in itertools.groupby(self._lines, lambda x: names.places(x.name)):
+        found: list[Tensor] = []
+        for _, lines in itertools.groupby(self._lines, lambda x: _places(x.name)):
             of_lines = [pair for line in lines for pair in reader.read(line)]
             of_lines.sort(key=lambda pair: pair[0])
             found += [tensor for _, tensor in of_lines]
-        _check_single(found)
-        _check_tied(self.tied, {tensor.name for tensor in found})
+        _check_tensors(found, self.tied)
         return found
 
 
@@ -163,11 +161,10 @@ def as_mapping(mapping: Any) -> Mapping:
     """A `Mapping`, also of a plain dict."""
     if isinstance(mapping, Mapping):
         return mapping
-    if isinstance(mapping, MappingABC):
-        return Mapping(mapping)
-    raise TypeError(
-        f"mapping= is a dict or an nnx.weights.Mapping, got {type(mapping).__name__}."
-    )
+    if not isinstance(mapping, MappingABC):
+        kind = type(mapping).__name__
+        raise TypeError(f"mapping= is a dict or an nnx.weights.Mapping, got {kind}.")
+    return Mapping(mapping)
 
 
 # Reading lines.
@@ -175,25 +172,21 @@ def as_mapping(mapping: Any) -> Mapping:
 
 def _read(name: Any, value: Any) -> _Entry:
     if not isinstance(name, str):
-        raise TypeError(
-            errors.message(
-                f"The line {name!r}: {value!r} of a table of weights has no name.",
-                way_out="A line is about one tensor; its name is a string. Several "
-                "tensors that are one array in the model: give the model an array for "
-                "each, or join them first, and load the dict of tensors.",
-            )
+        raise misuse(
+            f"The line {name!r}: {value!r} of a table of weights has no name.",
+            way_out="A line is about one tensor; its name is a string. Several "
+            "tensors that are one array in the model: give the model an array for "
+            "each, or join them first, and load the dict of tensors.",
+            kind=TypeError,
         )
-    paths, layout, sizes = _parts(name, value)
-    listed = (paths,) if isinstance(paths, str) else tuple(paths)
+    listed, layout, sizes = _parts(name, value)
+    listed = (listed,) if isinstance(listed, str) else tuple(listed)
     for path in listed:
-        lost = {*_places(path)} - {*names.places(name)}
-        if lost:
-            raise _wrong(
-                name, f"the index {lost.pop()!r} of {path!r} is not in its name"
-            )
-    if layout is None:
-        return _Entry(name, listed, None)
-    return _Entry(name, listed, layouts.parse(layout, sizes, len(listed)))
+        places = [step.name for step in _steps(path) if isinstance(step, _Place)]
+        for place in {*places} - {*_places(name)}:
+            raise _wrong(name, f"the index {place!r} of {path!r} is not in its name")
+    read = None if layout is None else layouts.parse(layout, sizes, len(listed))
+    return _Entry(name, listed, read)
 
 
 def _parts(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]]:
@@ -201,35 +194,62 @@ def _parts(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]
     if isinstance(value, str):
         return value, None, {}
     if isinstance(value, tuple) and 2 <= len(value) <= 3:
-        paths, layout = value[:2]
-        sizes = value[2] if len(value) == 3 else {}
-        is_path = isinstance(paths, str) or (
-            isinstance(paths, list) and len(paths) > 1 and _are_strings(paths)
-        )
-        if is_path and isinstance(layout, str) and isinstance(sizes, MappingABC):
-            return paths, layout, sizes
-    raise TypeError(
-        errors.message(
-            f"The line {name!r}: {value!r} of a table of weights has another form.",
-            way_out="Write a path; or (path, layout); or ([path, path], layout) for a "
-            "tensor that is made of several arrays; sizes may follow as a dict.",
-        )
+        listed, layout, sizes = (*value, {})[:3]
+        is_list = isinstance(listed, list) and len(listed) > 1
+        are_paths = is_list and all(isinstance(path, str) for path in listed)
+        if are_paths or isinstance(listed, str):
+            if isinstance(layout, str) and isinstance(sizes, MappingABC):
+                return listed, layout, sizes
+    raise misuse(
+        f"The line {name!r}: {value!r} of a table of weights has another form.",
+        way_out="Write a path; or (path, layout); or ([path, path], layout) for a "
+        "tensor that is made of several arrays; sizes may follow as a dict.",
+        kind=TypeError,
     )
 
 
-def _are_strings(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where an index stands in a path: ``{i}``."""
+
+    name: str
 
 
-def _places(path: str) -> list[str]:
-    return [step.name for step in names.steps(path) if isinstance(step, Place)]
+_PLACE = re.compile(r"\{([^{}]*)\}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(name: str) -> tuple[str, ...]:
+    """The names of the places for indices in a name of tensors."""
+    found, rest = _PLACE.findall(name), _PLACE.sub("", name)
+    if "{" in rest or "}" in rest or not all(map(str.isidentifier, found)):
+        raise misuse(
+            f"{name!r} is no name of tensors.",
+            way_out="An index stands in braces, with a name of its own: '{i}'.",
+        )
+    return tuple(dict.fromkeys(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def _steps(path: str) -> tuple[Key | _Place, ...]:
+    """The steps of a path; of the empty one none, which is the model."""
+    try:
+        steps = paths.steps_of(path) if path else ()
+        found = [(_PLACE.fullmatch(step.text), step) for step in steps]
+        return tuple(_Place(x[1]) if x else paths.key_of(step) for x, step in found)
+    except ValueError as error:
+        raise misuse(
+            f"The path {path!r} is malformed: {error}.",
+            way_out="Write a path as Python does, with '{i}' for an index, such as "
+            "'blocks[{i}].mlp.up'.",
+        ) from None
 
 
 def _check_unique(lines: Sequence[_Entry]) -> None:
     seen: dict[Any, str] = {}
     for line in lines:
         for path in line.paths:
-            other = seen.setdefault(names.steps(path), line.name)
+            other = seen.setdefault(_steps(path), line.name)
             if other is not line.name:
                 raise _wrong(line.name, f"{path!r} is in the line {other!r} too")
 
@@ -241,8 +261,7 @@ def _wrong(name: str, reason: str) -> ValueError:
 # Reading a model.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Spot:
+class _Spot(NamedTuple):
     """A part of a model that a path leads to.
 
     Attributes:
@@ -255,18 +274,22 @@ class _Spot:
     """
 
     value: Any
-    parent: Any
-    key: Key
-    path: Path
-    indices: MappingABC[str, int]
-    stacked: tuple[str, ...]
+    parent: Any = None
+    key: Key = None
+    path: Path = ()
+    indices: MappingABC[str, int] = types.MappingProxyType({})
+    stacked: tuple[str, ...] = ()
 
-    def child(self, key: Key, value: Any) -> _Spot:
-        return dataclasses.replace(
-            self, value=value, parent=self.value, key=key, path=(*self.path, key)
-        )
+    def child(self, key: Key, value: Any, **changes: Any) -> _Spot:
+        changes["path"] = (*self.path, key)
+        return self._replace(value=value, parent=self.value, key=key, **changes)
+
+    @property
+    def kind(self) -> str:
+        return "None" if self.value is None else f"a {type(self.value).__name__}"
 
 
+# A tensor, with the indices by which tensors are sorted.
 _Ordered = tuple[tuple[int, ...], Tensor]
 
 
@@ -274,65 +297,56 @@ class _Reader:
     """Reads lines against a model."""
 
     def __init__(self, model: Any, lines: Sequence[_Entry]) -> None:
-        self._root = _Spot(model, None, None, (), {}, ())
+        self._root = _Spot(model)
         self._arrays = arrays_of(model)
-        self._named: dict[int, str] = {}
-        for line in lines:
-            for path in line.paths:
-                for spot in self._find(path):
-                    self._named.setdefault(id(spot.value), line.name)
+        # What has a line of its own goes by that.
+        listed = [path for line in lines for path in line.paths]
+        self._named = {id(spot.value) for x in listed for spot in self._find(x)}
 
     def read(self, line: _Entry) -> Iterator[_Ordered]:
         """The tensors of a line, each with its indices."""
         found = [self._find(path) for path in line.paths]
         if len({*map(len, found)}) > 1:
             raise _wrong(line.name, "its paths lead to different numbers of arrays")
-        if any(len({*map(_indices, spots)}) > 1 for spots in zip(*found, strict=True)):
-            raise _wrong(line.name, "its paths lead to layers of different indices")
         for spots in zip(*found, strict=True):
-            if line.layout is None and not _is_array(spots[0].value):
-                yield from self._module(line.name, spots[0], line.name)
+            if len({(*sorted(x.indices.items()), x.stacked) for x in spots}) > 1:
+                raise _wrong(line.name, "its paths lead to layers of different indices")
+            spot = spots[0]
+            if line.layout is None and not is_array(spot.value):
+                yield from self._module(line.name, spot)
             else:
-                layout = line.layout or _known_layout(spots[0])
+                layout = line.layout or torch_layouts.layout_of(spot.parent, spot.key)
                 yield from self._tensors(line.name, line.name, spots, layout)
 
-    def _module(self, line: str, spot: _Spot, prefix: str) -> Iterator[_Ordered]:
+    def _module(self, line: str, root: _Spot) -> Iterator[_Ordered]:
         """The tensors of a module, by the names of PyTorch or of its attributes."""
-        known = torch_layouts.tensors_of(spot.value)
-        if known is None:
-            for child in self._children(spot):
-                # What has a line of its own goes by that.
-                if self._named.get(id(child.value)) is None:
-                    name = f"{prefix}.{child.key}".removeprefix(".")
-                    if _is_array(child.value):
-                        layout = _known_layout(child)
-                        yield from self._tensors(line, name, [child], layout)
-                    else:
-                        yield from self._module(line, child, name)
-            return
-        for tensor in known:
-            spots = [_below(spot, path) for path in tensor.attributes]
-            if all(self._named.get(id(found.value)) is None for found in spots):
-                layout = tensor.layout and layouts.parse(tensor.layout, {}, len(spots))
-                name = f"{prefix}.{tensor.name}".removeprefix(".")
-                yield from self._tensors(line, name, spots, layout or None)
+        above = walks.Above()
 
-    def _children(self, spot: _Spot) -> Iterator[_Spot]:
-        for key, value, is_data in nodes.children(spot.value):
-            is_part = is_data is not False and (_is_array(value) or _is_node(value))
-            if is_part and not is_transient(value):
-                yield spot.child(key, value)
+        def below(spot: _Spot, path: Path) -> list[tuple[Key, _Spot]] | None:
+            if above(spot.value, path) is not None:
+                return None
+            if is_array(spot.value) or torch_layouts.tensors_of(spot.value) is not None:
+                return []
+            listed = [spot.child(*child) for child in parts_below(spot.value)]
+            return [(x.key, x) for x in listed if id(x.value) not in self._named]
+
+        for path, spot in walks.walk(root, below):
+            name = ".".join(map(str, (line, *path)))
+            if is_array(spot.value):
+                yield from self._tensors(line, name, [spot], None)
+            for tensor in torch_layouts.tensors_of(spot.value) or ():
+                spots = [_attribute(spot, names) for names in tensor.attributes]
+                if not any(id(x.value) in self._named for x in spots):
+                    full = f"{name}.{tensor.name}"
+                    yield from self._tensors(line, full, spots, tensor.layout)
 
     def _tensors(
-        self, line: str, name: str, spots: Sequence[_Spot], layout: Layout | None
+        self, line: str, name: str, spots: Sequence[_Spot], layout: Any
     ) -> Iterator[_Ordered]:
         """The tensors of a name: one, or as many as are stacked."""
-        spot = spots[0]
-        order = names.places(line)
-        stacked = (
-            *spot.stacked,
-            *[p for p in order if p not in spot.indices and p not in spot.stacked],
-        )
+        spot, order = spots[0], _places(line)
+        known = (*spot.indices, *spot.stacked)
+        stacked = (*spot.stacked, *[place for place in order if place not in known])
         arrays = tuple(self._array(line, each) for each in spots)
         depth = len(stacked)
         shapes = [tuple(array.value.shape) for array in arrays]
@@ -340,28 +354,26 @@ class _Reader:
         if len(ahead) > 1 or any(len(shape) < depth for shape in shapes):
             raise _wrong(line, f"arrays of the shapes {shapes} are not stacked alike")
         try:
-            solved = _solved(layout, [shape[depth:] for shape in shapes])
+            solved = layouts.solved(layout, [shape[depth:] for shape in shapes])
         except ValueError as error:
             where = ", ".join(map(describe, arrays))
             raise _wrong(line, f"{error}; it leads to {where}") from None
         for at in itertools.product(*map(range, *ahead)):
             indices = {**spot.indices, **dict(zip(stacked, at, strict=True))}
-            full = names.filled(name, indices)
+            full = _PLACE.sub(lambda place: str(indices[place[1]]), name)  # noqa: B023
             key = tuple(indices[place] for place in order)
-            yield key, Tensor(full, arrays, at, solved)
+            yield key, Tensor(full.removeprefix("."), arrays, at, solved)
 
     def _array(self, line: str, spot: _Spot) -> Array:
-        if isinstance(spot.value, Variable):
-            found = self._arrays.get(id(spot.value))
-        else:
-            found = self._arrays.get((id(spot.parent), spot.key))
+        is_variable = isinstance(spot.value, Variable)
+        key = id(spot.value) if is_variable else (id(spot.parent), spot.key)
+        found = self._arrays.get(key)
         if found is None or not hasattr(found.value, "shape"):
-            raise _wrong(
-                line,
-                f"{patterns.dotted(spot.path, 'the model')} is {_kind(spot)}, which "
-                "holds no single array; a line with a layout leads to arrays, such as "
-                "'head.kernel'",
+            where = paths.dotted(spot.path, "the model")
+            what = (
+                f"{where} is {spot.kind}, which holds no single array; a line with a "
             )
+            raise _wrong(line, f"{what}layout leads to arrays, such as 'head.kernel'")
         if jnp.issubdtype(found.value.dtype, jax.dtypes.prng_key):
             raise _wrong(
                 line,
@@ -377,10 +389,10 @@ class _Reader:
         Nothing is lost by that, since all arrays and all tensors are accounted for.
         """
         spots, nowhere = [self._root], None
-        for step in names.steps(path):
+        for step in _steps(path):
             found = []
             for spot in spots:
-                reached = [*_taken(spot, step, path)]
+                reached = _taken(spot, step, path)
                 found += reached
                 if not reached:
                     nowhere = nowhere or _nowhere(spot, step, path)
@@ -392,100 +404,73 @@ class _Reader:
         return spots
 
 
-def _indices(spot: _Spot) -> tuple[Any, ...]:
-    return (*sorted(spot.indices.items()), spot.stacked)
+def _taken(spot: _Spot, step: Key | _Place, path: str) -> list[_Spot]:
+    """Where a step leads from a part of a model, if anywhere.
+
+    A place leads to all elements of a list; to the layers of a Stack all at once.
+    """
+    children = nodes.children(spot.value)
+    if not isinstance(step, _Place):
+        return [
+            spot.child(key, value)
+            for key, value, _ in children
+            if key == step and type(key) is type(step)
+        ]
+    place = step.name
+    if place in spot.indices or place in spot.stacked:
+        raise ValueError(f"The path {path!r} has the index {place!r} twice.")
+    if isinstance(spot.value, stacks.Stack):
+        stacked = (*spot.stacked, place)
+        return [spot.child("layers", spot.value.layers, stacked=stacked)]
+    return [
+        spot.child(key, value, indices={**spot.indices, place: key})
+        for key, value, is_data in children
+        if type(key) is int and is_data is not False
+    ]
 
 
-def _taken(spot: _Spot, step: Key | Place, path: str) -> Iterator[_Spot]:
-    """Where a step leads from a part of a model, if anywhere."""
-    if isinstance(step, Place):
-        yield from _indexed(spot, step, path)
-        return
-    for key, value, _ in nodes.children(spot.value):
-        if key == step and type(key) is type(step):
-            yield spot.child(key, value)
-            return
-
-
-def _nowhere(spot: _Spot, step: Key | Place, path: str) -> ValueError:
+def _nowhere(spot: _Spot, step: Key | _Place, path: str) -> Exception:
     """The error for a step that leads nowhere."""
-    if isinstance(step, Place):
+    if isinstance(step, _Place):
         return ValueError(
             f"The path {path!r} of the table of weights has an index at "
-            f"{patterns.dotted(spot.path)}, which is {_kind(spot)} without elements."
+            f"{paths.dotted(spot.path)}, which is {spot.kind} without elements."
         )
-    found = [
-        key for key, _, is_data in nodes.children(spot.value) if is_data is not False
-    ]
-    where = patterns.dotted(spot.path, "the model")
-    held = f"it has: {', '.join(map(str, found))}" if found else f"it is {_kind(spot)}"
-    return ValueError(
-        errors.message(
-            f"The path {path!r} of the table of weights leads nowhere: "
-            f"{where} has no {step!r}.",
-            where=held,
-        )
+    children = nodes.children(spot.value)
+    found = [str(key) for key, _, is_data in children if is_data is not False]
+    where = paths.dotted(spot.path, "the model")
+    return misuse(
+        f"The path {path!r} of the table of weights leads nowhere: "
+        f"{where} has no {step!r}.",
+        [f"it has: {', '.join(found)}" if found else f"it is {spot.kind}"],
     )
 
 
-def _kind(spot: _Spot) -> str:
-    return "None" if spot.value is None else f"a {type(spot.value).__name__}"
-
-
-def _indexed(spot: _Spot, place: Place, path: str) -> Iterator[_Spot]:
-    """All elements of a list; the layers of a Stack, all at once."""
-    if place.name in spot.indices or place.name in spot.stacked:
-        raise ValueError(f"The path {path!r} has the index {place.name!r} twice.")
-    if isinstance(spot.value, stacks.Stack):
-        below = spot.child("layers", spot.value.layers)
-        yield dataclasses.replace(below, stacked=(*spot.stacked, place.name))
-        return
-    for key, value, is_data in nodes.children(spot.value):
-        if isinstance(key, int) and not isinstance(key, bool) and is_data is not False:
-            yield dataclasses.replace(
-                spot.child(key, value), indices={**spot.indices, place.name: key}
-            )
-
-
-def _below(spot: _Spot, path: Sequence[str]) -> _Spot:
-    for name in path:
+def _attribute(spot: _Spot, path: str) -> _Spot:
+    for name in path.split("."):
         spot = spot.child(name, getattr(spot.value, name))
     return spot
 
 
-def _known_layout(spot: _Spot) -> Layout | None:
-    text = torch_layouts.layout_of(spot.parent, spot.key)
-    return None if text is None else layouts.parse(text, {}, 1)
+def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> None:
+    """Raises if two lines lead to one name, or to one place of an array.
 
-
-def _solved(layout: Layout | None, shapes: Sequence[Shape]) -> Solved:
-    if layout is None:
-        axes = " ".join(f"a{axis}" for axis in range(len(shapes[0])))
-        layout = layouts.parse(f"{axes} -> {axes}", {}, 1)
-    return layout.solve(shapes)
-
-
-def _check_single(tensors: Sequence[Tensor]) -> None:
-    """Raises if two lines lead to the same name, or to the same place of an array."""
-    seen_names, seen_arrays = set[str](), dict[Any, str]()
+    And unless names are tied to tensors of the model, and are none themselves.
+    """
+    names, seen = set[str](), dict[Any, str]()
     for tensor in tensors:
-        if tensor.name in seen_names:
+        if tensor.name in names:
             raise _wrong(tensor.name, "several lines lead to this name")
-        seen_names.add(tensor.name)
+        names.add(tensor.name)
         for array in tensor.arrays:
-            other = seen_arrays.setdefault((array.path, tensor.at), tensor.name)
+            other = seen.setdefault((array.path, tensor.at), tensor.name)
             if other != tensor.name:
-                raise _wrong(
-                    tensor.name, f"{describe(array)} is {other!r} of the file already"
-                )
-
-
-def _check_tied(tied: MappingABC[str, str], known: Container[str]) -> None:
-    """Raises unless names are tied to tensors of the model, and are none themselves."""
+                what = f"{describe(array)} is {other!r} of the file already"
+                raise _wrong(tensor.name, what)
     for name, other in tied.items():
-        if other not in known:
+        if other not in names:
             raise _wrong(name, f"it is tied to {other!r}, to which no line leads")
-        if name in known:
+        if name in names:
             raise _wrong(
                 name,
                 f"it is tied to {other!r}, and has an array of its own in the model. "
@@ -497,20 +482,23 @@ def _check_tied(tied: MappingABC[str, str], known: Container[str]) -> None:
 # Arrays of a model.
 
 # What no file of weights has: random streams, caches, and what calls leave behind.
-TRANSIENT = (RngState, Cache, Intermediate)
+_TRANSIENT = (RngState, Cache, Intermediate)
+_ARRAYS = (nodes.Leaf.ARRAY, nodes.Leaf.REF)
 
 
-def is_transient(leaf: Any) -> bool:
-    """Whether no file of weights has such a leaf."""
-    return isinstance(leaf, TRANSIENT)
+def is_array(x: Any) -> bool:
+    """Whether a part of a model is an array, or a Variable."""
+    return isinstance(x, Variable) or nodes.kind_of(x) in _ARRAYS
 
 
-def _is_array(x: Any) -> bool:
-    return isinstance(x, Variable) or nodes.kind_of(x) in (Leaf.ARRAY, Leaf.REF)
-
-
-def _is_node(x: Any) -> bool:
-    return not isinstance(nodes.kind_of(x), Leaf)
+def parts_below(x: Any) -> list[tuple[Key, Any]]:
+    """What is directly in a part of a model, and may be in a file of weights."""
+    return [
+        (key, value)
+        for key, value, is_data in nodes.children(x)
+        if is_data is not False and not isinstance(value, _TRANSIENT)
+        if is_array(value) or not isinstance(nodes.kind_of(value), nodes.Leaf)
+    ]
 
 
 def arrays_of(model: Any) -> dict[Any, Array]:
@@ -525,11 +513,21 @@ def arrays_of(model: Any) -> dict[Any, Array]:
             found.setdefault(id(part), Array(path, part, flattening.raw_of(part)))
             continue
         for key, value, is_data in nodes.children(part):
-            if is_data is not False and nodes.kind_of(value) in (Leaf.ARRAY, Leaf.REF):
+            if is_data is not False and nodes.kind_of(value) in _ARRAYS:
                 found[id(part), key] = Array((*path, key), value, value)
     return found
 
 
+def left_out(model: Any, tensors: Sequence[Tensor]) -> list[Array]:
+    """The arrays of a model that a file should have, and that no tensor is made of."""
+    reached = {array.path for tensor in tensors for array in tensor.arrays}
+    return [
+        array
+        for array in arrays_of(model).values()
+        if array.path not in reached and not isinstance(array.leaf, _TRANSIENT)
+    ]
+
+
 def describe(array: Array) -> str:
     """An array of a model, for messages."""
-    return f"{patterns.dotted(array.path)}: {short_forms.describe(array.value)}"
+    return f"{paths.dotted(array.path)}: {short_forms.describe(array.value)}"

@@ -1,87 +1,341 @@
-"""One safetensors file: its header is read and checked, then slices of its tensors."""
+r"""Files in the format of the library `safetensors`: one, or several with an index.
+
+A file is (all numbers little-endian, offsets from where the data begins)
+
+    8 bytes    the size of the header
+    header     {"__metadata__": {"format": "pt"},
+                "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+               as JSON in UTF-8, from the first byte on, with spaces at the end
+    data       each tensor in C order; they follow each other without gaps
+
+A header is checked when the file is opened. What this takes, the library takes too, and
+reads the same. Refused beyond what that refuses: keys that come twice, fields besides
+the three, anything before the first brace, and shapes that no array can have. Reading
+one takes some twenty times the memory that it has itself.
+
+An index says in which file each tensor is. It is not trusted: its files must be in its
+own folder, and each must hold just the tensors that the index says.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
-from collections.abc import Sequence
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from graftree.weights import headers, open_files, other_formats, stored_tensors
+from graftree import errors
+from graftree.weights import stored_tensors
+from graftree.weights.stored_tensors import OpenFile, Source, Stored, quoted, refusal
+
+# Of a header, as in the library, and of an index.
+MAX_SIZE = 100_000_000
+MAX_INDEX_SIZE = 64 * 2**20
+
+SUFFIX, INDEX = ".safetensors", ".index.json"
+METADATA = "__metadata__"
+_FIELDS = dict.fromkeys(["dtype", "shape", "data_offsets"])
+
+# In the order of the format, which sorts tensors by it, the last first.
+_NAMED = (
+    "BOOL bool U8 uint8 I8 int8 F8_E5M2 float8_e5m2 F8_E4M3 float8_e4m3fn "
+    "F8_E8M0 float8_e8m0fnu F8_E4M3FNUZ float8_e4m3fnuz F8_E5M2FNUZ float8_e5m2fnuz "
+    "I16 int16 U16 uint16 F16 float16 BF16 bfloat16 I32 int32 U32 uint32 F32 float32 "
+    "C64 complex64 F64 float64 I64 int64 U64 uint64"
+).split()
+DTYPES = dict(zip(_NAMED[::2], map(jnp.dtype, _NAMED[1::2]), strict=True))
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+# Several elements share a byte there, so no slice of them is a range of bytes.
+_PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 
 
-class TensorFile(stored_tensors.Source):
-    """A safetensors file that is open.
+def open_file(path: str) -> Source:
+    """Opens one file.
 
     Raises:
         WeightsError: If it can't be read, or anything in its header is wrong.
     """
+    with contextlib.ExitStack() as files:
+        file = files.enter_context(contextlib.closing(OpenFile(path)))
+        size = _header_size(file)
+        data = file.read_bytes(8, size)
+        tensors, metadata = _parsed(data, file.size - size - 8, file.name)
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open_files.OpenFile(path)
-        self.name = self._file.name
-        try:
-            self._data = 8 + self._header_size()
-            header = headers.parse(
-                self._file.read_bytes(8, self._data - 8),
-                self._file.size - self._data,
-                self.name,
-            )
-        except BaseException:
-            self.close()
-            raise
-        self._begins = header.begins
-        self.tensors = header.tensors
-        self.metadata = header.metadata
+        def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
+            array = file.read_array(stored, 8 + size + tensors[name][1], index)
+            if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
+                raise refusal(file.name, "booleans that are neither 0 nor 1", name)
+            return array
 
-    def _header_size(self) -> int:
-        if self._file.size < 8:
-            raise stored_tensors.refusal(
-                self.name,
-                f"it has {self._file.size} bytes, and a header alone has more",
-            )
-        size = int.from_bytes(self._file.read_bytes(0, 8), "little")
-        other = other_formats.found_in(self.name)
-        if other is not None and 8 + size > self._file.size:
-            raise stored_tensors.refusal(
-                self.name, f"it is {other.what}", way_out=other.way_out
-            )
-        if size > headers.MAX_SIZE:
-            raise stored_tensors.refusal(
-                self.name,
-                f"its header would have {size} bytes, and {headers.MAX_SIZE} are "
-                "the most",
-                way_out="It is damaged, or no safetensors file.",
-            )
-        if 8 + size > self._file.size:
-            raise stored_tensors.refusal(
-                self.name,
-                f"its header would have {size} bytes, and the file has "
-                f"{self._file.size}: it is cut off",
-            )
-        return size
+        listed = {name: stored for name, (stored, _, _) in tensors.items()}
+        return Source(file.name, listed, read, files.pop_all(), metadata)
 
-    @property
-    def bytes_read(self) -> int:
-        """How many bytes of data have been read."""
-        return self._file.bytes_read
 
-    def read(
-        self,
-        name: str,
-        index: Sequence[slice],
-        shape: Sequence[int] | None = None,
-    ) -> np.ndarray:
-        """Reads a slice of a tensor, and no bytes beside it."""
-        offset = self._data + self._begins[name]
-        stored = self.tensors[name].viewed(shape)
-        array = self._file.read_array(stored, offset, index)
-        if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
-            raise stored_tensors.refusal(
-                self.name, "booleans that are neither 0 nor 1", name
-            )
-        return array
+def _header_size(file: OpenFile) -> int:
+    if file.size < 8:
+        what = f"it has {file.size} bytes, and a header alone has more"
+        raise refusal(file.name, what)
+    size = int.from_bytes(file.read_bytes(0, 8), "little")
+    other = stored_tensors.found_in(file.name)
+    if other is not None and 8 + size > file.size:
+        raise refusal(file.name, f"it is {other[0]}", way_out=other[1])
+    said = f"its header would have {size} bytes, and"
+    if size > MAX_SIZE:
+        way_out = "It is damaged, or no safetensors file."
+        raise refusal(file.name, f"{said} {MAX_SIZE} are the most", way_out=way_out)
+    if 8 + size > file.size:
+        raise refusal(file.name, f"{said} the file has {file.size}: it is cut off")
+    return size
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+
+# ------------------------------------------------------------------------- the header
+
+
+# By name, in the order of their data: what a tensor is, where it begins and ends.
+_Tensors = dict[str, tuple[Stored, int, int]]
+
+
+def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
+    """Reads a header, with its metadata, and checks it against the size of the data."""
+
+    def size(text: str) -> int:
+        # The most are the digits of 2**64: converting more would take long.
+        if text.startswith("-") or len(text) > 20:
+            what = f"its header has the number {quoted(text[:21])}, which is no size"
+            raise refusal(file, what)
+        return int(text)
+
+    if not data.startswith(b"{"):
+        found = quoted(data[:20].decode(errors="replace"))
+        raise refusal(file, f"its header should begin with a brace, and has {found}")
+    content = _json(data, file, "its header", size)
+    metadata = None
+    if METADATA in content:
+        metadata = content.pop(METADATA)
+        if not isinstance(metadata, dict) or not all(map(is_text, metadata.values())):
+            what = f"its metadata is {_shown(metadata)}, and should be text by name"
+            raise refusal(file, what)
+    for name in content:
+        if not is_text(name):
+            raise refusal(file, "its header has half a character", name)
+    found = {name: _tensor(fields, name, file) for name, fields in content.items()}
+    tensors = dict(sorted(found.items(), key=lambda item: item[1][1:]))
+    _check_ranges(tensors, data_size, file)
+    return tensors, metadata
+
+
+def _json(
+    data: bytes, file: str, what: str, parse_int: Callable[[str], int] | None = None
+) -> Any:
+    """Reads JSON in which no key comes twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            seen = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            raise refusal(file, f"{what} has the key {quoted(twice)} twice")
+        return found
+
+    try:
+        text = data.decode("utf-8")
+        return json.loads(text, object_pairs_hook=unique, parse_int=parse_int)
+    except errors.WeightsError:
+        raise
+    except UnicodeDecodeError as error:
+        said = f"is not UTF-8, at byte {error.start} of it"
+    except RecursionError:
+        said = "nests too deeply"
+    except json.JSONDecodeError as error:
+        found = quoted(error.doc[error.pos : error.pos + 20])
+        said = f"is no JSON: {error.msg} at character {error.pos}, which has {found}"
+    except ValueError as error:
+        said = f"is no JSON: {error}"
+    raise refusal(file, f"{what} {said}")
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a string without halves of characters, which UTF-8 lacks."""
+    return isinstance(value, str) and not _HALVES.search(value)
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def _shown(value: Any) -> str:
+    """A part of a header, for messages."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
+    """Reads what is said of a tensor: what it is, and where it begins and ends."""
+
+    def refused(what: str, way_out: str = stored_tensors.SUSPECT) -> Exception:
+        return refusal(file, what, name, way_out)
+
+    if not isinstance(fields, dict):
+        raise refused(f"it is {_shown(fields)}, and should have fields")
+    if fields.keys() != _FIELDS.keys():
+        for field in fields.keys() - _FIELDS.keys():
+            raise refused(f"the unknown field {quoted(field)}")
+        missing = [field for field in _FIELDS if field not in fields]
+        raise refused(f"no {' and no '.join(missing)}")
+    dtype, shape, offsets = map(fields.__getitem__, _FIELDS)
+    if not isinstance(dtype, str):
+        raise refused(f"the dtype {_shown(dtype)} is no text")
+    for field, sizes in (("shape", shape), ("offsets", offsets)):
+        # Booleans are integers in Python.
+        if not isinstance(sizes, list) or {*map(type, sizes)} - {int}:
+            raise refused(f"the {field} {_shown(sizes)} should be integers in a list")
+    most = stored_tensors.MAX_RANK
+    if len(shape) > most:
+        raise refused(f"{len(shape)} axes, and no array has more than {most}")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise refused(f"the offsets {_shown(offsets)} are not where it begins and ends")
+    if dtype in _PACKED:
+        way_out = "That isn't read. Store it as U8 or in a wider dtype."
+        raise refused(f"dtype {dtype}, of which a byte has no whole element", way_out)
+    if dtype not in DTYPES:
+        known = f"Known are {' '.join(DTYPES)}."
+        raise refused(f"the unknown dtype {quoted(dtype)}", known)
+    stored = Stored(DTYPES[dtype], tuple(shape))
+    nbytes, (begin, end) = stored.nbytes, offsets
+    # No array has these sizes either, with an axis of 0 beside them.
+    if (nbytes or math.prod(size or 1 for size in shape)) >= 2**63:
+        raise refused(f"the shape {shape} is larger than any memory")
+    if end - begin != nbytes:
+        apart = f"the offsets {offsets} are {end - begin} bytes apart"
+        raise refused(f"{apart}, and {dtype}{shape} has {nbytes}")
+    return stored, begin, end
+
+
+def _check_ranges(tensors: _Tensors, data_size: int, file: str) -> None:
+    """Raises unless the tensors follow each other and fill the data."""
+    before, expected = "", 0
+    for name, (_, begin, end) in tensors.items():
+        what = ""
+        if begin < expected:
+            overlap = f"{begin} to {end} overlap those of {quoted(before)}"
+            what = f"its bytes {overlap}, up to {expected}"
+        elif begin > expected:
+            what = f"before it, the bytes {expected} to {begin} belong to no tensor"
+        elif end > data_size:
+            what = f"it ends at byte {end}, and the file has {data_size} bytes of data"
+            what += ": it is cut off"
+        if what:
+            raise refusal(file, what, name)
+        before, expected = name, end
+    if more := data_size - expected:
+        what = f"its tensors have {expected} bytes, and {more} more follow that belong "
+        raise refusal(file, what + "to none")
+
+
+def header_of(
+    tensors: Iterable[tuple[str, Stored]], metadata: Mapping[str, str] | None
+) -> bytes:
+    """The header of a file with these tensors in this order."""
+    content: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
+    end = 0
+    for name, stored in tensors:
+        content[name] = {
+            "dtype": NAMES[stored.dtype],
+            "shape": [int(size) for size in stored.shape],
+            "data_offsets": [end, end + stored.nbytes],
+        }
+        end += stored.nbytes
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+# --------------------------------------------------------------------------- an index
+
+
+def open_index(path: str) -> Source:
+    """Opens the files of an index, all of them.
+
+    Raises:
+        WeightsError: If the index or one of the files is wrong, or they don't agree.
+    """
+    places = places_of(path)
+    with contextlib.ExitStack() as files:
+        opened = {
+            file: files.enter_context(open_file(_path_of(path, file)))
+            for file in dict.fromkeys(places.values())
+        }
+        _check_places(places, opened, path)
+
+        def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
+            return opened[places[name]].read(name, index, stored.shape)
+
+        tensors = {name: opened[file].tensors[name] for name, file in places.items()}
+        return Source(path, tensors, read, files.pop_all())
+
+
+def places_of(path: str) -> dict[str, str]:
+    """The file of each tensor, by an index."""
+    with contextlib.closing(OpenFile(path)) as file:
+        if file.size > MAX_INDEX_SIZE:
+            what = f"it has {file.size} bytes, and {MAX_INDEX_SIZE} are the most"
+            raise refusal(path, what)
+        content = _json(file.read_bytes(0, file.size), path, "it")
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict):
+        what = "it has no weight_map, from names of tensors to names of files"
+        way_out = "It is no index of safetensors files."
+        raise refusal(path, what, way_out=way_out)
+    for name, file in places.items():
+        if not isinstance(file, str):
+            what = f"has {type(file).__name__} in the place of a file"
+            raise refusal(path, what, name)
+    return places
+
+
+def _check_places(
+    places: Mapping[str, str], opened: Mapping[str, Source], index: str
+) -> None:
+    """Raises unless the files hold what the index says."""
+    for name, file in places.items():
+        if name not in opened[file].tensors:
+            raise refusal(index, f"should be in {quoted(file)}, and is not", name)
+    for file, source in opened.items():
+        for name in source.tensors:
+            place = places.get(name)
+            if place != file:
+                says = quoted(place) if place else "nothing of it"
+                what = f"is in {quoted(file)}; the index says {says}"
+                raise refusal(index, what, name)
+
+
+def _path_of(index: str, file: str) -> str:
+    """Where a file of the index is: in its folder, or it is refused."""
+    folder, link = pathlib.Path(index).absolute().parent, None
+    parts = pathlib.PurePosixPath(file).parts
+    is_plain = bool(parts) and ".." not in parts and not file.startswith("/")
+    if is_plain and is_text(file) and not any(x in file for x in "\\:\0"):
+        # Not `Path.resolve`, which raises on Python 3.11 where links lead in a circle.
+        target = pathlib.Path(os.path.realpath(folder / file))
+        allowed = [folder.resolve()]
+        # The cache of the Hugging Face hub: all its files are links to `blobs`.
+        if folder.parent.name == "snapshots":
+            allowed.append((folder.parent.parent / "blobs").resolve())
+        if any(target.is_relative_to(place) for place in allowed):
+            if target.exists():
+                return str(folder / file)
+            way_out = "Get all files of the set; they belong in one folder."
+            raise refusal(index, f"the file {quoted(file)} is missing", way_out=way_out)
+        link = f", a link to {target},"
+    raise refusal(
+        index,
+        f"the file {quoted(file)}{link or ''} is not in the folder of the index",
+        way_out="Only files in that folder are read. Move the file there, if it "
+        "belongs to the set, or else don't trust the index.",
+    )

@@ -50,7 +50,7 @@ def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]],
         raise walk.cycle
     for path, leaf in flat:
         if isinstance(leaf, Pytree):
-            raise not_a_pytree_error(leaf, jax.tree_util.keystr(path), function)
+            raise not_a_pytree_error(leaf, paths.keystr(path), function)
     return flat, treedef
 
 
@@ -158,7 +158,7 @@ def _ways_out(function: str) -> str:
 
 
 def _text(path: Any) -> str:
-    return path if isinstance(path, str) else jax.tree_util.keystr(path)
+    return path if isinstance(path, str) else paths.keystr(path)
 
 
 def find_cycle(node: Any) -> ValueError | None:
@@ -172,7 +172,7 @@ def find_cycle(node: Any) -> ValueError | None:
     for path, x in walks.walk(node, below):
         first = above(x, path)
         if first is not None:
-            return cycle_error(x, *map(jax.tree_util.keystr, (first, path)))
+            return cycle_error(x, *map(paths.keystr, (first, path)))
     return None
 
 

@@ -26,7 +26,7 @@ import jax
 
 from graftree import config
 from graftree.annotations import Key, Path
-from graftree.core import stamps, walks
+from graftree.core import paths, stamps, walks
 from graftree.core.objects import attributes, bookkeeping, classes
 
 
@@ -283,8 +283,7 @@ def contents(x: Any, *, statics: bool = False) -> list[tuple[Step, Any]]:
 
 
 def _attribute(key: Any) -> Step:
-    is_name = isinstance(key, str) and key.isidentifier()
-    return Step(key, f".{key}" if is_name else f"[{key!r}]")
+    return Step(key, paths.key_text(key))
 
 
 def find(frame: Frame | None, wanted: Any, limit: Frame | None = None) -> Place | None:

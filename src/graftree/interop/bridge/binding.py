@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import walks
+from graftree.core import paths, walks
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, bookkeeping, classes
 from graftree.core.objects.pytrees import Pytree
@@ -315,12 +315,11 @@ def path_of(module: Module) -> str:
 
 
 def _find(root: Any, wanted: Any) -> list[Any]:
-    paths = [path for path, x in _walk(root) if x is wanted]
-    return list(paths[0]) if paths else []
+    return next((list(path) for path, x in _walk(root) if x is wanted), [])
 
 
 def _joined(path: list[Any]) -> str:
-    return "/" + "/".join(map(str, path))
+    return "/" + paths.to_string(tuple(path))
 
 
 def _walk(root: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from graftree.core import paths
 from graftree.core.graph import functional
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
@@ -162,7 +163,7 @@ def _take(linen_module: ToLinen, module: Module) -> None:
         if found is not _MISSING:
             values.append((variable, _checked(path, variable, found)))
         elif not (is_new or may_change(col)):
-            missing.append(f"{col}/{_joined(path)}")
+            missing.append(f"{col}/{paths.to_string(path)}")
     for variable, raw in values:
         variables_core.store(variable, raw)
     unknown = []
@@ -170,7 +171,7 @@ def _take(linen_module: ToLinen, module: Module) -> None:
         for path, x in variables.flat(tree):
             steps = _as_strings(path)
             if not any((col, steps[:n]) in known for n in range(1, len(steps) + 1)):
-                unknown.append(_joined(path))
+                unknown.append(paths.to_string(path))
                 _add(module, path, variables.to_nnx_var(col, x))
     _warn(linen_module, unknown, missing)
 
@@ -197,16 +198,17 @@ def _checked(path: _Path, variable: Variable[Any], found: Any) -> Any:
     current = variable.get_raw_value()
     if isinstance(raw, Mapping) and not isinstance(current, Mapping):
         raise ValueError(
-            f"The variables given to apply have a mapping at {_joined(path)}, with the "
-            f"names {sorted(raw)}; the Module has a {type(variable).__name__} there."
+            "The variables given to apply have a mapping at "
+            f"{paths.to_string(path)}, with the names {sorted(raw)}; the Module has a "
+            f"{type(variable).__name__} there."
         )
     shape, expected = [getattr(value, "shape", None) for value in (raw, current)]
     is_misfit = shape != expected and None not in (shape, expected)
     if isinstance(variable, Param) and is_misfit:
         raise linen_side.linen_errors.ScopeParamShapeError(
-            path[-1], "/" + _joined(path[:-1]), shape, expected
+            path[-1], "/" + paths.to_string(path[:-1]), shape, expected
         )
-    variables_core.check_write(variable, raw, _joined(path))
+    variables_core.check_write(variable, raw, paths.to_string(path))
     return raw
 
 
@@ -224,10 +226,6 @@ def _add(module: Module, path: _Path, variable: Variable[Any]) -> None:
         node.setdefault(path[-1], variable)
     elif isinstance(node, Module) and not hasattr(node, path[-1]):
         setattr(node, path[-1], attributes.data(variable))
-
-
-def _joined(path: _Path) -> str:
-    return "/".join(map(str, path))
 
 
 def _warn(module: ToLinen, unknown: Sequence[str], missing: Sequence[str]) -> None:

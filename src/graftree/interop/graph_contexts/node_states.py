@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from graftree import config
+from graftree.core import paths
 from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.interop.graph_contexts import contexts
@@ -125,7 +126,7 @@ def _merge(ctx: MergeContext, path: Any, prefix: Any, leaf: Any) -> Any:
     if not isinstance(leaf, NodeStates):
         raise ValueError(
             f"from_tree expected NodeStates, got {type(leaf).__name__} at path "
-            f"{jax.tree_util.keystr(path) or '()'}. Pass a merge_fn that takes it."
+            f"{paths.keystr(path) or '()'}. Pass a merge_fn that takes it."
         )
     return ctx.merge(leaf.graphdef, *leaf.states)
 

@@ -237,7 +237,7 @@ def check(tree: Any, argument: str, transform: str, mode: Propagation) -> list[A
         tree, is_leaf=lambda x: x is None or isinstance(x, kinds)
     )
     for path, leaf in flat:
-        kind, place = type(leaf).__name__, argument + jax.tree_util.keystr(path)
+        kind, place = type(leaf).__name__, argument + paths.keystr(path)
         if isinstance(leaf, Variable):
             raise ValueError(
                 f"Variables prefixes are not supported: found a {kind} at {place} of "

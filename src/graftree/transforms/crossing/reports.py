@@ -88,12 +88,12 @@ def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
         if isinstance(kind, nodes.GraphKind):
             listed = kind.flatten(x)[0]
             return [
-                (_key_text(key), y)
+                (paths.key_text(key), y)
                 for key, y, is_data in listed
                 if is_data is not False
             ]
         listed = [] if isinstance(kind, nodes.Leaf) else _jax.flatten_one_level(x)[0]
-        return [(jax.tree_util.keystr((entry,)), y) for entry, y in listed]
+        return [(paths.keystr((entry,)), y) for entry, y in listed]
 
     return [
         ("".join(path), x)
@@ -101,10 +101,6 @@ def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
         for path, x in walks.walk(root, below, (f".{label}",))
         if tree_checks.is_variable_or_ref(x)
     ]
-
-
-def _key_text(key: Any) -> str:
-    return f".{key}" if isinstance(key, str) else f"[{key!r}]"
 
 
 def check_inputs(tree: Any, transform: str, labels: Labels = ARGS) -> None:

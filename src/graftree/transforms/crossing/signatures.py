@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from graftree.core import paths
 from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import (
     LEAF,
@@ -196,7 +197,7 @@ class Signature:
         """What its entries are called."""
         if root is None:
             return self.labeled
-        return [root + jax.tree_util.keystr(path) for path in _paths(self.treedef)]
+        return [root + paths.keystr(path) for path in _paths(self.treedef)]
 
     # Names are made when they are asked for, which is in messages mostly.
 
@@ -204,9 +205,9 @@ class Signature:
     def labeled(self) -> list[str]:
         """What the entries are called in our messages, as in ``args[0]``."""
         return [
-            "kwargs" + jax.tree_util.keystr(path[1:])
+            "kwargs" + paths.keystr(path[1:])
             if path[:1] == (_KWARGS,) or len(path) < 2
-            else self.labels.of(path[1].idx) + jax.tree_util.keystr(path[2:])
+            else self.labels.of(path[1].idx) + paths.keystr(path[2:])
             for path in _paths(self.treedef)
         ]
 
@@ -223,7 +224,7 @@ class Signature:
         def name(path: Any) -> str:
             kind, argument, *rest = path
             where = argument.key if kind == _KWARGS else places[argument.idx]
-            return self.name_of_argument(where) + jax.tree_util.keystr(tuple(rest))
+            return self.name_of_argument(where) + paths.keystr(tuple(rest))
 
         return [*map(name, _paths(self.treedef))]
 
@@ -318,7 +319,9 @@ def _shortened(text: str, most: int = 200) -> str:
 def name_of(path: Any) -> str:
     """A path of `Signature.facts` as Python prints it: ``args[0].kernel``."""
     start, *keys = path
-    return start + "".join(map(_key_text, keys))
+    if keys and isinstance(keys[-1], differences.MetadataKey):
+        return f"{name_of(path[:-1])}, metadata {keys[-1]!r}"
+    return start + "".join(map(paths.key_text, keys))
 
 
 class Signatures(Rebuilt):
@@ -354,10 +357,3 @@ class Signatures(Rebuilt):
 
 _numbers = itertools.count()
 _KWARGS = jax.tree_util.SequenceKey(1)
-
-
-@functools.lru_cache(maxsize=4096, typed=True)  # layers have the same keys
-def _key_text(key: Any) -> str:
-    if isinstance(key, differences.MetadataKey):
-        return f", metadata {key!r}"
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
