@@ -128,17 +128,16 @@ def _check_key(key: Any) -> Key:
 # ------------------------------------------------------------------- paths as text
 
 
-@functools.lru_cache(maxsize=4096, typed=True)  # layers have the same keys
 def key_text(key: Key) -> str:
     """Prints a key as Python writes it: ``.name``, or ``[key]`` for what is no name."""
-    return f".{key}" if _is_name(key) else f"[{key!r}]"
+    is_name = isinstance(key, str) and _is_name(key)
+    return f".{key}" if is_name else f"[{key!r}]"
 
 
-def _is_name(key: Key) -> bool:
+@functools.lru_cache(maxsize=4096)  # layers have the same ones
+def _is_name(key: str) -> bool:
     # Python normalizes names that are not ASCII, so that they may be those of others.
-    if not isinstance(key, str) or keyword.iskeyword(key):
-        return False
-    return key.isascii() and key.isidentifier()
+    return key.isascii() and key.isidentifier() and not keyword.iskeyword(key)
 
 
 def below(start: str, path: Path) -> str:

@@ -32,7 +32,6 @@ from typing import Any
 from graftree import errors
 from graftree.annotations import Key, Path, Predicate
 from graftree.core import filters, paths
-from graftree.core.paths import dotted as dotted  # transforms/names.py asks for it here
 
 # Matches one key; `None` stands for any number of keys.
 _Matcher = Callable[[Key], bool] | None

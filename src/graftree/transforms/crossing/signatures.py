@@ -321,7 +321,7 @@ def name_of(path: Any) -> str:
     start, *keys = path
     if keys and isinstance(keys[-1], differences.MetadataKey):
         return f"{name_of(path[:-1])}, metadata {keys[-1]!r}"
-    return start + "".join(map(paths.key_text, keys))
+    return paths.below(start, tuple(keys))
 
 
 class Signatures(Rebuilt):
