@@ -9,6 +9,7 @@ import pytest
 
 import graftree as nnx
 from examples.models import llama, pretrained
+from graftree.weights import loading
 from tests import tables
 from tests.programs import in_one_program
 from tests.weights import checkpoints_of_hf
@@ -94,6 +95,20 @@ def check_refused(folder, model, table, said):
     with pytest.raises(ValueError, match=said):
         nnx.weights.load_adapter(folder, model, table)
     assert not nnx.state(model, nnx.LoRAParam)
+
+
+def test_a_read_that_fails_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+    nnx.weights.save_adapter(tmp_path, adapted(), TABLE)
+    model = make()
+    before = nnx.graphdef(model)
+
+    def fails(*_):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(loading, "arrays_from", fails)
+    with pytest.raises(OSError, match="the disk is gone"):
+        nnx.weights.load_adapter(tmp_path, model, TABLE)
+    assert nnx.graphdef(model) == before
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path):

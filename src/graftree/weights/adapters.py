@@ -32,7 +32,13 @@ from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.nn import embed
-from graftree.surgery import adaptable_layers, adaptations, lora_layers, selections
+from graftree.surgery import (
+    adaptable_layers,
+    adaptations,
+    lora_layers,
+    merges,
+    selections,
+)
 from graftree.weights import loading, saving, sources, tables
 from graftree.weights.layouts import Axis, Layout, Solved, Unit
 from graftree.weights.stored_tensors import Source, misuse
@@ -130,9 +136,16 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
         kinds = {name: _configured(config, name) for name in layers}
         for name, layer in layers.items():
             _check_factors(name, source, layer, names[name], kinds[name].rank)
-        adapted = _prepare(model, layers, kinds)
-        factors = [x for n, layer in layers.items() for x in _factors(layer, names[n])]
-        arrays = loading.arrays_from(source, factors)
+        adapted, is_new = _prepare(model, layers, kinds)
+        try:
+            factors = [
+                x for n, layer in layers.items() for x in _factors(layer, names[n])
+            ]
+            arrays = loading.arrays_from(source, factors)
+        except BaseException:  # also Ctrl-C: the model is as it was before
+            if is_new:
+                merges.remove_lora(model)
+            raise
     updates.write_at(model, arrays)
     for layer in layers.values():
         if isinstance(layer.layer, lora_layers.LoRAEmbed):
@@ -364,8 +377,12 @@ def _check_base(name: str, source: Source, layer: _Layer, base: str) -> None:
 
 def _prepare(
     model: Any, layers: Mapping[str, _Layer], kinds: Mapping[str, _Adaptation]
-) -> list[Path]:
-    """Adapts the layers, or checks that these, and these alone, are adapted."""
+) -> tuple[list[Path], bool]:
+    """Adapts the layers, or checks that these, and these alone, are adapted.
+
+    Returns:
+        Their paths, and whether they were not adapted before.
+    """
     wanted: dict[Path, _Adaptation] = {}
     places: dict[Path, set[tuple[int, ...]]] = {}
     for name, layer in layers.items():
@@ -409,7 +426,7 @@ def _prepare(
         for rank, alpha in {*wanted.values()}:
             where = [paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)]
             adaptations.add_lora(model, where, rank=rank, alpha=alpha, rngs=Rngs(0))
-    return sorted(wanted)
+    return sorted(wanted), not adapted
 
 
 # ------------------------------------------------------------------ an adapter's config
