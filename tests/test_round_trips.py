@@ -65,6 +65,22 @@ def test_merge_with_copy_shares_no_variable(node, graph):
     assert not any(a is b for a, b in pairs)
 
 
+@law_of_all()
+def test_a_graphdef_is_what_it_lists(node, graph):
+    graphdef = nnx.graphdef(node, graph=graph)
+    listed = graphdef.nodes, graphdef.attributes, graphdef.num_leaves
+    assert nnx.GraphDef(*listed) == graphdef
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("node", [1.0, np.ones(2), nnx.Param(1.0), None, [1, "a"]])
+def test_a_graphdef_of_a_leaf_or_container_is_what_it_lists(node, graph):
+    graphdef = nnx.graphdef(node, graph=graph)
+    listed = graphdef.nodes, graphdef.attributes, graphdef.num_leaves
+    assert nnx.GraphDef(*listed) == graphdef
+    assert len(graphdef.attributes) >= (graphdef.num_leaves if not graph else 0)
+
+
 KINDS = [nnx.BatchStat, zoo.Kind, nnx.Variable, nnx.PathContains("a"), None]
 FILTERS = st.lists(st.sampled_from(KINDS), max_size=3)
 

@@ -470,7 +470,8 @@ def _listed(graphdef: GraphDef[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
             nodes.append(_node_def(what))
         elif not (what is LEAF or isinstance(what, Static)):
             nodes.append(what)
-        if path or what is LEAF:
+        # In a tree the root is a row, so a cell is an attribute though it has no path.
+        if path or what is LEAF or (graphdef.tree and type(what) is not NodeRow):
             is_attribute = what is LEAF or isinstance(what, Static)
             key = path if graphdef.tree else path[-1] if path else None
             attributes.append((key, what if is_attribute else NODE))
