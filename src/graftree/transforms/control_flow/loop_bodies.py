@@ -203,7 +203,7 @@ class Rounds:
         if self.before[number] != now.signature and not self._may_settle(number, now):
             raise self.error(number, now.signature)
         if self._row.mode.structure:
-            tops = now.signature.tops()
+            tops = now.signature.skeleton.tops()
             free = {top.index for top in tops if self._place.may_be_new(top)}
             pairs = enumerate(zip(now.olds, now.news, strict=True))
             if not all(x is y or index in free for index, (x, y) in pairs):
@@ -215,7 +215,7 @@ class Rounds:
         """Objects that must be the same, whatever else is wrong."""
         if not self._row.mode.structure:
             return [*filter(tree_checks.is_variable_or_ref, objects)]
-        tops = [top for top in signature.tops() if top is not LEAF]
+        tops = [top for top in signature.skeleton.tops() if top is not LEAF]
         return [objects[x.index] for x in tops if not self._place.may_be_new(x)]
 
     def _identity_error(self) -> ValueError:

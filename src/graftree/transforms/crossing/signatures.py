@@ -162,10 +162,6 @@ class Signature:
         """What is at each leaf of the treedef."""
         return self.skeleton.rows[0].cells
 
-    def tops(self) -> list[Any]:
-        """For each entry its row, or itself if it has none."""
-        return self.skeleton.tops()
-
     @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
         """Its leaves, in order."""

@@ -127,7 +127,7 @@ def leaves(
         numbers[slot.entry][slot.path] = number
     found: dict[int, Any] = {}
     seen: set[int] = set()
-    tops = signature.tops()
+    tops = signature.skeleton.tops()
     for entry, top, known, root in zip(
         signature.entries, tops, numbers, roots, strict=True
     ):

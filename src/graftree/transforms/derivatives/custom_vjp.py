@@ -239,7 +239,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         )
         found = [i for i, x in positions if not isinstance(x, DiffState)]
         for number in found if self._mode.structure else ():
-            for top in signature.of_argument(number).tops():
+            for top in signature.of_argument(number).skeleton.tops():
                 if top is not LEAF:
                     raise TypeError(
                         "Passing integers to nondiff_argnums for graph nodes arguments "
