@@ -35,7 +35,6 @@ from graftree.core.graph.graphdefs import (
     GraphDef,
     NodeRef,
     NodeRow,
-    Static,
     Tree,
     VariableDef,
     tree_row,
@@ -403,46 +402,50 @@ class Builder:
         """The object of a skeleton; what is reused in it is complete after `commit`."""
         if graphdef.root is not NODE:
             return self._value(graphdef.root, iter(leaves))
-        root, values = self._build_root(graphdef.rows, leaves)
+        root, values = self._build_root(graphdef, leaves)
         return self._made(root, values)
 
     def members(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> list[Any]:
         """What is in the cells of the root, as by `build`."""
-        return self._build_root(graphdef.rows, leaves)[1]
+        return self._build_root(graphdef, leaves)[1]
 
     def _build_root(
-        self, rows: Sequence[NodeRow], leaves: Sequence[Any]
+        self, graphdef: GraphDef[Any], leaves: Sequence[Any]
     ) -> tuple[NodeRow, list[Any]]:
         """The root, and what is in its cells."""
-        given, remaining = iter(leaves), iter(rows)
-        # The rows above, and what was found in them. No recursion, whose depth Python
-        # limits.
-        pending = [self._opened(next(remaining))]
+        given, forms = iter(leaves), iter(graphdef.forms())
+        # The rows above: what of their cells remains, what was found, and where in the
+        # row above each is. No recursion, whose depth Python limits.
+        pending = [(*self._opened(*next(forms)), 0)]
         while True:
-            row, cells, values = pending[-1]
-            for cell in cells:
-                if type(cell) is Static:
-                    values.append(cell[1])
-                elif cell is NODE:
-                    pending.append(self._opened(next(remaining)))
+            row, cells, values, place = pending[-1]
+            for number, cell in cells:
+                if cell is NODE:
+                    pending.append((*self._opened(*next(forms)), number))
                     break
-                else:
-                    values.append(self._value(cell, given))
+                is_variable = type(cell) is VariableDef
+                values[number] = (
+                    self._variable(cell, next(given))
+                    if is_variable
+                    else self._value(cell, given)
+                )
             else:
                 pending.pop()
                 if not pending:
                     return row, values
-                pending[-1][2].append(self._made(row, values))
+                pending[-1][2][place] = self._made(row, values)
 
-    def _opened(self, row: NodeRow) -> tuple[NodeRow, Iterator[Cell], list[Any]]:
+    def _opened(
+        self, row: NodeRow, values: list[Any], cells: Sequence[tuple[int, Cell]]
+    ) -> tuple[NodeRow, Iterator[tuple[int, Cell]], list[Any]]:
         # Objects come before what is below them, which may refer to them.
         if row.index is not None:
-            obj = self._existing(row)
+            obj = MISSING if row.outer_index is None else self._existing(row)
             if obj is MISSING:
                 kind: Any = nodes.kind_of_type(row.type)
                 obj = kind.create_empty(row.metadata)
             self.found[row.index] = obj
-        return row, iter(row.cells), []
+        return row, iter(cells), values.copy()
 
     def _made(self, row: NodeRow, values: list[Any]) -> Any:
         """The object or container of a row, with these values in its cells."""
@@ -464,22 +467,24 @@ class Builder:
             return next(given)
         if type(cell) is NodeRef:
             return self.found[cell.index]
-        return self._leaf(cell, next(given))
+        leaf = next(given)
+        if type(cell) is VariableDef:
+            return self._variable(cell, leaf)
+        # A frozen array instead of a ref is allowed and stays an array.
+        ref = self.existing[cell.outer_index] if leaf is KEEP else leaf
+        self.found[cell.index] = ref
+        return ref
 
-    def _leaf(self, definition: Any, leaf: Any) -> Any:
-        if isinstance(definition, ArrayRefDef):
-            # A frozen array instead of a ref is allowed and stays an array.
-            kept = leaf is KEEP
-            ref = self.existing[definition.outer_index] if kept else leaf
-            self.found[definition.index] = ref
-            return ref
-        variable = self._existing(definition)
+    def _variable(self, definition: VariableDef, leaf: Any) -> Any:
+        outer = definition.outer_index
+        variable = MISSING if outer is None else self._existing(definition)
         if variable is MISSING:
-            variable = _as_variable(definition, leaf, self.recreate_variables)
+            is_whole = isinstance(leaf, Variable) or not self.recreate_variables
+            variable = leaf if is_whole else make_variable(definition, leaf)
         elif leaf is not KEEP:
             self.updates.append((variable, leaf, definition.metadata))
         self.found[definition.index] = variable
-        if isinstance(definition.array_refdef, ArrayRefDef):
+        if type(definition.array_refdef) is ArrayRefDef:
             self.found[definition.array_refdef.index] = variable.get_raw_value()
         return variable
 
@@ -540,12 +545,6 @@ def _differs(
             for child, key, value in zip(children, keys, values, strict=True)
         )
     )
-
-
-def _as_variable(node: Any, leaf: Any, recreate_variables: bool) -> Any:
-    if isinstance(leaf, Variable) or not recreate_variables:
-        return leaf
-    return make_variable(node, leaf)
 
 
 def make_variable(node: VariableDef, leaf: Any) -> Any:

@@ -346,6 +346,13 @@ class GraphDef(Generic[Node]):
                 pending.pop()
         return found
 
+    def forms(self) -> list[tuple[NodeRow, list[Any], list[tuple[int, Cell]]]]:
+        """For each row its static values in their places, and other cells; cached."""
+        found = self._cache.get("forms")
+        if found is None:
+            found = self._cache["forms"] = [*map(_form, self.rows)]
+        return found
+
     def leaves(self) -> tuple[tuple[Path, VariableDef | ArrayRefDef | None], ...]:
         """For each leaf its path, and its definition unless it is plain; cached."""
         found = self._cache.get("leaves")
@@ -424,6 +431,17 @@ jax.tree_util.register_static(GraphDef)
 
 
 _DEFINITIONS = (VariableDef, ArrayRefDef)
+
+
+def _form(row: NodeRow) -> tuple[NodeRow, list[Any], list[tuple[int, Cell]]]:
+    values: list[Any] = [None] * len(row.cells)
+    others = []
+    for number, cell in enumerate(row.cells):
+        if type(cell) is Static:
+            values[number] = cell[1]
+        else:
+            others.append((number, cell))
+    return row, values, others
 
 
 def is_leaf(what: Any) -> bool:
