@@ -255,7 +255,7 @@ class RngStream(RandomMethods, pytrees.Pytree):
         variables.check_writable(counter)
         # In a trace, two plain equations instead of a nested function. And what someone
         # has put in place of `fold_in` is called each time.
-        is_own = jax.random.fold_in is _fold_in and _fold_in.__code__ is _fold_in_code
+        is_own = jax.random.fold_in is _fold_in and _code_of(_fold_in) is _fold_in_code
         with lock:
             key, count = self.key.get_value(), counter.get_value()
             is_at_once = is_own and not isinstance(key, _jax.Tracer)
@@ -364,8 +364,12 @@ def _draw(key: PRNGKey, count: jax.Array) -> tuple[PRNGKey, jax.Array]:
     return jax.random.fold_in(key, count), count + 1
 
 
+def _code_of(function: Any) -> Any:
+    return getattr(function, "__code__", None)
+
+
 _fold_in: Any = jax.random.fold_in
-_fold_in_code = _fold_in.__code__
+_fold_in_code = _code_of(_fold_in)
 # One dispatch for both results: 10 us, where fold_in alone takes 57 and the sum 8.
 _draw_at_once = jax.jit(_draw)
 
