@@ -156,7 +156,7 @@ def check_arguments(node: Any, state_list: Sequence[Any], function: str) -> None
 def _carry_out(found: Match) -> None:
     """Does all that a state says, or raises before changing anything."""
     writes: list[Given] = []
-    steps: list[Step] = []
+    set_at: list[Given] = []
     items: dict[int, list[Given]] = collections.defaultdict(list)
     refused = [_refusal(given, held) for given, held in found.refused]
     for given in found.given:
@@ -171,7 +171,11 @@ def _carry_out(found: Match) -> None:
         elif given.held is MISSING and _index_of(given) is not None:
             items[id(given.node)].append(given)
         else:
-            steps.append(_setting(given))
+            set_at.append(given)
+    # An error names the first place in the order of paths, whatever order states have.
+    checked = sorted(set_at, key=lambda given: paths.path_sort_key(given.path))
+    made = {id(given): _setting(given) for given in checked}
+    steps = [made[id(given)] for given in set_at]
     for added in items.values():
         steps += _appending(added)
     if refused:
