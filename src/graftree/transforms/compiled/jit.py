@@ -22,7 +22,7 @@ from graftree.transforms.crossing import decorators, inside, outside, traces
 from graftree.transforms.crossing.decorators import MISSING, Statics
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
-from graftree.transforms.crossing.plans import PlanOfObjects, Plans
+from graftree.transforms.crossing.plans import Plans
 from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signatures
@@ -67,8 +67,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         **options: Any,
     ) -> None:
         self.traces = Traces()
-        callers = JitWrapped.__call__, Plan.call, PlanOfObjects.call_with
-        traces.follow(*[caller.__code__ for caller in callers])
+        traces.follow(JitWrapped.__call__.__code__, Plan.call.__code__)
         options |= {"shardings": shardings, "statics": statics, "traces": self.traces}
         row, jax_options = configure(name, fun, mode, **options)
         decorators.wraps(fun)(self)
