@@ -149,6 +149,7 @@ from graftree.interop.graph_contexts.contexts import (
     update_context,
 )
 from graftree.interop.graph_contexts.node_states import NodeStates, from_tree, to_tree
+from graftree.memory.keeping import name
 from graftree.nn import initializers
 from graftree.nn.activations import (
     PReLU,
@@ -248,12 +249,10 @@ from graftree.transforms.crossing.prefixes import (
     prefix,
 )
 from graftree.transforms.derivatives.custom_vjp import custom_vjp
-from graftree.transforms.derivatives.grad import grad, value_and_grad
+from graftree.transforms.derivatives.grad import grad, remat, value_and_grad
 from graftree.transforms.derivatives.vjp_jvp import jvp, vjp
 from graftree.transforms.mapped.shard_map import shard_map
 from graftree.transforms.mapped.vmap_pmap import pmap, transform_metadata, vmap
-from graftree.transforms.policies import name
-from graftree.transforms.remat import remat
 from graftree.transforms.shape_eval import (
     as_abstract,
     eval_shape,

@@ -12,7 +12,6 @@ from graftree.core.graph import functional, traversals, tree_checks
 from graftree.core.modules import modules
 from graftree.core.rng import model_streams
 from graftree.transforms import checkify as checkify_module
-from graftree.transforms import remat as remat_module
 from graftree.transforms import shape_eval
 from graftree.transforms.compiled import jit as jit_module
 from graftree.transforms.compiled import partials
@@ -60,7 +59,7 @@ while_loop = functools.partial(loops.while_loop, **_updates)
 fori_loop = functools.partial(loops.fori_loop, **_updates)
 cond = functools.partial(cond_switch.cond, **_updates)
 switch = functools.partial(cond_switch.switch, **_updates)
-remat = functools.partial(remat_module.remat, **_updates)
+remat = functools.partial(grad_module.remat, **_updates)
 checkify = functools.partial(checkify_module.checkify, **_updates)
 eval_shape = functools.partial(shape_eval.eval_shape, **_updates)
 

@@ -17,7 +17,8 @@ import jax
 
 from graftree.core.objects import methods
 from graftree.core.text import short_forms
-from graftree.transforms import policies, recordings
+from graftree.memory import keeping
+from graftree.transforms import recordings
 from graftree.transforms.crossing import debug_info, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
@@ -266,9 +267,9 @@ class _Part:
     def _origin_in(self, variable: Any, equation: Any, number: int) -> _Origin:
         """Where an output of an equation comes from."""
         kind, place = equation.primitive.name, self._place.of(equation)
-        name = policies.given_name(equation)
+        name = keeping.given_name(equation)
         if name is not None:
-            why = "output" if isinstance(name, policies.Output) else f"named {name!r}"
+            why = "output" if isinstance(name, keeping.Output) else f"named {name!r}"
             return _Origin(variable, self._path(place), why)
         if kind in _ALIASES:
             return self.origin(equation.invars[number])

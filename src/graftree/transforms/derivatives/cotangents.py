@@ -22,6 +22,7 @@ from graftree.config import Propagation
 from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap
 from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, Cell, VariableDef
+from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
 from graftree.core.states.states import State
@@ -212,7 +213,7 @@ class Argnums(Rebuilt):
     """The positional arguments that ``argnums`` or ``nondiff_argnums`` name.
 
     Args:
-        given: Their numbers, and DiffStates.
+        given: Their numbers, and DiffStates; or one alone.
         argument: What this is called.
         transform: The public name of the transform.
         mode: What propagates.
@@ -221,25 +222,31 @@ class Argnums(Rebuilt):
 
     Attributes:
         mode: What propagates.
+        is_single: Whether it is one alone.
         numbers: Their numbers, as given.
         row: Gives the row of a call with so many positional arguments.
     """
 
     def __init__(
         self,
-        given: Sequence[int | DiffState],
+        given: Any,
         argument: str,
         transform: str,
         mode: Propagation,
         named: Any,
         others: Any,
     ) -> None:
+        if isinstance(given, Pytree):
+            # Before it is taken for a sequence; it is not a prefix in any mode.
+            raise prefixes.node_error(given, argument, transform)
         self._argument, self._transform, self.mode = argument, transform, mode
         self._others = others
-        prefixes.check(given, argument, transform, mode)
-        self._prefixes = [x if isinstance(x, DiffState) else named for x in given]
+        self.is_single = isinstance(given, DiffState) or hasattr(given, "__index__")
+        listed: tuple[Any, ...] = (given,) if self.is_single else tuple(given)
+        prefixes.check(listed, argument, transform, mode)
+        self._prefixes = [x if isinstance(x, DiffState) else named for x in listed]
         self.numbers = self._distinct(
-            [x.argnum if isinstance(x, DiffState) else int(x) for x in given]
+            [x.argnum if isinstance(x, DiffState) else int(x) for x in listed]
         )
         self.row = functools.cache(self._row)
 
