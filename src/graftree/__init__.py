@@ -235,7 +235,6 @@ from graftree.training.optimizers import (
     OptVariable,
 )
 from graftree.training.train_states import TrainState
-from graftree.transforms.checkify import checkify
 from graftree.transforms.compiled.jit import jit
 from graftree.transforms.compiled.partials import cached_partial, jit_partial
 from graftree.transforms.control_flow.cond_switch import cond, switch
@@ -251,10 +250,10 @@ from graftree.transforms.crossing.prefixes import (
 from graftree.transforms.derivatives.custom_vjp import custom_vjp
 from graftree.transforms.derivatives.grad import grad, remat, value_and_grad
 from graftree.transforms.derivatives.vjp_jvp import jvp, vjp
-from graftree.transforms.mapped.shard_map import shard_map
-from graftree.transforms.mapped.vmap_pmap import pmap, transform_metadata, vmap
-from graftree.transforms.shape_eval import (
+from graftree.transforms.maps import pmap, shard_map, transform_metadata, vmap
+from graftree.transforms.recordings import (
     as_abstract,
+    checkify,
     eval_shape,
     get_abstract_model,
     make_jaxpr,

@@ -17,7 +17,7 @@ from graftree.core.variables import partitioning
 from graftree.core.variables import sharding as variable_sharding
 from graftree.core.variables.variables import Variable
 from graftree.sharding import misfits
-from graftree.transforms import shape_eval
+from graftree.transforms import recordings
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def init(
     # JAX cuts numbers to 32 bits before we put back those that it must not.
     with variable_sharding.logical_axis_rules(rules), np.errstate(over="ignore"):
         try:
-            graphdef, abstract = shape_eval.get_abstract_model(make, mesh)
+            graphdef, abstract = recordings.get_abstract_model(make, mesh)
         except Exception as error:
             _explain(make, mesh, error)
             raise
@@ -105,7 +105,7 @@ def _explain(
     """Raises what is wrong with the annotations of a model that can't be made."""
     try:
         with variable_sharding.use_eager_sharding(False):
-            abstract = functional.state(shape_eval.eval_shape(make))
+            abstract = functional.state(recordings.eval_shape(make))
     except Exception:  # The annotations are not the reason.
         return
     _check(abstract, mesh, error)
