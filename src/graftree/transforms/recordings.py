@@ -333,7 +333,7 @@ def checkify(
     Example:
         >>> from jax.experimental import checkify
         >>> def invert(v):
-        ...     check(jnp.all(v[...] != 0), "zero in the input")
+        ...     checkify.check(jnp.all(v[...] != 0), "zero in the input")
         ...     v[...] = 1 / v[...]
         >>> error, _ = nnx.checkify(invert)(nnx.Variable(jnp.array([1.0, 0.0])))
         >>> print(error.get())
