@@ -224,6 +224,7 @@ from graftree.nn.reparametrization import SpectralNorm, WeightNorm
 from graftree.nn.rope import RoPE, dot_product_attention_with_rope
 from graftree.nn.sequential import Sequential
 from graftree.nn.stacks import Stack
+from graftree.sharding.creation import as_abstract, get_abstract_model
 from graftree.training import metrics
 from graftree.training.ema import EMA
 from graftree.training.metrics import Metric, MultiMetric
@@ -251,13 +252,7 @@ from graftree.transforms.derivatives.custom_vjp import custom_vjp
 from graftree.transforms.derivatives.grad import grad, remat, value_and_grad
 from graftree.transforms.derivatives.vjp_jvp import jvp, vjp
 from graftree.transforms.maps import pmap, shard_map, transform_metadata, vmap
-from graftree.transforms.recordings import (
-    as_abstract,
-    checkify,
-    eval_shape,
-    get_abstract_model,
-    make_jaxpr,
-)
+from graftree.transforms.recordings import checkify, eval_shape, make_jaxpr
 
 __version__ = "0.1.0"
 

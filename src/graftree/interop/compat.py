@@ -11,6 +11,7 @@ import functools
 from graftree.core.graph import functional, traversals, tree_checks
 from graftree.core.modules import modules
 from graftree.core.rng import model_streams
+from graftree.sharding import creation
 from graftree.transforms import maps, recordings
 from graftree.transforms.compiled import jit as jit_module
 from graftree.transforms.compiled import partials
@@ -36,7 +37,7 @@ view = functools.partial(modules.view, **_graph)
 view_info = functools.partial(modules.view_info, **_graph)
 reseed = functools.partial(model_streams.reseed, **_graph)
 backup_keys = functools.partial(model_streams.backup_keys, **_graph)
-get_abstract_model = functools.partial(recordings.get_abstract_model, **_graph)
+get_abstract_model = functools.partial(creation.get_abstract_model, **_graph)
 
 split_rngs = functools.partial(model_streams.split_rngs, **_updates)
 fork_rngs = functools.partial(model_streams.fork_rngs, **_updates)

@@ -3,7 +3,7 @@
 `eval_shape` tells their shapes, `make_jaxpr` shows the program, `checkify` runs it with
 its checks. Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*: they
 have all of a model but its numbers. `eval_shape` makes them, and under a mesh says
-where each array would be.
+where each array would be (`sharding/creation.py` has the rest).
 
 For tools that read programs there is `crossing`: any function, any arguments, nothing
 is written. Arguments that are neither arrays nor objects are constants there, whatever
@@ -22,16 +22,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import _jax, config
-from graftree.core.graph import flattening, functional, nodes, traversals
+from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import ArrayRefDef, NodeRef, VariableDef
 from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.variables import partitioning, variables
-from graftree.core.variables.variables import Variable
+from graftree.core.variables import partitioning
 from graftree.transforms.crossing import (
     debug_info,
     decorators,
@@ -156,82 +154,6 @@ def _placed(result: Any) -> Any:
         for slot, value in zip(returned.out.slots, values, strict=True)
     ]
     return returned, changed, structure, placed
-
-
-def as_abstract(tree: A, graph: bool | None = None) -> A:
-    """Gives the annotated Variables of an abstract model their shardings.
-
-    Args:
-        tree: An abstract model, a State, or a container of these; it is not changed.
-        graph: The mode; ``None`` takes the default.
-
-    Returns:
-        A new tree. A Variable with an annotation, with a ``jax.ShapeDtypeStruct`` that
-        has no sharding, is replaced by one with it, on the mesh in its metadata or that
-        of ``jax.set_mesh``. All others are the Variables of ``tree``.
-
-    Raises:
-        ValueError: In tree mode, for shared references.
-
-    Example:
-        >>> mesh = jax.make_mesh((2,), ("a",))
-        >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
-        >>> bias = nnx.Param(shape, out_sharding=("a",), eager_sharding=False)
-        >>> with jax.set_mesh(mesh):
-        ...     tuple(nnx.as_abstract(bias).sharding.spec)
-        ('a',)
-    """
-
-    def place(_: Any, leaf: Any) -> Any:
-        if not isinstance(leaf, Variable):
-            return leaf
-        raw = leaf.get_raw_value()
-        placed = partitioning.place_abstract(raw, variables.metadata_of(leaf))
-        return leaf if placed is raw else leaf.copy(placed)
-
-    return traversals.map(place, tree, graph=graph)
-
-
-def get_abstract_model(
-    init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | None = None
-) -> tuple[Any, Any]:
-    """The structure and the sharded shapes of the model that a function makes.
-
-    Args:
-        init_fn: Makes the model; it is not run, only traced.
-        mesh: What the annotations refer to.
-        graph: The mode; ``None`` takes the default.
-
-    Returns:
-        The GraphDef, and the State with a ``jax.ShapeDtypeStruct`` on ``mesh`` for each
-        array; what is not annotated is replicated.
-
-    Raises:
-        ValueError: If the mesh has no axis of a name.
-
-    Example:
-        >>> mesh = jax.make_mesh((2,), ("a",))
-        >>> init = lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-        >>> graphdef, state = nnx.get_abstract_model(init, mesh)
-        >>> state["kernel"].sharding.is_fully_replicated
-        True
-    """
-
-    def place(leaf: Any) -> Any:
-        is_variable = isinstance(leaf, Variable)
-        spec = partitioning.get_var_pspec(leaf) if is_variable else None
-        sharding = NamedSharding(mesh, spec or PartitionSpec())
-        raw = flattening.raw_of(leaf)
-        placed = jax.tree.map(lambda x: x.update(sharding=sharding), raw)
-        return leaf.copy(placed) if is_variable else placed
-
-    with jax.set_mesh(mesh):
-        graphdef, state = functional.split(
-            eval_shape(init_fn, graph=graph), graph=graph
-        )
-        return graphdef, jax.tree.map(
-            place, state, is_leaf=lambda x: isinstance(x, Variable)
-        )
 
 
 class JaxprOptions(TypedDict, total=False):
