@@ -55,15 +55,14 @@ def arguments(
     signature: Signature,
     given: Mapping[int, Any],
     mode: Propagation,
-    argnums: Iterable[int],
+    argnums: Iterable[int] | None = None,
 ) -> tuple[Any, ...]:
-    """Derivatives in the form of some positional arguments."""
-    roots = _roots(signature, given, mode)
-    found: list[Any] = []
-    for number in argnums:
+    """Derivatives in the form of some positional arguments, or of all."""
+    roots, found = _roots(signature, given, mode), []
+    treedefs = signature.treedef.children()[0].children()
+    for number in range(len(treedefs)) if argnums is None else argnums:
         start, stop = signature.span(number).entries
-        treedef = signature.treedef.children()[0].children()[number]
-        found.append(jax.tree.unflatten(treedef, roots[start:stop]))
+        found.append(jax.tree.unflatten(treedefs[number], roots[start:stop]))
     return tuple(found)
 
 

@@ -259,8 +259,8 @@ class _Lifted:
         self.nondiff, self.fixed = nondiff, fixed
         chosen, others = groups
         self.signature, self.positions = chosen.signature, chosen.positions or ()
-        self.count = len(self.signature.treedef.children()[0].children())
-        self.diff = [number for number in range(self.count) if number not in nondiff]
+        count = len(self.signature.treedef.children()[0].children())
+        self.diff = [number for number in range(count) if number not in nondiff]
         # What `fun` changed, if it was traced before `fwd`, which must return the same.
         self.changed: frozenset[int] | None = None
         self.shapes = _shapes(groups) if self.mode.structure else {}
@@ -333,14 +333,14 @@ class _Lifted:
         nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
         returned, changed, new, out = outside.in_order(result)
         updates = dict(zip(returned.changed, changed, strict=True))
-        g = cotangents.tree(returned.out, _arrived(returned.out, out), mode)
+        # Of inputs in the output, cotangents are elsewhere.
+        arrived = dict(zip(returned.names[1].positions, out, strict=True))
+        g = cotangents.tree(returned.out, arrived, mode)
         keywords = {}
         if mode.structure:
             g = self._states(returned.structure, updates, new), g
         elif self.takes_updates:
-            every = range(self.count)
-            updates_g = cotangents.arguments(signature, updates, mode, every)
-            keywords["updates_g"] = updates_g
+            keywords["updates_g"] = cotangents.arguments(signature, updates, mode)
         return self._read(self.bwd(*nondiff, residual, g, **keywords)), None
 
     def _states(
@@ -456,10 +456,3 @@ def _shapes(groups: Sequence[Values]) -> dict[int, Any]:
 
 def _has_ref(value: Any) -> bool:
     return any(map(_jax.is_ref, jax.tree.leaves(value)))
-
-
-def _arrived(signature: Signature, values: Sequence[Any]) -> dict[int, Any]:
-    """Cotangents of an output by position: those of inputs in it are elsewhere."""
-    slots = enumerate(signature.slots)
-    positions = [position for position, slot in slots if slot.outer_index is None]
-    return dict(zip(positions, values, strict=True))

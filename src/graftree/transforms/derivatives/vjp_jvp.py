@@ -253,10 +253,8 @@ class _Pullback:
                 self.out, cotangent, self.mode, "the cotangent", range(self.size)
             )
             (found,) = pull_back(values)
-            argnums = range(len(self.primals.treedef.children()[0].children()))
-            return cotangents.arguments(
-                self.primals, found.by_position(), self.mode, argnums
-            )
+            leaves = found.by_position()
+            return cotangents.arguments(self.primals, leaves, self.mode)
 
 
 def _jvp(
