@@ -229,8 +229,8 @@ class Argnums(Rebuilt):
         self._argument, self._transform, self.mode = argument, transform, mode
         self._others = others
         self.is_single = isinstance(given, DiffState) or hasattr(given, "__index__")
-        listed: tuple[Any, ...] = (given,) if self.is_single else tuple(given)
-        prefixes.check(listed, argument, transform, mode)
+        listed: Any = [given] if self.is_single else given
+        prefixes.check(tuple(listed), argument, transform, mode)
         self._prefixes = [x if isinstance(x, DiffState) else named for x in listed]
         self.numbers = self._distinct(
             [x.argnum if isinstance(x, DiffState) else int(x) for x in listed]

@@ -197,8 +197,9 @@ def _decorator(
         @decorators.wraps(function)
         def differentiated(*args: Any, **kwargs: Any) -> Any:
             with _jax.hidden_frames:
+                found: Any = None
                 args, kwargs = _by_position(function, which, args, kwargs)
-                count, found = len(args), None
+                count = len(args)
                 inner = _interior_of_gradient(function, which.row(count), has_aux)
                 gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
 
@@ -348,11 +349,8 @@ def remat(
     """
     mode = config.propagation(graph, graph_updates)
     asks = policy if isinstance(policy, RematPolicy) else None
-    checkpoint = functools.partial(
-        jax.checkpoint,
-        prevent_cse=prevent_cse,
-        policy=asks.for_jax() if asks else policy,
-    )
+    options: Any = {"policy": asks.for_jax() if asks else policy}
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse, **options)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
