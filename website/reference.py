@@ -85,10 +85,9 @@ TOPICS = {
         {
             "Compilation": "transforms.compiled",
             "Derivatives": "transforms.derivatives",
-            "Mapping": "transforms.mapped",
+            "Mapping": "transforms.maps",
             "Control flow": "transforms.control_flow",
-            "Memory": "transforms.remat transforms.policies",
-            "Without running": "transforms.shape_eval transforms.checkify",
+            "Without running": "transforms.recordings",
             "How arguments are passed": "transforms.crossing",
             "Modes": "config",
         },

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import ad_checkpoint
 
 from graftree import _jax
-from graftree.transforms import policies
+from graftree.memory import keeping
 from graftree.transforms.crossing import jaxprs
 
 
@@ -170,7 +170,7 @@ def _marked(equations: list[Any]) -> dict[str, tuple[list[Any], list[Any]]]:
         marks = _marks_of(equation)
         for mark in marks:
             found.setdefault(mark, ([], []))[0].append(equation)
-        is_output = policies.given_name(equation) == _OUTPUT
+        is_output = keeping.given_name(equation) == _OUTPUT
         if is_output and marks and _is_as_traced(equation):
             found[marks[-1]][1].append(equation.invars[0])
     return found

@@ -11,9 +11,8 @@ import functools
 from graftree.core.graph import functional, traversals, tree_checks
 from graftree.core.modules import modules
 from graftree.core.rng import model_streams
-from graftree.transforms import checkify as checkify_module
-from graftree.transforms import remat as remat_module
-from graftree.transforms import shape_eval
+from graftree.sharding import creation
+from graftree.transforms import maps, recordings
 from graftree.transforms.compiled import jit as jit_module
 from graftree.transforms.compiled import partials
 from graftree.transforms.control_flow import cond_switch, loops
@@ -21,8 +20,6 @@ from graftree.transforms.control_flow import scan as scan_module
 from graftree.transforms.derivatives import custom_vjp as custom_vjp_module
 from graftree.transforms.derivatives import grad as grad_module
 from graftree.transforms.derivatives import vjp_jvp
-from graftree.transforms.mapped import shard_map as shard_map_module
-from graftree.transforms.mapped import vmap_pmap
 
 _graph = {"graph": True}
 _updates = {"graph": True, "graph_updates": True}
@@ -40,16 +37,16 @@ view = functools.partial(modules.view, **_graph)
 view_info = functools.partial(modules.view_info, **_graph)
 reseed = functools.partial(model_streams.reseed, **_graph)
 backup_keys = functools.partial(model_streams.backup_keys, **_graph)
-get_abstract_model = functools.partial(shape_eval.get_abstract_model, **_graph)
+get_abstract_model = functools.partial(creation.get_abstract_model, **_graph)
 
 split_rngs = functools.partial(model_streams.split_rngs, **_updates)
 fork_rngs = functools.partial(model_streams.fork_rngs, **_updates)
 jit = functools.partial(jit_module.jit, **_updates)
 cached_partial = functools.partial(partials.cached_partial, **_updates)
 grad = functools.partial(grad_module.grad, **_updates)
-pmap = functools.partial(vmap_pmap.pmap, **_updates)
-vmap = functools.partial(vmap_pmap.vmap, **_updates)
-shard_map = functools.partial(shard_map_module.shard_map, **_updates)
+pmap = functools.partial(maps.pmap, **_updates)
+vmap = functools.partial(maps.vmap, **_updates)
+shard_map = functools.partial(maps.shard_map, **_updates)
 value_and_grad = functools.partial(grad_module.value_and_grad, **_updates)
 # These two only say what to pass instead.
 vjp = functools.partial(vjp_jvp.vjp, **_updates)
@@ -60,9 +57,9 @@ while_loop = functools.partial(loops.while_loop, **_updates)
 fori_loop = functools.partial(loops.fori_loop, **_updates)
 cond = functools.partial(cond_switch.cond, **_updates)
 switch = functools.partial(cond_switch.switch, **_updates)
-remat = functools.partial(remat_module.remat, **_updates)
-checkify = functools.partial(checkify_module.checkify, **_updates)
-eval_shape = functools.partial(shape_eval.eval_shape, **_updates)
+remat = functools.partial(grad_module.remat, **_updates)
+checkify = functools.partial(recordings.checkify, **_updates)
+eval_shape = functools.partial(recordings.eval_shape, **_updates)
 
 tree_checks.register_compat(
     name

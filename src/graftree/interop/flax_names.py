@@ -29,7 +29,7 @@ from graftree.core.modules.refs import with_vars
 from graftree.core.states.pure_dicts import as_pure
 from graftree.core.variables.variables import Variable
 from graftree.interop import deprecations, foreign_names
-from graftree.transforms.shape_eval import as_abstract
+from graftree.sharding.creation import as_abstract
 
 # The public namespace, as a place where names come from.
 _PUBLIC = ""

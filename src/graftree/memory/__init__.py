@@ -11,10 +11,11 @@ their paths; ``|`` combines them.
 # The files of this folder:
 #
 # - `accumulation.py`: gradients of a batch, computed part by part.
-# - `keeping.py`: which values `nnx.remat` keeps, by names and modules.
+# - `keeping.py`: which values `nnx.remat` keeps, by names and modules; `nnx.name`.
 # - `reports.py`: what a function keeps for its gradient, by the paths of modules.
 #
-# The public names are in the table below, and nothing is imported before one is used.
+# The public names are in the table below. A file is imported when a name of it is first
+# used; `keeping` with nnx, for `nnx.name`.
 
 from __future__ import annotations
 

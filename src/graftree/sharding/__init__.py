@@ -12,13 +12,14 @@ spread over processes.
 
 # The files of this folder:
 #
-# - `creation.py`: a model made directly on a mesh.
+# - `creation.py`: a model made directly on a mesh; abstract models.
 # - `activations.py`: values placed inside of a model.
 # - `reports.py`: where each array is, and how many bytes a device holds.
 # - `misfits.py`: names, shapes and a mesh that don't go together.
 # - `hosts.py`: batches of all processes made of their parts; values read anywhere.
 #
-# The public names are in the table below, and nothing is imported before one is used.
+# The public names are in the table below. A file is imported when a name of it is first
+# used; `creation` with nnx, for `nnx.as_abstract`.
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Models that are made where they belong: each device computes its own part."""
+"""Models that are made where they belong: each device computes its own part.
+
+Before they are made they are *abstract*, with shapes and shardings for arrays.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from graftree import _jax, errors
 from graftree.core import paths
-from graftree.core.graph import functional
+from graftree.core.graph import flattening, functional, traversals
 from graftree.core.states import pure_dicts
-from graftree.core.variables import partitioning
+from graftree.core.variables import partitioning, variables
 from graftree.core.variables import sharding as variable_sharding
 from graftree.core.variables.variables import Variable
 from graftree.sharding import misfits
-from graftree.transforms import shape_eval
+from graftree.transforms import recordings
 
 T = TypeVar("T")
 
@@ -62,7 +66,7 @@ def init(
     # JAX cuts numbers to 32 bits before we put back those that it must not.
     with variable_sharding.logical_axis_rules(rules), np.errstate(over="ignore"):
         try:
-            graphdef, abstract = shape_eval.get_abstract_model(make, mesh)
+            graphdef, abstract = get_abstract_model(make, mesh)
         except Exception as error:
             _explain(make, mesh, error)
             raise
@@ -92,6 +96,80 @@ def init(
             return functional.merge(graphdef, state)
 
 
+def as_abstract(tree: T, graph: bool | None = None) -> T:
+    """Gives the annotated Variables of an abstract model their shardings.
+
+    Args:
+        tree: An abstract model, a State, or a container of these; it is not changed.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        A new tree. A Variable with an annotation, with a ``jax.ShapeDtypeStruct`` that
+        has no sharding, is replaced by one with it, on the mesh in its metadata or that
+        of ``jax.set_mesh``. All others are the Variables of ``tree``.
+
+    Raises:
+        ValueError: In tree mode, for shared references.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("a",))
+        >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+        >>> bias = nnx.Param(shape, out_sharding=("a",), eager_sharding=False)
+        >>> with jax.set_mesh(mesh):
+        ...     tuple(nnx.as_abstract(bias).sharding.spec)
+        ('a',)
+    """
+
+    def place(_: Any, leaf: Any) -> Any:
+        if not _is_variable(leaf):
+            return leaf
+        raw = leaf.get_raw_value()
+        placed = partitioning.place_abstract(raw, variables.metadata_of(leaf))
+        return leaf if placed is raw else leaf.copy(placed)
+
+    return traversals.map(place, tree, graph=graph)
+
+
+def get_abstract_model(
+    init_fn: Callable[[], Any], mesh: jax.sharding.Mesh, *, graph: bool | None = None
+) -> tuple[Any, Any]:
+    """The structure and the sharded shapes of the model that a function makes.
+
+    Args:
+        init_fn: Makes the model; it is not run, only traced.
+        mesh: What the annotations refer to.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        The GraphDef, and the State with a ``jax.ShapeDtypeStruct`` on ``mesh`` for each
+        array; what is not annotated is replicated.
+
+    Raises:
+        ValueError: If the mesh has no axis of a name.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("a",))
+        >>> init = lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> graphdef, state = nnx.get_abstract_model(init, mesh)
+        >>> state["kernel"].sharding.is_fully_replicated
+        True
+    """
+
+    def place(leaf: Any) -> Any:
+        is_variable = _is_variable(leaf)
+        spec = partitioning.get_var_pspec(leaf) if is_variable else None
+        sharding = NamedSharding(mesh, spec or PartitionSpec())
+        raw = flattening.raw_of(leaf)
+        placed = jax.tree.map(lambda x: x.update(sharding=sharding), raw)
+        return leaf.copy(placed) if is_variable else placed
+
+    with jax.set_mesh(mesh):
+        graphdef, state = functional.split(
+            recordings.eval_shape(init_fn, graph=graph), graph=graph
+        )
+        return graphdef, jax.tree.map(place, state, is_leaf=_is_variable)
+
+
 def _is_on_host(leaf: Any) -> bool:
     """Whether a value is a Python number, or an array of a dtype that JAX would cut."""
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -105,7 +183,7 @@ def _explain(
     """Raises what is wrong with the annotations of a model that can't be made."""
     try:
         with variable_sharding.use_eager_sharding(False):
-            abstract = functional.state(shape_eval.eval_shape(make))
+            abstract = functional.state(recordings.eval_shape(make))
     except Exception:  # The annotations are not the reason.
         return
     _check(abstract, mesh, error)
