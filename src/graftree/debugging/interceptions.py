@@ -1,11 +1,11 @@
-"""Sees, or replaces, what the modules of a model return."""
+"""Calls of methods: named by path, as those of ``__call__`` are, seen and replaced."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from graftree.annotations import Filter, Path
 from graftree.core import filters
@@ -13,6 +13,38 @@ from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
 from graftree.core.rng.streams import Rngs, RngStream
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named(method: F) -> F:
+    """Names what a method computes after the path of its object and itself.
+
+    A call ``model(x)`` is known by the path of the object: in the names of operations
+    and so in profiles, to `intercept`, and in the policies of `nnx.remat`. With this
+    decorator so are the calls of another method, whose name then ends the path, and
+    what they call has its whole path, too.
+
+    Args:
+        method: A function in the body of a class. It goes below decorators that give
+            something else than a function, such as ``nnx.jit`` or ``property``.
+
+    Returns:
+        What stands for the function in the class, and has all of its attributes.
+
+    Raises:
+        TypeError: If it is no plain function, or a generator or coroutine function.
+
+    Example:
+        >>> class Coder(nnx.Module):
+        ...     @nnx.debugging.named
+        ...     def encode(self, x):
+        ...         return jnp.sin(x)
+        >>> program = jax.jit(lambda x: Coder().encode(x)).lower(1.0)
+        >>> "Coder/encode/sin" in program.compile().as_text()
+        True
+    """
+    return methods.named(method)
 
 
 @contextlib.contextmanager

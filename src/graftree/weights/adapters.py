@@ -32,13 +32,7 @@ from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.nn import embed
-from graftree.surgery import (
-    adaptable_layers,
-    adaptations,
-    lora_layers,
-    merges,
-    selections,
-)
+from graftree.surgery import adaptations, lora_layers, selections
 from graftree.weights import loading, saving, sources, tables
 from graftree.weights.layouts import Axis, Layout, Solved, Unit
 from graftree.weights.stored_tensors import Source, misuse
@@ -144,7 +138,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
             arrays = loading.arrays_from(source, factors)
         except BaseException:  # also Ctrl-C: the model is as it was before
             if is_new:
-                merges.remove_lora(model)
+                adaptations.remove_lora(model)
             raise
     updates.write_at(model, arrays)
     for layer in layers.values():
@@ -185,12 +179,12 @@ def save_adapter(
         ['adapter_config.json', 'adapter_model.safetensors']
     """
     layers = _layers(model, tables.as_mapping(mapping).tensors(model))
-    adapted = {n: x for n, x in layers.items() if adaptable_layers.is_adapted(x.layer)}
+    adapted = {n: x for n, x in layers.items() if lora_layers.is_adapted(x.layer)}
     known = {id(x.layer) for x in adapted.values()}
     unknown = [
         paths.dotted(path)
         for path, x in selections.parts_of(model)
-        if adaptable_layers.is_adapted(x) and id(x) not in known
+        if lora_layers.is_adapted(x) and id(x) not in known
     ]
     if unknown or not adapted:
         what = "the table lacks adapted layers" if unknown else "no layer is adapted"
@@ -239,11 +233,11 @@ def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _Layer]:
         is_kernel = (
             len(tensor.arrays) == 1
             and tensor.name.endswith(".weight")
-            and adaptable_layers.is_adaptable(layer)
-            and adaptable_layers.kernel_of(layer) is tensor.arrays[0].leaf
+            and lora_layers.is_adaptable(layer)
+            and lora_layers.kernel_of(layer) is tensor.arrays[0].leaf
         )
         if is_kernel:
-            batch, _, outs = adaptable_layers.sizes_of(layer)
+            batch, _, outs = lora_layers.sizes_of(layer)
             of_factors = _layouts(tensor.solved, len(outs))
             if of_factors is not None and not batch:
                 name = tensor.name.removesuffix(".weight")
@@ -343,7 +337,7 @@ def _check_factors(
     stored = {factor: source.tensors[full].shape for factor, full in names.items()}
     if stored.pop(_BASE, None) is not None:
         _check_base(name, source, layer, names[_BASE])
-    _, ins, outs = adaptable_layers.sizes_of(layer.layer)
+    _, ins, outs = lora_layers.sizes_of(layer.layer)
     shapes = [(*ins, rank), (rank, *outs)]
     solved = [x.solve([y]) for x, y in zip(layer.layouts, shapes, strict=True)]
     expected = {f: x.file_shape for f, x in zip(layer.factors, solved, strict=True)}
@@ -393,7 +387,7 @@ def _prepare(
                 "adaptations need the same rank and scale."
             )
     for layer in layers.values():
-        shape = adaptable_layers.kernel_of(layer.layer).shape[: len(layer.at)]
+        shape = lora_layers.kernel_of(layer.layer).shape[: len(layer.at)]
         count = len(places[layer.path])
         if count != math.prod(shape):
             raise ValueError(
@@ -404,7 +398,7 @@ def _prepare(
     adapted = {
         path: _adaptation_of(x)
         for path, x in selections.parts_of(model)
-        if adaptable_layers.is_adapted(x)
+        if lora_layers.is_adapted(x)
     }
     if adapted and adapted != wanted:
         differing = [
@@ -421,8 +415,8 @@ def _prepare(
             "this rank and alpha.",
         )
     if not adapted:
-        parts = [selections.Part(layer.path, layer.layer) for layer in layers.values()]
-        adaptable_layers.check(model, parts, "nnx.weights.load_adapter")
+        parts = [(x.path, x.layer) for x in layers.values()]
+        lora_layers.check(model, parts, "nnx.weights.load_adapter")
         for rank, alpha in {*wanted.values()}:
             where = [paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)]
             adaptations.add_lora(model, where, rank=rank, alpha=alpha, rngs=Rngs(0))

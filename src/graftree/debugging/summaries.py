@@ -1,7 +1,7 @@
 """Summaries of models as tables: calls, shapes, Variables, sizes, operations.
 
-What is in it is found by `calls`, `costs` and `object_infos`. It is drawn by rich,
-which is optional and is imported only then.
+What is in it is found by `call_costs` and `outlines`. It is drawn by rich, which is
+optional and is imported only then.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from graftree.core.states.states import State
 from graftree.core.text import representations, writing
 from graftree.core.text.representations import Size
 from graftree.core.variables.variables import Variable
-from graftree.debugging import calls, object_infos, outlines
-from graftree.debugging.calls import CallInfo
-from graftree.debugging.costs import Counter
-from graftree.debugging.object_infos import ObjectInfo
+from graftree.debugging import call_costs, outlines
+from graftree.debugging.call_costs import CallInfo, Counter
+from graftree.debugging.outlines import ObjectInfo
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -33,7 +32,7 @@ def tabulate(
     *input_args: Any,
     depth: int | None = None,
     method: str = "__call__",
-    row_filter: Callable[[CallInfo], bool] = calls.filter_rng_streams,
+    row_filter: Callable[[CallInfo], bool] = call_costs.filter_rng_streams,
     table_kwargs: Mapping[str, Any] = _NONE,
     column_kwargs: Mapping[str, Any] = _NONE,
     console_kwargs: Mapping[str, Any] = _NONE,
@@ -95,10 +94,10 @@ def tabulate(
     """
     rich = _rich()
     _check(obj, method, bool(input_args or input_kwargs))
-    infos = object_infos.of_all(obj)
+    infos = outlines.of_all(obj)
     if hasattr(obj, method):
         counter = Counter(compute_flops, compute_vjp_flops)
-        found = calls.record(obj, method, input_args, input_kwargs, counter)
+        found = call_costs.record(obj, method, input_args, input_kwargs, counter)
     else:
         found = _uncalled(obj)
     kept = [
@@ -154,7 +153,7 @@ def _uncalled(obj: Any) -> list[CallInfo]:
     """A row for each object in a container, which makes no calls."""
     return [
         CallInfo(number, id(x), type(x), path, "", None, None, None)
-        for number, (path, x) in enumerate(object_infos.first_paths(obj))
+        for number, (path, x) in enumerate(outlines.first_paths(obj))
     ]
 
 
