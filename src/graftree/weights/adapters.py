@@ -58,7 +58,7 @@ class _Adaptation(NamedTuple):
         return f"rank {self.rank}, alpha {self.alpha:g}"
 
 
-class _Layer(NamedTuple):
+class _AdaptableLayer(NamedTuple):
     """A layer that can be adapted.
 
     Attributes:
@@ -223,7 +223,7 @@ def save_adapter(
 # ------------------------------------------------------------------------- the layers
 
 
-def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _Layer]:
+def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _AdaptableLayer]:
     """The layers that can be adapted, by the names of their weights in files."""
     modules = {x.path: x.value for x in selections.parts_of(model)}
     found = {}
@@ -241,7 +241,9 @@ def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _Layer]:
             of_factors = _layouts(tensor.solved, len(outs))
             if of_factors is not None and not batch:
                 name = tensor.name.removesuffix(".weight")
-                found[name] = _Layer(path, layer, tensor.at, tensor, of_factors)
+                found[name] = _AdaptableLayer(
+                    path, layer, tensor.at, tensor, of_factors
+                )
     return found
 
 
@@ -278,7 +280,7 @@ def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
     )
 
 
-def _factors(layer: _Layer, names: Mapping[str, str]) -> list[Tensor]:
+def _factors(layer: _AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
     """Both factors of a layer that is adapted, as tensors of a file."""
     found = []
     named = zip(layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True)
@@ -301,7 +303,7 @@ def _adaptation_of(layer: Any) -> _Adaptation:
 
 
 def _names(
-    source: Source, layers: Mapping[str, _Layer], tensors: Sequence[Tensor]
+    source: Source, layers: Mapping[str, _AdaptableLayer], tensors: Sequence[Tensor]
 ) -> dict[str, dict[str, str]]:
     """The names of both factors of each layer; raises for those that are unknown."""
     fused = {tensor.name for tensor in tensors if len(tensor.arrays) > 1}
@@ -331,7 +333,11 @@ def _names(
 
 
 def _check_factors(
-    name: str, source: Source, layer: _Layer, names: Mapping[str, str], rank: int
+    name: str,
+    source: Source,
+    layer: _AdaptableLayer,
+    names: Mapping[str, str],
+    rank: int,
 ) -> None:
     """Raises unless the factors of a layer have the shapes that they should have."""
     stored = {factor: source.tensors[full].shape for factor, full in names.items()}
@@ -350,7 +356,7 @@ def _check_factors(
         )
 
 
-def _check_base(name: str, source: Source, layer: _Layer, base: str) -> None:
+def _check_base(name: str, source: Source, layer: _AdaptableLayer, base: str) -> None:
     """Raises unless the weight of a layer in the adapter is that of the model."""
     solved, at = layer.weight.solved, layer.weight.at
     held = layer.weight.arrays[0].value
@@ -370,7 +376,7 @@ def _check_base(name: str, source: Source, layer: _Layer, base: str) -> None:
 
 
 def _prepare(
-    model: Any, layers: Mapping[str, _Layer], kinds: Mapping[str, _Adaptation]
+    model: Any, layers: Mapping[str, _AdaptableLayer], kinds: Mapping[str, _Adaptation]
 ) -> tuple[list[Path], bool]:
     """Adapts the layers, or checks that these, and these alone, are adapted.
 
