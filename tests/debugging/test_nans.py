@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.debugging import nan_search, nans
+from graftree.debugging import nan_search
+from graftree.transforms import recordings
 from tests import tables, zoo
 
 find_nans = nnx.debugging.find_nans
@@ -351,8 +352,8 @@ def test_arrays_of_other_devices_are_looked_at_there(monkeypatch):
 )
 def test_names_around_an_operation_are_a_path(names, path, backward):
     scopes = [(n.removesuffix("()"), n.endswith("()")) for n in names.split()]
-    assert nans.module_path(scopes) == path
-    assert nans.is_backward(scopes) == backward
+    place = recordings.NameStack().within(scopes)
+    assert place.path("self") == path and place.is_backward == backward
 
 
 def test_program_run_by_operations_gives_what_it_computes():

@@ -34,6 +34,7 @@ import numpy as np
 from graftree import _jax
 from graftree.core.text import short_forms
 from graftree.transforms.crossing import jaxprs
+from graftree.transforms.recordings import NameStack
 
 # The bits of a code: what is not finite in an array.
 NAN, INF = 1, 2
@@ -57,7 +58,7 @@ class Finding:
         source: ``"operation"``, ``"argument"`` or ``"constant"``.
         operation: The name of JAX's operation; that of a constant takes it in.
         argument: Where it was in the arguments, as in ``model.layers[0].kernel``.
-        scopes: The names around the operation, and whether each is of a transform.
+        place: The modules and transforms around the operation.
         line: The line of the user's program, as in ``train.py:41 loss``.
         within: The steps of loops, and branches, that it is in.
         inputs: What went in.
@@ -71,7 +72,7 @@ class Finding:
     source: str
     operation: str = ""
     argument: str = ""
-    scopes: tuple[tuple[str, bool], ...] = ()
+    place: NameStack = NameStack()
     line: str = ""
     within: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
@@ -106,14 +107,14 @@ class Tracked(NamedTuple):
 class Context(NamedTuple):
     """What is around the operations of a program."""
 
-    scopes: tuple[tuple[str, bool], ...] = ()
+    place: NameStack = NameStack()
     line: str = ""
     within: tuple[str, ...] = ()
 
     def of(self, equation: Any, *within: str) -> Context:
         """The context of an equation, and of the programs in it."""
         return Context(
-            (*self.scopes, *_jax.scopes_of(equation)),
+            self.place.of(equation),
             _line_of(equation) or self.line,
             (*self.within, *within),
         )

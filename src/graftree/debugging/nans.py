@@ -170,7 +170,7 @@ class NanReport:
     @property
     def path(self) -> str:
         """Where ``first`` is: the path of the module, or of the argument."""
-        return "" if self.first is None else path_of(self.first)
+        return "" if self.first is None else _path_of(self.first)
 
     def __repr__(self) -> str:
         if self.first is None:
@@ -233,8 +233,8 @@ def _facts(finding: Finding) -> list[str]:
 
 
 def _where(finding: Finding) -> str:
-    path = path_of(finding)
-    if is_backward(finding.scopes):
+    path = _path_of(finding)
+    if finding.place.is_backward:
         path = f"{path} (backward)".lstrip()
     return ", ".join([part for part in (path, *finding.within) if part])
 
@@ -261,39 +261,6 @@ def _root(finding: Finding) -> Finding:
     return finding if cause is None or cause.is_constant else cause
 
 
-# Names around operations.
-
-Scopes = Sequence[tuple[str, bool]]
-
-
-def path_of(finding: Finding) -> str:
+def _path_of(finding: Finding) -> str:
     """The path of the module that a finding is in, or of the argument that it is."""
-    return finding.argument or module_path(finding.scopes)
-
-
-def is_backward(scopes: Scopes) -> bool:
-    """Whether an operation is of a backward pass."""
-    return ("transpose", True) in scopes
-
-
-def module_path(scopes: Scopes) -> str:
-    """The names around an operation as a dotted path, less those that JAX gives.
-
-    The backward pass of a rematerialized part has the names around it twice.
-    """
-    sections: list[list[str]] = [[]]
-    for name, is_transform in scopes:
-        if is_transform and name in ("jvp", "transpose"):
-            sections.append([])
-        elif not is_transform and not _OF_JAX.fullmatch(name):
-            sections[-1] += [part for part in name.split("/") if part]
-    path: list[str] = []
-    for section in sections:
-        path = section if path and section[: len(path)] == path else path + section
-    return ".".join(path)
-
-
-# An einsum goes by its formula.
-_OF_JAX = re.compile(
-    r"rematted_computation|checkpoint|p?jit(\(.*\))?|closed_call|.*->.*"
-)
+    return finding.argument or finding.place.path("self")

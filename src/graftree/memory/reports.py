@@ -21,7 +21,7 @@ from graftree.transforms import policies, recordings
 from graftree.transforms.crossing import debug_info, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
-from graftree.transforms.recordings import Place
+from graftree.transforms.recordings import NameStack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +188,7 @@ def saved(
     given = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
     paths = [re.sub(r"^self\b", owner, x) for x in given]
     arguments = dict(zip(program.invars, paths, strict=False))
-    whole = _Part(program, Place(), owner)
+    whole = _Part(program, NameStack(), owner)
     values = [_value(whole, x, arguments) for x in _distinct(kept)]
     return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
 
@@ -236,7 +236,7 @@ class _Part:
     def __init__(
         self,
         program: Any,
-        place: Place,
+        place: NameStack,
         owner: str,
         around: _Part | None = None,
         given: Sequence[Any] = (),
@@ -282,5 +282,5 @@ class _Part:
         part = _Part(inner[0], place, self._owner, self, given)
         return part.origin(inner[0].outvars[number])
 
-    def _path(self, place: Place) -> str:
+    def _path(self, place: NameStack) -> str:
         return place.path(self._owner)

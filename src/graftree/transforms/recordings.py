@@ -1,9 +1,9 @@
 """Programs recorded to be looked at: any function, any arguments, nothing is written.
 
 For tools that read what JAX records. Arguments that are neither arrays nor objects are
-constants, whatever they are; of the output, arrays and objects count. A `Place` says
-where in a program an operation is: the names of modules are the scopes in which their
-methods are traced (`core/objects/running.py`).
+constants, whatever they are; of the output, arrays and objects count. A `NameStack`
+says where in a program an operation is: the names of modules are the scopes in which
+their methods are traced (`core/objects/running.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -94,19 +95,24 @@ def _only_data(out: Any) -> list[Any]:
 
 # What JAX calls the forward pass that is done again.
 _AGAIN = "rematted_computation"
+# Names that JAX gives; products go by the formulas of einsum.
+_OF_JAX = re.compile(r"checkpoint|p?jit(\(.*\))?|closed_call|.*->.*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class NameStack:
     """Where in a program something is: names of modules, and of transforms."""
 
     names: tuple[str, ...] = ()
     transforms: frozenset[str] = frozenset()
 
-    def of(self, equation: Any) -> Place:
+    def of(self, equation: Any) -> NameStack:
         """The place of an equation, and of the programs in it."""
+        return self.within(_jax.scopes_of(equation))
+
+    def within(self, scopes: Iterable[tuple[str, bool]]) -> NameStack:
+        """The place within more names, each with whether it is that of a transform."""
         names, transforms = self.names, {*self.transforms}
-        scopes = _jax.scopes_of(equation)
         for is_transform, run in itertools.groupby(scopes, lambda scope: scope[1]):
             found = [part for name, _ in run for part in name.split("/")]
             if is_transform:
@@ -116,14 +122,19 @@ class Place:
             found = tuple([name for name in found if name != _AGAIN])
             # A transform may begin with the path that is known already.
             names = found if found[: len(names)] == names else names + found
-        return Place(names, frozenset(transforms))
+        return NameStack(names, frozenset(transforms))
 
     @property
     def direction(self) -> str:
         """In which pass it is."""
         if _AGAIN in self.transforms:
             return "recomputed"
-        return "backward" if "transpose" in self.transforms else "forward"
+        return "backward" if self.is_backward else "forward"
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is of a backward pass, or done again for one."""
+        return "transpose" in self.transforms
 
     def path(self, owner: str) -> str:
         """The path of the module, as in ``net.blocks[3].mlp``; empty in none.
@@ -131,6 +142,6 @@ class Place:
         Args:
             owner: What the object is called whose method was traced.
         """
-        # JAX names products after the formulas of einsum.
-        first, *others = [name for name in self.names if "->" not in name] or [""]
+        names = [name for name in self.names if not _OF_JAX.fullmatch(name)]
+        first, *others = names or [""]
         return ".".join([owner if first == "self" else first, *others])
