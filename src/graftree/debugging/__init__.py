@@ -16,12 +16,11 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 
 # The files of this folder:
 #
-# - `interceptions.py`: methods known by their names, and what modules return, seen or
-#   replaced.
 # - `nans.py`: where a value that is not finite arises; `nan_search.py` runs a program
 #   by operations and looks at numbers.
-# - `summaries.py`: `nnx.tabulate`; `call_costs.py` finds what a model calls and counts
-#   operations; `outlines.py` words values, and what objects hold.
+# - `module_calls.py`: methods known by their names; what modules return, seen or
+#   replaced; what a model calls, and what each call costs.
+# - `summaries.py`: `nnx.tabulate`; `outlines.py` words values, and what objects hold.
 # - `displays.py`: objects in notebooks and HTML files, and as text.
 # - `recompiles.py`: why a compiled function was traced again, and how traces differ.
 #
@@ -35,7 +34,7 @@ from graftree import lazy_names
 
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
-    "interceptions": "intercept named",
+    "module_calls": "intercept named",
     "nans": "NanReport find_nans",
     "displays": "display_to_html full_repr",
     "recompiles": "Explanation at_most_traces explain_recompile",
@@ -44,8 +43,8 @@ PUBLIC: dict[str, str] = {
 if typing.TYPE_CHECKING:
     from graftree.debugging.displays import display_to_html as display_to_html
     from graftree.debugging.displays import full_repr as full_repr
-    from graftree.debugging.interceptions import intercept as intercept
-    from graftree.debugging.interceptions import named as named
+    from graftree.debugging.module_calls import intercept as intercept
+    from graftree.debugging.module_calls import named as named
     from graftree.debugging.nans import NanReport as NanReport
     from graftree.debugging.nans import find_nans as find_nans
     from graftree.debugging.recompiles import Explanation as Explanation

@@ -1,6 +1,6 @@
 """Summaries of models as tables: calls, shapes, Variables, sizes, operations.
 
-What is in it is found by `call_costs` and `outlines`. It is drawn by rich, which is
+What is in it is found by `module_calls` and `outlines`. It is drawn by rich, which is
 optional and is imported only then.
 """
 
@@ -18,8 +18,8 @@ from graftree.core.states.states import State
 from graftree.core.text import representations, writing
 from graftree.core.text.representations import Size
 from graftree.core.variables.variables import Variable
-from graftree.debugging import call_costs, outlines
-from graftree.debugging.call_costs import CallInfo, Counter
+from graftree.debugging import module_calls, outlines
+from graftree.debugging.module_calls import CallInfo, Counter
 from graftree.debugging.outlines import ObjectInfo
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -32,7 +32,7 @@ def tabulate(
     *input_args: Any,
     depth: int | None = None,
     method: str = "__call__",
-    row_filter: Callable[[CallInfo], bool] = call_costs.filter_rng_streams,
+    row_filter: Callable[[CallInfo], bool] = module_calls.filter_rng_streams,
     table_kwargs: Mapping[str, Any] = _NONE,
     column_kwargs: Mapping[str, Any] = _NONE,
     console_kwargs: Mapping[str, Any] = _NONE,
@@ -95,9 +95,9 @@ def tabulate(
     rich = _rich()
     _check(obj, method, bool(input_args or input_kwargs))
     infos = outlines.of_all(obj)
+    counter = Counter(compute_flops, compute_vjp_flops)
     if hasattr(obj, method):
-        counter = Counter(compute_flops, compute_vjp_flops)
-        found = call_costs.record(obj, method, input_args, input_kwargs, counter)
+        found = module_calls.record(obj, method, input_args, input_kwargs, counter)
     else:
         found = _uncalled(obj)
     kept = [
@@ -105,9 +105,8 @@ def tabulate(
         for call in found
         if (depth is None or len(call.path) <= depth) and row_filter(call)
     ]
-    columns = ["flops"] * compute_flops + ["vjp_flops"] * compute_vjp_flops
     title = f"{type(obj).__name__} Summary"
-    table = _Drawing(rich, columns, infos[id(obj)].stats, column_kwargs).table(
+    table = _Drawing(rich, counter.asked, infos[id(obj)].stats, column_kwargs).table(
         [(call, infos[call.object_id]) for call in kept], title, table_kwargs
     )
     return _print(rich, table, console_kwargs)

@@ -85,7 +85,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "visualization": {"debugging.displays": "display render_object_constructor"},
     "summary": {
         "debugging.summaries": "tabulate",
-        "debugging.call_costs": "CallInfo filter_rng_streams",
+        "debugging.module_calls": "CallInfo filter_rng_streams",
         "debugging.outlines": "ArrayRepr ObjectInfo",
         "interop.flax_side.type_aliases": "SizeBytes",
     },

@@ -1,4 +1,4 @@
-"""Which methods of a model run on given inputs, and what each costs; nothing is run.
+"""Calls of methods: named by path, seen and replaced, listed, and what each costs.
 
     CallInfo        what is known of one call, a row of a table
     AbstractCall    a call whose arrays are only shapes; it can be traced
@@ -7,9 +7,9 @@
     Counter         counts its operations
 
 `record` traces a call of the model and lists the calls below it, by the paths of their
-objects. What a call costs is counted in the finished program, where it is marked. Of
-what is mapped or differentiated there the call itself is not in it; so it is traced
-once more, by itself.
+objects; nothing is run. What a call costs is counted in the finished program, where it
+is marked. Of what is mapped or differentiated there the call itself is not in it; so it
+is traced once more, by itself.
 
 The operations are those of the program before XLA optimizes it. So they say what a
 layer asks for, not what the machine does. The body of a loop counts once.
@@ -17,10 +17,12 @@ layer asks for, not what the machine does. The body of a loop counts once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 import jax
 import jax.core
@@ -28,16 +30,123 @@ import jax.numpy as jnp
 from jax import ad_checkpoint
 
 from graftree import _jax
-from graftree.annotations import Path
+from graftree.annotations import Filter, Path
+from graftree.core import filters
 from graftree.core.graph import functional
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
-from graftree.core.rng.streams import RngStream
+from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables.variables import Variable
 from graftree.debugging import outlines
 from graftree.transforms import policies
 from graftree.transforms.crossing import jaxprs
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named(method: F) -> F:
+    """Names what a method computes after the path of its object and itself.
+
+    A call ``model(x)`` is known by the path of the object: in the names of operations
+    and so in profiles, to `intercept`, and in the policies of `nnx.remat`. With this
+    decorator so are the calls of another method, whose name then ends the path, and
+    what they call has its whole path, too.
+
+    Args:
+        method: A function in the body of a class. It goes below decorators that give
+            something else than a function, such as ``nnx.jit`` or ``property``.
+
+    Returns:
+        What stands for the function in the class, and has all of its attributes.
+
+    Raises:
+        TypeError: If it is no plain function, or a generator or coroutine function.
+
+    Example:
+        >>> class Coder(nnx.Module):
+        ...     @nnx.debugging.named
+        ...     def encode(self, x):
+        ...         return jnp.sin(x)
+        >>> program = jax.jit(lambda x: Coder().encode(x)).lower(1.0)
+        >>> "Coder/encode/sin" in program.compile().as_text()
+        True
+    """
+    return methods.named(method)
+
+
+@contextlib.contextmanager
+def intercept(
+    model: Any,
+    filter: Filter,
+    f: Callable[[Path, Any, tuple[Any, ...], Any], Any],
+) -> Iterator[None]:
+    """A context in which a function sees what the modules of a model return.
+
+    It is called after each call of a module, or of another public method on an object,
+    whose name then ends the path. Under ``nnx.jit`` and other transforms it is called
+    while they are traced, with traced values: functions compiled before are traced anew
+    in the context, and those traced in it are not used outside. Such values must not be
+    kept; ``jax.debug.callback`` brings them out.
+
+    Not seen are copies of the model that plain JAX or `merge` make, methods bound
+    before the context, and calls that return before they run, as of coroutines.
+
+    Args:
+        model: A Module, or another Pytree that holds modules.
+        filter: Which modules, by path and object, such as ``nnx.Linear`` or ``...``.
+        f: Called as ``f(path, module, args, output)``: the keys from ``model`` to the
+            module, the module, its positional arguments (keywords that have a position
+            among them) and what it returned. What it returns takes the place of the
+            output, unless that is ``None``.
+
+    Raises:
+        TypeError: If ``model`` is no Pytree, or the filter is none.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> means = {}
+        >>> def note(path, module, args, output):
+        ...     means[path] = output.mean()
+        >>> with nnx.debugging.intercept(model, nnx.Linear, note):
+        ...     y = model(jnp.ones((1, 2)))
+        >>> list(means)
+        [('layers', 0)]
+    """
+    if not isinstance(model, DataObject):
+        raise TypeError(
+            f"intercept expects a Module or another Pytree, got {type(model).__name__}."
+        )
+    is_wanted = filters.to_predicate(filter)
+
+    def observer(frame: Frame, call: Callable[[], Any]) -> Any:
+        output = call()
+        if isinstance(frame.module, (Rngs, RngStream)):
+            return output
+        steps = running.steps_below(model, frame.steps)
+        if steps is None:
+            return output
+        path = tuple([step.key for step in steps])
+        if not is_wanted(path, frame.module):
+            return output
+        path = _with_method(path, frame)
+        replaced = f(path, frame.module, _positional(frame), output)
+        return output if replaced is None else replaced
+
+    with methods.observed(observer, model, shows_methods=True):
+        yield
+
+
+def _with_method(path: Path, frame: Frame) -> Path:
+    """The path of an object, and the name of a method other than ``__call__``."""
+    return path if frame.method == "__call__" else (*path, frame.method)
+
+
+def _positional(frame: Frame) -> tuple[Any, ...]:
+    if not frame.kwargs:
+        return frame.args
+    method = getattr(frame.module, frame.method)
+    return inspect.signature(method).bind(*frame.args, **frame.kwargs).args
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +313,7 @@ class _CallLog:
             return self._marked(key, call)
         order = len(self._known)
         self._known[key] = None
-        if self._counter.is_asked:
+        if self._counter.asked:
             self._apart[key] = AbstractCall(
                 frame.module, frame.method, frame.args, frame.kwargs
             )
@@ -213,7 +322,7 @@ class _CallLog:
             order,
             self._ids[path],
             type(frame.module),
-            path if frame.method == "__call__" else (*path, frame.method),
+            _with_method(path, frame),
             inputs,
             outlines.outline(output),
             None,
@@ -222,7 +331,7 @@ class _CallLog:
         return output
 
     def _marked(self, key: Any, call: Callable[[], Any]) -> Any:
-        return self._marks.call(key, call) if self._counter.is_asked else call()
+        return self._marks.call(key, call) if self._counter.asked else call()
 
     def _path_of(self, frame: Frame) -> Path | None:
         """The path of the object in the model, ``None`` if it is not in it."""
@@ -239,19 +348,19 @@ class _CallLog:
         """The calls, with what they cost in a program."""
         parts = self._marks.parts(program)
         return [
-            dataclasses.replace(call, **dataclasses.asdict(self._count(parts, key)))
+            dataclasses.replace(call, **self._counter.count(self._part(parts, key)))
             for key, call in self._known.items()
             if call is not None
         ]
 
-    def _count(self, parts: Mapping[Any, Computation], key: Any) -> Costs:
-        if key not in self._apart:
-            return Costs()
+    def _part(self, parts: Mapping[Any, Computation], key: Any) -> Computation | None:
+        """What a call computes, if it is known."""
+        if key in parts or key not in self._apart:
+            return parts.get(key)
         try:
-            part = parts[key] if key in parts else _part_of(self._apart[key])
+            return _part_of(self._apart[key])
         except Exception:  # it may need the names of axes that are mapped over
-            return self._counter.unknown
-        return self._counter.count(part)
+            return None
 
 
 def _part_of(call: AbstractCall) -> Computation:
@@ -265,20 +374,6 @@ def _part_of(call: AbstractCall) -> Computation:
 
 
 # What calls cost.
-
-
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """The operations of a call, forward, and with its derivative; ``None`` if unasked.
-
-    Attributes:
-        flops: Those of the call.
-        vjp_flops: Those of the call and its derivative with respect to all that it
-            reads: its inputs and the Variables.
-    """
-
-    flops: int | None = None
-    vjp_flops: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -445,38 +540,28 @@ class Counter:
 
     Args:
         flops: Whether to count the operations of a call.
-        vjp_flops: Whether to count those with the derivative.
+        vjp_flops: Whether to count those of the call and its derivative with respect to
+            all that it reads: its inputs and the Variables.
+
+    Attributes:
+        asked: The names of the costs, as `CallInfo` has them.
     """
 
     def __init__(self, flops: bool, vjp_flops: bool) -> None:
-        self._flops, self._vjp_flops = flops, vjp_flops
+        self.asked = ["flops"] * flops + ["vjp_flops"] * vjp_flops
         # Blocks that are alike are counted once.
         self._known: dict[Any, int] = {}
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether there is anything to count."""
-        return self._flops or self._vjp_flops
+    def count(self, part: Computation | None) -> dict[str, int]:
+        """What a call costs, by name; zero if nothing is known of it."""
+        return {name: self._of(name, part) for name in self.asked}
 
-    @property
-    def unknown(self) -> Costs:
-        """The costs of a call of which nothing is known."""
-        return Costs(0 if self._flops else None, 0 if self._vjp_flops else None)
-
-    def count(self, part: Computation) -> Costs:
-        """Counts what a call computes."""
-        flops = self._of("flops", part, _forward) if self._flops else None
-        smooth = part.smooth if self._vjp_flops else None
-        return Costs(flops, smooth and self._of("vjp_flops", smooth, _derivative))
-
-    def _of(
-        self,
-        what: str,
-        part: Computation,
-        program: Callable[[Computation], tuple[Callable[..., Any], list[Any]]],
-    ) -> int:
-        key = what, str(part.program), part.are_constants
+    def _of(self, name: str, part: Computation | None) -> int:
+        if part is None:
+            return 0
+        key = name, str(part.program), part.are_constants
         if key not in self._known:
+            program = _forward if name == "flops" else _derivative
             try:
                 self._known[key] = _flops(*program(part))
             except Exception:  # it has no derivative, or needs the axes around it
@@ -494,6 +579,7 @@ def _forward(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
 
 def _derivative(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
     """The part with its derivative, and the types of its inputs and cotangents."""
+    part = part.smooth
     pairs = enumerate(zip(part.inputs, part.are_constants, strict=True))
     chosen = [i for i, (x, is_held) in pairs if _is_float(x) and not is_held]
 
