@@ -242,7 +242,7 @@ class Fact(NamedTuple):
     dtype: Any
 
 
-class Contents(NamedTuple):
+class FolderContents(NamedTuple):
     """What a folder holds."""
 
     folder: Any
@@ -255,7 +255,7 @@ def is_tree(folder: Any) -> bool:
     return (folder / TREE_FILE).exists()
 
 
-def read_facts(folder: Any) -> Contents:
+def read_facts(folder: Any) -> FolderContents:
     """Reads what a folder holds, but no array.
 
     What holds no number (``None``, empty containers) is left out: it is bookkeeping.
@@ -270,7 +270,7 @@ def read_facts(folder: Any) -> Contents:
     for path, leaf in jax.tree.leaves_with_path(tree):
         keys = _keys_of(path)
         found[keys] = _fact(leaf, implementations.get(".".join(keys)))
-    return Contents(folder, tree, found)
+    return FolderContents(folder, tree, found)
 
 
 def _check_whole(folder: Any) -> None:
@@ -363,7 +363,7 @@ def _key_implementations(folder: Any) -> dict[str, str]:
     return found
 
 
-def read(found: Contents, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath, Any]:
+def read(found: FolderContents, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath, Any]:
     """Reads arrays.
 
     Args:

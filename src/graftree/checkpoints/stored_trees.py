@@ -361,7 +361,7 @@ class Restored:
         found: What is in the folder.
     """
 
-    def __init__(self, like: Any, found: orbax_side.Contents) -> None:
+    def __init__(self, like: Any, found: orbax_side.FolderContents) -> None:
         self._tree = ObjectTree(like, "restore")
         self._found = found
         # What gets each value: what is there now; abstract arrays where they belong.

@@ -351,17 +351,13 @@ class Search:
         return [self._hold(value, *judge.findings(value)) for value in outputs]
 
 
-class _Judge:
+class _Judge(NamedTuple):
     """Tells for the outputs of one operation where what isn't finite comes from."""
 
-    def __init__(
-        self, search: Search, equation: Any, inputs: list[Tracked], context: Context
-    ) -> None:
-        self._search = search
-        self._equation = equation
-        self._inputs = inputs
-        self._around = context
-        self._name = equation.primitive.name
+    search: Search
+    equation: Any
+    inputs: list[Tracked]
+    around: Context
 
     def findings(self, value: Any) -> tuple[Finding | None, Finding | None]:
         """The findings of the NaN and of the infinities in an output."""
@@ -380,32 +376,32 @@ class _Judge:
         if source is None:
             return self._arisen(INF, value)
         if source.source != "operation" and self._is_elementwise(value):
-            inputs = [held.value for held in self._inputs]
-            if arising(value, inputs):
+            if arising(value, [held.value for held in self.inputs]):
                 return self._arisen(INF, value)
         return source
 
     def _source(self, kind: int) -> Finding | None:
         """The finding that the inputs have; a constant is told as used here."""
-        source = _earliest(held.of(kind) for held in self._inputs)
+        source = _earliest(held.of(kind) for held in self.inputs)
         if source is None or not source.is_constant or source.operation:
             return source
         facts = self._facts() | {"output": source.output}
-        return self._search.note(kind, "constant", **facts)
+        return self.search.note(kind, "constant", **facts)
 
     def _is_elementwise(self, value: Any) -> bool:
-        return self._name in _ELEMENTWISE and all(
-            jnp.ndim(held.value) in (0, jnp.ndim(value)) for held in self._inputs
+        return self.equation.primitive.name in _ELEMENTWISE and all(
+            jnp.ndim(held.value) in (0, jnp.ndim(value)) for held in self.inputs
         )
 
     def _facts(self) -> dict[str, Any]:
-        return {"operation": self._name, **self._around.of(self._equation)._asdict()}
+        name = self.equation.primitive.name
+        return {"operation": name, **self.around.of(self.equation)._asdict()}
 
     def _arisen(self, kind: int, value: Any, **facts: Any) -> Finding:
-        return self._search.note(
+        return self.search.note(
             kind,
             "operation",
-            inputs=tuple([describe(held.value) for held in self._inputs]),
+            inputs=tuple([describe(held.value) for held in self.inputs]),
             output=describe(value, kind),
             example=self._example(value, kind),
             **self._facts(),
@@ -417,10 +413,11 @@ class _Judge:
         if not self._is_elementwise(value):
             return ""
         place = first_place(value, kind)
-        values = [*[held.value for held in self._inputs], value]
+        values = [*[held.value for held in self.inputs], value]
         *numbers, out = [number_at(x, place) for x in values]
-        numbers += [f"y={y}" for y in [self._equation.params.get("y")] if y is not None]
-        return f"{self._name}({', '.join(numbers)}) = {out}"
+        numbers += [f"y={y}" for y in [self.equation.params.get("y")] if y is not None]
+        name = self.equation.primitive.name
+        return f"{name}({', '.join(numbers)}) = {out}"
 
 
 def _told(value: Any, kind: int, source: str) -> str:
@@ -488,8 +485,7 @@ def _last_uses(program: Any) -> list[list[Any]]:
 
 def code_of(x: Any) -> int:
     """Whether an array has NaN, infinities, both or none: a sum of `NAN` and `INF`."""
-    if _jax.is_ref(x):
-        x = x[...]
+    x = _content(x)
     if not is_inexact(x):
         return 0
     if isinstance(x, jax.Array) and not _is_on_host(x):
@@ -499,6 +495,10 @@ def code_of(x: Any) -> int:
     if np.isfinite(numbers).all():
         return 0
     return NAN * int(np.isnan(numbers).any()) + INF * int(np.isinf(numbers).any())
+
+
+def _content(x: Any) -> Any:
+    return x[...] if _jax.is_ref(x) else x
 
 
 def _is_on_host(x: jax.Array) -> bool:
@@ -537,8 +537,7 @@ def _arising(out: Any, inputs: list[Any]) -> Any:
 
 def form_of(x: Any) -> str:
     """The dtype and the shape of an array, as in ``float32[2,3]``."""
-    if _jax.is_ref(x):
-        x = x[...]
+    x = _content(x)
     return short_forms.describe_form(_dtype(x), np.shape(x))
 
 
@@ -585,8 +584,7 @@ def number_at(x: Any, place: tuple[int, ...]) -> str:
 
 def _numbers(x: Any) -> np.ndarray | None:
     """The numbers of an array; sizes instead of complex ones. ``None`` without any."""
-    if _jax.is_ref(x):
-        x = x[...]
+    x = _content(x)
     is_here = getattr(x, "is_fully_addressable", True)
     if not is_here or not jnp.issubdtype(_dtype(x), jnp.number):
         return None

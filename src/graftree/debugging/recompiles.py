@@ -39,6 +39,7 @@ from graftree.transforms.crossing.traces import (
 _MOST_TRACES, _MOST_ROWS = 6, 5
 
 
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
     """The answer of `explain_recompile`, which prints as a table.
 
@@ -57,13 +58,10 @@ class Explanation:
         (2, [('x', '(2,)', '(3,)')])
     """
 
-    def __init__(
-        self, name: str, traces: int, recompiles: int, rows: Sequence[Cause]
-    ) -> None:
-        self.name = name
-        self.traces = traces
-        self.recompiles = recompiles
-        self.rows = tuple(rows)
+    name: str
+    traces: int
+    recompiles: int
+    rows: tuple[Cause, ...]
 
     def table(self, remark: str = "") -> str:
         """The text of it, with a remark in the title."""
@@ -206,7 +204,7 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
                 earlier = [(number, facts) for facts in compiled[:count]]
                 rows += _nearest(number, earlier, compiled[count])
     name = decorators.name_of(jitted)
-    return Explanation(name, jitted.traces.count - after, recompiles, rows)
+    return Explanation(name, jitted.traces.count - after, recompiles, tuple(rows))
 
 
 def _nearest(

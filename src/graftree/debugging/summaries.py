@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from graftree.core import paths
 from graftree.core.graph import nodes
@@ -180,7 +180,7 @@ def _print(rich: Any, table: Any, options: Mapping[str, Any]) -> str:
     return captured.get()
 
 
-class _Drawing:
+class _Drawing(NamedTuple):
     """Draws calls and what their objects hold.
 
     Args:
@@ -190,18 +190,14 @@ class _Drawing:
         column_options: For each column.
     """
 
-    def __init__(
-        self,
-        rich: Any,
-        costs: Sequence[str],
-        totals: Mapping[type, Size],
-        column_options: Mapping[str, Any],
-    ) -> None:
-        self._rich = rich
-        self._costs = costs
-        self._totals = totals
-        self._types = sorted(totals, key=lambda kind: kind.__name__)
-        self._column_options = column_options
+    rich: Any
+    costs: Sequence[str]
+    totals: Mapping[type, Size]
+    column_options: Mapping[str, Any]
+
+    @property
+    def _types(self) -> list[type]:
+        return sorted(self.totals, key=lambda kind: kind.__name__)
 
     def table(
         self,
@@ -209,7 +205,7 @@ class _Drawing:
         title: str,
         options: Mapping[str, Any],
     ) -> Any:
-        whole = Size(*map(sum, zip(*self._totals.values(), Size(0, 0), strict=True)))
+        whole = Size(*map(sum, zip(*self.totals.values(), Size(0, 0), strict=True)))
         defaults = {
             "show_header": True,
             "show_lines": True,
@@ -218,15 +214,15 @@ class _Drawing:
             "caption": f"\nTotal Parameters: {_total(whole)}",
             "caption_style": "bold",
         }
-        table = self._rich.table.Table(**{**defaults, **options})
-        names = ["path", "type", "inputs", "outputs", *self._costs]
+        table = self.rich.table.Table(**{**defaults, **options})
+        names = ["path", "type", "inputs", "outputs", *self.costs]
         for name in names[:-1]:
-            table.add_column(name, **self._column_options)
-        last = {"footer": self._rich.text.Text("Total", justify="right")}
-        table.add_column(names[-1], **{**last, **self._column_options})
+            table.add_column(name, **self.column_options)
+        last = {"footer": self.rich.text.Text("Total", justify="right")}
+        table.add_column(names[-1], **{**last, **self.column_options})
         for kind in self._types:
-            footer = {"footer": self._text(_total(self._totals[kind]))}
-            table.add_column(kind.__name__, **{**footer, **self._column_options})
+            footer = {"footer": self._text(_total(self.totals[kind]))}
+            table.add_column(kind.__name__, **{**footer, **self.column_options})
         for call, info in rows:
             table.add_row(*map(self._text, self._cells(call, info)))
         return table
@@ -237,12 +233,12 @@ class _Drawing:
             outlines.escape(call.type.__name__),
             call.inputs_repr,
             outlines.write(call.outputs),
-            *[str(getattr(call, name)) for name in self._costs],
+            *[str(getattr(call, name)) for name in self.costs],
             *[_cell(info, kind) for kind in self._types],
         ]
 
     def _text(self, markup: str) -> Any:
-        return self._rich.text.Text.from_markup(markup, emoji=False)
+        return self.rich.text.Text.from_markup(markup, emoji=False)
 
 
 def _cell(info: ObjectInfo, kind: type) -> str:

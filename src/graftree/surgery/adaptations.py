@@ -93,38 +93,19 @@ def add_lora(
     lora_layers.check(model, found, call)
     lora_layers.check_owned(found)
     scale = 1.0 if alpha is None else alpha / rank
+    streams = [rngs.params] if isinstance(rngs, Rngs) else []
     made = []
-    with rollbacks.undone_on_failure(*_streams(rngs)):
+    with rollbacks.undone_on_failure(*streams):
         for _, layer in found:
             keys = parameters.draw_key(rngs), parameters.draw_key(rngs)
             dtype = layer.param_dtype if param_dtype is None else param_dtype
             factors = Factors(layer, rank, dtype, param_type)
-            a = factors.a(keys[0], a_initializer)
-            b = factors.b(keys[1], b_initializer)
-            made.append(_low_rank(layer, a, b, scale, dtype))
+            pair = factors.made(keys, (a_initializer, b_initializer))
+            made.append(LowRank(layer, *pair, scale=scale, param_dtype=dtype))
     for (_, layer), adaptation in zip(found, made, strict=True):
         layer.__class__ = lora_layers.ADAPTABLE[type(layer)].adapted
         layer.lora = adaptation
     return [path for path, _ in found]
-
-
-def _streams(rngs: Any) -> list[Any]:
-    """The streams from which keys are drawn."""
-    return [rngs.params] if isinstance(rngs, Rngs) else []
-
-
-def _low_rank(layer: Any, a: Any, b: Any, scale: float, dtype: Dtype) -> LowRank:
-    _, in_sizes, out_sizes = lora_layers.sizes_of(layer)
-    is_matrix = len(in_sizes) == len(out_sizes) == 1
-    return LowRank(
-        a,
-        b,
-        scale=scale,
-        in_features=in_sizes[0] if is_matrix else in_sizes,
-        out_features=out_sizes[0] if is_matrix else out_sizes,
-        dtype=layer.dtype,
-        param_dtype=dtype,
-    )
 
 
 def merge_lora(model: Any, where: Any = ...) -> list[Path]:

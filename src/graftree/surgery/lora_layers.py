@@ -41,12 +41,10 @@ class LowRank(lora.LoRA):
     """The low-rank part of a layer: two Variables and a scale.
 
     Args:
+        layer: The layer.
         lora_a: The Variable that meets the inputs.
         lora_b: The Variable that gives the outputs.
         scale: A factor, ``alpha / rank``.
-        in_features: That of the layer.
-        out_features: That of the layer.
-        dtype: The dtype of the computation; ``None``: inferred.
         param_dtype: The dtype in which the Variables are stored.
 
     Attributes:
@@ -55,20 +53,20 @@ class LowRank(lora.LoRA):
 
     def __init__(
         self,
+        layer: Any,
         lora_a: Variable[Any],
         lora_b: Variable[Any],
         *,
         scale: float,
-        in_features: Any,
-        out_features: Any,
-        dtype: Dtype | None,
         param_dtype: Dtype,
     ):
-        self.in_features = in_features
-        self.out_features = out_features
+        _, ins, outs = sizes_of(layer)
+        is_matrix = len(ins) == len(outs) == 1
+        self.in_features = ins[0] if is_matrix else ins
+        self.out_features = outs[0] if is_matrix else outs
         self.scale = scale
         self.adapts_attend = True
-        self.dtype = dtype
+        self.dtype = layer.dtype
         self.param_dtype = param_dtype
         self.promote_dtype = computation.promote_dtype
         self.lora_a = lora_a
@@ -333,7 +331,6 @@ def check_owned(layers: Sequence[ModelPart]) -> None:
 _INHERITED = frozenset(
     {"out_sharding", "mesh", "sharding_rules", *variable_metadata.REQUIRED}
 )
-_A, _B = 0, 1
 
 
 class Factors:
@@ -358,13 +355,12 @@ class Factors:
         rows, columns = math.prod(in_sizes), math.prod(out_sizes)
         self._flat = (rows, rank), (rank, columns)
 
-    def a(self, key: jax.Array, initializer: Initializer) -> Variable[Any]:
-        """Makes ``lora_a``."""
-        return self._placed(_A, self._initial(_A, key, initializer))
-
-    def b(self, key: jax.Array, initializer: Initializer) -> Variable[Any]:
-        """Makes ``lora_b``."""
-        return self._placed(_B, self._initial(_B, key, initializer))
+    def made(
+        self, keys: Sequence[jax.Array], initializers: Sequence[Initializer]
+    ) -> list[Variable[Any]]:
+        """Makes ``lora_a`` and ``lora_b``."""
+        pairs = enumerate(zip(keys, initializers, strict=True))
+        return [self._placed(i, self._initial(i, *pair)) for i, pair in pairs]
 
     def _initial(self, number: int, key: jax.Array, initializer: Initializer) -> Any:
         shape, flat = (*self._apart, *self._sizes[number]), self._flat[number]
