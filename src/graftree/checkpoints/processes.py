@@ -48,10 +48,10 @@ def wait_for_all(name: str) -> None:
 
 
 def agreed(value: Any) -> Any:
-    """What the first process has; a number or a boolean."""
+    """What the first process has; as JSON takes it."""
     if jax.process_count() == 1:
         return value
-    return type(value)(_multihost().broadcast_one_to_all(np.asarray(value)))
+    return json.loads(gathered(json.dumps(value).encode())[0])
 
 
 def by_first(act: Callable[[], None]) -> None:
@@ -68,8 +68,7 @@ def by_first(act: Callable[[], None]) -> None:
             act()
         except errors.CheckpointError as error:
             problem = str(error)
-    problem = json.loads(gathered(json.dumps(problem).encode())[0])
-    if problem:
+    if problem := agreed(problem):
         raise errors.CheckpointError(problem)
 
 

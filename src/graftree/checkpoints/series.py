@@ -15,7 +15,6 @@ one of ours waits for it and deletes what need not be kept.
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import os
 import threading
@@ -229,8 +228,7 @@ class Checkpoints:
             []
         """
         self.wait()
-        own = json.dumps(self._steps_on_disk()) if processes.is_first() else ""
-        return json.loads(processes.gathered(own.encode())[0])
+        return processes.agreed(self._steps_on_disk() if processes.is_first() else [])
 
     def latest_step(self) -> int | None:
         """The newest step on disk; ``None`` if there is none.

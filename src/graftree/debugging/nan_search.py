@@ -351,7 +351,8 @@ class Search:
         return [self._hold(value, *judge.findings(value)) for value in outputs]
 
 
-class _Judge(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Judge:
     """Tells for the outputs of one operation where what isn't finite comes from."""
 
     search: Search

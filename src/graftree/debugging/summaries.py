@@ -6,9 +6,10 @@ optional and is imported only then.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftree.core import paths
 from graftree.core.graph import nodes
@@ -180,7 +181,8 @@ def _print(rich: Any, table: Any, options: Mapping[str, Any]) -> str:
     return captured.get()
 
 
-class _Drawing(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Drawing:
     """Draws calls and what their objects hold.
 
     Args:
