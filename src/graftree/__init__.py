@@ -135,7 +135,7 @@ from graftree.core.variables.sharding import (
 )
 from graftree.core.variables.variables import A, Variable
 from graftree.debugging.displays import display
-from graftree.debugging.tables import tabulate
+from graftree.debugging.summaries import tabulate
 from graftree.interop.flax_names import install as _install
 from graftree.interop.flax_names import list_names as _list_names
 from graftree.interop.flax_names import look_up as _look_up

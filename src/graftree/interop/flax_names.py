@@ -84,10 +84,9 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     "visualization": {"debugging.displays": "display render_object_constructor"},
     "summary": {
-        "debugging.tables": "tabulate",
-        "debugging.calls": "CallInfo filter_rng_streams",
-        "debugging.object_infos": "ObjectInfo",
-        "debugging.outlines": "ArrayRepr",
+        "debugging.summaries": "tabulate",
+        "debugging.module_calls": "CallInfo filter_rng_streams",
+        "debugging.outlines": "ArrayRepr ObjectInfo",
         "interop.flax_side.type_aliases": "SizeBytes",
     },
     "tracers": {"core.ownership": "TraceState current_jax_trace=current"},

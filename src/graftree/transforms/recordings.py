@@ -18,7 +18,8 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
@@ -358,6 +359,8 @@ def _only_data(out: Any) -> list[Any]:
 
 # What JAX calls the forward pass that is done again.
 _AGAIN = "rematted_computation"
+# Names that JAX gives; products go by the formulas of einsum.
+_OF_JAX = re.compile(r"checkpoint|p?jit(\(.*\))?|closed_call|.*->.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,8 +372,11 @@ class NameStack:
 
     def of(self, equation: Any) -> NameStack:
         """The place of an equation, and of the programs in it."""
+        return self.within(_jax.scopes_of(equation))
+
+    def within(self, scopes: Iterable[tuple[str, bool]]) -> NameStack:
+        """The place within more names, each with whether it is that of a transform."""
         names, transforms = self.names, {*self.transforms}
-        scopes = _jax.scopes_of(equation)
         for is_transform, run in itertools.groupby(scopes, lambda scope: scope[1]):
             found = [part for name, _ in run for part in name.split("/")]
             if is_transform:
@@ -387,7 +393,12 @@ class NameStack:
         """In which pass it is."""
         if _AGAIN in self.transforms:
             return "recomputed"
-        return "backward" if "transpose" in self.transforms else "forward"
+        return "backward" if self.is_backward else "forward"
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is of a backward pass, or done again for one."""
+        return "transpose" in self.transforms
 
     def path(self, owner: str) -> str:
         """The path of the module, as in ``net.blocks[3].mlp``; empty in none.
@@ -395,6 +406,6 @@ class NameStack:
         Args:
             owner: What the object is called whose method was traced.
         """
-        # JAX names products after the formulas of einsum.
-        first, *others = [name for name in self.names if "->" not in name] or [""]
+        names = [name for name in self.names if not _OF_JAX.fullmatch(name)]
+        first, *others = names or [""]
         return ".".join([owner if first == "self" else first, *others])
