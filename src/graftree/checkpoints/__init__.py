@@ -25,28 +25,12 @@ lists all differences, before anything is written.
 #   of it; `orbax_side.py`: all that we ask of Orbax; `processes.py`: what several
 #   processes do together; `locks.py`: one writer at a time.
 # - `loading.py`: a state from anywhere into an object, strictly.
-#
-# The public names are in the table below, and nothing is imported before one is used.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.checkpoints.files import restore as restore
+from graftree.checkpoints.files import save as save
+from graftree.checkpoints.loading import Loaded as Loaded
+from graftree.checkpoints.loading import load_state as load_state
+from graftree.checkpoints.series import Checkpoints as Checkpoints
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "files": "restore save",
-    "loading": "Loaded load_state",
-    "series": "Checkpoints",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.checkpoints.files import restore as restore
-    from graftree.checkpoints.files import save as save
-    from graftree.checkpoints.loading import Loaded as Loaded
-    from graftree.checkpoints.loading import load_state as load_state
-    from graftree.checkpoints.series import Checkpoints as Checkpoints
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

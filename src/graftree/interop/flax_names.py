@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from importlib import machinery
 from typing import Any
 
+from graftree import namespaces
 from graftree.core.modules.refs import with_vars
 from graftree.core.states.pure_dicts import as_pure
 from graftree.core.variables.variables import Variable
@@ -407,22 +408,12 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
 # Paths below ``flax`` that are modules of this package.
 BESIDE_SAME = ("config", "errors")
 
-# Sub-modules that Flax NNX lacks, imported when they are first used.
-LATER = (
-    "checkpoints",
-    "decoding",
-    "memory",
-    "precision",
-    "sharding",
-    "surgery",
-    "weights",
-)
-
 # Names of the public namespace that Flax NNX lacks.
 BEYOND = frozenset(
-    "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool config"
-    " Stack debugging errors name touch".split()
-).union(LATER)
+    "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool Stack"
+    " checkpoints config debugging decoding errors memory name precision sharding"
+    " surgery touch weights".split()
+)
 
 
 def has_path(path: str) -> bool:
@@ -604,14 +595,10 @@ def _lister(
 ) -> Callable[[], list[str]]:
     """The ``__dir__`` of a module with these names: no files of ours, no imports."""
 
-    def is_public(name: str, value: Any) -> bool:
-        if isinstance(value, types.ModuleType):
-            return has_path(f"{path}.{name}")
-        return not name.startswith("_") and name != "annotations"
-
     def names() -> list[str]:
-        own = {n for n, x in vars(module).items() if n[:2] == "__" or is_public(n, x)}
-        return sorted(own | {*origins})
+        own = vars(module)
+        more = [name for name in own if name[:2] == "__" or has_path(f"{path}.{name}")]
+        return sorted({*namespaces.public_names(module), *more, *origins})
 
     return names
 
@@ -670,8 +657,8 @@ def look_up(name: str) -> Any:
     """
     if name in MODULES or name in ALIASES:
         return sys.modules[_full(name)]
-    if name in LATER:
-        return importlib.import_module(_full(name))
+    if name in vars(sys.modules["graftree"])["__all__"]:
+        return importlib.import_module(_full(name))  # a chapter, when first used
     if name == "VariableState":
         warnings.warn(
             "nnx.VariableState is deprecated: States hold Variables. Use nnx.Variable.",
