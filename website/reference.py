@@ -198,7 +198,7 @@ TOPICS = {
         "For programs that exist. `nnx.bridge` needs Flax:"
         " [Linen](../../coming_from/linen.md).",
         {
-            "Contexts of split and merge": "interop.graph_contexts",
+            "Contexts of split and merge": "interop.graph_contexts interop.node_states",
             "Bridge": "interop.bridge",
         },
     ),

@@ -139,7 +139,7 @@ from graftree.debugging.tables import tabulate
 from graftree.interop.flax_names import install as _install
 from graftree.interop.flax_names import list_names as _list_names
 from graftree.interop.flax_names import look_up as _look_up
-from graftree.interop.graph_contexts.contexts import (
+from graftree.interop.graph_contexts import (
     MergeContext,
     SplitContext,
     UpdateContext,
@@ -148,7 +148,7 @@ from graftree.interop.graph_contexts.contexts import (
     split_context,
     update_context,
 )
-from graftree.interop.graph_contexts.node_states import NodeStates, from_tree, to_tree
+from graftree.interop.node_states import NodeStates, from_tree, to_tree
 from graftree.nn import initializers
 from graftree.nn.activations import (
     PReLU,
