@@ -244,36 +244,33 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     # The bridge to Linen, whose files need Flax.
     "bridge": {
-        "interop.bridge.to_nnx": "ToNNX lazy_init",
-        "interop.bridge.to_linen": "ToLinen to_linen",
-        "interop.bridge.functional": "Functional functional",
-        "interop.bridge.variables": "NNXMeta with_partitioning",
-        "interop.bridge.modules": "Module compact",
-        "interop.bridge.contexts": "AttrPriority Scope current_context current_module",
-        "interop.bridge.foreign_modules": "linen_in_bridge_mdl nnx_in_bridge_mdl",
+        "interop.bridge.wrappers": "ToNNX lazy_init ToLinen to_linen",
+        "interop.bridge.modules": "Functional functional Module compact"
+        " linen_in_bridge_mdl nnx_in_bridge_mdl",
+        "interop.bridge.linen_side": "NNXMeta with_partitioning",
+        "interop.bridge.binding": "AttrPriority Scope current_context current_module",
     },
     "bridge.wrappers": {
-        "interop.bridge.to_nnx": "ToNNX lazy_init",
-        "interop.bridge.to_linen": "ToLinen to_linen to_linen_class",
-        "interop.bridge.functional": "Functional functional",
+        "interop.bridge.wrappers": "ToNNX lazy_init ToLinen to_linen to_linen_class",
+        "interop.bridge.modules": "Functional functional",
         "interop.bridge.linen_side": "current_linen_module linen_rngs_dict",
         PUBLIC: "Module Pytree Rngs State",
     },
     "bridge.variables": {
-        "interop.bridge.variables": "NNXMeta get_col_name is_vanilla_variable"
+        "interop.bridge.linen_side": "NNXMeta get_col_name is_vanilla_variable"
         " linen_vars_to_nnx_attrs nnx_attrs_to_linen_vars sort_variable_types"
         " to_linen_var to_nnx_var with_partitioning",
         "annotations": "LogicalNames",
     },
     "bridge.module": {
-        "interop.bridge.modules": "Module ModuleBase ModuleMeta compact",
-        "interop.bridge.binding": "ModuleState has_setup",
-        "interop.bridge.contexts": "MODULE_CONTEXT AttrPriority ModuleContext"
-        " ModuleStackEntry Scope current_context current_module",
+        "interop.bridge.modules": "Module ModuleMeta compact",
+        "interop.bridge.binding": "MODULE_CONTEXT AttrPriority ModuleBase"
+        " ModuleContext ModuleStackEntry ModuleState Scope current_context"
+        " current_module has_setup",
         PUBLIC: "Pytree register_data_type",
     },
     "bridge.interop": {
-        "interop.bridge.foreign_modules": "linen_in_bridge_mdl nnx_in_bridge_mdl",
+        "interop.bridge.modules": "linen_in_bridge_mdl nnx_in_bridge_mdl",
         PUBLIC: "nnx_eval_shape=eval_shape nnx_jit=jit",
     },
 }

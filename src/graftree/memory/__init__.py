@@ -11,15 +11,15 @@ their paths; ``|`` combines them.
 # The files of this folder:
 #
 # - `accumulation.py`: gradients of a batch, computed part by part.
-# - `keeping.py`: which values `nnx.remat` keeps, by names and modules.
-# - `reports.py`: what a function keeps for its gradient, by the paths of modules.
+# - `saved_values.py`: which values `nnx.remat` keeps, by names and modules; what a
+#   function keeps for its gradient.
 
 from graftree import namespaces
 from graftree.memory.accumulation import value_and_grad as value_and_grad
-from graftree.memory.keeping import offload as offload
-from graftree.memory.keeping import save as save
-from graftree.memory.reports import SavedReport as SavedReport
-from graftree.memory.reports import SavedValue as SavedValue
-from graftree.memory.reports import saved as saved
+from graftree.memory.saved_values import SavedReport as SavedReport
+from graftree.memory.saved_values import SavedValue as SavedValue
+from graftree.memory.saved_values import offload as offload
+from graftree.memory.saved_values import save as save
+from graftree.memory.saved_values import saved as saved
 
 __dir__ = namespaces.lister(__name__)
