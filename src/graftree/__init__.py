@@ -139,7 +139,7 @@ from graftree.debugging.summaries import tabulate
 from graftree.interop.flax_names import install as _install
 from graftree.interop.flax_names import list_names as _list_names
 from graftree.interop.flax_names import look_up as _look_up
-from graftree.interop.graph_contexts.contexts import (
+from graftree.interop.graph_contexts import (
     MergeContext,
     SplitContext,
     UpdateContext,
@@ -148,7 +148,7 @@ from graftree.interop.graph_contexts.contexts import (
     split_context,
     update_context,
 )
-from graftree.interop.graph_contexts.node_states import NodeStates, from_tree, to_tree
+from graftree.interop.node_states import NodeStates, from_tree, to_tree
 from graftree.memory.keeping import name
 from graftree.nn import initializers
 from graftree.nn.activations import (
@@ -224,7 +224,7 @@ from graftree.nn.reparametrization import SpectralNorm, WeightNorm
 from graftree.nn.rope import RoPE, dot_product_attention_with_rope
 from graftree.nn.sequential import Sequential
 from graftree.nn.stacks import Stack
-from graftree.sharding.creation import as_abstract, get_abstract_model
+from graftree.sharding.placement import as_abstract, get_abstract_model
 from graftree.training import metrics
 from graftree.training.ema import EMA
 from graftree.training.metrics import Metric, MultiMetric

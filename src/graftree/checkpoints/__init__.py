@@ -24,28 +24,12 @@ lists all differences, before anything is written.
 # - `processes.py`: what several processes do together; one writer at a time; is it time
 #   to stop? and no save is lost when the program ends.
 # - `strict_loading.py`: a state from anywhere into an object, all or an error.
-#
-# The public names are in the table below, and nothing is imported before one is used.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.checkpoints.files import restore as restore
+from graftree.checkpoints.files import save as save
+from graftree.checkpoints.series import Checkpoints as Checkpoints
+from graftree.checkpoints.strict_loading import Loaded as Loaded
+from graftree.checkpoints.strict_loading import load_state as load_state
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "files": "restore save",
-    "strict_loading": "Loaded load_state",
-    "series": "Checkpoints",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.checkpoints.files import restore as restore
-    from graftree.checkpoints.files import save as save
-    from graftree.checkpoints.series import Checkpoints as Checkpoints
-    from graftree.checkpoints.strict_loading import Loaded as Loaded
-    from graftree.checkpoints.strict_loading import load_state as load_state
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

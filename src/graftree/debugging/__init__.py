@@ -23,33 +23,16 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 # - `summaries.py`: `nnx.tabulate`; `outlines.py` words values, and what objects hold.
 # - `displays.py`: objects in notebooks and HTML files, and as text.
 # - `recompiles.py`: why a compiled function was traced again, and how traces differ.
-#
-# The public names are in the table below, and nothing is imported before one is used.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.debugging.displays import display_to_html as display_to_html
+from graftree.debugging.displays import full_repr as full_repr
+from graftree.debugging.module_calls import intercept as intercept
+from graftree.debugging.module_calls import named as named
+from graftree.debugging.nans import NanReport as NanReport
+from graftree.debugging.nans import find_nans as find_nans
+from graftree.debugging.recompiles import Explanation as Explanation
+from graftree.debugging.recompiles import at_most_traces as at_most_traces
+from graftree.debugging.recompiles import explain_recompile as explain_recompile
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "module_calls": "intercept named",
-    "nans": "NanReport find_nans",
-    "displays": "display_to_html full_repr",
-    "recompiles": "Explanation at_most_traces explain_recompile",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.debugging.displays import display_to_html as display_to_html
-    from graftree.debugging.displays import full_repr as full_repr
-    from graftree.debugging.module_calls import intercept as intercept
-    from graftree.debugging.module_calls import named as named
-    from graftree.debugging.nans import NanReport as NanReport
-    from graftree.debugging.nans import find_nans as find_nans
-    from graftree.debugging.recompiles import Explanation as Explanation
-    from graftree.debugging.recompiles import at_most_traces as at_most_traces
-    from graftree.debugging.recompiles import explain_recompile as explain_recompile
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

@@ -10,25 +10,11 @@ values, `KeyValueCache`. Without more the likeliest token is taken;
 
 # All is in `generation.py`: prompts in, tokens out, in one compiled program; the choice
 # of the next token; and keys and values of the tokens so far.
-#
-# The public names are in the table below, and nothing is imported before one is used.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.decoding.generation import Generated as Generated
+from graftree.decoding.generation import KeyValueCache as KeyValueCache
+from graftree.decoding.generation import Sampler as Sampler
+from graftree.decoding.generation import generate as generate
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "generation": "Generated KeyValueCache Sampler generate",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.decoding.generation import Generated as Generated
-    from graftree.decoding.generation import KeyValueCache as KeyValueCache
-    from graftree.decoding.generation import Sampler as Sampler
-    from graftree.decoding.generation import generate as generate
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

@@ -3,7 +3,7 @@
 `eval_shape` tells their shapes, `make_jaxpr` shows the program, `checkify` runs it with
 its checks. Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*: they
 have all of a model but its numbers. `eval_shape` makes them, and under a mesh says
-where each array would be (`sharding/creation.py` has the rest).
+where each array would be (`sharding/placement.py` has the rest).
 
 For tools that read programs there is `crossing`: any function, any arguments, nothing
 is written. Arguments that are neither arrays nor objects are constants there, whatever

@@ -23,7 +23,7 @@ import numpy as np
 from graftree import errors
 from graftree.core import patterns
 from graftree.core.text import short_forms
-from graftree.sharding import hosts
+from graftree.sharding import placement
 from graftree.weights import stored_tensors, tables, tensor_files
 from graftree.weights.stored_tensors import Stored, misuse, quoted
 from graftree.weights.tables import Tensor
@@ -122,7 +122,7 @@ def _out_of(tensor: Tensor) -> NewTensor:
     def make() -> np.ndarray:
         held = [array.value for array in tensor.arrays]
         layers = [x[tensor.at] for x in held] if tensor.at else held
-        return tensor.solved.to_file([np.asarray(hosts.fetch(x)) for x in layers])
+        return tensor.solved.to_file([np.asarray(placement.fetch(x)) for x in layers])
 
     dtype = np.dtype(tensor.arrays[0].value.dtype)
     return NewTensor(tensor.name, dtype, tensor.solved.file_shape, make)

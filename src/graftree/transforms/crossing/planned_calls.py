@@ -110,7 +110,8 @@ class Plan:
     ) -> None:
         self.signature, self.traces = packed.signature, row.traces
         self._row, self.watch = row, watch
-        leaves, tree = passed.leaves, passed.tree
+        leaves: Sequence[Any] = passed.leaves
+        tree: Any = passed.tree
         self._types = [*map(type, leaves)]
         self._roots = [
             (place, weakref.ref(x))
