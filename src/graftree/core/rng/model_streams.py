@@ -22,7 +22,17 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +46,7 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables.variables import Variable
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
 Derivation: TypeAlias = Callable[[RngStream], RngStream]
@@ -54,29 +65,27 @@ ReseedPolicy: TypeAlias = (
 # Stands for the object where the functions below are used as decorators.
 _ARGUMENTS: Any = object()
 
+
+class _OrDecorator(Protocol[Q]):
+    """A function of an object; without the object it is a decorator."""
+
+    @overload
+    def __call__(self, node: Any, /, *args: Q.args, **kwargs: Q.kwargs) -> Any: ...
+    @overload
+    def __call__(
+        self, *args: Q.args, **kwargs: Q.kwargs
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def _or_decorator(function: Callable[Concatenate[Any, Q], Any]) -> _OrDecorator[Q]:
+    """Gives a function the type that says so."""
+    return cast(Any, function)
+
+
 _FORK: Derivation = operator.methodcaller("fork")
 
 
-@overload
-def split_rngs(
-    node: Any,
-    /,
-    *,
-    splits: streams.Size,
-    only: Filter = ...,
-    squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Any: ...
-@overload
-def split_rngs(
-    *,
-    splits: streams.Size,
-    only: Filter = ...,
-    squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@_or_decorator
 def split_rngs(
     node: Any = _ARGUMENTS,
     /,
@@ -131,22 +140,7 @@ def split_rngs(
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
-@overload
-def fork_rngs(
-    node: Any,
-    /,
-    *,
-    split: streams.Sizes = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Any: ...
-@overload
-def fork_rngs(
-    *,
-    split: streams.Sizes = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@_or_decorator
 def fork_rngs(
     node: Any = _ARGUMENTS,
     /,
@@ -190,28 +184,7 @@ def fork_rngs(
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
-@overload
-def with_rngs(
-    node: Any,
-    /,
-    *,
-    split: streams.Sizes = None,
-    fork: Filter = None,
-    broadcast: streams.Sizes = None,
-    only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Any: ...
-@overload
-def with_rngs(
-    *,
-    split: streams.Sizes = None,
-    fork: Filter = None,
-    broadcast: streams.Sizes = None,
-    only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@_or_decorator
 def with_rngs(
     node: Any = _ARGUMENTS,
     /,

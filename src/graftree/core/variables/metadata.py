@@ -57,31 +57,30 @@ _NOT_TAKEN = ("mutable", FROZEN_TYPE)
 class Entries(MutableMapping[str, Any]):
     """The metadata of a Variable; what is written here is written there."""
 
-    __slots__ = ("_read", "_variable", "_write")
+    __slots__ = ("_read", "_write")
 
     def __init__(
         self,
-        variable: Any,
-        read: Callable[[Any], HashableMapping],
-        write: Callable[[Any, HashableMapping], None],
+        read: Callable[[], HashableMapping],
+        write: Callable[[HashableMapping], None],
     ) -> None:
-        self._variable, self._read, self._write = variable, read, write
+        self._read, self._write = read, write
 
     def __getitem__(self, key: str) -> Any:
-        return self._read(self._variable)[key]
+        return self._read()[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._write(self._variable, self._read(self._variable).with_entry(key, value))
+        self._write(self._read().with_entry(key, value))
 
     def __delitem__(self, key: str) -> None:
         self[key]  # a KeyError if it is missing
-        self._write(self._variable, self._read(self._variable).without(key))
+        self._write(self._read().without(key))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._read(self._variable))
+        return iter(self._read())
 
     def __len__(self) -> int:
-        return len(self._read(self._variable))
+        return len(self._read())
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -424,17 +423,15 @@ def changed(
             "set_metadata takes a dict if it takes one argument; got "
             f"{type(args[0]).__name__}."
         )
+    fixed = ["hijax", "ref"]
+    kept = dict(current)
     if len(args) == 1:
-        fixed: tuple[str, ...] = ("hijax", "ref", "eager_sharding")
-        always = {*REQUIRED, FROZEN_TYPE}
-        kept = {key: current[key] for key in current if key in always}
-        updated = kept | rename_old_keys(dict(args[0]))
-    else:
-        fixed = ("hijax", "ref")
-        if args:
-            name, value = args
-            entries = {name: value}
-        updated = dict(current) | rename_old_keys(dict(entries))
+        fixed.append("eager_sharding")
+        kept = {key: current[key] for key in (*fixed, FROZEN_TYPE) if key in current}
+        (entries,) = args
+    elif args:
+        entries = dict([args])
+    updated = kept | rename_old_keys(dict(entries))
     for key in fixed:
         if updated[key] != current[key]:
             raise ValueError(

@@ -90,29 +90,29 @@ class ValueOperators(Generic[A]):
                 "`.value` is not implemented for Variables with hijax=True: use "
                 "variable[...] for arrays, or variable.get_value()."
             )
-        _warn("'.value' access", stacklevel=3)
+        _warn("'.value' access")
         return self.get_value()
 
     @value.setter
     def value(self, value: Any) -> None:
-        _warn("'.value' setter", stacklevel=3)
+        _warn("'.value' setter", stacklevel=4)
         self.set_value(value)
 
     @property
     def raw_value(self) -> Any:
         """The raw value (deprecated: use `get_raw_value`)."""
-        _warn("'.raw_value' access", stacklevel=3)
+        _warn("'.raw_value' access")
         return self.get_raw_value()
 
     @raw_value.setter
     def raw_value(self, value: Any) -> None:
-        _warn("'.raw_value' setter", stacklevel=3)
+        _warn("'.raw_value' setter", stacklevel=4)
         self.set_raw_value(value)
 
     @property
     def sharding_names(self) -> Any:
         """The annotation (deprecated: read the metadata ``out_sharding``)."""
-        _warn("'.sharding_names'", stacklevel=3)
+        _warn("'.sharding_names'")
         return self.get_metadata("out_sharding", None)
 
     @property
@@ -180,12 +180,12 @@ class ValueOperators(Generic[A]):
         __iand__ = __ixor__ = __ior__ = __iadd__
 
 
-def _warn(what: str, *, stacklevel: int) -> None:
+def _warn(what: str, stacklevel: int = 3) -> None:
     warnings.warn(
         f"{what} is now deprecated. Use variable[...] for arrays, or "
         "variable.get_value() and variable.set_value(x).",
         DeprecationWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=stacklevel,  # a setter is called by `Variable.__setattr__`
     )
 
 
