@@ -28,13 +28,12 @@ it is for everyone else, also in other threads.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -379,12 +378,11 @@ def capture(
     # Without `updated`, the attributes of a callable object would be copied, too.
     @functools.wraps(module.__call__ if isinstance(fn, Recorder) else fn, updated=())
     def captured(*args: Any, **kwargs: Any) -> Any:
-        with _recording(_subject(fn, args, kwargs), request) as recorded:
-            recorded.result = fn(*args, **kwargs)
+        subject = _subject(fn, args, kwargs)
+        result, recorded = _call(subject, request, lambda: fn(*args, **kwargs))
         if not var_types:
-            return recorded.result
-        captures = [_to_state(recorded.buffers, var_type) for var_type in var_types]
-        return (recorded.result, *captures)
+            return result
+        return (result, *[_to_state(recorded, var_type) for var_type in var_types])
 
     return captured
 
@@ -428,25 +426,24 @@ def _subject(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     )
 
 
-class _Recorded:
-    """The result of a call and the buffers it filled, by the path of their Module."""
-
-    def __init__(self) -> None:
-        self.result: Any = None
-        self.buffers: list[tuple[Path, tuple[Buffer, ...]]] = []
+# The buffers that a call fills, by the path of their Module.
+_Recorded = Sequence[tuple[Path, tuple[Buffer, ...]]]
 
 
-@contextlib.contextmanager
-def _recording(subject: Any, request: _Request) -> Iterator[_Recorded]:
-    recorded = _Recorded()
+def _call(
+    subject: Any, request: _Request, function: Callable[[], Any]
+) -> tuple[Any, _Recorded]:
+    """The result of a call, and what the Modules in its subject record."""
     with _turn:
         modules, claimed = _claim(subject)
     before = [
         (module, vars(module).get(BUFFERS), type(module)) for _, module in modules
     ]
+    result = None
     try:
-        _attach(modules, request, recorded)
-        yield recorded
+        recorded = _attach(modules, request)
+        result = function()
+        return result, recorded
     finally:
         for module, outer_buffers, cls in before:
             _restore(module, outer_buffers, cls)
@@ -456,7 +453,7 @@ def _recording(subject: Any, request: _Request) -> Iterator[_Recorded]:
             _turn.notify_all()
         # In an outer call such copies may be there to record for it.
         if all(outer_buffers is None for _, outer_buffers, _ in before):
-            _clean_copies(subject, recorded.result)
+            _clean_copies(subject, result)
 
 
 def _claim(subject: Any) -> tuple[list[tuple[Path, Any]], list[Any]]:
@@ -487,9 +484,8 @@ def _modules_in(node: Any) -> list[tuple[Path, Any]]:
     ]
 
 
-def _attach(
-    modules: Sequence[tuple[Path, Any]], request: _Request, recorded: _Recorded
-) -> None:
+def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded:
+    recorded = []
     init = _init_by_path(request.init)
     _warn_if_unused(init.keys() - {path for path, _ in modules})
     for path, module in modules:
@@ -502,7 +498,7 @@ def _attach(
         buffers = tuple(
             [kind.from_metadata(given, _PLAIN) for kind, given in entries.items()]
         )
-        recorded.buffers.append((path, buffers))
+        recorded.append((path, buffers))
         outer_buffers = vars(module).get(BUFFERS, ())
         further = [buffer for buffer in outer_buffers if type(buffer) not in entries]
         if request.method_outputs is not None:
@@ -510,6 +506,7 @@ def _attach(
             object.__setattr__(module, "__class__", cls)
         # Last, since it stamps the Module.
         pytrees.store_attribute(module, BUFFERS, (*buffers, *further), True)
+    return recorded
 
 
 def _init_by_path(
@@ -530,7 +527,7 @@ def _warn_if_unused(unknown: set[Path]) -> None:
             f"nnx.capture ignores the values in `init` at {places}: there is no Module "
             "at these paths.",
             UserWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
 
 
@@ -552,10 +549,7 @@ def _clean_copies(subject: Any, result: Any) -> None:
             _restore(module, None, _user_class(type(module)))
 
 
-def _to_state(
-    recorded: Sequence[tuple[Path, tuple[Buffer, ...]]],
-    var_type: type[Variable[Any]],
-) -> states.State:
+def _to_state(recorded: _Recorded, var_type: type[Variable[Any]]) -> states.State:
     flat: dict[Path, Variable[Any]] = {}
     for path, buffers in recorded:
         buffer = _find_buffer(buffers, var_type)

@@ -177,7 +177,10 @@ def fork_rngs(
     """
     sizes = {...: None} if split is None else streams.sizes_by_filter(split)
     rules = [
-        (_both_variables_match(filters.to_predicate(key)), _split_or_fork(size))
+        (
+            _both_variables_match(filters.to_predicate(key)),
+            _FORK if size is None else operator.methodcaller("split", size),
+        )
         for key, size in sizes.items()
     ]
     choose = _first_match(rules)
@@ -278,10 +281,6 @@ def _first_match(rules: list[tuple[Predicate, Derivation]]) -> Choice:
 def _split_once(stream: RngStream) -> RngStream:
     split = stream.split(1)
     return type(stream)(split.key.get_value()[0], tag=stream.tag)
-
-
-def _split_or_fork(size: streams.Size | None) -> Derivation:
-    return _FORK if size is None else operator.methodcaller("split", size)
 
 
 @dataclasses.dataclass(frozen=True)

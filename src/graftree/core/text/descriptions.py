@@ -193,12 +193,13 @@ def is_node(x: Any) -> bool:
 
 def is_variable(x: Any) -> bool:
     """Whether ``x`` is a Variable."""
-    return isinstance(x, tuple(_variable_types))
+    return isinstance(x, _variable_types)
 
 
-_variable_types: list[type] = []
+_variable_types: tuple[type, ...] = ()
 
 
 def register_variable_type(cls: type) -> None:
     """Makes the instances of a class Variables for `is_variable`."""
-    _variable_types.append(cls)
+    global _variable_types
+    _variable_types += (cls,)

@@ -113,7 +113,8 @@ class Siblings:
     """
 
     def __init__(self, root: Any) -> None:
-        self._alive: list[Any] = []
+        # The label and the parts of each value, by its id; with them, it is kept alive.
+        self._parts: dict[int, tuple[Any, Any, Sequence[Any]]] = {}
         self._references = self._count(root)
 
     def tokens(self, x: Any) -> tuple[Any, ...]:
@@ -137,9 +138,10 @@ class Siblings:
         pending = [root]
         while pending:
             x = pending.pop()
-            label, below = parts(x)
-            # Some are made when asked for; no other object may take their id.
-            self._alive.append(below)
+            known = self._parts.get(id(x))
+            if known is None:
+                known = self._parts[id(x)] = x, *parts(x)
+            _, label, below = known
             key = id(x) if isinstance(below, list) else 0
             if key in external or key in numbers:
                 yield key, numbers.get(key, key)

@@ -242,8 +242,9 @@ def pytree_repr(
     obj: Any, attributes: Iterable[tuple[str, Any]], is_data: Mapping[str, bool]
 ) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a Pytree yields."""
-    yield _frame(obj, _sizes_by_type(variables_in(obj)))
     writer = writing.active()
+    has_sizes = writer is None or not writer.only_counts
+    yield _frame(obj, _sizes_by_type(variables_in(obj)) if has_sizes else "")
     defaults = folding.defaults_of(type(obj)) if writer and writer.siblings else {}
     for name, value in attributes:
         is_shown = not name.startswith("_") or is_data.get(name, False)

@@ -362,13 +362,6 @@ def absorb(
 _FLAGS = {**_SCOPES, "eager_sharding": sharding.use_eager_sharding}
 
 
-def fill_defaults(flags: dict[str, Any]) -> None:
-    """Fills in missing flags with the defaults now in force."""
-    for flag, scope in _FLAGS.items():
-        if flags[flag] is None:
-            flags[flag] = scope.current_value()
-
-
 # The metadata of Variables without entries of their own, shared by all of them.
 _PLAIN = {
     eager: HashableMapping({"hijax": False, "ref": False, "eager_sharding": eager})
@@ -379,7 +372,15 @@ _PLAIN = {
 def complete(
     cls: Any, flags: dict[str, Any], metadata: dict[str, Any]
 ) -> HashableMapping:
-    """All metadata of a new Variable: the user's, the flags, the hooks of its class."""
+    """All metadata of a new Variable: the user's, the flags, the hooks of its class.
+
+    Missing flags get the defaults now in force.
+    """
+    if metadata:
+        take_older_flags(metadata, flags)
+    for flag, scope in _FLAGS.items():
+        if flags[flag] is None:
+            flags[flag] = scope.current_value()
     hooks = class_hooks[cls]
     if not metadata and not hooks and not (flags["hijax"] or flags["ref"]):
         return _PLAIN[flags["eager_sharding"]]

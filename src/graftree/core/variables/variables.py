@@ -180,9 +180,6 @@ class Variable(
         given: Any = value
         if isinstance(value, VariableMetadata):
             given, flags, metadata = variable_metadata.absorb(value, flags, metadata)
-        if metadata:
-            variable_metadata.take_older_flags(metadata, flags)
-        variable_metadata.fill_defaults(flags)
         if values.contains_ref(given):
             raise ValueError(
                 "Cannot pass a Ref directly into Variable constructor.\n"
