@@ -21,7 +21,7 @@ from graftree.annotations import Filter, Key, Path
 from graftree.core import paths, pickling
 from graftree.core.states import flat_states, pure_dicts
 from graftree.core.states.flat_states import FlatState
-from graftree.core.text import completions, descriptions, representations
+from graftree.core.text import descriptions, representations
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -161,7 +161,7 @@ class State(MutableMapping[K, V], representations.Representable):
 
     def __dir__(self) -> list[str]:
         keys = [key for key in self._mapping if isinstance(key, str)]
-        return completions.of_object(self, keys)
+        return representations.names_of_object(self, keys)
 
     # The methods of older programs.
 

@@ -30,7 +30,7 @@ import jax
 from graftree import _jax, errors
 from graftree.core import ownership, pickling, stamps
 from graftree.core.imprints import HashableMapping, Noted
-from graftree.core.text import completions, descriptions, representations
+from graftree.core.text import descriptions, representations
 from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import operators, sharding, values
 from graftree.core.variables.metadata import VariableMetadata
@@ -83,7 +83,7 @@ class VariableMeta(type):
         for kind in (cls, *_below(cls)):
             _study(kind)
 
-    __dir__ = completions.of_class
+    __dir__ = representations.names_of_class
 
 
 def _study(cls: Any) -> None:
@@ -498,7 +498,7 @@ class Variable(
     def __nnx_repr__(self) -> Iterable[Any]:
         return representations.variable_repr(self, metadata_of(self))
 
-    __dir__ = completions.of_variable
+    __dir__ = representations.names_of_variable
 
     # What older programs know of.
 
