@@ -227,7 +227,10 @@ def _texts(where: Any) -> list[str]:
 def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
     try:
         spelled_out = [paths.steps_of(plain) for plain in _spelled_out(text)]
-        return tuple(tuple(map(_matcher, steps)) for steps in spelled_out)
+        return tuple(
+            tuple([_item(text) if is_item else _name(text) for text, is_item in steps])
+            for steps in spelled_out
+        )
     except ValueError as error:
         raise ValueError(
             errors.message(
@@ -263,10 +266,6 @@ def _first_braces(text: str) -> list[int]:
     if depth:
         raise ValueError("a brace has no counterpart")
     return ends
-
-
-def _matcher(step: paths.Step) -> _Matcher:
-    return _item(step.text) if step.is_item else _name(step.text)
 
 
 _UNUSUAL = re.compile(r"[()|^$+\\?]")

@@ -234,17 +234,12 @@ class _NestedRepr(representations.Representable):
 
 def _register(cls: type[State]) -> None:
     jax.tree_util.register_pytree_with_keys(
-        cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
+        cls,
+        lambda state: _with_entries(_children(state._mapping)),
+        functools.partial(_unflatten, cls),
+        lambda state: _children(state._mapping),
     )
     pickling.announce_class(cls)
-
-
-def _flatten(state: State) -> tuple[list[Any], tuple[Key, ...]]:
-    return _children(state._mapping)
-
-
-def _flatten_with_keys(state: State) -> tuple[list[tuple[Any, Any]], tuple[Key, ...]]:
-    return _with_entries(_children(state._mapping))
 
 
 def _unflatten(cls: type[S], keys: tuple[Key, ...], children: Iterable[Any]) -> S:
@@ -286,14 +281,10 @@ def _with_entries(flat: tuple[list[Any], tuple[Key, ...]]) -> Any:
     return list(zip(entries, children, strict=True)), keys
 
 
-def _to_dict(keys: tuple[Key, ...], children: Iterable[Any]) -> Any:
-    return dict(zip(keys, children, strict=True))
-
-
 jax.tree_util.register_pytree_with_keys(
     Level,
     lambda level: _with_entries(_children(level)),
-    _to_dict,
+    lambda keys, children: dict(zip(keys, children, strict=True)),
     _children,
 )
 _register(State)

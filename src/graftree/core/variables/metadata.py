@@ -28,9 +28,6 @@ HOOKS = (
 
 REQUIRED = frozenset({"hijax", "ref", "eager_sharding"})
 
-# The hooks that the classes of Variables define.
-class_hooks: dict[Any, dict[str, Callable[..., Any]]] = {}
-
 # The hooks of a Variable get it first, then the value, or an index and a name.
 GetValueHook = Callable[[Any, Any], Any]
 SetValueHook = Callable[[Any, Any], Any]
@@ -134,10 +131,6 @@ def run_hooks(hooks: Any, variable: Any, *args: Any) -> Any:
     return value
 
 
-def _as_hooks(hooks: Any) -> tuple[Callable[..., Any], ...]:
-    return (hooks,) if callable(hooks) else tuple(hooks)
-
-
 @dataclasses.dataclass
 class VariableMetadata:
     """A value together with the metadata for its Variable.
@@ -194,7 +187,7 @@ def with_metadata(
         'x'
     """
     given = (on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis)
-    hooks = [_as_hooks(hook) for hook in given]
+    hooks = [(hook,) if callable(hook) else tuple(hook) for hook in given]
     if any(hooks):
         warn_about_hooks(stacklevel=3)
 
@@ -369,6 +362,12 @@ _PLAIN = {
 }
 
 
+@functools.cache
+def hooks_of(cls: type) -> dict[str, Callable[..., Any]]:
+    """The hooks that a class of Variables defines: each new one of it gets them."""
+    return {hook: getattr(cls, hook) for hook in HOOKS if hasattr(cls, hook)}
+
+
 def complete(
     cls: Any, flags: dict[str, Any], metadata: dict[str, Any]
 ) -> HashableMapping:
@@ -381,7 +380,7 @@ def complete(
     for flag, scope in _FLAGS.items():
         if flags[flag] is None:
             flags[flag] = scope.current_value()
-    hooks = class_hooks[cls]
+    hooks = hooks_of(cls)
     if not metadata and not hooks and not (flags["hijax"] or flags["ref"]):
         return _PLAIN[flags["eager_sharding"]]
     entries = {**rename_old_keys(metadata), **flags}

@@ -74,30 +74,14 @@ class VariableMeta(type):
     ) -> Any:
         namespace.setdefault("__slots__", ())
         cls = super().__new__(mcs, name, bases, namespace, **options)
-        _study(cls)
         _register(cls, leaf)
         return cls
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        for kind in (cls, *_below(cls)):
-            _study(kind)
+        variable_metadata.hooks_of.cache_clear()
 
     __dir__ = representations.names_of_class
-
-
-def _study(cls: Any) -> None:
-    """Notes the hooks of a class, which each new Variable of it gets."""
-    variable_metadata.class_hooks[cls] = {
-        hook: getattr(cls, hook)
-        for hook in variable_metadata.HOOKS
-        if hasattr(cls, hook)
-    }
-
-
-def _below(cls: type) -> list[type]:
-    found = type.__subclasses__(cls)
-    return [*found, *(x for kind in found for x in _below(kind))]
 
 
 def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
