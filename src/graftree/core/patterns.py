@@ -282,7 +282,7 @@ def _name(text: str) -> _Matcher:
     if "*" in text:
         parts = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
         return lambda key: parts.fullmatch(str(key)) is not None
-    index = paths.key_of(paths.Step(text, False))
+    index = paths.key_of(paths.PathStep(text, False))
     return lambda key: key == text or (type(key) is int and key == index)
 
 
@@ -298,7 +298,7 @@ def _item(text: str) -> _Matcher:
     if re.fullmatch(r"-[0-9 :-]*[0-9 :]|[0-9]*\s*:\s*-.*", text):
         raise ValueError(f"[{text}] counts from the end: patterns know no lengths")
     try:
-        literal = paths.key_of(paths.Step(text, True))
+        literal = paths.key_of(paths.PathStep(text, True))
     except ValueError:
         raise ValueError(f"[{text}] is no index, range, star or quoted key") from None
     return lambda key: type(key) is type(literal) and key == literal

@@ -90,7 +90,7 @@ def tuple_reduce(xs: tuple[Any, ...], x: Any) -> tuple[Any, ...]:
     return (*xs, x)
 
 
-class Recorder:
+class Sower:
     """The part of a Module that records values: `sow` and `perturb`."""
 
     __slots__ = ()
@@ -247,9 +247,7 @@ def _open_buffers(module: Any) -> tuple[Buffer, ...] | None:
     return buffers if _capturing_threads.get(id(module), me) == me else None
 
 
-def _find_buffer(
-    buffers: tuple[Buffer, ...], variable_type: type[Variable[Any]]
-) -> Buffer | None:
+def _find_buffer(buffers: Sequence[Buffer], variable_type: type) -> Buffer | None:
     """The buffer of exactly this type; it does not take in values of subtypes."""
     return next((b for b in buffers if type(b) is variable_type), None)
 
@@ -321,7 +319,7 @@ def records_no_outputs(cls: type[T]) -> type[T]:
 class _Request(NamedTuple):
     """What one use of `capture` asks for."""
 
-    returned: tuple[type[Variable[Any]], ...]
+    kinds: tuple[type[Variable[Any]], ...]
     init: Mapping[Any, Any] | None
     method_outputs: type[Variable[Any]] | None
 
@@ -371,12 +369,13 @@ def capture(
     if _is_variable_type(fn):
         options = {"init": init, "method_outputs": method_outputs}
         return lambda f: capture(f, fn, *var_types, **options)
-    _check_request(fn, var_types, method_outputs)
-    request = _Request(var_types, init, method_outputs)
+    kinds = var_types if method_outputs is None else (*var_types, method_outputs)
+    _check_request(fn, kinds)
+    request = _Request(kinds, init, method_outputs)
     module: Any = fn  # which has a `__call__`, if it is one
 
     # Without `updated`, the attributes of a callable object would be copied, too.
-    @functools.wraps(module.__call__ if isinstance(fn, Recorder) else fn, updated=())
+    @functools.wraps(module.__call__ if isinstance(fn, Sower) else fn, updated=())
     def captured(*args: Any, **kwargs: Any) -> Any:
         subject = _subject(fn, args, kwargs)
         result, recorded = _call(subject, request, lambda: fn(*args, **kwargs))
@@ -391,27 +390,26 @@ def _is_variable_type(x: Any) -> bool:
     return isinstance(x, type) and issubclass(x, Variable)
 
 
-def _check_request(fn: Any, var_types: Sequence[Any], method_outputs: Any) -> None:
+def _check_request(fn: Any, kinds: Sequence[Any]) -> None:
     if not callable(fn):
         raise TypeError(
             f"nnx.capture expects a Module, a method or a function, got {fn!r} of type "
             f"{type(fn).__name__}."
         )
-    requested = var_types if method_outputs is None else (*var_types, method_outputs)
-    for var_type in requested:
-        if not _is_variable_type(var_type):
+    for kind in kinds:
+        if not _is_variable_type(kind):
             raise TypeError(
                 "nnx.capture expects Variable types, such as nnx.Intermediate, got "
-                f"{var_type!r}."
+                f"{kind!r}."
             )
 
 
 def _subject(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The node whose Modules record in the call ``fn(*args, **kwargs)``."""
-    if isinstance(fn, Recorder):
+    if isinstance(fn, Sower):
         return fn
     owner = getattr(fn, "__self__", None)
-    if isinstance(owner, Recorder):
+    if isinstance(owner, Sower):
         return owner
     if isinstance(fn, functools.partial):
         return _subject(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
@@ -480,7 +478,7 @@ def _modules_in(node: Any) -> list[tuple[Path, Any]]:
     return [
         (path, value)
         for path, value in traversals.iter_graph(node, graph=True)
-        if isinstance(value, Recorder)
+        if isinstance(value, Sower)
     ]
 
 
@@ -489,10 +487,7 @@ def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded
     init = _init_by_path(request.init)
     _warn_if_unused(init.keys() - {path for path, _ in modules})
     for path, module in modules:
-        entries: dict[type[Variable[Any]], dict[str, Any]]
-        entries = {var_type: {} for var_type in request.returned}
-        if request.method_outputs is not None:
-            entries.setdefault(request.method_outputs, {})
+        entries = {kind: dict[str, Any]() for kind in request.kinds}
         entries |= init.get(path, {})
         # Not by the constructor: neither hooks nor the `ref` default are for the dicts.
         buffers = tuple(
@@ -543,7 +538,7 @@ def _restore(module: Any, outer_buffers: tuple[Buffer, ...] | None, cls: type) -
 def _clean_copies(subject: Any, result: Any) -> None:
     """Takes the buffers off copies of captured Modules that the call made."""
     results = result if isinstance(result, (tuple, list)) else [result]
-    returned = [value for value in results if isinstance(value, Recorder)]
+    returned = [value for value in results if isinstance(value, Sower)]
     for _, module in _modules_in([subject, *returned]):
         if id(module) not in _capturing_threads:
             _restore(module, None, _user_class(type(module)))

@@ -16,15 +16,7 @@ their status, and happens completely or not at all.
 from __future__ import annotations
 
 import warnings
-from collections.abc import (
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    MutableSequence,
-    Sequence,
-)
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -50,7 +42,7 @@ def _index_order(name: str) -> tuple[int, int, str]:
     return (0, int(name), "") if _is_index(name) else (1, 0, name)
 
 
-def _item_key(name: str) -> Hashable:
+def _item_key(name: str) -> int | str:
     return int(name) if _is_index(name) else name
 
 
@@ -272,7 +264,7 @@ def _items(x: List[Any]) -> list[tuple[Any, bool]]:
     return [(entries[name], table[name]) for name in names]
 
 
-def _replace(x: List[Any], items: Sequence[tuple[Any, bool]]) -> None:
+def _replace(x: List[Any], items: list[tuple[Any, bool]]) -> None:
     bookkeeping.check_owned(x)
     values = dict(bookkeeping.attribute_items(x))
     statuses = dict(bookkeeping.table_of(x))

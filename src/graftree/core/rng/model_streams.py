@@ -28,7 +28,6 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
-    TypeAlias,
     TypeVar,
     cast,
     overload,
@@ -49,14 +48,14 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 
-Derivation: TypeAlias = Callable[[RngStream], RngStream]
+Derivation = Callable[[RngStream], RngStream]
 """Draws from a stream, and makes a new stream of the key."""
-Choice: TypeAlias = Callable[[Path, RngStream], Derivation | None]
+Choice = Callable[[Path, RngStream], Derivation | None]
 """Says how the stream at a path is derived; ``None``: it stays as it is."""
 
-Backup: TypeAlias = tuple[RngStream, PRNGKey] | tuple[RngStream, PRNGKey, jax.Array]
+Backup = tuple[RngStream, PRNGKey] | tuple[RngStream, PRNGKey, jax.Array]
 """A stream and the values of its key and, if given, its count."""
-ReseedPolicy: TypeAlias = (
+ReseedPolicy = (
     Literal["scalars_only", "match_shape"]
     | Callable[[Path, PRNGKey, tuple[int, ...]], PRNGKey]
 )

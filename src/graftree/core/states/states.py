@@ -220,11 +220,6 @@ class _NestedRepr(representations.Representable):
     def __init__(self, mapping: Mapping):
         self._mapping = flat_states.raw_mapping(mapping)
 
-    @property
-    def raw_mapping(self) -> Mapping:
-        """The mapping."""
-        return self._mapping
-
     def __nnx_repr__(self) -> Iterable[descriptions.Item]:
         return _items_repr("", self._mapping, "{", "}")
 
@@ -281,10 +276,14 @@ def _with_entries(flat: tuple[list[Any], tuple[Key, ...]]) -> Any:
     return list(zip(entries, children, strict=True)), keys
 
 
+def _to_dict(keys: tuple[Key, ...], children: Iterable[Any]) -> Any:
+    return dict(zip(keys, children, strict=True))
+
+
 jax.tree_util.register_pytree_with_keys(
     Level,
     lambda level: _with_entries(_children(level)),
-    lambda keys, children: dict(zip(keys, children, strict=True)),
+    _to_dict,
     _children,
 )
 _register(State)

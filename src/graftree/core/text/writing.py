@@ -338,7 +338,7 @@ class Writer:
         is_node = descriptions.is_node(x)
         if is_node or (self.siblings and descriptions.is_variable(x)):
             self.written[id(x)] = x
-        groups = [folding.Group(str(entry.key), entry) for entry in entries]
+        groups = [folding.Fold(str(entry.key), entry) for entry in entries]
         if self.siblings:
             groups = self.siblings.groups(entries, may_omit=frame.kv_sep != "=")
         outer = self.short, self.depth
@@ -355,7 +355,7 @@ class Writer:
             part.end += ","
         return parts
 
-    def _part(self, frame: Object, group: folding.Group) -> Piece:
+    def _part(self, frame: Object, group: folding.Fold) -> Piece:
         """The text of one entry, which may stand for several."""
         place, entry, count, shared = group
         if entry.use_raw_value:

@@ -262,15 +262,13 @@ class VarDefaults(Mapping[str, bool]):
     ref: bool
 
     def __getitem__(self, key: str) -> bool:
-        if key not in _SCOPES:
-            raise KeyError(key)
-        return getattr(self, key)
+        return vars(self)[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_SCOPES)
+        return iter(vars(self))
 
     def __len__(self) -> int:
-        return len(_SCOPES)
+        return len(vars(self))
 
 
 class VarDefaultsContext:

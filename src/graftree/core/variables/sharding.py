@@ -46,12 +46,11 @@ def using_eager_sharding() -> bool:
     return use_eager_sharding.current_value()
 
 
-class _Rules(threading.local):
-    def __init__(self) -> None:
-        self.now: AxisRules = ()
+class _ThreadRules(threading.local):
+    now: AxisRules = ()
 
 
-_rules: Any = _Rules()
+_rules: Any = _ThreadRules()
 
 
 def keep_rules_in(store: Any) -> Any:
