@@ -325,7 +325,7 @@ def _check_writable(changes: list[_Change]) -> None:
             name = next(iter(change.settings), methods.OUTPUT_DTYPE)
             bookkeeping.check_owned(change.module, name)
         for variable, _ in change.casts:
-            variables.check_writable(variable, paths.dotted(change.path))
+            variables.check_write(variable, path=paths.dotted(change.path))
 
 
 def _write(changes: list[_Change]) -> None:

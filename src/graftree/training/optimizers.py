@@ -306,7 +306,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             [*param_values, *values, step],
         )
         for variable in boxes:
-            variables.check_writable(variable)
+            variables.check_write(variable)
         if bare_params is not None:
             bare = states.filter_state(bare_params, filters.Not(Variable))
             updates.update(model, bare)
