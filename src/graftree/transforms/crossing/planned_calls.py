@@ -118,7 +118,7 @@ class Plan:
             for place, x in enumerate(leaves)
             if nodes.is_node_module(x)
         ]
-        may_read = not row.statics and tree is not None
+        may_read = bool(tree) and not row.statics
         self.is_flat = may_read and _are_same(tree[0], leaves)
         self._reader = reader(tree, leaves) if may_read and not self.is_flat else None
         # Where the leaves for JAX come from: Variables of objects, by position, bare
