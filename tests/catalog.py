@@ -1,7 +1,7 @@
 """The tables of all layers: how to make one, what to call it with, its attributes.
 
-Rules that hold for every layer are tests over them, in `tests/nn/test_layers.py`
-and `tests/nn/test_layers_under_transforms.py`. A new layer is a new row.
+Rules that hold for every layer are tests over them, in
+`tests/nn/test_layers_under_transforms.py`. A new layer is a new row.
 """
 
 from __future__ import annotations

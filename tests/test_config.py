@@ -66,7 +66,7 @@ def test_environment_is_read_at_import_and_what_is_wrong_in_it_is_named():
 SCOPES = [nnx.set_graph_mode, nnx.set_graph_updates, nnx.use_eager_sharding]
 
 
-# What else holds of scopes is in tests/contract: test_graph_state/test_modes.py, and
+# What else holds of scopes is in tests/contract: test_graph_state/test_update.py, and
 # test_variables/test_eager_sharding.py.
 @pytest.mark.parametrize("scope", SCOPES)
 def test_failed_calls_of_a_decorated_function_leave_no_setting_behind(scope):

@@ -3,10 +3,13 @@
 Issue 12, §2 and §4: ``1``, ``True`` and ``1.0`` shared one compilation, and a static
 attribute that was set to an equal value of another type kept the old one.
 
-`tests/contract/test_transforms/test_static_values.py` has what holds for arguments by
+`tests/contract/test_transforms/test_aliasing.py` has what holds for arguments by
 position and by name, and for attributes and metadata under `nnx.jit`.
 """
 
+import dataclasses
+import functools
+import importlib.util
 import itertools
 
 import jax
@@ -15,8 +18,11 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from benchmarks import language_model_rows, libraries
+from benchmarks.language_models import Setting
+from examples.lm.model import Config
 from tests import zoo
-from tests.differential import bodies, vocabulary
+from tests.differential import bodies, captures, generator, running, vocabulary
 from tests.differential.vocabulary import code, exact
 from tests.modes import GRAPH_UPDATES
 
@@ -140,3 +146,98 @@ def test_graphdefs_differ_where_static_values_do(values):
     for one, other in itertools.product(graphdefs, repeat=2):
         if one is other or exact(one[0]) != exact(other[0]):
             assert (one[1] == other[1]) == (one is other), (one[0], other[0])
+
+
+# ---------------------------------------------------------------------- language models
+
+CONFIG = Config(vocabulary=64, layers=1, width=32, heads=4, kv_heads=2, hidden=48)
+ONE_DEVICE, DIVIDED = "one device, unrolled", "fsdp=8, a Stack"
+LAYOUTS = {
+    ONE_DEVICE: (CONFIG, ()),
+    DIVIDED: (dataclasses.replace(CONFIG, stacked=True), (("fsdp", 8),)),
+}
+in_all_layouts = pytest.mark.parametrize(
+    "layout", [ONE_DEVICE, pytest.param(DIVIDED, marks=pytest.mark.long)]
+)
+
+
+@functools.cache
+def five_steps(library, layout):
+    """The losses of five steps, and the bytes of temporaries in one."""
+    setting = Setting(*LAYOUTS[layout], batch=8, length=16)
+    # The program by hand broadcasts, as one does where it is allowed.
+    with jax.numpy_rank_promotion("allow"):
+        step = language_model_rows.new_step(library, setting)
+        compiled = step.lower().compile()
+        losses = [float(step()) for _ in range(5)]
+    return losses, compiled.memory_analysis().temp_size_in_bytes
+
+
+def of_both(peer, layout):
+    """What `five_steps` gives for our model and for another: losses, then bytes."""
+    return zip(
+        *(five_steps(x, layout) for x in (libraries.GRAFTREE, peer)), strict=True
+    )
+
+
+@in_all_layouts
+def test_losses_are_those_of_the_program_by_hand(layout):
+    (ours, by_hand), _ = of_both(libraries.RAW, layout)
+    np.testing.assert_allclose(ours, by_hand, rtol=0, atol=1e-6)
+    assert ours[0] > ours[-1]
+
+
+# On one device: divided, with the few optimizations of tests, they are further apart.
+def test_temporaries_are_at_most_a_hundredth_more_than_by_hand():
+    _, (ours, by_hand) = of_both(libraries.RAW, ONE_DEVICE)
+    assert 0 < ours <= 1.01 * by_hand
+
+
+@pytest.mark.long
+@pytest.mark.peers
+@pytest.mark.skipif(not importlib.util.find_spec("flax"), reason="compares with Flax")
+@in_all_layouts
+def test_losses_are_those_of_flax(layout):
+    (ours, flax), _ = of_both(libraries.FLAX, layout)
+    np.testing.assert_allclose(ours, flax, rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- random programs
+
+LONG = pytest.mark.long
+SEEDS = [*range(17), *(pytest.param(seed, marks=LONG) for seed in range(17, 50))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_program_means_what_it_means_in_plain_python(seed):
+    program, steps = generator.make(seed)
+    mode = program.modes[seed % len(program.modes)]
+    check_program(program, mode, steps if mode == running.GRAPH_UPDATES else None)
+
+
+# By turns each way has one mode in `make test`.
+WAYS_AND_MODES = [
+    pytest.param(way, mode, marks=[LONG] if (i + j) % 3 else [])
+    for i, way in enumerate([*captures.WAYS, *captures.PLAIN_WAYS])
+    for j, mode in enumerate(running.MODES)
+]
+
+
+# Issue 12, §1: only what stood in the closure itself was seen to be an object.
+@pytest.mark.parametrize(("way", "mode"), WAYS_AND_MODES)
+def test_control_flow_sees_the_present_state_of_what_it_names(way, mode):
+    program, steps = captures.make(0, ways=[way])
+    check_program(program, mode, steps if mode == running.GRAPH_UPDATES else None)
+
+
+@pytest.mark.parametrize("call", captures.CALLS)
+def test_every_control_flow_sees_the_present_state(call):
+    program, steps = captures.make(0, calls=[call])
+    check_program(program, running.GRAPH_UPDATES, steps)
+
+
+def check_program(program, mode, expected):
+    found = running.difference(program, mode, expected=expected)
+    if found:
+        smaller = running.shrunk(program, mode)
+        pytest.fail(f"{found[2]}\n\n{smaller.script(mode)}", pytrace=False)

@@ -354,7 +354,7 @@ def test_comparison_of_a_folder_without_a_run_is_refused(tmp_path, capsys):
 # ----------------------------------------------------------------------- two processes
 
 
-@pytest.mark.long  # tests/test_stress.py has two that load and save
+@pytest.mark.long  # tests/test_tools.py has two that load and save
 def test_two_processes_train_as_one_does(tmp_path):
     mesh = {"data": 2, "fsdp": 2}
     options = dataclasses.replace(TINY, mesh=mesh, steps=2, batch_size=64, length=64)

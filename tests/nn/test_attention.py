@@ -7,13 +7,87 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import test_util
+from scipy import special
 
 import graftree as nnx
 from tests import tables
 from tests.meshes import mesh_of
-from tests.nn import attention_formulas
 from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
+
+
+def weights(query, key, bias=None, mask=None, is_causal=False):
+    """The attention weights, with a key head per query head."""
+    query, key = np.asarray(query, float), np.asarray(key, float)
+    key = np.repeat(key, query.shape[-2] // key.shape[-2], axis=-2)
+    logits = np.einsum("...qhd,...khd->...hqk", query, key) / query.shape[-1] ** 0.5
+    logits = logits if bias is None else logits + np.asarray(bias, float)
+    visible = np.ones(logits.shape, bool)
+    if is_causal:
+        visible &= np.tril(np.ones(logits.shape[-2:], bool))
+    if mask is not None:
+        mask = np.asarray(mask, bool)
+        visible &= mask.reshape(mask.shape[-logits.ndim :])  # without surplus axes
+    # Finite: where nothing is visible, all counts alike.
+    return special.softmax(np.where(visible, logits, -1e300), axis=-1)
+
+
+def average(weights, value):
+    """The values, averaged with the weights."""
+    value = np.asarray(value, float)
+    value = np.repeat(value, weights.shape[-3] // value.shape[-2], axis=-2)
+    return np.einsum("...hqk,...khd->...qhd", weights, value)
+
+
+def attention(query, key, value, **options):
+    """Dot-product attention."""
+    return average(weights(query, key, **options), value)
+
+
+def make_layer(num_heads=4, in_features=8, *args, **options):
+    """A MultiHeadAttention with biases that are not zero."""
+    numbers = np.random.default_rng(0)
+
+    def initializer(key, shape, dtype):  # as `random`: compiles nothing
+        return jnp.asarray(numbers.normal(scale=0.5, size=shape), dtype)
+
+    defaults = {"decode": False, "kernel_init": initializer, "bias_init": initializer}
+    return nnx.MultiHeadAttention(
+        num_heads, in_features, *args, **defaults | options, rngs=nnx.Rngs(0)
+    )
+
+
+def params_of(layer):
+    """The Params of a layer by their dotted paths."""
+    return {
+        ".".join(path): np.asarray(variable[...], float)
+        for path, variable in nnx.to_flat_state(nnx.state(layer, nnx.Param))
+    }
+
+
+def layer_output(layer, inputs_q, inputs_k=None, **options):
+    """What a MultiHeadAttention with these Params computes."""
+    params = params_of(layer)
+    inputs_k = inputs_q if inputs_k is None else inputs_k
+
+    def project(name, x):
+        kernel, bias = params[f"{name}.kernel"], params[f"{name}.bias"]
+        y = np.einsum("...i,ihd->...hd", np.asarray(x, float), kernel) + bias
+        scale = params.get(f"{name}_ln.scale")
+        if scale is None:
+            return y
+        y = y - y.mean(-1, keepdims=True)
+        return y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-6) * scale
+
+    heads = attention(
+        project("query", inputs_q),
+        project("key", inputs_k),
+        project("value", inputs_k),
+        **options,
+    )
+    kernel, bias = params["out.kernel"], params["out.bias"]
+    return np.einsum("...hd,hdo->...o", heads, kernel) + bias
+
 
 weights_of = nnx.nn.attention.dot_product_attention_weights
 
@@ -83,7 +157,7 @@ FORMULAS = [
 def test_attention_is_a_softmax_average_per_head(path, sizes, options, float64):
     arrays = [np.float64(x) for x in qkv(**sizes)]
     y = in_one_program(nnx.dot_product_attention, *arrays, **options, **path)
-    expected = attention_formulas.attention(*arrays, **options)
+    expected = attention(*arrays, **options)
     assert (y.dtype, y.shape) == (jnp.float64, expected.shape)
     np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
 
@@ -92,7 +166,7 @@ def test_attention_is_a_softmax_average_per_head(path, sizes, options, float64):
 def test_weights_are_a_softmax_per_head(sizes, float64):
     query, key, _ = (np.float64(x) for x in qkv(**sizes))
     weights = in_one_program(weights_of, query, key)
-    expected = attention_formulas.weights(query, key)
+    expected = weights(query, key)
     assert (weights.dtype, weights.shape) == (jnp.float64, expected.shape)
     np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-12)
 
@@ -141,7 +215,7 @@ def test_output_dtype_is_the_common_or_the_given_one(path, dtypes, dtype, expect
     arrays = [x.astype(d) for x, d in zip(qkv(), dtypes, strict=True)]
     y = in_one_program(nnx.dot_product_attention, *arrays, dtype=dtype, **path)
     assert y.dtype == expected
-    reference = attention_formulas.attention(*(np.asarray(x, float) for x in arrays))
+    reference = attention(*(np.asarray(x, float) for x in arrays))
     np.testing.assert_allclose(y.astype(jnp.float32), reference, rtol=0.05, atol=0.05)
 
 
@@ -186,7 +260,7 @@ def test_weights_are_recorded_before_dropout():
     forward = nnx.capture(Attention(), nnx.Intermediate)
     _, recorded = forward(*arrays, is_causal=True, **options)
     (weights,) = recorded["attention_weights"].get_value()
-    expected = attention_formulas.weights(*arrays[:2], is_causal=True)
+    expected = weights(*arrays[:2], is_causal=True)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -198,7 +272,7 @@ def test_softmax_of_half_precision_is_computed_in_float32(dtype):
     key = jnp.broadcast_to(key, (33, 1, 4)).astype(dtype)
     found = weights_of(query, key)
     assert found.dtype == dtype
-    exact = attention_formulas.weights(np.asarray(query, float), np.asarray(key, float))
+    exact = weights(np.asarray(query, float), np.asarray(key, float))
     # One rounding, of the result; a softmax in half precision is off by ten times this.
     np.testing.assert_allclose(
         np.asarray(found, float), exact, rtol=jnp.finfo(dtype).eps, atol=1e-7
@@ -224,7 +298,7 @@ def test_dropout_zeroes_weights_and_scales_up_the_rest(batch, broadcast):
     weights = in_one_program(weights_of, query, key, **options)
     shape = (1,) * (len(batch) + 1) + (3, 5) if broadcast else weights.shape
     kept = np.broadcast_to(jax.random.bernoulli(rng, 0.75, shape), weights.shape)
-    expected = attention_formulas.weights(query, key) * kept / 0.75
+    expected = weights(query, key) * kept / 0.75
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     y = in_one_program(nnx.dot_product_attention, query, key, value, **options)
     value = np.repeat(np.asarray(value, float), 2, axis=-2)
@@ -305,7 +379,7 @@ def test_vmap_over_the_batch_gives_the_same(path):
     arrays = qkv((2, 3), kv_heads=2)
     attend = functools.partial(nnx.dot_product_attention, is_causal=True, **path)
     mapped = jax.jit(jax.vmap(attend))(*arrays)
-    expected = attention_formulas.attention(*arrays, is_causal=True)
+    expected = attention(*arrays, is_causal=True)
     np.testing.assert_allclose(mapped, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -496,7 +570,7 @@ def test_queries_and_keys_of_all_heads_are_rotated(positions):
     given = None if positions is None else jnp.array(positions)
     y = attend(query, key, value, input_positions=given, is_causal=True)
     rotated = over_length(query, positions), over_length(key, positions)
-    expected = attention_formulas.attention(*rotated, value, is_causal=True)
+    expected = attention(*rotated, value, is_causal=True)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -522,9 +596,7 @@ def test_a_rope_of_ones_own_is_called_for_attention():
 def test_positions_are_those_of_the_queries_if_there_are_more_keys(positions):
     query, key = random(2, 2, 1, 6, seed=1), random(2, 9, 1, 6, seed=2)
     y = attend(query, key, key, input_positions=jnp.array(positions))
-    expected = attention_formulas.attention(
-        over_length(query, positions), over_length(key), key
-    )
+    expected = attention(over_length(query, positions), over_length(key), key)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -10,19 +10,101 @@ import pytest
 
 import graftree as nnx
 from tests import tables
-from tests.nn import recurrent_cases
 from tests.random_arrays import random
 
-CELLS = tuple(recurrent_cases.STEPS)
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def product(layer, x):
+    """What a Linear computes."""
+    y = x @ np.float64(layer.kernel[...])
+    return y if layer.bias is None else y + np.float64(layer.bias[...])
+
+
+def lstm(cell, carry, x):
+    c, h = carry
+    i, f, g, o = (
+        product(getattr(cell, a), x) + product(getattr(cell, b), h)
+        for a, b in [("ii", "hi"), ("if_", "hf"), ("ig", "hg"), ("io", "ho")]
+    )
+    return remember(c, i, f, g, o)
+
+
+def optimized_lstm(cell, carry, x):
+    c, h = carry
+    total = product(cell.dense_i, x) + product(cell.dense_h, h)
+    return remember(c, *np.split(total, 4, axis=-1))
+
+
+def remember(c, i, f, g, o):
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    h = sigmoid(o) * np.tanh(c)
+    return (c, h), h
+
+
+def simple(cell, h, x):
+    total = product(cell.dense_i, x) + product(cell.dense_h, h)
+    h = np.tanh(total + h if cell.residual else total)
+    return h, h
+
+
+def gru(cell, h, x):
+    w, u = product(cell.dense_i, x), product(cell.dense_h, h)
+    (w_r, w_z, w_n), (u_r, u_z, u_n) = np.split(w, 3, -1), np.split(u, 3, -1)
+    r, z = sigmoid(w_r + u_r), sigmoid(w_z + u_z)
+    h = (1 - z) * np.tanh(w_n + r * u_n) + z * h
+    return h, h
+
+
+STEPS = {
+    "LSTMCell": lstm,
+    "OptimizedLSTMCell": optimized_lstm,
+    "SimpleCell": simple,
+    "GRUCell": gru,
+}
+
+
+def scan(cell, carry, xs):
+    """The last carry and the outputs of a batch ``[batch, time, features]``."""
+    step, outputs = STEPS[type(cell).__name__], []
+    for x in np.moveaxis(np.float64(xs), 1, 0):
+        carry, y = step(cell, carry, x)
+        outputs.append(y)
+    return carry, np.stack(outputs, 1)
+
+
+def make(name="GRUCell", **options):
+    return nnx.RNN(getattr(nnx, name)(2, 3, rngs=nnx.Rngs(0)), **options)
+
+
+normal = functools.partial(random, seed=1)
+
+
+class Sum(nnx.Module):
+    """Sums up to the present step; the carry is a pytree with batch axes first."""
+
+    num_feature_axes = 1
+
+    def __call__(self, carry, x):
+        total = carry["total"] + x
+        return {"total": total, "count": carry["count"] + 1}, total
+
+    def initialize_carry(self, input_shape, rngs=None):
+        return {"total": jnp.zeros(input_shape), "count": jnp.zeros(input_shape[:-1])}
+
+
+SEQUENCE = jnp.array([[1.0, 2.0, 3.0, 10.0], [4.0, 20.0, 30.0, 40.0]])[..., None]
+
+
+CELLS = tuple(STEPS)
 TWO_STATES = ("LSTMCell", "OptimizedLSTMCell")
 every_cell = pytest.mark.parametrize("name", CELLS)
 
 
-def make(name, **options):
+def new(name, **options):
     return getattr(nnx, name)(2, 3, rngs=nnx.Rngs(0), **options)
-
-
-normal = functools.partial(random, seed=1)
 
 
 def carry_of(name, *batch, seed=2):
@@ -43,7 +125,7 @@ def double(name, **options):
     """A cell in double precision, a batch of sequences and a first carry."""
     options |= {"dtype": np.float64, "bias_init": nnx.initializers.normal()}
     with jax.enable_x64(False):  # the initializers need not be compiled again
-        cell = make(name, **options)
+        cell = new(name, **options)
     for variable in jax.tree.leaves(cell, is_leaf=lambda x: isinstance(x, nnx.Param)):
         variable.set_value(jnp.float64(variable[...]))
     x = normal(2, 4, 2, dtype=jnp.float64)
@@ -57,7 +139,7 @@ def test_each_step_is_the_formula_of_the_paper(name, options, float64):
     cell, x, carry = double(name, **options)
     rnn = nnx.RNN(cell, return_carry=True)
     got = nnx.jit(lambda rnn, x, carry: rnn(x, initial_carry=carry))(rnn, x, carry)
-    expected = recurrent_cases.scan(cell, carry, x)
+    expected = scan(cell, carry, x)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
@@ -93,7 +175,7 @@ def test_gates_and_activations_may_be_replaced(name):
         return lambda x: calls.append(label) or x
 
     gate = {"gate_fn": recorded("gate")} if GATES[name] else {}
-    make(name, activation_fn=recorded("act"), **gate)(carry_of(name, 1), normal(1, 2))
+    new(name, activation_fn=recorded("act"), **gate)(carry_of(name, 1), normal(1, 2))
     count = 2 if name in TWO_STATES else 1
     assert sorted(calls) == ["act"] * count + ["gate"] * GATES[name]
 
@@ -101,7 +183,7 @@ def test_gates_and_activations_may_be_replaced(name):
 @every_cell
 def test_the_first_carry_is_zeros_and_draws_a_key_for_each_array(name):
     rngs = nnx.Rngs(0, carry=1)
-    carry = make(name).initialize_carry((4, 5, 2), rngs)
+    carry = new(name).initialize_carry((4, 5, 2), rngs)
     count = 2 if name in TWO_STATES else 1
     assert isinstance(carry, tuple) == (count == 2)
     assert [x.shape for x in jax.tree.leaves(carry)] == [(4, 5, 3)] * count
@@ -111,7 +193,7 @@ def test_the_first_carry_is_zeros_and_draws_a_key_for_each_array(name):
 
 @every_cell
 def test_the_first_carry_may_have_an_initializer(name):
-    cell, init = make(name), nnx.initializers.normal()
+    cell, init = new(name), nnx.initializers.normal()
     carry = cell.initialize_carry((4, 2), nnx.Rngs(carry=7), init)
     for n, x in enumerate(jax.tree.leaves(carry)):
         key = jax.random.fold_in(jax.random.key(7), n)
@@ -123,18 +205,18 @@ def test_the_first_carry_may_have_an_initializer(name):
 @every_cell
 def test_rngs_must_be_provided_also_for_zeros(name):
     with pytest.raises(ValueError, match=f"(?s)RNGs must be provided.*at {name}"):
-        make(name).initialize_carry((4, 2))
+        new(name).initialize_carry((4, 2))
     with pytest.raises(TypeError, match="rngs must be a Rngs, RngStream or None"):
-        make(name).initialize_carry((4, 2), 0)
+        new(name).initialize_carry((4, 2), 0)
     with pytest.raises(AttributeError, match="No RngStream named 'carry'"):
-        make(name).initialize_carry((4, 2), nnx.Rngs(params=0))
+        new(name).initialize_carry((4, 2), nnx.Rngs(params=0))
 
 
 @every_cell
 def test_older_arguments_warn_and_work(name):
     ones = nnx.initializers.ones
     with pytest.warns(UserWarning, match="carry_init is provided in __init__") as found:
-        cell = make(name, carry_init=ones)
+        cell = new(name, carry_init=ones)
     assert found[0].filename == __file__
     assert cell.carry_init is ones and cell.rngs is None
     rngs = nnx.Rngs(0)
@@ -153,7 +235,7 @@ def test_older_arguments_warn_and_work(name):
     "name, dtype", *((name, jnp.bfloat16) for name in CELLS), ("GRUCell", jnp.float16)
 )
 def test_params_may_have_half_precision(name, dtype):
-    cell, wide = make(name, param_dtype=dtype), make(name)
+    cell, wide = new(name, param_dtype=dtype), new(name)
     hidden = nnx.PathContains("hg" if name == "LSTMCell" else "dense_h")
     half, full = (nnx.as_pure(nnx.state(c, hidden)) for c in (cell, wide))
     full = jax.tree.map(lambda x: x.astype(dtype), full)
@@ -177,7 +259,7 @@ def test_modified_orthogonal_is_drawn_in_the_default_dtype(dtype):
 
 @every_cell
 def test_metadata_goes_to_the_kernels_it_is_meant_for(name):
-    cell = make(
+    cell = new(
         name,
         kernel_metadata={"tag": "input"},
         recurrent_kernel_metadata={"tag": "hidden"},
@@ -192,7 +274,7 @@ def test_metadata_goes_to_the_kernels_it_is_meant_for(name):
 @every_cell
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "identity"])
 def test_pickle_finds_activations_that_have_a_name(name, activation):
-    cell = make(name, activation_fn=getattr(nnx, activation))
+    cell = new(name, activation_fn=getattr(nnx, activation))
     copy = pickle.loads(pickle.dumps(cell))
     assert copy.activation_fn is cell.activation_fn
     assert nnx.graphdef(copy) == nnx.graphdef(cell)
@@ -203,7 +285,12 @@ def test_pickle_finds_activations_that_have_a_name(name, activation):
 
 @every_cell
 def test_inputs_and_carries_that_do_not_fit_name_the_cell(name):
-    cell, x, one, is_pair = make(name), normal(4, 2), normal(4, 3), name in TWO_STATES
+    cell, x, one, is_pair = (
+        new(name),
+        normal(4, 2),
+        normal(4, 3),
+        name in TWO_STATES,
+    )
 
     def refuses(carry, x, error, phrase):
         with pytest.raises(error, match=phrase) as caught:
@@ -228,7 +315,7 @@ def test_inputs_and_carries_that_do_not_fit_name_the_cell(name):
 
 @pytest.mark.parametrize("name", TWO_STATES)
 def test_an_array_with_an_axis_for_the_states_is_a_carry(name):
-    cell, carry, x = make(name), jnp.ones((2, 4, 3)), jnp.ones((4, 2))
+    cell, carry, x = new(name), jnp.ones((2, 4, 3)), jnp.ones((4, 2))
     np.testing.assert_array_equal(cell(carry, x)[1], cell(tuple(carry), x)[1])
     with pytest.raises(ValueError, match="a tuple of 2 arrays"):
         cell(jnp.ones((2, 3)), jnp.ones((2, 2)))
@@ -238,7 +325,7 @@ def test_an_array_with_an_axis_for_the_states_is_a_carry(name):
 def test_a_carry_may_be_broadcast_along_the_batch(name):
     small = carry_of(name, 1)
     big = jax.tree.map(lambda x: jnp.broadcast_to(x, (4, 3)), small)
-    cell, x = make(name), normal(4, 2)
+    cell, x = new(name), normal(4, 2)
     _, expected = step(cell, big, x)
     np.testing.assert_allclose(step(cell, small, x)[1], expected, rtol=1e-6, atol=1e-7)
 
@@ -252,5 +339,5 @@ def test_the_members_of_the_base_class_are_for_subclasses():
     ):
         with pytest.raises(NotImplementedError):
             member()
-    assert all(make(name).num_feature_axes == 1 for name in CELLS)
-    assert all(isinstance(make(name), nnx.RNNCellBase) for name in CELLS)
+    assert all(new(name).num_feature_axes == 1 for name in CELLS)
+    assert all(isinstance(new(name), nnx.RNNCellBase) for name in CELLS)

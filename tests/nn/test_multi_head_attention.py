@@ -11,7 +11,7 @@ import pytest
 import graftree as nnx
 from tests import catalog, tables
 from tests.meshes import mesh_of
-from tests.nn.attention_formulas import layer_output, make_layer, params_of
+from tests.nn.test_attention import layer_output, make_layer, params_of
 from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
 

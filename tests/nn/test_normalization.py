@@ -12,9 +12,11 @@ import pytest
 
 import graftree as nnx
 from tests import catalog, random_arrays, tables
+from tests.meshes import mesh_of
 from tests.programs import in_one_program
+from tests.random_arrays import random
 
-random = functools.partial(random_arrays.random, mean=3, scale=2)
+shifted = functools.partial(random_arrays.random, mean=3, scale=2)
 
 
 def make(name, *args, **options):
@@ -58,8 +60,8 @@ def reference(layer, x, axes, epsilon, mask=None):
 def test_norms_are_bit_equal_to_the_reference_formula(name, fast, dtype):
     layer = make(name, 8, use_fast_variance=fast, promote_dtype=identity)
     for n, (_, param) in enumerate(nnx.to_flat_state(nnx.state(layer, nnx.Param))):
-        param[...] = random(8, seed=n)
-    x, axes, epsilon, options = random(6, 8).astype(dtype), (1,), 1e-6, {}
+        param[...] = shifted(8, seed=n)
+    x, axes, epsilon, options = shifted(6, 8).astype(dtype), (1,), 1e-6, {}
     if name == "BatchNorm":
         axes, epsilon, options = (0,), 1e-5, {"mask": jnp.arange(6)[:, None] < 5}
     expected = reference(layer, x, axes, epsilon, **options)
@@ -76,7 +78,7 @@ def test_statistics_of_halves_are_computed_in_float32(name):
 
 
 def test_slow_variance_survives_a_large_mean():
-    x = 1e4 + random(1, 1000, mean=0)
+    x = 1e4 + shifted(1, 1000, mean=0)
     exact = np.float64(x)
     exact = (exact - exact.mean()) / exact.std()
     errors = {}
@@ -98,14 +100,14 @@ def test_promotion_of_a_training_batch_norm_gets_its_statistics_and_no_bias():
         seen.append(([x if x is None else x.shape for x in args], options))
         return args
 
-    make("BatchNorm", 3, promote_dtype=promote, use_bias=False)(random(4, 3))
+    make("BatchNorm", 3, promote_dtype=promote, use_bias=False)(shifted(4, 3))
     assert seen == [([(4, 3), (3,), (3,), (3,), None], {"dtype": None})]
 
 
 def test_batch_norm_can_be_closed_over_if_it_only_evaluates():
     layer = make("BatchNorm", 3)
     layer.eval()
-    assert jax.jit(lambda x: layer(x))(random(4, 3)).shape == (4, 3)
+    assert jax.jit(lambda x: layer(x))(shifted(4, 3)).shape == (4, 3)
 
 
 def test_no_gradient_flows_into_the_stored_statistics():
@@ -118,13 +120,13 @@ def test_no_gradient_flows_into_the_stored_statistics():
         model(x)
         return model.mean[...].sum() + model.var[...].sum()
 
-    np.testing.assert_array_equal(gradient(random(4, 3)), np.zeros((4, 3)))
+    np.testing.assert_array_equal(gradient(shifted(4, 3)), np.zeros((4, 3)))
 
 
 def test_ref_backed_statistics_move_inside_plain_grad():
     layer = make("BatchNorm", 3, momentum=0.5)
     graphdef, params, statistics = nnx.split(layer, nnx.Param, nnx.BatchStat)
-    statistics, x = nnx.to_refs(statistics), random(8, 3)
+    statistics, x = nnx.to_refs(statistics), shifted(8, 3)
 
     @jax.jit
     @jax.grad
@@ -142,7 +144,7 @@ def test_ref_backed_statistics_move_inside_plain_grad():
 @pytest.mark.parametrize("fast", [True, False])
 def test_masked_statistics_are_those_of_what_counts(fast):
     layer = make("BatchNorm", 3, use_fast_variance=fast, momentum=0.5)
-    x = random(2, 6, 3)
+    x = shifted(2, 6, 3)
     in_one_program(layer, x, mask=jnp.arange(6)[:, None] < 4)
     counted = np.float64(x)[:, :4]
     np.testing.assert_allclose(layer.mean[...], 0.5 * counted.mean((0, 1)), rtol=1e-5)
@@ -151,7 +153,7 @@ def test_masked_statistics_are_those_of_what_counts(fast):
 
 
 def test_empty_mask_leaves_the_statistics_and_gives_no_nan():
-    layer, x = make("BatchNorm", 3, momentum=0.3), random(6, 3)
+    layer, x = make("BatchNorm", 3, momentum=0.3), shifted(6, 3)
     empty = jnp.zeros((6, 1), bool)
     layer(x)
     before = catalog.state_of(layer)
@@ -164,13 +166,13 @@ def test_empty_mask_leaves_the_statistics_and_gives_no_nan():
 
 def test_empty_mask_of_one_feature_concerns_that_feature():
     layer = make("BatchNorm", 3)
-    layer(random(6, 3), mask=jnp.ones((6, 3), bool).at[:, 1].set(False))
+    layer(shifted(6, 3), mask=jnp.ones((6, 3), bool).at[:, 1].set(False))
     assert [bool(mean) for mean in layer.mean[...]] == [True, False, True]
 
 
 def test_rms_norm_takes_its_mask_by_position_as_a_list_too():
     layer = make("RMSNorm", 4)
-    x, mask = random(5, 4), [True, False, True, True]
+    x, mask = shifted(5, 4), [True, False, True, True]
     counted = np.float64(x)[:, [0, 2, 3]]
     expected = np.float64(x) / np.sqrt((counted**2).mean(-1, keepdims=True))
     np.testing.assert_allclose(layer(x, mask), expected, rtol=1e-5)
@@ -187,7 +189,7 @@ def test_rms_norm_takes_its_mask_by_position_as_a_list_too():
 def test_statistics_are_averaged_over_a_named_axis(fast):
     whole = make("BatchNorm", 3, momentum=0.0)
     layer = make("BatchNorm", 3, momentum=0.0, axis_name="b", use_fast_variance=fast)
-    x = random(4, 5, 3)
+    x = shifted(4, 5, 3)
 
     def call(x):
         model = nnx.clone(layer)
@@ -208,7 +210,7 @@ def test_an_empty_part_of_a_named_axis_leaves_the_statistics():
         return model(x, mask=mask), model.mean[...]
 
     mask = jnp.ones((2, 5, 1), bool).at[1].set(False)
-    y, mean = jax.jit(jax.vmap(call, axis_name="b"))(random(2, 5, 3), mask)
+    y, mean = jax.jit(jax.vmap(call, axis_name="b"))(shifted(2, 5, 3), mask)
     assert np.isfinite(y).all()
     np.testing.assert_array_equal(mean, np.zeros((2, 3)))
 
@@ -228,7 +230,7 @@ def test_an_empty_part_of_a_named_axis_leaves_the_statistics():
 )
 def test_axes_that_do_not_fit_are_refused(name, args, options, message):
     with pytest.raises(ValueError, match=message):
-        make(name, *args, **options)(random(2, 3, 4))
+        make(name, *args, **options)(shifted(2, 3, 4))
 
 
 EITHER = "Either `num_groups` or `group_size` should be specified"
@@ -254,3 +256,319 @@ def test_groups_that_do_not_fit_are_refused(sizes, message):
 def test_groups_know_their_sizes():
     assert make("GroupNorm", 64).group_size == 2
     assert make("GroupNorm", 6, 2, use_scale=False).num_features == 6
+
+
+# ------------------------------------------------------------------------------ dropout
+
+
+def draw(seed, *path):
+    """The key at the end of a chain of draws from a stream with this seed."""
+    key = jax.random.key(seed)
+    for count in path:
+        key = jax.random.fold_in(key, count)
+    return key
+
+
+# ---------------------------------------------------------------------- what it drops
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, np.float32(0.75), np.float64(0.75)])
+def test_kept_entries_are_scaled_up(rate):
+    x = random(200, 50, seed=1)
+    y = np.asarray(nnx.Dropout(rate, rngs=nnx.Rngs(0))(x))
+    kept = y != 0
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(kept.mean(), 1 - rate, atol=0.02)
+    np.testing.assert_allclose(y[kept], np.asarray(x)[kept] / (1 - rate), rtol=1e-6)
+
+
+def test_inputs_pass_through_as_the_same_object_or_as_zeros_without_a_draw():
+    x = jnp.ones((2, 3), jnp.bfloat16)
+    for deterministic in (True, None):
+        layer = nnx.Dropout(0.5, deterministic=deterministic)
+        assert layer(x, deterministic=True) is nnx.Dropout(0.0)(x) is x
+    y = nnx.Dropout(1.0)(x)
+    assert y.dtype == x.dtype
+    np.testing.assert_array_equal(y, np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("dims", [(0,), (-1,), [1, 2], (0, 1, 2)])
+def test_broadcast_dims_share_their_fate(dims):
+    layer = nnx.Dropout(0.5, broadcast_dims=dims, rngs=nnx.Rngs(0))
+    small = np.array((4, 5, 6))
+    small[[*dims]] = 1
+    kept = jax.random.bernoulli(draw(0, 0, 0), 0.5, small.tolist())
+    expected = np.broadcast_to(2.0 * kept, (4, 5, 6))
+    np.testing.assert_array_equal(layer(jnp.ones((4, 5, 6))), expected)
+
+
+@pytest.mark.parametrize("dims", [(), (1,), (0, 1)])
+@pytest.mark.parametrize("is_jitted", [True, False])
+@pytest.mark.parametrize("is_in_context", [True, False])
+def test_explicit_sharding_is_kept(dims, is_jitted, is_in_context):
+    mesh, spec = mesh_of("Explicit", x=4, y=2), jax.P("x", "y")
+    x = jax.device_put(np.ones((8, 4), np.float32), jax.NamedSharding(mesh, spec))
+    layer = nnx.Dropout(0.5, broadcast_dims=dims)
+
+    def call(x):
+        return layer(x, rngs=jax.random.key(0))
+
+    expected = call(jnp.ones((8, 4)))
+    context = jax.set_mesh(mesh) if is_in_context else jax.enable_x64(False)
+    with context:
+        y = (jax.jit(call) if is_jitted else call)(x)
+    assert jax.typeof(y).sharding.spec == spec
+    np.testing.assert_array_equal(y, expected)
+
+
+# -------------------------------------------------------------- where keys come from
+
+
+def test_a_missing_setting_is_an_error_with_the_ways_out():
+    layer = nnx.Dropout(0.5, deterministic=None)
+    with pytest.raises(ValueError, match="No `deterministic` argument") as error:
+        layer(jnp.ones(3))
+    for way in ("Dropout(..., deterministic=", "layer(x, deter", "nnx.view(model, d"):
+        assert way in str(error.value)
+
+
+def test_rate_is_checked_at_construction():
+    for rate in (-0.1, 1.1, float("nan"), 50):
+        with pytest.raises(ValueError, match=r"rate.*\[0, 1\]"):
+            nnx.Dropout(rate)
+
+
+@tables.cases("rngs", 0, jax.random.key(0), "dropout", np.zeros(2, np.uint32))
+def test_something_other_than_rngs_is_refused(rngs):
+    with pytest.raises(TypeError, match="rngs must be a Rngs, RngStream or None"):
+        nnx.Dropout(0.5, rngs=rngs)
+    if not isinstance(rngs, jax.Array):
+        message = "rngs must be a Rngs, RngStream or jax.Array"
+        with pytest.raises(TypeError, match=message):
+            nnx.Dropout(0.5)(jnp.ones(3), rngs=rngs)
+
+
+def test_absent_keys_and_streams_are_named():
+    message = "`deterministic` is False, but no `rngs` argument was provided to Dropout"
+    with pytest.raises(ValueError, match=message):
+        nnx.Dropout(0.5)(jnp.ones(3))
+    with pytest.raises(KeyError, match="dropout"):
+        nnx.Dropout(0.5, rngs=nnx.Rngs(params=0))
+    with pytest.raises(KeyError, match="dropout"):
+        nnx.Dropout(0.5)(jnp.ones(3), rngs=nnx.Rngs(params=0))
+
+
+def test_a_given_stream_is_forked_with_its_tag():
+    rngs = nnx.Rngs(0, dropout=1)
+    layer = nnx.Dropout(0.5, rngs=rngs.dropout)
+    assert layer.rngs is not rngs.dropout
+    assert (layer.rngs.tag, rngs.dropout.count[...]) == ("dropout", 1)
+    assert layer.rngs.key[...] == draw(1, 0)
+
+
+def test_rng_collection_names_the_stream_of_the_call_too():
+    layer = nnx.Dropout(0.5, rng_collection="noise", rngs=nnx.Rngs(0, noise=5))
+    rngs = nnx.Rngs(0, noise=7)
+    layer(jnp.ones(3), rngs=rngs)
+    assert (rngs.noise.count[...], rngs.default.count[...]) == (1, 0)
+
+
+def test_rngs_of_the_call_take_precedence():
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    kept = jax.random.bernoulli(jax.random.key(9), 0.5, (16,))
+    for key in (jax.random.key(9), jax.random.PRNGKey(9)):
+        np.testing.assert_array_equal(layer(jnp.ones(16), rngs=key), 2.0 * kept)
+    stream = nnx.RngStream(4, tag="any")
+    layer(jnp.ones(16), rngs=stream)
+    assert stream.count[...] == 1 and layer.rngs.count[...] == 0
+
+
+def test_layer_with_rngs_stays_in_step_with_one_without():
+    own = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
+    given, rngs = nnx.Dropout(0.5), nnx.Rngs(dropout=0).fork()
+    for _ in range(3):
+        x = jnp.ones(32)
+        np.testing.assert_array_equal(own(x), given(x, rngs=rngs))
+
+
+# ------------------------------------------------------------------------------ pooling
+
+LAYERS = {
+    nnx.MaxPool: nnx.max_pool,
+    nnx.MinPool: nnx.min_pool,
+    nnx.AvgPool: nnx.avg_pool,
+}
+GLOBAL = {
+    nnx.GlobalMaxPool: np.max,
+    nnx.GlobalMinPool: np.min,
+    nnx.GlobalAvgPool: np.mean,
+}
+every_pool = pytest.mark.parametrize("pool", LAYERS.values())
+every_layer = pytest.mark.parametrize("cls", LAYERS)
+every_global = pytest.mark.parametrize("cls", GLOBAL)
+
+
+def windows(x, window, strides, pads):
+    """All windows of ``x`` [batch, *axes, features], NaN where there is padding."""
+    x = np.pad(np.float64(x), [(0, 0), *pads, (0, 0)], constant_values=np.nan)
+    axes = tuple(range(1, x.ndim - 1))
+    view = np.lib.stride_tricks.sliding_window_view(x, window, axes)
+    view = view[(slice(None), *(slice(None, None, s) for s in strides))]
+    return view.reshape(*view.shape[: x.ndim], -1)
+
+
+@tables.cases(
+    "window, strides, pads",
+    ((2,), (1,), ((0, 0),)),
+    ((3,), (2,), ((1, 1),)),
+    ((2, 3), (2, 1), ((0, 1), (1, 1))),
+)
+def test_pooling_equals_numpy(window, strides, pads):
+    x = random(2, *(7, 6)[: len(window)], 3)
+    seen = windows(x, window, strides, pads)
+    args = (x, window, strides, pads)
+    np.testing.assert_array_equal(nnx.max_pool(*args), np.nanmax(seen, -1))
+    np.testing.assert_array_equal(nnx.min_pool(*args), np.nanmin(seen, -1))
+    for counts, expected in ((True, np.nan_to_num(seen).mean), (False, None)):
+        expected = np.nanmean(seen, -1) if expected is None else expected(-1)
+        y = nnx.avg_pool(*args, count_include_pad=counts)
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@every_pool
+@pytest.mark.parametrize("padding", ["SAME", ((1, 0), (0, 1))])
+def test_any_number_of_batch_axes(pool, padding):
+    x = random(2, 3, 4, 5, 2)
+    options = {"strides": (1, 2), "padding": padding}
+    y = pool(x, (2, 2), **options)
+    assert y.shape[:2] == (2, 3)
+    np.testing.assert_array_equal(pool(x[0], (2, 2), **options), y[0])
+    np.testing.assert_array_equal(pool(x[1, 2], (2, 2), **options), y[1, 2])
+
+
+@every_layer
+@tables.cases(
+    "args",
+    (2, 2, 1),
+    ([2, 2], [2, 2], [1, 1]),
+    ((2, 2), np.array([2, 2]), [[1, 1], (1, 1)]),
+    (np.int64(2), (2, 2), ((1, 1), 1)),
+    (np.int64(2), np.array([2, 2]), np.int32(1)),
+    (2, np.int64(2), np.ones((2, 2), int)),
+)
+def test_ints_and_lists_are_taken_also_by_layers(cls, args):
+    x, pool = random(1, 6, 5, 2), LAYERS[cls]
+    expected = pool(x, (2, 2), (2, 2), ((1, 1), (1, 1)))
+    np.testing.assert_array_equal(pool(x, *args), expected)
+    np.testing.assert_array_equal(cls(*args)(x), expected)
+
+
+@every_layer
+def test_strides_are_one_and_padding_none_by_default(cls):
+    x, pool = random(1, 5, 2), LAYERS[cls]
+    expected = pool(x, (2,), (1,), ((0, 0),))
+    for y in (pool(x, (2,)), cls(2)(x), cls((2,), None, "VALID")(x)):
+        np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(cls(2, 2, "SAME")(x), pool(x, (2,), (2,), "SAME"))
+    args = (2, 2, "SAME", False)  # padding counts in averages unless told otherwise
+    np.testing.assert_array_equal(nnx.AvgPool(*args)(x), nnx.avg_pool(x, *args))
+
+
+def test_an_int_is_the_extent_along_all_spatial_axes():
+    shapes = [
+        jax.eval_shape(lambda x: nnx.max_pool(x, 3), jnp.ones(shape)).shape
+        for shape in [(1, 6, 6, 6, 2), (6, 2)]
+    ]
+    assert shapes == [(1, 4, 4, 4, 2), (4, 2)]
+
+
+@tables.cases(
+    "args",
+    ((2, 2, 2), None, "VALID"),
+    ((2,), (1, 1), "VALID"),
+    ((2,), None, ((1, 1), (1, 1))),
+    ((2,), None, ((1, 1, 1),)),
+)
+@every_layer
+def test_wrong_lengths_are_refused(cls, args):
+    x = random(1, 6, 2)
+    with pytest.raises(AssertionError, match="window_shape"):
+        LAYERS[cls](x, *args)
+    with pytest.raises(AssertionError, match="window_shape"):
+        cls((2, 2, 2))(x)
+
+
+@pytest.mark.parametrize("count_include_pad", [True, False])
+def test_averages_keep_float_dtypes_and_those_of_integers_are_float(count_include_pad):
+    options = {"padding": "SAME", "count_include_pad": count_include_pad}
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+        x = jnp.ones((1, 4, 2), dtype)
+        assert nnx.eval_shape(lambda x: nnx.avg_pool(x, 2, **options), x).dtype == dtype
+    y = nnx.avg_pool(jnp.full((1, 4, 1), 100, jnp.int8), (4,))
+    np.testing.assert_array_equal(y, [[[100.0]]])
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32, jnp.bfloat16])
+def test_extrema_keep_the_dtype(dtype):
+    x = jnp.arange(1, 9).astype(dtype).reshape(1, 8, 1)
+    top = nnx.max_pool(x, (2,), (2,), ((1, 1),))
+    low = nnx.min_pool(x, (2,), (2,), ((1, 1),))
+    assert top.dtype == low.dtype == dtype
+    np.testing.assert_array_equal(top.ravel().astype(int), [1, 3, 5, 7, 8])
+    np.testing.assert_array_equal(low.ravel().astype(int), [1, 2, 4, 6, 8])
+
+
+def test_pool_takes_any_reduction():
+    x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 4, 1)
+    y = nnx.pool(x, 1.0, jax.lax.mul, (2,), (1,), "VALID")
+    np.testing.assert_array_equal(y.ravel(), [2, 6, 12])
+
+
+# ----------------------------------------------------------------------------- layers
+
+
+@every_layer
+def test_arguments_are_hashable_attributes(cls):
+    layer = cls([2, np.int64(3)], np.array([1, 2]), [[1, 0], np.int64(1)])
+    attributes = (layer.window_shape, layer.strides, layer.padding)
+    assert attributes == ((2, 3), (1, 2), ((1, 0), 1))
+    assert hash(attributes) is not None
+    same = cls((2, 3), (1, 2), ((1, 0), 1))
+    assert nnx.graphdef(layer) == nnx.graphdef(same)
+    assert not nnx.to_flat_state(nnx.state(layer))
+
+
+@every_global
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_global_pooling_reduces_all_spatial_axes(cls, dtype):
+    x = (20 * random(2, 5, 6, 3)).astype(dtype)
+    y = cls()(x)
+    expected = GLOBAL[cls](np.float64(x), (1, 2))
+    assert y.shape == (2, 3)
+    is_average = cls is nnx.GlobalAvgPool
+    assert y.dtype == (jnp.float32 if is_average and dtype == jnp.int8 else dtype)
+    rtol = 1e-2 if dtype == jnp.bfloat16 else 1e-5
+    np.testing.assert_allclose(np.float64(y), expected, rtol=rtol, atol=2e-2)
+
+
+@every_global
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_number_of_spatial_axes_frees_the_batch_axes(cls, batch):
+    x = random(*batch, 5, 6, 3)
+    expected = GLOBAL[cls](np.float64(x), (-3, -2))
+    np.testing.assert_allclose(cls(2)(x), expected, rtol=1e-5, atol=1e-6)
+
+
+@every_global
+@tables.cases("number, shape", (None, (4, 3)), (None, (3,)), (2, (5, 3)), (1, (3,)))
+def test_inputs_without_spatial_axes_are_refused(cls, number, shape):
+    message = f"num_spatial_axes={number} found no spatial axes"
+    with pytest.raises(ValueError, match=message) as info:
+        cls(number)(x := random(*shape))
+    assert f"at {cls.__name__}\n  inputs: {jax.typeof(x)}" in info.value.__notes__
+
+    for number in (0, -1):
+        with pytest.raises(ValueError, match=f"{cls.__name__} needs a positive"):
+            cls(number)
+    with pytest.raises(TypeError, match="Only arrays of numeric types"):
+        cls()("image")

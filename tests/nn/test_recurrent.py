@@ -11,8 +11,8 @@ import pytest
 
 import graftree as nnx
 from tests import tables
-from tests.nn import recurrent_cases
-from tests.nn.recurrent_cases import SEQUENCE, Sum, make, normal
+from tests.nn import test_cells as cells
+from tests.nn.test_cells import SEQUENCE, Sum, make, normal
 from tests.random_arrays import random
 
 # ----------------------------------------------------------------- layout and options
@@ -22,7 +22,7 @@ from tests.random_arrays import random
 def test_any_number_of_batch_axes_and_both_layouts(batch, time_major):
     rnn, x = make(return_carry=True), normal(*batch, 4, 2)
     flat = jnp.reshape(x, (-1, 4, 2))
-    carry, expected = recurrent_cases.scan(rnn.cell, np.zeros((len(flat), 3)), flat)
+    carry, expected = cells.scan(rnn.cell, np.zeros((len(flat), 3)), flat)
     axis = 0 if time_major else len(batch)
     last, y = rnn(jnp.moveaxis(x, -2, axis), time_major=time_major)
     y = jnp.moveaxis(y, axis, -2)
@@ -68,7 +68,7 @@ def test_the_carry_is_that_after_the_last_valid_step(shape):
     for index in np.ndindex(*shape):
         expected = tuple(np.float64(state[index])[None] for state in first)
         for step in np.float64(x[index])[: int(lengths[index])]:
-            expected, _ = recurrent_cases.lstm(rnn.cell, expected, step[None])
+            expected, _ = cells.lstm(rnn.cell, expected, step[None])
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_allclose(a[index], b[0], rtol=1e-5, atol=1e-6)
 
@@ -316,7 +316,7 @@ def test_intermediates_are_stacked_if_they_have_an_axis(broadcast_rngs):
 
 def test_a_network_may_be_closed_over_while_its_first_carry_is_zeros():
     rnn, x = make(), normal(2, 4, 2)
-    _, expected = recurrent_cases.scan(rnn.cell, np.zeros((2, 3)), x)
+    _, expected = cells.scan(rnn.cell, np.zeros((2, 3)), x)
     y = jax.jit(lambda x: rnn(x))(x)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
     assert jax.eval_shape(lambda x: rnn(x), x).shape == (2, 4, 3)

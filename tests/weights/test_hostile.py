@@ -1,9 +1,14 @@
 """What is no weights: damaged and misleading files, each refused for its own reason."""
 
+import io
+import json
 import os
 import pathlib
 import re
+import struct
 import tracemalloc
+import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +18,439 @@ import pytest
 import graftree as nnx
 from tests import tables
 from tests.stress import weights_fuzz
-from tests.weights import hostile_archives, hostile_files, hostile_folders
 from tests.weights.tensors import Tensor
+
+
+def file(header, data=b"", size=None):
+    """A file with such a header; ``size`` is what it says of the header's size."""
+    if not isinstance(header, bytes):
+        header = (header if isinstance(header, str) else json.dumps(header)).encode()
+    return struct.pack("<Q", len(header) if size is None else size) + header + data
+
+
+def tensor(**changes):
+    """A tensor of two float32, or another."""
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes
+
+
+def one(data=bytes(8), **changes):
+    """A file with one tensor."""
+    return file({"a": tensor(**changes)}, data)
+
+
+def empty(*shape):
+    """A file with one tensor, of no bytes."""
+    return one(b"", shape=shape, data_offsets=[0, 0])
+
+
+def described(metadata):
+    """A file with one tensor and metadata."""
+    return file({"__metadata__": metadata, "a": tensor()}, bytes(8))
+
+
+def raw(**changes):
+    """A file with one tensor, some of its fields as text."""
+    fields = {"dtype": '"F32"', "shape": "[2]", "data_offsets": "[0,8]"} | changes
+    inner = ",".join(f'"{name}":{text}' for name, text in fields.items())
+    return file('{"a":{' + inner + "}}", bytes(8))
+
+
+def two(first, second, data=bytes(16)):
+    """A file with two tensors, of such offsets."""
+    first, second = tensor(data_offsets=first), tensor(data_offsets=second)
+    return file({"a": first, "b": second}, data)
+
+
+def spelt(header):
+    """A file with a header where each @ is a tensor, all of the same bytes."""
+    return file(header.replace("@", json.dumps(tensor())), bytes(8))
+
+
+GOOD = one()
+LONG = 9999 * "n"
+
+FILES = {
+    # The size of the header.
+    "nothing": (b"", "it has 0 bytes"),
+    "seven bytes": (bytes(7), "it has 7 bytes"),
+    "a header of no bytes": (bytes(8), "begin with a brace, and has ''"),
+    "a header of 2**62 bytes": (file("{}", size=2**62), "have 4611686018427387904 b"),
+    "a header of 2**64 - 1 bytes": (file("{}", size=2**64 - 1), "18446744073709551615"),
+    "a header over the limit": (file("{}", size=100_000_001), "100000000 are the most"),
+    "a header longer than the file": (file("{}", size=3), "and the file has 10"),
+    "a header that is cut off": (GOOD[:30], "the file has 30: it is cut off"),
+    "the other byte order": (struct.pack(">Q", 2) + b"{}", "144115188075855872 bytes"),
+    # Not what the header should be.
+    "not UTF-8": (file(b'{"\xff":1}'), "not UTF-8, at byte 2"),
+    "UTF-16": (
+        file('{"a":1}'.encode("utf-16")),
+        r"with a brace, and has .*\\ufffd\\ufffd{",
+    ),
+    "a surrogate in UTF-8": (file(b'{"\xed\xa0\x80":1}'), "at byte 2 of it"),
+    "a byte-order mark": (file(b"\xef\xbb\xbf{}"), r"a brace, and has '\\ufeff{}'"),
+    "a zip": (b"PK\x03\x04" + bytes(40), "it is a zip archive, as torch"),
+    "a list": (file([]), r"a brace, and has '\[\]'"),
+    "a number": (file("3"), "a brace, and has '3'"),
+    "a string": (file('"a"'), "a brace, and has '\"a\"'"),
+    "no JSON": (file("{a:1}"), "character 1, which has 'a:1}'"),
+    "an object without an end": (spelt('{"a":@'), "Expecting ',' .* has ''"),
+    "a comma too many": (spelt('{"a":@,}'), "no JSON: .* has ',?}'"),
+    "text after the end": (file("{}x"), "Extra data at character 2, .* has 'x'"),
+    "zeros after the end": (file(b"{}\0\0"), r"Extra data .* has '\\x00\\x00'"),
+    "two headers": (file("{}{}"), "Extra data .* has '{}'"),
+    "a comment": (file("{}/*x*/"), "Extra data .* has '/"),
+    "a line break in a name": (
+        spelt('{"a\n":@}'),
+        r"Invalid control character .* has '\\n",
+    ),
+    "an unknown escape": (file(r'{"\x41":1}'), r"Invalid .escape.* has '\\"),
+    "half a character": (spelt(r'{"\ud800":@}'), "half a character"),
+    "half an escape": (file(r'{"\u12'), r"Invalid .uXXXX escape .*u12'"),
+    "lists in lists": (file('{"a":' + "[" * 99_999), "header nests too deeply"),
+    "objects in objects": (file('{"a":' * 99_999), "its header nests too deeply"),
+    "a shape in a shape": (raw(shape="[[2]]"), r"the shape \[\[2\]\] should be"),
+    # Names.
+    "a name twice": (spelt('{"a":@,"a":@}'), "the key 'a' twice"),
+    "a name twice, one escaped": (spelt('{"b":@,"\\u0062":@}'), "the key 'b' twice"),
+    "a name that is a number": (spelt("{1:@}"), "has '1:"),
+    "a name that is null": (spelt("{null:@}"), "has 'null:"),
+    "a long name twice": (spelt('{"N":@,"N":@}'.replace("N", LONG)), "n'... twice"),
+    # Metadata.
+    "metadata with a number": (
+        described({"step": 3}),
+        r"{.step.: 3}, and should be text by name",
+    ),
+    "metadata in metadata": (
+        described({"x": {"y": "z"}}),
+        "{.x.: {.y.: .z.}}, and should be text",
+    ),
+    "metadata that is text": (described("pt"), "metadata is .pt., and"),
+    "metadata that is null": (described(None), "metadata is null, and"),
+    "metadata that is a tensor": (described(tensor()), "metadata is {.dtype.: .F32., "),
+    "metadata twice": (file('{"__metadata__":{},"__metadata__":{}}'), "a__' twice"),
+    "a key of it twice": (file('{"__metadata__":{"k":"","k":""}}'), "key 'k' twice"),
+    # The fields of a tensor.
+    "a tensor that is null": (
+        file({"a": None}),
+        "'a': it is null, and should have fields",
+    ),
+    "a tensor as a list": (
+        file({"a": ["F32", [2], [0, 8]]}, bytes(8)),
+        r"it is \[.F32., ",
+    ),
+    "no dtype": (file({"a": {"shape": [2], "data_offsets": [0, 8]}}), "'a': no dtype"),
+    "no shape": (file({"a": {"dtype": "F32", "data_offsets": [0, 8]}}), "no shape"),
+    "no offsets": (file({"a": {"dtype": "F32", "shape": [2]}}), "no data_offsets"),
+    "no fields": (file({"a": {}}), "no dtype and no shape and no data_offsets"),
+    "a field twice": (file('{"a":{"dtype":"F32","dtype":"F64"}}'), "key 'dtype' twice"),
+    "an unknown field": (one(strides=[4]), "the unknown field 'strides'"),
+    # Dtypes.
+    "an unknown dtype": (one(dtype="F33"), "unknown dtype 'F33'"),
+    "a dtype in small letters": (one(dtype="f32"), "unknown dtype 'f32'"),
+    "an object dtype": (one(dtype="|O"), r"unknown dtype '\|O'"),
+    "a dtype that is a number": (raw(dtype="32"), "the dtype 32 is no text"),
+    "a dtype that is null": (raw(dtype="null"), "the dtype null is no text"),
+    "a dtype of half bytes": (
+        one(bytes(1), dtype="F4", data_offsets=[0, 1]),
+        "dtype F4, of which a byte has no whole element",
+    ),
+    # Shapes.
+    "a negative size": (one(shape=[-2]), "has the number '-2', which is no size"),
+    "two negative sizes": (one(shape=[-2, -1]), "the number '-2'"),
+    "a size that is a fraction": (raw(shape="[2.0]"), r"the shape \[2\.0\] should be"),
+    "a size with an exponent": (raw(shape="[2e0]"), r"the shape \[2\.0\]"),
+    "a size that is a boolean": (raw(shape="[true,2]"), r"the shape \[true, 2\]"),
+    "a size that is text": (one(shape=["2"]), r"the shape \[.2.\] should"),
+    "a size that is null": (one(shape=[None]), r"the shape \[null\] should"),
+    "a size that is NaN": (raw(shape="[NaN]"), r"the shape \[NaN\] should"),
+    "a size that is minus zero": (raw(shape="[-0,2]"), "the number '-0'"),
+    "a size with a leading zero": (raw(shape="[02]"), r"has '2\],"),
+    "a size of many digits": (raw(shape=f"[{99999 * '9'}]"), "the number '9{21}'"),
+    "a size in Arabic digits": (raw(shape="[\u0662]"), r"has '\\u0662\]"),
+    "a shape that is a number": (
+        raw(shape="2"),
+        "the shape 2 should be integers in a list",
+    ),
+    "a shape that is null": (raw(shape="null"), "the shape null should be"),
+    "a size of 2**64": (one(shape=[2**64]), r"\[18446744073709551616\] is larger"),
+    "sizes whose product is 2**64": (one(shape=[2**32, 2**32]), "4294967296, 429"),
+    "sizes whose product is 2**64 + 2": (
+        one(shape=[3, 3, 59, 3, 11, 27, 139, 152437, 491, 61681][:9]),
+        "8 bytes apart",
+    ),
+    "an empty shape of 2**90": (empty(2**45, 0, 2**45), r"832\] is larger than"),
+    "sixty-five axes": (
+        one(shape=[1] * 64 + [2]),
+        "65 axes, and no array has more than 64",
+    ),
+    "a million axes": (
+        one(shape=[1] * 1_000_000),
+        "1000000 axes, and no array has more",
+    ),
+    # Offsets.
+    "one offset": (one(data_offsets=[8]), r"the offsets \[8\] are not where"),
+    "no offset": (one(data_offsets=[]), r"the offsets \[\] are not where"),
+    "three offsets": (
+        one(data_offsets=[0, 8, 8]),
+        r"the offsets \[0, 8, 8\] are not where",
+    ),
+    "a negative offset": (one(data_offsets=[-8, 0]), "the number '-8'"),
+    "an offset that is a boolean": (
+        raw(data_offsets="[false,8]"),
+        r"the offsets \[false, 8\] should",
+    ),
+    "an offset that is a fraction": (
+        raw(data_offsets="[0,8.5]"),
+        r"the offsets \[0, 8\.5\] should",
+    ),
+    "offsets that are an object": (
+        raw(data_offsets='{"0":8}'),
+        "the offsets {.0.: 8} should",
+    ),
+    "an end before the beginning": (one(data_offsets=[8, 0]), r"offsets \[8, 0\] are"),
+    "fewer bytes": (one(data_offsets=[0, 4]), r"are 4 bytes apart, and F32\[2\] has 8"),
+    "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, and F32\[1\] has 4"),
+    "bytes for an empty shape": (one(shape=[0]), r"apart, and F32\[0\] has 0"),
+    "no bytes for a scalar": (empty(), r"0 bytes apart, and F32\[\] has 4"),
+    # All tensors together.
+    "the same bytes twice": (two([0, 8], [0, 8]), "bytes 0 to 8 overlap those of 'a'"),
+    "bytes that overlap": (two([0, 8], [4, 12]), "12 overlap those of 'a', up to 8"),
+    "an empty tensor inside another": (
+        file({"a": tensor(), "b": tensor(shape=[0], data_offsets=[4, 4])}, bytes(8)),
+        "its bytes 4 to 4 overlap",
+    ),
+    "a gap": (two([0, 8], [12, 20], bytes(20)), "the bytes 8 to 12 belong to no"),
+    "a gap at the beginning": (one(bytes(12), data_offsets=[4, 12]), "0 to 4 belong"),
+    "a tensor after the end": (two([0, 8], [8, 16], bytes(8)), "'b': it ends .* 16"),
+    "no data": (one(b""), "at byte 8, and the file has 0 bytes"),
+    "data that is cut off": (GOOD[:-1], "at byte 8, and the file has 7 bytes"),
+    "data too long": (GOOD + b"x", "8 bytes, and 1 more follow"),
+    "data of no tensor": (file("{}", bytes(5)), "0 bytes, and 5 more follow"),
+    "a program after the data": (GOOD + b"#!/bin/sh\nrm -rf /\n", "19 more follow"),
+}
+
+# What the library takes: keys that come twice, of which it keeps one, what it ignores,
+# and what no array of NumPy can be.
+STRICTER = {
+    "an empty shape of 2**90",
+    "a dtype of half bytes",
+    "a key of it twice",
+    "a long name twice",
+    "a name twice",
+    "a name twice, one escaped",
+    "a tensor as a list",
+    "an unknown field",
+    "metadata that is null",
+    "sixty-five axes",
+}
+
+LEGAL = {
+    "no tensors": file("{}"),
+    "a scalar": one(bytes(4), shape=[], data_offsets=[0, 4]),
+    "an empty tensor": empty(3, 0),
+    "empty tensors between others": file(
+        {
+            "a": tensor(),
+            "b": tensor(shape=[0], data_offsets=[0, 0]),
+            "c": tensor(shape=[0], data_offsets=[8, 8]),
+        },
+        bytes(8),
+    ),
+    "an empty name": file({"": tensor()}, bytes(8)),
+    "a name with a path": file({"../../etc/passwd": tensor()}, bytes(8)),
+    "a name in other letters": spelt('{"\u00e9\U0001f600":@}'),
+    "an escaped name": spelt('{"\\ud83d\\ude00\\n\\u0000":@}'),
+    "escaped fields": file(
+        '{"a":{"d\\u0074ype":"F\\u00332","shape":[2],"data_offsets":[0,8]}}', bytes(8)
+    ),
+    "fields in another order": file({"a": dict([*tensor().items()][::-1])}, bytes(8)),
+    "tensors in another order": two([8, 16], [0, 8]),
+    "spaces everywhere": file(
+        '{ "a" :\t{"dtype" : "F32" ,\n"shape":[ 2 ] ,"data_offsets":[ 0 , 8 ]\r} }   ',
+        bytes(8),
+    ),
+    "a header that is not aligned": spelt('{"a":@} '),
+    "data that is not aligned": file(
+        {
+            "a": tensor(dtype="U8", shape=[1], data_offsets=[0, 1]),
+            "b": tensor(data_offsets=[1, 9]),
+        },
+        bytes(range(9)),
+    ),
+    "metadata that is empty": described({}),
+    "metadata at the end": file({"a": tensor(), "__metadata__": {"x": ""}}, bytes(8)),
+    "NaN and infinity": one(struct.pack("<ff", float("nan"), float("inf"))),
+    "sixty-four axes": one(shape=[1] * 63 + [2]),
+    "an empty tensor with a large size": empty(2**60, 0),
+    "ten thousand tensors": file(
+        {f"{i}": tensor(data_offsets=[8 * i, 8 * i + 8]) for i in range(10_000)},
+        bytes(80_000),
+    ),
+}
+
+
+# ----------------------------------------------------------------------------- archives
+
+
+def npy(array, old=b"", new=b""):
+    """An array as NumPy stores it, its header changed."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, allow_pickle=True)
+    return stream.getvalue().replace(old, new.ljust(len(old)))
+
+
+def archive(*members, compression=zipfile.ZIP_STORED):
+    """A zip of such files."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as made:
+        for name, data in members:
+            made.writestr(name, data)
+    return stream.getvalue()
+
+
+ARRAY = npy(np.arange(6, dtype=np.float32))
+PAIR = archive(("a.npy", ARRAY), ("b.npy", ARRAY))
+SIX = np.zeros(6, "f4")
+ZIPPED = archive(("a.npy", ARRAY), compression=zipfile.ZIP_DEFLATED)
+
+# An archive with one file, ``a.npy``.
+INNER = {
+    "no array inside": (b"hello, hello, hello", "'a': ValueError"),
+    "a pickle": (npy(np.array([print], object)), "dtype object, which is no number"),
+    "text": (npy(np.array(["x"])), "which is no number"),
+    "dates": (npy(np.array(["2020"], "M8[Y]")), "dtype datetime64.* no number"),
+    "rows with fields": (npy(np.zeros(2, "f4,i4")), "which is no number"),
+    "bfloat16": (npy(np.zeros(2, "V2")), "bfloat16 and float8 so, and loses which"),
+    "a shape larger than the data": (
+        npy(SIX, b"(6,), }  ", b"(60,), } "),
+        r"float32\[60\] has 240 bytes, and the file has 24",
+    ),
+    "a shape by a sum": (npy(SIX, b"(6,), }       ", b"(1+5,), }"), "'a': Value"),
+    "a negative shape": (npy(SIX, b"(6,), } ", b"(-6,), }"), r"the shape \[-6\]"),
+    "a program as a header": (npy(SIX, b"'<f4'", b"f()"), "'a': ValueError"),
+    "an unknown version": (ARRAY.replace(b"NUMPY\x01", b"NUMPY\x09"), "version"),
+    "data that is cut off": (ARRAY[:-4], "and the file has 20 for"),
+}
+
+ARCHIVES = {
+    "no zip": (b"x" * 100, "BadZipFile"),
+    "nothing": (b"", "BadZipFile"),
+    "a zip that is cut off": (PAIR[:-30], "BadZipFile"),
+    "its beginning is missing": (PAIR[200:], "tensor 'a': "),
+    "no array": (archive(("a.txt", b"x")), "is no array"),
+    "a name twice": (PAIR.replace(b"b.npy", b"a.npy"), "'a': is there twice"),
+    "a compressed one, damaged": (ZIPPED[:60].ljust(64, b"\0") + ZIPPED[64:], "'a': "),
+    **{name: (archive(("a.npy", data)), text) for name, (data, text) in INNER.items()},
+}
+
+
+# ------------------------------------------------------------------------------ folders
+
+
+def index(places):
+    """An index of a set."""
+    return json.dumps({"metadata": {}, "weight_map": places}).encode()
+
+
+INDEX = "model.safetensors.index.json"
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+OTHER = file({"b": tensor()}, bytes(8))
+OUTSIDE = "../outside.safetensors"
+IN_ONE = {INDEX: index({"a": ONE})}
+
+# An index with one tensor in such a file.
+PLACES = {
+    "an index without files": (ONE, f"file '{ONE}' is missing"),
+    "a file above": (OUTSIDE, f"file '{OUTSIDE}' is not in the folder"),
+    "a file above, from below": (f"below/../{OUTSIDE}", f"/../{OUTSIDE}' is not in"),
+    "an absolute path": ("/etc/passwd", "'/etc/passwd' is not in the folder"),
+    "a path of Windows": ("..\\outside.safetensors", r"outside.safetensors' is not in"),
+    "a drive of Windows": ("C:x.safetensors", "'C:x.safetensors'"),
+    "a stream of Windows": (f"{ONE}:x", f"'{ONE}:x' is not in"),
+    "half a character in a path": ("\ud800", r"'\\ud800' is not in"),
+    "a zero in a path": ("a\0b", r"'a\\x00b' is not in"),
+    "the folder as a file": (".", r"file '.' is not in"),
+    "a file without a name": ("", "file '' is not in"),
+    "a file that is another index": (INDEX, "its header would have"),
+    "a file that is a number": (1, "'a': has int in the place of a file"),
+    "a file that is null": (None, "has NoneType in the place"),
+}
+
+# An index of these bytes, beside a good file.
+INDEXES = {
+    "no weight_map": (b'{"metadata": {}}', "it has no weight_map"),
+    "a weight_map that is a list": (b'{"weight_map": ["a"]}', "no weight_map"),
+    "an index that is a list": (b"[]", "it has no weight_map"),
+    "an index that is no JSON": (b"{", "it is no JSON"),
+    "an index that is not UTF-8": (b'{"\xff": 1}', "it is not UTF-8, at byte 2"),
+    "an index that nests": (b"[" * 999_999, "it nests too deeply"),
+    "a number of many digits": (b'{"x": %s}' % (9999 * b"9"), "no JSON: Exceeds"),
+    "a tensor twice in the index": (
+        b'{"weight_map": {"a": "x", "a": "%s"}}' % ONE.encode(),
+        "it has the key 'a' twice",
+    ),
+    "two weight_maps": (b'{"weight_map": {}, "weight_map": {}}', "'weight_map' twice"),
+}
+
+FOLDERS = {
+    "nothing there": ({}, "it has no .safetensors file"),
+    "a file above and back": (
+        {ONE: GOOD, INDEX: index({"a": f"../model/{ONE}"})},
+        f"'../model/{ONE}' is not in",
+    ),
+    "a link to a file outside": (
+        IN_ONE | {ONE: Path(OUTSIDE)},
+        "a link to .*/outside.safetensors, is not in",
+    ),
+    "a link to a folder outside": (
+        {"below": Path(".."), INDEX: index({"a": "below/outside.safetensors"})},
+        "'below/outside.safetensors', a link to",
+    ),
+    "a circle of links": (IN_ONE | {ONE: Path(ONE)}, f"'{ONE}'"),
+    "a pipe": (IN_ONE | {ONE: None}, "it is not a regular file"),
+    "a file that lacks a tensor": (
+        {ONE: GOOD, INDEX: index({"a": ONE, "c": ONE})},
+        f"'c': should be in '{ONE}', and is not",
+    ),
+    "a tensor in another file": (
+        {ONE: GOOD, TWO: OTHER, INDEX: index({"a": TWO, "b": ONE})},
+        f"'a': should be in '{TWO}', and is not",
+    ),
+    "a tensor in two files": (
+        {ONE: GOOD, TWO: two([0, 8], [8, 16]), INDEX: index({"a": ONE, "b": TWO})},
+        f"'a': is in '{TWO}'; the index says '{ONE}'",
+    ),
+    "a tensor that the index lacks": (
+        IN_ONE | {ONE: two([0, 8], [8, 16])},
+        "'b': is in .*; the index says nothing of it",
+    ),
+    "a damaged file": (
+        {ONE: GOOD, TWO: OTHER[:-3], INDEX: index({"a": ONE, "b": TWO})},
+        f"{TWO}.*\n.*'b': it ends at byte 8, and the file has 5",
+    ),
+    "a set and a file": (
+        IN_ONE | {"model.safetensors": GOOD, ONE: GOOD},
+        f"several files, .*: {INDEX}, {ONE}, model.safetensors",
+    ),
+    "a set without its index": ({ONE: GOOD, TWO: OTHER}, f"several files, .*: {ONE}, "),
+    "two indexes": (
+        {f"{name}.safetensors.index.json": index({}) for name in "xy"},
+        "several files, .*: x.safetensors.index.json, y.saf",
+    ),
+}
+for name, (place, text) in PLACES.items():
+    FOLDERS[name] = {INDEX: index({"a": place})}, text
+for name, (data, text) in INDEXES.items():
+    FOLDERS[name] = {ONE: GOOD, INDEX: data}, text
+
+
+# ----------------------------------------------------------------- what is said of them
 
 
 def lay(folder, content):
     """Makes a folder."""
     folder.mkdir(parents=True)
-    (folder.parent / "outside.safetensors").write_bytes(hostile_files.GOOD)
+    (folder.parent / "outside.safetensors").write_bytes(GOOD)
     for name, data in content.items():
         if data is None:
             os.mkfifo(folder / name)
@@ -35,22 +465,22 @@ def lay(folder, content):
 def corpus(tmp_path_factory):
     """All of them on disk: the path by name, with what the error must say."""
     folder, found = tmp_path_factory.mktemp("corpus"), {}
-    files = {name: (*x, "safetensors") for name, x in hostile_files.FILES.items()}
-    for name, x in hostile_archives.ARCHIVES.items():
+    files = {name: (*x, "safetensors") for name, x in FILES.items()}
+    for name, x in ARCHIVES.items():
         files[f"npz: {name}"] = *x, "npz"
     for i, (name, (data, text, suffix)) in enumerate(files.items()):
         path = folder / f"{i}.{suffix}"
         path.write_bytes(data)
         found[name] = path, text
-    for i, (name, (content, text)) in enumerate(hostile_folders.FOLDERS.items()):
+    for i, (name, (content, text)) in enumerate(FOLDERS.items()):
         found[f"folder: {name}"] = lay(folder / f"{i}" / "model", content), text
     return found
 
 
 NAMES = [
-    *hostile_files.FILES,
-    *(f"npz: {name}" for name in hostile_archives.ARCHIVES),
-    *(f"folder: {name}" for name in hostile_folders.FOLDERS),
+    *FILES,
+    *(f"npz: {name}" for name in ARCHIVES),
+    *(f"folder: {name}" for name in FOLDERS),
 ]
 
 
@@ -91,11 +521,11 @@ def test_none_is_loaded_or_takes_much_memory(corpus):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", hostile_files.FILES)
+@pytest.mark.parametrize("name", FILES)
 def test_the_library_takes_only_what_is_listed(name):
     library = pytest.importorskip("safetensors")
-    data, _ = hostile_files.FILES[name]
-    if name in hostile_files.STRICTER:
+    data, _ = FILES[name]
+    if name in STRICTER:
         library.deserialize(data)
     else:
         with pytest.raises(library.SafetensorError):

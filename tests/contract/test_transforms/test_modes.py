@@ -1,7 +1,7 @@
 """The modes of transforms: defaults, when they count, ``compat``, module paths.
 
 What `set_graph_mode` and `set_graph_updates` are by themselves, and what functions
-other than transforms do in each mode, is tested in ``test_graph_state/test_modes.py``.
+other than transforms do in each mode, is tested in ``test_graph_state/test_update.py``.
 """
 
 import contextlib

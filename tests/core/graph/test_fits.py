@@ -1,17 +1,19 @@
 """What a state has for an object: one comparison, and `update` with ``strict``."""
 
+import collections
 import pickle
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import strategies as st
 
 import graftree as nnx
-
-# `update` itself takes no objects as deep as those that it compares.
 from graftree.core.graph import fits
+from tests import comparisons, strategies, zoo
 
 ONES, ZEROS = jnp.ones(2), jnp.zeros(2)
 
@@ -251,3 +253,271 @@ def test_deep_objects_need_no_deep_stack():
         node, state = nnx.Dict(x=node), {"x": state}
     fit = fits.compare(node, state)
     assert fit.error("") is None and len(fit.pairs) == 1
+
+
+# ------------------------------------------------------ states are matched with objects
+
+SOME = strategies.examples(few=30, many=300)
+
+
+def spelled(state):
+    """The keys as checkpoints have them."""
+    is_mapping = isinstance(state, dict)
+    return {str(k): spelled(x) for k, x in state.items()} if is_mapping else state
+
+
+def in_boxes(state):
+    """A level below each Variable, as Orbax restores what it knows no types of."""
+    flat = nnx.to_flat_state(state)
+    leaves = [
+        {"value": leaf.get_value()} if isinstance(leaf, nnx.Variable) else leaf
+        for leaf in flat.leaves
+    ]
+    return nnx.to_pure_dict(nnx.from_flat_state(zip(flat.paths, leaves, strict=True)))
+
+
+STATES = {
+    "state": lambda state: state,
+    "pure": nnx.to_pure_dict,
+    "spelled": lambda state: spelled(nnx.to_pure_dict(state)),
+    "boxed": in_boxes,
+    "spelled boxes": lambda state: spelled(in_boxes(state)),
+}
+
+
+def raised(leaf):
+    """A leaf with other numbers."""
+    if isinstance(leaf, nnx.Variable):
+        return leaf.copy(jax.tree.map(raised, leaf.get_value()))
+    return leaf + 1 if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+
+
+def updated(node, state, **options):
+    """A copy of an object after an update, or the words of its error."""
+    copy = nnx.clone(node)
+    try:
+        nnx.update(copy, state, **options)
+    except ValueError as error:
+        comparisons.check_same(copy, nnx.clone(node), comparisons.same_value)
+        return str(error)
+    return copy
+
+
+def check_agree(a, b):
+    if isinstance(a, str) or isinstance(b, str):
+        assert a == b
+    else:
+        comparisons.check_same(a, b, comparisons.same_value)
+
+
+@SOME
+@hypothesis.given(strategies.graphs(refs=False), st.sampled_from([*STATES]))
+def test_lax_and_strict_updates_agree_on_all_leaves(node, form):
+    state = nnx.map_state(lambda _, leaf: raised(leaf), nnx.state(node))
+    given = STATES[form](state)
+    check_agree(updated(node, given), updated(node, given, strict=True))
+    check_agree(updated(node, state), updated(node, given))
+
+
+@SOME
+@hypothesis.given(strategies.graphs(refs=False), st.sampled_from([*STATES]), st.data())
+def test_what_is_missing_and_unexpected_is_told_and_nothing_else(node, form, data):
+    flat = nnx.to_flat_state(nnx.state(node))
+    arrays = [path for path, leaf in flat if isinstance(nnx.as_pure(leaf), jax.Array)]
+    hypothesis.assume(arrays)
+    dropped = data.draw(st.sampled_from(arrays))
+    kept = [(path, leaf) for path, leaf in flat if path != dropped]
+    given = STATES[form](nnx.from_flat_state([*kept, (("new",), jnp.ones(1))]))
+    with pytest.raises(nnx.errors.StateMismatchError) as caught:
+        nnx.update(node, given, strict=True)
+    assert caught.value.missing == (dropped,)
+    assert caught.value.unexpected == (("new",),)
+    assert not caught.value.misfits
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_update_names_the_first_place_that_cannot_be_set(strict):
+    Pair = collections.namedtuple("Pair", "second first")
+    node = nnx.Dict(c=nnx.data(Pair(jnp.ones(1), Pair(jnp.ones(1), jnp.ones(1)))))
+    with pytest.raises(ValueError, match=r"Cannot set key 'first'.*'c/first/first'"):
+        nnx.update(node, nnx.state(nnx.clone(node)), strict=strict)
+
+
+# ------------------------------------------------------------------------------ updates
+
+
+def param(value):
+    return nnx.Param(jnp.array(value))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"b": 5.0, "static": jnp.ones(1)}, {"items": {7: 1.0}}]
+)
+def test_failed_update_changes_nothing(wrong):
+    node = zoo.Box(a=param(1.0), b=param(2.0), static=1, items=nnx.data([ONES]))
+    with pytest.raises((ValueError, IndexError)):
+        nnx.update(node, {"a": jnp.array(9.0), **wrong})
+    assert (node.a[...], node.b[...], node.static) == (1.0, 2.0, 1)
+
+
+def test_update_of_a_captured_model_changes_nothing():
+    node = zoo.Scale(1.0)
+
+    def f(x):
+        inner = nnx.Dict(model=node, own=nnx.Param(x))
+        nnx.update(inner, {"own": x * 2, "model": {"w": x}})
+
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.jit(f)(1.0)
+    assert node.w[...] == 1.0 and not isinstance(node.w[...], jax.core.Tracer)
+
+
+@pytest.mark.parametrize(
+    "container", [nnx.List, list, lambda items: dict(enumerate(items))]
+)
+def test_indices_may_be_strings(container):
+    node = container([nnx.Param(1.0), nnx.Param(2.0)])
+    nnx.update(node, {"1": 5.0, 0: 4.0})
+    assert [node[0].get_value(), node[1].get_value()] == [4.0, 5.0]
+    assert list(nnx.state(node)) == [0, 1] and len(node) == 2
+
+
+def test_strings_that_are_no_index_of_the_node_stay_strings():
+    mixed, node = {0: nnx.Param(1.0)}, nnx.Dict(a=1)
+    nnx.update(mixed, {"7": 2.0})
+    nnx.update(node, {"7": 2.0})
+    assert list(mixed) == [0, "7"] and node["7"] == 2.0
+
+
+def test_attributes_of_classes_that_are_no_pytrees_are_known_by_their_values():
+    variable = nnx.Param(1.0)
+    node = zoo.Hidden(items=[variable], k=1)
+    nnx.update(node, {"items": {0: 2.0}, "k": 3})
+    assert node.items[0] is variable and variable.get_value() == 2.0 and node.k == 3
+
+
+# ------------------------------------------------- issue 12: partial checkpoints
+
+
+@pytest.mark.parametrize(
+    "held",
+    [ZEROS, np.zeros(2), jax.ShapeDtypeStruct((2,), jnp.float32)],
+    ids=["jax", "numpy", "abstract"],
+)
+def test_an_array_in_a_box_of_a_checkpoint_is_taken_out(held):
+    model = nnx.Dict(layers=nnx.List([nnx.Dict(w=nnx.Param(held))]))
+    given = {"layers": {"0": {"w": {"value": ONES}}}}
+    for state in (given, nnx.State(given)):
+        nnx.update(model, state)
+        assert model.layers[0].w[...].tolist() == [1.0, 1.0]
+    merged = nnx.merge(nnx.graphdef(model), given)
+    assert merged.layers[0].w[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("is_ref", [False, True])
+def test_mappings_for_arrays_are_listed_and_nothing_changes(is_ref):
+    stat = nnx.BatchStat(jnp.zeros((2, 3)), ref=is_ref)
+    model = nnx.Dict(a=nnx.Param(ZEROS), b=nnx.List([stat]), c=nnx.Param(np.zeros(1)))
+    given = {"a": ONES, "b": {0: {"x": 1, "y": 2}}, "c": {"value": {"z": 3}}}
+    with pytest.raises(ValueError, match="can't take the place of an array") as caught:
+        nnx.update(model, given)
+    where = "b/0: the BatchStat holds float32[2,3], got a dict with the keys 'x', 'y'"
+    for part in (where, "c: the Param holds", "Pass the array at that path"):
+        assert part in str(caught.value)
+    assert model.a[...].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, nnx.Param], ids=["raw", "Variable"])
+@pytest.mark.parametrize("held", [ZEROS, jax.ShapeDtypeStruct((2,), "float32")])
+def test_numpy_arrays_become_arrays_of_jax(wrap, held):
+    model, given = nnx.Dict(a=nnx.Param(held)), np.ones(2, np.float64)
+    nnx.update(model, {"a": wrap(given)})
+    value = model.a.get_raw_value()
+    assert isinstance(value, jax.Array) and value.dtype == jnp.float32
+    given[:] = 5.0
+    assert value.tolist() == [1.0, 1.0]
+
+
+def test_numpy_arrays_stay_where_they_are_held_or_are_no_numbers():
+    model = nnx.Dict(a=nnx.Param(np.zeros(2)), b=nnx.Param(ZEROS))
+    given = {"a": np.ones(2), "b": np.array(["x", "y"])}
+    nnx.update(model, given)
+    assert all(model[key].get_raw_value() is given[key] for key in "ab")
+
+
+BOXED = {
+    "number": (3, {"value": 3}, 3),
+    "None": (None, {"value": None}, None),
+    "list": ([1.0], {"value": [1.0]}, [1.0]),
+    "mapping": ({"a": 1}, {"value": {"a": 2}}, {"a": 2}),
+    # No box: the key is one of the value.
+    "own key": ({"value": 1}, {"value": 3}, {"value": 3}),
+    "anything": (None, {"value": 2}, {"value": 2}),
+}
+
+
+@pytest.mark.parametrize(("held", "given", "expected"), BOXED.values(), ids=BOXED)
+def test_boxes_of_values_that_are_no_arrays_are_taken_out(held, given, expected):
+    model = {"x": nnx.Variable(held)}
+    nnx.update(model, {"x": given})
+    assert model["x"].get_raw_value() == expected
+
+
+def test_the_bookkeeping_of_saved_modules_is_passed_over():
+    def bias():
+        return nnx.Dict(b=nnx.Param(ZEROS))
+
+    saved = {"_pytree__state": None, "b": {"value": ONES}}
+    model, state = bias(), nnx.state(bias())
+    nnx.update(model, saved)
+    nnx.replace_by_pure_dict(state, {"_pytree__state": None, "b": ONES})
+    for found in (model.b, state["b"], nnx.merge(nnx.graphdef(model), saved).b):
+        assert found[...].tolist() == [1.0, 1.0]
+    for wrong in ({"_pytree__state": 1}, {"_pytree__nodes": {"b": True}}):
+        with pytest.raises(ValueError, match="bookkeeping of the Dict"):
+            nnx.update(model, wrong)
+    assert list(nnx.state(model)) == ["b"]
+
+
+def test_boxes_in_values_that_are_mappings_are_taken_out():
+    held = {"a": jnp.zeros(1), "b": {0: jnp.zeros(1)}}
+    model = {"x": nnx.Variable(held)}
+    given = {"a": {"value": jnp.ones(1)}, "b": {"0": jnp.ones(1)}}
+    for state in ({"x": given}, {"x": {"value": given}}, nnx.State({"x": given})):
+        nnx.update(model, state)
+        found = model["x"].get_raw_value()
+        assert jax.tree.structure(found) == jax.tree.structure(held)
+        assert found["b"][0].tolist() == [1.0]
+    with pytest.raises(ValueError, match=r"x/a: the Variable holds float32\[1\]"):
+        nnx.update(model, {"x": {"a": {"c": jnp.ones(1)}}})
+
+
+REFUSED = {
+    "a mapping can't take the place": (nnx.Variable(3), {"a": 1, "b": 2}),
+    "got a Dict with the keys 'w'": (nnx.Param(ZEROS), nnx.Dict(w=nnx.Param(ONES))),
+    r"x: the attribute holds float32\[2\]": (ZEROS, {"a": ONES}),
+}
+
+
+@pytest.mark.parametrize("phrase", REFUSED)
+def test_mappings_for_what_is_none_are_refused(phrase):
+    held, given = REFUSED[phrase]
+    model = zoo.Box(x=held)
+    with pytest.raises(ValueError, match=phrase):
+        nnx.update(model, {"x": given})
+    assert model.x is held and np.max(jax.tree.leaves(held)[0]) in (0, 3)
+
+
+def test_boxes_for_array_attributes_are_taken_out():
+    node = zoo.Hidden(x=ZEROS)
+    nnx.update(node, {"x": {"value": ONES}})
+    assert node.x.tolist() == [1.0, 1.0]
+
+
+def test_a_flat_state_of_a_variable_is_its_value():
+    variable = nnx.Param(ZEROS)
+    for path in ((), ("value",)):
+        flat = nnx.FlatState([(path, ONES)], sort=True)
+        nnx.update(variable, flat)
+        assert variable[...].tolist() == [1.0, 1.0]
+        variable[...] = 0.0
