@@ -22,7 +22,8 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 #   replaced; what a model calls, and what each call costs.
 # - `summaries.py`: `nnx.tabulate`; `outlines.py` words values, and what objects hold.
 # - `displays.py`: objects in notebooks and HTML files, and as text.
-# - `recompiles.py`: why a compiled function was traced again, and how traces differ.
+# - `recompiles.py`: why a compiled function was traced again, and how traces differ;
+#   `trace_facts.py`: what a trace depended on.
 
 from graftree import namespaces
 from graftree.debugging.displays import display_to_html as display_to_html

@@ -23,17 +23,11 @@ from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, Repe
 from graftree.core.graph.graphdefs import LEAF, Static
 from graftree.core.modules.containers import List
 from graftree.core.text import short_forms
+from graftree.debugging import trace_facts
+from graftree.debugging.trace_facts import TYPE, Aspect, Facts, OnMesh, Path, Setting
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import decorators, traces
-from graftree.transforms.crossing.traces import (
-    TYPE,
-    Aspect,
-    Facts,
-    OnMesh,
-    Path,
-    Placed,
-    Setting,
-)
+from graftree.transforms.crossing import decorators
+from graftree.transforms.crossing.traces import Placed
 
 # How much of a table is printed: the latest traces, some rows of each.
 _MOST_TRACES, _MOST_ROWS = 6, 5
@@ -190,7 +184,7 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
     rows: list[Cause] = []
     recompiles = 0
     for trace in jitted.traces.listed():
-        number, facts = trace.number, traces.of_trace(trace)
+        number, facts = trace.number, trace_facts.of_trace(trace)
         if facts is None:
             rows += [Cause(number, None, "", _GONE, "", "")] * (number > max(after, 1))
             continue
@@ -198,7 +192,7 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
             rows += _nearest(number, known, facts)
         known.append((number, facts))
         if number > after:
-            compiled = traces.of_placements(trace)
+            compiled = trace_facts.of_placements(trace)
             recompiles += len(compiled[1:])
             for count in range(1, len(compiled)):
                 earlier = [(number, facts) for facts in compiled[:count]]
@@ -329,7 +323,7 @@ def _rows(
 
 def _aspects(was: Any, now: Any) -> list[tuple[str, str, str]]:
     """The aspects in which two types differ; their text, if none of those does."""
-    before, after = map(traces.aspects, (was, now))
+    before, after = map(trace_facts.aspects, (was, now))
     found = [
         (what, _word_of_value(before.get(what)), _word_of_value(after.get(what)))
         for what in before | after
@@ -395,7 +389,7 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
         case Box(is_ref=True):
             return f"{differences.describe(fact)} in a ref"
         case _ if fact is LEAF and (*path, TYPE) in facts:
-            aspects = traces.aspects(facts[*path, TYPE])
+            aspects = trace_facts.aspects(facts[*path, TYPE])
             return short_forms.describe_form(aspects["dtype"], aspects["shape"])
         case Static() if inspect.isroutine(fact.value):
             return _word_of_function(fact.value)
