@@ -153,7 +153,7 @@ def _multihost() -> Any:
 # Within a process a lock that rests, as that of a series between two saves, is handed
 # to the next writer.
 
-ENDING = ".graftree-lock"
+LOCK_ENDING = ".graftree-lock"
 
 # By the open file, the locks that this process has; changed by one thread at a time.
 _held: dict[int, weakref.ref[Lock]] = {}
@@ -253,7 +253,7 @@ def _handed_over(path: str) -> int | None:
 @contextlib.contextmanager
 def held(folder: Any) -> Iterator[None]:
     """Keeps others from writing a folder, which need not be there, for a while."""
-    lock = Lock(folder.parent / (folder.name + ENDING), folder)
+    lock = Lock(folder.parent / (folder.name + LOCK_ENDING), folder)
     lock.take()
     try:
         yield

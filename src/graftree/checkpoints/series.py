@@ -78,7 +78,9 @@ class Checkpoints:
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
         self._checkpointer: Any = None  # made by the first save
-        self._lock = processes.Lock(self._directory / processes.ENDING, self._directory)
+        self._lock = processes.Lock(
+            self._directory / processes.LOCK_ENDING, self._directory
+        )
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._is_closed = False

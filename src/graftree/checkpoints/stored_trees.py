@@ -394,8 +394,8 @@ class Restored:
             given = [None] * len(targets)
             if pair.is_given:
                 given = jax.tree.leaves(flattening.raw_of(pair.given))
-            places = [place_of.get(id(x)) for x in given]
-            facts = [None if x is None else self._found.facts.get(x) for x in places]
+            places: list[Any] = [place_of.get(id(x)) for x in given]
+            facts = [self._found.facts.get(place) for place in places]
             are_numbers = bool(facts) and all(map(_is_same_number, facts, targets))
             pair = _renamed(pair._replace(leaf=holder.leaf), prefix, are_numbers)
             is_taken = choice.decide(pair) and pair.is_given

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Dtype, Path
 from graftree.core import paths
-from graftree.core.graph import flattening, watches
+from graftree.core.graph import differences, flattening, watches
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Cache
 from graftree.core.variables.variables import Variable
@@ -453,9 +453,9 @@ def _run(
         counts = counts + is_running
         is_running = is_running & ~jnp.isin(token, ends)
         at = (lengths + step - 1)[:, None]
-        before = _forms({"model": model, "cache": cache})
+        before = _structure({"model": model, "cache": cache})
         logits = model(token[:, None], positions=at, cache=cache)[:, 0]
-        _check_kept(before, _forms({"model": model, "cache": cache}))
+        _check_kept(before, _structure({"model": model, "cache": cache}))
         return step + 1, choose(logits, step), made, is_running, counts, cache, model
 
     made = jnp.zeros((batch, count), jnp.int32)
@@ -469,40 +469,30 @@ def _run(
     return made, counts + is_running
 
 
-def _forms(objects: Any) -> dict[Path, Any]:
-    """Each array and Variable by path: which one, its type, the form of its value."""
-    found = {}
+def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
+    """The types and forms of arrays and Variables by path; and which Variables."""
+    forms, held = {}, {}
     skeleton, leaves = watches.flatten_node(objects, None, "nnx.decoding.generate")
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
-        listed, treedef = jax.tree.flatten(flattening.raw_of(leaf))
-        shapes = tuple(jax.typeof(x).str_short() for x in listed)
+        raw = flattening.raw_of(leaf)
+        form = jax.tree.map(lambda x: jax.typeof(x).str_short(), raw)
         is_variable = isinstance(leaf, Variable)
-        name = type(leaf).__name__ if is_variable else "array"
-        found[path] = name, shapes, treedef, id(leaf) if is_variable else None
-    return found
+        forms[path] = f"{type(leaf).__name__ if is_variable else 'array'}({form})"
+        if is_variable:
+            held[path] = differences.Exactly(leaf)
+    return forms, held
 
 
-def _check_kept(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> None:
+def _check_kept(before: Any, after: Any) -> None:
     """Raises if a call left something else than new values."""
-    nothing = "nothing", (), None, None
-    lines = []
-    for path in {**before, **after}:
-        (old, *form), (new, *other) = (
-            before.get(path, nothing),
-            after.get(path, nothing),
-        )
-        if form != other:
-            is_new = old == new and form[:2] == other[:2]
-            lines.append(
-                f"{paths.dotted(path)}: {old}({', '.join(form[0])}) before a call, "
-                f"{'another ' * is_new}{new}({', '.join(other[0])}) after it"
-            )
-    if lines:
+    forms, held = map(differences.between, before, after)
+    if found := forms or held:
+        lines = differences.in_words(found, "before a call", "after it", paths.dotted)
         raise ValueError(
             errors.message(
                 "nnx.decoding.generate: a call of the model changes what there is, not "
                 "only values, and a compiled loop has no room for that.",
-                where="\n".join(lines[:8]),
+                where="\n".join(lines),
                 way_out="Make Variables in __init__ or init_cache, with the shapes "
                 "that they keep, and write to them: v[...] = x. Let sow be silent "
                 "outside of nnx.capture: sow(..., capture_noop=True).",
