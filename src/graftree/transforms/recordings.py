@@ -25,7 +25,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.core.graph import nodes
-from graftree.core.graph.graphdefs import ArrayRefDef, NodeRef, VariableDef
+from graftree.core.graph.graphdefs import NodeRef
 from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.objects.pytrees import Pytree
@@ -41,7 +41,7 @@ from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.signatures import Signature, Slot
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -128,16 +128,14 @@ def _abstract(raw: Any) -> Any:
 
 def _with_refs(group: Values) -> Values:
     values = [
-        jax.new_ref(raw) if _is_of_ref(slot.definition) else raw
-        for slot, raw in group.slots()
+        jax.new_ref(raw) if _is_of_ref(slot) else raw for slot, raw in group.slots()
     ]
     return Values.of(values, group.signature, group.positions)
 
 
-def _is_of_ref(definition: Any) -> bool:
-    if isinstance(definition, VariableDef):
-        return definition.metadata["ref"]
-    return isinstance(definition, ArrayRefDef)
+def _is_of_ref(slot: Slot) -> bool:
+    # A Variable may lack its ref: abstract ones do.
+    return slot.variable.metadata["ref"] if slot.variable else slot.is_ref
 
 
 def _read(raw: Any) -> Any:
