@@ -211,14 +211,11 @@ def make_jaxpr(
             )
         statics = decorators.choose(function, "static", static_argnums)
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
-        trace = jax.make_jaxpr(inside.interior(function, row))
 
-        @decorators.wraps(function)
-        def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
-            with _jax.hidden_frames:
-                return trace(*Call(function, row, args, kwargs).groups)
+        def run(trace: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return trace(*Call(function, row, args, kwargs).groups)
 
-        return jaxpr_of
+        return outside.lift(function, lambda f, *_: jax.make_jaxpr(f), row, run)
 
     return decorators.decorate(f, "make_jaxpr", make)
 
@@ -274,18 +271,16 @@ def checkify(
         keywords=(Keywords.REFUSED, Keywords.STAY),
         returns_captured=True,
     )
-    checked = outside.returning_arrays(
-        jax_checkify(inside.interior(f, row), errors=errors)
-    )
 
-    @decorators.wraps(f)
-    def with_error(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        with _jax.hidden_frames:
-            call = Call(f, row, args, kwargs)
-            error, result = checked(*call.groups)
-            return error, call.commit(result)
+    def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
+        return outside.returning_arrays(jax_checkify(inner, errors=errors))
 
-    return with_error
+    def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call(f, row, args, kwargs)
+        error, result = checked(*call.groups)
+        return error, call.commit(result)
+
+    return outside.lift(f, transform, row, run)
 
 
 def opened(
