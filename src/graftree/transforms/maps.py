@@ -311,19 +311,13 @@ def transform_metadata(
         mode,
         Prefix(in_axes, "in_axes", name, mode, keywords=None),
         Prefix(out_axes, "out_axes", name, mode),
+        keywords=(Keywords.BECOME_POSITIONAL, Keywords.BECOME_POSITIONAL),
         axis_metadata={PARTITION_NAME: partition},
         maps_axis=False,
     )
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        lifted = outside.lift(function, lambda inner, ins, outs: inner, row)
-
-        @decorators.wraps(function)
-        def named(*args: Any, **kwargs: Any) -> Any:
-            count = row.inputs.count
-            return lifted(*decorators.to_positions(function, args, kwargs, count))
-
-        return named
+        return outside.lift(function, lambda inner, ins, outs: inner, row)
 
     # Methods bound to a Module are constants of the mapped function, as for JAX.
     return make if f is MISSING else make(f)

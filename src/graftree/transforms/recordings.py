@@ -26,7 +26,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.core.graph import nodes
-from graftree.core.graph.graphdefs import ArrayRefDef, NodeRef, VariableDef
+from graftree.core.graph.graphdefs import NodeRef
 from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.objects.pytrees import Pytree
@@ -42,7 +42,7 @@ from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.signatures import Signature, Slot
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -129,16 +129,14 @@ def _abstract(raw: Any) -> Any:
 
 def _with_refs(group: Values) -> Values:
     values = [
-        jax.new_ref(raw) if _is_of_ref(slot.definition) else raw
-        for slot, raw in group.slots()
+        jax.new_ref(raw) if _is_of_ref(slot) else raw for slot, raw in group.slots()
     ]
     return Values.of(values, group.signature, group.positions)
 
 
-def _is_of_ref(definition: Any) -> bool:
-    if isinstance(definition, VariableDef):
-        return definition.metadata["ref"]
-    return isinstance(definition, ArrayRefDef)
+def _is_of_ref(slot: Slot) -> bool:
+    # A Variable may lack its ref: abstract ones do.
+    return slot.variable.metadata["ref"] if slot.variable else slot.is_ref
 
 
 def _read(raw: Any) -> Any:
@@ -214,14 +212,11 @@ def make_jaxpr(
             )
         statics = decorators.choose(function, "static", static_argnums)
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
-        trace = jax.make_jaxpr(inside.interior(function, row))
 
-        @decorators.wraps(function)
-        def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
-            with _jax.hidden_frames:
-                return trace(*Call(function, row, args, kwargs).groups)
+        def run(trace: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return trace(*Call(function, row, args, kwargs).groups)
 
-        return jaxpr_of
+        return outside.lift(function, lambda f, *_: jax.make_jaxpr(f), row, run)
 
     return decorators.decorate(f, "make_jaxpr", make)
 
@@ -277,18 +272,16 @@ def checkify(
         keywords=(Keywords.REFUSED, Keywords.STAY),
         returns_captured=True,
     )
-    checked = outside.returning_arrays(
-        jax_checkify(inside.interior(f, row), errors=errors)
-    )
 
-    @decorators.wraps(f)
-    def with_error(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        with _jax.hidden_frames:
-            call = Call(f, row, args, kwargs)
-            error, result = checked(*call.groups)
-            return error, call.commit(result)
+    def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
+        return outside.returning_arrays(jax_checkify(inner, errors=errors))
 
-    return with_error
+    def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call(f, row, args, kwargs)
+        error, result = checked(*call.groups)
+        return error, call.commit(result)
+
+    return outside.lift(f, transform, row, run)
 
 
 def opened(

@@ -233,6 +233,7 @@ def _is_operand(value: Any) -> bool:
     )
 
 
+@dataclasses.dataclass(eq=False)
 class _Lifted:
     """One call: the functions that JAX gets, and what they know of the arguments.
 
@@ -243,30 +244,26 @@ class _Lifted:
         fixed: Leaves that are closed over, by position.
     """
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        fwd: Callable[..., Any],
-        bwd: Callable[..., Any],
-        symbolic_zeros: bool,
-        row: Row,
-        groups: Sequence[Values],
-        nondiff: Sequence[int],
-        fixed: dict[int, Any],
-    ) -> None:
-        self.fun, self.fwd, self.bwd = fun, fwd, bwd
-        self.symbolic_zeros, self.row, self.mode = symbolic_zeros, row, row.mode
-        self.nondiff, self.fixed = nondiff, fixed
-        chosen, others = groups
+    fun: Callable[..., Any]
+    fwd: Callable[..., Any]
+    bwd: Callable[..., Any]
+    symbolic_zeros: bool
+    row: Row
+    groups: dataclasses.InitVar[Sequence[Values]]
+    nondiff: Sequence[int]
+    fixed: dict[int, Any]
+
+    def __post_init__(self, groups: Sequence[Values]) -> None:
+        self.mode, (chosen, others) = self.row.mode, groups
         self.signature, self.positions = chosen.signature, chosen.positions or ()
         count = len(self.signature.treedef.children()[0].children())
-        self.diff = [number for number in range(count) if number not in nondiff]
+        self.diff = [number for number in range(count) if number not in self.nondiff]
         # What `fun` changed, if it was traced before `fwd`, which must return the same.
         self.changed: frozenset[int] | None = None
         self.shapes = _shapes(groups) if self.mode.structure else {}
         # They can't be residuals.
         self.refs = {k: x for k, x in others.by_position().items() if _has_ref(x)}
-        self.takes_updates = not self.mode.structure and _takes_updates(bwd)
+        self.takes_updates = not self.mode.structure and _takes_updates(self.bwd)
 
     def function(self) -> Callable[..., Any]:
         """What is called with the groups ``chosen`` and ``others``."""
