@@ -260,7 +260,7 @@ def saved(
     given = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
     paths = [re.sub(r"^self\b", owner, x) for x in given]
     arguments = dict(zip(program.invars, paths, strict=False))
-    whole = _Part(program, Place(), owner)
+    whole = _Subprogram(program, Place(), owner)
     values = [_value(whole, x, arguments) for x in _distinct(kept)]
     return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
 
@@ -270,7 +270,7 @@ def _distinct(kept: list[Any]) -> list[Any]:
     return [*dict.fromkeys([x for x in kept if not isinstance(x, jaxprs.Literal)])]
 
 
-def _value(whole: _Part, variable: Any, arguments: dict[Any, str]) -> SavedValue:
+def _value(whole: _Subprogram, variable: Any, arguments: dict[Any, str]) -> SavedValue:
     origin, aval = whole.origin(variable), variable.aval
     path, why = origin.path, origin.why
     if origin.variable in arguments:
@@ -294,7 +294,7 @@ class _Origin(NamedTuple):
 _ALIASES = ("reduce_precision", "device_put", "copy", "copy_p", "optimization_barrier")
 
 
-class _Part:
+class _Subprogram:
     """A program, or a part of one that it calls.
 
     Args:
@@ -310,7 +310,7 @@ class _Part:
         program: Any,
         place: Place,
         owner: str,
-        around: _Part | None = None,
+        around: _Subprogram | None = None,
         given: Sequence[Any] = (),
     ) -> None:
         self._place, self._owner, self._around = place, owner, around
@@ -351,7 +351,7 @@ class _Part:
         if kind == "scan":
             constants, carried = jaxprs.scan_counts(equation.params)
             given[constants : constants + carried] = [None] * carried
-        part = _Part(inner[0], place, self._owner, self, given)
+        part = _Subprogram(inner[0], place, self._owner, self, given)
         return part.origin(inner[0].outvars[number])
 
     def _path(self, place: Place) -> str:
