@@ -17,7 +17,7 @@ its sub-module paths. What else is below ``flax`` depends on the machine:
 - Without Flax there are the parts that programs for NNX use (``flax.struct``,
   ``flax.traverse_util``, ...). What is missing is an ``ImportError`` that says so.
 
-`interop.flax_names` has the table of all names.
+`interop.name_tables` has all names.
 """
 
 from __future__ import annotations
