@@ -1,53 +1,37 @@
 """Calls of ``nnx.jit`` with what is no object: States, Variables, tuples of objects."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import optax
 
-from benchmarks import libraries, perceptrons
+from benchmarks import perceptrons, plain_jit, rows
 from benchmarks.gauges import Operation
-from benchmarks.libraries import FLAX, GRAFTREE, RAW
-from benchmarks.rows import HOST_MICROSECONDS, MICROSECONDS, MODES, Group, Row
+from benchmarks.rows import Group
 
 
 def groups(quick: bool = False) -> list[Group]:
     """All measurements; if ``quick``, in the default mode."""
-    modes = {"default": {}} if quick else MODES
     found = []
     for depth in (4, 50):
-        compared = [
-            ("forward call with a State", raw_call, state_call, "1.30 raw"),
+        for name, raw, nnx, target in (
+            ("forward call with a State", plain_jit.raw_call, state_call, "1.30 raw"),
             ("step from State to State", raw_step, state_step, ""),
             ("forward call with (model, optimizer)", raw_pair, pair_call, "1.30 raw"),
-        ]
-        for name, raw, nnx, target in compared:
-            rows = (Row(RAW, "dicts", partial(raw, depth)), *_rows(nnx, depth, modes))
-            found.append(Group(f"{name}, {depth} layers", MICROSECONDS, rows, target))
-        title = f"split((model, optimizer)), {depth} layers"
-        rows = (
-            Row(RAW, "jax.tree.flatten", partial(raw_split, depth)),
-            *_rows(split, depth, {"default": {}}),
+        ):
+            title = f"{name}, {depth} layers"
+            found.append(
+                rows.compared(
+                    title, rows.MICROSECONDS, "dicts", raw, nnx, depth, target=target
+                )
+            )
+        splits = rows.compared(
+            f"split((model, optimizer)), {depth} layers",
+            *(rows.HOST_MICROSECONDS, "jax.tree.flatten", raw_split, split, depth),
+            target="0.17 Flax",
         )
-        found.append(Group(title, HOST_MICROSECONDS, rows, "0.17 Flax"))
-    return found
-
-
-def _rows(make: Callable[..., Operation], depth: int, modes: Any) -> list[Row]:
-    return [
-        Row(name, mode, partial(make, library, depth, **options))
-        for name, library in libraries.installed(GRAFTREE, FLAX).items()
-        for mode, options in modes.items()
-    ]
-
-
-def raw_call(depth: int) -> Operation:
-    """The MLP, whose parameters are dicts."""
-    function, x = jax.jit(perceptrons.apply), perceptrons.batch()["x"]
-    params = perceptrons.parameters(depth)
-    return lambda: function(params, x)
+        found.append(rows.in_default_mode(splits))
+    return [*map(rows.in_default_mode, found)] if quick else found
 
 
 def state_call(nnx: Any, depth: int, **mode: bool) -> Operation:

@@ -8,8 +8,8 @@ from benchmarks import perceptrons
 from benchmarks.gauges import Operation
 
 
-def raw(depth: int) -> Operation:
-    """``jax.lax.cond`` over a pytree."""
+def raw(depth: int, _: bool) -> Operation:
+    """``jax.lax.cond`` over a pytree, as an operand."""
     params, x = perceptrons.parameters(depth), perceptrons.batch()["x"]
 
     def skip(_, x):

@@ -110,7 +110,7 @@ RAW: dict[str, dict[str, Callable[[Parameters, jax.Array], jax.Array]]] = {
 }
 
 
-def raw(name: str, variant: str) -> Operation:
+def raw(variant: str, name: str) -> Operation:
     """The mathematics of a layer."""
     function, params, x = RAW[name][variant], _draw(SHAPES[name]), inputs(name)
     if name == "BatchNorm":

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftree
-from benchmarks import gauges
+from benchmarks import gauges, language_models
 from benchmarks.gauges import Operation
 from benchmarks.libraries import GRAFTREE, RAW
 from benchmarks.rows import Group, Quantity, Row
@@ -165,45 +165,23 @@ def _forward(
 ) -> tuple[jax.Array, Any]:
     """Logits, and the caches with these tokens."""
     x = params["embed"]["embedding"][tokens]
-    turns = _sine_and_cosine(config, positions)
+    turns = language_models.sine_and_cosine(
+        positions, config.head_dim, config.rope_theta
+    )
+    norm = functools.partial(language_models.norm, epsilon=config.rms_norm_eps)
     slots = jnp.arange(caches[0][0].shape[1])
     mask = positions[:, None, :, None] >= slots
     found = []
     for i, cache in enumerate(caches):
         block = params["blocks"][i]
-        y = _norm(config, block["attention_norm"], x)
-        attention = block["attention"]
-        query, key, value = (
-            jnp.einsum("blw,whd->blhd", y, attention[name]["kernel"])
-            for name in ("query", "key", "value")
-        )
-        keys = write(cache[0], _rotate(key, turns), positions)
+        attention, y = block["attention"], norm(block["attention_norm"], x)
+        query, key, value = language_models.heads_of(attention, y)
+        keys = write(cache[0], language_models.rotate(key, turns), positions)
         values = write(cache[1], value, positions)
         found.append((keys, values))
-        query = _rotate(query, turns)
+        query = language_models.rotate(query, turns)
         seen = jax.nn.dot_product_attention(query, keys, values, mask=mask)
         x = x + jnp.einsum("blhd,hdw->blw", seen, attention["out"]["kernel"])
-        y, mlp = _norm(config, block["mlp_norm"], x), block["mlp"]
-        inner = jax.nn.silu(y @ mlp["gate"]["kernel"]) * (y @ mlp["up"]["kernel"])
-        x = x + inner @ mlp["down"]["kernel"]
-    return _norm(config, params["norm"], x) @ params["head"]["kernel"], found
-
-
-def _norm(config: Config, params: Any, x: jax.Array) -> jax.Array:
-    square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    return x * (jax.lax.rsqrt(square + config.rms_norm_eps) * params["scale"])
-
-
-def _sine_and_cosine(config: Config, positions: jax.Array) -> Any:
-    """Of rotary angles, ``[batch, length, 1, head_dim / 2]``."""
-    pairs = config.head_dim // 2
-    speeds = 1.0 / config.rope_theta ** (jnp.arange(pairs, dtype=jnp.float32) / pairs)
-    angles = positions[:, :, None, None].astype(jnp.float32) * speeds
-    return jnp.sin(angles), jnp.cos(angles)
-
-
-def _rotate(x: jax.Array, turns: tuple[jax.Array, jax.Array]) -> jax.Array:
-    sin, cos = turns
-    first, second = jnp.split(x, 2, axis=-1)
-    rotated = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(rotated, axis=-1)
+        y = norm(block["mlp_norm"], x)
+        x = x + language_models.gated_mlp(block["mlp"], y)
+    return norm(params["norm"], x) @ params["head"]["kernel"], found

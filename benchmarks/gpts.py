@@ -94,18 +94,18 @@ def _loss(params: dict[str, Any], x: jax.Array, y: jax.Array) -> jax.Array:
     h = params["embed"][x] + params["positions"]
     for block in params["blocks"]:
         h = _block(block, h)
-    return _cross_entropy(_norm(params["norm"], h) @ params["embed"].T, y)
+    return _cross_entropy(norm(params["norm"], h) @ params["embed"].T, y)
 
 
 def _block(params: dict[str, Any], h: jax.Array) -> jax.Array:
-    x = _norm(params["norm_attention"], h)
+    x = norm(params["norm_attention"], h)
     attended = attention(
         _linear(params["query"], x),
         _linear(params["key"], x),
         _linear(params["value"], x),
     )
     h = h + _linear(params["out"], attended)
-    x = _norm(params["norm_mlp"], h)
+    x = norm(params["norm_mlp"], h)
     return h + _linear(params["down"], jax.nn.gelu(_linear(params["up"], x)))
 
 
@@ -113,7 +113,8 @@ def _linear(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return x @ params["kernel"] + params["bias"]
 
 
-def _norm(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+def norm(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """What ``nnx.LayerNorm`` computes."""
     mean = jnp.mean(x, axis=-1, keepdims=True)
     square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     var = jnp.maximum(square - jnp.square(mean), 0)

@@ -171,7 +171,8 @@ def raw_logits(params: Any, tokens: jax.Array, setting: Setting) -> jax.Array:
     config = setting.config
     params = jax.tree.map(lambda x: x.astype(setting.dtype), params)
     x = setting.constrained(params["embed"]["embedding"][tokens])
-    turns = sine_and_cosine(tokens.shape[1], config.width // config.heads)
+    positions = jnp.arange(tokens.shape[1])[None]
+    turns = sine_and_cosine(positions, config.width // config.heads)
     run = functools.partial(_block, setting)
     if config.stacked:
 
@@ -184,36 +185,49 @@ def raw_logits(params: Any, tokens: jax.Array, setting: Setting) -> jax.Array:
         block = jax.checkpoint(run) if config.remat else run
         for layer in params["blocks"]:
             x = block(layer, x, turns)
-    return _norm(params["norm"], x) @ params["head"]["kernel"]
+    return norm(params["norm"], x) @ params["head"]["kernel"]
 
 
 def _block(setting: Setting, params: Any, x: jax.Array, turns: Any) -> jax.Array:
-    y = _norm(params["attention_norm"], x)
     attention = params["attention"]
-    query, key, value = (
-        jnp.einsum("blw,whd->blhd", y, attention[name]["kernel"])
-        for name in ("query", "key", "value")
-    )
+    query, key, value = heads_of(attention, norm(params["attention_norm"], x))
     seen = jax.nn.dot_product_attention(
         rotate(query, turns), rotate(key, turns), value, is_causal=True
     )
     x = x + jnp.einsum("blhd,hdw->blw", seen, attention["out"]["kernel"])
     x = setting.constrained(x)
-    y, mlp = _norm(params["mlp_norm"], x), params["mlp"]
-    inner = jax.nn.silu(y @ mlp["gate"]["kernel"]) * (y @ mlp["up"]["kernel"])
-    return setting.constrained(x + inner @ mlp["down"]["kernel"])
+    return setting.constrained(
+        x + gated_mlp(params["mlp"], norm(params["mlp_norm"], x))
+    )
 
 
-def _norm(params: Any, x: jax.Array) -> jax.Array:
+def norm(params: Any, x: jax.Array, epsilon: float = EPSILON) -> jax.Array:
+    """What ``nnx.RMSNorm`` computes."""
     square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
-    return (x * (jax.lax.rsqrt(square + EPSILON) * params["scale"])).astype(x.dtype)
+    return (x * (jax.lax.rsqrt(square + epsilon) * params["scale"])).astype(x.dtype)
 
 
-def sine_and_cosine(length: int, size: int) -> tuple[jax.Array, jax.Array]:
-    """Sine and cosine of rotary angles, ``[1, length, 1, size / 2]``."""
+def heads_of(params: Any, x: jax.Array) -> tuple[jax.Array, ...]:
+    """Queries, keys and values ``[batch, length, heads, size]``."""
+    names = ("query", "key", "value")
+    return tuple(
+        jnp.einsum("blw,whd->blhd", x, params[name]["kernel"]) for name in names
+    )
+
+
+def gated_mlp(params: Any, x: jax.Array) -> jax.Array:
+    """``down(silu(gate(x)) * up(x))``."""
+    inner = jax.nn.silu(x @ params["gate"]["kernel"]) * (x @ params["up"]["kernel"])
+    return inner @ params["down"]["kernel"]
+
+
+def sine_and_cosine(
+    positions: jax.Array, size: int, theta: float = THETA
+) -> tuple[jax.Array, jax.Array]:
+    """Sine and cosine of rotary angles, ``[batch, length, 1, size / 2]``."""
     pairs = size // 2
-    frequencies = 1.0 / THETA ** (jnp.arange(pairs, dtype=jnp.float32) / pairs)
-    angles = jnp.arange(length, dtype=jnp.float32)[None, :, None, None] * frequencies
+    frequencies = 1.0 / theta ** (jnp.arange(pairs, dtype=jnp.float32) / pairs)
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     return jnp.sin(angles), jnp.cos(angles)
 
 

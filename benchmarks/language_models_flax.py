@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks import language_models, steps
 from examples.lm import train
@@ -113,7 +114,8 @@ def _attention_fn(nnx: Any) -> Any:
         return functools.partial(with_rope, rope=nnx.RoPE())
 
     def attend(query, key, value, **options):
-        turns = language_models.sine_and_cosine(query.shape[-3], query.shape[-1])
+        positions = jnp.arange(query.shape[-3])[None]
+        turns = language_models.sine_and_cosine(positions, query.shape[-1])
         query, key = (language_models.rotate(x, turns) for x in (query, key))
         return nnx.dot_product_attention(query, key, value, **options)
 

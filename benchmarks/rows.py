@@ -169,23 +169,38 @@ def _where(group: Group, is_kept: Callable[[Row], bool]) -> Group:
     return dataclasses.replace(group, rows=tuple(filter(is_kept, group.rows)))
 
 
-def _of(
-    name: str, make: Callable[..., Operation], *args: Any, variant: str = ""
-) -> list[Row]:
-    """The row of a library, if it is installed."""
-    return [
-        Row(name, variant, partial(make, library, *args))
-        for library in libraries.installed(name).values()
-    ]
+def compared(
+    name: str,
+    quantity: Quantity,
+    by_hand: str,
+    raw: Callable[..., Operation],
+    nnx: Callable[..., Operation],
+    *args: Any,
+    equinox: Callable[..., Operation] | None = None,
+    in_modes: bool = True,
+    target: str = "",
+) -> Group:
+    """The group of raw JAX, Graftree, Flax NNX and Equinox, as far as installed.
 
-
-def _in_modes(make: Callable[..., Operation], *args: Any) -> list[Row]:
-    """The rows of Graftree and Flax NNX in all modes."""
-    return [
-        Row(name, mode, partial(make, library, *args, **options))
-        for name, library in libraries.installed(GRAFTREE, FLAX).items()
-        for mode, options in MODES.items()
-    ]
+    Args:
+        name: What they do.
+        quantity: What is measured of it.
+        by_hand: How raw JAX does it.
+        raw: Makes its operation, of ``args``.
+        nnx: Makes that of Graftree or Flax NNX, of the library, ``args`` and a mode.
+        *args: What is to be done.
+        equinox: Makes that of Equinox, of the library and ``args``.
+        in_modes: Whether Graftree and Flax NNX have a row for each mode.
+        target: What we want to reach.
+    """
+    found = [Row(RAW, by_hand, partial(raw, *args))]
+    for library, module in libraries.installed(GRAFTREE, FLAX).items():
+        for mode, options in (MODES if in_modes else {"": {}}).items():
+            found.append(Row(library, mode, partial(nnx, module, *args, **options)))
+    if equinox is not None:
+        for library, module in libraries.installed(EQUINOX).items():
+            found.append(Row(library, "", partial(equinox, module, *args)))
+    return Group(name, quantity, tuple(found), target)
 
 
 # ------------------------------------------------------------------------------ calls
@@ -229,15 +244,15 @@ def train_step(
         return steps.equinox(library, loss, model, batch, **options)
 
     how = "donated" if donate else "plain" if passing == "by position" else passing
-    return Group(
-        f"train step, {depth} layers, {how}",
+    name, target = f"train step, {depth} layers, {how}", TRAIN_STEP_TARGETS
+    return compared(
+        name,
         MICROSECONDS,
-        (
-            Row(RAW, "flat list", raw),
-            *_in_modes(nnx),
-            *_of(EQUINOX, equinox),
-        ),
-        TRAIN_STEP_TARGETS.get((depth, how), "1.30 raw"),
+        "flat list",
+        raw,
+        nnx,
+        equinox=equinox,
+        target=target.get((depth, how), "1.30 raw"),
     )
 
 
@@ -252,53 +267,39 @@ def train_step_in_place(depth: int) -> Group:
         make = partial(perceptrons.nnx_model, library, depth)
         return steps.nnx_refs(library, perceptrons.nnx_loss, make, batch)
 
-    return Group(
-        f"train step, {depth} layers, array refs under jax.jit",
-        MICROSECONDS,
-        (Row(RAW, "flat list of refs", raw), *_of(GRAFTREE, nnx), *_of(FLAX, nnx)),
-    )
+    name = f"train step, {depth} layers, array refs under jax.jit"
+    by_hand = "flat list of refs"
+    return compared(name, MICROSECONDS, by_hand, raw, nnx, in_modes=False)
 
 
 def forward_call(depth: int) -> Group:
     """The MLP called."""
-    return Group(
+    return compared(
         f"forward call, {depth} layers",
-        MICROSECONDS,
-        (
-            Row(RAW, "flat list", partial(calls.raw, depth)),
-            *_in_modes(calls.nnx, depth),
-            *_of(EQUINOX, calls.equinox, depth),
-        ),
-        {4: "1.25 raw", 50: "1.10 raw"}.get(depth, ""),
+        *(MICROSECONDS, "flat list", calls.raw, calls.nnx, depth),
+        equinox=calls.equinox,
+        target={4: "1.25 raw", 50: "1.10 raw"}.get(depth, ""),
     )
 
 
 def plain_jit_of_state(count: int) -> Group:
     """A State as the argument of ``jax.jit``."""
-    return Group(
+    return compared(
         f"plain jax.jit(State), {count:,} Variables",
-        MICROSECONDS,
-        (
-            Row(RAW, "dict", partial(plain_jit.raw_dict, count)),
-            *_of(GRAFTREE, plain_jit.nnx_state, count),
-            *_of(FLAX, plain_jit.nnx_state, count),
-        ),
-        "1.30 raw",
+        *(MICROSECONDS, "dict", plain_jit.raw_dict, plain_jit.nnx_state, count),
+        in_modes=False,
+        target="1.30 raw",
     )
 
 
 def plain_jit_of_model(depth: int) -> Group:
     """The MLP called under ``jax.jit``, as a pytree."""
-    return Group(
+    return compared(
         f"plain jax.jit(model), {depth} layers",
-        MICROSECONDS,
-        (
-            Row(RAW, "list of dicts", partial(plain_jit.raw_call, depth)),
-            *_of(GRAFTREE, plain_jit.nnx_call, depth),
-            *_of(FLAX, plain_jit.nnx_call, depth),
-            *_of(EQUINOX, plain_jit.equinox_call, depth),
-        ),
-        "1.50 raw, 1.00 Equinox" if depth == 50 else "",
+        *(MICROSECONDS, "list of dicts", plain_jit.raw_call, plain_jit.nnx_call, depth),
+        equinox=plain_jit.equinox_call,
+        in_modes=False,
+        target="1.50 raw, 1.00 Equinox" if depth == 50 else "",
     )
 
 
@@ -315,80 +316,57 @@ def step_of_blocks(depth: int) -> Group:
         loss = perceptrons.nnx_loss
         return steps.nnx(library, loss, model, batch, has_state=True, **mode)
 
-    return Group(
-        f"train step, {depth} blocks of Linear, BatchNorm, Dropout",
-        MICROSECONDS,
-        (Row(RAW, "flat list", raw), *_in_modes(nnx)),
-        "1.30 raw",
-    )
+    name = f"train step, {depth} blocks of Linear, BatchNorm, Dropout"
+    return compared(name, MICROSECONDS, "flat list", raw, nnx, target="1.30 raw")
 
 
 def train_and_evaluate(depth: int) -> Group:
     """A train step and an evaluation of these blocks, which are switched."""
+    name = f"train() and a step, eval() and a call, {depth} blocks"
+    by_hand, made = "flat list, two functions", switched_modes
+    group = compared(name, MICROSECONDS, by_hand, made.raw, made.nnx, depth)
     (library,) = libraries.installed(GRAFTREE).values()
-    return Group(
-        f"train() and a step, eval() and a call, {depth} blocks",
-        MICROSECONDS,
-        (
-            Row(RAW, "flat list, two functions", partial(switched_modes.raw, depth)),
-            *_in_modes(switched_modes.nnx, depth),
-            Row(GRAFTREE, "a view", partial(switched_modes.nnx_view, library, depth)),
-        ),
-    )
+    view = Row(GRAFTREE, "a view", partial(made.nnx_view, library, depth))
+    return dataclasses.replace(group, rows=(*group.rows, view))
 
 
 def decode_step(depth: int) -> Group:
     """One token, with a cache."""
-    return Group(
-        f"decode step, {depth} attention layers with a cache",
-        MICROSECONDS,
-        (
-            Row(RAW, "flat lists", partial(decoding.raw, depth)),
-            *_in_modes(decoding.nnx, depth),
-        ),
-    )
+    name = f"decode step, {depth} attention layers with a cache"
+    by_hand, made = "flat lists", decoding
+    return compared(name, MICROSECONDS, by_hand, made.raw, made.nnx, depth)
 
 
 def eager_cond(depth: int, captured: bool = False) -> Group:
     """A call of ``cond`` on the MLP that no ``jit`` is around."""
     how = "captured" if captured else "an operand"
-    return Group(
-        f"eager cond, {depth} layers, the model is {how}",
-        MICROSECONDS,
-        (
-            Row(RAW, "pytree, an operand", partial(control_flow.raw, depth)),
-            *_in_modes(control_flow.nnx, depth, captured),
-        ),
-    )
+    name = f"eager cond, {depth} layers, the model is {how}"
+    by_hand, made = "pytree, an operand", control_flow
+    return compared(name, MICROSECONDS, by_hand, made.raw, made.nnx, depth, captured)
 
 
 def eager_layer(name: str) -> Group:
     """A call of a layer that no ``jit`` is around."""
-    return Group(
+    variant, *others = eager_layers.RAW[name]
+    group = compared(
         f"eager call, {name}",
-        MICROSECONDS,
-        (
-            *(
-                Row(RAW, variant, partial(eager_layers.raw, name, variant))
-                for variant in eager_layers.RAW[name]
-            ),
-            *_of(GRAFTREE, eager_layers.nnx, name),
-            *_of(FLAX, eager_layers.nnx, name),
-        ),
-        "1.50 raw",
+        *(MICROSECONDS, variant, partial(eager_layers.raw, variant)),
+        *(eager_layers.nnx, name),
+        in_modes=False,
+        target="1.50 raw",
     )
+    raw, *rest = group.rows
+    more = [Row(RAW, x, partial(eager_layers.raw, x, name)) for x in others]
+    return dataclasses.replace(group, rows=(raw, *more, *rest))
 
 
 def eager_transform(name: str) -> Group:
     """A transform that is called outside of a trace, with the same objects again."""
-    return Group(
-        f"eager {name}, {lifted_calls.DEPTH} layers, the same objects again",
-        MICROSECONDS,
-        (
-            Row(RAW, "a list of arrays", partial(lifted_calls.raw, name)),
-            *_in_modes(lifted_calls.nnx, name),
-        ),
-        target="1.30 raw",
+    title = f"eager {name}, {lifted_calls.DEPTH} layers, the same objects again"
+    by_hand, made = "a list of arrays", lifted_calls
+    target = "1.30 raw"
+    return compared(
+        title, MICROSECONDS, by_hand, made.raw, made.nnx, name, target=target
     )
 
 
@@ -403,34 +381,30 @@ FORM_TARGETS = {
 
 def functional_form(name: str, depth: int) -> Group:
     """One function of the functional form, in the default mode."""
-    rows = [
-        Row(RAW, "jax.tree", partial(forms.raw, name, depth)),
-        *_of(GRAFTREE, forms.nnx, name, depth),
-        *_of(FLAX, forms.nnx, name, depth),
-    ]
-    if name in forms.EQUINOX_NAMES:
-        variant = forms.EQUINOX_NAMES[name]
-        rows += _of(EQUINOX, forms.equinox, name, depth, variant=variant)
-    return Group(
+    group = compared(
         f"{name}, {depth} layers",
-        HOST_MICROSECONDS,
-        tuple(rows),
-        FORM_TARGETS.get(name, ""),
+        *(HOST_MICROSECONDS, "jax.tree", forms.raw, forms.nnx, name, depth),
+        equinox=forms.equinox if name in forms.EQUINOX_NAMES else None,
+        in_modes=False,
+        target=FORM_TARGETS.get(name, ""),
     )
+    variants = {EQUINOX: forms.EQUINOX_NAMES.get(name, "")}
+    rows = [
+        dataclasses.replace(x, variant=variants.get(x.library, x.variant))
+        for x in group.rows
+    ]
+    return dataclasses.replace(group, rows=tuple(rows))
 
 
 def construct(depth: int) -> Group:
     """Making the MLP."""
-    return Group(
+    made = construction
+    return compared(
         f"construction, {depth} layers",
-        MICROSECONDS,
-        (
-            Row(RAW, "its arrays", partial(construction.raw, depth)),
-            *_of(GRAFTREE, construction.nnx, depth),
-            *_of(FLAX, construction.nnx, depth),
-            *_of(EQUINOX, construction.equinox, depth),
-        ),
-        "0.50 Flax, 1.30 raw",
+        *(MICROSECONDS, "its arrays", made.raw, made.nnx, depth),
+        equinox=made.equinox,
+        in_modes=False,
+        target="0.50 Flax, 1.30 raw",
     )
 
 
@@ -443,12 +417,8 @@ def trace(depth: int) -> Group:
     def lowering(make):
         return gauges.at_many_depths(lambda: make().lower())
 
-    return Group(
-        f"trace and lower, train step of a GPT, {depth} layers",
-        MILLISECONDS,
-        _gpt_rows(depth, lowering),
-        "1.15 raw",
-    )
+    name = f"trace and lower, train step of a GPT, {depth} layers"
+    return _of_a_gpt(name, MILLISECONDS, depth, lowering, "1.15 raw")
 
 
 def program_lines(depth: int) -> Group:
@@ -457,12 +427,24 @@ def program_lines(depth: int) -> Group:
     def lines(make):
         return lambda: make().lower().as_text().count("\n")
 
-    return Group(
-        f"lines of StableHLO, train step of a GPT, {depth} layers",
-        LINES,
-        _gpt_rows(depth, lines),
-        "1.03 raw",
-    )
+    name = f"lines of StableHLO, train step of a GPT, {depth} layers"
+    return _of_a_gpt(name, LINES, depth, lines, "1.03 raw")
+
+
+def _of_a_gpt(
+    name: str,
+    quantity: Quantity,
+    depth: int,
+    operation_of: Callable[..., Operation],
+    target: str = "",
+) -> Group:
+    def raw():
+        return operation_of(gpts.raw(depth))
+
+    def nnx(library, **mode):
+        return operation_of(gpts.nnx(library, depth, **mode))
+
+    return compared(name, quantity, "functions of dicts", raw, nnx, target=target)
 
 
 def equations(of: str) -> Group:
@@ -482,26 +464,12 @@ def equations(of: str) -> Group:
     def nnx(library):
         return count(lambda m, h: m(h), transformer_blocks.nnx_block(library))
 
-    return Group(
+    return compared(
         f"equations of a transformer block, {of}",
-        EQUATIONS,
-        (
-            Row(RAW, "functions of dicts", raw),
-            *_of(GRAFTREE, nnx),
-            *_of(FLAX, nnx),
-        ),
-        "1.00 raw",
+        *(EQUATIONS, "functions of dicts", raw, nnx),
+        in_modes=False,
+        target="1.00 raw",
     )
-
-
-def _gpt_rows(depth: int, operation_of: Callable[..., Operation]) -> tuple[Row, ...]:
-    def raw():
-        return operation_of(gpts.raw(depth))
-
-    def nnx(library, **mode):
-        return operation_of(gpts.nnx(library, depth, **mode))
-
-    return (Row(RAW, "functions of dicts", raw), *_in_modes(nnx))
 
 
 def importing() -> Group:
@@ -519,23 +487,16 @@ def importing() -> Group:
 
 def peak_memory() -> Group:
     """How many copies of its state a donated train step needs."""
-    return Group(
-        "peak memory of a donated train step",
-        STATES,
-        (Row(RAW, "flat list", memory.raw), *_in_modes(memory.nnx)),
-    )
+    name = "peak memory of a donated train step"
+    return compared(name, STATES, "flat list", memory.raw, memory.nnx)
 
 
 def bytes_planned(program: str, part: str) -> Group:
     """What XLA plans for a compiled program."""
-    return Group(
+    return compared(
         f"{program}: bytes of {part}",
-        KILOBYTES,
-        (
-            Row(RAW, "by hand", partial(planned_memory.raw, program, part)),
-            *_in_modes(planned_memory.nnx, program, part),
-        ),
-        "1.01 raw",
+        *(KILOBYTES, "by hand", planned_memory.raw, planned_memory.nnx, program, part),
+        target="1.01 raw",
     )
 
 
@@ -548,11 +509,8 @@ def trace_per_variable(count: int) -> Group:
     def nnx(library, **mode):
         return long_runs.tracing(long_runs.nnx_lower(library, count, **mode), count)
 
-    return Group(
-        f"trace and lower a call, {count:,} Variables, per Variable",
-        OWN_MICROSECONDS,
-        (Row(RAW, "flat list", raw), *_in_modes(nnx)),
-    )
+    name = f"trace and lower a call, {count:,} Variables, per Variable"
+    return compared(name, OWN_MICROSECONDS, "flat list", raw, nnx)
 
 
 def paths_known(depth: int) -> list[Group]:
@@ -569,12 +527,12 @@ def paths_known(depth: int) -> list[Group]:
     def trace(library, is_on):
         return paths.trace(library, depth, is_on)
 
-    by_hand = _gpt_rows(depth, lambda make: lambda: make().lower())[0]
+    title = f"paths of modules: trace the train step of a GPT, {depth} layers"
+    lowering = _of_a_gpt(title, MILLISECONDS, depth, lambda f: lambda: f().lower())
     call = Row(RAW, "flat list", partial(calls.raw, paths.LAYERS))
     eager = Row(RAW, "by hand", paths.raw_eager)
-    title = f"paths of modules: trace the train step of a GPT, {depth} layers"
     return [
-        group(title, MILLISECONDS, by_hand, trace),
+        group(title, MILLISECONDS, lowering.rows[0], trace),
         group("paths of modules: a warm call", MICROSECONDS, call, paths.warm_call),
         group("paths of modules: Linear, eager", MICROSECONDS, eager, paths.eager),
     ]
@@ -583,23 +541,15 @@ def paths_known(depth: int) -> list[Group]:
 def slowest_calls(count: int) -> Group:
     """Whether some calls take much longer than most."""
 
+    def raw():
+        return long_runs.slowest_calls(long_runs.raw_call, count)
+
     def nnx(library, **mode):
         make = partial(long_runs.nnx_call, library, **mode)
         return long_runs.slowest_calls(make, count)
 
-    return Group(
-        f"{count:,} calls, the slowest in a thousand",
-        TIMES,
-        (
-            Row(
-                RAW,
-                "flat list",
-                lambda: long_runs.slowest_calls(long_runs.raw_call, count),
-            ),
-            *_in_modes(nnx),
-        ),
-        "3 x median",
-    )
+    name = f"{count:,} calls, the slowest in a thousand"
+    return compared(name, TIMES, "flat list", raw, nnx, target="3 x median")
 
 
 def courses(count: int) -> list[Group]:
@@ -612,8 +562,8 @@ def courses(count: int) -> list[Group]:
         def nnx(library, **mode):
             return lambda: getattr(fresh_models.nnx(library, count, **mode), figure)
 
-        rows = (Row(RAW, "flat list", raw), *_in_modes(nnx))
-        return Group(f"{count:,} fresh models: {title}", quantity, rows)
+        name = f"{count:,} fresh models: {title}"
+        return compared(name, quantity, "flat list", raw, nnx)
 
     return [
         course("a call in the first tenth", COURSE_MICROSECONDS, "first"),

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks import gpts
+
 WIDTH = 32
 HEADS = 4
 HEAD_SIZE = WIDTH // HEADS
-EPSILON = 1e-6
 INPUTS = (2, 16, WIDTH)
 KERNELS = {
     "query": (WIDTH, HEADS, HEAD_SIZE),
@@ -33,7 +34,6 @@ BIASES = {
     "up": (4 * WIDTH,),
     "down": (WIDTH,),
 }
-NORMS = ("norm_attention", "norm_mlp")
 # Equations that only stand for others, which are counted themselves.
 CALLS = ("jit", "pjit", "custom_jvp_call")
 
@@ -67,16 +67,16 @@ def parameters() -> dict[str, dict[str, jax.Array]]:
         for name, key in zip(KERNELS, keys, strict=True)
     }
     norm = {"scale": jnp.ones(WIDTH), "bias": jnp.zeros(WIDTH)}
-    return linears | {name: dict(norm) for name in NORMS}
+    return linears | {name: dict(norm) for name in gpts.NORMS}
 
 
 def raw(params: Any, h: jax.Array) -> jax.Array:
     """The block as a function."""
-    x = _norm(params["norm_attention"], h)
+    x = gpts.norm(params["norm_attention"], h)
     heads = [_linear(params[name], x) for name in ("query", "key", "value")]
     attended = jax.nn.dot_product_attention(*heads, is_causal=True)
     h = h + _linear(params["out"], attended, axes=2)
-    x = _norm(params["norm_mlp"], h)
+    x = gpts.norm(params["norm_mlp"], h)
     return h + _linear(params["down"], jax.nn.gelu(_linear(params["up"], x)))
 
 
@@ -85,15 +85,6 @@ def _linear(params: Any, x: jax.Array, axes: int = 1) -> jax.Array:
     contracted = (last, tuple(range(axes)))
     y = jax.lax.dot_general(x, params["kernel"], (contracted, ((), ())))
     return y + params["bias"]
-
-
-def _norm(params: Any, x: jax.Array) -> jax.Array:
-    mean = jnp.mean(x, axis=-1, keepdims=True)
-    square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    var = jnp.maximum(square - jnp.square(mean), 0)
-    return (x - mean) * (jax.lax.rsqrt(var + EPSILON) * params["scale"]) + params[
-        "bias"
-    ]
 
 
 def loss(block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -110,11 +101,11 @@ def nnx_class(nnx: Any) -> type:
 
     class Block(nnx.Module):
         def __init__(self, *, rngs):
-            self.norm_attention = nnx.LayerNorm(WIDTH, epsilon=EPSILON, rngs=rngs)
+            self.norm_attention = nnx.LayerNorm(WIDTH, epsilon=gpts.EPSILON, rngs=rngs)
             self.attention = nnx.MultiHeadAttention(
                 HEADS, WIDTH, decode=False, rngs=rngs
             )
-            self.norm_mlp = nnx.LayerNorm(WIDTH, epsilon=EPSILON, rngs=rngs)
+            self.norm_mlp = nnx.LayerNorm(WIDTH, epsilon=gpts.EPSILON, rngs=rngs)
             self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
             self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
 

@@ -319,56 +319,59 @@ def _targets(options: Any) -> dict[str, tuple[Any, Any]]:
 def _whole_files(options: Any) -> Load:
     """What most users write: all tensors as NumPy arrays, then onto the devices."""
     import jax
-    import ml_dtypes  # noqa: F401  NumPy learns bfloat16
     from safetensors.numpy import load_file
 
-    targets = _targets(options)
+    def tensors(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
+        found = load_file(path)
+        for name in [*found]:
+            yield name, found.pop(name)
 
-    def load() -> Any:
-        arrays = []
-        for path in sorted(options.folder.glob("*.safetensors")):
-            tensors = load_file(path)
-            for name in [*tensors]:
-                shape, sharding = targets[name]
-                x = tensors.pop(name)
-                x = x if "embed" in name else x.T
-                x = x.reshape(shape)
-                if jax.process_count() == 1:
-                    arrays.append(jax.device_put(x, sharding))
-                else:  # there `device_put` would compare the values of all processes
-                    arrays.append(
-                        jax.make_array_from_callback(shape, sharding, x.__getitem__)
-                    )
-        return arrays
+    def placed(name: str, x: Any, shape: Any, sharding: Any) -> Any:
+        x = (x if "embed" in name else x.T).reshape(shape)
+        if jax.process_count() == 1:
+            return jax.device_put(x, sharding)
+        # There `device_put` would compare the values of all processes.
+        return jax.make_array_from_callback(shape, sharding, x.__getitem__)
 
-    return load
+    return _of_files(options, tensors, placed)
 
 
 def _slices(options: Any) -> Load:
     """What a careful user writes: each device gets its slice."""
-    import jax
-    import ml_dtypes  # noqa: F401
-    import numpy as np
     from safetensors import safe_open
+
+    def tensors(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_slice(name)
+
+    return _of_files(options, tensors, _of_slices)
+
+
+def _of_files(
+    options: Any,
+    tensors: Callable[[pathlib.Path], Iterator[tuple[str, Any]]],
+    placed: Callable[..., Any],
+) -> Load:
+    """Loads the tensors of all files, each onto its devices."""
+    import ml_dtypes  # noqa: F401  NumPy learns bfloat16
 
     targets = _targets(options)
 
     def load() -> Any:
-        arrays = []
-        for path in sorted(options.folder.glob("*.safetensors")):
-            with safe_open(path, framework="numpy") as file:
-                for name in file.keys():  # noqa: SIM118
-                    shape, sharding = targets[name]
-                    tensor = file.get_slice(name)
-                    arrays.append(_of_slices(np, jax, name, tensor, shape, sharding))
-        return arrays
+        return [
+            placed(name, tensor, *targets[name])
+            for path in sorted(options.folder.glob("*.safetensors"))
+            for name, tensor in tensors(path)
+        ]
 
     return load
 
 
-def _of_slices(
-    np: Any, jax: Any, name: str, tensor: Any, shape: Any, sharding: Any
-) -> Any:
+def _of_slices(name: str, tensor: Any, shape: Any, sharding: Any) -> Any:
+    import jax
+    import numpy as np
+
     def part(index: tuple[slice, ...]) -> Any:
         if len(shape) == 1:
             return tensor[index[0]]

@@ -17,7 +17,7 @@ its sub-module paths. What else is below ``flax`` depends on the machine:
 - Without Flax there are the parts that programs for NNX use (``flax.struct``,
   ``flax.traverse_util``, ...). What is missing is an ``ImportError`` that says so.
 
-`interop.flax_names` has the table of all names.
+`interop.name_tables` has all names.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def install() -> None:
         )
     finder = _Finder()
     sys.meta_path.insert(0, finder)
-    sys.path_hooks.append(_Names)
+    sys.path_hooks.append(_FolderNames)
     finder.undo += [
-        lambda: sys.path_hooks.remove(_Names),
+        lambda: sys.path_hooks.remove(_FolderNames),
         lambda: sys.path_importer_cache.pop(_PLACE, None),
     ]
 
@@ -179,7 +179,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         )
 
 
-class _Names:
+class _FolderNames:
     """Lists what is below ``flax.nnx``: `pkgutil` looks in its ``__path__``."""
 
     def __init__(self, path: str) -> None:
@@ -341,7 +341,7 @@ def _join_axis_rules() -> Callable[[], object]:
     """Keeps the logical axis rules where Flax does, for Modules of both."""
     theirs = importlib.import_module("flax.core.spmd")
 
-    class Rules:
+    class FlaxRules:
         @property
         def now(self) -> Any:
             return theirs.get_logical_axis_rules()
@@ -350,7 +350,7 @@ def _join_axis_rules() -> Callable[[], object]:
         def now(self, rules: Any) -> None:
             theirs.set_logical_axis_rules(rules)
 
-    before = sharding.keep_rules_in(Rules())
+    before = sharding.keep_rules_in(FlaxRules())
     return lambda: sharding.keep_rules_in(before)
 
 

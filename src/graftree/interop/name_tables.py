@@ -244,14 +244,14 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     # The bridge to Linen, whose files need Flax.
     "bridge": {
         "interop.bridge.wrappers": "ToNNX lazy_init ToLinen to_linen",
-        "interop.bridge.modules": "Functional functional Module compact"
+        "interop.bridge.linen_style": "Functional functional Module compact"
         " linen_in_bridge_mdl nnx_in_bridge_mdl",
         "interop.bridge.linen_side": "NNXMeta with_partitioning",
         "interop.bridge.binding": "AttrPriority Scope current_context current_module",
     },
     "bridge.wrappers": {
         "interop.bridge.wrappers": "ToNNX lazy_init ToLinen to_linen to_linen_class",
-        "interop.bridge.modules": "Functional functional",
+        "interop.bridge.linen_style": "Functional functional",
         "interop.bridge.linen_side": "current_linen_module linen_rngs_dict",
         PUBLIC: "Module Pytree Rngs State",
     },
@@ -262,14 +262,14 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "annotations": "LogicalNames",
     },
     "bridge.module": {
-        "interop.bridge.modules": "Module ModuleMeta compact",
+        "interop.bridge.linen_style": "Module ModuleMeta compact",
         "interop.bridge.binding": "MODULE_CONTEXT AttrPriority ModuleBase"
         " ModuleContext ModuleStackEntry ModuleState Scope current_context"
         " current_module has_setup",
         PUBLIC: "Pytree register_data_type",
     },
     "bridge.interop": {
-        "interop.bridge.modules": "linen_in_bridge_mdl nnx_in_bridge_mdl",
+        "interop.bridge.linen_style": "linen_in_bridge_mdl nnx_in_bridge_mdl",
         PUBLIC: "nnx_eval_shape=eval_shape nnx_jit=jit",
     },
 }

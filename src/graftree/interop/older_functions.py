@@ -20,7 +20,6 @@ import jax
 
 from graftree.annotations import Filter
 from graftree.core.graph import nodes, updates
-from graftree.core.graph.nodes import GraphKind, TreeKind
 from graftree.core.modules import modules
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states.states import State
@@ -351,7 +350,7 @@ def filter_kwargs(f: Callable[..., Any], **kwargs: Any) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name in parameters}
 
 
-class Registry(Mapping[type, GraphKind | TreeKind]):
+class Registry(Mapping[type, nodes.GraphKind | nodes.TreeKind]):
     """The types whose instances are nodes of one sort, with how they are taken apart.
 
     It shows what `register_graph_node_type`, `register_pytree_node_type` and class
@@ -369,11 +368,11 @@ class Registry(Mapping[type, GraphKind | TreeKind]):
     """
 
     def __init__(
-        self, sort: type[GraphKind] | type[TreeKind], known: Sequence[type]
+        self, sort: type[nodes.GraphKind] | type[nodes.TreeKind], known: Sequence[type]
     ) -> None:
         self._sort, self._known = sort, known
 
-    def __getitem__(self, kind: type) -> GraphKind | TreeKind:
+    def __getitem__(self, kind: type) -> nodes.GraphKind | nodes.TreeKind:
         found = nodes.kind_of_type(kind)
         if isinstance(found, self._sort):
             return found
@@ -392,5 +391,5 @@ class Registry(Mapping[type, GraphKind | TreeKind]):
         return sum(1 for _ in self)
 
 
-GRAPH_REGISTRY = Registry(GraphKind, [Pytree])
-PYTREE_REGISTRY = Registry(TreeKind, [list, tuple, dict, State])
+GRAPH_REGISTRY = Registry(nodes.GraphKind, [Pytree])
+PYTREE_REGISTRY = Registry(nodes.TreeKind, [list, tuple, dict, State])

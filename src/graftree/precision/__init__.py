@@ -10,18 +10,18 @@
 
 # The files of this folder:
 #
-# - `policies.py`: which dtypes parameters, arithmetic and results have; their text.
+# - `dtype_policies.py`: the dtypes of parameters, arithmetic and results.
 # - `models.py`: sets a policy in a model, or in the layers that are made in a context;
 #   what that is in one layer, and what was set.
 # - `dynamic_scales.py`: the scale of a loss whose gradients are in float16.
 # - `dtype_reports.py`: which dtypes the operations of a program have.
 
 from graftree import namespaces
+from graftree.precision.dtype_policies import Policy as Policy
 from graftree.precision.dtype_reports import DtypeReport as DtypeReport
 from graftree.precision.dtype_reports import report as report
 from graftree.precision.dynamic_scales import DynamicScale as DynamicScale
 from graftree.precision.models import default as default
 from graftree.precision.models import set_policy as set_policy
-from graftree.precision.policies import Policy as Policy
 
 __dir__ = namespaces.lister(__name__)

@@ -38,8 +38,8 @@ from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import moments, reparametrization
 from graftree.nn.embed import Embed
-from graftree.precision import policies
-from graftree.precision.policies import Exceptions, Policy
+from graftree.precision import dtype_policies
+from graftree.precision.dtype_policies import Exceptions, Policy
 
 
 def set_policy(
@@ -106,8 +106,8 @@ def set_policy(
             "set_policy expects a Module or another Pytree that holds layers, got "
             f"{type(model).__name__}."
         )
-    asked = policies.of_model(policy)
-    parts = Parts(model, asked, policies.of_exceptions(exceptions))
+    asked = dtype_policies.of_model(policy)
+    parts = PolicyMap(model, asked, dtype_policies.of_exceptions(exceptions))
     parts.check_matches()
     applied = parts.apply(strict)
     if applied.unknown:
@@ -118,7 +118,7 @@ def set_policy(
 
 @dataclasses.dataclass
 class _Change:
-    """What changes in one module; nothing if ``policy`` is `policies.KEEP`."""
+    """What changes in one module; nothing if ``policy`` is `dtype_policies.KEEP`."""
 
     path: Path
     module: Any
@@ -127,22 +127,22 @@ class _Change:
     casts: list[tuple[Variable[Any], Any]]
     unknown: UnknownLayer | None
 
-    def described(self) -> Layer:
+    def described(self) -> SetLayer:
         """What the module has then."""
         stored = self.settings.get("param_dtype")
         if self.casts:
             stored = self.casts[0][1]
         policy = Policy(stored, self.settings.get("dtype"), self.policy.output)
-        return Layer(self.path, type(self.module).__name__, policy)
+        return SetLayer(self.path, type(self.module).__name__, policy)
 
 
-class Parts:
+class PolicyMap:
     """The modules of a model, by path, and the policy of each.
 
     Args:
         model: The model.
         policy: Its policy.
-        exceptions: What they select, and their policies.
+        exceptions: What they select, and their dtype_policies.
         given: For each module that may be changed, by `id`, which of its attributes
             may not; ``None``: all may be.
     """
@@ -178,7 +178,9 @@ class Parts:
         described = [change.described() for change in changes]
         applied = Applied(
             self._policy,
-            tuple([layer for layer in described if layer.policy != policies.KEEP]),
+            tuple(
+                [layer for layer in described if layer.policy != dtype_policies.KEEP]
+            ),
             tuple([change.unknown for change in changes if change.unknown is not None]),
         )
         if strict and applied.unknown:
@@ -245,7 +247,7 @@ class Parts:
     def _of(self, path: Path) -> Policy:
         """The policy of the module at a path."""
         if self._given is not None and id(self._modules[path]) not in self._given:
-            return policies.KEEP
+            return dtype_policies.KEEP
         if path not in self._known:
             policy = dataclasses.replace(self._policy, output=None)
             if path != ():
@@ -261,8 +263,8 @@ class Parts:
         policy = by_kind(module, policy)
         for is_meant, given in self._exceptions:
             if is_meant(path, module):
-                is_kept = given is policies.KEEP
-                policy = given if is_kept else policies.overridden(policy, given)
+                is_kept = given is dtype_policies.KEEP
+                policy = given if is_kept else dtype_policies.overridden(policy, given)
         return policy
 
     def _add_shared(self, model: Any) -> None:
@@ -294,7 +296,7 @@ def _contradiction(found: dict[Path, Policy]) -> ValueError:
     lines = [f"{paths.dotted(p)}: {own or 'as it is'}" for p, own in found.items()]
     return ValueError(
         errors.message(
-            "set_policy: a shared part of the model would get two policies.",
+            "set_policy: a shared part of the model would get two dtype_policies.",
             where="\n".join(lines),
             way_out="Give all of these paths the same exception.",
         )
@@ -333,7 +335,7 @@ def _write(changes: list[_Change]) -> None:
     for change in changes:
         for name, value in change.settings.items():
             set_attribute(change.module, name, value)
-        if change.policy != policies.KEEP:
+        if change.policy != dtype_policies.KEEP:
             set_output(change.module, change.policy.output)
     for variable, raw in casts:
         if raw is not variable.get_raw_value():
@@ -370,7 +372,7 @@ def dtype_settings(layer: Any, policy: Policy) -> dict[str, Any]:
     """The attributes of one layer that hold dtypes, and what they become."""
     wanted = {"dtype": policy.compute, "param_dtype": policy.params}
     found: dict[str, Any] = {
-        name: policies.scalar_type(dtype)
+        name: dtype_policies.scalar_type(dtype)
         for name, dtype in wanted.items()
         if dtype is not None and _has_dtype(layer, name)
     }
@@ -402,7 +404,7 @@ def set_attribute(module: Any, name: str, value: Any) -> None:
 def set_output(module: Any, dtype: Any) -> None:
     """Sets to which dtype the results of a module are cast; ``None``: to none."""
     if dtype is not None:
-        set_attribute(module, methods.OUTPUT_DTYPE, policies.scalar_type(dtype))
+        set_attribute(module, methods.OUTPUT_DTYPE, dtype_policies.scalar_type(dtype))
     elif methods.OUTPUT_DTYPE in vars(module):
         delattr(module, methods.OUTPUT_DTYPE)
 
@@ -432,7 +434,7 @@ def _in_dtype(x: Any, dtype: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class SetLayer:
     """What a layer has now.
 
     Attributes:
@@ -472,7 +474,7 @@ class Applied:
     """
 
     policy: Policy
-    layers: tuple[Layer, ...]
+    layers: tuple[SetLayer, ...]
     unknown: tuple[UnknownLayer, ...]
 
     def __str__(self) -> str:
@@ -560,7 +562,9 @@ def default(
         >>> model(jnp.ones((1, 2))).dtype
         dtype('float32')
     """
-    builder = _Builder(policies.of_model(policy), policies.of_exceptions(exceptions))
+    builder = _PolicyBuilder(
+        dtype_policies.of_model(policy), dtype_policies.of_exceptions(exceptions)
+    )
     key = (builder.policy, *builder.exceptions)
     with running.made_by(builder.make), _jax.built_apart(key):
         yield
@@ -581,7 +585,7 @@ class _Running:
         return any(base.__module__.startswith(_LAYERS) for base in self.kind.__mro__)
 
 
-class _Builder:
+class _PolicyBuilder:
     """Makes objects, and sets the policy in those that are models."""
 
     def __init__(self, policy: Policy, exceptions: list[tuple[Any, Policy]]) -> None:
@@ -623,7 +627,7 @@ class _Builder:
         policy = self.policy
         if not is_model:
             policy = dataclasses.replace(policy, output=None)
-        parts = Parts(model, policy, self.exceptions, self._given)
+        parts = PolicyMap(model, policy, self.exceptions, self._given)
         self._matched |= parts.matched()
         found = parts.apply(strict=False)
         if found.unknown:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import watches
 from graftree.core.graph.flattening import raw_of
@@ -18,7 +17,7 @@ from graftree.core.text import short_forms
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PlacedArray:
     """An array.
 
     Attributes:
@@ -46,7 +45,7 @@ class Report:
     """What `report` found; prints as a table.
 
     Attributes:
-        rows: A `Row` for each array.
+        rows: A `PlacedArray` for each array.
         num_bytes: The size of all arrays.
         bytes_per_device: The most that a device holds of them.
 
@@ -56,7 +55,7 @@ class Report:
         ('kernel', (2, 4), 48)
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[PlacedArray]) -> None:
         self.rows = tuple(rows)
         self.num_bytes = sum(row.num_bytes for row in rows)
         self.bytes_per_device = _fullest(rows)
@@ -100,7 +99,7 @@ class Report:
         jax.debug.visualize_array_sharding(found[path])
 
 
-def _fullest(rows: Sequence[Row]) -> int:
+def _fullest(rows: Sequence[PlacedArray]) -> int:
     """The bytes on the device that holds most; arrays without a place are on all."""
     held = collections.Counter[Any]()
     everywhere = 0
@@ -135,19 +134,19 @@ def report(tree: Any) -> Report:
         total                                                   96                48
     """
     skeleton, leaves = watches.flatten_node(tree, None, "report")
-    found: dict[int, Row] = {}
+    found: dict[int, PlacedArray] = {}
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         for below, array in jax.tree_util.tree_leaves_with_path(raw_of(leaf)):
             if hasattr(array, "shape") and hasattr(array, "dtype"):
-                found.setdefault(id(array), _row((*path, *below), array))
+                found.setdefault(id(array), _placed_array((*path, *below), array))
     return Report([*found.values()])
 
 
-def _row(path: Path, array: Any) -> Row:
+def _placed_array(path: tuple[Any, ...], array: Any) -> PlacedArray:
     sharding = getattr(array, "sharding", None)
     local = array.shape if sharding is None else sharding.shard_shape(array.shape)
     size = array.dtype.itemsize
-    return Row(
+    return PlacedArray(
         paths.dotted(path),
         array.dtype,
         array.shape,

@@ -5,7 +5,7 @@
     wrappers.py     a Linen Module as a Module: `ToNNX`, `lazy_init`; a Module as a
                     Linen Module: `ToLinen`, `to_linen`
     binding.py      which bridge Module runs now, and how it gets its variables
-    modules.py      `bridge.Module`: Modules written in the style of Linen, and Modules
+    linen_style.py  `bridge.Module`: Modules written in the style of Linen, and Modules
                     of both kinds inside of those; `functional`: `init` and `apply`
 
 The public paths (``nnx.bridge``, ``nnx.bridge.wrappers``, ...) are rows of the table in

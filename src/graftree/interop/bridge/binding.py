@@ -118,7 +118,7 @@ class ModuleStackEntry:
 
 
 @dataclasses.dataclass
-class Call:
+class ApplyCall:
     """What happens in one `apply`.
 
     Attributes:
@@ -139,7 +139,9 @@ class ModuleContext(threading.local):
     module_stack: list[ModuleStackEntry | None] = dataclasses.field(
         default_factory=lambda: [None]
     )
-    calls: list[Call] = dataclasses.field(default_factory=list, init=False, repr=False)
+    calls: list[ApplyCall] = dataclasses.field(
+        default_factory=list, init=False, repr=False
+    )
 
 
 MODULE_CONTEXT = ModuleContext()
@@ -157,9 +159,9 @@ def running(module: ModuleBase, *, in_compact: bool) -> Iterator[ModuleStackEntr
 
 
 @contextlib.contextmanager
-def applying() -> Iterator[Call]:
+def applying() -> Iterator[ApplyCall]:
     """The context of one `apply`."""
-    call = Call()
+    call = ApplyCall()
     MODULE_CONTEXT.calls.append(call)
     try:
         yield call
@@ -463,7 +465,7 @@ def _shape(value: Any) -> Any:
     return shapes[0] if len(shapes) == 1 else shapes
 
 
-def check_complete(module: ModuleBase, call: Call) -> None:
+def check_complete(module: ModuleBase, call: ApplyCall) -> None:
     """Raises if a Module in a bridge Module was not given all of its parameters."""
     if module.is_initializing() or may_change(module, "params"):
         return
