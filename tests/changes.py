@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftree as nnx
-from tests import strategies, zoo
-from tests.static_values import Tag
+from tests import static_values, strategies, zoo
 
 ONES, ZEROS = jnp.ones(2), jnp.zeros(2)
 
@@ -51,8 +50,8 @@ def plain(kind=Model):
         rate=0.5,
         text="a text",
         none=None,
-        tag=Tag("a"),
-        tags=("x", Tag("a")),
+        tag=static_values.Tag("a"),
+        tags=("x", static_values.Tag("a")),
         unhashable=[1, 2],
         kernel=kernel(),
         mapping=nnx.Cache({"a": jnp.ones(1)}, axes=("x",)),
@@ -140,7 +139,7 @@ STATICS = {
 }
 # Equal parts are other objects.
 OBJECTS = {
-    "equal object": lambda m, k: setattr(m, "tag", Tag("a")),
+    "equal object": lambda m, k: setattr(m, "tag", static_values.Tag("a")),
     "Variable": lambda m, k: setattr(m, "kernel", kernel()),
     "child": lambda m, k: setattr(m, "child", nnx.Dict(a=1)),
     "own dict": lambda m, k: setattr(m, "__dict__", dict(vars(m))),
@@ -157,7 +156,7 @@ OBJECTS = {
 STRUCTURES = {
     "mode": lambda m, k: m.train() if k else m.eval(),
     "static below": lambda m, k: m.heads.__setitem__("flag", 1 - k),
-    "object": lambda m, k: setattr(m, "tag", Tag(f"b{k}")),
+    "object": lambda m, k: setattr(m, "tag", static_values.Tag(f"b{k}")),
     "unhashable": lambda m, k: setattr(m, "flag", [k]),
     "new": lambda m, k: setattr(m, f"new{k}", 1),
     "new Variable": lambda m, k: setattr(m, f"new{k}", param(k, 1)),

@@ -21,6 +21,18 @@ def pytest_generate_tests(metafunc):
     modes.parametrize(metafunc)
 
 
+def pytest_itemcollected(item):
+    """Marks what is compared with Flax NNX."""
+    if "peer" in getattr(item, "fixturenames", ()):
+        item.add_marker("peers")
+
+
+@pytest.fixture(scope="session")
+def peer():
+    """Flax NNX."""
+    return pytest.importorskip("flax.nnx")
+
+
 @pytest.fixture
 def float64():
     """Runs the test with 64-bit types switched on."""

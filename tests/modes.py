@@ -33,8 +33,8 @@ def parametrize(metafunc):
 def by_turns(items):
     """Of the items that differ in the mode alone, one: each test has another.
 
-    A test with four or more of other parameters runs with half of them, and with a
-    quarter of eight and more, which are picked without an order.
+    A test with other parameters runs with a quarter of them, and with an eighth of
+    eight and more, which are picked without an order.
     """
 
     def without_mode(item):
@@ -53,6 +53,6 @@ def by_turns(items):
     chosen = set()
     for _, group in itertools.groupby(in_one_mode, lambda name: name[0]):
         names = sorted(group, key=number)
-        step = 1 if len(names) < 4 else 2 if len(names) < 8 else 4
+        step = 4 if len(names) < 8 else 8
         chosen.update(in_one_mode[name] for name in names[::step])
     return [item for item in items if item in chosen]

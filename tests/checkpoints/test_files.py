@@ -1,4 +1,4 @@
-"""`nnx.checkpoints.save` and `restore`: one object in one folder."""
+"""`nnx.checkpoints.save` and `restore`: one object in one folder; what stops them."""
 
 import copy
 import gc

@@ -1,4 +1,6 @@
-"""`load_state`: all of a state gets into an object, or nothing does and it is said."""
+"""`load_state`: all of a state gets into an object, or nothing does and it is said.
+
+At the end Orbax by hand, as programs for Flax NNX use it."""
 
 import functools
 import logging

@@ -1,6 +1,7 @@
 """Paths, patterns of them, and the places by which messages name an object.
 
-Both are parts of the package that no public function gives or takes without a model.
+The first are parts of the package that no public function gives or takes without a
+model. Filters are at the end.
 """
 
 import copy

@@ -467,20 +467,6 @@ def test_pairs_are_unflattened_and_other_things_refused():
 # --------------------------------------------------------------------- the peer
 
 
-@pytest.mark.peers
-@hypothesis.given(NESTED, st.booleans(), st.sampled_from([None, "/"]))
-def test_flat_mappings_equal_those_of_the_peer(mapping, keep, sep):
-    peer = pytest.importorskip("flax.nnx").traversals
-    ours = traversals.flatten_mapping(mapping, keep_empty_nodes=keep, sep=sep)
-    theirs = peer.flatten_mapping(mapping, keep_empty_nodes=keep, sep=sep)
-    empties = {k for k, v in theirs.items() if v == peer.empty_node}
-    assert {k for k, v in ours.items() if v == traversals.empty_node} == empties
-    assert list(ours) == list(theirs)
-    sequences = [lib.flatten_to_sequence(mapping) for lib in (traversals, peer)]
-    assert sequences[0] == sequences[1]
-
-
-@pytest.mark.peers
 @tables.cases(
     "expression",
     lambda n, s: n.to_flat_state(s).paths,
@@ -495,7 +481,6 @@ def test_flat_mappings_equal_those_of_the_peer(mapping, keep, sep):
     lambda n, s: str(jax.tree.structure(s)),
     lambda n, s: n.restore_int_paths({"0": {"1_0": 1, "x": 2}}),
 )
-def test_results_equal_those_of_the_peer(expression):
-    peer = pytest.importorskip("flax.nnx")
+def test_results_equal_those_of_the_peer(peer, expression):
     mapping = {"b": {"d": 1, "c": {"e": (2, "x")}, "f": {}}, "a": 3}
     assert expression(nnx, nnx.State(mapping)) == expression(peer, peer.State(mapping))

@@ -1,4 +1,4 @@
-"""Corners of Variables: values, refs, metadata, operators, defaults, names.
+"""Corners of Variables; static values; names of axes and where they place.
 
 The contract has the rules: tests/contract/test_variables and test_refs.
 """
@@ -569,11 +569,9 @@ def test_variables_of_another_trace_are_not_changed():
     assert f() and model["x"].out_sharding == ("a",)
 
 
-@pytest.mark.peers
 @pytest.mark.parametrize("annotation", [("a",), ("a", "b"), P("a", None), ()])
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
-def test_annotations_are_those_of_the_peer(annotation, index):
-    peer = pytest.importorskip("flax.nnx")
+def test_annotations_are_those_of_the_peer(peer, annotation, index):
     options = {"out_sharding": annotation, "eager_sharding": False}
     ours, theirs = (lib.Param(jnp.ones((8, 16)), **options) for lib in (nnx, peer))
     nnx.spmd.add_axis(ours, index, LAYERS)

@@ -51,9 +51,7 @@ def linear(seed=0):
 # What stands in the inputs.
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "text"),
-    [
+@tables.cases("args, kwargs, text",
         ((), {}, ""),
         ((None,), {}, "None"),
         (({},), {}, "{}"),
@@ -69,9 +67,7 @@ def linear(seed=0):
         ((nnx.Dropout(0.5),), {}, "Dropout(...)"),
         ((nnx.List([X]), nnx.Dict(a=1)), {}, "- - float32[2,4]\n- a: 1"),
         ((nnx.Param(X),), {}, "value: float32[2,4]"),
-        ((jax.ShapeDtypeStruct((3,), jnp.int32),), {}, "int32[3]"),
-    ],
-)  # fmt: skip
+        ((jax.ShapeDtypeStruct((3,), jnp.int32),), {}, "int32[3]"))  # fmt: skip
 def test_inputs_are_shown_by_shape(args, kwargs, text):
     assert rows(table(Calls(lambda *_, **__: None), *args, **kwargs))[0][2] == text
 
@@ -454,27 +450,21 @@ def peer_model(nnx):
     return Model(nnx.Rngs(0))
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize(
+@tables.cases(
     "options",
-    [
-        {"row_filter": lambda row: True},
-        {"depth": 2, "train": False, "console_kwargs": {"width": 150}},
-    ],
+    {"row_filter": lambda row: True},
+    {"depth": 2, "train": False, "console_kwargs": {"width": 150}},
 )
-def test_tables_are_those_of_the_peer(options):
-    flax = pytest.importorskip("flax.nnx")
+def test_tables_are_those_of_the_peer(peer, options):
     x = {"a": jnp.ones((1, 32)), "b": [jnp.ones(1)]}
     ours, theirs = [
-        table(peer_model(lib), x, lib=lib, **options) for lib in (nnx, flax)
+        table(peer_model(lib), x, lib=lib, **options) for lib in (nnx, peer)
     ]
     assert ours == theirs
 
 
-@pytest.mark.peers
 @pytest.mark.parametrize("layer", ["Linear", "Conv", "LayerNorm"])
-def test_operations_are_those_of_the_peer(layer):
-    flax = pytest.importorskip("flax.nnx")
+def test_operations_are_those_of_the_peer(peer, layer):
     sizes = {"Linear": (4, 3), "Conv": (4, 8, (3,)), "LayerNorm": (4,)}[layer]
     x = jnp.ones((2, 5, 4))
     ours, theirs = [
@@ -485,7 +475,7 @@ def test_operations_are_those_of_the_peer(layer):
             compute_flops=True,
             compute_vjp_flops=True,
         )
-        for lib in (nnx, flax)
+        for lib in (nnx, peer)
     ]
     assert ours == theirs
 

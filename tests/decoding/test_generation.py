@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from examples.models import gpt2, llama
 from graftree.decoding import generation
-from tests import strategies, tables
-from tests.tiny_llamas import CONFIG
+from tests import strategies, tables, tiny_llamas
 
 generate = nnx.decoding.generate
 LOGITS = nnx.jit(lambda model, tokens: model(tokens))
@@ -21,7 +20,7 @@ LOGITS = nnx.jit(lambda model, tokens: model(tokens))
 
 @pytest.fixture(scope="module")
 def model():
-    return llama.Llama(CONFIG, rngs=nnx.Rngs(3))
+    return llama.Llama(tiny_llamas.CONFIG, rngs=nnx.Rngs(3))
 
 
 def continued(model, prompt, count):
@@ -105,7 +104,7 @@ def test_one_program_for_all_prompts_of_a_padded_length():
             traced.append(args[0].shape)
             return super().__call__(*args, **kwargs)
 
-    model = Watched(CONFIG, rngs=nnx.Rngs(0))
+    model = Watched(tiny_llamas.CONFIG, rngs=nnx.Rngs(0))
     for length in (2, 9, 16):
         generate(model, [[1] * length], max_new_tokens=2)
     assert traced == [(1, 16), (1, 1)]

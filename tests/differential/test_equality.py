@@ -5,6 +5,8 @@ attribute that was set to an equal value of another type kept the old one.
 
 `tests/contract/test_transforms/test_aliasing.py` has what holds for arguments by
 position and by name, and for attributes and metadata under `nnx.jit`.
+
+At the end programs beside their peers: language models, and random programs.
 """
 
 import dataclasses
@@ -21,10 +23,9 @@ import graftree as nnx
 from benchmarks import language_model_rows, libraries
 from benchmarks.language_models import Setting
 from examples.lm.model import Config
-from tests import zoo
+from tests import modes, zoo
 from tests.differential import bodies, captures, generator, running, vocabulary
 from tests.differential.vocabulary import code, exact
-from tests.modes import GRAPH_UPDATES
 
 # Each line holds values that are equal, or nearly.
 LINES = [
@@ -90,7 +91,7 @@ def test_static_attributes_set_inside_arrive(transform):
             model.kind = value
             return jnp.float32(0)
 
-        INSIDE[transform](write, GRAPH_UPDATES)(model)
+        INSIDE[transform](write, modes.GRAPH_UPDATES)(model)
         return code(model.kind)
 
     check(call, SOME)

@@ -1,4 +1,6 @@
-"""The models of examples/models have the numbers of Hugging Face; the pipeline."""
+"""The models of examples/models have the numbers of Hugging Face; the pipeline.
+
+And the programs for Flax are what they say."""
 
 import sys
 
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from examples.flax_programs import __main__ as for_flax
 from examples.lm import hlo
 from examples.lm.model import Config
 from examples.models import __main__ as program
@@ -196,3 +199,36 @@ def test_what_does_not_come_out_even_is_refused(layout, objects, capsys):
         with pytest.raises(SystemExit):
             command.main(wrong)
     assert "can't share 3 layers" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------- programs for Flax
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", for_flax.NAMES)
+def test_a_program_gives_the_losses_of_flax_and_reaches_its_goal(peer, name):
+    rows = [*for_flax.lines([name])]
+    assert len(rows) == 3 and rows[2].startswith(f"| {name} |"), rows
+
+
+def test_every_program_is_listed():
+    files = {path.stem for path in for_flax.FOLDER.glob("*.py")}
+    assert files == {*for_flax.NAMES, "__init__", "__main__", "measure"}
+
+
+def test_an_unknown_name_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        for_flax.main(["gru"])
+    assert "no program ['gru']; there are vae, " in capsys.readouterr().err
+
+
+def test_help_lists_the_programs(capsys):
+    with pytest.raises(SystemExit):
+        for_flax.main(["--help"])
+    assert "weight_tying" in capsys.readouterr().out
+
+
+def test_programs_know_nothing_of_graftree():
+    for name in for_flax.NAMES:
+        text = (for_flax.FOLDER / f"{name}.py").read_text()
+        assert "from flax import nnx\n" in text and "graftree" not in text

@@ -348,27 +348,8 @@ def pooling():
     yield average.cast("bfloat16").but(why_different="upcast to float32")
 
 
-LAYERS = {
-    "Linear": linear,
-    "LinearGeneral": linear_general,
-    "Einsum": einsum,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-    "Embed": embed,
-    "PReLU": prelu,
-    "BatchNorm": batch_norm,
-    "LayerNorm": layer_norm,
-    "RMSNorm": rms_norm,
-    "InstanceNorm": instance_norm,
-    "GroupNorm": group_norm,
-    "Dropout": dropout,
-    "pooling": pooling,
-}
-
-
 # -------------------------------------------------------------- what works on sequences
 
-BOTH = {"kernel_init": from_key, "bias_init": from_key}
 BF16 = jnp.bfloat16
 own_rngs = PerLibrary(lambda library, rngs: rngs)
 
@@ -376,7 +357,7 @@ own_rngs = PerLibrary(lambda library, rngs: rngs)
 
 
 def multi_head_attention():
-    options = {**BOTH, "decode": False}
+    options = {**ALL, "decode": False}
     base = Case("MultiHeadAttention", (2, 8), options, (real(2, 5, 8),))
     yield base
     yield base.cast("bfloat16").but(options={"param_dtype": BF16})
@@ -454,7 +435,7 @@ def rope():
 
 # --------------------------------------------------------------------------- recurrence
 
-CELL_INITS = {**BOTH, "recurrent_kernel_init": from_key}
+CELL_INITS = {**ALL, "recurrent_kernel_init": from_key}
 NOTED = {
     "kernel_metadata": {"note": 1},
     "recurrent_kernel_metadata": {"note": 2},
@@ -532,7 +513,7 @@ def inner(name, *args, **options):
     """A layer inside, with the Rngs of the one around it."""
 
     def make(library, rngs):
-        return getattr(library, name)(*args, **BOTH, **options, rngs=rngs)
+        return getattr(library, name)(*args, **ALL, **options, rngs=rngs)
 
     return PerLibrary(make)
 
@@ -551,7 +532,7 @@ def lora():
 
 
 def lora_linear():
-    base = Case("LoRALinear", (6, 5), {**BOTH, **LORA, "lora_rank": 2}, (real(2, 6),))
+    base = Case("LoRALinear", (6, 5), {**ALL, **LORA, "lora_rank": 2}, (real(2, 6),))
     yield base
     yield from with_options(
         base,
@@ -598,7 +579,21 @@ def weight_norm():
         yield case.but(why_different=why)
 
 
-SEQUENCES = {
+TABLES = {
+    "Linear": linear,
+    "LinearGeneral": linear_general,
+    "Einsum": einsum,
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    "Embed": embed,
+    "PReLU": prelu,
+    "BatchNorm": batch_norm,
+    "LayerNorm": layer_norm,
+    "RMSNorm": rms_norm,
+    "InstanceNorm": instance_norm,
+    "GroupNorm": group_norm,
+    "Dropout": dropout,
+    "pooling": pooling,
     "MultiHeadAttention": multi_head_attention,
     "dot_product_attention": dot_product_attention,
     "RoPE": rope,

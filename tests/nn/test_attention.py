@@ -10,9 +10,7 @@ from jax import test_util
 from scipy import special
 
 import graftree as nnx
-from tests import tables
-from tests.meshes import mesh_of
-from tests.programs import in_one_program
+from tests import meshes, programs, tables
 from tests.random_arrays import random, random_mask
 
 
@@ -156,7 +154,7 @@ FORMULAS = [
 @pytest.mark.parametrize(("sizes", "options"), FORMULAS)
 def test_attention_is_a_softmax_average_per_head(path, sizes, options, float64):
     arrays = [np.float64(x) for x in qkv(**sizes)]
-    y = in_one_program(nnx.dot_product_attention, *arrays, **options, **path)
+    y = programs.in_one_program(nnx.dot_product_attention, *arrays, **options, **path)
     expected = attention(*arrays, **options)
     assert (y.dtype, y.shape) == (jnp.float64, expected.shape)
     np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
@@ -165,7 +163,7 @@ def test_attention_is_a_softmax_average_per_head(path, sizes, options, float64):
 @pytest.mark.parametrize("sizes", LAYOUTS)
 def test_weights_are_a_softmax_per_head(sizes, float64):
     query, key, _ = (np.float64(x) for x in qkv(**sizes))
-    weights = in_one_program(weights_of, query, key)
+    weights = programs.in_one_program(weights_of, query, key)
     expected = weights(query, key)
     assert (weights.dtype, weights.shape) == (jnp.float64, expected.shape)
     np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-12)
@@ -213,7 +211,7 @@ def test_gradients_are_those_of_finite_differences(path, float64):
 @PATHS
 def test_output_dtype_is_the_common_or_the_given_one(path, dtypes, dtype, expected):
     arrays = [x.astype(d) for x, d in zip(qkv(), dtypes, strict=True)]
-    y = in_one_program(nnx.dot_product_attention, *arrays, dtype=dtype, **path)
+    y = programs.in_one_program(nnx.dot_product_attention, *arrays, dtype=dtype, **path)
     assert y.dtype == expected
     reference = attention(*(np.asarray(x, float) for x in arrays))
     np.testing.assert_allclose(y.astype(jnp.float32), reference, rtol=0.05, atol=0.05)
@@ -295,12 +293,12 @@ def test_dropout_zeroes_weights_and_scales_up_the_rest(batch, broadcast):
     query, key, value = qkv(batch, kv_heads=2)
     rng, rate = jax.random.key(5), 0.25
     options = {"dropout_rng": rng, "dropout_rate": rate, "broadcast_dropout": broadcast}
-    weights = in_one_program(weights_of, query, key, **options)
+    weights = programs.in_one_program(weights_of, query, key, **options)
     shape = (1,) * (len(batch) + 1) + (3, 5) if broadcast else weights.shape
     kept = np.broadcast_to(jax.random.bernoulli(rng, 0.75, shape), weights.shape)
     expected = weights(query, key) * kept / 0.75
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
-    y = in_one_program(nnx.dot_product_attention, query, key, value, **options)
+    y = programs.in_one_program(nnx.dot_product_attention, query, key, value, **options)
     value = np.repeat(np.asarray(value, float), 2, axis=-2)
     expected = np.einsum("...hqk,...khd->...qhd", expected, value)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
@@ -385,7 +383,7 @@ def test_vmap_over_the_batch_gives_the_same(path):
 
 @pytest.mark.parametrize("axis", [0, 2])
 def test_sharded_batch_or_heads_stay_sharded(axis):
-    mesh = mesh_of("Explicit", x=2)
+    mesh = meshes.mesh_of("Explicit", x=2)
     spec = jax.P(*("x" if n == axis else None for n in range(4)))
     arrays = qkv()
     attend = functools.partial(nnx.dot_product_attention, is_causal=True)
@@ -484,7 +482,7 @@ ROTATIONS = [
 def test_pairs_turn_with_the_position(shape, positions, options, float64):
     x = random(*shape, dtype=float)
     given = None if positions is None else jnp.array(positions)
-    y = in_one_program(nnx.RoPE(**options), x, given)
+    y = programs.in_one_program(nnx.RoPE(**options), x, given)
     assert y.dtype == jnp.float64
     expected = rotated(x, positions, options.get("theta", 10000.0))
     np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
@@ -559,7 +557,7 @@ def over_length(x, positions=None):
 
 
 attend = functools.partial(
-    in_one_program, nnx.dot_product_attention_with_rope, rope=nnx.RoPE()
+    programs.in_one_program, nnx.dot_product_attention_with_rope, rope=nnx.RoPE()
 )
 
 
@@ -578,7 +576,7 @@ def test_queries_and_keys_of_all_heads_are_rotated(positions):
 @pytest.mark.parametrize("positions", [None, [4, 5, 9], [[0, 1, 2], [6, 8, 9]]])
 def test_heads_are_rotated_where_they_are(sizes, positions):
     x = random(2, 3, 4, 6)
-    y = in_one_program(nnx.RoPE(**sizes).rotate_heads, x, positions)
+    y = programs.in_one_program(nnx.RoPE(**sizes).rotate_heads, x, positions)
     np.testing.assert_allclose(y, over_length(x, positions), rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Recurrent cells: steps, first carries, options, errors, dtypes."""
+"""Recurrent cells, by their formulas: steps, first carries, options, errors, dtypes."""
 
 import functools
 import pickle
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import tables
-from tests.random_arrays import random
+from tests import random_arrays, tables
 
 
 def sigmoid(x):
@@ -79,7 +78,7 @@ def make(name="GRUCell", **options):
     return nnx.RNN(getattr(nnx, name)(2, 3, rngs=nnx.Rngs(0)), **options)
 
 
-normal = functools.partial(random, seed=1)
+normal = functools.partial(random_arrays.random, seed=1)
 
 
 class Sum(nnx.Module):

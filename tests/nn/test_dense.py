@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import tables
-from tests.meshes import mesh_of
-from tests.programs import in_one_program
+from tests import meshes, programs, tables
 from tests.random_arrays import random
 
 
@@ -165,7 +163,7 @@ def test_a_single_row_is_given_for_every_number():
 def test_out_sharding_shards_a_single_row_too(spec):
     layer, x, spec = nnx.Embed(1, 4, rngs=nnx.Rngs(0)), jnp.arange(8), jax.P(*spec)
     expected = layer(x)
-    with jax.set_mesh(mesh_of("Explicit", x=2, y=2)):
+    with jax.set_mesh(meshes.mesh_of("Explicit", x=2, y=2)):
         y = jax.jit(lambda m, x: m(x, out_sharding=spec))(layer, x)
         assert jax.typeof(y).sharding.spec == spec
         np.testing.assert_array_equal(y, expected)
@@ -244,7 +242,7 @@ def test_any_number_of_batch_and_spatial_axes_which_are_independent(cls):
             outputs = nnx.eval_shape(layer, jnp.ones((*batch, *space, 2)))
             assert outputs.shape == (*batch, *space, 3)
     layer, x = cls(2, 3, (3,), rngs=nnx.Rngs(0)), random(2, 3, 5, 2)
-    y, one = in_one_program(layer, x), in_one_program(layer, x[1, 2])
+    y, one = programs.in_one_program(layer, x), programs.in_one_program(layer, x[1, 2])
     np.testing.assert_allclose(y[1, 2], one, rtol=1e-5, atol=1e-6)
 
 
@@ -301,8 +299,8 @@ def test_circular_example_of_the_contract(transpose_kernel, expected):
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 def test_circular_outputs_follow_a_rotation_of_the_inputs(size):
     layer, x = transpose(2, 3, size, 2, padding="CIRCULAR"), random(1, 5, 2)
-    y = in_one_program(layer, x)
-    rotated = in_one_program(layer, jnp.roll(x, 1, axis=1))
+    y = programs.in_one_program(layer, x)
+    rotated = programs.in_one_program(layer, jnp.roll(x, 1, axis=1))
     np.testing.assert_allclose(rotated, np.roll(y, 2, axis=1), atol=1e-5)
 
 
@@ -414,7 +412,7 @@ def test_unknown_keywords_are_those_of_linear():
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("make", ["wrapped", "linear"])
 def test_out_sharding_is_that_of_both_terms(make, named):
-    mesh = mesh_of("Explicit", x=2, y=2)
+    mesh = meshes.mesh_of("Explicit", x=2, y=2)
     layer = nnx.LoRALinear(4, 6, lora_rank=3, **ONES, rngs=nnx.Rngs(0))
     if make == "wrapped":
         base = nnx.Linear(4, 6, rngs=nnx.Rngs(0))

@@ -139,7 +139,6 @@ def test_a_layer_without_values_says_what_to_do(dtype):
         layer(jnp.ones((1, 2)))
 
 
-@pytest.mark.peers
 @pytest.mark.parametrize("dtype", [None, HALF, "float16"])
 def test_promotion_gives_the_dtypes_of_the_peer(peer, dtype):
     kinds = [jnp.int8, HALF, jnp.float16, jnp.float32, bool]

@@ -15,7 +15,6 @@ from jax import export
 
 import graftree as nnx
 from tests import catalog, modes
-from tests.catalog import every_family, every_layer
 
 COUNT = 2  # layers, each with keys and inputs of its own
 
@@ -413,7 +412,7 @@ def check_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@every_layer
+@catalog.every_layer
 def test_attributes_are_set_in_the_order_of_the_contract_and_rngs_not_kept(row):
     rngs = nnx.Rngs(0)
     layer = row.make(rngs=rngs) if row.has_rngs else row.make()
@@ -436,7 +435,7 @@ def test_what_jax_makes_an_array_of_is_an_input(row):
         check_same(row(row.make(), given), expected)
 
 
-@every_layer
+@catalog.every_layer
 def test_layers_that_differ_in_initializers_have_equal_graphdefs(row):
     kept = "negative_slope_init", "carry_init"  # are no initializers, or attributes
     kept += ("scale_init",) * (row.name == "WeightNorm")
@@ -446,7 +445,7 @@ def test_layers_that_differ_in_initializers_have_equal_graphdefs(row):
     assert nnx.graphdef(layers[0]) == nnx.graphdef(layers[1])
 
 
-@every_family
+@catalog.every_family
 def test_abstract_layers_become_callable_by_writing_arrays(row):
     abstract = jax.eval_shape(row.make)
     concrete = row.make()
@@ -461,7 +460,7 @@ def test_abstract_layers_become_callable_by_writing_arrays(row):
     check_same(row(abstract, *x), row(concrete, *x))
 
 
-@every_family
+@catalog.every_family
 def test_construction_works_inside_jit_and_vmap(row):
     expected = jax.tree.leaves(nnx.state(row.make(), nnx.Param))
     jitted = jax.tree.leaves(nnx.state(nnx.jit(row.make)(), nnx.Param))
@@ -474,7 +473,7 @@ def test_construction_works_inside_jit_and_vmap(row):
         assert [x.shape for x in stacked] == [(3, *x.shape) for x in expected]
 
 
-@every_family
+@catalog.every_family
 def test_layers_can_be_pickled(row):
     layer, x = row.make(), row.inputs()
     check_same(row(pickle.loads(pickle.dumps(layer)), *x), row(layer, *x))
@@ -510,7 +509,6 @@ def test_a_closed_over_layer_can_not_draw(name):
         jax.jit(lambda *x: row(layer, *x))(*row.inputs())
 
 
-@pytest.mark.peers
 @every_layer_of_the_peer
 def test_attributes_and_state_are_those_of_the_peer(same_peer, row):
     ours, theirs = row.make(), row.make(same_peer)
@@ -523,7 +521,6 @@ def test_attributes_and_state_are_those_of_the_peer(same_peer, row):
         np.testing.assert_array_equal(*map(catalog.raw, (a[path][...], b[path][...])))
 
 
-@pytest.mark.peers
 @every_layer_of_the_peer
 def test_signatures_are_those_of_the_peer(same_peer, row):
     ours, theirs = row.parameters(), row.parameters(same_peer)

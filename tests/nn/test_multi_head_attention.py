@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog, tables
-from tests.meshes import mesh_of
+from tests import catalog, meshes, tables
 from tests.nn.test_attention import layer_output, make_layer, params_of
 from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
@@ -303,7 +302,7 @@ def test_shardings_reach_projections_and_output():
     layer, x = make_layer(attention_fn=attention_fn), random(2, 4, 8)
     expected = layer(x)
     heads, features = jax.P(None, None, "x", None), jax.P(None, None, "x")
-    with jax.set_mesh(mesh_of("Explicit", x=2)):
+    with jax.set_mesh(meshes.mesh_of("Explicit", x=2)):
         call = jax.jit(lambda m, x: m(x, qkv_sharding=heads, out_sharding=features))
         y = call(layer, jnp.array(x))
     assert seen[3:] == [heads] * 3 and jax.typeof(y).sharding.spec == features

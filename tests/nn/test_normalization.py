@@ -1,5 +1,7 @@
 """Normalization layers: order of operations, statistics, masks, named axes, groups.
 
+Then dropout and pooling.
+
 Their formulas in float64 are in `test_formulas.py`, their dtypes in `test_dtypes.py`.
 """
 
@@ -11,10 +13,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog, random_arrays, tables
-from tests.meshes import mesh_of
+from tests import catalog, meshes, random_arrays, tables
 from tests.programs import in_one_program
-from tests.random_arrays import random
 
 shifted = functools.partial(random_arrays.random, mean=3, scale=2)
 
@@ -274,7 +274,7 @@ def draw(seed, *path):
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, np.float32(0.75), np.float64(0.75)])
 def test_kept_entries_are_scaled_up(rate):
-    x = random(200, 50, seed=1)
+    x = random_arrays.random(200, 50, seed=1)
     y = np.asarray(nnx.Dropout(rate, rngs=nnx.Rngs(0))(x))
     kept = y != 0
     assert y.dtype == np.float32
@@ -306,7 +306,7 @@ def test_broadcast_dims_share_their_fate(dims):
 @pytest.mark.parametrize("is_jitted", [True, False])
 @pytest.mark.parametrize("is_in_context", [True, False])
 def test_explicit_sharding_is_kept(dims, is_jitted, is_in_context):
-    mesh, spec = mesh_of("Explicit", x=4, y=2), jax.P("x", "y")
+    mesh, spec = meshes.mesh_of("Explicit", x=4, y=2), jax.P("x", "y")
     x = jax.device_put(np.ones((8, 4), np.float32), jax.NamedSharding(mesh, spec))
     layer = nnx.Dropout(0.5, broadcast_dims=dims)
 
@@ -424,7 +424,7 @@ def windows(x, window, strides, pads):
     ((2, 3), (2, 1), ((0, 1), (1, 1))),
 )
 def test_pooling_equals_numpy(window, strides, pads):
-    x = random(2, *(7, 6)[: len(window)], 3)
+    x = random_arrays.random(2, *(7, 6)[: len(window)], 3)
     seen = windows(x, window, strides, pads)
     args = (x, window, strides, pads)
     np.testing.assert_array_equal(nnx.max_pool(*args), np.nanmax(seen, -1))
@@ -438,7 +438,7 @@ def test_pooling_equals_numpy(window, strides, pads):
 @every_pool
 @pytest.mark.parametrize("padding", ["SAME", ((1, 0), (0, 1))])
 def test_any_number_of_batch_axes(pool, padding):
-    x = random(2, 3, 4, 5, 2)
+    x = random_arrays.random(2, 3, 4, 5, 2)
     options = {"strides": (1, 2), "padding": padding}
     y = pool(x, (2, 2), **options)
     assert y.shape[:2] == (2, 3)
@@ -457,7 +457,7 @@ def test_any_number_of_batch_axes(pool, padding):
     (2, np.int64(2), np.ones((2, 2), int)),
 )
 def test_ints_and_lists_are_taken_also_by_layers(cls, args):
-    x, pool = random(1, 6, 5, 2), LAYERS[cls]
+    x, pool = random_arrays.random(1, 6, 5, 2), LAYERS[cls]
     expected = pool(x, (2, 2), (2, 2), ((1, 1), (1, 1)))
     np.testing.assert_array_equal(pool(x, *args), expected)
     np.testing.assert_array_equal(cls(*args)(x), expected)
@@ -465,7 +465,7 @@ def test_ints_and_lists_are_taken_also_by_layers(cls, args):
 
 @every_layer
 def test_strides_are_one_and_padding_none_by_default(cls):
-    x, pool = random(1, 5, 2), LAYERS[cls]
+    x, pool = random_arrays.random(1, 5, 2), LAYERS[cls]
     expected = pool(x, (2,), (1,), ((0, 0),))
     for y in (pool(x, (2,)), cls(2)(x), cls((2,), None, "VALID")(x)):
         np.testing.assert_array_equal(y, expected)
@@ -491,7 +491,7 @@ def test_an_int_is_the_extent_along_all_spatial_axes():
 )
 @every_layer
 def test_wrong_lengths_are_refused(cls, args):
-    x = random(1, 6, 2)
+    x = random_arrays.random(1, 6, 2)
     with pytest.raises(AssertionError, match="window_shape"):
         LAYERS[cls](x, *args)
     with pytest.raises(AssertionError, match="window_shape"):
@@ -541,7 +541,7 @@ def test_arguments_are_hashable_attributes(cls):
 @every_global
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
 def test_global_pooling_reduces_all_spatial_axes(cls, dtype):
-    x = (20 * random(2, 5, 6, 3)).astype(dtype)
+    x = (20 * random_arrays.random(2, 5, 6, 3)).astype(dtype)
     y = cls()(x)
     expected = GLOBAL[cls](np.float64(x), (1, 2))
     assert y.shape == (2, 3)
@@ -554,7 +554,7 @@ def test_global_pooling_reduces_all_spatial_axes(cls, dtype):
 @every_global
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_number_of_spatial_axes_frees_the_batch_axes(cls, batch):
-    x = random(*batch, 5, 6, 3)
+    x = random_arrays.random(*batch, 5, 6, 3)
     expected = GLOBAL[cls](np.float64(x), (-3, -2))
     np.testing.assert_allclose(cls(2)(x), expected, rtol=1e-5, atol=1e-6)
 
@@ -564,7 +564,7 @@ def test_number_of_spatial_axes_frees_the_batch_axes(cls, batch):
 def test_inputs_without_spatial_axes_are_refused(cls, number, shape):
     message = f"num_spatial_axes={number} found no spatial axes"
     with pytest.raises(ValueError, match=message) as info:
-        cls(number)(x := random(*shape))
+        cls(number)(x := random_arrays.random(*shape))
     assert f"at {cls.__name__}\n  inputs: {jax.typeof(x)}" in info.value.__notes__
 
     for number in (0, -1):

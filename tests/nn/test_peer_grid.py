@@ -16,8 +16,7 @@ import pytest
 
 import graftree as nnx
 from tests import catalog, modes, tables
-from tests.nn import peer_cases
-from tests.nn.peer_cases import Case, resolve
+from tests.nn.peer_cases import TABLES, Case, resolve
 
 SEED = 3
 PLAIN = int | float | str | tuple | None
@@ -196,9 +195,6 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return absolute / (scale * epsilon) if scale else np.inf
 
 
-pytestmark = pytest.mark.peers
-
-TABLES = {**peer_cases.LAYERS, **peer_cases.SEQUENCES}
 DIFFERENT = [x for table in TABLES.values() for x in table() if x.why_different]
 # Ulps. Elsewhere every bit is equal. These were compiled as a whole once, which rounds
 # otherwise than one operation after the other.

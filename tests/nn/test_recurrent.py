@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import tables
+from tests import random_arrays, tables
 from tests.nn import test_cells as cells
 from tests.nn.test_cells import SEQUENCE, Sum, make, normal
-from tests.random_arrays import random
 
 # ----------------------------------------------------------------- layout and options
 
@@ -394,7 +393,7 @@ def make_both(**options):
     return nnx.Bidirectional(*map(nnx.RNN, cells), **options)
 
 
-drawn = functools.partial(random, seed=1)
+drawn = functools.partial(random_arrays.random, seed=1)
 
 
 @pytest.mark.parametrize(("time_major", "lengths"), [(True, None), (False, [3, 1])])

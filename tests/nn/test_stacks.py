@@ -10,8 +10,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import tables, zoo
-from tests.meshes import mesh_of
+from tests import meshes, tables, zoo
 
 
 def linear(rngs, **options):
@@ -227,7 +226,7 @@ def test_layers_with_the_streams_of_all_are_refused():
 
 
 def test_annotations_and_places_know_the_axis_of_layers():
-    with jax.set_mesh(mesh_of(layers=2, model=4)):
+    with jax.set_mesh(meshes.mesh_of(layers=2, model=4)):
         for name, length in (("layers", 1), (None, 2)):
             stack = nnx.Stack(annotated, 2, rngs=nnx.Rngs(0), axis_name=name)
             kernel = stack.layers.kernel
@@ -373,7 +372,7 @@ def annotated(rngs):
 
 
 def test_the_axis_of_layers_divides_also_what_is_not_annotated():
-    mesh = mesh_of(stage=4, model=2)
+    mesh = meshes.mesh_of(stage=4, model=2)
 
     def make():
         return nnx.Stack(annotated, 4, rngs=nnx.Rngs(0), axis_name="stage")
@@ -388,12 +387,12 @@ def test_the_axis_of_layers_divides_also_what_is_not_annotated():
     assert stack.layers.cache.out_sharding == ("stage",)
     assert "out_sharding" not in stack[0].bias.get_metadata()
     with pytest.raises(ValueError, match="stage"):
-        nnx.sharding.init(make, mesh_of(stage=8, model=1))
+        nnx.sharding.init(make, meshes.mesh_of(stage=8, model=1))
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_layers_are_stacked_and_unstacked_where_they_are(kind):
-    mesh = mesh_of(kind, stage=2, model=4)
+    mesh = meshes.mesh_of(kind, stage=2, model=4)
 
     def make():
         rngs = nnx.Rngs(0)
@@ -417,7 +416,7 @@ def test_layers_are_stacked_and_unstacked_where_they_are(kind):
 
 
 def test_a_loop_over_a_divided_explicit_axis_is_refused_in_words():
-    mesh = mesh_of("Explicit", stage=2)
+    mesh = meshes.mesh_of("Explicit", stage=2)
 
     def make():
         return nnx.Stack(linear, 2, rngs=nnx.Rngs(0), axis_name="stage")
@@ -430,7 +429,7 @@ def test_a_loop_over_a_divided_explicit_axis_is_refused_in_words():
 
 
 def test_abstract_models_keep_their_shardings():
-    mesh = mesh_of(stage=2, model=4)
+    mesh = meshes.mesh_of(stage=2, model=4)
 
     def make():
         return nnx.Dict(layers=nnx.List([annotated(nnx.Rngs(0)) for _ in range(2)]))
@@ -444,7 +443,7 @@ def test_abstract_models_keep_their_shardings():
 
 
 def test_devices_apply_the_layers_that_they_have():
-    mesh = mesh_of(stage=4)
+    mesh = meshes.mesh_of(stage=4)
     layers, stack = pair(linear, 8, axis_name="stage")
 
     @nnx.shard_map(
@@ -459,7 +458,7 @@ def test_devices_apply_the_layers_that_they_have():
 
 
 def test_x_goes_where_layers_of_an_explicit_mesh_put_it():
-    with jax.set_mesh(mesh_of("Explicit", model=4)):
+    with jax.set_mesh(meshes.mesh_of("Explicit", model=4)):
         y = nnx.Stack(annotated, 2, rngs=nnx.Rngs(0))(jnp.ones((1, 4)))
         assert jax.typeof(y).sharding.spec == jax.P(None, "model")
 

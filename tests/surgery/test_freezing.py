@@ -10,8 +10,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import zoo
-from tests.modes import GRAPH_UPDATES
+from tests import modes, zoo
 
 surgery = nnx.surgery
 
@@ -409,7 +408,7 @@ def test_a_class_cannot_change_inside_a_transform_and_nothing_stays_behind(mode)
     with pytest.raises(ValueError, match=r"nnx.jit: args\[0\].blocks\[0\].bias was a"):
         nnx.jit(lambda model: surgery.freeze(model) and None, **mode)(model)
     assert nnx.graphdef(model) == before
-    if mode is GRAPH_UPDATES:
+    if mode is modes.GRAPH_UPDATES:
         with pytest.raises(nnx.errors.TraceContextError, match=r"at blocks\[0\].bias"):
             nnx.jit(lambda: surgery.freeze(model) and None, **mode)()
     assert nnx.graphdef(model) == before

@@ -1,4 +1,6 @@
-"""Metrics: numbers against NumPy, counters in place, errors that name what is wrong."""
+"""Metrics: numbers against NumPy, counters in place, errors that name what is wrong.
+
+At the end `EMA`, averages of parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -292,30 +294,6 @@ def test_vmapped_metric_stays_vectorized():
     assert metric.total.shape == (3,)
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_numbers_are_those_of_the_peer(dtype):
-    flax_nnx = pytest.importorskip("flax.nnx")
-    rng = np.random.default_rng(0)
-    ours, theirs = (
-        lib.MultiMetric(
-            a=lib.metrics.Average(), b=lib.metrics.Welford(), c=lib.metrics.Accuracy()
-        )
-        for lib in (nnx, flax_nnx)
-    )
-    for _ in range(4):
-        batch = {
-            "values": jnp.array(rng.integers(-8, 8, (4, 3)).astype(dtype)),
-            "logits": jnp.array(rng.normal(size=(6, 4)), jnp.float32),
-            "labels": jnp.array(rng.integers(0, 4, 6)),
-        }
-        ours.update(**batch)
-        theirs.update(**batch)
-    np.testing.assert_allclose(
-        jax.tree.leaves(ours.compute()), jax.tree.leaves(theirs.compute()), rtol=1e-4
-    )
-
-
 # --------------------------------------------------------------- averages of parameters
 
 
@@ -461,19 +439,3 @@ def test_copies_have_the_sharding_of_the_model():
     ema = nnx.EMA([kernel], 0.5)
     ema.update([kernel])
     assert ema.params[0].sharding == kernel.sharding
-
-
-@pytest.mark.peers
-def test_averages_are_those_of_the_peer():
-    flax_nnx = pytest.importorskip("flax.nnx")
-
-    def follow(library):
-        kernel = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
-        model = library.Dict(kernel=library.Param(jnp.array(kernel)))
-        ema = library.EMA(model, 0.9)
-        for _ in range(3):
-            model.kernel[...] = jnp.sin(model.kernel[...] * 7)
-            ema.update(library.as_pure(library.state(model)))
-        return ema.apply_to(model).kernel[...]
-
-    np.testing.assert_allclose(follow(nnx), follow(flax_nnx), rtol=1e-6)

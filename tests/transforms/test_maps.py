@@ -13,8 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import strategies, zoo
-from tests.modes import GRAPH_UPDATES
+from tests import modes, strategies, zoo
 
 
 def two():
@@ -171,7 +170,7 @@ def axes_of(args, arguments, mode):
         _, of_params, of_rest = arguments[path[0]]
         return of_params if "params" in path else of_rest
 
-    if mode != GRAPH_UPDATES:
+    if mode != modes.GRAPH_UPDATES:
         return nnx.prefix(args, axis, graph=mode["graph"])
     return tuple(
         rest if counts is None else nnx.StateAxes({nnx.Param: params, ...: rest})
@@ -215,22 +214,6 @@ def test_pmap_gives_what_vmap_gives(mode, arguments, out_axis):
     hypothesis.assume(any(map(is_mapped, arguments)))
     expected = outcome(nnx.vmap, arguments, out_axis, mode)
     assert outcome(nnx.pmap, arguments, out_axis, mode) == expected
-
-
-# ----------------------------------------------------------------------------- the peer
-
-
-@pytest.mark.peers
-def test_ensembles_compute_what_those_of_flax_do(mode):
-    flax = pytest.importorskip("flax.nnx")
-
-    def run(nnx):
-        make = nnx.vmap(lambda key: nnx.Linear(2, 3, rngs=nnx.Rngs(key)), **mode)
-        models = make(jax.random.split(jax.random.key(0), 4))
-        apply = nnx.vmap(lambda model, x: model(x), in_axes=(0, None), **mode)
-        return apply(models, jnp.ones(2))
-
-    np.testing.assert_array_equal(run(nnx), run(flax))
 
 
 # ---------------------------------------------------------------------------- shard_map
@@ -280,7 +263,7 @@ def test_new_objects_are_put_together_from_their_parts(mode):
 def test_new_attributes_are_put_together_by_the_spec_of_their_object():
     model = zoo.Box(a=nnx.Param(np.ones((2, 8))))
 
-    @on_mesh(GRAPH_UPDATES, P(None, "data"), None)
+    @on_mesh(modes.GRAPH_UPDATES, P(None, "data"), None)
     def add(model):
         model.new = nnx.Param(2 * model.a[...])
 
@@ -293,7 +276,7 @@ def test_unchanged_variables_come_back_sharded_with_graph_updates_only(mode):
     variable = nnx.Param(jnp.asarray(NUMBERS))
     before = variable[...]
     on_mesh(mode, P("data"), None)(lambda variable: None)(variable)
-    if mode is GRAPH_UPDATES:
+    if mode is modes.GRAPH_UPDATES:
         assert variable[...].sharding == SPLIT
     else:
         assert variable[...] is before

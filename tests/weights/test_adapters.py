@@ -1,4 +1,4 @@
-"""Adapters of PEFT: the logits that PEFT computes, and what does not fit."""
+"""Adapters of PEFT: the logits that PEFT computes, what does not fit; layouts."""
 
 import json
 from functools import partial
@@ -10,8 +10,7 @@ import pytest
 import graftree as nnx
 from examples.models import llama, pretrained
 from graftree.weights import loading
-from tests import tables
-from tests.programs import in_one_program
+from tests import programs, tables
 from tests.weights import checkpoints_of_hf
 from tests.weights.tensors import numbers
 
@@ -26,7 +25,7 @@ def test_the_logits_are_those_of_peft(is_prepared, tmp_path):
     if is_prepared:
         nnx.surgery.add_lora(model, LAYERS, rank=4, alpha=8, rngs=nnx.Rngs(0))
     assert len(nnx.weights.load_adapter(folder / "lora", model, llama.WEIGHTS)) == 9
-    logits = in_one_program(model, expected["tokens"])
+    logits = programs.in_one_program(model, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
     nnx.weights.save_adapter(tmp_path, model, llama.WEIGHTS)
     file = "adapter_model.safetensors"
@@ -68,8 +67,8 @@ def test_an_adapter_of_a_list_fits_a_stack(tmp_path):
     assert nnx.weights.load_adapter(tmp_path, stack, TABLE) == [("blocks", "layers")]
     x = y = np.ones((1, 4), np.float32)
     for layer in model.blocks:
-        x = in_one_program(layer, x)
-    np.testing.assert_allclose(in_one_program(stack.blocks, y), x, rtol=1e-5)
+        x = programs.in_one_program(layer, x)
+    np.testing.assert_allclose(programs.in_one_program(stack.blocks, y), x, rtol=1e-5)
 
 
 def test_ranks_and_scales_by_layer(tmp_path):
@@ -216,7 +215,7 @@ def test_an_adapted_layer_computes_with_the_sum_of_the_weights(kind, tmp_path):
     write_adapter(tmp_path, factors)
     assert nnx.weights.load_adapter(tmp_path, model, table) == [("layer",)]
     x = np.arange(5) if kind == "Embed" else numbers(4, 7, 6, 5)
-    found, expected = [in_one_program(m.layer, x) for m in (model, expected)]
+    found, expected = [programs.in_one_program(m.layer, x) for m in (model, expected)]
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     file = tmp_path / "adapter_model.safetensors"
     before = file.read_bytes()
@@ -282,7 +281,7 @@ def loaded(make, **weights):
 
 
 def check_call(layer, *inputs, expected):
-    found = in_one_program(layer, *inputs)
+    found = programs.in_one_program(layer, *inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -501,7 +500,7 @@ def test_lstm_with_both_biases():
     x, c, h = numbers(4, 2), numbers(4, 3), numbers(4, 3)
     i, f, g, o = np.split(x @ w.T + b + h @ u.T + d, 4, axis=-1)
     c_next = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    (_, y), _ = in_one_program(cell, (c, h), x)
+    (_, y), _ = programs.in_one_program(cell, (c, h), x)
     np.testing.assert_allclose(y, sigmoid(o) * np.tanh(c_next), rtol=1e-4, atol=1e-5)
 
 
@@ -511,5 +510,5 @@ def test_gru_with_both_biases():
     (r, z, n), (s, t, m) = [np.split(y, 3, axis=-1) for y in (x @ w.T + b, h @ u.T + d)]
     r, z = sigmoid(r + s), sigmoid(z + t)
     expected = (1 - z) * np.tanh(n + r * m) + z * h
-    found = in_one_program(cell, h, x)[0]
+    found = programs.in_one_program(cell, h, x)[0]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What is opened at a path, and that only the bytes of slices are read.
+"""What is opened at a path, that only the bytes of slices are read, and writing.
 
 Uses `graftree.weights.sources` itself: which bytes the system is asked for, and what is
 held in memory, nothing else can tell.
@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree.weights import saving, sources, stored_tensors, tensor_files
 from tests import sources as tests_sources
+from tests import tables
 from tests.weights import test_hostile as hostile
 from tests.weights.tensors import Tensor, mesh, numbers
 from tests.weights.test_hostile import GOOD
@@ -286,13 +287,11 @@ def test_what_is_no_slice_of_step_one_is_refused(index):
 # ---------------------------------------------------------------- folders
 
 
-@pytest.mark.parametrize(
-    ("names", "chosen"),
-    [
-        (["model", "adapter_model"], "model"),
-        (["adapter_model"], "adapter_model"),
-        (["anything"], "anything"),
-    ],
+@tables.cases(
+    "names, chosen",
+    (["model", "adapter_model"], "model"),
+    (["adapter_model"], "adapter_model"),
+    (["anything"], "anything"),
 )
 def test_a_folder_has_one_file_to_read(tmp_path, names, chosen):
     for name in names:
@@ -505,17 +504,15 @@ def test_transposed_arrays_are_written_in_c_order(tmp_path, block, monkeypatch):
 # ---------------------------------------------------------------- refused
 
 
-@pytest.mark.parametrize(
-    ("arrays", "text"),
-    [
-        ({"a": np.ones(2, np.complex128)}, "dtype complex128, which the format lacks"),
-        ({"a": np.ones(2, ">f4")}, "dtype >f4, which the format lacks"),
-        ({"a": np.ones(2, ml_dtypes.int4)}, "dtype int4, which the format lacks"),
-        ({"a": np.array(["x"])}, "which the format lacks"),
-        ({"__metadata__": np.ones(2)}, "no name that a file can have"),
-        ({"\ud800": np.ones(2)}, "no name that a file can have"),
-        ({3: np.ones(2)}, "no name that a file can have"),
-    ],
+@tables.cases(
+    "arrays, text",
+    ({"a": np.ones(2, np.complex128)}, "dtype complex128, which the format lacks"),
+    ({"a": np.ones(2, ">f4")}, "dtype >f4, which the format lacks"),
+    ({"a": np.ones(2, ml_dtypes.int4)}, "dtype int4, which the format lacks"),
+    ({"a": np.array(["x"])}, "which the format lacks"),
+    ({"__metadata__": np.ones(2)}, "no name that a file can have"),
+    ({"\ud800": np.ones(2)}, "no name that a file can have"),
+    ({3: np.ones(2)}, "no name that a file can have"),
 )
 def test_what_the_format_lacks_is_refused_before_anything_is_made(
     tmp_path, arrays, text
@@ -540,12 +537,10 @@ def failing(*arguments):
 
 
 @pytest.mark.parametrize("shard_bytes", [None, 16])
-@pytest.mark.parametrize(
-    ("last", "error", "text"),
-    [
-        (failing, RuntimeError, "the third fails"),
-        (lambda: np.ones(3), nnx.errors.WeightsError, r"float64\[2\] was announced"),
-    ],
+@tables.cases(
+    "last, error, text",
+    (failing, RuntimeError, "the third fails"),
+    (lambda: np.ones(3), nnx.errors.WeightsError, r"float64\[2\] was announced"),
 )
 def test_a_write_that_fails_leaves_what_was_there(
     tmp_path, shard_bytes, last, error, text

@@ -8,8 +8,7 @@ import pytest
 
 import graftree as nnx
 from examples.models import llama
-from tests import tables, zoo
-from tests.tiny_llamas import CONFIG
+from tests import tables, tiny_llamas, zoo
 
 
 def make_block(rngs):
@@ -180,7 +179,7 @@ def test_a_path_that_leads_nowhere_is_a_plain_value_error(path):
 
 
 def test_the_table_of_llama_is_found():
-    model = nnx.eval_shape(lambda: llama.Llama(CONFIG, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: llama.Llama(tiny_llamas.CONFIG, rngs=nnx.Rngs(0)))
     tensors = nnx.weights.Mapping(llama.WEIGHTS).tensors(model)
     weights = {t.name: np.zeros(t.solved.file_shape, np.float32) for t in tensors}
     draft = nnx.weights.draft(weights, model)

@@ -1,4 +1,4 @@
-"""Modules in the style of Linen: what is ours to promise beyond the peer."""
+"""Modules in the style of Linen, and Variables between both, beyond the peer."""
 
 import flax
 import flax.linen as nn
@@ -10,6 +10,7 @@ from flax import struct
 from flax.core import meta
 
 import graftree as nnx
+from tests import tables
 from tests.interop.bridge import comparing
 from tests.interop.bridge.programs_modules import X, dense, mlp
 
@@ -401,11 +402,9 @@ def test_boxes_come_back_as_they_were(box):
     assert not comparing.differences(comparing.plain(again), comparing.plain(box))
 
 
-@pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("box", BOXES, ids=lambda box: type(box).__name__)
-def test_metadata_of_boxes_is_that_of_the_peer(box):
-    peer = pytest.importorskip("flax.nnx")
+def test_metadata_of_boxes_is_that_of_the_peer(peer, box):
     with peer.use_eager_sharding(False):
         theirs = comparing.plain(peer.bridge.variables.to_nnx_var("params", box))
     ours = comparing.plain(variables.to_nnx_var("params", box))
@@ -435,13 +434,11 @@ def test_variables_with_metadata_are_boxed():
     assert box.remove_axis(0, {}) is box
 
 
-@pytest.mark.parametrize(
-    ("names", "rules", "spec"),
-    [
-        (None, None, jax.P()),
-        (("a", None), None, jax.P("a", None)),
-        (("a", "b"), (("a", "x"),), jax.P("x", "b")),
-    ],
+@tables.cases(
+    "names, rules, spec",
+    (None, None, jax.P()),
+    (("a", None), None, jax.P("a", None)),
+    (("a", "b"), (("a", "x"),), jax.P("x", "b")),
 )
 def test_boxes_tell_their_partition_spec_without_a_mesh(names, rules, spec):
     given = {"out_sharding": names, "sharding_rules": rules}

@@ -1,4 +1,4 @@
-"""Split, merge, state, flatten, unflatten (contract sections 5 and 6)."""
+"""Split, merge, state, flatten, unflatten; GraphDefs (contract sections 5 and 6)."""
 
 import copy
 import dataclasses
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.strategies import Block, Hidden, Node, Scale, param
 
 
@@ -397,18 +398,16 @@ def tied():
     return Block(a=p, b=p)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (Block(a=param()), Node()),
-        (Block(a=param()), Block(b=param())),
-        (Block(a=1), Block(a=2)),
-        (Block(a=param()), Block(a=nnx.BatchStat(jnp.ones(2)))),
-        (Block(a=param()), Block(a=nnx.Param(jnp.ones(2), tag="x"))),
-        (tied(), Block(a=param(), b=param())),
-        (Block(a=nnx.data(1)), Block(a=1)),
-        (Block(a=param()), Block(a=Scale(jnp.ones(2)))),
-    ],
+@tables.cases(
+    "one, other",
+    (Block(a=param()), Node()),
+    (Block(a=param()), Block(b=param())),
+    (Block(a=1), Block(a=2)),
+    (Block(a=param()), Block(a=nnx.BatchStat(jnp.ones(2)))),
+    (Block(a=param()), Block(a=nnx.Param(jnp.ones(2), tag="x"))),
+    (tied(), Block(a=param(), b=param())),
+    (Block(a=nnx.data(1)), Block(a=1)),
+    (Block(a=param()), Block(a=Scale(jnp.ones(2)))),
 )
 def test_structure_matters(one, other):
     assert nnx.graphdef(one) != nnx.graphdef(other)

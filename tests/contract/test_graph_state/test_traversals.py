@@ -1,6 +1,7 @@
 """Order, iter_graph and relatives, map, recursive_map, find_duplicates (3 and 8).
 
-Also chains of Modules that are deeper than Python's stack.
+Also chains of Modules that are deeper than Python's stack, and classes that are
+registered.
 """
 
 import copy
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.strategies import Block, Hidden, Moments, Node, Pair, param
 
 NODES, STATE = "_pytree__nodes", "_pytree__state"
@@ -385,9 +387,7 @@ def example(library):
     )
 
 
-@pytest.mark.peers
-def test_paths_are_those_of_the_peer():
-    peer = pytest.importorskip("flax.nnx")
+def test_paths_are_those_of_the_peer(peer):
     ours, theirs = example(nnx), example(peer)
     assert nnx.flatten(ours)[1].paths == tuple(peer.flatten(theirs)[1].paths)
     assert nnx.find_duplicates(ours) == peer.find_duplicates(theirs)
@@ -530,16 +530,14 @@ PREDICATES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([Block(), Hidden(), nnx.Rngs(0), nnx.List(), Bag("a")], "TTTFF"),
-        ([param(), nnx.Param(jnp.ones(1), ref=True)], "FTFFT"),
-        ([jax.new_ref(jnp.ones(1))], "FTFFT"),
-        ([[], {}, (), None, nnx.State({}), Moments(1, 2), Pair(1, 2), Row()], "TFFTF"),
-        ([jnp.ones(1), np.ones(1), jax.random.key(0)], "FFFFT"),
-        ([3, "text", jax.ShapeDtypeStruct((), jnp.float32), object()], "FFFFF"),
-    ],
+@tables.cases(
+    "values, expected",
+    ([Block(), Hidden(), nnx.Rngs(0), nnx.List(), Bag("a")], "TTTFF"),
+    ([param(), nnx.Param(jnp.ones(1), ref=True)], "FTFFT"),
+    ([jax.new_ref(jnp.ones(1))], "FTFFT"),
+    ([[], {}, (), None, nnx.State({}), Moments(1, 2), Pair(1, 2), Row()], "TFFTF"),
+    ([jnp.ones(1), np.ones(1), jax.random.key(0)], "FFFFT"),
+    ([3, "text", jax.ShapeDtypeStruct((), jnp.float32), object()], "FFFFF"),
 )
 def test_predicates(values, expected):
     for x in values:

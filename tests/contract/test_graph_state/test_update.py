@@ -1,4 +1,4 @@
-"""Update, clone, pop, set_metadata, as_pure (contract sections 7 and 8)."""
+"""Update, clone, pop, set_metadata, as_pure (contract sections 7 and 8), and modes."""
 
 import collections
 import os
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.strategies import Block, Hidden, Moments, Node, param
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
@@ -145,13 +146,11 @@ def test_items_of_lists_and_dicts_are_set():
     assert sorted(node["d"]) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("node", "key"),
-    [
-        ((jnp.ones(1), param()), 0),
-        (Pair(jnp.ones(1), param()), "x"),
-        (Moments(param(), jnp.ones(1)), "mean"),
-    ],
+@tables.cases(
+    "node, key",
+    ((jnp.ones(1), param()), 0),
+    (Pair(jnp.ones(1), param()), "x"),
+    (Moments(param(), jnp.ones(1)), "mean"),
 )
 def test_leaves_of_immutable_containers_can_t_be_set(node, key):
     phrase = rf"Cannot set key {key!r} .*{type(node).__name__}"

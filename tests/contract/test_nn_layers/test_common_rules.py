@@ -1,6 +1,6 @@
 """What holds for all layers (contract, section 2), and where they are imported from.
 
-More is in `tests/nn/test_layers_under_transforms.py`; the hooks of that section and
+More is in `tests/nn/test_layers_under_transforms.py`; hooks, random streams and
 wrong inputs are in `test_errors.py`.
 """
 
@@ -15,9 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import catalog
-from tests.random_arrays import random
-from tests.zoo import Block
+from tests import catalog, random_arrays, zoo
 
 ones = jnp.ones
 # Layers whose constructor takes ``rngs`` and has no default for it.
@@ -176,7 +174,7 @@ def test_an_absent_param_is_none_and_may_be_assigned_later(name, member):
     layer = getattr(nnx, name)(*INITIALIZED[name][0], **options)
     assert getattr(layer, member) is None
     assert member not in params_of(layer)
-    x = random(4, 5, 2)
+    x = random_arrays.random(4, 5, 2)
     plain = np.asarray(layer(x))
     size = plain.shape[-1]
     setattr(layer, member, nnx.Param(jnp.asarray(np.full(size, 3, np.float32))))
@@ -233,7 +231,7 @@ def test_arguments_of_the_call_override_those_of_the_constructor(name, size, fla
     def layer(value):
         return getattr(nnx, name)(size, **{flag: value}, rngs=nnx.Rngs(0))
 
-    x = random(8, 2)
+    x = random_arrays.random(8, 2)
     results = {value: layer(value)(x) for value in (True, False)}
     assert (results[True] != results[False]).any()
     for given in (True, False):
@@ -288,7 +286,7 @@ def test_flags_are_static_and_values_are_not():
 
 
 def test_closing_over_a_layer_that_writes_is_an_error_before_it_writes():
-    block, x = Block(), ones((4, 2))
+    block, x = zoo.Block(), ones((4, 2))
     before = catalog.state_of(block)
     message = "Cannot mutate BatchStat from a different trace level"
     with pytest.raises(nnx.errors.TraceContextError, match=message):
@@ -300,9 +298,9 @@ def test_closing_over_a_layer_that_writes_is_an_error_before_it_writes():
 def test_stacked_layers_in_refs_are_scanned_over():
     @nnx.vmap
     def make(rngs):
-        return Block(rngs=rngs)
+        return zoo.Block(rngs=rngs)
 
-    x = random(4, 2)
+    x = random_arrays.random(4, 2)
     expected = make(nnx.Rngs(0).split(3))
     blocks = nnx.to_refs(nnx.clone(expected))
     y, _ = jax.lax.scan(lambda x, block: (block(x), None), x, blocks)
@@ -320,9 +318,9 @@ def test_stacked_layers_in_refs_are_scanned_over():
 
 
 def test_params_are_differentiated_beside_refs():
-    block = nnx.to_refs(Block())
+    block = nnx.to_refs(zoo.Block())
     graphdef, params, rest = nnx.split(block, nnx.Param, ...)
-    x = random(4, 2)
+    x = random_arrays.random(4, 2)
 
     @jax.jit
     def gradient(params, rest):
@@ -342,7 +340,7 @@ def test_shapes_of_a_layer_that_writes_are_evaluated_as_of_a_function():
 
 
 def test_hijax_statistics_move_inside_programs(graph):
-    x = random(6, 3)
+    x = random_arrays.random(6, 3)
     plain = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     with nnx.var_defaults(hijax=True):
         layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))

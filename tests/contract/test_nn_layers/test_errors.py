@@ -2,7 +2,7 @@
 
 A row is a layer, what it must not be called with, the exception that the contract or
 the peer has, and what its message says: JAX's, where JAX refuses it. The note says
-where that was, and what was given.
+where that was, and what was given. At the end the hooks of layers, and their streams.
 """
 
 import functools
@@ -16,8 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import catalog
-from tests.random_arrays import random
+from tests import catalog, random_arrays
 
 ones = jnp.ones
 
@@ -228,7 +227,7 @@ def quantized_dot(lhs, rhs, *args, **options):
 def test_hooks_may_hand_over_operands_without_a_shape():
     exact = make("Linear", 4, 3)
     layer = make("Linear", 4, 3, promote_dtype=quantize, dot_general=quantized_dot)
-    x = random(5, 4)
+    x = random_arrays.random(5, 4)
     np.testing.assert_allclose(jax.jit(lambda x: layer(x))(x), exact(x), atol=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Models in array refs, through every transform in every mode it has.
+"""Models in array refs, through every transform in every mode it has; hijax.
 
 The rows are those of the other matrix. Where a row there differentiates its objects or
 gives them no axis, which refs can't have, there is another one here.

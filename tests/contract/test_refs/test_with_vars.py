@@ -17,19 +17,18 @@ import pytest
 from hypothesis import strategies as st
 
 import graftree as nnx
-from tests import strategies
-from tests.zoo import Box, Parts
+from tests import strategies, tables, zoo
 
 ImmutableVariableError = nnx.errors.ImmutableVariableError
 
 
 def tied():
     a, b = nnx.Param(jnp.ones(2)), nnx.Param(jnp.ones(2))
-    return Box(a=a, b=b, c=a, d=b)
+    return zoo.Box(a=a, b=b, c=a, d=b)
 
 
 def small():
-    return Box(a=nnx.Param(jnp.array([1.0, 2.0]), tag="x"), array=jnp.ones(2), n=3)
+    return zoo.Box(a=nnx.Param(jnp.array([1.0, 2.0]), tag="x"), array=jnp.ones(2), n=3)
 
 
 def increment(variable):
@@ -45,9 +44,9 @@ def test_signature_is_that_of_flax():
 
 
 def test_variables_are_converted_and_the_input_stays():
-    model = Parts()
+    model = zoo.Parts()
     converted = nnx.with_vars(model, ref=True)
-    assert type(converted) is Parts and converted is not model
+    assert type(converted) is zoo.Parts and converted is not model
     assert converted.a.ref and converted.b.ref and converted.a.tag == "x"
     assert isinstance(converted.a.get_raw_value(), jax.Ref)
     assert type(converted.b) is nnx.BatchStat
@@ -56,7 +55,7 @@ def test_variables_are_converted_and_the_input_stays():
 
 
 def test_the_way_back_reads_the_refs():
-    model = nnx.with_vars(Parts(), ref=True)
+    model = nnx.with_vars(zoo.Parts(), ref=True)
     model.a[...] = jnp.array([5.0, 6.0])
     back = nnx.with_vars(model, ref=False)
     model.a[...] = jnp.zeros(2)
@@ -64,7 +63,7 @@ def test_the_way_back_reads_the_refs():
 
 
 def test_what_is_as_requested_keeps_its_identity():
-    model = Parts()
+    model = zoo.Parts()
     some = nnx.with_vars(model, ref=True, only=nnx.Param)
     assert some.a is not model.a and some.b is model.b
     assert nnx.with_vars(some, ref=False).b is model.b
@@ -75,19 +74,17 @@ def test_what_is_as_requested_keeps_its_identity():
     "only", [nnx.Param, "x", nnx.PathContains("a"), lambda path, x: path == ("a",)]
 )
 def test_only_filters_by_path_and_variable(only):
-    converted = nnx.with_vars(Parts(), ref=True, only=only)
+    converted = nnx.with_vars(zoo.Parts(), ref=True, only=only)
     assert converted.a.ref and not converted.b.ref
 
 
-@pytest.mark.parametrize(
-    ("node", "get"),
-    [
-        (nnx.Param(jnp.ones(2)), lambda v: v),
-        ([nnx.Param(jnp.ones(2)), 1], lambda x: x[0]),
-        ((1, {"a": nnx.Param(jnp.ones(2))}), lambda x: x[1]["a"]),
-        (nnx.State({"a": {"b": nnx.Param(jnp.ones(2))}}), lambda s: s["a"]["b"]),
-        (nnx.List([nnx.Param(jnp.ones(2))]), lambda x: x[0]),
-    ],
+@tables.cases(
+    "node, get",
+    (nnx.Param(jnp.ones(2)), lambda v: v),
+    ([nnx.Param(jnp.ones(2)), 1], lambda x: x[0]),
+    ((1, {"a": nnx.Param(jnp.ones(2))}), lambda x: x[1]["a"]),
+    (nnx.State({"a": {"b": nnx.Param(jnp.ones(2))}}), lambda s: s["a"]["b"]),
+    (nnx.List([nnx.Param(jnp.ones(2))]), lambda x: x[0]),
     ids=["Variable", "list", "tuple", "State", "List"],
 )
 def test_any_object_is_converted(node, get):
@@ -102,7 +99,7 @@ def test_what_is_no_variable_stays(leaf):
 
 
 def test_conversion_inside_jit_reads_the_refs():
-    model = nnx.with_vars(Parts(), ref=True)
+    model = nnx.with_vars(zoo.Parts(), ref=True)
 
     @jax.jit
     def gradient(model):
@@ -146,7 +143,7 @@ def test_duplicates_that_are_not_converted_do_not_count():
 
 
 def test_shared_modules_stay_shared():
-    model = nnx.Dict(d=Parts())
+    model = nnx.Dict(d=zoo.Parts())
     model.f = model.d
     converted = nnx.with_vars(model, ref=True)
     assert converted.d is converted.f and converted.d.a.ref
@@ -161,7 +158,7 @@ WRITES = {
     "set_value": lambda m: m.a.set_value(jnp.zeros(2)),
     "set_raw_value": lambda m: m.a.set_raw_value(jnp.zeros(2)),
     "update": lambda m: nnx.update(m, {"b": jnp.ones(2), "a": jnp.zeros(2)}),
-    "update with Variables": lambda m: nnx.update(m, nnx.state(Parts())),
+    "update with Variables": lambda m: nnx.update(m, nnx.state(zoo.Parts())),
     "update_from_state": lambda m: m.a.update_from_state(nnx.Param(jnp.zeros(2))),
     "copy_from": lambda m: m.a.copy_from(nnx.Param(jnp.zeros(2))),
     "jax.jit closure": lambda m: jax.jit(lambda: m.a.set_value(0))(),
@@ -172,7 +169,7 @@ WRITES = {
 @pytest.mark.parametrize("ref", [False, True], ids=["arrays", "refs"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_read_only_variables_refuse_every_write(write, ref):
-    model = nnx.with_vars(Parts(), ref=ref, mutable=False, only="x")
+    model = nnx.with_vars(zoo.Parts(), ref=ref, mutable=False, only="x")
     with pytest.raises(ImmutableVariableError, match="Param.*read-only"):
         write(model)
     assert model.a[...].tolist() == [1.0, 2.0]
@@ -180,7 +177,7 @@ def test_read_only_variables_refuse_every_write(write, ref):
 
 
 def test_read_only_is_named_with_path_and_way_out():
-    model = nnx.Dict(inner=nnx.with_vars(Parts(), mutable=False))
+    model = nnx.Dict(inner=nnx.with_vars(zoo.Parts(), mutable=False))
     with pytest.raises(ImmutableVariableError) as caught:
         nnx.update(model, {"inner": {"a": jnp.zeros(2)}})
     assert "at inner/a" in str(caught.value)
@@ -189,7 +186,7 @@ def test_read_only_is_named_with_path_and_way_out():
 
 @pytest.mark.parametrize("ref", [False, True], ids=["arrays", "refs"])
 def test_mutable_undoes_read_only(ref):
-    model = nnx.with_vars(Parts(), ref=ref)
+    model = nnx.with_vars(zoo.Parts(), ref=ref)
     thawed = nnx.with_vars(nnx.with_vars(model, mutable=False), mutable=True)
     thawed.a[...] += 1
     assert thawed.a[...].tolist() == [2.0, 3.0]
@@ -204,19 +201,19 @@ def test_mutable_undoes_read_only(ref):
     ids=["deepcopy", "pickle", "clone"],
 )
 def test_copies_of_read_only_variables_are_read_only(duplicate):
-    copied = duplicate(nnx.with_vars(Parts(), mutable=False))
+    copied = duplicate(nnx.with_vars(zoo.Parts(), mutable=False))
     with pytest.raises(ImmutableVariableError):
         copied.a[...] += 1
 
 
 def test_read_only_variables_are_read_and_differentiated():
-    frozen = nnx.with_vars(nnx.state(Parts(), nnx.Param), mutable=False)
+    frozen = nnx.with_vars(nnx.state(zoo.Parts(), nnx.Param), mutable=False)
     grads = jax.grad(lambda state: (state.a[...] ** 2).sum())(frozen)
     assert grads.a[...].tolist() == [2.0, 4.0]
 
 
 def test_the_input_of_a_conversion_and_the_target_of_an_update_stay_writable():
-    model = Parts()
+    model = zoo.Parts()
     frozen = nnx.with_vars(model, mutable=False)
     increment(model.a)
     assert model.a[...].tolist() == [2.0, 3.0]
@@ -236,7 +233,7 @@ def test_an_optimizer_refuses_read_only_parameters_before_any_write():
 
 
 def test_a_transform_that_writes_read_only_variables_changes_nothing():
-    model = nnx.with_vars(Parts(), mutable=False, only="x")
+    model = nnx.with_vars(zoo.Parts(), mutable=False, only="x")
 
     @nnx.jit
     def f(model):
@@ -253,22 +250,20 @@ def test_a_transform_that_writes_read_only_variables_changes_nothing():
 
 def test_vars_as_is_the_older_name():
     with pytest.warns(DeprecationWarning, match="Use with_vars instead"):
-        converted = nnx.vars_as(Parts(), ref=True)
+        converted = nnx.vars_as(zoo.Parts(), ref=True)
     assert converted.a.ref
     assert inspect.signature(nnx.vars_as) == inspect.signature(nnx.with_vars)
 
 
-@pytest.mark.parametrize(
-    ("option", "holds"),
-    [
-        ({"is_hijax": True}, lambda v: v.hijax),
-        ({"has_ref": True}, lambda v: v.ref),
-        ({"is_mutable": False}, lambda v: v.get_metadata("mutable") is False),
-    ],
+@tables.cases(
+    "option, holds",
+    ({"is_hijax": True}, lambda v: v.hijax),
+    ({"has_ref": True}, lambda v: v.ref),
+    ({"is_mutable": False}, lambda v: v.get_metadata("mutable") is False),
 )
 def test_vars_as_takes_its_older_keywords(option, holds):
     with pytest.warns(DeprecationWarning):
-        assert holds(nnx.vars_as(Parts(), **option).a)
+        assert holds(nnx.vars_as(zoo.Parts(), **option).a)
 
 
 # ---------------------------------------------------------------- flags of Variables
@@ -571,7 +566,7 @@ RETURNED = "mutable array references cannot be returned"
 
 
 def block(value=1.0):
-    return Box(bn=nnx.Dict(bias=nnx.Param(jnp.array(value), ref=True)))
+    return zoo.Box(bn=nnx.Dict(bias=nnx.Param(jnp.array(value), ref=True)))
 
 
 RETURNING = {

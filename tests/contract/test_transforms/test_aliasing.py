@@ -1,4 +1,4 @@
-"""Identity, aliases and closures in each transform (contract, sections 1.3 to 1.5)."""
+"""Identity, aliases, closures, static values (contract, sections 1.3 to 1.5)."""
 
 import dataclasses
 import enum
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons
+from tests import comparisons, zoo
 from tests.contract.test_transforms.matrix import (
     PLAIN,
     ROWS,
@@ -25,7 +25,6 @@ from tests.contract.test_transforms.matrix import (
     write,
 )
 from tests.modes import BY_NAME, GRAPH_UPDATES
-from tests.zoo import Box, Parts
 
 SHARING = ("graph_updates", "graph")
 
@@ -33,7 +32,7 @@ SHARING = ("graph_updates", "graph")
 def nested():
     """Two Modules that share a Variable, at the paths ``a`` and ``b.c``."""
     shared = nnx.Param(jnp.array([1.0, 2.0]))
-    return Box(a=shared), Box(b=Box(c=shared))
+    return zoo.Box(a=shared), zoo.Box(b=zoo.Box(c=shared))
 
 
 # --------------------------------------------------------------------------- aliases in
@@ -60,7 +59,7 @@ def test_what_arguments_share_is_one_object_inside(case):
         write(cyclic.a, cyclic.a + x)
         write(cyclic.b.c, cyclic.b.c + x)
 
-    model, (a, b), cyclic = Parts(), nested(), nested()[1]
+    model, (a, b), cyclic = zoo.Parts(), nested(), nested()[1]
     cyclic.a, cyclic.me = cyclic.b.c, cyclic
     case(f, model, {"m": [model]}, a, b, a.a, cyclic)
     new = [[21.0, 42.0], [22.0, 44.0], [21.0, 42.0]]
@@ -102,7 +101,7 @@ def test_trees_refuse_a_variable_twice_in_one_object_and_cycles(case):
     model.a = model.b.c
     with pytest.raises(ValueError, match="Duplicate Param"):
         case(lambda m, x: None, model)
-    model = Parts()
+    model = zoo.Parts()
     model.me = model
     with pytest.raises((ValueError, RecursionError)) as error:
         case(lambda m, x: None, model)
@@ -110,7 +109,7 @@ def test_trees_refuse_a_variable_twice_in_one_object_and_cycles(case):
 
 
 def test_eval_shape_refuses_aliases_without_graph_updates(value_mode):
-    model = Parts()
+    model = zoo.Parts()
     with pytest.raises(ValueError, match="Duplicate Param"):
         nnx.eval_shape(lambda a, b: None, model, model, **value_mode)
 
@@ -129,7 +128,7 @@ def test_arrays_and_objects_without_variables_may_be_shared(case):
         assert (a is b) is case.shares
         return x + y + z
 
-    case(f, empty := Box(k=1), empty, X, X)
+    case(f, empty := zoo.Box(k=1), empty, X, X)
     assert empty.k == 1
 
 
@@ -142,7 +141,7 @@ RETURNS = {
     "object": (lambda m, x: m, r"\.a"),
     "part": (lambda m, x: m.left, r"\.w"),
     "Variable": (lambda m, x: (x, m.a), r"\[1\]"),
-    "holder": (lambda m, x: {"new": Box(b=x * 2, c=m.a)}, r"\['new'\]\.c"),
+    "holder": (lambda m, x: {"new": zoo.Box(b=x * 2, c=m.a)}, r"\['new'\]\.c"),
 }
 # What a row gets back of a carry or a broadcast argument can't have its axes.
 _OTHER_AXES = ("scan carry", "scan broadcast")
@@ -154,7 +153,7 @@ _OTHER_AXES = ("scan carry", "scan broadcast")
     without=("eval_shape", "cached_partial", *_OTHER_AXES),
 )
 def test_returned_inputs_are_the_objects_of_the_caller(case):
-    model = Parts()
+    model = zoo.Parts()
     out = case(lambda m, x: {name: f(m, x) for name, (f, _) in RETURNS.items()}, model)
     assert out["object"] is model and out["part"] is model.left
     assert out["Variable"][1] is out["holder"]["new"].c is model.a
@@ -166,7 +165,7 @@ def test_returned_inputs_are_the_objects_of_the_caller(case):
 @pytest.mark.parametrize("name", ["object", "holder"])
 def test_returned_inputs_are_refused_without_graph_updates(name, case):
     f, path = RETURNS[name]
-    model = Parts()
+    model = zoo.Parts()
     before = comparisons.snapshot(model)
     with pytest.raises(ValueError, match="Duplicate") as error:
         case(f, model)
@@ -178,7 +177,7 @@ def test_returned_inputs_are_refused_without_graph_updates(name, case):
 
 @cases(lambda row: row.has_output, modes=PLAIN)
 def test_returned_inputs_without_variables_are_copies(case):
-    model = Box(inner=Box(k=3), a=nnx.Param(X))
+    model = zoo.Box(inner=zoo.Box(k=3), a=nnx.Param(X))
     out = case(lambda m, x: m.inner, model)
     assert out is not model.inner and out.k == 3
 
@@ -186,27 +185,27 @@ def test_returned_inputs_without_variables_are_copies(case):
 @cases(lambda row: row.has_output, modes=SHARING, without=SLOW)
 def test_new_object_at_two_places_is_one_object(case):
     def f(m, x):
-        new = Box(a=nnx.Param(x * 2))
+        new = zoo.Box(a=nnx.Param(x * 2))
         return new, {"again": new, "part": new.a}
 
-    first, rest = case(f, Parts())
+    first, rest = case(f, zoo.Parts())
     assert rest["again"] is first and rest["part"] is first.a
 
 
 @cases(lambda row: row.has_output, modes=("tree",))
 def test_trees_refuse_a_new_object_at_two_places(case):
     def f(m, x):
-        new = Box(a=nnx.Param(x * 2))
+        new = zoo.Box(a=nnx.Param(x * 2))
         return new, {"again": new}
 
     with pytest.raises(ValueError, match="Duplicate") as error:
-        case(f, Parts())
+        case(f, zoo.Parts())
     check_report(error, case, rf"{OUT}\[0\]\.a", rf"{OUT}\[1\]\['again'\]\.a")
 
 
 @pytest.mark.parametrize("part", [lambda m: m, lambda m: m.left, lambda m: m.a])
 def test_eval_shape_returns_inputs_as_new_objects(part):
-    model = Parts()
+    model = zoo.Parts()
     out = nnx.eval_shape(part, model, **GRAPH_UPDATES)
     assert type(out) is type(part(model)) and out is not part(model)
     shapes = [leaf.shape for leaf in jax.tree.leaves(out)]
@@ -219,7 +218,7 @@ def test_eval_shape_returns_inputs_as_new_objects(part):
 
 @cases(without=SLOW)
 def test_captured_objects_can_be_read(case):
-    model, outer = Parts(), Parts()
+    model, outer = zoo.Parts(), zoo.Parts()
     before = comparisons.snapshot(outer)
     case(
         lambda m, x: write(m.a, m.a + outer.a.sum() + outer.left.w[0] * outer.k), model
@@ -244,7 +243,7 @@ WRITES = {
 
 @cases(lambda row: row.traces)
 def test_captured_objects_can_not_be_written(case):
-    model, outer = objects = Parts(), Parts()
+    model, outer = objects = zoo.Parts(), zoo.Parts()
     before = comparisons.snapshot(objects)
 
     def f(m, x):
@@ -262,9 +261,9 @@ def test_captured_objects_can_not_be_written(case):
 
 @cases(lambda row: row.traces and row.has_output, modes=PLAIN)
 def test_captured_variables_can_not_be_returned(case):
-    outer = Parts()
+    outer = zoo.Parts()
     with pytest.raises(ValueError, match="Cannot return captured Variable") as error:
-        case(lambda m, x: (x, Box(c=outer.a)), Parts())
+        case(lambda m, x: (x, zoo.Box(c=outer.a)), zoo.Parts())
     message = str(error.value)
     assert "Param" in message and f"nnx.{case.row.transform}" in message
     assert re.search(rf"Found at path: {OUT}\[1\]\.c$", message, re.MULTILINE)
@@ -277,10 +276,10 @@ STRICT = ("jit", "vmap", "pmap", "scan", "shard_map")
 @cases(lambda row: row.transform in STRICT, modes=("graph_updates",))
 @pytest.mark.parametrize("part", [lambda m: m, lambda m: m.a])
 def test_captured_objects_can_not_be_returned(part, case):
-    outer = Parts()
+    outer = zoo.Parts()
     message = "Cannot extract graph node from different trace level"
     with pytest.raises(ValueError, match=message):
-        case(lambda m, x: part(outer), Parts())
+        case(lambda m, x: part(outer), zoo.Parts())
     check_usable(case, outer)
 
 
@@ -289,9 +288,9 @@ COPYING = ("grad", "remat", "cond", "switch", "checkify", "eval_shape")
 
 @cases(lambda row: row.transform in COPYING, modes=("graph_updates",))
 def test_captured_objects_are_returned_as_copies(case):
-    outer = Parts()
-    out = case(lambda m, x: outer, Parts())
-    assert type(out) is Parts and out is not outer and out.a is not outer.a
+    outer = zoo.Parts()
+    out = case(lambda m, x: outer, zoo.Parts())
+    assert type(out) is zoo.Parts and out is not outer and out.a is not outer.a
     if case.row.transform != "eval_shape":
         assert flat(out.a) == [1.0, 2.0]
     check_usable(case, outer)
@@ -332,7 +331,7 @@ def under(outer, pairs=PAIRS, condition=lambda row: True):
 
 @under("jax.eval_shape")
 def test_captured_objects_can_be_read_under_every_transform(outer, case):
-    model, seen = Parts(), []
+    model, seen = zoo.Parts(), []
     before = comparisons.snapshot(model)
 
     def f(x):
@@ -345,7 +344,7 @@ def test_captured_objects_can_be_read_under_every_transform(outer, case):
 
 
 def check_refused(outer, change, reaches_caller, case):
-    model = Parts()
+    model = zoo.Parts()
     before = comparisons.snapshot(model)
 
     def f(x):
@@ -423,7 +422,7 @@ VALUES = [
 
 
 def model():
-    return Box(p=nnx.Param(jnp.ones(())), k=None)
+    return zoo.Box(p=nnx.Param(jnp.ones(())), k=None)
 
 
 def told(x):
@@ -537,7 +536,7 @@ DATA = {
     "Variable": lambda: nnx.Param(jnp.ones(())),
     "array": lambda: jnp.ones(()),
     "in a tuple": lambda: (1, model()),
-    "partial": lambda: functools.partial(Box.__init__, model()),
+    "partial": lambda: functools.partial(zoo.Box.__init__, model()),
     "method": lambda: model().train,
 }
 

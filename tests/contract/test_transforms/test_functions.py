@@ -1,4 +1,6 @@
-"""What a transform takes as its function (contract, sections 1.6 and 1.7)."""
+"""What a transform takes as its function (contract, sections 1.6 and 1.7).
+
+Also which objects plain JAX takes."""
 
 import functools
 import inspect
@@ -9,10 +11,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons
+from tests import comparisons, modes, zoo
 from tests.contract.test_transforms.matrix import MESH, SPEC, X, cases, flat, tracers_in
-from tests.modes import GRAPH, GRAPH_UPDATES
-from tests.zoo import Block, Box, Parts
 
 
 class Scale(nnx.Module):
@@ -55,16 +55,16 @@ FORMS = {
     "vmap": {},
     "pmap": {},
     "scan": {"in_axes": 0, "out_axes": 0},
-    "make_jaxpr": GRAPH,
+    "make_jaxpr": modes.GRAPH,
     "transform_metadata": {"partition": "p"},
-    "vjp": GRAPH,
-    "jvp": GRAPH,
+    "vjp": modes.GRAPH,
+    "jvp": modes.GRAPH,
 }
 # How each transform is made of a function; those with arguments call it at once.
 MAKERS = {
     **{name: functools.partial(getattr(nnx, name), **FORMS[name]) for name in FORMS},
-    "vjp": lambda f: nnx.vjp(f, X, **GRAPH),
-    "jvp": lambda f: nnx.jvp(f, (X,), (X,), **GRAPH),
+    "vjp": lambda f: nnx.vjp(f, X, **modes.GRAPH),
+    "jvp": lambda f: nnx.jvp(f, (X,), (X,), **modes.GRAPH),
     "eval_shape": lambda f: nnx.eval_shape(f, X),
     "checkify": nnx.checkify,
 }
@@ -278,7 +278,7 @@ BY_POSITION = {
 
 @pytest.mark.parametrize("name", BY_POSITION)
 def test_keywords_become_positions_with_graph_updates(name):
-    f = BY_POSITION[name](lambda x, y=X: (x * y).sum(), GRAPH_UPDATES)
+    f = BY_POSITION[name](lambda x, y=X: (x * y).sum(), modes.GRAPH_UPDATES)
     by_position = f(X, X)
     for out in (f(X, y=X), f(y=X, x=X), f(x=X)):
         same = jax.tree.map(lambda a, b: flat(a) == flat(b), out, by_position)
@@ -287,13 +287,13 @@ def test_keywords_become_positions_with_graph_updates(name):
 
 @pytest.mark.parametrize("name", BY_POSITION)
 def test_keywords_that_have_no_position_are_refused(name):
-    f = BY_POSITION[name](lambda x, *, y: (x * y).sum(), GRAPH_UPDATES)
+    f = BY_POSITION[name](lambda x, *, y: (x * y).sum(), modes.GRAPH_UPDATES)
     message = "keyword arguments could not be resolved to positions"
     with pytest.raises(TypeError, match=message):
         f(X, y=X)
     partial = functools.partial(lambda x, y: (x * y).sum())
     with pytest.raises(TypeError, match=message):
-        BY_POSITION[name](partial, GRAPH_UPDATES)(X, y=X)
+        BY_POSITION[name](partial, modes.GRAPH_UPDATES)(X, y=X)
 
 
 def test_keywords_are_passed_on_without_graph_updates(value_mode):
@@ -426,14 +426,14 @@ def test_writes_to_arguments_stay_inside(transform):
         m.new = m.a[...]
         return m.a[...]
 
-    model = Parts()
+    model = zoo.Parts()
     before = comparisons.snapshot(model)
     assert flat(transform(f)(model)) == [2.0, 4.0]
     assert comparisons.snapshot(model) == before
 
 
 def test_arguments_returned_are_new_objects():
-    model = Parts()
+    model = zoo.Parts()
     out = jax.jit(lambda m: m)(model)
     assert out is not model and out.a is not model.a and out.a.tag == "x"
     out.a[...] += 1
@@ -446,7 +446,7 @@ def test_arguments_returned_are_new_objects():
 @pytest.fixture(scope="module")
 def eager():
     """The losses, running means and counts after one and more eager calls."""
-    net = Block()
+    net = zoo.Block()
     calls = [
         (net(ROWS).sum(), net.norm.mean[...], net.dropout.rngs.count[...])
         for _ in range(3)
@@ -456,7 +456,7 @@ def eager():
 
 @pytest.fixture
 def split_net():
-    return nnx.split(Block(), nnx.Param, ...)
+    return nnx.split(zoo.Block(), nnx.Param, ...)
 
 
 def run(graphdef, params, rest, x=ROWS, loss=jnp.sum):
@@ -517,7 +517,7 @@ def test_merged_model_trains_as_the_object_does(split_net):
         grads = nnx.grad(lambda net: mean_square(net(ROWS)))(net)
         nnx.update(net, descend(nnx.state(net, nnx.Param), grads))
 
-    net = Block()
+    net = zoo.Block()
     for _ in range(3):
         params, rest = step(params, rest)
         step_of_object(net)
@@ -529,9 +529,9 @@ def test_merged_model_trains_as_the_object_does(split_net):
 def test_objects_made_inside_are_written_inside():
     @jax.jit
     def f(x):
-        model = Box(w=nnx.Param(x))
+        model = zoo.Box(w=nnx.Param(x))
         model.w[...] *= 2
-        model.inner = Box(k=3)
+        model.inner = zoo.Box(k=3)
         return model
 
     out = f(jnp.ones(2))

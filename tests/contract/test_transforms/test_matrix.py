@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons
+from tests import comparisons, modes
 from tests.contract.test_transforms.matrix import (
     MESH,
     SLOW,
@@ -24,7 +24,6 @@ from tests.contract.test_transforms.matrix import (
     tracers_in,
     write,
 )
-from tests.modes import BY_NAME, GRAPH_UPDATES
 from tests.zoo import Box, Parts
 
 # ------------------------------------------------------------------------------- values
@@ -367,7 +366,7 @@ def test_scan_broadcasts_or_carries_what_is_written(mode):
 
     model = Parts()
     seen = f(model, jnp.stack([X, X]))
-    is_read_only = mode == GRAPH_UPDATES
+    is_read_only = mode == modes.GRAPH_UPDATES
     assert flat(seen[0]) == [1.0, 2.0]
     assert flat(seen[1]) == ([1.0, 2.0] if is_read_only else [11.0, 22.0])
     assert flat(model.a) == ([1.0, 2.0] if is_read_only else [21.0, 42.0])
@@ -501,7 +500,7 @@ def test_donated_variables_stay_readable_and_donated_arrays_are_freed(case):
         model.w[...] += x + kept
         return x * 2
 
-    out = donate(add, (model, x, kept), BY_NAME[case.mode])
+    out = donate(add, (model, x, kept), modes.BY_NAME[case.mode])
     assert flat(out) == [2.0, 2.0]
     assert before.is_deleted() and x.is_deleted() and not kept.is_deleted()
     assert flat(model.w) == [5.0, 5.0] and flat(model.other) == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Transforms inside transforms, three deep; the numbers are those of plain JAX."""
+"""Transforms in transforms, and what is captured; the numbers are JAX's."""
 
 import dataclasses
 import functools
@@ -12,16 +12,15 @@ import pytest
 from jax.experimental import checkify
 
 import graftree as nnx
-from tests import comparisons
+from tests import comparisons, modes
 from tests.contract.test_transforms.matrix import flat, tracers_in
-from tests.modes import BY_NAME, GRAPH, GRAPH_UPDATES
 from tests.zoo import Box, Scale
 
 PAIRS = pytest.mark.parametrize(
     ("outer", "inner"),
     [
-        pytest.param(BY_NAME[a], BY_NAME[b], id=f"{a} {b}")
-        for a, b in itertools.permutations(BY_NAME, 2)
+        pytest.param(modes.BY_NAME[a], modes.BY_NAME[b], id=f"{a} {b}")
+        for a, b in itertools.permutations(modes.BY_NAME, 2)
     ],
 )
 WEIGHTS = jnp.array([[0.5, -0.3], [0.2, 0.8], [-0.6, 0.4]])
@@ -226,7 +225,7 @@ def test_custom_vjp_inside_scan_inside_jit(is_remat, mode):
 
 
 def test_vjp_and_jvp_inside_jit_agree_with_each_other(mode):
-    inner = mode if not mode.get("graph_updates") else GRAPH
+    inner = mode if not mode.get("graph_updates") else modes.GRAPH
 
     @nnx.jit(**mode)
     def both(model, x):
@@ -268,7 +267,7 @@ def test_values_cross_modes_nested_in_each_other(outer, inner):
     model = stack()
     nnx.jit(lambda m: (count(m), inside(m))[0], **outer)(model)
     assert flat(model.calls) == [2.0] * 3 and model.calls.tag == "y"
-    assert hasattr(model, "k") is (outer == GRAPH_UPDATES)
+    assert hasattr(model, "k") is (outer == modes.GRAPH_UPDATES)
 
 
 @PAIRS

@@ -12,10 +12,8 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import comparisons
+from tests import comparisons, modes, zoo
 from tests.contract.test_transforms.matrix import tracers_in
-from tests.modes import GRAPH_UPDATES
-from tests.zoo import Box
 
 P = jax.sharding.PartitionSpec
 
@@ -203,7 +201,7 @@ def test_vmap_over_the_data():
 
 def test_vmap_over_the_model():
     weights = jax.random.uniform(nnx.Rngs(0)(), (5, 2, 3))
-    model, x = Box(w=nnx.Param(weights)), jnp.ones((2,))
+    model, x = zoo.Box(w=nnx.Param(weights)), jnp.ones((2,))
 
     @nnx.vmap(in_axes=(0, None), out_axes=0)
     def forward(model, x):
@@ -214,7 +212,7 @@ def test_vmap_over_the_model():
 
 
 def test_vmap_over_a_part_of_the_model():
-    foo = Box(a=nnx.Param(jnp.arange(4)), b=nnx.BatchStat(jnp.arange(4)))
+    foo = zoo.Box(a=nnx.Param(jnp.arange(4)), b=nnx.BatchStat(jnp.arange(4)))
     state_axes = nnx.StateAxes({nnx.Param: 0, nnx.BatchStat: None})
 
     @nnx.vmap(in_axes=(state_axes,), out_axes=0)
@@ -233,7 +231,7 @@ def test_vmap_over_a_part_of_the_model():
 
 
 def foo():
-    return Box(x=nnx.Param(jnp.array(1.0)), y=nnx.Param(jnp.array(2.0)))
+    return zoo.Box(x=nnx.Param(jnp.array(1.0)), y=nnx.Param(jnp.array(2.0)))
 
 
 def sin_x_times_y(m):
@@ -300,7 +298,7 @@ def test_custom_vjp_with_modules(value_mode):
 
     f.defvjp(f_fwd, f_bwd)
     grads = nnx.grad(f, **value_mode)(foo())
-    assert type(grads) is Box
+    assert type(grads) is zoo.Box
     assert close(grads.x[...], 2 * np.cos(1)) and close(grads.y[...], np.sin(1))
 
 
@@ -421,15 +419,15 @@ def test_models_are_made_under_eval_shape(mode, stacked):
 
 
 def test_gradients_are_modules(value_mode):
-    model = Box(w=nnx.Param(jnp.array(2.0)))
+    model = zoo.Box(w=nnx.Param(jnp.array(2.0)))
     grads = nnx.grad(lambda model: model.w**2, **value_mode)(model)
-    assert type(grads) is Box and grads.w[...] == 4.0
+    assert type(grads) is zoo.Box and grads.w[...] == 4.0
 
 
 def test_prefix_filters_become_prefix_objects(mode):
-    foo = Box(w=nnx.Param(jnp.arange(3.0)), count=nnx.BatchStat(jnp.array(1.0)))
+    foo = zoo.Box(w=nnx.Param(jnp.arange(3.0)), count=nnx.BatchStat(jnp.array(1.0)))
     prefix = nnx.StateAxes(axes := {nnx.Param: 0, ...: None})
-    if mode != GRAPH_UPDATES:
+    if mode != modes.GRAPH_UPDATES:
         prefix = nnx.prefix(foo, axes, graph=mode["graph"])
 
     @nnx.vmap(in_axes=(prefix,), **mode)

@@ -1,4 +1,4 @@
-"""Attributes as data or static (contract, section 12)."""
+"""Attributes as data or static (contract, section 12), and their names."""
 
 import abc
 import dataclasses

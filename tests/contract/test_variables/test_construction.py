@@ -1,4 +1,4 @@
-"""Variables: how they are made, copied and replaced.
+"""Variables: how they are made, copied, replaced and printed.
 
 Contract `variables-pytrees-modules`, sections 2 and 5.
 """

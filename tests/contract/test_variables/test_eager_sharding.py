@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import tables
 
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 VALUE = np.arange(16.0, dtype=np.float32).reshape(4, 4)
@@ -104,16 +105,14 @@ def test_switched_off_nothing_is_placed(off):
 # ------------------------------------------------------------------ forms, and values
 
 
-@pytest.mark.parametrize(
-    ("annotation", "spec"),
-    [
-        (("x", "y"), ("x", "y")),
-        (["x", "y"], ("x", "y")),
-        (("x",), ("x", None)),
-        ((None, "y"), (None, "y")),
-        ((("x", "y"), None), (("x", "y"), None)),
-        (P("y", "x"), ("y", "x")),
-    ],
+@tables.cases(
+    "annotation, spec",
+    (("x", "y"), ("x", "y")),
+    (["x", "y"], ("x", "y")),
+    (("x",), ("x", None)),
+    ((None, "y"), (None, "y")),
+    ((("x", "y"), None), (("x", "y"), None)),
+    (P("y", "x"), ("y", "x")),
     ids=str,
 )
 def test_forms_of_annotations(annotation, spec, mesh):
@@ -218,14 +217,12 @@ def kernel(*args, **metadata):
     return layer(*args, **metadata).kernel
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (("in", "out"), P("x", "y")),
-        (("none", "in"), P(None, "x")),
-        (("y", None), P("y", None)),
-        (P("out", "in"), P("y", "x")),
-    ],
+@tables.cases(
+    "names, expected",
+    (("in", "out"), P("x", "y")),
+    (("none", "in"), P(None, "x")),
+    (("y", None), P("y", None)),
+    (P("out", "in"), P("y", "x")),
 )
 def test_logical_names_are_placed_as_the_rules_say(auto_mesh, names, expected):
     with nnx.logical_axis_rules(RULES) as value:

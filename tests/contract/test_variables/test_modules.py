@@ -1,4 +1,4 @@
-"""Module: attributes of many, recording, traversal, views (contract, section 13)."""
+"""Module: attributes of many, recording, traversal, views (13); List and Dict."""
 
 import dataclasses
 import operator
@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.zoo import Box, Node, Scale
 
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -378,31 +379,29 @@ def test_items_are_written_by_index_and_slice():
     assert list(items) == [10, 20, 30]
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "change",
-    [
-        lambda x: x.append(9),
-        lambda x: x.insert(1, 9),
-        lambda x: x.insert(-1, 9),
-        lambda x: x.insert(100, 9),
-        lambda x: x.insert(-100, 9),
-        lambda x: x.extend([7, 8]),
-        lambda x: x.__iadd__([7, 8]),
-        lambda x: x.pop(),
-        lambda x: x.pop(0),
-        lambda x: x.pop(-2),
-        lambda x: x.remove(2),
-        lambda x: x.reverse(),
-        lambda x: x.clear(),
-        lambda x: x.__delitem__(1),
-        lambda x: x.__delitem__(slice(0, 2)),
-        lambda x: x.__delitem__(slice(None, None, 2)),
-        lambda x: x.index(2),
-        lambda x: x.count(2),
-        lambda x: 2 in x,
-        lambda x: list(reversed(x)),
-        lambda x: bool(x),
-    ],
+    lambda x: x.append(9),
+    lambda x: x.insert(1, 9),
+    lambda x: x.insert(-1, 9),
+    lambda x: x.insert(100, 9),
+    lambda x: x.insert(-100, 9),
+    lambda x: x.extend([7, 8]),
+    lambda x: x.__iadd__([7, 8]),
+    lambda x: x.pop(),
+    lambda x: x.pop(0),
+    lambda x: x.pop(-2),
+    lambda x: x.remove(2),
+    lambda x: x.reverse(),
+    lambda x: x.clear(),
+    lambda x: x.__delitem__(1),
+    lambda x: x.__delitem__(slice(0, 2)),
+    lambda x: x.__delitem__(slice(None, None, 2)),
+    lambda x: x.index(2),
+    lambda x: x.count(2),
+    lambda x: 2 in x,
+    lambda x: list(reversed(x)),
+    lambda x: bool(x),
 )
 def test_lists_behave_as_lists(change):
     mine, python = nnx.List([1, 2, 3, 2]), [1, 2, 3, 2]

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons
-from tests.zoo import Box
+from tests import comparisons, tables, zoo
 
 TraceContextError = nnx.errors.TraceContextError
 pytestmark = pytest.mark.filterwarnings("ignore:Calling Module.sow")
@@ -56,7 +55,7 @@ each_trace = pytest.mark.parametrize("transform", TRACES)
 
 def box():
     """A Module that holds something of each kind that can be written."""
-    return Box(
+    return zoo.Box(
         array=nnx.Param(jnp.zeros(2), tag="x"),
         mapping=nnx.Cache({"a": jnp.zeros(2)}),
         items=nnx.Cache([jnp.zeros(2)]),
@@ -246,16 +245,14 @@ def test_merged_captured_variables_keep_their_trace(transform):
 
 
 @each_trace
-@pytest.mark.parametrize(
+@tables.cases(
     "remake",
-    [
-        nnx.clone,
-        copy.deepcopy,
-        lambda m: nnx.map(lambda path, x: jax.tree.map(lambda y: y + 1, x), m),
-        lambda m: jax.tree.map(lambda x: x, m),
-        lambda m: nnx.merge(*nnx.split(m), copy=True),
-        lambda m: pickle.loads(pickle.dumps(m)),
-    ],
+    nnx.clone,
+    copy.deepcopy,
+    lambda m: nnx.map(lambda path, x: jax.tree.map(lambda y: y + 1, x), m),
+    lambda m: jax.tree.map(lambda x: x, m),
+    lambda m: nnx.merge(*nnx.split(m), copy=True),
+    lambda m: pickle.loads(pickle.dumps(m)),
     ids=["clone", "deepcopy", "map", "tree.map", "merge", "pickle"],
 )
 def test_copies_made_inside_are_written_inside(transform, remake):
@@ -276,7 +273,7 @@ def test_copies_made_inside_are_written_inside(transform, remake):
 @each_trace
 def test_objects_that_left_their_trace_can_t_be_written(transform):
     made = []
-    TRANSFORMS[transform](passing(lambda x: made.append(Box(a=nnx.Param(1)))))
+    TRANSFORMS[transform](passing(lambda x: made.append(zoo.Box(a=nnx.Param(1)))))
     with pytest.raises(TraceContextError):
         made[0].a.set_value(2)
     with pytest.raises(TraceContextError):
@@ -366,7 +363,7 @@ def test_ref_backed_variables_may_be_written_from_inside(transform, expected):
 
 @pytest.mark.parametrize("transform", ["jit", "grad", "scan"])
 def test_ref_backed_variables_may_be_updated_from_inside(transform):
-    model = Box(a=nnx.Param(jnp.ones(()), ref=True))
+    model = zoo.Box(a=nnx.Param(jnp.ones(()), ref=True))
     TRANSFORMS[transform](passing(lambda x: nnx.update(model, {"a": jnp.zeros(())})))
     assert model.a[...] == 0.0
 

@@ -1,4 +1,4 @@
-"""Variables: reading, writing, operators (contract, section 3)."""
+"""Variables: reading, writing, operators (contract, 3); writes past __setattr__."""
 
 import collections
 import copy
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
+from tests import tables
 
 
 def array_variable():
@@ -364,12 +365,10 @@ def test_whole_write_makes_an_abstract_value_concrete():
         assert variable.dtype == jnp.float32 and variable[...].tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("index", "value", "error", "phrase"),
-    [
-        (0, 1.0, TypeError, r"float32\[2\] is abstract"),
-        (..., jnp.ones(3), ValueError, "broadcast"),
-    ],
+@tables.cases(
+    "index, value, error, phrase",
+    (0, 1.0, TypeError, r"float32\[2\] is abstract"),
+    (..., jnp.ones(3), ValueError, "broadcast"),
 )
 def test_what_does_not_fill_an_abstract_value_leaves_it(index, value, error, phrase):
     variable = nnx.Param(SHAPE)

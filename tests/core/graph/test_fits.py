@@ -1,4 +1,4 @@
-"""What a state has for an object: one comparison, and `update` with ``strict``."""
+"""What a state has for an object: one comparison, one matcher; `update`."""
 
 import collections
 import pickle

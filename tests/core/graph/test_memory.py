@@ -2,7 +2,7 @@
 
 The oracle is the law that merge undoes split, to the very objects: it holds after
 anything that was done to an object whose parts are remembered. And a compiled function
-is traced again for another skeleton only.
+is traced again for another skeleton only. At the end the functional API.
 """
 
 import copy
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree.core import stamps
-from tests import comparisons, strategies, tables, zoo
+from tests import comparisons, static_values, strategies, tables, zoo
 from tests.changes import (
     DATA_IN_TREES,
     OBJECTS,
@@ -36,7 +36,6 @@ from tests.changes import (
     made,
     param,
 )
-from tests.static_values import Tag
 
 OTHER = zoo.Scale()
 
@@ -122,14 +121,12 @@ def test_another_class_is_seen(graph):
     assert nnx.merge(*nnx.split(model, graph=graph)).__class__ is zoo.Box
 
 
-@pytest.mark.parametrize(
-    ("value", "other", "is_same"),
-    [
-        (0.0, -0.0, False),
-        (0.0, float("0.0"), True),
-        (complex(0, 0.0), complex(0, -0.0), False),
-        (float("nan"), float("nan"), False),
-    ],
+@tables.cases(
+    "value, other, is_same",
+    (0.0, -0.0, False),
+    (0.0, float("0.0"), True),
+    (complex(0, 0.0), complex(0, -0.0), False),
+    (float("nan"), float("nan"), False),
 )
 def test_signs_of_zeros_and_nans_are_told_apart(value, other, is_same, graph):
     model = zoo.Box(rate=value)
@@ -156,7 +153,7 @@ def test_static_values_that_take_turns_are_remembered(whole, graph, name):
 def test_a_static_value_that_came_again_may_still_change_in_place(graph):
     model = made()
     tag, before = model.tag, remembered(model, graph)
-    for value in (Tag("b"), tag):
+    for value in (static_values.Tag("b"), tag):
         model.tag = value
         assert (checked(model, graph) is before) is (value is tag)
     tag.name = "b"
@@ -298,7 +295,7 @@ def test_a_change_is_seen_if_another_thread_writes_its_stamp_last():
     model, other = made(), zoo.Box(late=1)
     zoo.Box(later=1)
     before = remembered(model, graph=True)
-    model.tag = Tag("b")
+    model.tag = static_values.Tag("b")
     model._pytree__state.stamp = other._pytree__state.stamp
     stamps.clock.now = other._pytree__state.stamp
     assert checked(model, graph=True) is not before
@@ -311,13 +308,11 @@ def test_making_objects_from_a_state_is_no_structural_change():
     assert stamps.clock.now == before
 
 
-@pytest.mark.parametrize(
-    ("exchange", "is_ref"),
-    [
-        (lambda v, ref: v.set_raw_value(ref), False),
-        (lambda v, ref: v.set_raw_value(ref), True),
-        (lambda v, ref: v.copy_from(v.from_metadata(ref, v.get_metadata())), True),
-    ],
+@tables.cases(
+    "exchange, is_ref",
+    (lambda v, ref: v.set_raw_value(ref), False),
+    (lambda v, ref: v.set_raw_value(ref), True),
+    (lambda v, ref: v.copy_from(v.from_metadata(ref, v.get_metadata())), True),
 )
 def test_another_ref_is_written_once_it_was_exchanged(exchange, is_ref):
     v, ref = nnx.Variable(ZEROS, ref=is_ref), jax.new_ref(ONES)

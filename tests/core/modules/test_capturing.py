@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import tables, zoo
-from tests.threads import run_in_threads
+from tests import tables, threads, zoo
 
 quiet = pytest.mark.filterwarnings("ignore:Calling Module")
 METHOD_OUTPUTS = pytest.mark.parametrize("method_outputs", [None, nnx.Intermediate])
@@ -293,7 +292,7 @@ def test_threads_that_capture_one_module_do_not_mix():
             _, seen = recorded(model, x, kind=nnx.Cache, method_outputs=nnx.Cache)
             assert seen["scaled",] == (2 * x,)
 
-    run_in_threads(*(functools.partial(record, float(i)) for i in range(4)))
+    threads.run_in_threads(*(functools.partial(record, float(i)) for i in range(4)))
     assert not has_traces(model)
 
 
@@ -302,7 +301,7 @@ def test_thread_that_only_calls_the_module_does_not_see_the_buffers():
         assert model.sow(nnx.Intermediate, "x", 1, capture_noop=True) is False
 
     def forward(model):
-        run_in_threads(functools.partial(call, model))
+        threads.run_in_threads(functools.partial(call, model))
 
     assert recorded(forward, Layer()) == (None, {})
 
@@ -460,36 +459,3 @@ def test_perturb_outside_refuses_attributes_of_other_types(value):
 
 def test_default_reduction_is_public():
     assert nnx.module.tuple_reduce(nnx.module.tuple_init(), 1) == (1,)
-
-
-# --------------------------------------------------------------------------- the peer
-
-
-@pytest.mark.peers
-@pytest.mark.filterwarnings("ignore")
-def test_capture_equals_that_of_a_peer():
-    peer = pytest.importorskip("flax.nnx")
-
-    def outcome(nnx):
-        class Layer(nnx.Module):
-            def __init__(self, scale):
-                self.scale = nnx.Param(jnp.array(scale))
-
-            def __call__(self, x):
-                self.sow(nnx.Intermediate, "x", x)
-                return self.perturb("y", self.scaled(x))
-
-            def scaled(self, x):
-                return self.scale[...] * x
-
-        # In the other order the peer takes perturbations for intermediates.
-        kinds = nnx.Perturbation, nnx.Intermediate
-        call = nnx.capture(run, *kinds, method_outputs=nnx.Intermediate)
-        states = call(nnx.List([Layer(2.0), Layer(3.0)]), jnp.arange(2.0))[1:]
-        return [
-            (path, type(leaf).__name__, jax.tree.map(np.asarray, leaf.get_value()))
-            for state in states
-            for path, leaf in sorted(nnx.to_flat_state(state), key=str)
-        ]
-
-    assert str(outcome(nnx)) == str(outcome(peer))

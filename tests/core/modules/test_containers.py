@@ -474,29 +474,6 @@ def test_view_info_does_without_descriptions():
     assert lines == ["  a: <class 'int'>", "  b: <class 'str'> = x", "    the second"]
 
 
-@pytest.mark.peers
-def test_view_info_equals_that_of_a_peer():
-    peer = pytest.importorskip("flax.nnx")
-
-    def set_view(self, a: int | None = None, *, b: "str" = "x", **kwargs) -> None:
-        """Configures.
-
-        Args:
-          a: first line
-            second line
-          b: the other
-        """
-
-    def info(nnx):
-        Documented = type(nnx.Module)("Documented", (nnx.Module,), {})
-        Bare = type(nnx.Module)("Bare", (nnx.Module,), {})
-        Documented.set_view = set_view
-        Bare.set_view = lambda self, a, b=1: None
-        return nnx.view_info([Documented(), Bare()])
-
-    assert info(nnx) == info(peer)
-
-
 # ----------------------------------------------------------------- conversion to refs
 
 

@@ -1,4 +1,6 @@
-"""Statuses of attributes: tables and declarations; the static part that JAX gets."""
+"""Statuses of attributes: tables and declarations; the static part that JAX gets.
+
+Also classes that are no pytrees, as parts of objects."""
 
 import abc
 import collections

@@ -2,6 +2,7 @@
 
 Random classes are written as source text and made twice, with `object` and with a class
 of ours as the base. What copying gives must be the same, also that it raises.
+At the end objects as pytrees of JAX.
 """
 
 import copy

@@ -22,8 +22,7 @@ import graftree as nnx
 
 # Only an observer hears how Python writes the path of a call.
 from graftree.core.objects import methods
-from tests import zoo
-from tests.threads import run_in_threads
+from tests import threads, zoo
 
 
 @pytest.fixture
@@ -391,7 +390,7 @@ def test_threads_have_paths_of_their_own():
     names, x = [], jnp.ones((1, 3))
 
     def use(net, x):
-        run_in_threads(lambda: names.extend(seen_names(lambda: net.helper(x))))
+        threads.run_in_threads(lambda: names.extend(seen_names(lambda: net.helper(x))))
         return net.helper(x)
 
     own = seen_names(net(), x, use)

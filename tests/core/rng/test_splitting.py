@@ -338,7 +338,6 @@ def assert_same_streams(ours, theirs):
     assert counts(ours) == {name: theirs[name].count[...].tolist() for name in ours}
 
 
-@pytest.mark.peers
 @pytest.mark.parametrize(
     ("name", "given", "options"),
     [
@@ -348,8 +347,7 @@ def assert_same_streams(ours, theirs):
         if options or name != "with_rngs"
     ],
 )
-def test_streams_have_the_keys_of_the_peer(name, given, options):
-    peer = pytest.importorskip("flax.nnx")
+def test_streams_have_the_keys_of_the_peer(peer, name, given, options):
     ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
     new = getattr(nnx, name)(ours, **given, **options)
     peer_new = getattr(peer, name)(theirs, **given, **options)
@@ -491,9 +489,7 @@ def test_reseed_of_another_trace_is_refused():
     assert drawn(node) == before
 
 
-@pytest.mark.peers
-def test_reseed_gives_the_keys_of_the_peer():
-    peer = pytest.importorskip("flax.nnx")
+def test_reseed_gives_the_keys_of_the_peer(peer):
     ours, theirs = nnx.Rngs(0, a=1).split(3), peer.Rngs(0, a=1).split(3)
     nnx.reseed(ours, a=5, default=6, policy="match_shape")
     peer.reseed(theirs, a=5, default=6, policy="match_shape")

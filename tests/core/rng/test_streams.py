@@ -1,4 +1,4 @@
-"""Streams of random keys, and sets of them; threads that draw from one."""
+"""Streams of random keys, sets of them, their distributions; threads that draw."""
 
 import copy
 import functools
@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import tables
+from tests import tables, threads
 from tests.core.rng.test_splitting import counts, data, keys, nth_key, shapes
-from tests.threads import run_in_threads
 
 # ------------------------------------------------------------------------- variables
 
@@ -303,11 +302,9 @@ def test_derived_sets_are_plain_and_tagged_by_attribute():
         assert {stream.key.tag for _, stream in derived.items()} == {"default", "extra"}
 
 
-@pytest.mark.peers
 @pytest.mark.parametrize("method", ["split", "broadcast"])
 @pytest.mark.parametrize("size", [3, (2, 3), {"a": 2}, {"a": 2, ...: 3}])
-def test_derived_keys_are_those_of_the_peer(method, size):
-    peer = pytest.importorskip("flax.nnx")
+def test_derived_keys_are_those_of_the_peer(peer, method, size):
     ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
     for _ in range(2):
         assert keys(getattr(ours, method)(size)) == keys(getattr(theirs, method)(size))
@@ -359,7 +356,7 @@ def drawn_in_threads(rngs, ways):
     def draw(way):
         found.extend([WAYS[way](rngs) for _ in range(DRAWS)])
 
-    run_in_threads(*[functools.partial(draw, way) for way in ways])
+    threads.run_in_threads(*[functools.partial(draw, way) for way in ways])
     return found
 
 
@@ -396,7 +393,7 @@ def test_streams_changed_in_place_are_changed_between_two_draws():
     def draw():
         drawn.extend(rngs() for _ in range(DRAWS))
 
-    run_in_threads(reseed, draw)
+    threads.run_in_threads(reseed, draw)
     assert len({*map(as_text, drawn)}) == DRAWS
 
 
@@ -488,26 +485,6 @@ def test_initializer_draws_a_key_at_each_call(name):
     for n in range(2):
         expected = make(**INITIALIZERS[name])(nth_key(7, n), SHAPE, jnp.float32)
         assert_same(initialize(SHAPE, jnp.float32), expected)
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", EACH)
-def test_distribution_gives_the_numbers_of_the_peer(name):
-    peer = pytest.importorskip("flax.nnx")
-    args, kwargs = DISTRIBUTIONS[name]
-    ours, theirs = nnx.Rngs(3, params=4), peer.Rngs(3, params=4)
-    for get in (lambda rngs: rngs, lambda rngs: rngs.params):
-        sample = getattr(get(ours), name)(*args, **kwargs)
-        assert_same(sample, getattr(get(theirs), name)(*args, **kwargs))
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", INITIALIZERS)
-def test_initializer_gives_the_numbers_of_the_peer(name):
-    peer = pytest.importorskip("flax.nnx")
-    ours = getattr(nnx.Rngs(3), name)(**INITIALIZERS[name])
-    theirs = getattr(peer.Rngs(3), name)(**INITIALIZERS[name])
-    assert_same(ours(SHAPE), theirs(SHAPE))
 
 
 def test_a_dtype_is_accepted_and_a_key_is_not():

@@ -1,4 +1,4 @@
-"""When a text is the full one, and what the compact one says."""
+"""When a text is the full one, what the compact one says, and each kind of object."""
 
 import dataclasses
 import functools
@@ -117,14 +117,12 @@ def test_a_variable_of_an_array_is_never_shortened(lines):
     assert len(repr(nnx.Param(np.ones((200, 1)))).splitlines()) == 202
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "wrapped",
-    [
-        lambda x: nnx.List([x]),
-        lambda x: nnx.Dict(a=x),
-        lambda x: nnx.State({"a": nnx.Param(x)}),
-        lambda x: nnx.to_flat_state(nnx.State({"a": x})),
-    ],
+    lambda x: nnx.List([x]),
+    lambda x: nnx.Dict(a=x),
+    lambda x: nnx.State({"a": nnx.Param(x)}),
+    lambda x: nnx.to_flat_state(nnx.State({"a": x})),
 )
 def test_containers_show_the_values_of_few_numbers_only(wrapped):
     assert "Array([0., 0., 0.], dtype=float32)" in repr(wrapped(jnp.zeros(3)))
@@ -187,21 +185,19 @@ def test_a_compact_text_is_coloured_like_a_full_one_in_as_many_lines(lines):
 # ---------------------------------------------------------------------- what it says
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (jnp.ones((2, 3)), "float32[2,3]"),
-        (np.ones(2), "numpy float64[2]"),
-        (jax.ShapeDtypeStruct((), jnp.int8), "abstract int8[]"),
-        (jax.random.key(0), "key<fry>[]"),
-        (nnx.Param(jnp.ones(2), tag="x"), "Param(float32[2], tag='x')"),
-        (nnx.Param({"a": jnp.ones(2)}), "Param({'a': float32[2]})"),
-        (jax.nn.relu, "relu"),
-        (jnp.dtype("int32"), "int32"),
-        (["a", (1,), {}], "['a', (1,), {}]"),
-        (nnx.State({"a": {"b": 1}}), "State({'a': {'b': 1}})"),
-        ("x" * 200, "'" + "x" * 59 + "..."),
-    ],
+@tables.cases(
+    "value, expected",
+    (jnp.ones((2, 3)), "float32[2,3]"),
+    (np.ones(2), "numpy float64[2]"),
+    (jax.ShapeDtypeStruct((), jnp.int8), "abstract int8[]"),
+    (jax.random.key(0), "key<fry>[]"),
+    (nnx.Param(jnp.ones(2), tag="x"), "Param(float32[2], tag='x')"),
+    (nnx.Param({"a": jnp.ones(2)}), "Param({'a': float32[2]})"),
+    (jax.nn.relu, "relu"),
+    (jnp.dtype("int32"), "int32"),
+    (["a", (1,), {}], "['a', (1,), {}]"),
+    (nnx.State({"a": {"b": 1}}), "State({'a': {'b': 1}})"),
+    ("x" * 200, "'" + "x" * 59 + "..."),
 )
 def test_values_are_short(compact, value, expected):
     assert compact(Node(x=nnx.data(value))).splitlines()[1] == f"  x={expected}"
@@ -340,27 +336,25 @@ def partial_of(x):
     return f
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (1, 1.0),
-        (1, True),
-        (jnp.ones(2), jnp.ones(3)),
-        (jnp.ones(2), jnp.ones(2, jnp.int32)),
-        (jnp.ones(2), np.ones(2, np.float32)),
-        (nnx.Param(1), nnx.Cache(1)),
-        (nnx.Param(1), nnx.Param(1, tag="x")),
-        ([1, [2]], [1, 2]),
-        ({"a": 1}, {"b": 1}),
-        (partial_of(1), partial_of(2)),
-        (Sizes(1), Sizes(2)),
-        (object(), object()),
-        (Setting(1), Setting(1)),
-        (bytearray(b"x"), bytearray(b"x")),
-        (jax.tree.structure(Tagged()), jax.tree.structure(Tagged())),
-        (Node(_hidden=1), Node(_hidden=2)),
-        (Node(a=1), Node(b=1)),
-    ],
+@tables.cases(
+    "first, second",
+    (1, 1.0),
+    (1, True),
+    (jnp.ones(2), jnp.ones(3)),
+    (jnp.ones(2), jnp.ones(2, jnp.int32)),
+    (jnp.ones(2), np.ones(2, np.float32)),
+    (nnx.Param(1), nnx.Cache(1)),
+    (nnx.Param(1), nnx.Param(1, tag="x")),
+    ([1, [2]], [1, 2]),
+    ({"a": 1}, {"b": 1}),
+    (partial_of(1), partial_of(2)),
+    (Sizes(1), Sizes(2)),
+    (object(), object()),
+    (Setting(1), Setting(1)),
+    (bytearray(b"x"), bytearray(b"x")),
+    (jax.tree.structure(Tagged()), jax.tree.structure(Tagged())),
+    (Node(_hidden=1), Node(_hidden=2)),
+    (Node(a=1), Node(b=1)),
 )
 def test_siblings_that_differ_are_not_folded(compact, first, second):
     pair = [Node(x=nnx.data(value)) for value in (first, second)]
@@ -368,18 +362,16 @@ def test_siblings_that_differ_are_not_folded(compact, first, second):
     assert text.count("Node(x=") == 2 and " x Node" not in text
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "make",
-    [
-        lambda: float("nan"),
-        lambda: partial_of([1, {"a": (2,)}]),
-        lambda: jax.sharding.PartitionSpec("x", None),
-        lambda: jnp.dtype("int8"),
-        lambda: Sizes(3),
-        lambda: functools.partial(partial_of(1), Sizes(2), axis=-1),
-        lambda: Node(a=nnx.data({"b": nnx.Rngs(0)})),
-        lambda: nnx.State({"a": {"b": jnp.ones(2)}}),
-    ],
+    lambda: float("nan"),
+    lambda: partial_of([1, {"a": (2,)}]),
+    lambda: jax.sharding.PartitionSpec("x", None),
+    lambda: jnp.dtype("int8"),
+    lambda: Sizes(3),
+    lambda: functools.partial(partial_of(1), Sizes(2), axis=-1),
+    lambda: Node(a=nnx.data({"b": nnx.Rngs(0)})),
+    lambda: nnx.State({"a": {"b": jnp.ones(2)}}),
 )
 def test_siblings_made_alike_are_folded(compact, make):
     pair = [Node(x=nnx.data(make())) for _ in range(2)]
@@ -545,10 +537,8 @@ EXPRESSIONS = {
 }
 
 
-@pytest.mark.peers
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_text_equals_that_of_the_peer(name):
-    peer = pytest.importorskip("flax.nnx")
+def test_text_equals_that_of_the_peer(peer, name):
     expression = EXPRESSIONS[name]
     assert repr(expression(nnx)) == repr(expression(peer))
 
@@ -627,10 +617,7 @@ def test_sub_modules_list_names_before_they_are_used():
     assert {"linear", "VariableMeta"} & set(vars(nnx.nn)) == {"linear"}
 
 
-@pytest.mark.peers
-def test_what_the_peer_lists_is_listed():
-    peer = pytest.importorskip("flax.nnx")
-
+def test_what_the_peer_lists_is_listed(peer):
     def public(x):
         return {name for name in dir(x) if not name.startswith("_")}
 

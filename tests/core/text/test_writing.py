@@ -13,6 +13,7 @@ import graftree as nnx
 
 # Only there a test can say that no renderer is registered.
 from graftree.core.text import representations
+from tests import tables
 
 Attr, Object = nnx.reprlib.Attr, nnx.reprlib.Object
 
@@ -43,35 +44,31 @@ def model(**attributes):
     return result
 
 
-@pytest.mark.parametrize(
-    ("items", "expected"),
-    [
-        ([Object("A")], "A()"),
-        ([Object(int)], "int()"),
-        ([Object("A", empty_repr="-")], "A(-)"),
-        ([Object("A", comment=" # c"), Attr("k", 1)], "A( # c\n  k=1\n)"),
-        ([Object("A"), Attr("k", "v"), Attr(3, None)], "A(\n  k='v',\n  3=None\n)"),
-        ([Object("A"), Attr("k", "v", use_raw_value=True)], "A(\n  k=v\n)"),
-        ([Object("A", same_line=True), Attr("a", 1), Attr("b", 2)], "A(a=1, b=2)"),
-        ([Object("A", "<", ">", ": ", "   "), Attr("a", 1)], "A<\n   a: 1\n>"),
-        ([Object("A"), Attr("a", 1, start="[", end="]")], "A(\n  [a=1]\n)"),
-        ([Object("A"), Attr("a", NESTED)], "A(\n  a=B(\n    b=[1]\n  )\n)"),
-    ],
+@tables.cases(
+    "items, expected",
+    ([Object("A")], "A()"),
+    ([Object(int)], "int()"),
+    ([Object("A", empty_repr="-")], "A(-)"),
+    ([Object("A", comment=" # c"), Attr("k", 1)], "A( # c\n  k=1\n)"),
+    ([Object("A"), Attr("k", "v"), Attr(3, None)], "A(\n  k='v',\n  3=None\n)"),
+    ([Object("A"), Attr("k", "v", use_raw_value=True)], "A(\n  k=v\n)"),
+    ([Object("A", same_line=True), Attr("a", 1), Attr("b", 2)], "A(a=1, b=2)"),
+    ([Object("A", "<", ">", ": ", "   "), Attr("a", 1)], "A<\n   a: 1\n>"),
+    ([Object("A"), Attr("a", 1, start="[", end="]")], "A(\n  [a=1]\n)"),
+    ([Object("A"), Attr("a", NESTED)], "A(\n  a=B(\n    b=[1]\n  )\n)"),
 )
 def test_items_are_framed(items, expected):
     assert repr(Shown(*items)) == expected
 
 
-@pytest.mark.parametrize(
-    ("items", "phrase"),
-    [
-        (
-            [Attr("a", 1)],
-            "First item of Shown.__nnx_repr__ must be an Object, got Attr",
-        ),
-        ([], "First item of Shown.__nnx_repr__ must be an Object, got NoneType"),
-        ([Object("A"), 3], "Item of Shown.__nnx_repr__ must be an Attr, got int"),
-    ],
+@tables.cases(
+    "items, phrase",
+    (
+        [Attr("a", 1)],
+        "First item of Shown.__nnx_repr__ must be an Object, got Attr",
+    ),
+    ([], "First item of Shown.__nnx_repr__ must be an Object, got NoneType"),
+    ([Object("A"), 3], "Item of Shown.__nnx_repr__ must be an Attr, got int"),
 )
 def test_wrong_items_are_refused_and_leave_no_trace(items, phrase):
     for _ in range(2):
@@ -80,16 +77,14 @@ def test_wrong_items_are_refused_and_leave_no_trace(items, phrase):
     assert repr(model()) == "Module()"
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ((1,), "(1,)"),
-        ([int, jnp.float32], "[int, float32]"),
-        ({"a": {1: ()}}, "{'a': {1: ()}}"),
-        (None, "None"),
-        ("a\nb", r"'a\nb'"),
-        (np.float32(1), "np.float32(1.0)"),
-    ],
+@tables.cases(
+    "value, expected",
+    ((1,), "(1,)"),
+    ([int, jnp.float32], "[int, float32]"),
+    ({"a": {1: ()}}, "{'a': {1: ()}}"),
+    (None, "None"),
+    ("a\nb", r"'a\nb'"),
+    (np.float32(1), "np.float32(1.0)"),
 )
 def test_values_are_written_as_by_python_and_classes_by_name(value, expected):
     assert without_color(nnx.reprlib.colorized(value)) == expected
@@ -128,13 +123,11 @@ def test_cycles_through_foreign_containers_and_lists_end():
     assert repr(nnx.reprlib.PrettySequence(cyclic)).count("[...]") == 1
 
 
-@pytest.mark.parametrize(
-    ("depth", "expected"),
-    [
-        (0, "Module(...)"),
-        (1, "Module(\n  a=Module(...)\n)"),
-        (None, "Module(\n  a=Module()\n)"),
-    ],
+@tables.cases(
+    "depth, expected",
+    (0, "Module(...)"),
+    (1, "Module(\n  a=Module(...)\n)"),
+    (None, "Module(\n  a=Module()\n)"),
 )
 def test_depth_is_limited_by_a_flag(depth, expected):
     with nnx.config.temp_flip_flag("flax_max_repr_depth", depth):
@@ -165,14 +158,12 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("stdout", "variables", "modules", "is_coloured"),
-    [
-        (Terminal, {}, {}, True),
-        (io.StringIO, {}, {}, False),
-        (Terminal, {"NO_COLOR": "1"}, {}, False),
-        (io.StringIO, {}, {"IPython": object}, True),
-    ],
+@tables.cases(
+    "stdout, variables, modules, is_coloured",
+    (Terminal, {}, {}, True),
+    (io.StringIO, {}, {}, False),
+    (Terminal, {"NO_COLOR": "1"}, {}, False),
+    (io.StringIO, {}, {"IPython": object}, True),
     ids=["a terminal", "a file", "NO_COLOR", "IPython"],
 )
 def test_only_str_is_coloured_where_colours_show(

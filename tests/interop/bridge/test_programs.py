@@ -9,11 +9,8 @@ from tests.interop.bridge import (
     programs_to_nnx,
 )
 
-pytestmark = [
-    pytest.mark.peers,
-    # Flax warns about its own deprecations.
-    pytest.mark.filterwarnings("ignore"),
-]
+# Flax warns about its own deprecations.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 EVERY = 6  # in `make test`; the rest is in `make test-all`
 PROGRAMS = [
@@ -25,11 +22,6 @@ PROGRAMS = [
     for file in (programs_to_nnx, programs_to_linen, programs_modules)
     for number, program in enumerate(comparing.programs_of(file))
 ]
-
-
-@pytest.fixture(scope="module")
-def peer():
-    return pytest.importorskip("flax.nnx")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

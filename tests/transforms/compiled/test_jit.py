@@ -11,8 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import comparisons, tables, zoo
-from tests.meshes import mesh_of
+from tests import comparisons, meshes, tables, zoo
 
 
 def box(value=1.0):
@@ -350,7 +349,7 @@ def test_attributes_of_a_function_do_not_reach_into_what_jit_keeps():
 # ---------------------------------------------------------------------------- shardings
 
 
-MESH = mesh_of(x=4, y=2)
+MESH = meshes.mesh_of(x=4, y=2)
 
 
 def sharding(*spec):
@@ -583,30 +582,3 @@ def test_prefixes_of_objects_place_by_filter(value_mode):
     model = pair()
     out = step(model)
     assert are_placed(model, ROWS, COLUMNS) and are_placed(out, ROWS, COLUMNS)
-
-
-# ---------------------------------------------------------------------- the peer
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("writes", [True, False])
-def test_placement_is_that_of_the_peer(writes, mode):
-    def run(library):
-        def step(first, second):
-            if writes:
-                first.a[...] += second.a
-            return library.Param(first.a * 2)
-
-        models = [
-            library.Dict(
-                a=library.Param(jnp.ones((8, 4))),
-                b=library.BatchStat(jnp.zeros((8, 4))),
-            )
-            for _ in range(2)
-        ]
-        options = {"in_shardings": (ROWS, COLUMNS), "out_shardings": EVERYWHERE}
-        out = library.jit(step, **options, **mode)(*models)
-        variables = [out] + [v for m in models for v in (m.a, m.b)]
-        return [(v.get_value().sharding, np.ravel(v)[0].item()) for v in variables]
-
-    assert run(nnx) == run(pytest.importorskip("flax.nnx"))

@@ -6,15 +6,12 @@ import weakref
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import comparisons, zoo
-from tests.meshes import mesh_of
-from tests.modes import GRAPH, TREE
+from tests import comparisons, meshes, modes, zoo
 
 
 def box():
@@ -35,8 +32,8 @@ def step(model, x):
 
 
 BINDINGS = {
-    "jit_partial, graph": functools.partial(nnx.jit_partial, **GRAPH),
-    "jit_partial, tree": functools.partial(nnx.jit_partial, **TREE),
+    "jit_partial, graph": functools.partial(nnx.jit_partial, **modes.GRAPH),
+    "jit_partial, tree": functools.partial(nnx.jit_partial, **modes.TREE),
     "cached_partial": lambda f, *args: nnx.cached_partial(nnx.jit(f), *args),
 }
 EACH_BINDING = pytest.mark.parametrize("bind", BINDINGS.values(), ids=BINDINGS)
@@ -128,7 +125,7 @@ def test_positions_are_those_of_the_function(static, value_mode):
 
 
 def test_shardings_are_those_of_all_arguments(value_mode):
-    mesh = mesh_of(x=2)
+    mesh = meshes.mesh_of(x=2)
     rows, everywhere = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
 
     def f(a, b, x):
@@ -345,26 +342,3 @@ def test_dropped_functions_free_what_is_bound():
     del cached
     gc.collect()
     assert bound() is None
-
-
-@pytest.mark.peers
-def test_training_with_bound_objects_is_that_of_the_peer():
-    def run(library):
-        model = library.Linear(2, 1, rngs=library.Rngs(0))
-        optimizer = library.Optimizer(model, optax.adam(0.1), wrt=library.Param)
-
-        def step(model, optimizer, x):
-            def loss(model):
-                return (model(x) ** 2).mean()
-
-            value, grads = library.value_and_grad(loss)(model)
-            optimizer.update(model, grads)
-            return value
-
-        steps = (
-            library.cached_partial(library.jit(step), model, optimizer),
-            library.jit_partial(step, model, optimizer, **GRAPH),
-        )
-        return [float(f(jnp.ones((1, 2)))) for f in steps for _ in range(3)]
-
-    assert run(nnx) == pytest.approx(run(pytest.importorskip("flax.nnx")))

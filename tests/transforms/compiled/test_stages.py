@@ -9,8 +9,7 @@ import pytest
 from jax import export
 
 import graftree as nnx
-from tests import modes, tables, zoo
-from tests.meshes import mesh_of
+from tests import meshes, modes, tables, zoo
 
 X = np.ones(2, np.float32)
 
@@ -91,7 +90,7 @@ def test_eval_shape_of_a_returned_argument_is_a_new_object_with_what_changed():
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_returned_arguments_are_described_as_new_arrays_are(kind):
-    mesh = mesh_of(kind, x=2)
+    mesh = meshes.mesh_of(kind, x=2)
     rows = jax.NamedSharding(mesh, jax.P("x"))
     with jax.set_mesh(mesh):
         variable = nnx.Param(jax.device_put(jnp.ones(4), rows))

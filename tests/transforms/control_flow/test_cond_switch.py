@@ -1,4 +1,4 @@
-"""Branches over objects: `cond` and `switch` (contract, section 9)."""
+"""Branches over objects: `cond` and `switch` (contract, section 9); `remat`."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import tables, zoo
-from tests.meshes import mesh_of
+from tests import meshes, tables, zoo
 
 BOTH = pytest.mark.parametrize("name", ["cond", "switch"])
 NUMBERS = pytest.mark.parametrize("number", [0, 1])
@@ -276,24 +275,6 @@ def test_one_branch_that_fails_leaves_the_operands(mode, name):
     assert is_untouched(operand)
 
 
-@pytest.mark.peers
-@NUMBERS
-def test_same_results_as_flax(number):
-    flax = pytest.importorskip("flax.nnx")
-
-    def run(nnx):
-        def train(model, rngs, x):
-            model.mean[...] += x
-            return model.mean + rngs.normal((2,))
-
-        model = nnx.Dict(mean=nnx.BatchStat(jnp.ones(2)))
-        rngs, x = nnx.Rngs(1), jnp.arange(2.0)
-        out = nnx.cond(number == 0, train, lambda m, r, x: x * 2, model, rngs, x)
-        return out, model.mean[...], rngs.default.count[...]
-
-    jax.tree.map(np.testing.assert_array_equal, run(nnx), run(flax))
-
-
 # -------------------------------------------------------------------------------- remat
 
 
@@ -412,7 +393,7 @@ def test_trees_keep_their_form_and_what_is_no_array():
 
 
 def test_the_sharding_of_what_is_named_stays():
-    mesh, spec = mesh_of("Explicit", data=8), P("data", None)
+    mesh, spec = meshes.mesh_of("Explicit", data=8), P("data", None)
     with jax.set_mesh(mesh):
         x = nnx.Param(jax.device_put(np.ones((8, 2)), NamedSharding(mesh, spec)))
 

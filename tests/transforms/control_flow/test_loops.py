@@ -11,8 +11,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import comparisons, tables, zoo
-from tests.modes import GRAPH_UPDATES, TREE
+from tests import comparisons, modes, tables, zoo
 
 
 def test_outputs_may_have_different_axes(mode):
@@ -103,7 +102,7 @@ def test_pytree_values_and_numpy_arrays_are_scanned(mode):
 
 def test_one_variable_as_carry_and_scanned_is_refused(mode):
     variable = nnx.Variable(jnp.zeros(3))
-    phrase = "Duplicate Variable" if mode is TREE else "Inconsistent aliasing"
+    phrase = "Duplicate Variable" if mode is modes.TREE else "Inconsistent aliasing"
     with pytest.raises(ValueError, match=phrase):
         nnx.scan(lambda c, x: (c, None), **mode)(variable, variable)
 
@@ -179,7 +178,7 @@ def test_what_lacks_the_scanned_axis_is_named(mode):
 
 def test_other_objects_in_the_carry_are_refused(mode):
     phrase = "scan Variable identity must be preserved across iterations"
-    if mode is GRAPH_UPDATES:
+    if mode is modes.GRAPH_UPDATES:
         phrase = "Carry references must be the same between iterations"
     with pytest.raises(ValueError, match=phrase):
         nnx.scan(lambda m, x: (zoo.Scale(), x), **mode)(zoo.Scale(), jnp.arange(3.0))
@@ -345,8 +344,8 @@ def test_updates_reach_the_callers_objects(loop, count, mode):
 
     out = run(loop, body, model, count, **mode)
     assert model.a[...] == count and out.c == 2**count
-    assert model.c == (2**count if mode is GRAPH_UPDATES else 1)
-    assert (out is model) == (mode is GRAPH_UPDATES)
+    assert model.c == (2**count if mode is modes.GRAPH_UPDATES else 1)
+    assert (out is model) == (mode is modes.GRAPH_UPDATES)
     assert out.a is model.a and out.b is model.b
 
 
@@ -423,7 +422,7 @@ def test_other_objects_than_those_of_the_caller_are_refused(name, loop, mode):
     value = make()
     before = comparisons.snapshot(value)
     phrase = f"{loop} Variable identity must be preserved across iterations"
-    if mode is GRAPH_UPDATES:
+    if mode is modes.GRAPH_UPDATES:
         phrase = "same reference and pytree structure"
     with pytest.raises(ValueError, match=phrase):
         run(loop, body, value, **mode)

@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import tables, zoo
-from tests.meshes import mesh_of
+from tests import meshes, tables, zoo
 
 LAYERS = {nnx.PARTITION_NAME: "layers"}
 
@@ -101,7 +100,7 @@ def test_new_variables_are_placed_as_annotated(mode, is_compiled):
     def make(x):
         return mapped(x), scanned(jnp.array(0.0), x)[1]
 
-    with jax.set_mesh(mesh_of(layers=4)):
+    with jax.set_mesh(meshes.mesh_of(layers=4)):
         for made in (nnx.jit(make, **mode) if is_compiled else make)(jnp.arange(4.0)):
             assert made.out_sharding == ("layers", None)
             assert made[...].sharding.shard_shape(made.shape) == (1, 2)
@@ -109,7 +108,7 @@ def test_new_variables_are_placed_as_annotated(mode, is_compiled):
 
 def test_a_name_without_an_axis_of_the_mesh_places_nothing(mode):
     make = nnx.vmap(split, transform_metadata=LAYERS, **mode)
-    with jax.set_mesh(mesh_of(data=4)):
+    with jax.set_mesh(meshes.mesh_of(data=4)):
         assert make(jnp.arange(4.0)).out_sharding == ("layers", None)
         with nnx.logical_axis_rules([("layers", "data")]):
             made = make(jnp.arange(4.0))
@@ -126,7 +125,7 @@ def test_with_explicit_axes_the_mapped_axis_is_not_divided(mode):
     def apply(model, x):
         return model.a * x + model.b
 
-    with jax.set_mesh(mesh_of("Explicit", layers=4)):
+    with jax.set_mesh(meshes.mesh_of("Explicit", layers=4)):
         model = make(jnp.arange(4.0))
         assert model.a.out_sharding == ("layers", None)
         assert model.a[...].sharding.is_fully_replicated
@@ -135,7 +134,7 @@ def test_with_explicit_axes_the_mapped_axis_is_not_divided(mode):
 
 def test_names_of_an_axis_that_another_transform_maps_place_nothing(mode):
     named = nnx.transform_metadata(split, partition="layers", graph=mode["graph"])
-    with jax.set_mesh(mesh_of(layers=4)):
+    with jax.set_mesh(meshes.mesh_of(layers=4)):
         made = jax.vmap(named)(jnp.arange(4.0))
     assert made.out_sharding == ("layers", None) and made.shape == (4, 2)
 
@@ -158,7 +157,7 @@ def test_arguments_lack_the_name_inside_only(mode, transform, axis):
 
 def test_annotations_of_arguments_keep_their_form(mode):
     spec = P("layers", None)
-    for annotation in (spec, NamedSharding(mesh_of(layers=1), spec)):
+    for annotation in (spec, NamedSharding(meshes.mesh_of(layers=1), spec)):
         variable = nnx.Param(
             jnp.ones((3, 2)), out_sharding=annotation, eager_sharding=False
         )

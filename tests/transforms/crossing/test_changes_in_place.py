@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests import tables, zoo
-from tests.static_values import Tag
+from tests import static_values, tables, zoo
 from tests.transforms.crossing.test_costs import PARTS, python_calls
 
 
@@ -114,7 +113,7 @@ def test_a_change_in_what_is_bound_is_seen(value_mode):
 
 def test_static_objects_that_change_are_compared(mode):
     step = nnx.jit(lambda model: model.w * number(model.tag.name), **mode)
-    model, tags = zoo.Scale(1.0), [Tag("a"), Tag("b")]
+    model, tags = zoo.Scale(1.0), [static_values.Tag("a"), static_values.Tag("b")]
     for name in "aaccaba":
         tags[0].name = name
         for model.tag in tags:
@@ -124,7 +123,7 @@ def test_static_objects_that_change_are_compared(mode):
 def test_an_object_that_was_traced_for_stays_told_from_others():
     step = nnx.jit(lambda model: model.w * number(model.tag.name))
     for _ in range(2):  # each round has the values of the round before in its cache
-        model = zoo.Box(w=nnx.Param(jnp.array(1.0)), tag=Tag("a"))
+        model = zoo.Box(w=nnx.Param(jnp.array(1.0)), tag=static_values.Tag("a"))
         for model.tag.name in "aabbab":
             assert step(model) == number(model.tag.name)
 
@@ -167,7 +166,7 @@ def test_a_function_that_changes_it_is_traced_at_each_call(mode):
 
 
 def test_the_hash_of_a_skeleton_stays_and_is_that_of_its_content():
-    tag = Tag("a")
+    tag = static_values.Tag("a")
     graphdef = nnx.graphdef(model_of(tag))
     again, before = pickle.loads(pickle.dumps(graphdef)), hash(graphdef)
     tag.name = "b"
@@ -377,7 +376,7 @@ def test_the_structure_of_one_reaches_the_caller_each_time():
 
 def test_what_changes_inside_of_metadata_is_seen():
     bag, called = make(), nnx.jit(lambda bag: len(bag.label.name))
-    bag.label = Tag("a")
+    bag.label = static_values.Tag("a")
     assert [called(bag) for _ in range(3)] == [1, 1, 1]
     bag.label.name = "abc"
     assert called(bag) == 3

@@ -2,6 +2,8 @@
 
 A call whose arguments are known must not take them apart again. That is seen by the
 number of Python functions that it runs: it must not grow with the model.
+
+Then programs of eager control flow, warnings, and bounds of what is kept.
 """
 
 import functools
@@ -21,9 +23,7 @@ from graftree.core.graph import watches
 from graftree.core.graph.watches import Together
 from graftree.errors import LostUpdateWarning
 from graftree.transforms.crossing import programs
-from tests import zoo
-from tests.changes import variables_in
-from tests.modes import GRAPH_UPDATES, TREE
+from tests import changes, modes, zoo
 from tests.static_values import Tag
 from tests.transforms.crossing.test_repeated_calls import EACH, TRACED, TRACED_EACH
 
@@ -102,7 +102,7 @@ def test_known_objects_cost_few_python_calls(between, mode):
 
 
 def test_a_switch_inside_is_traced_once_each_way(mode):
-    traces, keeps = [], mode == GRAPH_UPDATES
+    traces, keeps = [], mode == modes.GRAPH_UPDATES
 
     @nnx.jit(**mode)
     def step(model):
@@ -143,7 +143,7 @@ def test_objects_in_containers_and_bound_ones_cost_few_python_calls(value_mode):
 
 
 def test_new_objects_of_a_known_structure_cost_less_in_tree_mode():
-    step, model = nnx.jit(double, **TREE), large()
+    step, model = nnx.jit(double, **modes.TREE), large()
     for _ in range(3):
         assert step(large()) == 2
     assert python_calls(step, large()) < 10 * 4 * PARTS
@@ -174,8 +174,8 @@ def test_eager_transforms_take_known_objects_apart_once(transform, mode):
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
 def test_eager_transforms_take_new_objects_apart_once_in_tree_mode(transform):
-    call = TRACED[transform](double, **TREE)
-    TRACED[transform](double, **TREE)(large())
+    call = TRACED[transform](double, **modes.TREE)
+    TRACED[transform](double, **modes.TREE)(large())
     first = python_calls(call, large())
     for _ in range(2):
         call(large())
@@ -196,7 +196,7 @@ def test_a_shared_variable_is_one_input_and_only_what_changed_is_an_output(mode)
 
     assert inputs_and_outputs(lambda m: m.a.set_value(m.b * 2), zoo.Parts()) == (5, 1)
     assert inputs_and_outputs(rewrite, zoo.Parts()) == (5, 0)
-    if mode != TREE:
+    if mode != modes.TREE:
         w = nnx.Param(jnp.ones(2))
         assert inputs_and_outputs(lambda a, b: a * b[0], w, [w]) == (1, 1)
 
@@ -252,7 +252,7 @@ def test_new_objects_and_states_are_freed(mode):
     for _ in range(3):
         model = zoo.Scale()
         step(model)
-        dropped += gone(model, model.w, *variables_in(state))
+        dropped += gone(model, model.w, *changes.variables_in(state))
         state = halve(state)
     del model
     gc.collect()
@@ -600,7 +600,7 @@ def test_models_of_a_function_are_bounded():
 
 
 def test_structures_of_new_objects_are_bounded():
-    step = nnx.jit(lambda model: model.w * 1, **TREE)
+    step = nnx.jit(lambda model: model.w * 1, **modes.TREE)
     for number in range(Together.LIMIT + 3):
         for _ in range(2):
             assert step(zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag(number))) == 2

@@ -15,10 +15,9 @@ import pytest
 
 import graftree as nnx
 from graftree import config, errors
-from tests import modes, tables, zoo
+from tests import modes, tables, threads, zoo
 from tests.contract.test_transforms.matrix import MESH, SPEC, cases
 from tests.static_values import Tag
-from tests.threads import run_in_threads
 from tests.transforms.crossing.test_repeated_calls import EACH
 
 
@@ -463,7 +462,7 @@ def test_names_do_not_keep_the_function_alive():
 
 def in_threads(work, *arguments):
     """Does some work in one thread for each argument."""
-    run_in_threads(*[lambda x=x: work(x) for x in arguments])
+    threads.run_in_threads(*[lambda x=x: work(x) for x in arguments])
 
 
 def multiply(model):
@@ -520,7 +519,7 @@ def test_a_model_that_another_thread_switches_is_in_one_mode_or_the_other(mode):
         while not done:
             assert float(step(model)) in (0, 2)
 
-    run_in_threads(switch, call, call)
+    threads.run_in_threads(switch, call, call)
     for model.flag in (0, 1, 0):
         assert float(step(model)) == 2 * model.flag
 

@@ -13,8 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import zoo
-from tests.meshes import mesh_of
+from tests import meshes, zoo
 
 LIBRARY = os.path.dirname(nnx.__file__)
 
@@ -181,7 +180,7 @@ def apply(net, x):
     return x
 
 
-MESH = mesh_of(a=2)
+MESH = meshes.mesh_of(a=2)
 SPLIT = NamedSharding(MESH, P("a"))
 
 

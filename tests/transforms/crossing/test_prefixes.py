@@ -7,10 +7,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import zoo
-from tests.meshes import mesh_of
+from tests import meshes, tables, zoo
 
-MESH = mesh_of(d=8)
+MESH = meshes.mesh_of(d=8)
 EMPTY = P()
 X3 = np.ones(3, np.float32)
 
@@ -64,13 +63,11 @@ def test_a_state_of_axes_is_the_prefix_of_a_state(mode):
     np.testing.assert_array_equal(state["a"][...], NUMBERS + 1)
 
 
-@pytest.mark.parametrize(
-    ("axes", "args", "place"),
-    [
-        ({"in_axes": ((0, 0), 0)}, ([X3], X3), r"[\s\S]* in_axes\[0\]\n"),
-        ({"in_axes": (0,)}, (X3, X3), ""),
-        ({"out_axes": (0, 1)}, (X3, X3), r"[\s\S]* out_axes\n"),
-    ],
+@tables.cases(
+    "axes, args, place",
+    ({"in_axes": ((0, 0), 0)}, ([X3], X3), r"[\s\S]* in_axes\[0\]\n"),
+    ({"in_axes": (0,)}, (X3, X3), ""),
+    ({"out_axes": (0, 1)}, (X3, X3), r"[\s\S]* out_axes\n"),
 )
 def test_a_prefix_that_does_not_fit_is_named(mode, axes, args, place):
     (name,) = axes

@@ -480,10 +480,7 @@ def test_states_must_have_the_differentiable_leaves():
 # -------------------------------------------------------------------------------- peers
 
 
-@pytest.mark.peers
-def test_rules_get_what_they_get_from_the_peer(mode):
-    peer = pytest.importorskip("flax.nnx")
-
+def test_rules_get_what_they_get_from_the_peer(peer, mode):
     def run(nnx):
         seen = []
 

@@ -272,29 +272,6 @@ def test_complex_derivatives(mode):
     assert grads[...] == 2.0 + 4.0j
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize("mode", [GRAPH_UPDATES, TREE], ids=["graph_updates", "tree"])
-def test_gradients_are_those_of_the_peer(mode):
-    peer = pytest.importorskip("flax.nnx")
-
-    def results(nnx):
-        def f(model, x):
-            model.stat[...] += 1
-            return jnp.sum(model.linear(x) ** 2) * model.scale, {"aux": x}
-
-        model = nnx.Dict(
-            linear=nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
-            scale=nnx.Param(jnp.array(3.0)),
-            stat=nnx.BatchStat(jnp.array(0.0)),
-        )
-        options = {"argnums": (0, 1), "has_aux": True, **mode}
-        out, (grads, slope) = nnx.value_and_grad(f, **options)(model, np.ones((1, 2)))
-        by_path = {path: x[...] for path, x in nnx.to_flat_state(nnx.state(grads))}
-        return by_path, out, slope, model.stat[...]
-
-    jax.tree.map(np.testing.assert_array_equal, results(nnx), results(peer))
-
-
 # ----------------------------------------------------------------------- vjp and jvp
 
 
