@@ -199,7 +199,9 @@ def write(folder: pathlib.Path, options: Any) -> None:
         is_wide = len(shape) == 1 or "embed" in tensor.name
         dtype = np.dtype(np.float32 if is_wide else jnp.bfloat16)
         outs.append(
-            saving.Out(tensor.name, dtype, shape, lambda a=(shape, is_wide): make(*a))
+            saving.NewTensor(
+                tensor.name, dtype, shape, lambda a=(shape, is_wide): make(*a)
+            )
         )
     size = sum(out.stored.nbytes for out in outs)
     shard = size // 5 if folder.name == "several" else None

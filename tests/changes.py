@@ -191,7 +191,7 @@ STRUCTURES = {
     "List append": lambda m, k: m.layers.append(layer(k)),
     "List insert": lambda m, k: m.layers.insert(0, layer(k)),
     "List item": lambda m, k: m.layers.__setitem__(0, param()),
-    "static item": lambda m, k: m.layers.__setitem__(1, f"y{k}"),
+    "static item": lambda m, k: m.layers.__setitem__(1, nnx.static(f"y{k}")),
     "List pop": lambda m, k: m.layers.pop(),
     "List reverse": lambda m, k: m.layers.reverse(),
     "List clear": lambda m, k: m.layers.clear(),

@@ -296,7 +296,7 @@ THE_PACKAGE = """
     from flax.nnx.nn import dtypes
     from flax.nnx.nn.linear import Conv
     from graftree import errors
-    from graftree.interop import flax_names
+    from graftree.interop import name_tables
 
     def refused(function, *args):
         try:
@@ -329,7 +329,7 @@ THE_PACKAGE = """
     assert metrics is nnx.metrics is graftree.metrics
     print([name for name in dir(nnx) if not hasattr(nnx, name)])
     # What is ours alone, what Flax had once, what neither has.
-    for name in flax_names.BEYOND:
+    for name in name_tables.BEYOND:
         assert hasattr(graftree, name) and not hasattr(nnx, name)
         assert name not in nnx.__all__ and name not in dir(nnx)
     for name in "MaxPool", "GraphNode":

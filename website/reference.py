@@ -85,10 +85,9 @@ TOPICS = {
         {
             "Compilation": "transforms.compiled",
             "Derivatives": "transforms.derivatives",
-            "Mapping": "transforms.mapped",
+            "Mapping": "transforms.maps",
             "Control flow": "transforms.control_flow",
-            "Memory": "transforms.remat transforms.policies",
-            "Without running": "transforms.shape_eval transforms.checkify",
+            "Without running": "transforms.recordings",
             "How arguments are passed": "transforms.crossing",
             "Modes": "config",
         },
@@ -198,7 +197,7 @@ TOPICS = {
         "For programs that exist. `nnx.bridge` needs Flax:"
         " [Linen](../../coming_from/linen.md).",
         {
-            "Contexts of split and merge": "interop.graph_contexts",
+            "Contexts of split and merge": "interop.graph_contexts interop.node_states",
             "Bridge": "interop.bridge",
         },
     ),
@@ -229,15 +228,17 @@ def public_names() -> dict[str, Any]:
 
 def _names_of(name: str, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
     """The public names of a sub-module."""
-    if hasattr(module, "PUBLIC"):
-        names = " ".join(module.PUBLIC.values()).split()
-    elif name in _OTHER_MODULES:
+    if name in _OTHER_MODULES:
         names = _OTHER_MODULES[name].split()
     elif hasattr(module, "__all__"):
         names = [n for n in module.__all__ if n not in nnx.__all__]
     else:
-        own = vars(module).items()
-        names = [n for n, v in own if getattr(v, "__module__", "") == module.__name__]
+        # Those of its files, if it is a folder; nothing that it imports from others.
+        names = [
+            own
+            for own, value in vars(module).items()
+            if str(getattr(value, "__module__", "")).startswith(module.__name__)
+        ]
     for public in names:
         if not public.startswith("_"):
             yield public, getattr(module, public)

@@ -135,11 +135,11 @@ from graftree.core.variables.sharding import (
 )
 from graftree.core.variables.variables import A, Variable
 from graftree.debugging.displays import display
-from graftree.debugging.tables import tabulate
+from graftree.debugging.summaries import tabulate
 from graftree.interop.flax_names import install as _install
 from graftree.interop.flax_names import list_names as _list_names
 from graftree.interop.flax_names import look_up as _look_up
-from graftree.interop.graph_contexts.contexts import (
+from graftree.interop.graph_contexts import (
     MergeContext,
     SplitContext,
     UpdateContext,
@@ -148,7 +148,8 @@ from graftree.interop.graph_contexts.contexts import (
     split_context,
     update_context,
 )
-from graftree.interop.graph_contexts.node_states import NodeStates, from_tree, to_tree
+from graftree.interop.node_states import NodeStates, from_tree, to_tree
+from graftree.memory.keeping import name
 from graftree.nn import initializers
 from graftree.nn.activations import (
     PReLU,
@@ -223,6 +224,7 @@ from graftree.nn.reparametrization import SpectralNorm, WeightNorm
 from graftree.nn.rope import RoPE, dot_product_attention_with_rope
 from graftree.nn.sequential import Sequential
 from graftree.nn.stacks import Stack
+from graftree.sharding.placement import as_abstract, get_abstract_model
 from graftree.training import metrics
 from graftree.training.ema import EMA
 from graftree.training.metrics import Metric, MultiMetric
@@ -234,7 +236,6 @@ from graftree.training.optimizers import (
     OptVariable,
 )
 from graftree.training.train_states import TrainState
-from graftree.transforms.checkify import checkify
 from graftree.transforms.compiled.jit import jit
 from graftree.transforms.compiled.partials import cached_partial, jit_partial
 from graftree.transforms.control_flow.cond_switch import cond, switch
@@ -248,18 +249,10 @@ from graftree.transforms.crossing.prefixes import (
     prefix,
 )
 from graftree.transforms.derivatives.custom_vjp import custom_vjp
-from graftree.transforms.derivatives.grad import grad, value_and_grad
+from graftree.transforms.derivatives.grad import grad, remat, value_and_grad
 from graftree.transforms.derivatives.vjp_jvp import jvp, vjp
-from graftree.transforms.mapped.shard_map import shard_map
-from graftree.transforms.mapped.vmap_pmap import pmap, transform_metadata, vmap
-from graftree.transforms.policies import name
-from graftree.transforms.remat import remat
-from graftree.transforms.shape_eval import (
-    as_abstract,
-    eval_shape,
-    get_abstract_model,
-    make_jaxpr,
-)
+from graftree.transforms.maps import pmap, shard_map, transform_metadata, vmap
+from graftree.transforms.recordings import checkify, eval_shape, make_jaxpr
 
 __version__ = "0.1.0"
 

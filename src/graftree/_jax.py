@@ -326,7 +326,7 @@ def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 # shown, as those of other libraries are: their lines say what is computed.
 _HIDDEN = tuple(
     os.path.join(os.path.dirname(os.path.abspath(__file__)), *part.split("/"))
-    for part in ("_jax.py", "core", "debugging", "interop", "nn/support", "transforms")
+    for part in "_jax.py core debugging interop memory nn/support transforms".split()
 )
 _OF_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 

@@ -42,7 +42,7 @@ import graftree
 from graftree import config, errors
 from graftree.core import exporting
 from graftree.core.variables import sharding
-from graftree.interop import flax_names
+from graftree.interop import flax_names, name_tables
 
 FLAX_VERSION = "0.12.12"
 """The release of Flax whose API this is; ``flax.__version__`` where Flax is missing."""
@@ -260,14 +260,14 @@ def _fill_top(module: types.ModuleType) -> None:
 
 def _fill_namespace(module: types.ModuleType) -> None:
     """Makes ``flax.nnx``: the public namespace as programs for Flax know it."""
-    names = [name for name in graftree.__all__ if name not in flax_names.BEYOND]
+    names = [name for name in graftree.__all__ if name not in name_tables.BEYOND]
     paths = flax_names.top_level_paths()
     starred = [*names, *sorted({*paths, *flax_names.DEPRECATED}.difference(names))]
 
     def attribute(name: str) -> Any:
         if name in paths:
             return importlib.import_module(f"{_NAMESPACE}.{name}")
-        if name in flax_names.BEYOND:
+        if name in name_tables.BEYOND:
             raise AttributeError(
                 f"Module {_NAMESPACE} has no attribute {name!r}: Flax lacks it. "
                 f"Graftree has it, as graftree.{name}."

@@ -17,7 +17,7 @@ import pytest
 
 import graftree as nnx
 from graftree import checkpoints, errors
-from graftree.checkpoints import locks, orbax_side, series
+from graftree.checkpoints import orbax_side, processes, series
 from tests.checkpoints.saved_objects import Iterator
 from tests.threads import run_in_threads
 
@@ -134,7 +134,7 @@ def test_threads_that_save_to_one_path_do_so_one_at_a_time(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_fork_does_not_keep_the_lock(tmp_path):
-    lock = locks.Lock(tmp_path / "lock", tmp_path)
+    lock = processes.Lock(tmp_path / "lock", tmp_path)
     lock.take()
     ready, end = os.pipe(), os.pipe()
     child = os.fork()
@@ -144,19 +144,19 @@ def test_a_fork_does_not_keep_the_lock(tmp_path):
         os._exit(0)
     os.read(ready[0], 1)
     os.close(lock._descriptor)  # as when the parent is killed
-    locks._held.clear()
+    processes._held.clear()
     try:
-        locks.Lock(tmp_path / "lock", tmp_path).take()
+        processes.Lock(tmp_path / "lock", tmp_path).take()
     finally:
         os.write(end[1], b".")
         os.waitpid(child, 0)
 
 
 def test_a_folder_that_was_deleted_is_locked_anew(tmp_path):
-    lock = locks.Lock(tmp_path / "run" / "lock", tmp_path)
+    lock = processes.Lock(tmp_path / "run" / "lock", tmp_path)
     lock.take()
     (tmp_path / "run" / "lock").unlink()
-    other = locks.Lock(tmp_path / "run" / "lock", tmp_path)
+    other = processes.Lock(tmp_path / "run" / "lock", tmp_path)
     other.take()
     with pytest.raises(errors.CheckpointError, match="is written by"):
         lock.take()
@@ -170,7 +170,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     def refuse(descriptor, how):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(processes.fcntl, "flock", refuse)
     save_steps(tmp_path, 1)
     assert os.listdir(tmp_path) == ["1"]
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.debugging import finite_checks, nan_reports, nan_search
+from graftree.debugging import nan_search
+from graftree.transforms import recordings
 from tests import tables, zoo
 
 find_nans = nnx.debugging.find_nans
@@ -324,13 +325,13 @@ def test_debug_nans_of_jax_does_not_stop_the_search():
 
 
 def test_arrays_of_other_devices_are_looked_at_there(monkeypatch):
-    monkeypatch.setattr(finite_checks, "_is_on_host", lambda x: False)
-    nan, inf = finite_checks.NAN, finite_checks.INF
+    monkeypatch.setattr(nan_search, "_is_on_host", lambda x: False)
+    nan, inf = nan_search.NAN, nan_search.INF
     codes = {0.0: 0, jnp.nan: nan, -jnp.inf: inf}
     for number, code in codes.items():
         for dtype in (jnp.float32, jnp.bfloat16, jnp.complex64):
-            assert finite_checks.code_of(jnp.full(2, number, dtype)) == code
-    assert finite_checks.code_of(jnp.array([jnp.nan, jnp.inf])) == nan + inf
+            assert nan_search.code_of(jnp.full(2, number, dtype)) == code
+    assert nan_search.code_of(jnp.array([jnp.nan, jnp.inf])) == nan + inf
 
 
 @tables.cases(
@@ -351,8 +352,8 @@ def test_arrays_of_other_devices_are_looked_at_there(monkeypatch):
 )
 def test_names_around_an_operation_are_a_path(names, path, backward):
     scopes = [(n.removesuffix("()"), n.endswith("()")) for n in names.split()]
-    assert nan_reports.module_path(scopes) == path
-    assert nan_reports.is_backward(scopes) == backward
+    place = recordings.NameStack().within(scopes)
+    assert place.path("self") == path and place.is_backward == backward
 
 
 def test_program_run_by_operations_gives_what_it_computes():

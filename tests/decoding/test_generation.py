@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from examples.models import gpt2, llama
-from graftree.decoding import sampling
+from graftree.decoding import generation
 from tests import strategies, tables
 from tests.tiny_llamas import CONFIG
 
@@ -399,4 +399,4 @@ def test_all_of_the_probability_is_all_tokens():
     logits = np.array([20.0, *np.zeros(50)])
     sampler = Sampler(top_p=1.0)
     cut, _ = jax.lax.top_k(jnp.broadcast_to(jnp.asarray(logits), (64, 51)), 51)
-    assert bool(sampling._reach(cut, sampler.top_p).all())
+    assert bool(generation._reach(cut, sampler.top_p).all())

@@ -20,6 +20,7 @@ _PRINTING = "what its printing keeps; nnx.display and repr do the same"
 _KINDS = "how it describes nodes; get_node_impl and register_..._node_type are here"
 _HIJAX = "primitives of its hijax Variables; ours are refs of JAX"
 _FROZEN = "of flax.core, and to be imported from there"
+_COUNTING = "who counts; `uuid` does"
 _IMPORTED = "another file's name, which our file of this path does not import"
 
 # Of sub-modules: reason: {path: names}.
@@ -87,6 +88,7 @@ OF_MODULES = {
         "nn.linear": "FrozenDict",
         "transforms.iteration": "FrozenDict",
     },
+    _COUNTING: {"ids": "UUIDManager"},
     _IMPORTED: {"nn.activations": "Array", "training.metrics": "Pytree"},
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.transforms import policies  # its list of memories is replaced
+from graftree.memory import keeping  # its list of memories is replaced
 from tests import tables, zoo
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
@@ -388,7 +388,7 @@ def test_what_a_custom_vjp_may_hide_is_only_warned_of():
 
 
 def test_the_memory_of_the_host_is_asked_for(monkeypatch):
-    monkeypatch.setattr(policies, "kinds_of_memory", lambda: ["device"])
+    monkeypatch.setattr(keeping, "kinds_of_memory", lambda: ["device"])
     function = nnx.remat(jnp.sin, policy=offload("x"))
     with pytest.raises(ValueError, match=r"(?s)'pinned_host'.*they have: device"):
         function(X)

@@ -239,7 +239,7 @@ class _Planter(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         names = [x.id for x in node.targets if isinstance(x, ast.Name)]
-        if any(name == "PUBLIC" or name.startswith("__") for name in names):
+        if any(name.startswith("__") for name in names):
             return
         if not names and self.is_called:  # without a name, the program would stop
             self.drop(node)

@@ -26,7 +26,7 @@ def write(folder, value, count, shard_bytes):
     """Writes tensors that are all of one value."""
     array = np.full(10, value, np.float32)
     form = array.dtype, array.shape, lambda: array
-    outs = [saving.Out(f"{i}", *form) for i in range(count)]
+    outs = [saving.NewTensor(f"{i}", *form) for i in range(count)]
     saving.write(folder, outs, shard_bytes=shard_bytes)
 
 

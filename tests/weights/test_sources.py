@@ -30,7 +30,7 @@ OF_NUMPY = {name: array for name, array in ARRAYS.items() if name != "half"}
 
 
 def out(name, array):
-    return saving.Out(name, array.dtype, array.shape, lambda: array)
+    return saving.NewTensor(name, array.dtype, array.shape, lambda: array)
 
 
 def write(path, **options):
@@ -209,7 +209,7 @@ def test_writing_takes_the_memory_of_one_tensor(tmp_path, monkeypatch):
     shape, size = (1024, 512), 4 * 1024 * 512
 
     def announced(name, make):
-        return saving.Out(name, np.dtype("f4"), shape, make)
+        return saving.NewTensor(name, np.dtype("f4"), shape, make)
 
     outs = [announced(f"{i}", lambda: np.zeros(shape, np.float32)) for i in range(3)]
     turned = lambda: np.zeros(shape[::-1], np.float32).T  # noqa: E731

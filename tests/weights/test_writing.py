@@ -23,7 +23,7 @@ from tests import sources as tests_sources
 
 
 def out(name, array):
-    return saving.Out(name, array.dtype, array.shape, lambda: array)
+    return saving.NewTensor(name, array.dtype, array.shape, lambda: array)
 
 
 def outs(arrays):
@@ -139,7 +139,7 @@ def test_arrays_are_made_one_at_a_time(tmp_path):
         made.append(weakref.ref(array))
         return array
 
-    late = [saving.Out(name, np.dtype("f4"), (100,), make) for name in "abcde"]
+    late = [saving.NewTensor(name, np.dtype("f4"), (100,), make) for name in "abcde"]
     saving.write(tmp_path, late)
     assert len(made) == 5
 
@@ -212,7 +212,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     saving.write(tmp_path, outs(old), shard_bytes=shard_bytes)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     new = [*outs({"a": np.ones(2), "b": np.ones(2)})]
-    new.append(saving.Out("c", np.dtype(float), (2,), last))
+    new.append(saving.NewTensor("c", np.dtype(float), (2,), last))
     with pytest.raises(error, match=text):
         saving.write(tmp_path, new, shard_bytes=shard_bytes)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

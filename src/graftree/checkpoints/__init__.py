@@ -16,37 +16,20 @@ lists all differences, before anything is written.
 
 # The files of this folder:
 #
-# - `files.py`: one object in one folder, `save` and `restore`; `readings.py`: all is
-#   compared, then read.
+# - `files.py`: one object in one folder, `save` and `restore`.
 # - `series.py`: the steps of a training run, `Checkpoints`; `data_states.py`: the
-#   positions of data iterators, as JSON; `preemption.py`: is it time to stop?
-#   `endings.py`: no save is lost when the program ends.
-# - `layouts.py`: an object as a tree on disk, and back; `stored_leaves.py`: one leaf
-#   of it; `orbax_side.py`: all that we ask of Orbax; `processes.py`: what several
-#   processes do together; `locks.py`: one writer at a time.
-# - `loading.py`: a state from anywhere into an object, strictly.
-#
-# The public names are in the table below, and nothing is imported before one is used.
+#   positions of data iterators, as JSON.
+# - `stored_trees.py`: an object as a tree on disk, and back: all is compared, then
+#   read; `orbax_side.py`: all that we ask of Orbax.
+# - `processes.py`: what several processes do together; one writer at a time; is it time
+#   to stop? and no save is lost when the program ends.
+# - `strict_loading.py`: a state from anywhere into an object, all or an error.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.checkpoints.files import restore as restore
+from graftree.checkpoints.files import save as save
+from graftree.checkpoints.series import Checkpoints as Checkpoints
+from graftree.checkpoints.strict_loading import Loaded as Loaded
+from graftree.checkpoints.strict_loading import load_state as load_state
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "files": "restore save",
-    "loading": "Loaded load_state",
-    "series": "Checkpoints",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.checkpoints.files import restore as restore
-    from graftree.checkpoints.files import save as save
-    from graftree.checkpoints.loading import Loaded as Loaded
-    from graftree.checkpoints.loading import load_state as load_state
-    from graftree.checkpoints.series import Checkpoints as Checkpoints
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

@@ -1,24 +1,25 @@
-"""One object in one folder: `save` and `restore`."""
+"""One object in one folder: `save` and `restore`; how folders are found and read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+import jax
 
 from graftree import errors
 from graftree.checkpoints import (
-    layouts,
-    loading,
-    locks,
     orbax_side,
     processes,
-    readings,
-    stored_leaves,
+    stored_trees,
+    strict_loading,
 )
-from graftree.core import paths
 
 T = TypeVar("T")
+
+# What a `save` with ``overwrite=True`` has beside the folder while it works.
+NEW, OLD = ".graftree-new", ".graftree-old"
 
 
 def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> None:
@@ -55,14 +56,14 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
         True
     """
     folder = orbax_side.path_of(path)
-    tree = stored_tree(obj, "save")
+    tree = stored_trees.stored_tree(obj, "save")
     if overwrite and orbax_side.is_remote(folder):
         raise ValueError(
             f"nnx.checkpoints.save can't overwrite {folder}: in an object store no "
             "folder can be replaced at once.\nSave to another path, and delete this "
             "one afterwards."
         )
-    with locks.held(folder):
+    with processes.held(folder):
         _finish_swap(folder)
         exists = processes.agreed(folder.exists())
         if exists:
@@ -72,7 +73,7 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
 
 def _write(folder: Any, tree: Mapping[str, Any], exists: bool) -> None:
     """Writes a tree to a folder, which changes at once if it exists."""
-    beside = folder.parent / (folder.name + readings.NEW) if exists else folder
+    beside = folder.parent / (folder.name + NEW) if exists else folder
     with orbax_side.explained("Saving to", folder):
         _remove(beside.parent / (beside.name + orbax_side.PARTIAL))
         try:
@@ -101,56 +102,20 @@ def _is_empty(folder: Any) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def stored_tree(obj: Any, function: str, name: str = "") -> dict[str, Any]:
-    """The tree of arrays that is stored of an object.
-
-    Args:
-        obj: The object.
-        function: Who stores it, for messages.
-        name: What it is called there.
-
-    Raises:
-        TypeError: If a leaf can't be stored.
-    """
-    layout = layouts.Layout(obj, function)
-    named = f"{name}: " if name else ""
-    stored, refused = [], []
-    for slot in layout.slots:
-        try:
-            stored.append(stored_leaves.to_disk(slot.value))
-        except stored_leaves.Unsupported as reason:
-            where = paths.to_string(slot.path, "<root>")
-            refused.append(f"{named}{where} {reason}")
-    if not refused and layout.slots and not all(slot.place for slot in layout.slots):
-        refused.append(f"{named}<root> is a single array: put it in a dict")
-    if refused:
-        raise TypeError(
-            errors.message(
-                f"nnx.checkpoints.{function} can't store all of the "
-                f"{type(obj).__name__}.",
-                where="\n".join(refused),
-                way_out="Leave these out, or convert them to arrays.",
-            )
-        )
-    return layout.tree(processes.shared(stored))
-
-
 def _swap(folder: Any) -> None:
     """Puts the new folder in the place of the old one."""
     if processes.is_first():
         # Between the two renames, the new one is whole, and `restore` looks for it.
-        folder.rename(folder.parent / (folder.name + readings.OLD))
-        (folder.parent / (folder.name + readings.NEW)).rename(folder)
-        _remove(folder.parent / (folder.name + readings.OLD))
+        folder.rename(folder.parent / (folder.name + OLD))
+        (folder.parent / (folder.name + NEW)).rename(folder)
+        _remove(folder.parent / (folder.name + OLD))
     processes.wait_for_all("swap")
 
 
 def _finish_swap(folder: Any) -> None:
     """Does what is left of a swap that was killed, and clears what lies about."""
     if not orbax_side.is_remote(folder) and processes.is_first():
-        new, old = (
-            folder.parent / (folder.name + end) for end in (readings.NEW, readings.OLD)
-        )
+        new, old = (folder.parent / (folder.name + end) for end in (NEW, OLD))
         with orbax_side.explained("Saving to", folder):
             if new.exists() and not folder.exists():
                 new.rename(folder)
@@ -214,19 +179,19 @@ def restore(
     path = orbax_side.path_of(path)
 
     def read(folder: Any) -> T:
-        choice = loading.Choice(missing, unexpected, cast, has_values=False)
+        choice = strict_loading.Choice(missing, unexpected, cast, has_values=False)
         return _restored(folder, like, choice)
 
-    return readings.steadily(lambda: readings.found(path), read)
+    return steadily(lambda: found(path), read)
 
 
-def _restored(folder: Any, like: Any, choice: loading.Choice) -> Any:
+def _restored(folder: Any, like: Any, choice: strict_loading.Choice) -> Any:
     what = f"nnx.checkpoints.restore: {folder} does not fit the {type(like).__name__}."
-    items = readings.items_of(folder)
+    items = items_of(folder)
     if items is not None and [*items] == [_ONLY] and not _has_names(like, items):
         folder, items = items[_ONLY], None
     if items is None:
-        read = readings.read_all({"": folder}, {"": like}, choice, what)
+        read = stored_trees.read_all({"": folder}, {"": like}, choice, what)
         return read[""].rebuilt()
     if not _has_names(like, items):
         raise errors.CheckpointError(
@@ -234,7 +199,7 @@ def _restored(folder: Any, like: Any, choice: loading.Choice) -> Any:
             f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
         )
     likes: Any = like
-    read = readings.read_all(items, likes, choice, what)
+    read = stored_trees.read_all(items, likes, choice, what)
     rebuilt: Any = {name: read[name].rebuilt() for name in likes}
     return rebuilt
 
@@ -245,3 +210,109 @@ _ONLY = "default"
 
 def _has_names(like: Any, items: Mapping[str, Any]) -> bool:
     return isinstance(like, dict) and set(like) == set(items)
+
+
+# ---------------------------------------------------------------- folders
+
+
+def steadily(find: Callable[[], Any], read: Callable[[Any], T]) -> T:
+    """Reads a folder, and what is there now if it changes meanwhile.
+
+    Somebody else may delete it, or put another one in its place. What was read of both
+    could be damaged, or a mixture of two that looks whole.
+
+    Args:
+        find: Finds the folder to read; it is asked again.
+        read: Reads it.
+
+    Raises:
+        CheckpointError: If it changes each time; with several processes if it changes
+            once, as they may have read different things.
+    """
+    cause: Exception | None = None
+    for _ in range(_ATTEMPTS if jax.process_count() == 1 else 1):
+        folder = find()
+        before = _identity(folder)
+        try:
+            result = read(folder)
+        except Exception as error:
+            if _identity(folder) == before:
+                raise
+            cause = error
+        else:
+            if _identity(folder) == before:
+                return result
+    raise errors.CheckpointError(
+        f"Reading {folder} failed: it was deleted or replaced while it was read.\n"
+        "Read it again, or have its writer keep more steps."
+    ) from cause
+
+
+_ATTEMPTS = 10
+
+
+def _identity(folder: Any) -> Any:
+    """What a folder has in common with itself alone; ``None`` if nothing is there."""
+    if orbax_side.is_remote(folder):
+        return (folder / orbax_side.COMMITTED).exists()
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    # Numbers of files are used again; with them the time at which it became whole.
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def found(folder: Any) -> Any:
+    """The folder to read for a path: itself, or what a killed swap left for it."""
+    with orbax_side.explained(orbax_side.READING, folder):
+        return _found(folder)
+
+
+def _found(folder: Any) -> Any:
+    if orbax_side.exists(folder):
+        return folder
+    new = folder.parent / (folder.name + NEW)
+    if not orbax_side.is_remote(folder) and new.exists():
+        return new
+    partial = folder.parent / (folder.name + orbax_side.PARTIAL)
+    what = "only a part of one" if partial.exists() else "nothing"
+    raise errors.CheckpointError(
+        f"There is no checkpoint at {folder}: {what} is there.{_beside(folder)}"
+    )
+
+
+def _beside(folder: Any) -> str:
+    """What there is to choose from, as a line of a message."""
+    parent = folder.parent
+    if orbax_side.is_remote(folder):
+        return ""
+    if not parent.is_dir():
+        return f"\nIts parent is no folder: {parent}."
+    names = sorted(path.name for path in parent.iterdir() if orbax_side.is_tree(path))
+    return f"\nBeside it are: {', '.join(names[:10])}." if names else ""
+
+
+def items_of(folder: Any) -> dict[str, Any] | None:
+    """The folders of the objects in that of a step; ``None`` for a single tree."""
+    with orbax_side.explained(orbax_side.READING, folder):
+        return _items_of(folder)
+
+
+def _items_of(folder: Any) -> dict[str, Any] | None:
+    if orbax_side.is_tree(folder):
+        return None
+    below = [x for x in folder.iterdir() if x.is_dir()] if folder.is_dir() else []
+    items = {x.name: x for x in below if orbax_side.is_tree(x)}
+    if items and (folder / orbax_side.STEP_FILE).exists():
+        return items
+    steps = sorted(int(x.name) for x in below if x.name.isdecimal())
+    lack = f"it has no {orbax_side.TREE_FILE}" if folder.is_dir() else "it is a file"
+    raise errors.CheckpointError(
+        f"{folder} is not a whole checkpoint: {lack}.\n"
+        + (
+            f"It has steps: restore {folder / str(steps[-1])}."
+            if steps
+            else "Give the path of what nnx.checkpoints.save, or Orbax, has written."
+        )
+    )

@@ -242,7 +242,7 @@ class Fact(NamedTuple):
     dtype: Any
 
 
-class Stored(NamedTuple):
+class FolderContents(NamedTuple):
     """What a folder holds."""
 
     folder: Any
@@ -255,7 +255,7 @@ def is_tree(folder: Any) -> bool:
     return (folder / TREE_FILE).exists()
 
 
-def read_facts(folder: Any) -> Stored:
+def read_facts(folder: Any) -> FolderContents:
     """Reads what a folder holds, but no array.
 
     What holds no number (``None``, empty containers) is left out: it is bookkeeping.
@@ -270,7 +270,7 @@ def read_facts(folder: Any) -> Stored:
     for path, leaf in jax.tree.leaves_with_path(tree):
         keys = _keys_of(path)
         found[keys] = _fact(leaf, implementations.get(".".join(keys)))
-    return Stored(folder, tree, found)
+    return FolderContents(folder, tree, found)
 
 
 def _check_whole(folder: Any) -> None:
@@ -363,11 +363,11 @@ def _key_implementations(folder: Any) -> dict[str, str]:
     return found
 
 
-def read(stored: Stored, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath, Any]:
+def read(found: FolderContents, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath, Any]:
     """Reads arrays.
 
     Args:
-        stored: What the folder holds.
+        found: What the folder holds.
         wanted: For each path to be read a ``jax.ShapeDtypeStruct``, whose sharding the
             array gets; or ``None``, for a NumPy array.
 
@@ -383,13 +383,13 @@ def read(stored: Stored, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath, Any]:
             keys = _keys_of(path)
             return make(wanted[keys]) if keys in wanted else otherwise
 
-        return jax.tree.map_with_path(choose, stored.tree)
+        return jax.tree.map_with_path(choose, found.tree)
 
     item = for_each(lambda target: 0 if target is None else target, orbax.PLACEHOLDER)
     how = for_each(_restore_args, orbax.RestoreArgs())
     with orbax.Checkpointer(_handler()) as checkpointer:
         args = orbax.args.PyTreeRestore(item=item, restore_args=how)
-        read = checkpointer.restore(stored.folder, args=args)
+        read = checkpointer.restore(found.folder, args=args)
     return {
         _keys_of(path): leaf
         for path, leaf in jax.tree.leaves_with_path(read)

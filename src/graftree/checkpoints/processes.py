@@ -1,20 +1,39 @@
-"""Programs of several processes: who acts, who waits, and what they must agree on.
+"""The processes around a save: those of one program, other writers, and its own end.
 
-With one process nothing here does anything.
+- A program of several processes: who acts, who waits, what they must agree on. With one
+  process nothing of that does anything.
+- One writer at a time in a folder: a `Lock` of the operating system, on a file there.
+- Is the program about to be stopped? Answered between steps, so that it can save.
+- The end of a program that did not wait for its last save: it is waited for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import errors
+from graftree import _python, errors
+from graftree.checkpoints import orbax_side
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nobody is kept out
+    fcntl: Any = None
 
 
 def is_first() -> bool:
@@ -29,10 +48,10 @@ def wait_for_all(name: str) -> None:
 
 
 def agreed(value: Any) -> Any:
-    """What the first process has; a number or a boolean."""
+    """What the first process has; as JSON takes it."""
     if jax.process_count() == 1:
         return value
-    return type(value)(_multihost().broadcast_one_to_all(np.asarray(value)))
+    return json.loads(gathered(json.dumps(value).encode())[0])
 
 
 def by_first(act: Callable[[], None]) -> None:
@@ -49,8 +68,7 @@ def by_first(act: Callable[[], None]) -> None:
             act()
         except errors.CheckpointError as error:
             problem = str(error)
-    problem = json.loads(gathered(json.dumps(problem).encode())[0])
-    if problem:
+    if problem := agreed(problem):
         raise errors.CheckpointError(problem)
 
 
@@ -124,3 +142,294 @@ def _multihost() -> Any:
     from jax.experimental import multihost_utils
 
     return multihost_utils
+
+
+# ---------------------------------------------------------------- one writer at a time
+#
+# The system frees the lock of a process that ends, however it ends; the file that is
+# left behind then is taken by the next writer. Readers never need it. Object stores
+# have no locks, nor have some network file systems: there nobody is kept out.
+#
+# Within a process a lock that rests, as that of a series between two saves, is handed
+# to the next writer.
+
+ENDING = ".graftree-lock"
+
+# By the open file, the locks that this process has; changed by one thread at a time.
+_held: dict[int, weakref.ref[Lock]] = {}
+_changing = threading.RLock()
+
+
+class Lock:
+    """Keeps other writers out, of this process and of others, until it is released.
+
+    That is also when the object is collected, or the process ends. The processes of one
+    program share the lock, which the first of them holds.
+
+    Args:
+        file: The file to lock, an ``epath.Path`` in a folder that is made.
+        folder: What is written, for messages.
+    """
+
+    def __init__(self, file: Any, folder: Any) -> None:
+        self._file, self._folder = file, folder
+        self._descriptor = -1
+        self._free: Any = None
+        self._rests = False
+
+    def take(self) -> None:
+        """Takes the lock, or sees that it is still there: the folder may be a new one.
+
+        Raises:
+            CheckpointError: If somebody else has it; it says who.
+        """
+        if fcntl is not None and not orbax_side.is_remote(self._file):
+            by_first(self._take)
+
+    def rest(self) -> None:
+        """Lets others of this process write, until it is taken again."""
+        with _changing:
+            self._rests = True
+
+    def release(self) -> None:
+        """Lets others write."""
+        with _changing:
+            if self._free is not None:
+                self._free()
+                self._free = None
+
+    def _take(self) -> None:
+        path = os.fspath(self._file)
+        with _changing, orbax_side.explained("Saving to", self._folder):
+            self._rests = False
+            if self._free is not None and _is_at(self._descriptor, path):
+                return
+            self.release()
+            with contextlib.suppress(FileExistsError):  # A file: opening says so.
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._descriptor = descriptor = self._locked(path)
+            _held[descriptor] = weakref.ref(self)
+            self._free = weakref.finalize(self, _release, descriptor, path)
+
+    def _locked(self, path: str) -> int:
+        """Opens and locks the file; the one that has the name then is the one."""
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                is_free = _try_lock(descriptor)
+                owner = _owner(descriptor)
+                is_there = _is_at(descriptor, path)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if is_free and is_there:
+                _sign(descriptor)
+                return descriptor
+            os.close(descriptor)
+            if is_there and (known := _handed_over(path)) is not None:
+                return known
+            if is_there:
+                raise errors.CheckpointError(
+                    errors.message(
+                        f"Saving to {self._folder} failed.",
+                        where=f"It is written by {owner}, which holds {path}.",
+                        way_out="Choose another folder, or end the other writer: "
+                        "wait, close its Checkpoints, or stop its process.",
+                    )
+                )
+
+
+def _handed_over(path: str) -> int | None:
+    """The open file of a lock on it that rests in this process, which loses it."""
+    for descriptor, get in _held.items():
+        lock = get()
+        if lock is not None and lock._rests and _is_at(descriptor, path):
+            lock._free.detach()
+            lock._free = None
+            return descriptor
+    return None
+
+
+@contextlib.contextmanager
+def held(folder: Any) -> Iterator[None]:
+    """Keeps others from writing a folder, which need not be there, for a while."""
+    lock = Lock(folder.parent / (folder.name + ENDING), folder)
+    lock.take()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    """Whether an open file still is the one of that name: who releases deletes it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Whether the lock is ours now, or there are none on this file system."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        return error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+    return True
+
+
+def _sign(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # The disk may be full; the lock holds.
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, _signature().encode(), 0)
+
+
+def _signature() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _owner(descriptor: int) -> str:
+    text = os.pread(descriptor, 200, 0).decode(errors="replace")
+    is_here = text == _signature()
+    return "another writer in this process" if is_here else text or "another writer"
+
+
+def _release(descriptor: int, path: str) -> None:
+    if descriptor not in _held:  # a fork
+        return
+    del _held[descriptor]
+    # Before the lock is free, for it might be the file of the next writer.
+    with contextlib.suppress(OSError):
+        if _is_at(descriptor, path):
+            os.unlink(path)
+    os.close(descriptor)
+
+
+def _forget() -> None:
+    """Closes the copies that a fork has: it could outlive the process, and block."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+# ---------------------------------------------------------------- before it is stopped
+#
+# Clusters send SIGTERM some time before they kill. With several processes, JAX finds a
+# step at which all of them stop; with one, the signal is noted here. Who never asks
+# dies of SIGTERM as ever: the handler is there from the first question on. It counts
+# one signal; the next one is for the handler that was there before.
+
+
+class _StopSignal:
+    """The handler of SIGTERM, shared by all who ask."""
+
+    def __init__(self) -> None:
+        self._askers: set[int] = set()
+        self._previous: Any = None
+        self._is_installed = False
+        self.was_told = False
+
+    def begin(self, asker: object) -> None:
+        """Installs the handler, if nobody has."""
+        if id(asker) in self._askers:
+            return
+        if not self._askers:
+            self._install()
+        self._askers.add(id(asker))
+
+    def end(self, asker: object) -> None:
+        """Puts back the handler that was there before, if nobody else asks."""
+        self._askers.discard(id(asker))
+        if not self._askers:
+            self._put_back()
+            self.was_told = False
+
+    def _install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                errors.message(
+                    "Checkpoints.should_stop must be called in the main thread "
+                    "first: only there can Python be told to note SIGTERM.",
+                    way_out="Call it there once; after that any thread may.",
+                )
+            )
+        self._previous = signal.signal(signal.SIGTERM, self._note)
+        self._is_installed = True
+
+    def _note(self, *_: Any) -> None:
+        self.was_told = True
+        self._put_back()
+
+    def _put_back(self) -> None:
+        if not self._is_installed:
+            return
+        is_main = threading.current_thread() is threading.main_thread()
+        # Not if the program has installed another one meanwhile, or C code had one.
+        if is_main and signal.getsignal(signal.SIGTERM) == self._note:
+            previous = signal.SIG_DFL if self._previous is None else self._previous
+            signal.signal(signal.SIGTERM, previous)
+        self._is_installed = False
+
+
+_stop_signal = _StopSignal()
+
+
+def should_stop(asker: object, step: int) -> bool:
+    """Whether the program is to stop after this step.
+
+    Args:
+        asker: Who asks, until it calls `stop_asking`.
+        step: The number of the step.
+    """
+    if jax.process_count() == 1:
+        _stop_signal.begin(asker)
+        return _stop_signal.was_told
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.reached_preemption_sync_point(step))
+
+
+def stop_asking(asker: object) -> None:
+    """Ends what the first question of an asker began."""
+    _stop_signal.end(asker)
+
+
+# ---------------------------------------------------------------- at its end
+#
+# Orbax writes with threads that Python refuses to start once a program is ending, and
+# the save would be lost. So this waits before that, and prints what went wrong: nobody
+# is left to raise it to.
+
+# They are kept alive, and with them an error that was not raised yet.
+_saving: set[Any] = set()
+_is_registered = False
+
+
+def wait_at_end(obj: Any) -> None:
+    """Has ``obj.wait()`` called at the end, unless `need_not_wait` comes before."""
+    global _is_registered
+    _saving.add(obj)
+    if not _is_registered:
+        _is_registered = True
+        # `atexit` comes after the threads of `concurrent.futures` have been stopped.
+        # What came last to this list is called first.
+        _python.register_before_threads_end(_wait_for_all)
+
+
+def need_not_wait(obj: Any) -> None:
+    """Nothing of ``obj`` need be waited for any more."""
+    _saving.discard(obj)
+
+
+def _wait_for_all() -> None:
+    for obj in [*_saving]:
+        try:
+            obj.wait()
+        except Exception as error:
+            traceback.print_exception(error, file=sys.stderr, chain=False)

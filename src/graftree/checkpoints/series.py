@@ -15,7 +15,6 @@ one of ours waits for it and deletes what need not be kept.
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import os
 import threading
@@ -28,14 +27,11 @@ import jax
 from graftree import errors
 from graftree.checkpoints import (
     data_states,
-    endings,
     files,
-    loading,
-    locks,
     orbax_side,
-    preemption,
     processes,
-    readings,
+    stored_trees,
+    strict_loading,
 )
 from graftree.core.graph import updates
 
@@ -82,7 +78,7 @@ class Checkpoints:
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
         self._checkpointer: Any = None  # made by the first save
-        self._lock = locks.Lock(self._directory / locks.ENDING, self._directory)
+        self._lock = processes.Lock(self._directory / processes.ENDING, self._directory)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -145,7 +141,7 @@ class Checkpoints:
             except BaseException:
                 self._drop_checkpointer()
                 raise
-        endings.begin(self)
+        processes.wait_at_end(self)
         orbax_side.silence(+1)
         self._thread = threading.Thread(
             target=self._finish, args=(step,), name="graftree-checkpoints"
@@ -232,8 +228,7 @@ class Checkpoints:
             []
         """
         self.wait()
-        own = json.dumps(self._steps_on_disk()) if processes.is_first() else ""
-        return json.loads(processes.gathered(own.encode())[0])
+        return processes.agreed(self._steps_on_disk() if processes.is_first() else [])
 
     def latest_step(self) -> int | None:
         """The newest step on disk; ``None`` if there is none.
@@ -264,7 +259,7 @@ class Checkpoints:
             False
         """
         self._check_open("should_stop")
-        return preemption.should_stop(self, operator.index(step))
+        return processes.should_stop(self, operator.index(step))
 
     def wait(self) -> None:
         """Returns when all that was saved is on disk.
@@ -280,7 +275,7 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            endings.end(self)
+            processes.need_not_wait(self)
         self._raise_failure()
 
     def close(self) -> None:
@@ -294,7 +289,7 @@ class Checkpoints:
             >>> nnx.checkpoints.Checkpoints(tempfile.mkdtemp()).close()
         """
         self._is_closed = True
-        preemption.stop_asking(self)
+        processes.stop_asking(self)
         try:
             self.wait()
         finally:
@@ -369,7 +364,8 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # the disk may be full
                 self._clear()
         else:
-            endings.end(self)  # so that it may be collected, and free its lock
+            # So that it may be collected, and free its lock.
+            processes.need_not_wait(self)
         finally:
             self._lock.rest()
             orbax_side.silence(-1)
@@ -419,7 +415,7 @@ class Checkpoints:
             _check_asked(folder, objects)
             return folder, *_read(folder, rest, iterators)
 
-        folder, found, states = readings.steadily(find, read)
+        folder, found, states = files.steadily(find, read)
         new = {name: found[name].update() for name in rest}
         try:
             _fill(rest, new, iterators, states)
@@ -434,12 +430,12 @@ class Checkpoints:
 
 def _read(
     folder: Any, objects: Mapping[str, Any], iterators: Mapping[str, Any]
-) -> tuple[dict[str, readings.Reading], dict[str, Any]]:
+) -> tuple[dict[str, stored_trees.Restored], dict[str, Any]]:
     """Reads a step, but fills nothing."""
-    choice = loading.Choice(has_values=False)
+    choice = strict_loading.Choice(has_values=False)
     what = f"Checkpoints: {folder} does not fit. Nothing has changed."
     folders = {name: folder / name for name in objects}
-    read = readings.read_all(folders, objects, choice, what, _way_out(folder))
+    read = stored_trees.read_all(folders, objects, choice, what, _way_out(folder))
     states = {
         name: data_states.from_json(
             name, folder / name, jax.process_index(), jax.process_count()
@@ -492,7 +488,7 @@ def _item(name: str, obj: Any) -> Any:
     args = orbax_side.load().args
     if data_states.is_iterator(obj):
         return args.JsonSave(data_states.to_json(name, obj))
-    return args.StandardSave(files.stored_tree(obj, "Checkpoints.save", name))
+    return args.StandardSave(stored_trees.stored_tree(obj, "Checkpoints.save", name))
 
 
 _MOST_LISTINGS = 10

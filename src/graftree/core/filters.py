@@ -230,7 +230,7 @@ class OfType:
 
 
 class _Combination:
-    """Several predicates in one; equal to one of the same kind with equal members."""
+    """A predicate made of others; equal to one of the same kind with equal members."""
 
     def __init__(self, *filters: Filter):
         self.predicates = tuple(map(to_predicate, filters))
@@ -238,12 +238,8 @@ class _Combination:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.predicates))})"
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Combination)
-            and type(self) is type(other)
-            and self.predicates == other.predicates
-        )
+    def __eq__(self, other: typing.Any) -> bool:
+        return type(self) is type(other) and self.predicates == other.predicates
 
     def __hash__(self) -> int:
         return hash((type(self), self.predicates))
@@ -287,7 +283,7 @@ class All(_Combination):
         return all(predicate(path, x) for predicate in self.predicates)
 
 
-class Not:
+class Not(_Combination):
     """Matches what its filter does not match.
 
     Args:
@@ -302,20 +298,16 @@ class Not:
     """
 
     def __init__(self, collection_filter: Filter, /):
-        self.predicate = to_predicate(collection_filter)
+        super().__init__(collection_filter)
+
+    @property
+    def predicate(self) -> Predicate:
+        """The negated predicate."""
+        return self.predicates[0]
 
     def __call__(self, path: Path, x: typing.Any) -> bool:
         """Whether the filter does not match."""
         return not self.predicate(path, x)
-
-    def __repr__(self) -> str:
-        return f"Not({self.predicate!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Not) and self.predicate == other.predicate
-
-    def __hash__(self) -> int:
-        return hash((Not, self.predicate))
 
 
 @dataclasses.dataclass(frozen=True)

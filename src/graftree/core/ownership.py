@@ -115,24 +115,19 @@ class TraceState:
 class Owner(TraceState):
     """The trace that owns a Variable; assigning a token changes the owner."""
 
-    __slots__ = ("_read", "_variable", "_write")
+    __slots__ = ("_read", "_write")
 
-    def __init__(
-        self,
-        variable: Any,
-        read: Callable[[Any], Any],
-        write: Callable[[Any, Any], None],
-    ) -> None:
-        self._variable, self._read, self._write = variable, read, write
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        self._read, self._write = read, write
 
     @property
     def jax_trace(self) -> Any:
         """An opaque token of the trace."""
-        return self._read(self._variable)
+        return self._read()
 
     @jax_trace.setter
     def jax_trace(self, token: Any) -> None:
-        self._write(self._variable, token)
+        self._write(token)
 
 
 # Pytrees without leaves; unflattening one takes a new snapshot.

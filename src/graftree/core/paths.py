@@ -175,7 +175,7 @@ def keystr(jax_key_path: tuple) -> str:
     return jax.tree_util.keystr(jax_key_path)
 
 
-class Step(NamedTuple):
+class PathStep(NamedTuple):
     """A step of a path that was written.
 
     Attributes:
@@ -194,7 +194,7 @@ _STEP = re.compile(
 )
 
 
-def steps_of(text: str) -> list[Step]:
+def steps_of(text: str) -> list[PathStep]:
     """Cuts a path as Python writes it into its steps; slashes are taken for dots.
 
     Raises:
@@ -205,7 +205,7 @@ def steps_of(text: str) -> list[Step]:
         >>> [step.text for step in paths.steps_of("blocks[3].mlp")]
         ['blocks', '3', 'mlp']
     """
-    steps: list[Step] = []
+    steps: list[PathStep] = []
     position = 0
     while position < len(text) or not steps:
         has_dot = bool(steps) and text[position] in "./"
@@ -217,12 +217,13 @@ def steps_of(text: str) -> list[Step]:
             rest = text[position:]
             where = f"expected a step at {rest!r}"
             raise ValueError(where if rest else "a step is missing")
-        steps.append(Step(found["item"].strip() if is_item else found["name"], is_item))
+        name = found["item"].strip() if is_item else found["name"]
+        steps.append(PathStep(name, is_item))
         position = found.end()
     return steps
 
 
-def key_of(step: Step) -> Key:
+def key_of(step: PathStep) -> Key:
     """The key that a step is, as `key_text` prints it; a name of digits is an index.
 
     Raises:

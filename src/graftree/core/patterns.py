@@ -227,7 +227,10 @@ def _texts(where: Any) -> list[str]:
 def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
     try:
         spelled_out = [paths.steps_of(plain) for plain in _spelled_out(text)]
-        return tuple(tuple(map(_matcher, steps)) for steps in spelled_out)
+        return tuple(
+            tuple([_item(text) if is_item else _name(text) for text, is_item in steps])
+            for steps in spelled_out
+        )
     except ValueError as error:
         raise ValueError(
             errors.message(
@@ -265,10 +268,6 @@ def _first_braces(text: str) -> list[int]:
     return ends
 
 
-def _matcher(step: paths.Step) -> _Matcher:
-    return _item(step.text) if step.is_item else _name(step.text)
-
-
 _UNUSUAL = re.compile(r"[()|^$+\\?]")
 
 
@@ -283,7 +282,7 @@ def _name(text: str) -> _Matcher:
     if "*" in text:
         parts = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
         return lambda key: parts.fullmatch(str(key)) is not None
-    index = paths.key_of(paths.Step(text, False))
+    index = paths.key_of(paths.PathStep(text, False))
     return lambda key: key == text or (type(key) is int and key == index)
 
 
@@ -299,7 +298,7 @@ def _item(text: str) -> _Matcher:
     if re.fullmatch(r"-[0-9 :-]*[0-9 :]|[0-9]*\s*:\s*-.*", text):
         raise ValueError(f"[{text}] counts from the end: patterns know no lengths")
     try:
-        literal = paths.key_of(paths.Step(text, True))
+        literal = paths.key_of(paths.PathStep(text, True))
     except ValueError:
         raise ValueError(f"[{text}] is no index, range, star or quoted key") from None
     return lambda key: type(key) is type(literal) and key == literal

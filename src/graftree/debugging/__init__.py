@@ -16,44 +16,23 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 
 # The files of this folder:
 #
-# - `named_methods.py`: methods whose calls are known as those of ``__call__`` are.
-# - `interceptions.py`: what the modules of a model return, seen or replaced.
 # - `nans.py`: where a value that is not finite arises; `nan_search.py` runs a program
-#   by operations, `finite_checks.py` looks at numbers, `nan_reports.py` tells.
-# - `tables.py`: `nnx.tabulate`; `calls.py` finds what a model calls, `costs.py`
-#   counts operations, `object_infos.py` Variables; `outlines.py` words values.
+#   by operations and looks at numbers.
+# - `module_calls.py`: methods known by their names; what modules return, seen or
+#   replaced; what a model calls, and what each call costs.
+# - `summaries.py`: `nnx.tabulate`; `outlines.py` words values, and what objects hold.
 # - `displays.py`: objects in notebooks and HTML files, and as text.
-# - `recompiles.py`: why a compiled function was traced again; `causes.py`: how two
-#   traces differ.
-#
-# The public names are in the table below, and nothing is imported before one is used.
+# - `recompiles.py`: why a compiled function was traced again, and how traces differ.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.debugging.displays import display_to_html as display_to_html
+from graftree.debugging.displays import full_repr as full_repr
+from graftree.debugging.module_calls import intercept as intercept
+from graftree.debugging.module_calls import named as named
+from graftree.debugging.nans import NanReport as NanReport
+from graftree.debugging.nans import find_nans as find_nans
+from graftree.debugging.recompiles import Explanation as Explanation
+from graftree.debugging.recompiles import at_most_traces as at_most_traces
+from graftree.debugging.recompiles import explain_recompile as explain_recompile
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "named_methods": "named",
-    "interceptions": "intercept",
-    "nan_reports": "NanReport",
-    "nans": "find_nans",
-    "displays": "display_to_html full_repr",
-    "recompiles": "Explanation at_most_traces explain_recompile",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.debugging.displays import display_to_html as display_to_html
-    from graftree.debugging.displays import full_repr as full_repr
-    from graftree.debugging.interceptions import intercept as intercept
-    from graftree.debugging.named_methods import named as named
-    from graftree.debugging.nan_reports import NanReport as NanReport
-    from graftree.debugging.nans import find_nans as find_nans
-    from graftree.debugging.recompiles import Explanation as Explanation
-    from graftree.debugging.recompiles import at_most_traces as at_most_traces
-    from graftree.debugging.recompiles import explain_recompile as explain_recompile
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

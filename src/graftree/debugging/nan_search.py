@@ -1,6 +1,6 @@
 """Runs a recorded program one operation at a time, and follows what is not finite.
 
-Each value is `Held` with the findings that its NaN and its infinities come from. A
+Each value is `Tracked` with the findings that its NaN and its infinities come from. A
 `Finding` is made where they arise:
 
 - NaN, where an operation gives one and had none;
@@ -29,11 +29,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 
 from graftree import _jax
-from graftree.debugging import finite_checks
-from graftree.debugging.finite_checks import INF, NAN
+from graftree.core.text import short_forms
 from graftree.transforms.crossing import jaxprs
+from graftree.transforms.recordings import NameStack
+
+# The bits of a code: what is not finite in an array.
+NAN, INF = 1, 2
 
 # Operations whose outputs have, number by number, what they make of their inputs. Those
 # that only choose or move a number are not among them: they make no infinity.
@@ -54,7 +58,7 @@ class Finding:
         source: ``"operation"``, ``"argument"`` or ``"constant"``.
         operation: The name of JAX's operation; that of a constant takes it in.
         argument: Where it was in the arguments, as in ``model.layers[0].kernel``.
-        scopes: The names around the operation, and whether each is of a transform.
+        place: The modules and transforms around the operation.
         line: The line of the user's program, as in ``train.py:41 loss``.
         within: The steps of loops, and branches, that it is in.
         inputs: What went in.
@@ -68,7 +72,7 @@ class Finding:
     source: str
     operation: str = ""
     argument: str = ""
-    scopes: tuple[tuple[str, bool], ...] = ()
+    place: NameStack = NameStack()
     line: str = ""
     within: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
@@ -82,7 +86,7 @@ class Finding:
         return self.source == "constant"
 
 
-class Held(NamedTuple):
+class Tracked(NamedTuple):
     """A value, and where its NaN and its infinities come from; ``None`` if it has none.
 
     Attributes:
@@ -103,14 +107,14 @@ class Held(NamedTuple):
 class Context(NamedTuple):
     """What is around the operations of a program."""
 
-    scopes: tuple[tuple[str, bool], ...] = ()
+    place: NameStack = NameStack()
     line: str = ""
     within: tuple[str, ...] = ()
 
     def of(self, equation: Any, *within: str) -> Context:
         """The context of an equation, and of the programs in it."""
         return Context(
-            (*self.scopes, *_jax.scopes_of(equation)),
+            self.place.of(equation),
             _line_of(equation) or self.line,
             (*self.within, *within),
         )
@@ -159,23 +163,23 @@ class Search:
         self.findings: list[Finding] = []
         # Refs are shared by the programs that write them. Kept, so that no other object
         # gets the same number.
-        self._refs: dict[int, Held] = {}
+        self._refs: dict[int, Tracked] = {}
         self._copies: dict[int, Any] = {}
 
     # What comes in.
 
-    def argument(self, value: Any, name: str) -> Held:
+    def argument(self, value: Any, name: str) -> Tracked:
         """An argument of the whole program."""
         return self._given(value, "argument", argument=name)
 
-    def _constant(self, value: Any) -> Held:
+    def _constant(self, value: Any) -> Tracked:
         return self._given(value, "constant")
 
-    def _given(self, value: Any, source: str, **facts: Any) -> Held:
+    def _given(self, value: Any, source: str, **facts: Any) -> Tracked:
         if _jax.is_ref(value):
             # The caller's is not written.
             value = self._copies.setdefault(id(value), _jax.new_ref(value[...]))
-        code = finite_checks.code_of(value)
+        code = code_of(value)
         found = {
             kind: self.note(kind, source, output=_told(value, kind, source), **facts)
             for kind in (NAN, INF)
@@ -189,27 +193,27 @@ class Search:
         self.findings.append(finding)
         return finding
 
-    def _hold(self, value: Any, nan: Finding | None, inf: Finding | None) -> Held:
-        held = Held(value, nan, inf)
+    def _hold(self, value: Any, nan: Finding | None, inf: Finding | None) -> Tracked:
+        held = Tracked(value, nan, inf)
         if _jax.is_ref(value):
             self._refs[id(value)] = held
         return held
 
-    def current(self, held: Held) -> Held:
+    def current(self, held: Tracked) -> Tracked:
         """A value as it is now; a ref may have been written."""
         return self._refs[id(held.value)] if _jax.is_ref(held.value) else held
 
     # Programs.
 
     def run(
-        self, program: Any, inputs: Sequence[Held], context: Context = OUTERMOST
-    ) -> list[Held]:
+        self, program: Any, inputs: Sequence[Tracked], context: Context = OUTERMOST
+    ) -> list[Tracked]:
         """The outputs of a program."""
         opened, constants = jaxprs.opened(program)
         held = [*map(self._constant, constants), *inputs]
         values = dict(zip([*opened.constvars, *opened.invars], held, strict=True))
 
-        def read(variable: Any) -> Held:
+        def read(variable: Any) -> Tracked:
             if isinstance(variable, jaxprs.Literal):
                 return self._constant(variable.val)
             return self.current(values[variable])
@@ -225,8 +229,8 @@ class Search:
         return [*map(read, opened.outvars)]
 
     def _run_equation(
-        self, equation: Any, inputs: list[Held], context: Context
-    ) -> list[Held]:
+        self, equation: Any, inputs: list[Tracked], context: Context
+    ) -> list[Tracked]:
         name = equation.primitive.name
         program = jaxprs.called_program(equation)
         if program is not None:
@@ -239,8 +243,8 @@ class Search:
         return self._check(equation, inputs, outputs, context)
 
     def _run_branch(
-        self, equation: Any, inputs: list[Held], context: Context
-    ) -> list[Held]:
+        self, equation: Any, inputs: list[Tracked], context: Context
+    ) -> list[Tracked]:
         index, *rest = inputs
         number = int(jax.device_get(index.value))
         inner = context.of(equation, f"branch {number} of cond")
@@ -249,8 +253,8 @@ class Search:
     # Loops.
 
     def _run_loop(
-        self, equation: Any, inputs: list[Held], context: Context
-    ) -> list[Held]:
+        self, equation: Any, inputs: list[Tracked], context: Context
+    ) -> list[Tracked]:
         before = _contents(inputs)
         values = jaxprs.evaluate(equation, [held.value for held in inputs])
         if _has_refs_in_rows(equation, inputs):
@@ -261,14 +265,16 @@ class Search:
         steps = self._scan if equation.primitive.name == "scan" else self._while
         return steps(equation, inputs, context)
 
-    def _scan(self, equation: Any, inputs: list[Held], context: Context) -> list[Held]:
+    def _scan(
+        self, equation: Any, inputs: list[Tracked], context: Context
+    ) -> list[Tracked]:
         params = equation.params
         length, body = params["length"], params["jaxpr"]
         constants, carried = jaxprs.scan_counts(params)
         start = constants + carried
         fixed, carry, rows = inputs[:constants], inputs[constants:start], inputs[start:]
         step = _as_function(body)
-        listed: dict[int, list[Held]] = {}
+        listed: dict[int, list[Tracked]] = {}
         for i in reversed(range(length)) if params["reverse"] else range(length):
             inner = context.of(equation, f"iteration {i} of {length} of scan")
             row = [_row(row, i) for row in rows]
@@ -277,7 +283,9 @@ class Search:
         columns = zip(*[listed[i] for i in range(length)], strict=True)
         return carry + [*map(_stack, columns)]
 
-    def _while(self, equation: Any, inputs: list[Held], context: Context) -> list[Held]:
+    def _while(
+        self, equation: Any, inputs: list[Tracked], context: Context
+    ) -> list[Tracked]:
         params = equation.params
         first = params["cond_nconsts"]
         second = first + params["body_nconsts"]
@@ -293,8 +301,8 @@ class Search:
         return carry
 
     def _step(
-        self, body: Any, step: Any, inputs: list[Held], context: Context
-    ) -> list[Held]:
+        self, body: Any, step: Any, inputs: list[Tracked], context: Context
+    ) -> list[Tracked]:
         """One step of a loop: compiled, then by operations if it needs explaining."""
         inputs = [*map(self.current, inputs)]
         before = _contents(inputs)
@@ -304,24 +312,24 @@ class Search:
         _restore(before)
         return self.run(body, inputs, context)
 
-    def _explains(self, inputs: list[Held], outputs: list[Any]) -> bool:
+    def _explains(self, inputs: list[Tracked], outputs: list[Any]) -> bool:
         """Whether all that isn't finite in some outputs may come from the inputs."""
         changed = [held.value for held in inputs if _jax.is_ref(held.value)]
-        codes = [*map(finite_checks.code_of, [*outputs, *changed])]
+        codes = [*map(code_of, [*outputs, *changed])]
         return all(
             any(_is_reason(held.of(kind), kind) for held in inputs)
             for kind in (NAN, INF)
             if any(code & kind for code in codes)
         )
 
-    def _inherit(self, inputs: list[Held], outputs: list[Any]) -> list[Held]:
+    def _inherit(self, inputs: list[Tracked], outputs: list[Any]) -> list[Tracked]:
         """Outputs with the findings of the inputs, and refs as they are now."""
         sources = {
             kind: _earliest(held.of(kind) for held in inputs) for kind in (NAN, INF)
         }
 
-        def hold(value: Any) -> Held:
-            code = finite_checks.code_of(value)
+        def hold(value: Any) -> Tracked:
+            code = code_of(value)
             nan, inf = [sources[k] if code & k else None for k in (NAN, INF)]
             return self._hold(value, nan, inf)
 
@@ -333,8 +341,8 @@ class Search:
     # Findings.
 
     def _check(
-        self, equation: Any, inputs: list[Held], outputs: list[Any], context: Context
-    ) -> list[Held]:
+        self, equation: Any, inputs: list[Tracked], outputs: list[Any], context: Context
+    ) -> list[Tracked]:
         """The outputs of an operation with the findings that they come from."""
         judge = _Judge(self, equation, inputs, context)
         for held in inputs:
@@ -343,21 +351,18 @@ class Search:
         return [self._hold(value, *judge.findings(value)) for value in outputs]
 
 
+@dataclasses.dataclass(frozen=True)
 class _Judge:
     """Tells for the outputs of one operation where what isn't finite comes from."""
 
-    def __init__(
-        self, search: Search, equation: Any, inputs: list[Held], context: Context
-    ) -> None:
-        self._search = search
-        self._equation = equation
-        self._inputs = inputs
-        self._around = context
-        self._name = equation.primitive.name
+    search: Search
+    equation: Any
+    inputs: list[Tracked]
+    around: Context
 
     def findings(self, value: Any) -> tuple[Finding | None, Finding | None]:
         """The findings of the NaN and of the infinities in an output."""
-        code = finite_checks.code_of(value)
+        code = code_of(value)
         return (
             self._nan(value) if code & NAN else None,
             self._inf(value) if code & INF else None,
@@ -372,33 +377,33 @@ class _Judge:
         if source is None:
             return self._arisen(INF, value)
         if source.source != "operation" and self._is_elementwise(value):
-            inputs = [held.value for held in self._inputs]
-            if finite_checks.arising(value, inputs):
+            if arising(value, [held.value for held in self.inputs]):
                 return self._arisen(INF, value)
         return source
 
     def _source(self, kind: int) -> Finding | None:
         """The finding that the inputs have; a constant is told as used here."""
-        source = _earliest(held.of(kind) for held in self._inputs)
+        source = _earliest(held.of(kind) for held in self.inputs)
         if source is None or not source.is_constant or source.operation:
             return source
         facts = self._facts() | {"output": source.output}
-        return self._search.note(kind, "constant", **facts)
+        return self.search.note(kind, "constant", **facts)
 
     def _is_elementwise(self, value: Any) -> bool:
-        return self._name in _ELEMENTWISE and all(
-            jnp.ndim(held.value) in (0, jnp.ndim(value)) for held in self._inputs
+        return self.equation.primitive.name in _ELEMENTWISE and all(
+            jnp.ndim(held.value) in (0, jnp.ndim(value)) for held in self.inputs
         )
 
     def _facts(self) -> dict[str, Any]:
-        return {"operation": self._name, **self._around.of(self._equation)._asdict()}
+        name = self.equation.primitive.name
+        return {"operation": name, **self.around.of(self.equation)._asdict()}
 
     def _arisen(self, kind: int, value: Any, **facts: Any) -> Finding:
-        return self._search.note(
+        return self.search.note(
             kind,
             "operation",
-            inputs=tuple([finite_checks.describe(held.value) for held in self._inputs]),
-            output=finite_checks.describe(value, kind),
+            inputs=tuple([describe(held.value) for held in self.inputs]),
+            output=describe(value, kind),
             example=self._example(value, kind),
             **self._facts(),
             **facts,
@@ -408,18 +413,19 @@ class _Judge:
         """The first number of a kind, and what it was made of."""
         if not self._is_elementwise(value):
             return ""
-        place = finite_checks.first_place(value, kind)
-        values = [*[held.value for held in self._inputs], value]
-        *numbers, out = [finite_checks.number_at(x, place) for x in values]
-        numbers += [f"y={y}" for y in [self._equation.params.get("y")] if y is not None]
-        return f"{self._name}({', '.join(numbers)}) = {out}"
+        place = first_place(value, kind)
+        values = [*[held.value for held in self.inputs], value]
+        *numbers, out = [number_at(x, place) for x in values]
+        numbers += [f"y={y}" for y in [self.equation.params.get("y")] if y is not None]
+        name = self.equation.primitive.name
+        return f"{name}({', '.join(numbers)}) = {out}"
 
 
 def _told(value: Any, kind: int, source: str) -> str:
     """What is in a value that came in; a constant is told by its form."""
     if source == "constant":
-        return finite_checks.form_of(value)
-    return finite_checks.describe(value, kind)
+        return form_of(value)
+    return describe(value, kind)
 
 
 def _is_reason(source: Finding | None, kind: int) -> bool:
@@ -433,16 +439,16 @@ def _earliest(sources: Iterable[Finding | None]) -> Finding | None:
     return min(found, key=lambda x: (x.is_constant, x.number), default=None)
 
 
-def _row(held: Held, i: int) -> Held:
+def _row(held: Tracked, i: int) -> Tracked:
     """A row of an array, with the findings of what is in it."""
     value = jax.lax.index_in_dim(held.value, i, keepdims=False)
-    code = finite_checks.code_of(value)
-    return Held(
+    code = code_of(value)
+    return Tracked(
         value, held.nan if code & NAN else None, held.inf if code & INF else None
     )
 
 
-def _has_refs_in_rows(equation: Any, inputs: list[Held]) -> bool:
+def _has_refs_in_rows(equation: Any, inputs: list[Tracked]) -> bool:
     """Whether a loop takes slices of refs, which only JAX can."""
     if equation.primitive.name != "scan":
         return False
@@ -450,12 +456,12 @@ def _has_refs_in_rows(equation: Any, inputs: list[Held]) -> bool:
     return any(_jax.is_ref(held.value) for held in rows)
 
 
-def _stack(column: Sequence[Held]) -> Held:
+def _stack(column: Sequence[Tracked]) -> Tracked:
     nan, inf = [_earliest(held.of(kind) for held in column) for kind in (NAN, INF)]
-    return Held(jnp.stack([held.value for held in column]), nan, inf)
+    return Tracked(jnp.stack([held.value for held in column]), nan, inf)
 
 
-def _contents(inputs: list[Held]) -> list[tuple[Any, Any]]:
+def _contents(inputs: list[Tracked]) -> list[tuple[Any, Any]]:
     return [(held.value, held.value[...]) for held in inputs if _jax.is_ref(held.value)]
 
 
@@ -473,3 +479,123 @@ def _last_uses(program: Any) -> list[list[Any]]:
         unused.append([v for v in {*inputs, *equation.outvars} if v not in used])
         used |= inputs
     return unused[::-1]
+
+
+# Which numbers of an array are not finite, and where; and their words.
+
+
+def code_of(x: Any) -> int:
+    """Whether an array has NaN, infinities, both or none: a sum of `NAN` and `INF`."""
+    x = _content(x)
+    if not is_inexact(x):
+        return 0
+    if isinstance(x, jax.Array) and not _is_on_host(x):
+        return int(jax.device_get(_code(x)))
+    # No program to compile, for each shape.
+    numbers = np.asarray(x)
+    if np.isfinite(numbers).all():
+        return 0
+    return NAN * int(np.isnan(numbers).any()) + INF * int(np.isinf(numbers).any())
+
+
+def _content(x: Any) -> Any:
+    return x[...] if _jax.is_ref(x) else x
+
+
+def _is_on_host(x: jax.Array) -> bool:
+    return x.is_fully_addressable and all(d.platform == "cpu" for d in x.devices())
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether it has floating or complex numbers."""
+    return jnp.issubdtype(_dtype(x), jnp.inexact)
+
+
+def _dtype(x: Any) -> Any:
+    return getattr(x, "dtype", None) or np.asarray(x).dtype
+
+
+@jax.jit
+def _code(x: Any) -> Any:
+    return jnp.where(jnp.isnan(x).any(), NAN, 0) + jnp.where(jnp.isinf(x).any(), INF, 0)
+
+
+def arising(out: Any, inputs: list[Any]) -> bool:
+    """Whether a number of an output is infinite where all of the inputs are finite.
+
+    The inputs have the shape of the output, or none.
+    """
+    return bool(jax.device_get(_arising(out, [x for x in inputs if is_inexact(x)])))
+
+
+@jax.jit
+def _arising(out: Any, inputs: list[Any]) -> Any:
+    found = jnp.isinf(out)
+    for x in inputs:
+        found &= jnp.isfinite(x)
+    return found.any()
+
+
+def form_of(x: Any) -> str:
+    """The dtype and the shape of an array, as in ``float32[2,3]``."""
+    x = _content(x)
+    return short_forms.describe_form(_dtype(x), np.shape(x))
+
+
+def describe(x: Any, kind: int = 0) -> str:
+    """What is in an array: its form, its range, and what isn't finite in it.
+
+    Of one kind, NaN or infinities, it tells the first place.
+    """
+    form, numbers = form_of(x), _numbers(x)
+    if numbers is None or not numbers.size:
+        return form
+    if not numbers.ndim:
+        return f"{form} {_text(numbers[()])}"
+    finite = numbers[np.isfinite(numbers)]
+    if finite.size == numbers.size:
+        known = ", all finite" if is_inexact(x) else ""
+        return f"{form} in [{_text(finite.min())}, {_text(finite.max())}]{known}"
+    counts = {
+        "nan": np.isnan(numbers).sum(),
+        "+inf": np.isposinf(numbers).sum(),
+        "-inf": np.isneginf(numbers).sum(),
+    }
+    text = ", ".join([f"{count:,} {name}" for name, count in counts.items() if count])
+    first = f", first {_WORDS[kind]} at {[*first_place(x, kind)]}" if kind else ""
+    return f"{form}: {text} of {numbers.size:,}{first}"
+
+
+_WORDS = {NAN: "nan", INF: "inf"}
+
+
+def first_place(x: Any, kind: int) -> tuple[int, ...]:
+    """The index of the first NaN, or of the first infinity."""
+    numbers = np.asarray(_numbers(x))
+    found = np.isnan(numbers) if kind == NAN else np.isinf(numbers)
+    return tuple(map(int, np.unravel_index(np.argmax(found), found.shape)))
+
+
+def number_at(x: Any, place: tuple[int, ...]) -> str:
+    """The number at an index; an axis of size one, or none, is that of all numbers."""
+    numbers = np.asarray(_numbers(x))
+    index = np.minimum(place[: numbers.ndim], np.subtract(numbers.shape, 1))
+    return _text(numbers[tuple(index.astype(int))])
+
+
+def _numbers(x: Any) -> np.ndarray | None:
+    """The numbers of an array; sizes instead of complex ones. ``None`` without any."""
+    x = _content(x)
+    is_here = getattr(x, "is_fully_addressable", True)
+    if not is_here or not jnp.issubdtype(_dtype(x), jnp.number):
+        return None
+    numbers = np.asarray(x)
+    if np.iscomplexobj(numbers):
+        return np.abs(numbers)
+    # NumPy does little with the smallest types of others.
+    is_own = numbers.dtype.kind in "iuf" and numbers.dtype.itemsize > 2
+    return numbers if is_own else numbers.astype(np.float32)
+
+
+def _text(number: Any) -> str:
+    return f"{number:.4g}" if abs(number) < 1e6 else f"{number:.3g}"

@@ -1,22 +1,22 @@
-"""``find_nans``: where a value that is not finite first arises.
+"""``find_nans``: where a value that is not finite first arises, and what is told of it.
 
 The function is traced, as by `nnx.jit`, and the program runs one operation at a time
-(``nan_search.py``). Nothing that the function does reaches the caller's objects.
+(``nan_search.py``). Nothing that the function does reaches the caller's objects. Of all
+findings, `NanReport` chooses those that explain the results.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from graftree import _jax, errors
 from graftree.core.objects import methods
-from graftree.debugging.nan_reports import NanReport
-from graftree.debugging.nan_search import Search
+from graftree.debugging.nan_search import INF, NAN, Finding, Search, Tracked
 from graftree.transforms import recordings
 
 _NAME = "debugging.find_nans"
@@ -120,3 +120,147 @@ def _check_concrete(named: Any) -> None:
                     "arrays: nnx.debugging.find_nans(f)(model, x).",
                 )
             )
+
+
+# What people read about a search.
+
+
+class NanReport:
+    """What `find_nans` found; true if a result has NaN, or an infinity that arose.
+
+    Its text is a few lines.
+
+    Attributes:
+        first: The first finding that a result comes from: an argument or an operation
+            that gave NaN or an infinity. ``None`` if there is none.
+        first_nan: The first one of NaN, which may be the same; ``None`` if no result
+            has NaN.
+
+    Example:
+        >>> report = nnx.debugging.find_nans(jnp.sqrt)(jnp.array([4.0, -1.0]))
+        >>> isinstance(report, nnx.debugging.NanReport), report.first.operation
+        (True, 'sqrt')
+        >>> print(report)
+        First non-finite value: NaN in the output of `sqrt`
+          inputs  float32[2] in [-1, 4], all finite
+          output  float32[2]: 1 nan of 2, first nan at [1]
+                  sqrt(-1) = nan
+    """
+
+    def __init__(self, results: Sequence[Tracked], findings: Sequence[Finding]) -> None:
+        reached = {
+            found.number: found
+            for held in results
+            for found in (held.nan, held.inf)
+            if found is not None
+        }
+        in_order = [reached[number] for number in sorted(reached)]
+        alarms = [x for x in in_order if not _is_deliberate(x)]
+        self.first_nan = next((x for x in alarms if x.kind == NAN), None)
+        roots = [*map(_root, alarms)]
+        self.first = min(roots, key=lambda x: x.number, default=None)
+        self._given = next(filter(_is_deliberate, in_order), None)
+        self._arguments = {x.argument for x in findings if x.source == "argument"}
+        lost = (x for x in findings if x.kind == NAN and not x.is_constant)
+        self._lost = None if alarms else next(lost, None)
+
+    def __bool__(self) -> bool:
+        return self.first is not None
+
+    @property
+    def path(self) -> str:
+        """Where ``first`` is: the path of the module, or of the argument."""
+        return "" if self.first is None else _path_of(self.first)
+
+    def __repr__(self) -> str:
+        if self.first is None:
+            return "\n".join(self._when_finite())
+        kind = "NaN" if self.first.kind == NAN else "inf"
+        lines = self._told(self.first, f"First non-finite value: {kind}")
+        nan = self.first_nan
+        if nan is not None and nan is not self.first:
+            lines += self._told(nan, "First NaN:")
+        elif nan is None:
+            lines.append("No result has NaN.")
+        return "\n".join(lines)
+
+    def _when_finite(self) -> list[str]:
+        lines = ["All results are finite."]
+        if self._given is not None:
+            lines = ["No result has NaN, nor an infinity that arose. One has this:"]
+            lines.append(f"  inf, {_constant(self._given)}")
+        if self._lost is not None:
+            lines.append(f"NaN, which reached no result, {_in_a_line(self._lost)}")
+        return lines
+
+    def _told(self, finding: Finding, title: str) -> list[str]:
+        if finding.source == "argument":
+            lines = [f"{title} in the argument `{finding.argument}`"]
+            lines.append(f"  it is   {finding.output}")
+            others = len(self._arguments) - 1
+            if others:
+                noun = "arguments are" if others > 1 else "argument is"
+                lines.append(f"  {others} other {noun} not finite either")
+            return lines
+        if finding.is_constant:
+            return [f"{title}, {_constant(finding)}"]
+        return [f"{title} in the output of `{finding.operation}`"] + _facts(finding)
+
+
+_MOST_INPUTS = 4
+
+# Operations that run programs of their own, which are not gone into.
+_CLOSED = frozenset(
+    "shard_map pallas_call pure_callback io_callback ffi_call custom_partitioning "
+    "run_state scan".split()
+)
+
+
+def _facts(finding: Finding) -> list[str]:
+    """Where an operation is, and what went in and came out."""
+    inputs = [*finding.inputs[:_MOST_INPUTS]]
+    if len(finding.inputs) > _MOST_INPUTS:
+        inputs.append(f"and {len(finding.inputs) - _MOST_INPUTS} more")
+    lines = [("at", _where(finding)), ("in", finding.line)]
+    lines += [("inputs" if i == 0 else "", text) for i, text in enumerate(inputs)]
+    lines += [("output", finding.output), ("", finding.example)]
+    cause = finding.cause
+    if cause is not None and cause.is_constant:
+        lines.append(("inf is", _constant(cause)))
+    if finding.operation in _CLOSED:
+        lines.append(("inside", f"a {finding.operation} nothing is looked at"))
+    return [f"  {label:7} {text}" for label, text in lines if text]
+
+
+def _where(finding: Finding) -> str:
+    path = _path_of(finding)
+    if finding.place.is_backward:
+        path = f"{path} (backward)".lstrip()
+    return ", ".join([part for part in (path, *finding.within) if part])
+
+
+def _constant(finding: Finding) -> str:
+    places = [place for place in (_where(finding), finding.line) if place]
+    return "a constant of the program" + "".join([f", {place}" for place in places])
+
+
+def _in_a_line(finding: Finding) -> str:
+    if finding.source == "argument":
+        return f"in the argument `{finding.argument}`"
+    places = [place for place in (_where(finding), finding.line) if place]
+    return ", ".join([f"in the output of `{finding.operation}`", *places])
+
+
+def _is_deliberate(finding: Finding) -> bool:
+    return finding.is_constant and finding.kind == INF
+
+
+def _root(finding: Finding) -> Finding:
+    """The finding that a finding comes from: itself, or that of its infinities."""
+    cause = finding.cause
+    return finding if cause is None or cause.is_constant else cause
+
+
+def _path_of(finding: Finding) -> str:
+    """The path of the module that a finding is in, or of the argument that it is."""
+    return finding.argument or finding.place.path("self")

@@ -8,32 +8,13 @@ values, `KeyValueCache`. Without more the likeliest token is taken;
 ``sampler=nnx.decoding.Sampler(temperature=0.8, top_k=40)`` draws instead.
 """
 
-# The files of this folder:
-#
-# - `caches.py`: keys and values of the tokens so far.
-# - `sampling.py`: which token comes next, of logits.
-# - `generation.py`: prompts in, tokens out, in one compiled program.
-#
-# The public names are in the table below, and nothing is imported before one is used.
+# All is in `generation.py`: prompts in, tokens out, in one compiled program; the choice
+# of the next token; and keys and values of the tokens so far.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.decoding.generation import Generated as Generated
+from graftree.decoding.generation import KeyValueCache as KeyValueCache
+from graftree.decoding.generation import Sampler as Sampler
+from graftree.decoding.generation import generate as generate
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "caches": "KeyValueCache",
-    "generation": "Generated generate",
-    "sampling": "Sampler",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.decoding.caches import KeyValueCache as KeyValueCache
-    from graftree.decoding.generation import Generated as Generated
-    from graftree.decoding.generation import generate as generate
-    from graftree.decoding.sampling import Sampler as Sampler
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

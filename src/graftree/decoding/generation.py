@@ -1,23 +1,239 @@
-"""Prompts in, tokens out: one compiled program for all prompts of about one length."""
+"""Prompts in, tokens out: one compiled program for all prompts of about one length.
+
+Sampler         which token comes next, of logits
+KeyValueCache   keys and values of the tokens so far, so that none is computed twice
+generate        both in a loop
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
-from graftree.annotations import Path
+from graftree.annotations import Dtype, Path
 from graftree.core import paths
 from graftree.core.graph import flattening, watches
+from graftree.core.modules.modules import Module
+from graftree.core.variables.kinds import Cache
 from graftree.core.variables.variables import Variable
-from graftree.decoding.sampling import Sampler
 from graftree.transforms.compiled import jit
 from graftree.transforms.control_flow import loops
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Int, Key, Num
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """Draws tokens from the distribution that logits stand for.
+
+    Logits are divided by the temperature, then cut to the ``top_k`` largest, then to
+    the smallest set of tokens whose probabilities sum up to ``top_p``, in this order.
+    Of equal ones the first stay, as `jax.numpy.argmax` has it; one always stays.
+
+    Args:
+        temperature: Below 1, likely tokens become likelier; 0 takes the likeliest one.
+        top_k: How many tokens are left to choose from; ``None``: all.
+        top_p: The probability that those left to choose from have together; ``None``:
+            all of it.
+
+    Raises:
+        ValueError: If a value is out of its range.
+
+    Example:
+        >>> sampler = nnx.decoding.Sampler(temperature=0.8, top_k=2)
+        >>> logits = jnp.array([[0.0, 9.0, 8.0, 1.0]])
+        >>> tokens = {int(sampler(logits, jax.random.key(i))[0]) for i in range(40)}
+        >>> sorted(tokens)
+        [1, 2]
+
+    References:
+        Fan et al., 2018, "Hierarchical Neural Story Generation" (top-k). Holtzman et
+        al., 2020, "The Curious Case of Neural Text Degeneration" (top-p).
+    """
+
+    temperature: Any = 1.0
+    top_k: int | None = None
+    top_p: Any = None
+
+    def __post_init__(self) -> None:
+        finite, count = "at least 0, and finite", "an integer of at least 1"
+        self._check("temperature", lambda x: 0 <= x < math.inf, finite)
+        self._check("top_k", lambda x: x >= 1 and x % 1 == 0, count)
+        self._check("top_p", lambda x: 0 < x <= 1, "above 0, and at most 1")
+
+    def _check(self, name: str, is_right: Any, words: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, (int, float)) and not is_right(value):
+            raise ValueError(f"The {name} of a Sampler is {words}, got {value}.")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it is known to take the likeliest token always."""
+        return isinstance(self.temperature, (int, float)) and self.temperature == 0
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """A pytree, so that programs are compiled once for all temperatures but 0."""
+        temperature = None if self.is_greedy else self.temperature
+        return (temperature, self.top_p), (self.top_k, self.is_greedy)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, data: Any) -> Sampler:
+        """Takes whatever JAX puts in the place of numbers."""
+        sampler = object.__new__(cls)
+        top_k, is_greedy = static
+        values = {
+            "temperature": 0 if is_greedy else data[0],
+            "top_p": data[1],
+            "top_k": top_k,
+        }
+        vars(sampler).update(values)
+        return sampler
+
+    def __call__(
+        self, logits: Float[Array, "*batch vocabulary"], key: Key[Array, ""]
+    ) -> Int[Array, "*batch"]:
+        """Draws a token for each row.
+
+        Args:
+            logits: ``[*batch, vocabulary]``.
+            key: A random key; not used at temperature 0.
+
+        Returns:
+            ``int32[*batch]``.
+        """
+        logits = logits.astype(jnp.float32)
+        likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        if self.is_greedy:
+            return likeliest
+        is_greedy = jnp.asarray(self.temperature) == 0
+        temperature = jnp.where(is_greedy, 1.0, self.temperature)
+        drawn = self._draw(_over(logits, temperature), key)
+        return jnp.where(is_greedy, likeliest, drawn)
+
+    def _draw(self, logits: jax.Array, key: jax.Array) -> jax.Array:
+        count = logits.shape[-1]
+        if self.top_k is None and self.top_p is None:
+            return jax.random.categorical(key, logits).astype(jnp.int32)
+        # Of equal ones the first come first, once -0.0 is 0.0.
+        logits = jnp.where(logits == 0, 0.0, logits)
+        ordered, tokens = jax.lax.top_k(logits, min(int(self.top_k or count), count))
+        if self.top_p is not None:
+            ordered = jnp.where(_reach(ordered, self.top_p), ordered, -jnp.inf)
+        place = jax.random.categorical(key, ordered)[..., None]
+        return jnp.take_along_axis(tokens, place, axis=-1)[..., 0].astype(jnp.int32)
+
+
+def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """The logits over the temperature, which may be tiny, the largest being zero."""
+    largest = logits.max(axis=-1, keepdims=True)
+    logits = logits - jnp.where(jnp.isfinite(largest), largest, 0.0)
+    return logits / jnp.maximum(temperature, jnp.finfo(logits.dtype).tiny)
+
+
+def _reach(ordered: jax.Array, top_p: Any) -> jax.Array:
+    """Which logits, in descending order, are needed for a probability."""
+    shares = jax.nn.softmax(ordered, axis=-1)
+    before = jnp.cumsum(shares, axis=-1) - shares
+    # Ten shares of 0.01 are 0.1, however their sum is rounded. All of 1.0 is all.
+    is_needed = (before < top_p * (1 - 1e-6)) | jnp.asarray(top_p >= 1)
+    return is_needed.at[..., 0].set(True)
+
+
+class KeyValueCache(Module):
+    """The keys and values of an attention layer, for a batch of sequences.
+
+    The token at a position is kept in the slot of that number. So sequences of
+    different lengths are padded on the right: what padding has written lies behind all
+    tokens, where nothing sees it, until the next token takes its place.
+
+    Args:
+        batch: The number of sequences.
+        max_length: The number of slots for each.
+        kv_heads: The number of heads of keys and values.
+        head_dim: The features of a head.
+        dtype: Of keys and values.
+
+    Attributes:
+        key, value: Cache, ``[batch, max_length, kv_heads, head_dim]``.
+
+    Example:
+        >>> cache = nnx.decoding.KeyValueCache(2, 8, kv_heads=1, head_dim=4)
+        >>> x = jnp.ones((2, 3, 1, 4))
+        >>> positions = jnp.broadcast_to(jnp.arange(3), (2, 3))
+        >>> key, value, mask = cache.extend(x, x, positions)
+        >>> key.shape, mask.shape, mask[0, 0].sum(axis=-1)
+        ((2, 8, 1, 4), (2, 1, 3, 8), Array([1, 2, 3], dtype=int32))
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        max_length: int,
+        *,
+        kv_heads: int,
+        head_dim: int,
+        dtype: Dtype = jnp.float32,
+    ):
+        shape = (batch, max_length, kv_heads, head_dim)
+        self.key = Cache(jnp.zeros(shape, dtype))
+        self.value = Cache(jnp.zeros(shape, dtype))
+
+    def extend(
+        self,
+        key: Num[Array, "batch length kv_heads head_dim"],
+        value: Num[Array, "batch length kv_heads head_dim"],
+        positions: Int[Array, "batch length"],
+    ) -> tuple[
+        Num[Array, "batch max_length kv_heads head_dim"],
+        Num[Array, "batch max_length kv_heads head_dim"],
+        Bool[Array, "batch 1 length max_length"],
+    ]:
+        """Adds the keys and values of tokens, and gives all that there are.
+
+        Args:
+            key: ``[batch, length, kv_heads, head_dim]``.
+            value: Likewise.
+            positions: Where in its sequence each token is, ``int[batch, length]``. One
+                behind the last slot is not kept.
+
+        Returns:
+            All keys, all values, and which of them each token sees: those at its own
+            position and before, ``bool[batch, 1, length, max_length]``.
+
+        Raises:
+            ValueError: If the shapes don't fit the cache.
+        """
+        batch, max_length = self.key.shape[:2]
+        wanted = (batch, key.shape[1], *self.key.shape[2:])
+        if key.shape != wanted or value.shape != wanted:
+            raise ValueError(
+                f"KeyValueCache of shape {self.key.shape} can't take a key and a value "
+                f"of shapes {key.shape} and {value.shape}; both need {wanted}."
+            )
+        if positions.shape != key.shape[:2]:
+            raise ValueError(
+                f"KeyValueCache.extend needs a position for each of {key.shape[:2]} "
+                f"tokens, got positions of shape {positions.shape}."
+            )
+        rows = jnp.arange(batch)[:, None]
+        for held, new in ((self.key, key), (self.value, value)):
+            kept = (
+                held[...].at[rows, positions].set(new.astype(held.dtype), mode="drop")
+            )
+            held.set_value(kept)
+        slots = jnp.arange(max_length)[None, None, None]
+        sees = positions[:, None, :, None] >= slots
+        return self.key[...], self.value[...], sees
+
 
 GREEDY = Sampler(temperature=0)
 

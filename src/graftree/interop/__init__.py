@@ -1,8 +1,11 @@
 """Other spellings, of programs for Flax NNX and of older versions of this package.
 
-- ``flax_names.py``: the one table of older sub-module paths, and what installs it.
+- ``name_tables.py``: the tables of sub-module paths and older names; ``flax_names.py``
+  installs them, and looks names up.
 - ``compat.py``: the functions and transforms with graph mode switched on.
-- ``older_functions.py``, ``helpers.py``: functions that it lacks elsewhere.
-- ``ids.py``, ``deprecations.py``: small modules that client code imports.
-- ``graph_contexts/``: the older, explicit way into a trace and back.
+- ``older_functions.py``: small functions that programs import, and `deprecated`.
+- ``graph_contexts.py``: the older, explicit way into a trace and back, with
+  ``node_states.py``: objects as pytrees, `split_inputs` and `merge_inputs`.
+- ``flax_side/``: what programs import beside ``flax.nnx``, without Flax.
+- ``bridge/``: Modules of ``flax.linen`` as ours, and ours as theirs.
 """

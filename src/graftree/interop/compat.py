@@ -7,62 +7,53 @@ name with other defaults; keywords of the caller win.
 from __future__ import annotations
 
 import functools
+import sys
 
-from graftree.core.graph import functional, traversals, tree_checks
-from graftree.core.modules import modules
+from graftree.core.graph import tree_checks
 from graftree.core.rng import model_streams
-from graftree.transforms import checkify as checkify_module
-from graftree.transforms import remat as remat_module
-from graftree.transforms import shape_eval
-from graftree.transforms.compiled import jit as jit_module
-from graftree.transforms.compiled import partials
-from graftree.transforms.control_flow import cond_switch, loops
-from graftree.transforms.control_flow import scan as scan_module
-from graftree.transforms.derivatives import custom_vjp as custom_vjp_module
-from graftree.transforms.derivatives import grad as grad_module
-from graftree.transforms.derivatives import vjp_jvp
-from graftree.transforms.mapped import shard_map as shard_map_module
-from graftree.transforms.mapped import vmap_pmap
+
+# The public namespace has all of its names when it installs this module.
+_nnx = sys.modules["graftree"]
 
 _graph = {"graph": True}
 _updates = {"graph": True, "graph_updates": True}
 
-split = functools.partial(functional.split, **_graph)
-state = functools.partial(functional.state, **_graph)
-clone = functools.partial(functional.clone, **_graph)
-graphdef = functools.partial(functional.graphdef, **_graph)
-flatten = functools.partial(functional.flatten, **_graph)
-iter_graph = functools.partial(traversals.iter_graph, **_graph)
-iter_modules = functools.partial(modules.iter_modules, **_graph)
-iter_children = functools.partial(traversals.iter_children, **_graph)
-recursive_map = functools.partial(traversals.recursive_map, **_graph)
-view = functools.partial(modules.view, **_graph)
-view_info = functools.partial(modules.view_info, **_graph)
-reseed = functools.partial(model_streams.reseed, **_graph)
+split = functools.partial(_nnx.split, **_graph)
+state = functools.partial(_nnx.state, **_graph)
+clone = functools.partial(_nnx.clone, **_graph)
+graphdef = functools.partial(_nnx.graphdef, **_graph)
+flatten = functools.partial(_nnx.flatten, **_graph)
+iter_graph = functools.partial(_nnx.iter_graph, **_graph)
+iter_modules = functools.partial(_nnx.iter_modules, **_graph)
+iter_children = functools.partial(_nnx.iter_children, **_graph)
+recursive_map = functools.partial(_nnx.recursive_map, **_graph)
+view = functools.partial(_nnx.view, **_graph)
+view_info = functools.partial(_nnx.view_info, **_graph)
+reseed = functools.partial(_nnx.reseed, **_graph)
 backup_keys = functools.partial(model_streams.backup_keys, **_graph)
-get_abstract_model = functools.partial(shape_eval.get_abstract_model, **_graph)
+get_abstract_model = functools.partial(_nnx.get_abstract_model, **_graph)
 
-split_rngs = functools.partial(model_streams.split_rngs, **_updates)
-fork_rngs = functools.partial(model_streams.fork_rngs, **_updates)
-jit = functools.partial(jit_module.jit, **_updates)
-cached_partial = functools.partial(partials.cached_partial, **_updates)
-grad = functools.partial(grad_module.grad, **_updates)
-pmap = functools.partial(vmap_pmap.pmap, **_updates)
-vmap = functools.partial(vmap_pmap.vmap, **_updates)
-shard_map = functools.partial(shard_map_module.shard_map, **_updates)
-value_and_grad = functools.partial(grad_module.value_and_grad, **_updates)
+split_rngs = functools.partial(_nnx.split_rngs, **_updates)
+fork_rngs = functools.partial(_nnx.fork_rngs, **_updates)
+jit = functools.partial(_nnx.jit, **_updates)
+cached_partial = functools.partial(_nnx.cached_partial, **_updates)
+grad = functools.partial(_nnx.grad, **_updates)
+pmap = functools.partial(_nnx.pmap, **_updates)
+vmap = functools.partial(_nnx.vmap, **_updates)
+shard_map = functools.partial(_nnx.shard_map, **_updates)
+value_and_grad = functools.partial(_nnx.value_and_grad, **_updates)
 # These two only say what to pass instead.
-vjp = functools.partial(vjp_jvp.vjp, **_updates)
-jvp = functools.partial(vjp_jvp.jvp, **_updates)
-custom_vjp = functools.partial(custom_vjp_module.custom_vjp, **_updates)
-scan = functools.partial(scan_module.scan, **_updates)
-while_loop = functools.partial(loops.while_loop, **_updates)
-fori_loop = functools.partial(loops.fori_loop, **_updates)
-cond = functools.partial(cond_switch.cond, **_updates)
-switch = functools.partial(cond_switch.switch, **_updates)
-remat = functools.partial(remat_module.remat, **_updates)
-checkify = functools.partial(checkify_module.checkify, **_updates)
-eval_shape = functools.partial(shape_eval.eval_shape, **_updates)
+vjp = functools.partial(_nnx.vjp, **_updates)
+jvp = functools.partial(_nnx.jvp, **_updates)
+custom_vjp = functools.partial(_nnx.custom_vjp, **_updates)
+scan = functools.partial(_nnx.scan, **_updates)
+while_loop = functools.partial(_nnx.while_loop, **_updates)
+fori_loop = functools.partial(_nnx.fori_loop, **_updates)
+cond = functools.partial(_nnx.cond, **_updates)
+switch = functools.partial(_nnx.switch, **_updates)
+remat = functools.partial(_nnx.remat, **_updates)
+checkify = functools.partial(_nnx.checkify, **_updates)
+eval_shape = functools.partial(_nnx.eval_shape, **_updates)
 
 tree_checks.register_compat(
     name

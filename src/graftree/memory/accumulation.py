@@ -19,7 +19,7 @@ from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import differences, functional, nodes, traversals
 from graftree.core.variables.variables import Variable
-from graftree.transforms import shape_eval
+from graftree.transforms import recordings
 from graftree.transforms.control_flow import loop_bodies, scan
 from graftree.transforms.crossing import decorators, signatures
 from graftree.transforms.crossing.prefixes import DiffState
@@ -185,7 +185,7 @@ def _foreseen(call: Callable[..., Any], objects: Any, parts: Any) -> tuple[Any, 
             if not changes[-1]:
                 break
 
-    shape_eval.eval_shape(watched, objects, jax.eval_shape(lambda: _part(parts, 0)))
+    recordings.eval_shape(watched, objects, jax.eval_shape(lambda: _part(parts, 0)))
     if changes[-1]:
         raise _growth_error(changes[-1])
     return form, len(changes) == 1
@@ -271,7 +271,7 @@ def _is_array(x: Any) -> bool:
 def _kept(args: Sequence[Any], argnums: Any, whole: Sequence[int]) -> set[int]:
     """The positions of the arguments that are not batches."""
     name, count = _CALL.removeprefix("nnx."), len(args)
-    kept = {*grad.positions(name, argnums, count)}
+    kept = {*grad.chosen(name, argnums).positions(count)}
     kept |= {cotangents.position(i, count, "whole", name) for i in whole}
     return kept | {i for i, x in enumerate(args) if _has_objects(x)}
 

@@ -17,11 +17,12 @@ import jax
 
 from graftree.core.objects import methods
 from graftree.core.text import short_forms
-from graftree.transforms import policies, recordings
+from graftree.memory import keeping
+from graftree.transforms import recordings
 from graftree.transforms.crossing import debug_info, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
-from graftree.transforms.recordings import Place
+from graftree.transforms.recordings import NameStack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +189,7 @@ def saved(
     given = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
     paths = [re.sub(r"^self\b", owner, x) for x in given]
     arguments = dict(zip(program.invars, paths, strict=False))
-    whole = _Part(program, Place(), owner)
+    whole = _Subprogram(program, NameStack(), owner)
     values = [_value(whole, x, arguments) for x in _distinct(kept)]
     return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
 
@@ -198,7 +199,7 @@ def _distinct(kept: list[Any]) -> list[Any]:
     return [*dict.fromkeys([x for x in kept if not isinstance(x, jaxprs.Literal)])]
 
 
-def _value(whole: _Part, variable: Any, arguments: dict[Any, str]) -> SavedValue:
+def _value(whole: _Subprogram, variable: Any, arguments: dict[Any, str]) -> SavedValue:
     origin, aval = whole.origin(variable), variable.aval
     path, why = origin.path, origin.why
     if origin.variable in arguments:
@@ -222,7 +223,7 @@ class _Origin(NamedTuple):
 _ALIASES = ("reduce_precision", "device_put", "copy", "copy_p", "optimization_barrier")
 
 
-class _Part:
+class _Subprogram:
     """A program, or a part of one that it calls.
 
     Args:
@@ -236,9 +237,9 @@ class _Part:
     def __init__(
         self,
         program: Any,
-        place: Place,
+        place: NameStack,
         owner: str,
-        around: _Part | None = None,
+        around: _Subprogram | None = None,
         given: Sequence[Any] = (),
     ) -> None:
         self._place, self._owner, self._around = place, owner, around
@@ -266,9 +267,9 @@ class _Part:
     def _origin_in(self, variable: Any, equation: Any, number: int) -> _Origin:
         """Where an output of an equation comes from."""
         kind, place = equation.primitive.name, self._place.of(equation)
-        name = policies.given_name(equation)
+        name = keeping.given_name(equation)
         if name is not None:
-            why = "output" if isinstance(name, policies.Output) else f"named {name!r}"
+            why = "output" if isinstance(name, keeping.Output) else f"named {name!r}"
             return _Origin(variable, self._path(place), why)
         if kind in _ALIASES:
             return self.origin(equation.invars[number])
@@ -279,8 +280,8 @@ class _Part:
         if kind == "scan":
             constants, carried = jaxprs.scan_counts(equation.params)
             given[constants : constants + carried] = [None] * carried
-        part = _Part(inner[0], place, self._owner, self, given)
+        part = _Subprogram(inner[0], place, self._owner, self, given)
         return part.origin(inner[0].outvars[number])
 
-    def _path(self, place: Place) -> str:
+    def _path(self, place: NameStack) -> str:
         return place.path(self._owner)

@@ -114,5 +114,5 @@ def of(layer: Any) -> KeyValueCache:
             "max_length, features))` first, or pass `decode=False`."
         )
     for variable in boxes:
-        variables.check_writable(variable)
+        variables.check_write(variable)
     return KeyValueCache(*boxes)

@@ -355,7 +355,7 @@ def _call_with(
     """
     boxes = [variable for variable, _ in news]
     for variable in boxes:
-        variables.check_writable(variable)
+        variables.check_write(variable)
     with rollbacks.undone_on_failure(*boxes):
         for variable, new in news:
             # An array ref keeps its dtype, and takes no other.

@@ -28,9 +28,9 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.text import representations
 from graftree.core.variables import partitioning
 from graftree.core.variables.variables import Variable
-from graftree.transforms import remat as remats
 from graftree.transforms.control_flow import loop_bodies, scan
 from graftree.transforms.crossing import decorators
+from graftree.transforms.derivatives import grad
 
 
 class Options(NamedTuple):
@@ -138,7 +138,7 @@ def _loop(
     if options.remat:
         step.__qualname__ = "a layer of nnx.Stack"  # as messages call it
         policy = None if options.remat is True else options.remat
-        step = remats.remat(step, policy=policy, prevent_cse=False, **keeps_all)
+        step = grad.remat(step, policy=policy, prevent_cse=False, **keeps_all)
 
     def body(carry: Any, layer: Any, value: Any, arrays: Any) -> Any:
         x, objects = carry

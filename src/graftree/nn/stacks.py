@@ -28,8 +28,8 @@ from graftree.core.text import representations
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import stack_layers, stack_loops
+from graftree.transforms import maps
 from graftree.transforms.control_flow import loop_bodies, scan
-from graftree.transforms.mapped import vmap_pmap
 
 L = TypeVar("L", bound=Module)
 
@@ -173,7 +173,7 @@ class Stack(Module, Generic[L]):
             >>> stack.each(lambda layer: jnp.sum(layer.bias[...]))
             Array([0., 0., 0.], dtype=float32)
         """
-        mapped = vmap_pmap.vmap(
+        mapped = maps.vmap(
             function,
             axis_size=len(self),
             transform_metadata=_names(self.axis_name),

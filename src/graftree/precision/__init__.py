@@ -11,36 +11,17 @@
 # The files of this folder:
 #
 # - `policies.py`: which dtypes parameters, arithmetic and results have; their text.
-# - `models.py`: sets a policy in a model; `layers.py`: what that is in one layer;
-#   `applied.py`: what was set.
-# - `building.py`: a policy for the layers that are made in a context.
+# - `models.py`: sets a policy in a model, or in the layers that are made in a context;
+#   what that is in one layer, and what was set.
 # - `dynamic_scales.py`: the scale of a loss whose gradients are in float16.
-# - `reports.py`: which dtypes the operations of a program have.
-#
-# The public names are in the table below, and nothing is imported before one is used.
+# - `dtype_reports.py`: which dtypes the operations of a program have.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.precision.dtype_reports import DtypeReport as DtypeReport
+from graftree.precision.dtype_reports import report as report
+from graftree.precision.dynamic_scales import DynamicScale as DynamicScale
+from graftree.precision.models import default as default
+from graftree.precision.models import set_policy as set_policy
+from graftree.precision.policies import Policy as Policy
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "building": "default",
-    "dynamic_scales": "DynamicScale",
-    "models": "set_policy",
-    "policies": "Policy",
-    "reports": "DtypeReport report",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.precision.building import default as default
-    from graftree.precision.dynamic_scales import DynamicScale as DynamicScale
-    from graftree.precision.models import set_policy as set_policy
-    from graftree.precision.policies import Policy as Policy
-    from graftree.precision.reports import DtypeReport as DtypeReport
-    from graftree.precision.reports import report as report
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

@@ -1,24 +1,44 @@
-"""Sets the dtypes of the layers of a model."""
+"""Sets the dtypes of the layers of a model, at once or while they are made.
+
+What a layer has is in its attributes: ``dtype``, in which it computes, and
+``param_dtype``, in which its Params are stored. So a policy is nothing but these, the
+cast of the Params, and that of results; a layer made with these arguments is the same.
+
+A policy for the layers that are made in a context is set in each model when its
+outermost constructor is done, as `set_policy` would, but for what the arguments of a
+layer say. The layers inside, such as the projections of attention, are made by code of
+this library that passes all arguments: what counts there are the arguments of the outer
+one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from graftree import errors
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import paths, patterns
+from graftree.core import ownership, paths, patterns
 from graftree.core.graph import traversals
+from graftree.core.modules import containers
 from graftree.core.modules.modules import Module
-from graftree.core.objects import bookkeeping, methods
+from graftree.core.objects import bookkeeping, methods, pytrees, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.variables import variables
+from graftree.core.text import short_forms
+from graftree.core.variables import kinds, variables
+from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
-from graftree.precision import applied as descriptions
-from graftree.precision import layers, policies
-from graftree.precision.applied import Applied, Layer, UnknownLayer
+from graftree.nn import moments, reparametrization
+from graftree.nn.embed import Embed
+from graftree.precision import policies
 from graftree.precision.policies import Exceptions, Policy
 
 
@@ -91,7 +111,7 @@ def set_policy(
     parts.check_matches()
     applied = parts.apply(strict)
     if applied.unknown:
-        message = descriptions.unknown_message(applied.unknown)
+        message = unknown_message(applied.unknown)
         warnings.warn(message, errors.UnknownLayerWarning, stacklevel=2)
     return applied
 
@@ -144,7 +164,7 @@ class Parts:
         self._modules = {path: x for path, x in found if isinstance(x, Module)}
         self._modules[()] = model
         self._paths = [*self._modules]
-        self._variables = {path: x for path, x in found if layers.is_param(x)}
+        self._variables = {path: x for path, x in found if is_param(x)}
         self._known: dict[Path, Policy] = {}
         self._params = self._own_params()
         self._add_shared(model)
@@ -162,7 +182,7 @@ class Parts:
             tuple([change.unknown for change in changes if change.unknown is not None]),
         )
         if strict and applied.unknown:
-            raise ValueError(descriptions.unknown_message(applied.unknown))
+            raise ValueError(unknown_message(applied.unknown))
         _write(changes)
         return applied
 
@@ -187,10 +207,10 @@ class Parts:
         given: frozenset[str] = frozenset()
         if self._given is not None:
             given = self._given.get(id(module), given)
-        found, params = layers.settings(module, policy), self._params.get(path, [])
+        found, params = dtype_settings(module, policy), self._params.get(path, [])
         is_known, unknown, casts = "dtype" in found or not params, None, []
         if not is_known and policy.compute is not None:
-            unknown = descriptions.unknown_layer(path, module, params)
+            unknown = unknown_layer(path, module, params)
         if is_known and policy.params is not None and "param_dtype" not in given:
             casts = [(variable, policy.params) for _, variable in params]
         if "dtype" in given:
@@ -220,7 +240,7 @@ class Parts:
     def _owner(self, path: Path) -> Path:
         above = [path[:end] for end in range(len(path) - 1, 0, -1)]
         modules = self._modules
-        return next((x for x in above if layers.is_layer(modules.get(x))), ())
+        return next((x for x in above if is_layer(modules.get(x))), ())
 
     def _of(self, path: Path) -> Policy:
         """The policy of the module at a path."""
@@ -238,7 +258,7 @@ class Parts:
     def _own(self, path: Path, policy: Policy) -> Policy:
         """The policy of a module, from that of the module around it."""
         module = self._modules[path]
-        policy = layers.by_kind(module, policy)
+        policy = by_kind(module, policy)
         for is_meant, given in self._exceptions:
             if is_meant(path, module):
                 is_kept = given is policies.KEEP
@@ -305,16 +325,363 @@ def _check_writable(changes: list[_Change]) -> None:
             name = next(iter(change.settings), methods.OUTPUT_DTYPE)
             bookkeeping.check_owned(change.module, name)
         for variable, _ in change.casts:
-            variables.check_writable(variable, paths.dotted(change.path))
+            variables.check_write(variable, path=paths.dotted(change.path))
 
 
 def _write(changes: list[_Change]) -> None:
-    casts = [(x, layers.cast(x, dtype)) for c in changes for x, dtype in c.casts]
+    casts = [(x, cast(x, dtype)) for c in changes for x, dtype in c.casts]
     for change in changes:
         for name, value in change.settings.items():
-            layers.set_attribute(change.module, name, value)
+            set_attribute(change.module, name, value)
         if change.policy != policies.KEEP:
-            layers.set_output(change.module, change.policy.output)
+            set_output(change.module, change.policy.output)
     for variable, raw in casts:
         if raw is not variable.get_raw_value():
             variable.set_raw_value(raw)
+
+
+# One layer.
+
+_WRAPPERS = (reparametrization.SpectralNorm, reparametrization.WeightNorm)
+
+
+def is_layer(x: Any) -> bool:
+    """Whether it is a module that Params may belong to."""
+    return isinstance(x, Module) and not isinstance(
+        x, (containers.List, containers.Dict)
+    )
+
+
+def is_param(x: Any) -> bool:
+    """Whether it is a Variable that a policy stores in its dtype."""
+    return isinstance(x, Variable) and issubclass(kinds.kind_of(x), Param)
+
+
+def by_kind(layer: Any, policy: Policy) -> Policy:
+    """The policy of a layer, where no exception speaks of it: wide for norms."""
+    if not isinstance(layer, moments.Norm) or policy.compute is None:
+        return policy
+    wide = jnp.promote_types(policy.compute, jnp.float32)
+    output = None if wide == policy.compute else policy.compute
+    return Policy(policy.params, wide, output)
+
+
+def dtype_settings(layer: Any, policy: Policy) -> dict[str, Any]:
+    """The attributes of one layer that hold dtypes, and what they become."""
+    wanted = {"dtype": policy.compute, "param_dtype": policy.params}
+    found: dict[str, Any] = {
+        name: policies.scalar_type(dtype)
+        for name, dtype in wanted.items()
+        if dtype is not None and _has_dtype(layer, name)
+    }
+    # They store the weights of another layer in their `dtype`, if they have one.
+    if isinstance(layer, _WRAPPERS) and "dtype" in found:
+        found["dtype"] = None
+    if isinstance(layer, reparametrization.SpectralNorm):
+        found.pop("param_dtype", None)  # that of its statistics
+    return found
+
+
+def _has_dtype(layer: Any, name: str) -> bool:
+    """Whether a module has an attribute that holds a floating dtype, or ``None``."""
+    if name not in vars(layer):
+        return False
+    value = vars(layer)[name]
+    try:
+        return value is None or jnp.issubdtype(jnp.dtype(value), jnp.inexact)
+    except TypeError:
+        return False
+
+
+def set_attribute(module: Any, name: str, value: Any) -> None:
+    """Sets an attribute that holds a dtype, past all code of the class."""
+    if vars(module).get(name, Policy) is not value:
+        pytrees.store_attribute(module, name, value, False)
+
+
+def set_output(module: Any, dtype: Any) -> None:
+    """Sets to which dtype the results of a module are cast; ``None``: to none."""
+    if dtype is not None:
+        set_attribute(module, methods.OUTPUT_DTYPE, policies.scalar_type(dtype))
+    elif methods.OUTPUT_DTYPE in vars(module):
+        delattr(module, methods.OUTPUT_DTYPE)
+
+
+def cast(variable: Variable[Any], dtype: Any) -> Any:
+    """What a Variable stores, in another dtype; the same object if that is nothing."""
+    raw = variable.get_raw_value()
+    if _jax.is_ref(raw):
+        return raw if raw.dtype == dtype else _jax.new_ref(raw[...].astype(dtype))
+    if all(_in_dtype(x, dtype) is x for x in jax.tree.leaves(raw)):
+        return raw
+    return jax.tree.map(lambda x: _in_dtype(x, dtype), raw)
+
+
+def _in_dtype(x: Any, dtype: Any) -> Any:
+    is_array = isinstance(x, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))
+    if not is_array or not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == dtype:
+        return x
+    return (
+        x.update(dtype=dtype)
+        if isinstance(x, jax.ShapeDtypeStruct)
+        else x.astype(dtype)
+    )
+
+
+# What was set, and what was not, to print.
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """What a layer has now.
+
+    Attributes:
+        path: Its keys, from the model.
+        kind: The name of its class.
+        policy: Its dtypes, ``None`` where it has none of the kind.
+    """
+
+    path: Path
+    kind: str
+    policy: Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownLayer:
+    """A module with Params of its own that does not say in which dtype it computes.
+
+    Attributes:
+        path: Its keys, from the model.
+        kind: The name of its class.
+        params: Its Params, as in ``scale float32[8]``.
+    """
+
+    path: Path
+    kind: str
+    params: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """What was set; it prints as a table.
+
+    Attributes:
+        policy: The policy of the model.
+        layers: The layers that were set, in the order of the model.
+        unknown: The layers with Params but without ``dtype``, which are as they were.
+    """
+
+    policy: Policy
+    layers: tuple[Layer, ...]
+    unknown: tuple[UnknownLayer, ...]
+
+    def __str__(self) -> str:
+        parts = ("params", "compute", "output")
+        rows = []
+        for layer in self.layers:
+            cells = [str(getattr(layer.policy, part) or "-") for part in parts]
+            rows.append((paths.dotted(layer.path), layer.kind, *cells))
+        text = "\n".join(
+            short_forms.aligned(
+                [("layer", "class", *parts), *short_forms.folded_rows(rows)]
+            )
+        )
+        if self.unknown:
+            text += "\n\n" + unknown_message(self.unknown)
+        return text
+
+
+def unknown_layer(
+    path: Path, layer: Any, params: Sequence[tuple[Path, Variable[Any]]]
+) -> UnknownLayer:
+    """Describes a layer in which nothing can be set; ``params`` with their paths."""
+    told = [_told(inner[len(path) :], variable) for inner, variable in params]
+    return UnknownLayer(path, type(layer).__name__, tuple(told))
+
+
+def _told(path: Path, variable: Variable[Any]) -> str:
+    raw = variable.get_raw_value()
+    kind = f" {short_forms.describe(raw)}" if hasattr(raw, "dtype") else ""
+    return paths.dotted(path) + kind
+
+
+def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
+    """What is said of the layers in which nothing can be set."""
+    rows = [(paths.dotted(x.path), x.kind, ", ".join(x.params)) for x in unknown]
+    return errors.message(
+        "A policy can set nothing in these layers: they have Params, but no attribute "
+        "`dtype`. They are as they were.",
+        where="\n".join(short_forms.aligned(short_forms.folded_rows(rows))),
+        way_out="Give their class `dtype` and `param_dtype`, which its methods use; or "
+        'say that they are to stay: exceptions={Class: "keep"}.',
+    )
+
+
+# Layers that are being made.
+
+_NAMES = ("dtype", "param_dtype")
+_DEFAULTS = {"dtype": None, "param_dtype": jnp.float32}
+_LAYERS = "graftree.nn."
+
+
+@contextlib.contextmanager
+def default(
+    policy: str | Policy, *, exceptions: Exceptions | None = None
+) -> Iterator[None]:
+    """A context in which layers are made with the dtypes of a policy.
+
+    A model made in it is as `set_policy` would make it, but for layers that are given
+    ``dtype`` (other than ``None``) or ``param_dtype`` as arguments: these win. Random
+    numbers are drawn in float32, or in the ``param_dtype`` that a layer is given, and
+    then rounded to the dtype of ``params``: the seed gives the numbers that it gives
+    without a policy. The policy holds in this thread, also for models that ``nnx.jit``
+    makes: functions compiled before are traced anew.
+
+    Args:
+        policy: As for `set_policy`. ``output`` is for the models themselves: modules
+            that were called for, not those made in the constructor of another one, and
+            that have a ``__call__``.
+        exceptions: As for `set_policy`; paths begin at the model.
+
+    Raises:
+        TypeError: As `set_policy`.
+        ValueError: As `set_policy`; at the end of the context, if an exception matched
+            nothing.
+
+    Warns:
+        UnknownLayerWarning: When a model is made that has layers with Params but
+            without ``dtype``.
+
+    Example:
+        >>> with nnx.precision.default("params=f32, compute=bf16, output=f32"):
+        ...     model = nnx.LoRALinear(2, 3, lora_rank=1, rngs=nnx.Rngs(0))
+        >>> model.dtype is model.lora.dtype is jnp.bfloat16
+        True
+        >>> model(jnp.ones((1, 2))).dtype
+        dtype('float32')
+    """
+    builder = _Builder(policies.of_model(policy), policies.of_exceptions(exceptions))
+    key = (builder.policy, *builder.exceptions)
+    with running.made_by(builder.make), _jax.built_apart(key):
+        yield
+    builder.check_matched()
+
+
+@dataclasses.dataclass
+class _Running:
+    """A constructor that runs: its class, what it was given, and in which trace."""
+
+    kind: type
+    given: frozenset[str]
+    trace: Any
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of a layer of this library, or of one derived from it."""
+        return any(base.__module__.startswith(_LAYERS) for base in self.kind.__mro__)
+
+
+class _Builder:
+    """Makes objects, and sets the policy in those that are models."""
+
+    def __init__(self, policy: Policy, exceptions: list[tuple[Any, Policy]]) -> None:
+        self.policy = policy
+        self.exceptions = exceptions
+        self._matched: set[int] = set()
+        self._running: list[_Running] = []
+        # Kept, so that no other object gets the same number.
+        self._made: dict[int, Any] = {}
+        self._given: dict[int, frozenset[str]] = {}
+        for where, _ in exceptions:
+            patterns.to_predicate(where)
+
+    def make(
+        self,
+        cls: type,
+        build: Callable[[], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Makes an object; see `running.Maker`."""
+        outer = self._running[-1] if self._running else None
+        trace = ownership.current()
+        given = _given(cls, args, kwargs, outer)
+        self._running.append(_Running(cls, given, trace))
+        try:
+            made = build()
+        finally:
+            self._running.pop()
+        if isinstance(made, Module):
+            self._made[id(made)] = made
+            chosen = _chosen(made, is_inside=outer is not None and outer.is_ours)
+            self._given[id(made)] = given | chosen
+            if outer is None or outer.trace is not trace:
+                self._set_policy(made, is_model=outer is None and callable(made))
+        return made
+
+    def _set_policy(self, model: Any, is_model: bool) -> None:
+        policy = self.policy
+        if not is_model:
+            policy = dataclasses.replace(policy, output=None)
+        parts = Parts(model, policy, self.exceptions, self._given)
+        self._matched |= parts.matched()
+        found = parts.apply(strict=False)
+        if found.unknown:
+            # Up from here: `make`, the metaclass, the caller.
+            message = unknown_message(found.unknown)
+            warnings.warn(message, errors.UnknownLayerWarning, stacklevel=4)
+
+    def check_matched(self) -> None:
+        """Refuses an exception that matched nothing of all that was made."""
+        for number, (where, _) in enumerate(self.exceptions):
+            if number not in self._matched:
+                raise ValueError(
+                    errors.message(
+                        f"precision.default: the exception {patterns.describe(where)} "
+                        "matches no module that was made in the context.",
+                        way_out="Paths begin at the model, as in 'blocks[*].mlp'.",
+                    )
+                )
+
+
+def _given(
+    cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: _Running | None
+) -> frozenset[str]:
+    """Which dtypes a layer is given as arguments."""
+    try:
+        bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs).arguments
+    except (TypeError, ValueError):  # the constructor says what is wrong
+        return frozenset()
+    bound = bound | bound.get("kwargs", {})
+    given = {name for name in _NAMES if name in bound}
+    if bound.get("dtype") is None:
+        given.discard("dtype")
+    if outer is not None and outer.is_ours:
+        # It passes on what it was given itself, or its defaults.
+        given = {
+            name
+            for name in given
+            if name in outer.given or bound[name] != _default(outer.kind, name)
+        }
+    return frozenset(given)
+
+
+def _chosen(layer: Any, is_inside: bool) -> frozenset[str]:
+    """Which dtypes the class of a layer has chosen: they are not its defaults."""
+    if is_inside:  # a layer of ours made it, and gave it what is given
+        return frozenset()
+    found = {name: vars(layer)[name] for name in _NAMES if name in vars(layer)}
+    expected = {name: _default(type(layer), name) for name in found}
+    if isinstance(layer, Embed) and expected["dtype"] is None:
+        expected["dtype"] = layer.embedding.dtype
+    return frozenset([name for name, x in found.items() if x != expected[name]])
+
+
+def _default(cls: type, name: str) -> Any:
+    """The default of an argument of a class, or of the first base that has one."""
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            found = inspect.signature(base.__init__).parameters.get(name)
+            if found is not None and found.default is not found.empty:
+                return found.default
+    return _DEFAULTS[name]

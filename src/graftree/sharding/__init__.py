@@ -12,35 +12,16 @@ spread over processes.
 
 # The files of this folder:
 #
-# - `creation.py`: a model made directly on a mesh.
-# - `activations.py`: values placed inside of a model.
-# - `reports.py`: where each array is, and how many bytes a device holds.
-# - `misfits.py`: names, shapes and a mesh that don't go together.
-# - `hosts.py`: batches of all processes made of their parts; values read anywhere.
-#
-# The public names are in the table below, and nothing is imported before one is used.
+# - `placement.py`: values placed on a mesh: inside of a model, a model being made,
+#   batches of all processes; names, shapes and a mesh that don't go together.
+# - `placement_reports.py`: where each array is, and how many bytes a device holds.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.sharding.placement import constrain as constrain
+from graftree.sharding.placement import fetch as fetch
+from graftree.sharding.placement import global_batch as global_batch
+from graftree.sharding.placement import init as init
+from graftree.sharding.placement_reports import Report as Report
+from graftree.sharding.placement_reports import report as report
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "activations": "constrain",
-    "creation": "init",
-    "hosts": "fetch global_batch",
-    "reports": "Report report",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.sharding.activations import constrain as constrain
-    from graftree.sharding.creation import init as init
-    from graftree.sharding.hosts import fetch as fetch
-    from graftree.sharding.hosts import global_batch as global_batch
-    from graftree.sharding.reports import Report as Report
-    from graftree.sharding.reports import report as report
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

@@ -16,39 +16,19 @@ list of equal layers into an `nnx.Stack` and back; `at` makes a filter of a patt
 # - `frozen_variables.py`: parameters taken out of training, and back.
 # - `replacements.py`: sub-modules replaced by others.
 # - `stacking.py`: lists of equal layers as one `Stack`, and back.
-# - `adaptations.py`: LoRA onto layers; `adaptable_layers.py`: onto which;
-#   `lora_layers.py`: what they are then; `factors.py`: their new Variables.
-# - `merges.py`: LoRA into the kernels, or off.
-#
-# The public names are in the table below, and nothing is imported before one is used.
+# - `adaptations.py`: LoRA onto layers, into their kernels, or off again;
+#   `lora_layers.py`: onto which, what they are then, and their new Variables.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.surgery.adaptations import add_lora as add_lora
+from graftree.surgery.adaptations import merge_lora as merge_lora
+from graftree.surgery.adaptations import remove_lora as remove_lora
+from graftree.surgery.frozen_variables import Frozen as Frozen
+from graftree.surgery.frozen_variables import freeze as freeze
+from graftree.surgery.frozen_variables import unfreeze as unfreeze
+from graftree.surgery.replacements import replace as replace
+from graftree.surgery.selections import at as at
+from graftree.surgery.stacking import stack as stack
+from graftree.surgery.stacking import unstack as unstack
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "adaptations": "add_lora",
-    "merges": "merge_lora remove_lora",
-    "frozen_variables": "Frozen freeze unfreeze",
-    "replacements": "replace",
-    "selections": "at",
-    "stacking": "stack unstack",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.surgery.adaptations import add_lora as add_lora
-    from graftree.surgery.frozen_variables import Frozen as Frozen
-    from graftree.surgery.frozen_variables import freeze as freeze
-    from graftree.surgery.frozen_variables import unfreeze as unfreeze
-    from graftree.surgery.merges import merge_lora as merge_lora
-    from graftree.surgery.merges import remove_lora as remove_lora
-    from graftree.surgery.replacements import replace as replace
-    from graftree.surgery.selections import at as at
-    from graftree.surgery.stacking import stack as stack
-    from graftree.surgery.stacking import unstack as unstack
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

@@ -7,16 +7,24 @@ shared, and the checkpoints of the plain model still fit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from graftree import _jax
 from graftree.annotations import Dtype, Initializer, Path
+from graftree.core import paths, patterns
 from graftree.core.rng.streams import Rngs
+from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import lora
 from graftree.nn.support import parameters, rollbacks
-from graftree.surgery import adaptable_layers, selections
-from graftree.surgery.factors import Factors
-from graftree.surgery.lora_layers import LowRank
+from graftree.surgery import frozen_variables, lora_layers, selections
+from graftree.surgery.lora_layers import Factors, LowRank
+from graftree.surgery.selections import ModelPart
 
 
 def add_lora(
@@ -82,38 +90,200 @@ def add_lora(
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"{call} expects a positive integer as `rank`, got {rank!r}.")
     found = selections.find(model, where, f"{call}: where", what="layer")
-    adaptable_layers.check(model, found, call)
-    adaptable_layers.check_owned(found)
+    lora_layers.check(model, found, call)
+    lora_layers.check_owned(found)
     scale = 1.0 if alpha is None else alpha / rank
+    streams = [rngs.params] if isinstance(rngs, Rngs) else []
     made = []
-    with rollbacks.undone_on_failure(*_streams(rngs)):
+    with rollbacks.undone_on_failure(*streams):
         for _, layer in found:
             keys = parameters.draw_key(rngs), parameters.draw_key(rngs)
             dtype = layer.param_dtype if param_dtype is None else param_dtype
             factors = Factors(layer, rank, dtype, param_type)
-            a = factors.a(keys[0], a_initializer)
-            b = factors.b(keys[1], b_initializer)
-            made.append(_low_rank(layer, a, b, scale, dtype))
+            pair = factors.made(keys, (a_initializer, b_initializer))
+            made.append(LowRank(layer, *pair, scale=scale, param_dtype=dtype))
     for (_, layer), adaptation in zip(found, made, strict=True):
-        layer.__class__ = adaptable_layers.KINDS[type(layer)].adapted
+        layer.__class__ = lora_layers.ADAPTABLE[type(layer)].adapted
         layer.lora = adaptation
     return [path for path, _ in found]
 
 
-def _streams(rngs: Any) -> list[Any]:
-    """The streams from which keys are drawn."""
-    return [rngs.params] if isinstance(rngs, Rngs) else []
+def merge_lora(model: Any, where: Any = ...) -> list[Path]:
+    """Adds what low-rank adaptations learned to the kernels, in place.
+
+    Each kernel becomes ``kernel + scale * lora_a @ lora_b``, computed in float32 or
+    wider, in its own dtype; the layer is what it was before `add_lora`. Layers made as
+    `nnx.LoRALinear` become Linear.
+
+    Args:
+        model: A Module, or another object or container of layers.
+        where: The parts of the model in which the layers are: a pattern of paths, a
+            class, a function of path and module, or a list of these.
+
+    Returns:
+        The paths of the layers, of each the first.
+
+    Raises:
+        ValueError: If no layer there has LoRA; or if the kernel of one is shared, which
+            would change others, or is not what the layer computes with; or, outside of
+            transforms, if a sum is not finite in the dtype of the kernel. Then nothing
+            has changed.
+        TypeError: If ``model`` or ``where`` have the wrong type.
+        TraceContextError: If another trace owns one of the layers.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> paths = nnx.surgery.add_lora(model, nnx.Linear, rank=1, rngs=nnx.Rngs(1))
+        >>> model.layers[0].lora.lora_b[...] += 1.0
+        >>> x = jnp.ones((1, 2))
+        >>> before = model(x)
+        >>> nnx.surgery.merge_lora(model)
+        [('layers', 0)]
+        >>> type(model.layers[0]).__name__, bool(jnp.allclose(model(x), before))
+        ('Linear', True)
+    """
+    call = "nnx.surgery.merge_lora"
+    found = _adapted(model, where, call)
+    _check_mergeable(model, found, call)
+    lora_layers.check_owned(found)
+    kernels = [lora_layers.kernel_of(layer) for _, layer in found]
+    merged = {id(layer): _merged(layer) for _, layer in found}
+    _check_finite(found, merged, call)
+    variables.write_all(kernels, [*merged.values()])
+    _take_off(found)
+    return [path for path, _ in found]
 
 
-def _low_rank(layer: Any, a: Any, b: Any, scale: float, dtype: Dtype) -> LowRank:
-    _, in_sizes, out_sizes = adaptable_layers.sizes_of(layer)
-    is_matrix = len(in_sizes) == len(out_sizes) == 1
-    return LowRank(
-        a,
-        b,
-        scale=scale,
-        in_features=in_sizes[0] if is_matrix else in_sizes,
-        out_features=out_sizes[0] if is_matrix else out_sizes,
-        dtype=layer.dtype,
-        param_dtype=dtype,
+def remove_lora(model: Any, where: Any = ...) -> list[Path]:
+    """Takes low-rank adaptations off, in place, and forgets what they learned.
+
+    Args:
+        model: A Module, or another object or container of layers.
+        where: The parts of the model in which the layers are, as for `merge_lora`.
+
+    Returns:
+        The paths of the layers, of each the first.
+
+    Raises:
+        ValueError: If no layer there has LoRA.
+        TypeError: If ``model`` or ``where`` have the wrong type.
+        TraceContextError: If another trace owns one of the layers.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> paths = nnx.surgery.add_lora(model, nnx.Linear, rank=1, rngs=nnx.Rngs(1))
+        >>> nnx.surgery.remove_lora(model)
+        [('layers', 0)]
+        >>> list(nnx.state(model.layers[0]))
+        ['bias', 'kernel']
+    """
+    found = _adapted(model, where, "nnx.surgery.remove_lora")
+    lora_layers.check_owned(found)
+    _take_off(found)
+    return [path for path, _ in found]
+
+
+def _take_off(layers: Sequence[ModelPart]) -> None:
+    for _, layer in layers:
+        del layer.lora
+        layer.__class__ = lora_layers.PLAIN[type(layer)]
+
+
+def _adapted(model: Any, where: Any, call: str) -> list[ModelPart]:
+    """The layers with LoRA in the selected parts of a model."""
+    selections.check_model(model, call)
+    inside = selections.inside(model, where, call)
+    found = [part for part in inside if type(part.value) in lora_layers.PLAIN]
+    own = {id(layer.lora) for _, layer in found}
+    others = [part for part in inside if isinstance(part.value, lora.LoRA)]
+    selections.refuse(
+        others,
+        lambda x: None if id(x) in own else type(x).__name__,
+        f"{call}: LoRA that belongs to no layer that it knows.",
+        "Select by `where` what nnx.surgery.add_lora changed.",
     )
+    if not found:
+        there = "the model" if where is ... else patterns.describe(where)
+        raise ValueError(f"{call}: no layer in {there} has LoRA.")
+    return found
+
+
+def _check_mergeable(model: Any, layers: Sequence[ModelPart], call: str) -> None:
+    """Raises unless all adaptations can be merged."""
+    places = selections.places_of(model)
+    wrapped = selections.ids_overwritten(model)
+    selections.refuse(
+        layers,
+        lambda x: _reason_to_keep(x, places, id(x) in wrapped),
+        f"{call}: some adaptations can't be merged.",
+        "Leave them as they are by `where`, or give the layer a kernel of its own: "
+        "layer.kernel = nnx.clone(layer.kernel).",
+    )
+
+
+def _reason_to_keep(
+    layer: Any, places: Mapping[int, list[Path]], is_wrapped: bool
+) -> str | None:
+    """Why an adaptation can't be merged, if it can't."""
+    kernel = lora_layers.kernel_of(layer)
+    cls = type(kernel)
+    if len(places[id(kernel)]) > 1:
+        listed = ", ".join(map(paths.dotted, places[id(kernel)]))
+        return f"its kernel is shared: {listed}"
+    if is_wrapped:
+        return "SpectralNorm or WeightNorm overwrites its weights in each call"
+    if behaviour := frozen_variables.own_behaviour(cls):
+        return f"its kernel, a {cls.__name__}, has behaviour of its own: {behaviour}"
+    if "on_get_value" in variables.metadata_of(kernel):
+        return "its kernel has a hook `on_get_value`"
+    if values.is_stand_in(kernel.get_raw_value()):
+        return "its kernel is abstract"
+    if not getattr(layer.lora, "adapts_attend", True):
+        return "its `attend` is not adapted, but would be; lora.adapts_attend = True"
+    return None
+
+
+def _check_finite(
+    layers: Sequence[ModelPart], merged: Mapping[int, Any], call: str
+) -> None:
+    """Raises if a finite kernel would no longer be one; of tracers nobody knows."""
+
+    def reason_against(layer: Any) -> str | None:
+        new = merged[id(layer)]
+        if isinstance(new, _jax.Tracer):
+            return None
+        kernel = lora_layers.kernel_of(layer)[...]
+        lost = int(jnp.sum(jnp.isfinite(kernel) & ~jnp.isfinite(new)))
+        most = float(jnp.finfo(new.dtype).max)
+        words = f"{lost} of {new.size} numbers are no longer finite in {new.dtype}"
+        return f"{words}, whose largest is {most:g}" if lost else None
+
+    selections.refuse(
+        layers,
+        reason_against,
+        f"{call}: some kernels would overflow. Nothing has changed.",
+        "Give these a wider dtype first: kernel.set_value(kernel[...].astype("
+        "jnp.float32)). If the adaptation has such numbers itself, use an older one.",
+    )
+
+
+def _merged(layer: Any) -> jax.Array:
+    """The kernel with its adaptation; its dtype and sharding stay."""
+    kernel = jnp.asarray(lora_layers.kernel_of(layer)[...])
+    # JAX promotes no float8.
+    is_tiny = kernel.dtype.itemsize == 1
+    wide = jnp.float32 if is_tiny else jnp.promote_types(kernel.dtype, jnp.float32)
+    a, b = (x[...].astype(wide) for x in (layer.lora.lora_a, layer.lora.lora_b))
+    _, in_sizes, out_sizes = lora_layers.sizes_of(layer)
+    apart = kernel.shape[: kernel.ndim - len(in_sizes) - len(out_sizes)]
+    rank = a.shape[-1]
+    a, b = a.reshape(*apart, -1, rank), b.reshape(*apart, rank, -1)
+    change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    scale = getattr(layer.lora, "scale", 1.0)
+    merged = kernel.astype(wide) + scale * change.reshape(kernel.shape)
+    merged = merged.astype(kernel.dtype)
+    if isinstance(merged, _jax.Tracer) or not isinstance(
+        kernel.sharding, NamedSharding
+    ):
+        return merged
+    return jax.device_put(merged, kernel.sharding)

@@ -9,7 +9,6 @@ another model don't reach it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from graftree.core.variables import values, variables
 from graftree.core.variables.kinds import BatchStat, Cache, Intermediate, Param
 from graftree.core.variables.variables import A, Variable
 from graftree.surgery import selections
-from graftree.surgery.selections import Part
+from graftree.surgery.selections import ModelPart
 from graftree.training.optimizers import OptState
 
 _TYPE = variable_metadata.FROZEN_TYPE
@@ -124,7 +123,7 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     """
     selections.check_model(model, "nnx.surgery.freeze")
     predicate = filters.to_predicate(filter)
-    inside = _inside(model, where, "nnx.surgery.freeze: where")
+    inside = _inside(model, where, "nnx.surgery.freeze")
     chosen = [
         part
         for part in inside
@@ -133,7 +132,13 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     if not chosen:
         raise _nothing("freeze", filter, inside)
     overwritten = selections.ids_overwritten(model)
-    _refuse(chosen, lambda x: _reason_against(x, id(x) in overwritten))
+    selections.refuse(
+        chosen,
+        lambda x: _reason_against(x, id(x) in overwritten),
+        "nnx.surgery.freeze: some of the selected Variables can't be frozen.",
+        "Leave them out, for example by nnx.All(nnx.Param, ...) as the filter, or by "
+        "`where`; or select what to train by the filter of the optimizer.",
+    )
     for path, variable in chosen:
         variables.check_owned(variable, paths.dotted(path))
     for _, variable in chosen:
@@ -169,7 +174,7 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
     """
     selections.check_model(model, "nnx.surgery.unfreeze")
     predicate = filters.to_predicate(filter)
-    inside = _inside(model, where, "nnx.surgery.unfreeze: where")
+    inside = _inside(model, where, "nnx.surgery.unfreeze")
     chosen = [
         part
         for part in inside
@@ -185,18 +190,10 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
     return [path for path, _ in chosen]
 
 
-def _inside(model: Any, where: Any, call: str) -> list[Part]:
+def _inside(model: Any, where: Any, call: str) -> list[ModelPart]:
     """The Variables in the selected parts of a model."""
-    every = [part for part in selections.parts_of(model) if _is_variable(part)]
-    if where is ...:
-        return every
-    found = selections.find(model, where, call, among=lambda x: True, what="part")
-    below = selections.variables_below(found)
-    return [part for part in every if id(part.value) in below]
-
-
-def _is_variable(part: Part) -> bool:
-    return selections.is_variable(part.value)
+    found = selections.inside(model, where, call)
+    return [part for part in found if selections.is_variable(part.value)]
 
 
 def _turn_into(variable: Any, cls: Any, entries: Any) -> None:
@@ -213,7 +210,7 @@ def _thawed(variable: Variable[Any]) -> Variable[Any]:
     return variables.rebuild(cls, variable.get_raw_value(), HashableMapping(entries))
 
 
-def _nothing(function: str, filter_: Filter, inside: list[Part]) -> ValueError:
+def _nothing(function: str, filter_: Filter, inside: list[ModelPart]) -> ValueError:
     frozen = sum(isinstance(part.value, Frozen) for part in inside)
     kinds = sorted({type(part.value).__name__ for part in inside} - {Frozen.__name__})
     found = f"{len(inside)} Variables, {frozen} of them frozen"
@@ -228,23 +225,6 @@ def _nothing(function: str, filter_: Filter, inside: list[Part]) -> ValueError:
 
 
 # What can't be frozen.
-
-
-def _refuse(
-    chosen: Iterable[Part], reason_against: Callable[[Any], str | None]
-) -> None:
-    found = [(path, reason_against(variable)) for path, variable in chosen]
-    refused = [f"{paths.dotted(path)}: {reason}" for path, reason in found if reason]
-    if refused:
-        raise ValueError(
-            errors.message(
-                "nnx.surgery.freeze: some of the selected Variables can't be frozen.",
-                where="\n".join(refused),
-                way_out="Leave them out, for example by nnx.All(nnx.Param, ...) as the "
-                "filter, or by `where`; or select what to train by the filter of the "
-                "optimizer.",
-            )
-        )
 
 
 _NO_PARAMETERS = (BatchStat, Cache, Intermediate, OptState, RngState)

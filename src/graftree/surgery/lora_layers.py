@@ -1,4 +1,4 @@
-"""Layers with a low-rank adaptation: what `add_lora` makes of layers.
+"""Layers with a low-rank adaptation: onto which it goes, and what they are then.
 
 Each is a layer of the kind that it was, with the same Variables at the same paths, and
 one more attribute, ``lora``. Its kernel counts as ``kernel + scale * lora_a @ lora_b``,
@@ -9,33 +9,42 @@ computed from left to right, so that the product of the two is never made:
     LinearGeneral    [*batch, *in, rank]         [*batch, rank, *out]
     Conv             [*kernel_size, in, rank]    [rank, out]
     Embed            [num_embeddings, rank]      [rank, features]
+
+In front of these are leading axes, those of a `Stack`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from graftree.annotations import Dtype
+from graftree import _jax
+from graftree.annotations import Dtype, Initializer, Path
+from graftree.core import paths
+from graftree.core.objects import bookkeeping
+from graftree.core.variables import metadata as variable_metadata
+from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, embed, linear, lora
 from graftree.nn.support import arguments, computation
+from graftree.surgery import selections
+from graftree.surgery.selections import ModelPart
 
 
 class LowRank(lora.LoRA):
     """The low-rank part of a layer: two Variables and a scale.
 
     Args:
+        layer: The layer.
         lora_a: The Variable that meets the inputs.
         lora_b: The Variable that gives the outputs.
         scale: A factor, ``alpha / rank``.
-        in_features: That of the layer.
-        out_features: That of the layer.
-        dtype: The dtype of the computation; ``None``: inferred.
         param_dtype: The dtype in which the Variables are stored.
 
     Attributes:
@@ -44,20 +53,20 @@ class LowRank(lora.LoRA):
 
     def __init__(
         self,
+        layer: Any,
         lora_a: Variable[Any],
         lora_b: Variable[Any],
         *,
         scale: float,
-        in_features: Any,
-        out_features: Any,
-        dtype: Dtype | None,
         param_dtype: Dtype,
     ):
-        self.in_features = in_features
-        self.out_features = out_features
+        _, ins, outs = sizes_of(layer)
+        is_matrix = len(ins) == len(outs) == 1
+        self.in_features = ins[0] if is_matrix else ins
+        self.out_features = outs[0] if is_matrix else outs
         self.scale = scale
         self.adapts_attend = True
-        self.dtype = dtype
+        self.dtype = layer.dtype
         self.param_dtype = param_dtype
         self.promote_dtype = computation.promote_dtype
         self.lora_a = lora_a
@@ -203,3 +212,205 @@ class LoRAEmbed(embed.Embed):
     def _change_of_scores(self, query: Any, **options: Any) -> jax.Array:
         x, a, b = self.lora.operands(query)
         return _chained(x, b.T, a.T, (x.ndim - 1,), 0, **options)
+
+
+# The sizes of the batch axes, of those that meet the inputs, and of the outputs.
+Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class Adaptable(NamedTuple):
+    """How a class of layers is adapted.
+
+    Attributes:
+        adapted: The class that a layer gets.
+        axes: ``layer -> (batch sizes, in sizes, out sizes)`` of the kernel.
+        kernel: The name of its kernel.
+    """
+
+    adapted: type
+    axes: Callable[[Any], Sizes]
+    kernel: str = "kernel"
+
+
+def _of_general(layer: Any) -> Sizes:
+    batch = tuple(layer.batch_axis[axis] for axis in sorted(layer.batch_axis))
+    return batch, layer.in_features, layer.out_features
+
+
+ADAPTABLE: dict[type, Adaptable] = {
+    linear.Linear: Adaptable(
+        LoRALinear, lambda x: ((), (x.in_features,), (x.out_features,))
+    ),
+    linear.LinearGeneral: Adaptable(LoRALinearGeneral, _of_general),
+    conv.Conv: Adaptable(
+        LoRAConv, lambda x: ((), tuple(x.kernel_shape[:-1]), (x.out_features,))
+    ),
+    embed.Embed: Adaptable(
+        LoRAEmbed, lambda x: ((), (x.num_embeddings,), (x.features,)), "embedding"
+    ),
+}
+# The classes that layers have with LoRA, and those that they get back.
+PLAIN: dict[type, type] = {x.adapted: plain for plain, x in ADAPTABLE.items()}
+PLAIN[lora.LoRALinear] = linear.Linear
+
+
+def is_adapted(layer: Any) -> bool:
+    """Whether `add_lora` has adapted a layer."""
+    return type(layer) in PLAIN and type(layer) is not lora.LoRALinear
+
+
+def plain_of(layer: Any) -> type:
+    """The class of a layer, or that which it had without LoRA."""
+    return PLAIN.get(type(layer), type(layer))
+
+
+def is_adaptable(layer: Any) -> bool:
+    """Whether it is of a class that is, or can be, adapted."""
+    return plain_of(layer) in ADAPTABLE
+
+
+def kernel_of(layer: Any) -> Variable[Any]:
+    """The kernel of a layer, with or without LoRA."""
+    return getattr(layer, ADAPTABLE[plain_of(layer)].kernel)
+
+
+def sizes_of(layer: Any) -> Sizes:
+    """The sizes of the axes of its kernel, but for leading ones."""
+    return ADAPTABLE[plain_of(layer)].axes(layer)
+
+
+def _reason_against(layer: Any, is_wrapped: bool) -> str | None:
+    """Why a layer can't be adapted, if it can't."""
+    cls = type(layer)
+    if cls not in ADAPTABLE:
+        return _reason_against_class(cls)
+    name, kernel = ADAPTABLE[cls].kernel, kernel_of(layer)
+    expected = tuple(size for sizes in sizes_of(layer) for size in sizes)
+    shape = getattr(kernel, "shape", ())
+    if hasattr(layer, "lora"):
+        return f"this {cls.__name__} has an attribute `lora`"
+    if not isinstance(kernel, Variable) or tuple(shape[-len(expected) :]) != expected:
+        return f"its {name} is {shape}, and not {expected}"
+    if is_wrapped:
+        return "SpectralNorm or WeightNorm overwrites its weights in each call"
+    if cls is conv.Conv and layer.feature_group_count != 1:
+        return f"a Conv with feature_group_count={layer.feature_group_count}"
+    if cls is conv.Conv and layer.mask is not None:
+        return "a Conv with a mask"
+    return None
+
+
+def _reason_against_class(cls: type) -> str:
+    if cls in PLAIN or issubclass(cls, lora.LoRA):
+        return f"{cls.__name__} has LoRA already"
+    if issubclass(cls, tuple(ADAPTABLE)):
+        return f"{cls.__name__} is a subclass, which may compute something else"
+    return f"{cls.__name__} has no kernel that can be adapted"
+
+
+def check(model: Any, layers: Sequence[tuple[Path, Any]], call: str) -> None:
+    """Raises a ValueError unless all of the selected parts can be adapted."""
+    wrapped = selections.ids_overwritten(model)
+    known = ", ".join(sorted(cls.__name__ for cls in ADAPTABLE))
+    selections.refuse(
+        layers,
+        lambda x: _reason_against(x, id(x) in wrapped),
+        f"{call}: some of what is selected can't be adapted.",
+        f"Select layers of the classes {known}, for example by "
+        "nnx.All(nnx.Linear, nnx.surgery.at('blocks.**')).",
+    )
+
+
+def check_owned(layers: Sequence[ModelPart]) -> None:
+    """Raises unless the current trace may change all of the layers."""
+    for path, layer in layers:
+        bookkeeping.check_owned(layer, paths.dotted(path))
+
+
+# The metadata of a kernel that its factors have too.
+_INHERITED = frozenset(
+    {"out_sharding", "mesh", "sharding_rules", *variable_metadata.REQUIRED}
+)
+
+
+class Factors:
+    """Makes both Variables for a layer.
+
+    Args:
+        layer: The layer, which can be adapted.
+        rank: The rank of the adaptation.
+        dtype: The dtype of the Variables.
+        kind: Their class.
+    """
+
+    def __init__(self, layer: Any, rank: int, dtype: Dtype, kind: Any) -> None:
+        self._kernel = kernel_of(layer)
+        self._dtype = dtype
+        self._kind = kind
+        _, in_sizes, out_sizes = sizes_of(layer)
+        shape = tuple(self._kernel.shape)
+        self._apart = shape[: len(shape) - len(in_sizes) - len(out_sizes)]
+        self._num_inputs = len(in_sizes)
+        self._sizes = (*in_sizes, rank), (rank, *out_sizes)
+        rows, columns = math.prod(in_sizes), math.prod(out_sizes)
+        self._flat = (rows, rank), (rank, columns)
+
+    def made(
+        self, keys: Sequence[jax.Array], initializers: Sequence[Initializer]
+    ) -> list[Variable[Any]]:
+        """Makes ``lora_a`` and ``lora_b``."""
+        pairs = enumerate(zip(keys, initializers, strict=True))
+        return [self._placed(i, self._initial(i, *pair)) for i, pair in pairs]
+
+    def _initial(self, number: int, key: jax.Array, initializer: Initializer) -> Any:
+        shape, flat = (*self._apart, *self._sizes[number]), self._flat[number]
+
+        def make(key: jax.Array) -> jax.Array:
+            if not self._apart:
+                return jnp.reshape(initializer(key, flat, self._dtype), shape)
+            keys = jax.random.split(key, math.prod(self._apart))
+            made = jax.vmap(lambda key: initializer(key, flat, self._dtype))(keys)
+            return jnp.reshape(made, shape)
+
+        is_abstract = values.is_stand_in(self._kernel.get_raw_value())
+        return jax.eval_shape(make, key) if is_abstract else make(key)
+
+    def _placed(self, number: int, value: Any) -> Variable[Any]:
+        """A Variable with the annotation of the kernel, where the kernel is."""
+        given = variables.metadata_of(self._kernel)
+        entries = {name: given[name] for name in given if name in _INHERITED}
+        if "out_sharding" in entries:
+            entries["out_sharding"] = self._part(number, entries["out_sharding"])
+        own = getattr(self._kernel.get_value(), "sharding", None)
+        if isinstance(own, NamedSharding) and not isinstance(value, _jax.Tracer):
+            value = _moved(value, self._part(number, own))
+        elif entries.get("mesh") or not jax.sharding.get_abstract_mesh().empty:
+            return self._kind(value, **entries)
+        # It is where the kernel is. There may be no mesh now, by which to place it.
+        eager = entries.pop("eager_sharding")
+        variable = self._kind(value, **entries, eager_sharding=False)
+        variable.set_metadata(eager_sharding=eager)
+        return variable
+
+    def _part(self, number: int, annotation: Any) -> Any:
+        """What an annotation of the kernel says of the axes that one of the two has."""
+        if isinstance(annotation, NamedSharding):
+            spec = self._part(number, annotation.spec)
+            return NamedSharding(annotation.mesh, spec)
+        if not isinstance(annotation, (tuple, list, PartitionSpec)) or not annotation:
+            return annotation if isinstance(annotation, PartitionSpec) else None
+        missing = len(self._kernel.shape) - len(annotation)
+        entries = (*annotation, *[None] * missing)
+        inputs = len(self._apart) + self._num_inputs
+        parts = (
+            (*entries[:inputs], None),
+            (*entries[: len(self._apart)], None, *entries[inputs:]),
+        )
+        is_spec = isinstance(annotation, PartitionSpec)
+        return PartitionSpec(*parts[number]) if is_spec else parts[number]
+
+
+def _moved(value: Any, sharding: NamedSharding) -> Any:
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return value.update(sharding=sharding)
+    return jax.device_put(value, sharding)

@@ -21,7 +21,7 @@ from graftree.core.objects import attributes, bookkeeping, classes, pytrees
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.pytrees import Pytree
 from graftree.surgery import selections
-from graftree.surgery.selections import Part
+from graftree.surgery.selections import ModelPart
 
 
 def replace(model: Any, where: Any, by: Any) -> list[Path]:
@@ -90,7 +90,7 @@ def replace(model: Any, where: Any, by: Any) -> list[Path]:
     return [path for path, x in found if new[id(x)] is not x]
 
 
-def check_separate(model: Any, found: list[Part], call: str) -> None:
+def check_separate(model: Any, found: list[ModelPart], call: str) -> None:
     """Raises if the model itself is selected, or one module inside of another."""
     selected = {id(x): path for path, x in found}
     if id(model) in selected:
@@ -115,7 +115,7 @@ def _is_in(part: Any, x: Any) -> bool:
     return any(value is part for _, value in selections.parts_of(x))
 
 
-def _check_new(found: list[Part], new: Mapping[int, Any]) -> None:
+def _check_new(found: list[ModelPart], new: Mapping[int, Any]) -> None:
     for path, x in found:
         if new[id(x)] is None or isinstance(new[id(x)], (list, tuple, dict)):
             raise ValueError(
@@ -125,7 +125,7 @@ def _check_new(found: list[Part], new: Mapping[int, Any]) -> None:
             )
 
 
-def put_in(model: Any, found: list[Part], new: Mapping[int, Any]) -> None:
+def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
     """Puts others in the place of some parts, by the identity of these.
 
     Args:

@@ -7,11 +7,13 @@ predicates see the first path only.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns, walks
+from graftree.core import paths, patterns, walks
 from graftree.core.graph import nodes
 from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.patterns import Pattern, Progress
@@ -45,7 +47,7 @@ def at(pattern: str) -> Pattern:
     return Pattern(pattern)
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """A part of a model, and the first path to it."""
 
     path: Path
@@ -61,7 +63,7 @@ def check_model(model: Any, call: str) -> None:
         )
 
 
-def parts_of(root: Any, *, without: Container[int] = ()) -> list[Part]:
+def parts_of(root: Any, *, without: Container[int] = ()) -> list[ModelPart]:
     """All nodes and Variables of an object, itself first.
 
     What is in those with the identities ``without`` is left out, unless there are other
@@ -74,15 +76,20 @@ def parts_of(root: Any, *, without: Container[int] = ()) -> list[Part]:
             return None
         return [] if id(x) in without else _below(x)
 
-    return [Part(path, x) for path, x in walks.walk(root, below)]
+    return [ModelPart(path, x) for path, x in walks.walk(root, below)]
 
 
-def references(root: Any) -> Iterator[Part]:
-    """All places of Variables: the first path to what refers to one, and the key."""
+def places_of(root: Any) -> dict[int, list[Path]]:
+    """All places of each Variable, by its identity.
+
+    A place is the first path to what refers to it, and the key.
+    """
+    found: dict[int, list[Path]] = collections.defaultdict(list)
     for path, part in parts_of(root):
         for key, value in _below(part):
             if is_variable(value):
-                yield Part((*path, key), value)
+                found[id(value)].append((*path, key))
+    return found
 
 
 def _below(x: Any) -> list[tuple[Any, Any]]:
@@ -115,7 +122,7 @@ def find(
     *,
     among: Callable[[Any], bool] = is_module,
     what: str = "module",
-) -> list[Part]:
+) -> list[ModelPart]:
     """The parts that are selected.
 
     Args:
@@ -170,9 +177,41 @@ def _matched(root: Any, pattern: Pattern) -> Iterator[Any]:
             yield x
 
 
-def variables_below(parts: Iterable[Part]) -> set[int]:
-    """The identities of the Variables in some parts."""
-    return {id(x) for part in parts for _, x in parts_of(part.value) if is_variable(x)}
+def inside(root: Any, where: Any, call: str) -> list[ModelPart]:
+    """The parts that are selected and all that is in them; ``...`` selects everything.
+
+    Args:
+        root: The model.
+        where: As for `find`.
+        call: The function that was called, for messages.
+    """
+    every = parts_of(root)
+    if where is ...:
+        return every
+    found = find(root, where, f"{call}: where", among=lambda x: True, what="part")
+    ids = {id(x) for _, part in found for _, x in parts_of(part)}
+    return [part for part in every if id(part.value) in ids]
+
+
+def refuse(
+    parts: Iterable[tuple[Path, Any]],
+    reason_against: Callable[[Any], str | None],
+    what: str,
+    way_out: str,
+) -> None:
+    """Raises a ValueError if there is a reason against one of some parts.
+
+    Args:
+        parts: The parts.
+        reason_against: Says why a part is refused, if it is.
+        what: The first line of the message.
+        way_out: Its last lines.
+    """
+    found = [(path, reason_against(x)) for path, x in parts]
+    refused = [f"{paths.dotted(path)}: {reason}" for path, reason in found if reason]
+    if refused:
+        where = "\n".join(refused)
+        raise ValueError(errors.message(what, where=where, way_out=way_out))
 
 
 _OVERWRITING = (reparametrization.SpectralNorm, reparametrization.WeightNorm)

@@ -21,7 +21,7 @@ from graftree.core.variables import variables
 from graftree.nn import stack_layers, stacks
 from graftree.nn.stacks import Stack
 from graftree.surgery import replacements, selections
-from graftree.transforms import shape_eval
+from graftree.transforms import recordings
 
 
 def stack(
@@ -143,7 +143,7 @@ def _stack_of(
         )
 
     # Abstract: else the values of the first layer would be there once per layer.
-    stack = shape_eval.eval_shape(make)
+    stack = recordings.eval_shape(make)
     # Values only: annotations know of the axis already.
     states = [pure_dicts.as_pure(functional.state(layer)) for layer in layers]
     stacked = functools.partial(stack_layers.stacked, axis_name)

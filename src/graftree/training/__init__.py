@@ -1,7 +1,7 @@
 """What a training loop needs besides the model.
 
 - ``optimizers.py``: an Optax transformation together with its state.
-- ``misfits.py``: errors for an optimizer, model and gradients that do not match.
+- ``step_checks.py``: errors for an optimizer, model and gradients that do not match.
 - ``metrics.py``: running statistics over batches.
 - ``ema.py``: exponential moving averages of Variables.
 - ``train_states.py``: skeleton, params and optimizer state as one immutable pytree.

@@ -21,7 +21,7 @@ from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
 from graftree.core.variables import sharding
 from graftree.core.variables.variables import Variable
-from graftree.training import misfits
+from graftree.training import step_checks
 
 M = TypeVar("M")
 
@@ -94,7 +94,7 @@ class EMA(pytrees.Pytree):
             0.5
         """
         newest = functional.state(updates, self.filter, graph=self.graph)
-        misfits.check_shapes(*map(pure_dicts.as_pure, (self.params, newest)))
+        step_checks.check_shapes(*map(pure_dicts.as_pure, (self.params, newest)))
         averages, structure = jax.tree.flatten(self.params, is_leaf=_is_variable)
         newest = pure_dicts.as_pure(structure.flatten_up_to(newest))
         values = [

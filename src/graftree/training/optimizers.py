@@ -30,7 +30,7 @@ from graftree.core.states import pure_dicts, states
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
-from graftree.training import misfits
+from graftree.training import step_checks
 
 if TYPE_CHECKING:
     import optax
@@ -208,9 +208,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
                 "Missing required argument `wrt` of nnx.Optimizer: the filter of what "
                 f"to optimize, passed by keyword, e.g. wrt=nnx.Param.\n{_OLD_USE}"
             )
-        misfits.check_transformation(tx)
+        step_checks.check_transformation(tx)
         params = functional.state(model, wrt, graph=graph)
-        misfits.warn_of_nothing(params, wrt)
+        step_checks.warn_of_nothing(params, wrt)
         self.graph = graph
         self.step = OptState(jnp.array(0, dtype=jnp.uint32))
         self.tx = tx
@@ -264,14 +264,14 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         """
         model = _required("model", model, kwargs)
         grads = _required("grads", grads, kwargs)
-        misfits.check_order(model, grads)
+        step_checks.check_order(model, grads)
         params = _Boxes(functional.state(model, self.wrt, graph=self.graph))
         pure_grads = pure_dicts.as_pure(
             functional.state(grads, self.wrt, graph=self.graph)
         )
-        misfits.check_same_paths(params.pure, pure_grads, self.wrt)
-        selected = misfits.selected_by(self.wrt)
-        misfits.check_gradients(params.pure, pure_grads, selected)
+        step_checks.check_same_paths(params.pure, pure_grads, self.wrt)
+        selected = step_checks.selected_by(self.wrt)
+        step_checks.check_gradients(params.pure, pure_grads, selected)
         opt_state = _Boxes(self.opt_state)
         try:
             updates, new_opt_state = self.tx.update(
@@ -281,9 +281,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
                 **pure_dicts.as_pure(kwargs),
             )
         except (TypeError, ValueError) as error:
-            misfits.explain_failure(self.tx, params.pure, opt_state.pure, error)
+            step_checks.explain_failure(self.tx, params.pure, opt_state.pure, error)
             raise
-        misfits.check_updates(params.pure, updates)
+        step_checks.check_updates(params.pure, updates)
         new_params = params.kept(apply_updates(params.pure, updates))
         new_opt_state = opt_state.kept(new_opt_state)
         self._write(model, params, new_params, opt_state, new_opt_state)
@@ -306,7 +306,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             [*param_values, *values, step],
         )
         for variable in boxes:
-            variables.check_writable(variable)
+            variables.check_write(variable)
         if bare_params is not None:
             bare = states.filter_state(bare_params, filters.Not(Variable))
             updates.update(model, bare)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states import pure_dicts
 from graftree.core.states.states import State
-from graftree.training import misfits, optimizers
+from graftree.training import optimizers, step_checks
 
 if TYPE_CHECKING:
     import optax
@@ -197,7 +197,7 @@ class TrainState(_FrozenPytree, Generic[M]):
             2.0
         """
         params, given = map(pure_dicts.as_pure, (self.params, grads))
-        misfits.check_gradients(params, given, "of the TrainState")
+        step_checks.check_gradients(params, given, "of the TrainState")
         updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
         return self.replace(
             params=optimizers.apply_updates(self.params, updates),

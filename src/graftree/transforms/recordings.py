@@ -1,9 +1,15 @@
-"""Programs recorded to be looked at: any function, any arguments, nothing is written.
+"""Functions seen through the programs that JAX records of them.
 
-For tools that read what JAX records. Arguments that are neither arrays nor objects are
-constants, whatever they are; of the output, arrays and objects count. A `Place` says
-where in a program an operation is: the names of modules are the scopes in which their
-methods are traced (`core/objects/running.py`).
+`eval_shape` tells their shapes, `make_jaxpr` shows the program, `checkify` runs it with
+its checks. Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*: they
+have all of a model but its numbers. `eval_shape` makes them, and under a mesh says
+where each array would be (`sharding/placement.py` has the rest).
+
+For tools that read programs there is `crossing`: any function, any arguments, nothing
+is written. Arguments that are neither arrays nor objects are constants there, whatever
+they are; of the output, arrays and objects count. A `NameStack` says where in a program
+an operation is: the names of modules are the scopes in which their methods are traced
+(`core/objects/running.py`).
 """
 
 from __future__ import annotations
@@ -12,18 +18,277 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
 from graftree import _jax, config
 from graftree.core.graph import nodes
+from graftree.core.graph.graphdefs import ArrayRefDef, NodeRef, VariableDef
+from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.objects.pytrees import Pytree
-from graftree.transforms.crossing import decorators, inside
+from graftree.core.variables import partitioning
+from graftree.transforms.crossing import (
+    debug_info,
+    decorators,
+    inside,
+    outside,
+    reports,
+)
+from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.signatures import Signature
+
+P = ParamSpec("P")
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+def eval_shape(
+    f: Callable[..., A],
+    *args: Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    **kwargs: Any,
+) -> A:
+    """The output of a function with shapes instead of arrays; computes nothing.
+
+    Nothing that the function writes to its arguments reaches the caller's objects.
+
+    Args:
+        f: The function, or a Module that is called.
+        *args: Its arguments. Arrays in them may be ``jax.ShapeDtypeStruct``, those in
+            Variables too.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether arguments may be returned, as new objects.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        New objects with ``jax.ShapeDtypeStruct`` for each array. Under a mesh, those in
+        Variables have shardings: as annotated, else replicated.
+
+    Raises:
+        ValueError: If ``f`` is a method bound to a Module, or, without graph updates,
+            if two arguments have a Variable in common or one is returned.
+
+    Example:
+        >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> model.kernel[...]
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
+    mode = config.propagation(graph, graph_updates)
+    function: Callable[..., Any] = f
+    if isinstance(f, Module):  # as an argument, it may write to its own Variables
+        function, args = type(f).__call__, (f, *args)
+    decorators.check_not_bound(function, "eval_shape")
+    row = Row.uniform(
+        "eval_shape",
+        mode,
+        keywords=(Keywords.STAY, Keywords.STAY),
+        returns_captured=True,
+        is_detached=True,
+    )
+    call = Call(function, row, args, kwargs)
+    if not mode.structure and _is_shared(call.packed.signature):
+        reports.check_inputs((args, kwargs), "eval_shape")
+    interior = inside.interior(function, row)
+
+    def traced(group: Values) -> Any:
+        return jax.tree.map(_read, interior(_with_refs(group)))
+
+    with _jax.hidden_frames:
+        (group,) = call.groups
+        named = debug_info.named_after(function, traced)
+        result = jax.eval_shape(named, jax.tree.map(_abstract, group))
+        return call.commit(_placed(result))
+
+
+def _is_shared(signature: Signature) -> bool:
+    """Whether two arguments have an object in common."""
+    owners: dict[int, int] = {}
+    for path, what in signature.skeleton.listed():
+        index = getattr(what, "index", None)
+        if isinstance(what, NodeRef) and owners[what.index] != path[0]:
+            return True
+        if index is not None:
+            owners.setdefault(index, path[0])
+    return False
+
+
+# JAX returns no refs. So they are made inside, and read before they leave.
+
+
+def _abstract(raw: Any) -> Any:
+    return jax.ShapeDtypeStruct(raw.shape, raw.dtype) if _jax.is_ref(raw) else raw
+
+
+def _with_refs(group: Values) -> Values:
+    values = [
+        jax.new_ref(raw) if _is_of_ref(slot.definition) else raw
+        for slot, raw in group.slots()
+    ]
+    return Values.of(values, group.signature, group.positions)
+
+
+def _is_of_ref(definition: Any) -> bool:
+    if isinstance(definition, VariableDef):
+        return definition.metadata["ref"]
+    return isinstance(definition, ArrayRefDef)
+
+
+def _read(raw: Any) -> Any:
+    return raw[...] if _jax.is_ref(raw) else raw
+
+
+def _placed(result: Any) -> Any:
+    """The result with shardings for the Variables in the output."""
+    returned, changed, structure, values = result
+    placed = [
+        partitioning.place_abstract(value, slot.variable.metadata, is_replicated=True)
+        if slot.variable
+        else value
+        for slot, value in zip(returned.out.slots, values, strict=True)
+    ]
+    return returned, changed, structure, placed
+
+
+class JaxprOptions(TypedDict, total=False):
+    """The keyword arguments of `make_jaxpr`."""
+
+    graph: bool | None
+    graph_updates: bool | None
+    static_argnums: int | Sequence[int]
+
+
+@overload
+def make_jaxpr(
+    f: Callable[P, Any], **options: Unpack[JaxprOptions]
+) -> Callable[P, Any]: ...
+@overload
+def make_jaxpr(
+    **options: Unpack[JaxprOptions],
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+def make_jaxpr(
+    f: Any = MISSING,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Any:
+    """Shows the program that JAX records of a function, with ``jax.make_jaxpr``.
+
+    Its inputs are the arrays in the arguments, its outputs those in the output. Nothing
+    that the function writes to its arguments reaches the caller's objects.
+
+    Args:
+        f: The function.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Must be ``False`` here or by default, except in tree mode.
+        static_argnums: Positions of arguments that are compile-time constants.
+
+    Returns:
+        A function with the arguments of ``f`` that returns a ``ClosedJaxpr``, or a
+        decorator if ``f`` is not given.
+
+    Raises:
+        ValueError: With graph updates; if ``f`` is a method bound to a Module; at a
+            call, if an argument is returned or aliases are not allowed.
+
+    Example:
+        >>> scale = nnx.Param(jnp.array(2.0))
+        >>> nnx.make_jaxpr(lambda v, x: v * x, graph=False)(scale, 3.0)
+        { lambda ; a:f32[] b:f32[]. let c:f32[] = mul a b in (c,) }
+    """
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        mode = config.propagation(graph, graph_updates)
+        if mode.structure:
+            raise ValueError(
+                "nnx.make_jaxpr does not support graph_updates=True.\n"
+                "Pass graph_updates=False, or graph=False."
+            )
+        statics = decorators.choose(function, "static", static_argnums)
+        row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
+        trace = jax.make_jaxpr(inside.interior(function, row))
+
+        @decorators.wraps(function)
+        def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
+            with _jax.hidden_frames:
+                return trace(*Call(function, row, args, kwargs).groups)
+
+        return jaxpr_of
+
+    return decorators.decorate(f, "make_jaxpr", make)
+
+
+def checkify(
+    f: Callable[P, R],
+    errors: Any = _jax.user_checks,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[P, tuple[Any, R]]:
+    """Makes a function return its failed checks, with ``jax.experimental.checkify``.
+
+    Updates of the arguments reach the caller's objects whether or not a check failed.
+
+    Args:
+        f: The function. With graph updates it takes keyword arguments, too.
+        errors: What is checked, such as ``jax.experimental.checkify.float_checks``; by
+            default the calls of ``jax.experimental.checkify.check``.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        A function that returns ``(error, output)``. ``error.throw()`` raises if a check
+        failed; ``error.get()`` is the message, or ``None``.
+
+    Raises:
+        ValueError: If ``f`` is a method bound to a Module; at a call, for aliases that
+            the mode doesn't allow.
+        TypeError: At a call without graph updates, for keyword arguments.
+        NotImplementedError: If JAX lacks its function, or that works otherwise.
+
+    Example:
+        >>> from jax.experimental import checkify
+        >>> def invert(v):
+        ...     checkify.check(jnp.all(v[...] != 0), "zero in the input")
+        ...     v[...] = 1 / v[...]
+        >>> error, _ = nnx.checkify(invert)(nnx.Variable(jnp.array([1.0, 0.0])))
+        >>> print(error.get())
+        zero in the input (`check` failed)
+    """
+    mode = config.propagation(graph, graph_updates)
+    decorators.check_not_bound(f, "checkify")
+    jax_checkify = _jax.checkify()
+    if jax_checkify is None:
+        raise NotImplementedError(
+            "nnx.checkify calls jax.experimental.checkify.checkify, which JAX "
+            f"{jax.__version__} lacks, or which works otherwise there.\n"
+            "Install a newer graftree, or an older JAX."
+        )
+    row = Row.uniform(
+        "checkify",
+        mode,
+        keywords=(Keywords.REFUSED, Keywords.STAY),
+        returns_captured=True,
+    )
+    checked = outside.returning_arrays(
+        jax_checkify(inside.interior(f, row), errors=errors)
+    )
+
+    @decorators.wraps(f)
+    def with_error(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        with _jax.hidden_frames:
+            call = Call(f, row, args, kwargs)
+            error, result = checked(*call.groups)
+            return error, call.commit(result)
+
+    return with_error
 
 
 def opened(
@@ -94,19 +359,24 @@ def _only_data(out: Any) -> list[Any]:
 
 # What JAX calls the forward pass that is done again.
 _AGAIN = "rematted_computation"
+# Names that JAX gives; products go by the formulas of einsum.
+_OF_JAX = re.compile(r"checkpoint|p?jit(\(.*\))?|closed_call|.*->.*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class NameStack:
     """Where in a program something is: names of modules, and of transforms."""
 
     names: tuple[str, ...] = ()
     transforms: frozenset[str] = frozenset()
 
-    def of(self, equation: Any) -> Place:
+    def of(self, equation: Any) -> NameStack:
         """The place of an equation, and of the programs in it."""
+        return self.within(_jax.scopes_of(equation))
+
+    def within(self, scopes: Iterable[tuple[str, bool]]) -> NameStack:
+        """The place within more names, each with whether it is that of a transform."""
         names, transforms = self.names, {*self.transforms}
-        scopes = _jax.scopes_of(equation)
         for is_transform, run in itertools.groupby(scopes, lambda scope: scope[1]):
             found = [part for name, _ in run for part in name.split("/")]
             if is_transform:
@@ -116,14 +386,19 @@ class Place:
             found = tuple([name for name in found if name != _AGAIN])
             # A transform may begin with the path that is known already.
             names = found if found[: len(names)] == names else names + found
-        return Place(names, frozenset(transforms))
+        return NameStack(names, frozenset(transforms))
 
     @property
     def direction(self) -> str:
         """In which pass it is."""
         if _AGAIN in self.transforms:
             return "recomputed"
-        return "backward" if "transpose" in self.transforms else "forward"
+        return "backward" if self.is_backward else "forward"
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is of a backward pass, or done again for one."""
+        return "transpose" in self.transforms
 
     def path(self, owner: str) -> str:
         """The path of the module, as in ``net.blocks[3].mlp``; empty in none.
@@ -131,6 +406,6 @@ class Place:
         Args:
             owner: What the object is called whose method was traced.
         """
-        # JAX names products after the formulas of einsum.
-        first, *others = [name for name in self.names if "->" not in name] or [""]
+        names = [name for name in self.names if not _OF_JAX.fullmatch(name)]
+        first, *others = names or [""]
         return ".".join([owner if first == "self" else first, *others])

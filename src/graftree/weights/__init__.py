@@ -21,32 +21,14 @@ error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of 
 # - `tensor_files.py`: safetensors files, checked, and indexes of several.
 # - `stored_tensors.py`: a tensor in a file, the bytes of its slices, and a `Source` of
 #   such; a file that is open, and what it is if it has another format.
-#
-# The public names are in the table below, and nothing is imported before one is used.
 
-from __future__ import annotations
+from graftree import namespaces
+from graftree.weights.adapters import load_adapter as load_adapter
+from graftree.weights.adapters import save_adapter as save_adapter
+from graftree.weights.drafts import Draft as Draft
+from graftree.weights.drafts import draft as draft
+from graftree.weights.loading import load as load
+from graftree.weights.saving import save as save
+from graftree.weights.tables import Mapping as Mapping
 
-import typing
-
-from graftree import lazy_names
-
-# For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {
-    "adapters": "load_adapter save_adapter",
-    "drafts": "Draft draft",
-    "loading": "load",
-    "saving": "save",
-    "tables": "Mapping",
-}
-
-if typing.TYPE_CHECKING:
-    from graftree.weights.adapters import load_adapter as load_adapter
-    from graftree.weights.adapters import save_adapter as save_adapter
-    from graftree.weights.drafts import Draft as Draft
-    from graftree.weights.drafts import draft as draft
-    from graftree.weights.loading import load as load
-    from graftree.weights.saving import save as save
-    from graftree.weights.tables import Mapping as Mapping
-
-
-__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
+__dir__ = namespaces.lister(__name__)

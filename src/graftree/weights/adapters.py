@@ -32,13 +32,7 @@ from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.nn import embed
-from graftree.surgery import (
-    adaptable_layers,
-    adaptations,
-    lora_layers,
-    merges,
-    selections,
-)
+from graftree.surgery import adaptations, lora_layers, selections
 from graftree.weights import loading, saving, sources, tables
 from graftree.weights.layouts import Axis, Layout, Solved, Unit
 from graftree.weights.stored_tensors import Source, misuse
@@ -64,7 +58,7 @@ class _Adaptation(NamedTuple):
         return f"rank {self.rank}, alpha {self.alpha:g}"
 
 
-class _Layer(NamedTuple):
+class _AdaptableLayer(NamedTuple):
     """A layer that can be adapted.
 
     Attributes:
@@ -144,7 +138,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
             arrays = loading.arrays_from(source, factors)
         except BaseException:  # also Ctrl-C: the model is as it was before
             if is_new:
-                merges.remove_lora(model)
+                adaptations.remove_lora(model)
             raise
     updates.write_at(model, arrays)
     for layer in layers.values():
@@ -185,12 +179,12 @@ def save_adapter(
         ['adapter_config.json', 'adapter_model.safetensors']
     """
     layers = _layers(model, tables.as_mapping(mapping).tensors(model))
-    adapted = {n: x for n, x in layers.items() if adaptable_layers.is_adapted(x.layer)}
+    adapted = {n: x for n, x in layers.items() if lora_layers.is_adapted(x.layer)}
     known = {id(x.layer) for x in adapted.values()}
     unknown = [
         paths.dotted(path)
         for path, x in selections.parts_of(model)
-        if adaptable_layers.is_adapted(x) and id(x) not in known
+        if lora_layers.is_adapted(x) and id(x) not in known
     ]
     if unknown or not adapted:
         what = "the table lacks adapted layers" if unknown else "no layer is adapted"
@@ -229,7 +223,7 @@ def save_adapter(
 # ------------------------------------------------------------------------- the layers
 
 
-def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _Layer]:
+def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _AdaptableLayer]:
     """The layers that can be adapted, by the names of their weights in files."""
     modules = {x.path: x.value for x in selections.parts_of(model)}
     found = {}
@@ -239,15 +233,17 @@ def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _Layer]:
         is_kernel = (
             len(tensor.arrays) == 1
             and tensor.name.endswith(".weight")
-            and adaptable_layers.is_adaptable(layer)
-            and adaptable_layers.kernel_of(layer) is tensor.arrays[0].leaf
+            and lora_layers.is_adaptable(layer)
+            and lora_layers.kernel_of(layer) is tensor.arrays[0].leaf
         )
         if is_kernel:
-            batch, _, outs = adaptable_layers.sizes_of(layer)
+            batch, _, outs = lora_layers.sizes_of(layer)
             of_factors = _layouts(tensor.solved, len(outs))
             if of_factors is not None and not batch:
                 name = tensor.name.removesuffix(".weight")
-                found[name] = _Layer(path, layer, tensor.at, tensor, of_factors)
+                found[name] = _AdaptableLayer(
+                    path, layer, tensor.at, tensor, of_factors
+                )
     return found
 
 
@@ -284,7 +280,7 @@ def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
     )
 
 
-def _factors(layer: _Layer, names: Mapping[str, str]) -> list[Tensor]:
+def _factors(layer: _AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
     """Both factors of a layer that is adapted, as tensors of a file."""
     found = []
     named = zip(layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True)
@@ -307,7 +303,7 @@ def _adaptation_of(layer: Any) -> _Adaptation:
 
 
 def _names(
-    source: Source, layers: Mapping[str, _Layer], tensors: Sequence[Tensor]
+    source: Source, layers: Mapping[str, _AdaptableLayer], tensors: Sequence[Tensor]
 ) -> dict[str, dict[str, str]]:
     """The names of both factors of each layer; raises for those that are unknown."""
     fused = {tensor.name for tensor in tensors if len(tensor.arrays) > 1}
@@ -337,13 +333,17 @@ def _names(
 
 
 def _check_factors(
-    name: str, source: Source, layer: _Layer, names: Mapping[str, str], rank: int
+    name: str,
+    source: Source,
+    layer: _AdaptableLayer,
+    names: Mapping[str, str],
+    rank: int,
 ) -> None:
     """Raises unless the factors of a layer have the shapes that they should have."""
     stored = {factor: source.tensors[full].shape for factor, full in names.items()}
     if stored.pop(_BASE, None) is not None:
         _check_base(name, source, layer, names[_BASE])
-    _, ins, outs = adaptable_layers.sizes_of(layer.layer)
+    _, ins, outs = lora_layers.sizes_of(layer.layer)
     shapes = [(*ins, rank), (rank, *outs)]
     solved = [x.solve([y]) for x, y in zip(layer.layouts, shapes, strict=True)]
     expected = {f: x.file_shape for f, x in zip(layer.factors, solved, strict=True)}
@@ -356,7 +356,7 @@ def _check_factors(
         )
 
 
-def _check_base(name: str, source: Source, layer: _Layer, base: str) -> None:
+def _check_base(name: str, source: Source, layer: _AdaptableLayer, base: str) -> None:
     """Raises unless the weight of a layer in the adapter is that of the model."""
     solved, at = layer.weight.solved, layer.weight.at
     held = layer.weight.arrays[0].value
@@ -376,7 +376,7 @@ def _check_base(name: str, source: Source, layer: _Layer, base: str) -> None:
 
 
 def _prepare(
-    model: Any, layers: Mapping[str, _Layer], kinds: Mapping[str, _Adaptation]
+    model: Any, layers: Mapping[str, _AdaptableLayer], kinds: Mapping[str, _Adaptation]
 ) -> tuple[list[Path], bool]:
     """Adapts the layers, or checks that these, and these alone, are adapted.
 
@@ -393,7 +393,7 @@ def _prepare(
                 "adaptations need the same rank and scale."
             )
     for layer in layers.values():
-        shape = adaptable_layers.kernel_of(layer.layer).shape[: len(layer.at)]
+        shape = lora_layers.kernel_of(layer.layer).shape[: len(layer.at)]
         count = len(places[layer.path])
         if count != math.prod(shape):
             raise ValueError(
@@ -404,7 +404,7 @@ def _prepare(
     adapted = {
         path: _adaptation_of(x)
         for path, x in selections.parts_of(model)
-        if adaptable_layers.is_adapted(x)
+        if lora_layers.is_adapted(x)
     }
     if adapted and adapted != wanted:
         differing = [
@@ -421,8 +421,8 @@ def _prepare(
             "this rank and alpha.",
         )
     if not adapted:
-        parts = [selections.Part(layer.path, layer.layer) for layer in layers.values()]
-        adaptable_layers.check(model, parts, "nnx.weights.load_adapter")
+        parts = [(x.path, x.layer) for x in layers.values()]
+        lora_layers.check(model, parts, "nnx.weights.load_adapter")
         for rank, alpha in {*wanted.values()}:
             where = [paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)]
             adaptations.add_lora(model, where, rank=rank, alpha=alpha, rngs=Rngs(0))

@@ -95,7 +95,7 @@ def arrays_from(source: Source, tensors: Sequence[Tensor]) -> dict[Path, Any]:
     return _read([_Pieces(x, parts, x.value.dtype, source, {}) for x, parts in arrays])
 
 
-class _Part(NamedTuple):
+class _TensorPart(NamedTuple):
     """A tensor that an array is made of, and which of its arrays this one is."""
 
     tensor: Tensor
@@ -103,16 +103,16 @@ class _Part(NamedTuple):
 
 
 # By their place in an array.
-_Parts = Mapping[tuple[int, ...], _Part]
+_TensorParts = Mapping[tuple[int, ...], _TensorPart]
 
 
-def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, _Parts]]:
+def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, _TensorParts]]:
     """The arrays, each with the tensors that it is made of."""
-    found: dict[Path, tuple[Array, dict[tuple[int, ...], _Part]]] = {}
+    found: dict[Path, tuple[Array, dict[tuple[int, ...], _TensorPart]]] = {}
     for tensor in tensors:
         for number, array in enumerate(tensor.arrays):
             parts = found.setdefault(array.path, (array, {}))[1]
-            parts[tensor.at] = _Part(tensor, number)
+            parts[tensor.at] = _TensorPart(tensor, number)
     return [*found.values()]
 
 
@@ -209,7 +209,7 @@ def _compare(
 
 
 def _fit(
-    array: Array, parts: _Parts, source: Source, dtypes: _Dtypes
+    array: Array, parts: _TensorParts, source: Source, dtypes: _Dtypes
 ) -> tuple[Any, list[fits.Misfit]]:
     """The dtype of an array, and what does not fit."""
     wrong, wanted = list[fits.Misfit](), None
@@ -312,7 +312,7 @@ class _Pieces(NamedTuple):
     """An array that is read piece by piece from the tensors that it is made of."""
 
     array: Array
-    parts: _Parts
+    parts: _TensorParts
     dtype: Any
     source: Source
     tied: Mapping[str, str]
@@ -345,7 +345,7 @@ class _Pieces(NamedTuple):
         itemsize = self.source.tensors[tensor.name].dtype.itemsize
         return stored_tensors.runs(bounds, itemsize)[0]
 
-    def _read_from(self, part: _Part, index: layouts.Index) -> np.ndarray:
+    def _read_from(self, part: _TensorPart, index: layouts.Index) -> np.ndarray:
         """Reads a piece of one tensor, in the axes of the array."""
         (name, _, _, solved), number = part
         held = self.source.tensors

@@ -23,7 +23,7 @@ import numpy as np
 from graftree import errors
 from graftree.core import patterns
 from graftree.core.text import short_forms
-from graftree.sharding import hosts
+from graftree.sharding import placement
 from graftree.weights import stored_tensors, tables, tensor_files
 from graftree.weights.stored_tensors import Stored, misuse, quoted
 from graftree.weights.tables import Tensor
@@ -116,16 +116,16 @@ def save_tensors(
         multihost_utils.sync_global_devices("nnx.weights.save")
 
 
-def _out_of(tensor: Tensor) -> Out:
+def _out_of(tensor: Tensor) -> NewTensor:
     """A tensor of a model, to be written."""
 
     def make() -> np.ndarray:
         held = [array.value for array in tensor.arrays]
         layers = [x[tensor.at] for x in held] if tensor.at else held
-        return tensor.solved.to_file([np.asarray(hosts.fetch(x)) for x in layers])
+        return tensor.solved.to_file([np.asarray(placement.fetch(x)) for x in layers])
 
     dtype = np.dtype(tensor.arrays[0].value.dtype)
-    return Out(tensor.name, dtype, tensor.solved.file_shape, make)
+    return NewTensor(tensor.name, dtype, tensor.solved.file_shape, make)
 
 
 def _check(model: Any, tensors: Sequence[Tensor], missing: Any) -> None:
@@ -161,7 +161,7 @@ def _check(model: Any, tensors: Sequence[Tensor], missing: Any) -> None:
 # --------------------------------------------------------------------- any tensors
 
 
-class Out(NamedTuple):
+class NewTensor(NamedTuple):
     """A tensor to write.
 
     Attributes:
@@ -184,7 +184,7 @@ class Out(NamedTuple):
 
 def write(
     path: str | os.PathLike[str],
-    tensors: Iterable[Out],
+    tensors: Iterable[NewTensor],
     *,
     shard_bytes: int | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -235,8 +235,8 @@ def write(
 
 
 def _checked(
-    outs: Sequence[Out], metadata: Mapping[str, str] | None, path: str
-) -> Sequence[Out]:
+    outs: Sequence[NewTensor], metadata: Mapping[str, str] | None, path: str
+) -> Sequence[NewTensor]:
     """The tensors, if a file can hold them all."""
     refused, seen = [], set()
     for out in outs:
@@ -258,7 +258,7 @@ def _checked(
     return outs
 
 
-def _groups(outs: Sequence[Out], limit: int | None) -> list[list[Out]]:
+def _groups(outs: Sequence[NewTensor], limit: int | None) -> list[list[NewTensor]]:
     """The tensors of each file: in order, until one is full."""
     if limit is not None and limit <= 0:
         raise ValueError(f"shard_bytes is {limit}, and must be positive.")
@@ -278,7 +278,7 @@ def _groups(outs: Sequence[Out], limit: int | None) -> list[list[Out]]:
     return [*groups, group] if group else groups
 
 
-def _index_text(files: Mapping[str, Sequence[Out]]) -> str:
+def _index_text(files: Mapping[str, Sequence[NewTensor]]) -> str:
     stored = [out.stored for group in files.values() for out in group]
     content = {
         "metadata": {
@@ -299,7 +299,7 @@ _BLOCK = 2**24
 
 
 def _write_file(
-    path: str, outs: Sequence[Out], metadata: Mapping[str, str] | None
+    path: str, outs: Sequence[NewTensor], metadata: Mapping[str, str] | None
 ) -> None:
     outs = _sorted(outs)
     header = tensor_files.header_of([(out.name, out.stored) for out in outs], metadata)
@@ -316,13 +316,13 @@ def _write_file(
         _flush(file)
 
 
-def _sorted(outs: Sequence[Out]) -> list[Out]:
+def _sorted(outs: Sequence[NewTensor]) -> list[NewTensor]:
     """As the library has them: wider dtypes first, so that their data is aligned."""
     ranks = [*tensor_files.NAMES]
     return sorted(outs, key=lambda out: (-ranks.index(out.stored.dtype), out.name))
 
 
-def _write_array(file: BinaryIO, out: Out, path: str) -> None:
+def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
     array = np.asarray(out.make())
     if (array.dtype, array.shape) != (out.stored.dtype, out.stored.shape):
         said, came = map(short_forms.describe, (out, array))

@@ -149,7 +149,7 @@ class Mapping:
         """
         reader = _Reader(model, self._lines)
         found: list[Tensor] = []
-        for _, lines in itertools.groupby(self._lines, lambda x: _places(x.name)):
+        for _, lines in itertools.groupby(self._lines, lambda x: _blanks(x.name)):
             of_lines = [pair for line in lines for pair in reader.read(line)]
             of_lines.sort(key=lambda pair: pair[0])
             found += [tensor for _, tensor in of_lines]
@@ -182,8 +182,8 @@ def _read(name: Any, value: Any) -> _Entry:
     listed, layout, sizes = _parts(name, value)
     listed = (listed,) if isinstance(listed, str) else tuple(listed)
     for path in listed:
-        places = [step.name for step in _steps(path) if isinstance(step, _Place)]
-        for place in {*places} - {*_places(name)}:
+        places = [step.name for step in _steps(path) if isinstance(step, _Blank)]
+        for place in {*places} - {*_blanks(name)}:
             raise _wrong(name, f"the index {place!r} of {path!r} is not in its name")
     read = None if layout is None else layouts.parse(layout, sizes, len(listed))
     return _Entry(name, listed, read)
@@ -209,19 +209,19 @@ def _parts(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _Blank:
     """Where an index stands in a path: ``{i}``."""
 
     name: str
 
 
-_PLACE = re.compile(r"\{([^{}]*)\}")
+_BLANK = re.compile(r"\{([^{}]*)\}")
 
 
 @functools.lru_cache(maxsize=4096)
-def _places(name: str) -> tuple[str, ...]:
+def _blanks(name: str) -> tuple[str, ...]:
     """The names of the places for indices in a name of tensors."""
-    found, rest = _PLACE.findall(name), _PLACE.sub("", name)
+    found, rest = _BLANK.findall(name), _BLANK.sub("", name)
     if "{" in rest or "}" in rest or not all(map(str.isidentifier, found)):
         raise misuse(
             f"{name!r} is no name of tensors.",
@@ -231,12 +231,12 @@ def _places(name: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _steps(path: str) -> tuple[Key | _Place, ...]:
+def _steps(path: str) -> tuple[Key | _Blank, ...]:
     """The steps of a path; of the empty one none, which is the model."""
     try:
         steps = paths.steps_of(path) if path else ()
-        found = [(_PLACE.fullmatch(step.text), step) for step in steps]
-        return tuple(_Place(x[1]) if x else paths.key_of(step) for x, step in found)
+        found = [(_BLANK.fullmatch(step.text), step) for step in steps]
+        return tuple(_Blank(x[1]) if x else paths.key_of(step) for x, step in found)
     except ValueError as error:
         raise misuse(
             f"The path {path!r} is malformed: {error}.",
@@ -344,7 +344,7 @@ class _Reader:
         self, line: str, name: str, spots: Sequence[_Spot], layout: Any
     ) -> Iterator[_Ordered]:
         """The tensors of a name: one, or as many as are stacked."""
-        spot, order = spots[0], _places(line)
+        spot, order = spots[0], _blanks(line)
         known = (*spot.indices, *spot.stacked)
         stacked = (*spot.stacked, *[place for place in order if place not in known])
         arrays = tuple(self._array(line, each) for each in spots)
@@ -360,7 +360,7 @@ class _Reader:
             raise _wrong(line, f"{error}; it leads to {where}") from None
         for at in itertools.product(*map(range, *ahead)):
             indices = {**spot.indices, **dict(zip(stacked, at, strict=True))}
-            full = _PLACE.sub(lambda place: str(indices[place[1]]), name)  # noqa: B023
+            full = _BLANK.sub(lambda place: str(indices[place[1]]), name)  # noqa: B023
             key = tuple(indices[place] for place in order)
             yield key, Tensor(full.removeprefix("."), arrays, at, solved)
 
@@ -404,13 +404,13 @@ class _Reader:
         return spots
 
 
-def _taken(spot: _Spot, step: Key | _Place, path: str) -> list[_Spot]:
+def _taken(spot: _Spot, step: Key | _Blank, path: str) -> list[_Spot]:
     """Where a step leads from a part of a model, if anywhere.
 
     A place leads to all elements of a list; to the layers of a Stack all at once.
     """
     children = nodes.children(spot.value)
-    if not isinstance(step, _Place):
+    if not isinstance(step, _Blank):
         return [
             spot.child(key, value)
             for key, value, _ in children
@@ -429,9 +429,9 @@ def _taken(spot: _Spot, step: Key | _Place, path: str) -> list[_Spot]:
     ]
 
 
-def _nowhere(spot: _Spot, step: Key | _Place, path: str) -> Exception:
+def _nowhere(spot: _Spot, step: Key | _Blank, path: str) -> Exception:
     """The error for a step that leads nowhere."""
-    if isinstance(step, _Place):
+    if isinstance(step, _Blank):
         return ValueError(
             f"The path {path!r} of the table of weights has an index at "
             f"{paths.dotted(spot.path)}, which is {spot.kind} without elements."

@@ -304,6 +304,16 @@ def test_changes_of_the_originals_are_seen(name):
     checked()
 
 
+def test_changes_below_bound_containers_are_seen():
+    nets, x = {"nets": [Net()]}, jnp.arange(2.0)
+    cached = nnx.cached_partial(lambda nets, x: nets["nets"][0](x), nets)
+    cached(x), cached(x)
+    nets["nets"][0].scale = 2.0
+    assert jnp.array_equal(cached(x), nets["nets"][0](x))
+    nets["nets"][0] = Passing()
+    assert jnp.array_equal(cached(x), x)
+
+
 def test_copies_stay_until_the_originals_change():
     net = Net()
     cached = nnx.cached_partial(lambda net: net, net)

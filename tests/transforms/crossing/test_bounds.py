@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 import graftree as nnx
 from graftree.core.graph import watches
-from graftree.transforms.crossing import plans, programs
+from graftree.core.graph.watches import Together
+from graftree.transforms.crossing import programs
 from tests import zoo
 from tests.modes import TREE
 from tests.static_values import Tag
@@ -16,7 +17,8 @@ from tests.static_values import Tag
 
 def remembered(step):
     """How many combinations of objects a function knows, and the variants of each."""
-    return [len(x) for x in step._plans._known.values()]
+    known = step._plans._known._known.values()
+    return [len(memos["plans"]) for memos, _ in known]
 
 
 def test_variants_of_a_model_are_bounded(mode):
@@ -28,19 +30,19 @@ def test_variants_of_a_model_are_bounded(mode):
 
 def test_models_of_a_function_are_bounded():
     step = nnx.jit(lambda model: model.w * 1)
-    models = [zoo.Scale() for _ in range(plans.LIMIT + 3)]
+    models = [zoo.Scale() for _ in range(Together.LIMIT + 3)]
     for _ in range(3):
         for model in models:
             assert step(model) == 2
-    assert len(remembered(step)) == plans.LIMIT
+    assert len(remembered(step)) == Together.LIMIT
 
 
 def test_structures_of_new_objects_are_bounded():
     step = nnx.jit(lambda model: model.w * 1, **TREE)
-    for number in range(plans.LIMIT + 3):
+    for number in range(Together.LIMIT + 3):
         for _ in range(2):
             assert step(zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag(number))) == 2
-    assert len(step._plans._trees.known) <= plans.LIMIT
+    assert len(step._plans._of_trees) <= Together.LIMIT
 
 
 def test_programs_of_control_flow_are_bounded(monkeypatch):

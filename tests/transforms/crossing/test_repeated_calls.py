@@ -97,7 +97,9 @@ def visit(tree):
             variables.append(leaf)
             terms += [(factor, x) for x in jax.tree.leaves(leaf.get_value())]
         elif path[:2] not in [("model", "items"), ("model", "named")]:
-            terms.append((number(path), leaf))
+            # A number in a State is static, and data in tree mode.
+            is_number = path[:2] == ("model", "state") and leaf.weak_type
+            terms += [] if is_number else [(number(path), leaf)]
     write_each(variables)
     # Numbers in containers are static, and data in tree mode.
     # JAX sorts the keys of dicts.

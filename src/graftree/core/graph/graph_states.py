@@ -9,7 +9,7 @@ import jax
 
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states.states import State
-from graftree.core.text import completions, representations
+from graftree.core.text import representations
 
 
 class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
@@ -54,7 +54,7 @@ class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
         del self._state[key]
 
     def __dir__(self) -> list[str]:
-        return completions.of_object(self, dir(self._state))
+        return representations.names_of_object(self, dir(self._state))
 
     def __getattr__(self, name: str) -> Any:
         if name in GraphState.__slots__:

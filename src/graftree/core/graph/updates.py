@@ -352,7 +352,7 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
     ]
     # All or nothing: whatever one of them refuses is found before the first changes.
     for variable, _ in chosen:
-        variables.check_writable(variable)
+        variables.check_write(variable)
     for variable, entries in chosen:
         variables.replace_metadata(variable, entries)
 

@@ -32,7 +32,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
@@ -57,10 +57,7 @@ def flatten_node(
     Messages name ``function`` as the one that was called.
     """
     sharing = config.graph_mode(graph)
-    if nodes.kind_of(node) is nodes.PYTREE:
-        memos, members = bookkeeping.memos_of(node), []
-    else:
-        memos, members = _combinations.find(node)
+    memos, members = _memos_of(node)
     known = memos.get(sharing)
     for memo in known or ():
         if memo.watch.holds():
@@ -139,48 +136,71 @@ def unflatten_at_once(graphdef: GraphDef[Any], values: Iterable[Any]) -> Any:
 pytrees.register_at_once(pytrees.AtOnce(flatten_at_once, unflatten_at_once))
 
 
-class _Combinations:
+class Together:
     """What is known of objects that come together, as in ``(model, optimizer)``.
 
     It is forgotten with the first of them that is gone. Most programs have few.
+
+    Attributes:
+        latest: What was used last; forgotten when anything is.
     """
 
     LIMIT = 64
 
     def __init__(self) -> None:
         # Reading, adding and removing an entry are atomic, so threads need no lock.
-        self._known: dict[Any, tuple[dict[bool, Any], list[weakref.ref[Any]]]] = {}
+        self._known: dict[Any, tuple[dict[Any, Any], list[weakref.ref[Any]]]] = {}
+        self.latest: Any = None
 
-    def find(self, container: Any) -> tuple[dict[bool, Any], list[Any]]:
-        """The memos of a container by mode, and the objects that it consists of.
+    def find(self, key: Any, objects: Sequence[Any]) -> dict[Any, Any]:
+        """The memos of some objects, by whatever they are called.
 
-        New ones if there is anything else in it, and in a trace, whose objects go.
+        The key has for each what stands for it as long as it lives.
         """
-        try:
-            found, treedef = tree_checks.flatten(container, nodes.is_node_module)
-        except (TypeError, ValueError):  # keys that JAX can't sort, for one
-            return {}, []
-        is_pure = all(nodes.kind_of(x) is nodes.PYTREE for x in found)
-        if not (found and is_pure) or _jax.is_tracing():
-            return {}, []
-        # Each stands for its object as long as that lives, and has a hash of its own.
-        key = treedef, *map(bookkeeping.state_of, found)
-        memos, references = self._known.get(key, ({}, []))
-        alive = [weak() for weak in references]
-        if len(alive) != len(found) or not all(map(operator.is_, alive, found)):
-            for oldest in [*self._known][: 1 - self.LIMIT]:
-                self._known.pop(oldest, None)
-            forget = functools.partial(_forget, self._known, key)
-            memos, references = {}, [weakref.ref(x, forget) for x in found]
-            self._known[key] = memos, references
-        return memos, found
+        memos, references = self._known.get(key, ({}, None))
+        if references is not None:
+            alive = [weak() for weak in references]
+            if all(map(operator.is_, alive, objects)):
+                return memos
+        for oldest in [*self._known][: 1 - self.LIMIT]:
+            self._forget(oldest)
+        # This may be gone before its objects are.
+        forget = functools.partial(_forget, weakref.WeakMethod(self._forget), key)
+        memos = {}
+        self._known[key] = memos, [weakref.ref(x, forget) for x in objects]
+        return memos
+
+    def _forget(self, key: Any) -> None:
+        self._known.pop(key, None)
+        self.latest = None
 
 
-def _forget(known: dict[Any, Any], key: Any, _: Any) -> None:
-    known.pop(key, None)
+def _forget(method: weakref.WeakMethod[Any], key: Any, _: Any) -> None:
+    forget = method()
+    if forget is not None:
+        forget(key)
 
 
-_combinations = _Combinations()
+_combinations = Together()
+
+
+def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
+    """The memos of an object or container by mode; what objects a container is of.
+
+    New ones if there is anything else in it, and in a trace, whose objects go.
+    """
+    if nodes.kind_of(node) is nodes.PYTREE:
+        return bookkeeping.memos_of(node), []
+    try:
+        found, treedef = tree_checks.flatten(node, nodes.is_node_module)
+    except (TypeError, ValueError):  # keys that JAX can't sort, for one
+        return {}, []
+    is_pure = all(nodes.kind_of(x) is nodes.PYTREE for x in found)
+    if not (found and is_pure) or _jax.is_tracing():
+        return {}, []
+    # Each stands for its object as long as that lives, and has a hash of its own.
+    key = treedef, *map(bookkeeping.state_of, found)
+    return _combinations.find(key, found), found
 
 
 class Memo:
@@ -198,22 +218,22 @@ class Memo:
         self.graphdef = graphdef
         self.watch = watch
         self._leaves = leaves
-        self._arrays = []
         self._are_variables = all(isinstance(leaf, Variable) for leaf in leaves)
-        for number, (leaf, path) in enumerate(
-            zip(leaves, graphdef.paths(), strict=True)
-        ):
-            if not isinstance(leaf, Variable):
-                place = attribute_at(root, path)
-                if place is not None:
-                    self._arrays.append((number, place))
-                    leaves[number] = None
+        places = {
+            number: attribute_at(root, path)
+            for number, path in enumerate(graphdef.paths())
+            if not isinstance(leaves[number], Variable)
+        }
+        self._arrays = {n: place for n, place in places.items() if place is not None}
+        for number in self._arrays:
+            leaves[number] = None
 
     def leaves(self) -> list[Any]:
         """The leaves, in a new list."""
         leaves = self._leaves.copy()
-        for number, place in self._arrays:
-            leaves[number] = place.read()
+        arrays = read_all(self._arrays.values())
+        for number, array in zip(self._arrays, arrays, strict=True):
+            leaves[number] = array
         return leaves
 
     def raw_leaves(self) -> list[Any]:
@@ -558,23 +578,21 @@ def _keys_of(x: Any) -> Any:
     return [*x] if type(x) is dict else _jax.flatten_one_level(x)[1]
 
 
-class Attribute:
-    """Where an object has an array; the array may be replaced by another one.
+class Attribute(NamedTuple):
+    """Where an object has an array, which may be replaced by another one.
 
-    Args:
+    Attributes:
         owner: The object, which is not kept alive.
         name: The name of the attribute.
     """
 
-    __slots__ = ("_name", "_owner")
+    owner: weakref.ref[Any]
+    name: str
 
-    def __init__(self, owner: Any, name: str) -> None:
-        self._owner = weakref.ref(owner)
-        self._name = name
 
-    def read(self) -> Any:
-        """The array that is there now."""
-        return vars(self._owner())[self._name]
+def read_all(attributes: Iterable[Attribute]) -> list[Any]:
+    """The arrays that are there now."""
+    return [vars(owner())[name] for owner, name in attributes]
 
 
 def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
@@ -584,4 +602,4 @@ def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
         owner = next(child.value for child in nodes.children(owner) if child.key == key)
     if nodes.kind_of(owner) is not nodes.PYTREE:
         return None
-    return Attribute(owner, classes.name_of(type(owner), path[-1]))
+    return Attribute(weakref.ref(owner), classes.name_of(type(owner), path[-1]))

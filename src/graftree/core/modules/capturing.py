@@ -28,13 +28,12 @@ it is for everyone else, also in other threads.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -91,7 +90,7 @@ def tuple_reduce(xs: tuple[Any, ...], x: Any) -> tuple[Any, ...]:
     return (*xs, x)
 
 
-class Recorder:
+class Sower:
     """The part of a Module that records values: `sow` and `perturb`."""
 
     __slots__ = ()
@@ -248,9 +247,7 @@ def _open_buffers(module: Any) -> tuple[Buffer, ...] | None:
     return buffers if _capturing_threads.get(id(module), me) == me else None
 
 
-def _find_buffer(
-    buffers: tuple[Buffer, ...], variable_type: type[Variable[Any]]
-) -> Buffer | None:
+def _find_buffer(buffers: Sequence[Buffer], variable_type: type) -> Buffer | None:
     """The buffer of exactly this type; it does not take in values of subtypes."""
     return next((b for b in buffers if type(b) is variable_type), None)
 
@@ -322,7 +319,7 @@ def records_no_outputs(cls: type[T]) -> type[T]:
 class _Request(NamedTuple):
     """What one use of `capture` asks for."""
 
-    returned: tuple[type[Variable[Any]], ...]
+    kinds: tuple[type[Variable[Any]], ...]
     init: Mapping[Any, Any] | None
     method_outputs: type[Variable[Any]] | None
 
@@ -372,19 +369,19 @@ def capture(
     if _is_variable_type(fn):
         options = {"init": init, "method_outputs": method_outputs}
         return lambda f: capture(f, fn, *var_types, **options)
-    _check_request(fn, var_types, method_outputs)
-    request = _Request(var_types, init, method_outputs)
+    kinds = var_types if method_outputs is None else (*var_types, method_outputs)
+    _check_request(fn, kinds)
+    request = _Request(kinds, init, method_outputs)
     module: Any = fn  # which has a `__call__`, if it is one
 
     # Without `updated`, the attributes of a callable object would be copied, too.
-    @functools.wraps(module.__call__ if isinstance(fn, Recorder) else fn, updated=())
+    @functools.wraps(module.__call__ if isinstance(fn, Sower) else fn, updated=())
     def captured(*args: Any, **kwargs: Any) -> Any:
-        with _recording(_subject(fn, args, kwargs), request) as recorded:
-            recorded.result = fn(*args, **kwargs)
+        subject = _subject(fn, args, kwargs)
+        result, recorded = _call(subject, request, lambda: fn(*args, **kwargs))
         if not var_types:
-            return recorded.result
-        captures = [_to_state(recorded.buffers, var_type) for var_type in var_types]
-        return (recorded.result, *captures)
+            return result
+        return (result, *[_to_state(recorded, var_type) for var_type in var_types])
 
     return captured
 
@@ -393,27 +390,26 @@ def _is_variable_type(x: Any) -> bool:
     return isinstance(x, type) and issubclass(x, Variable)
 
 
-def _check_request(fn: Any, var_types: Sequence[Any], method_outputs: Any) -> None:
+def _check_request(fn: Any, kinds: Sequence[Any]) -> None:
     if not callable(fn):
         raise TypeError(
             f"nnx.capture expects a Module, a method or a function, got {fn!r} of type "
             f"{type(fn).__name__}."
         )
-    requested = var_types if method_outputs is None else (*var_types, method_outputs)
-    for var_type in requested:
-        if not _is_variable_type(var_type):
+    for kind in kinds:
+        if not _is_variable_type(kind):
             raise TypeError(
                 "nnx.capture expects Variable types, such as nnx.Intermediate, got "
-                f"{var_type!r}."
+                f"{kind!r}."
             )
 
 
 def _subject(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The node whose Modules record in the call ``fn(*args, **kwargs)``."""
-    if isinstance(fn, Recorder):
+    if isinstance(fn, Sower):
         return fn
     owner = getattr(fn, "__self__", None)
-    if isinstance(owner, Recorder):
+    if isinstance(owner, Sower):
         return owner
     if isinstance(fn, functools.partial):
         return _subject(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
@@ -428,25 +424,24 @@ def _subject(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     )
 
 
-class _Recorded:
-    """The result of a call and the buffers it filled, by the path of their Module."""
-
-    def __init__(self) -> None:
-        self.result: Any = None
-        self.buffers: list[tuple[Path, tuple[Buffer, ...]]] = []
+# The buffers that a call fills, by the path of their Module.
+_Recorded = Sequence[tuple[Path, tuple[Buffer, ...]]]
 
 
-@contextlib.contextmanager
-def _recording(subject: Any, request: _Request) -> Iterator[_Recorded]:
-    recorded = _Recorded()
+def _call(
+    subject: Any, request: _Request, function: Callable[[], Any]
+) -> tuple[Any, _Recorded]:
+    """The result of a call, and what the Modules in its subject record."""
     with _turn:
         modules, claimed = _claim(subject)
     before = [
         (module, vars(module).get(BUFFERS), type(module)) for _, module in modules
     ]
+    result = None
     try:
-        _attach(modules, request, recorded)
-        yield recorded
+        recorded = _attach(modules, request)
+        result = function()
+        return result, recorded
     finally:
         for module, outer_buffers, cls in before:
             _restore(module, outer_buffers, cls)
@@ -456,7 +451,7 @@ def _recording(subject: Any, request: _Request) -> Iterator[_Recorded]:
             _turn.notify_all()
         # In an outer call such copies may be there to record for it.
         if all(outer_buffers is None for _, outer_buffers, _ in before):
-            _clean_copies(subject, recorded.result)
+            _clean_copies(subject, result)
 
 
 def _claim(subject: Any) -> tuple[list[tuple[Path, Any]], list[Any]]:
@@ -483,26 +478,22 @@ def _modules_in(node: Any) -> list[tuple[Path, Any]]:
     return [
         (path, value)
         for path, value in traversals.iter_graph(node, graph=True)
-        if isinstance(value, Recorder)
+        if isinstance(value, Sower)
     ]
 
 
-def _attach(
-    modules: Sequence[tuple[Path, Any]], request: _Request, recorded: _Recorded
-) -> None:
+def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded:
+    recorded = []
     init = _init_by_path(request.init)
     _warn_if_unused(init.keys() - {path for path, _ in modules})
     for path, module in modules:
-        entries: dict[type[Variable[Any]], dict[str, Any]]
-        entries = {var_type: {} for var_type in request.returned}
-        if request.method_outputs is not None:
-            entries.setdefault(request.method_outputs, {})
+        entries = {kind: dict[str, Any]() for kind in request.kinds}
         entries |= init.get(path, {})
         # Not by the constructor: neither hooks nor the `ref` default are for the dicts.
         buffers = tuple(
             [kind.from_metadata(given, _PLAIN) for kind, given in entries.items()]
         )
-        recorded.buffers.append((path, buffers))
+        recorded.append((path, buffers))
         outer_buffers = vars(module).get(BUFFERS, ())
         further = [buffer for buffer in outer_buffers if type(buffer) not in entries]
         if request.method_outputs is not None:
@@ -510,6 +501,7 @@ def _attach(
             object.__setattr__(module, "__class__", cls)
         # Last, since it stamps the Module.
         pytrees.store_attribute(module, BUFFERS, (*buffers, *further), True)
+    return recorded
 
 
 def _init_by_path(
@@ -530,7 +522,7 @@ def _warn_if_unused(unknown: set[Path]) -> None:
             f"nnx.capture ignores the values in `init` at {places}: there is no Module "
             "at these paths.",
             UserWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
 
 
@@ -546,16 +538,13 @@ def _restore(module: Any, outer_buffers: tuple[Buffer, ...] | None, cls: type) -
 def _clean_copies(subject: Any, result: Any) -> None:
     """Takes the buffers off copies of captured Modules that the call made."""
     results = result if isinstance(result, (tuple, list)) else [result]
-    returned = [value for value in results if isinstance(value, Recorder)]
+    returned = [value for value in results if isinstance(value, Sower)]
     for _, module in _modules_in([subject, *returned]):
         if id(module) not in _capturing_threads:
             _restore(module, None, _user_class(type(module)))
 
 
-def _to_state(
-    recorded: Sequence[tuple[Path, tuple[Buffer, ...]]],
-    var_type: type[Variable[Any]],
-) -> states.State:
+def _to_state(recorded: _Recorded, var_type: type[Variable[Any]]) -> states.State:
     flat: dict[Path, Variable[Any]] = {}
     for path, buffers in recorded:
         buffer = _find_buffer(buffers, var_type)

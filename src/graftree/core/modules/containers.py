@@ -16,15 +16,7 @@ their status, and happens completely or not at all.
 from __future__ import annotations
 
 import warnings
-from collections.abc import (
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    MutableSequence,
-    Sequence,
-)
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -50,7 +42,7 @@ def _index_order(name: str) -> tuple[int, int, str]:
     return (0, int(name), "") if _is_index(name) else (1, 0, name)
 
 
-def _item_key(name: str) -> Hashable:
+def _item_key(name: str) -> int | str:
     return int(name) if _is_index(name) else name
 
 
@@ -272,7 +264,7 @@ def _items(x: List[Any]) -> list[tuple[Any, bool]]:
     return [(entries[name], table[name]) for name in names]
 
 
-def _replace(x: List[Any], items: Sequence[tuple[Any, bool]]) -> None:
+def _replace(x: List[Any], items: list[tuple[Any, bool]]) -> None:
     bookkeeping.check_owned(x)
     values = dict(bookkeeping.attribute_items(x))
     statuses = dict(bookkeeping.table_of(x))
@@ -363,7 +355,8 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
 
     @classes.of_ours
     def __setattr__(self, name: str, value: Any) -> None:
-        if _is_method(type(self), name) and not _has_setter(type(self), name):
+        attribute = getattr(type(self), name, None)
+        if callable(attribute) and not hasattr(type(attribute), "__set__"):
             name = _MARK + name
         super().__setattr__(name, value)
 
@@ -394,7 +387,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
         return _name_of(type(self), key) in vars(self)
 
     def __iter__(self) -> Iterator[str]:
-        names = _item_names(self)
+        names = [name for name in vars(self) if name not in _HIDDEN]
         if _jax.is_tracing():
             _warn_of_order(self, names)
         return map(_key_of, names)
@@ -408,17 +401,13 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
         if not isinstance(other, Mapping):
             return NotImplemented
         # Not by iteration: the order does not count.
-        keys = {*map(_key_of, _item_names(self))}
+        keys = {*map(_key_of, vars(self).keys() - _HIDDEN)}
         return len(keys) == len(other) and all(
             key in other and _same(self[key], other[key]) for key in keys
         )
 
     def __hash__(self) -> int:
         return object.__hash__(self)  # as for `List`
-
-
-def _item_names(x: Dict[Any]) -> list[str]:
-    return [name for name in vars(x) if name not in _HIDDEN]
 
 
 def _warn_of_order(x: Dict[Any], names: list[str]) -> None:
@@ -473,7 +462,3 @@ def _check_key(key: Any) -> None:
 def _is_method(cls: type, name: str) -> bool:
     attribute = getattr(cls, name, None)
     return callable(attribute) or hasattr(type(attribute), "__set__")
-
-
-def _has_setter(cls: type, name: str) -> bool:
-    return hasattr(type(getattr(cls, name, None)), "__set__")

@@ -37,7 +37,7 @@ class ModuleMeta(pytrees.PytreeMeta):
 
 
 @capturing.records_no_outputs
-class Module(capturing.Recorder, pytrees.Pytree, metaclass=ModuleMeta):
+class Module(capturing.Sower, pytrees.Pytree, metaclass=ModuleMeta):
     """A base class for layers and models.
 
     Attributes are data (Variables, arrays, other Modules) or static (sizes, names,
@@ -111,12 +111,8 @@ class Module(capturing.Recorder, pytrees.Pytree, metaclass=ModuleMeta):
             >>> dropout.deterministic
             False
         """
-        self.set_attributes(
-            deterministic=False,
-            use_running_average=False,
-            **attributes,
-            raise_if_not_found=False,
-        )
+        flags = {"deterministic": False, "use_running_average": False}
+        self.set_attributes(**flags, **attributes, raise_if_not_found=False)
 
     def eval(self, **attributes: Any) -> None:
         """Switches to evaluation: dropout is off, normalization uses its averages.
@@ -136,12 +132,8 @@ class Module(capturing.Recorder, pytrees.Pytree, metaclass=ModuleMeta):
             >>> dropout.deterministic
             True
         """
-        self.set_attributes(
-            deterministic=True,
-            use_running_average=True,
-            **attributes,
-            raise_if_not_found=False,
-        )
+        flags = {"deterministic": True, "use_running_average": True}
+        self.set_attributes(**flags, **attributes, raise_if_not_found=False)
 
     def iter_modules(self) -> Iterator[tuple[Path, Module]]:
         """Yields all nested Modules (deprecated: use ``nnx.iter_modules(module)``).
@@ -291,7 +283,8 @@ def _configure(
     stacked: dict[Path, dict[Path, Mapping[str, Any]]] = {}
     plain = {}
     for path, own in options.items():
-        ends = [end for end in range(len(path)) if _has_layers(parts, path, end)]
+        # Where the path leads to layers that are kept as one.
+        ends = [n for n, key in enumerate(path) if key == _stack_of(parts[path[:n]])[0]]
         if ends:
             stacked.setdefault(path[: ends[0]], {})[path[ends[0] + 1 :]] = own
         else:
@@ -305,11 +298,6 @@ def _configure(
 
 def _configure_in(layer: Any, options: Mapping[Path, Mapping[str, Any]]) -> None:
     _configure(dict(traversals.iter_graph(layer, graph=True)), options)
-
-
-def _has_layers(parts: Mapping[Path, Any], path: Path, end: int) -> bool:
-    """Whether a path leads, at a step, to layers that are kept as one."""
-    return path[end] == _stack_of(parts[path[:end]])[0]
 
 
 # Classes of objects that keep equal layers as one: of each the attribute with that, and

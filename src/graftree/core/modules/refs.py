@@ -113,9 +113,7 @@ def to_refs(node: N, /, only: Any = ...) -> N:
     """
 
     def is_array(leaf: Any) -> bool:
-        if isinstance(leaf, Variable):
-            return not leaf.has_ref
-        return isinstance(leaf, jax.Array) and not _jax.is_ref(leaf)
+        return isinstance(leaf, (Variable, jax.Array)) and not _is_in_ref(leaf)
 
     return _convert(node, is_array, _as_ref, only, allow_duplicates=False)
 
@@ -141,11 +139,11 @@ def to_arrays(node: N, /, *, only: Any = ..., allow_duplicates: bool = False) ->
         >>> float(grads.w[...])
         6.0
     """
+    return _convert(node, _is_in_ref, _as_array, only, allow_duplicates)
 
-    def is_ref(leaf: Any) -> bool:
-        return leaf.has_ref if isinstance(leaf, Variable) else _jax.is_ref(leaf)
 
-    return _convert(node, is_ref, _as_array, only, allow_duplicates)
+def _is_in_ref(leaf: Any) -> bool:
+    return leaf.has_ref if isinstance(leaf, Variable) else _jax.is_ref(leaf)
 
 
 def _as_ref(leaf: Any) -> Any:

@@ -32,7 +32,7 @@ from graftree.core.objects import (
 )
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
-from graftree.core.text import completions, representations
+from graftree.core.text import representations
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
 
@@ -64,7 +64,7 @@ class PytreeMeta(abc.ABCMeta):
         super().__delattr__(name)
         classes.forget()
 
-    __dir__ = completions.of_class
+    __dir__ = representations.names_of_class
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -246,7 +246,7 @@ class Pytree(
         items, table = bookkeeping.attribute_items(self), bookkeeping.table_of(self)
         return representations.pytree_repr(self, items, table)
 
-    __dir__ = completions.of_object
+    __dir__ = representations.names_of_object
 
 
 classes.forget()

@@ -22,7 +22,16 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import jax
 import jax.numpy as jnp
@@ -36,16 +45,17 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables.variables import Variable
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
-Derivation: TypeAlias = Callable[[RngStream], RngStream]
+Derivation = Callable[[RngStream], RngStream]
 """Draws from a stream, and makes a new stream of the key."""
-Choice: TypeAlias = Callable[[Path, RngStream], Derivation | None]
+Choice = Callable[[Path, RngStream], Derivation | None]
 """Says how the stream at a path is derived; ``None``: it stays as it is."""
 
-Backup: TypeAlias = tuple[RngStream, PRNGKey] | tuple[RngStream, PRNGKey, jax.Array]
+Backup = tuple[RngStream, PRNGKey] | tuple[RngStream, PRNGKey, jax.Array]
 """A stream and the values of its key and, if given, its count."""
-ReseedPolicy: TypeAlias = (
+ReseedPolicy = (
     Literal["scalars_only", "match_shape"]
     | Callable[[Path, PRNGKey, tuple[int, ...]], PRNGKey]
 )
@@ -54,29 +64,27 @@ ReseedPolicy: TypeAlias = (
 # Stands for the object where the functions below are used as decorators.
 _ARGUMENTS: Any = object()
 
+
+class _OrDecorator(Protocol[Q]):
+    """A function of an object; without the object it is a decorator."""
+
+    @overload
+    def __call__(self, node: Any, /, *args: Q.args, **kwargs: Q.kwargs) -> Any: ...
+    @overload
+    def __call__(
+        self, *args: Q.args, **kwargs: Q.kwargs
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def _or_decorator(function: Callable[Concatenate[Any, Q], Any]) -> _OrDecorator[Q]:
+    """Gives a function the type that says so."""
+    return cast(Any, function)
+
+
 _FORK: Derivation = operator.methodcaller("fork")
 
 
-@overload
-def split_rngs(
-    node: Any,
-    /,
-    *,
-    splits: streams.Size,
-    only: Filter = ...,
-    squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Any: ...
-@overload
-def split_rngs(
-    *,
-    splits: streams.Size,
-    only: Filter = ...,
-    squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@_or_decorator
 def split_rngs(
     node: Any = _ARGUMENTS,
     /,
@@ -131,22 +139,7 @@ def split_rngs(
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
-@overload
-def fork_rngs(
-    node: Any,
-    /,
-    *,
-    split: streams.Sizes = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Any: ...
-@overload
-def fork_rngs(
-    *,
-    split: streams.Sizes = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@_or_decorator
 def fork_rngs(
     node: Any = _ARGUMENTS,
     /,
@@ -183,35 +176,17 @@ def fork_rngs(
     """
     sizes = {...: None} if split is None else streams.sizes_by_filter(split)
     rules = [
-        (_both_variables_match(filters.to_predicate(key)), _split_or_fork(size))
+        (
+            _both_variables_match(filters.to_predicate(key)),
+            _FORK if size is None else operator.methodcaller("split", size),
+        )
         for key, size in sizes.items()
     ]
     choose = _first_match(rules)
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
-@overload
-def with_rngs(
-    node: Any,
-    /,
-    *,
-    split: streams.Sizes = None,
-    fork: Filter = None,
-    broadcast: streams.Sizes = None,
-    only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Any: ...
-@overload
-def with_rngs(
-    *,
-    split: streams.Sizes = None,
-    fork: Filter = None,
-    broadcast: streams.Sizes = None,
-    only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@_or_decorator
 def with_rngs(
     node: Any = _ARGUMENTS,
     /,
@@ -305,10 +280,6 @@ def _first_match(rules: list[tuple[Predicate, Derivation]]) -> Choice:
 def _split_once(stream: RngStream) -> RngStream:
     split = stream.split(1)
     return type(stream)(split.key.get_value()[0], tag=stream.tag)
-
-
-def _split_or_fork(size: streams.Size | None) -> Derivation:
-    return _FORK if size is None else operator.methodcaller("split", size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -252,7 +252,7 @@ class RngStream(RandomMethods, pytrees.Pytree):
         """
         # Before the draw: the values of a stream of a finished trace are dead tracers.
         counter = self.count
-        variables.check_writable(counter)
+        variables.check_write(counter)
         # In a trace, two plain equations instead of a nested function. And what someone
         # has put in place of `fold_in` is called each time.
         is_own = jax.random.fold_in is _fold_in and _code_of(_fold_in) is _fold_in_code

@@ -10,6 +10,7 @@ where they take a State; empty sub-mappings vanish in what they return.
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from graftree.annotations import Filter, Key, Path
 from graftree.core import paths, pickling
 from graftree.core.states import flat_states, pure_dicts
 from graftree.core.states.flat_states import FlatState
-from graftree.core.text import completions, descriptions, representations
+from graftree.core.text import descriptions, representations
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -28,23 +29,24 @@ S = TypeVar("S", bound="State")
 N = TypeVar("N", bound=Mapping)
 
 
-def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a method warn and name the function that its docstring refers to."""
+def _older(name: str, function: str, same: Callable[..., Any]) -> Any:
+    """A method of older programs, which warns and names the function of today."""
 
-    @functools.wraps(method)
-    def warning(*args: Any, **kwargs: Any) -> Any:
-        function = str(method.__doc__).split("`")[1]
+    def method(*args: Any, **kwargs: Any) -> Any:
         warnings.warn(
-            f"State.{method.__name__} is deprecated, since a plain dict is to replace "
-            f"State: use {function} instead.",
+            f"State.{name} is deprecated, since a plain dict is to replace State: use "
+            f"{function} instead.",
             DeprecationWarning,
             # This line, so that Python shows it only to those who ask for warnings:
             # programs that run without a word elsewhere stay silent here.
             stacklevel=1,
         )
-        return method(*args, **kwargs)
+        return same(*args, **kwargs)
 
-    return warning
+    functools.update_wrapper(method, same)
+    method.__name__, method.__qualname__ = name, f"State.{name}"
+    method.__doc__ = f"Older form of `{function}`."
+    return method
 
 
 class State(MutableMapping[K, V], representations.Representable):
@@ -159,62 +161,33 @@ class State(MutableMapping[K, V], representations.Representable):
 
     def __dir__(self) -> list[str]:
         keys = [key for key in self._mapping if isinstance(key, str)]
-        return completions.of_object(self, keys)
+        return representations.names_of_object(self, keys)
 
     # The methods of older programs.
 
-    @_deprecated
-    def map(self, f: Callable[[Path, V], Any]) -> State:
-        """Older form of `nnx.map_state`."""
-        return map_state(f, self)
-
-    @_deprecated
-    def flat_state(self) -> FlatState[V]:
-        """Older form of `nnx.to_flat_state`."""
-        return to_flat_state(self)
-
-    @classmethod
-    @_deprecated
-    def from_flat_path(cls, flat_state: Any, /) -> State:
-        """Older form of `nnx.from_flat_state`."""
-        return from_flat_state(flat_state, cls=cls)
-
-    @_deprecated
-    def to_pure_dict(
-        self, extract_fn: Callable[[Any], Any] | None = None
-    ) -> dict[Key, Any]:
-        """Older form of `nnx.to_pure_dict`."""
-        return pure_dicts.to_pure_dict(self, extract_fn)
-
-    @_deprecated
-    def replace_by_pure_dict(
-        self,
-        pure_dict: Mapping,
-        replace_fn: Callable[[Any, Any], Any] | None = None,
-    ) -> None:
-        """Older form of `nnx.replace_by_pure_dict`."""
-        pure_dicts.replace_by_pure_dict(self, pure_dict, replace_fn)
-
-    @_deprecated
-    def split(self, first: Filter, /, *filters: Filter) -> Any:
-        """Older form of `nnx.split_state`."""
-        return split_state(self, first, *filters)
-
-    @_deprecated
-    def filter(self, first: Filter, /, *filters: Filter) -> Any:
-        """Older form of `nnx.filter_state`."""
-        return filter_state(self, first, *filters)
-
-    @staticmethod
-    @_deprecated
-    def merge(state: Mapping, /, *states: Mapping) -> State:
-        """Older form of `nnx.merge_state`."""
-        return merge_state(state, *states)
-
-    @_deprecated
-    def __sub__(self, other: Mapping) -> State:
-        """Older form of `nnx.statelib.diff`."""
-        return diff(self, other)
+    map = _older("map", "nnx.map_state", lambda self, f: map_state(f, self))
+    flat_state = _older(
+        "flat_state", "nnx.to_flat_state", lambda self: to_flat_state(self)
+    )
+    from_flat_path = classmethod(
+        _older(
+            "from_flat_path",
+            "nnx.from_flat_state",
+            lambda cls, flat_state, /: from_flat_state(flat_state, cls=cls),
+        )
+    )
+    to_pure_dict = _older("to_pure_dict", "nnx.to_pure_dict", pure_dicts.to_pure_dict)
+    replace_by_pure_dict = _older(
+        "replace_by_pure_dict",
+        "nnx.replace_by_pure_dict",
+        pure_dicts.replace_by_pure_dict,
+    )
+    split = _older("split", "nnx.split_state", lambda *args: split_state(*args))
+    filter = _older("filter", "nnx.filter_state", lambda *args: filter_state(*args))
+    merge = staticmethod(
+        _older("merge", "nnx.merge_state", lambda *states: merge_state(*states))
+    )
+    __sub__ = _older("__sub__", "nnx.statelib.diff", lambda self, x: diff(self, x))
 
 
 _set_mapping = State._mapping.__set__
@@ -247,11 +220,6 @@ class _NestedRepr(representations.Representable):
     def __init__(self, mapping: Mapping):
         self._mapping = flat_states.raw_mapping(mapping)
 
-    @property
-    def raw_mapping(self) -> Mapping:
-        """The mapping."""
-        return self._mapping
-
     def __nnx_repr__(self) -> Iterable[descriptions.Item]:
         return _items_repr("", self._mapping, "{", "}")
 
@@ -261,17 +229,12 @@ class _NestedRepr(representations.Representable):
 
 def _register(cls: type[State]) -> None:
     jax.tree_util.register_pytree_with_keys(
-        cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
+        cls,
+        lambda state: _with_entries(_children(state._mapping)),
+        functools.partial(_unflatten, cls),
+        lambda state: _children(state._mapping),
     )
     pickling.announce_class(cls)
-
-
-def _flatten(state: State) -> tuple[list[Any], tuple[Key, ...]]:
-    return _children(state._mapping)
-
-
-def _flatten_with_keys(state: State) -> tuple[list[tuple[Any, Any]], tuple[Key, ...]]:
-    return _with_entries(_children(state._mapping))
 
 
 def _unflatten(cls: type[S], keys: tuple[Key, ...], children: Iterable[Any]) -> S:
@@ -487,28 +450,8 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
     """
     if not states:
         return state if isinstance(state, cls) else cls(flat_states.raw_mapping(state))
-    merged: dict = {}
-    for part in (state, *states):
-        _merge_into(merged, flat_states.raw_mapping(part), ())
-    return cls(merged, _copy=False)
-
-
-def _merge_into(merged: dict, part: Mapping, path: Path) -> None:
-    for key, value in part.items():
-        if not isinstance(value, Mapping):
-            merged[key] = value
-            continue
-        inner = merged.get(key, _ABSENT)
-        known = {} if inner is _ABSENT else inner
-        if type(known) is dict:
-            _merge_into(known, flat_states.raw_mapping(value), (*path, key))
-            if known:
-                merged[key] = known
-        elif flat_states.leaves(value):
-            raise flat_states.conflict((*path, key), known)
-
-
-_ABSENT = object()
+    parts = map(flat_states.raw_mapping, (state, *states))
+    return from_flat_state(itertools.chain(*map(flat_states.leaves, parts)), cls=cls)
 
 
 def diff(state: N, other: Mapping) -> N | State:

@@ -2,10 +2,10 @@
 
     obj.__nnx_repr__()  ->  Object, Attr ...  ->  Piece  ->  lines
 
-- ``representations.py``: the base classes of what prints, and what ours print.
+- ``representations.py``: the base classes of what prints; what ours print, and ``dir``
+  lists.
 - ``descriptions.py``: what any value says about itself: a frame, and what is in it.
 - ``writing.py``: the one writer: full form or compact form, lines, colors.
 - ``folding.py``: what the compact form leaves out: equal siblings, defaults.
-- ``completions.py``: what ``dir`` lists.
 - ``short_forms.py``: arrays in short, and tables, for reports and messages.
 """

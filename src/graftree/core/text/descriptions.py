@@ -111,7 +111,10 @@ def contents(x: Any) -> tuple[Object | None, list[Attr]]:
     if isinstance(x, Mapping):
         name, start, end = ("", "{", "}") if cls is dict else (cls, "({", "})")
         frame = Object(name, start, end, kv_sep=": ", indent="", same_line=True)
-        named = [(_key_text(key), value) for key, value in x.items()]
+        named = [
+            (key.__name__ if isinstance(key, type) else safe_repr(key), value)
+            for key, value in x.items()
+        ]
     elif cls in (list, tuple):
         start, end = "[]" if cls is list else "()"
         end = "," + end if cls is tuple and len(x) == 1 else end
@@ -137,10 +140,6 @@ def describes_itself(x: Any) -> bool:
 def is_object(x: Any) -> bool:
     """Whether a value is an array, or describes itself."""
     return is_array(x) or describes_itself(x)
-
-
-def _key_text(key: Any) -> str:
-    return key.__name__ if isinstance(key, type) else safe_repr(key)
 
 
 def leaves(x: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
@@ -193,12 +192,13 @@ def is_node(x: Any) -> bool:
 
 def is_variable(x: Any) -> bool:
     """Whether ``x`` is a Variable."""
-    return isinstance(x, tuple(_variable_types))
+    return isinstance(x, _variable_types)
 
 
-_variable_types: list[type] = []
+_variable_types: tuple[type, ...] = ()
 
 
 def register_variable_type(cls: type) -> None:
     """Makes the instances of a class Variables for `is_variable`."""
-    _variable_types.append(cls)
+    global _variable_types
+    _variable_types += (cls,)

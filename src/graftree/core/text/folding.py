@@ -44,7 +44,7 @@ _MOST_ENTRIES = 40
 _FIRST, _LAST = 20, 5
 
 
-class Group(NamedTuple):
+class Fold(NamedTuple):
     """Entries of an object or container that read the same.
 
     Attributes:
@@ -113,7 +113,8 @@ class Siblings:
     """
 
     def __init__(self, root: Any) -> None:
-        self._alive: list[Any] = []
+        # The label and the parts of each value, by its id; with them, it is kept alive.
+        self._parts: dict[int, tuple[Any, Any, Sequence[Any]]] = {}
         self._references = self._count(root)
 
     def tokens(self, x: Any) -> tuple[Any, ...]:
@@ -137,9 +138,10 @@ class Siblings:
         pending = [root]
         while pending:
             x = pending.pop()
-            label, below = parts(x)
-            # Some are made when asked for; no other object may take their id.
-            self._alive.append(below)
+            known = self._parts.get(id(x))
+            if known is None:
+                known = self._parts[id(x)] = x, *parts(x)
+            _, label, below = known
             key = id(x) if isinstance(below, list) else 0
             if key in external or key in numbers:
                 yield key, numbers.get(key, key)
@@ -149,20 +151,20 @@ class Siblings:
             yield key, label
             pending += reversed(below)
 
-    def groups(self, entries: Sequence[Attr], *, may_omit: bool) -> list[Group]:
+    def groups(self, entries: Sequence[Attr], *, may_omit: bool) -> list[Fold]:
         """Groups the entries that read the same; of many, omits those in the middle."""
         keys = [str(entry.key) for entry in entries]
         runs = self._runs(entries, keys)
         is_folded = len(runs) < len(entries)
-        groups: list[Group] = []
+        groups: list[Fold] = []
         for run in runs:
             entry, place = entries[run[0]], _place(run, keys, is_folded)
             shared = self.external(entry.value) if len(run) > 1 else frozenset[int]()
-            groups.append(Group(place, entry, len(run), shared))
+            groups.append(Fold(place, entry, len(run), shared))
         if may_omit and len(groups) > _MOST_ENTRIES:
             count = sum(map(len, runs[_FIRST:-_LAST]))
             omitted = Attr("", f"... {count:,} more ...", use_raw_value=True)
-            groups[_FIRST:-_LAST] = [Group("", omitted)]
+            groups[_FIRST:-_LAST] = [Fold("", omitted)]
         return groups
 
     def _runs(self, entries: Sequence[Attr], keys: list[str]) -> list[list[int]]:

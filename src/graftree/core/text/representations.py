@@ -1,4 +1,4 @@
-"""What classes of objects that print derive from, and what ours print.
+"""What classes of objects that print derive from; what ours print, and ``dir`` lists.
 
 Classes derive from `Representable` and define ``__nnx_repr__``; `writing.py` turns what
 it yields into text. The functions at the end serve Variables and Pytrees, which are
@@ -11,8 +11,10 @@ import collections
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+
+import jax
 
 from graftree import _jax, config
 from graftree.core import paths, walks
@@ -242,8 +244,9 @@ def pytree_repr(
     obj: Any, attributes: Iterable[tuple[str, Any]], is_data: Mapping[str, bool]
 ) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a Pytree yields."""
-    yield _frame(obj, _sizes_by_type(variables_in(obj)))
     writer = writing.active()
+    has_sizes = writer is None or not writer.only_counts
+    yield _frame(obj, _sizes_by_type(variables_in(obj)) if has_sizes else "")
     defaults = folding.defaults_of(type(obj)) if writer and writer.siblings else {}
     for name, value in attributes:
         is_shown = not name.startswith("_") or is_data.get(name, False)
@@ -291,3 +294,52 @@ def variables_in(root: Any) -> list[Any]:
 
 def _is_end(x: Any) -> bool:
     return descriptions.is_variable(x) or descriptions.is_node(x)
+
+
+# What ``dir`` lists, and so what a notebook or shell offers on Tab: all that users can
+# call, read or set. It leaves out the private names of this library and of the standard
+# library, and attributes that are no identifiers, such as the numbers under which a
+# List keeps its items. These three are ``__dir__`` methods.
+
+
+def names_of_class(self: type) -> list[str]:
+    """The names of a class that are for users."""
+    return _listed(type.__dir__(self), self, own=())
+
+
+def names_of_object(self: Any, further: Iterable[str] = ()) -> list[str]:
+    """The names of an object that are for users, with further ones."""
+    own = getattr(self, "__dict__", ())
+    return _listed({*object.__dir__(self), *further}, type(self), own)
+
+
+def names_of_variable(self: Any) -> list[str]:
+    """The names of a Variable for users, with those of its metadata and its value."""
+    raw = self.get_raw_value()
+    # A ref and a tracer show those of the array that they stand for.
+    is_array = isinstance(raw, jax.Array) or _jax.is_ref(raw)
+    of_value = [name for name in dir(jax.Array if is_array else raw) if name[:1] != "_"]
+    return names_of_object(self, [*self.get_metadata(), *of_value])
+
+
+def _listed(names: Iterable[str], cls: type, own: Collection[str]) -> list[str]:
+    return sorted(
+        name
+        for name in names
+        if name.isidentifier() and not _is_internal(name, cls, own)
+    )
+
+
+_INTERNAL = ("_pytree__", "_object__", "_abc_")
+_NOT_THE_USERS = frozenset({"graftree", "abc", "typing", "collections"})
+
+
+def _is_internal(name: str, cls: type, own: Collection[str]) -> bool:
+    if not name.startswith("_") or name.startswith("__"):
+        return False
+    if name.startswith(_INTERNAL):
+        return True
+    if name in own:
+        return False
+    owner = next((base for base in cls.__mro__ if name in vars(base)), type)
+    return owner.__module__.partition(".")[0] in _NOT_THE_USERS

@@ -245,6 +245,7 @@ class Writer:
         siblings: Given for the compact form: says which values read the same.
 
     Attributes:
+        only_counts: Whether only the number of lines is asked for.
         reads_values: Whether it shows values, and not only shapes.
         short: Whether the arrays at the current place are shortened.
         count: How many objects it has come to.
@@ -259,7 +260,8 @@ class Writer:
     ):
         self.color, self.siblings = color, siblings
         self.max_elements, self.limit = max_elements, limit
-        self.reads_values = siblings is None and limit == math.inf
+        self.only_counts = limit < math.inf
+        self.reads_values = siblings is None and not self.only_counts
         self.width = _WIDTH if siblings else 0
         deepest = config.flax_max_repr_depth
         if deepest is None:
@@ -336,7 +338,7 @@ class Writer:
         is_node = descriptions.is_node(x)
         if is_node or (self.siblings and descriptions.is_variable(x)):
             self.written[id(x)] = x
-        groups = [folding.Group(str(entry.key), entry) for entry in entries]
+        groups = [folding.Fold(str(entry.key), entry) for entry in entries]
         if self.siblings:
             groups = self.siblings.groups(entries, may_omit=frame.kv_sep != "=")
         outer = self.short, self.depth
@@ -353,7 +355,7 @@ class Writer:
             part.end += ","
         return parts
 
-    def _part(self, frame: Object, group: folding.Group) -> Piece:
+    def _part(self, frame: Object, group: folding.Fold) -> Piece:
         """The text of one entry, which may stand for several."""
         place, entry, count, shared = group
         if entry.use_raw_value:

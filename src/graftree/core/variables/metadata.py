@@ -28,9 +28,6 @@ HOOKS = (
 
 REQUIRED = frozenset({"hijax", "ref", "eager_sharding"})
 
-# The hooks that the classes of Variables define.
-class_hooks: dict[Any, dict[str, Callable[..., Any]]] = {}
-
 # The hooks of a Variable get it first, then the value, or an index and a name.
 GetValueHook = Callable[[Any, Any], Any]
 SetValueHook = Callable[[Any, Any], Any]
@@ -57,31 +54,30 @@ _NOT_TAKEN = ("mutable", FROZEN_TYPE)
 class Entries(MutableMapping[str, Any]):
     """The metadata of a Variable; what is written here is written there."""
 
-    __slots__ = ("_read", "_variable", "_write")
+    __slots__ = ("_read", "_write")
 
     def __init__(
         self,
-        variable: Any,
-        read: Callable[[Any], HashableMapping],
-        write: Callable[[Any, HashableMapping], None],
+        read: Callable[[], HashableMapping],
+        write: Callable[[HashableMapping], None],
     ) -> None:
-        self._variable, self._read, self._write = variable, read, write
+        self._read, self._write = read, write
 
     def __getitem__(self, key: str) -> Any:
-        return self._read(self._variable)[key]
+        return self._read()[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._write(self._variable, self._read(self._variable).with_entry(key, value))
+        self._write(self._read().with_entry(key, value))
 
     def __delitem__(self, key: str) -> None:
         self[key]  # a KeyError if it is missing
-        self._write(self._variable, self._read(self._variable).without(key))
+        self._write(self._read().without(key))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._read(self._variable))
+        return iter(self._read())
 
     def __len__(self) -> int:
-        return len(self._read(self._variable))
+        return len(self._read())
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -133,10 +129,6 @@ def run_hooks(hooks: Any, variable: Any, *args: Any) -> Any:
         if len(args) == 1:
             args = (value,)
     return value
-
-
-def _as_hooks(hooks: Any) -> tuple[Callable[..., Any], ...]:
-    return (hooks,) if callable(hooks) else tuple(hooks)
 
 
 @dataclasses.dataclass
@@ -195,7 +187,7 @@ def with_metadata(
         'x'
     """
     given = (on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis)
-    hooks = [_as_hooks(hook) for hook in given]
+    hooks = [(hook,) if callable(hook) else tuple(hook) for hook in given]
     if any(hooks):
         warn_about_hooks(stacklevel=3)
 
@@ -270,15 +262,13 @@ class VarDefaults(Mapping[str, bool]):
     ref: bool
 
     def __getitem__(self, key: str) -> bool:
-        if key not in _SCOPES:
-            raise KeyError(key)
-        return getattr(self, key)
+        return vars(self)[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_SCOPES)
+        return iter(vars(self))
 
     def __len__(self) -> int:
-        return len(_SCOPES)
+        return len(vars(self))
 
 
 class VarDefaultsContext:
@@ -363,13 +353,6 @@ def absorb(
 _FLAGS = {**_SCOPES, "eager_sharding": sharding.use_eager_sharding}
 
 
-def fill_defaults(flags: dict[str, Any]) -> None:
-    """Fills in missing flags with the defaults now in force."""
-    for flag, scope in _FLAGS.items():
-        if flags[flag] is None:
-            flags[flag] = scope.current_value()
-
-
 # The metadata of Variables without entries of their own, shared by all of them.
 _PLAIN = {
     eager: HashableMapping({"hijax": False, "ref": False, "eager_sharding": eager})
@@ -377,11 +360,25 @@ _PLAIN = {
 }
 
 
+@functools.cache
+def hooks_of(cls: type) -> dict[str, Callable[..., Any]]:
+    """The hooks that a class of Variables defines: each new one of it gets them."""
+    return {hook: getattr(cls, hook) for hook in HOOKS if hasattr(cls, hook)}
+
+
 def complete(
     cls: Any, flags: dict[str, Any], metadata: dict[str, Any]
 ) -> HashableMapping:
-    """All metadata of a new Variable: the user's, the flags, the hooks of its class."""
-    hooks = class_hooks[cls]
+    """All metadata of a new Variable: the user's, the flags, the hooks of its class.
+
+    Missing flags get the defaults now in force.
+    """
+    if metadata:
+        take_older_flags(metadata, flags)
+    for flag, scope in _FLAGS.items():
+        if flags[flag] is None:
+            flags[flag] = scope.current_value()
+    hooks = hooks_of(cls)
     if not metadata and not hooks and not (flags["hijax"] or flags["ref"]):
         return _PLAIN[flags["eager_sharding"]]
     entries = {**rename_old_keys(metadata), **flags}
@@ -424,17 +421,15 @@ def changed(
             "set_metadata takes a dict if it takes one argument; got "
             f"{type(args[0]).__name__}."
         )
+    fixed = ["hijax", "ref"]
+    kept = dict(current)
     if len(args) == 1:
-        fixed: tuple[str, ...] = ("hijax", "ref", "eager_sharding")
-        always = {*REQUIRED, FROZEN_TYPE}
-        kept = {key: current[key] for key in current if key in always}
-        updated = kept | rename_old_keys(dict(args[0]))
-    else:
-        fixed = ("hijax", "ref")
-        if args:
-            name, value = args
-            entries = {name: value}
-        updated = dict(current) | rename_old_keys(dict(entries))
+        fixed.append("eager_sharding")
+        kept = {key: current[key] for key in (*fixed, FROZEN_TYPE) if key in current}
+        (entries,) = args
+    elif args:
+        entries = dict([args])
+    updated = kept | rename_old_keys(dict(entries))
     for key in fixed:
         if updated[key] != current[key]:
             raise ValueError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from types import EllipsisType
@@ -46,40 +47,32 @@ class ValueOperators(Generic[A]):
     # NumPy arrays on the left side leave the operator to the Variable.
     __array_priority__ = 100
 
-    if TYPE_CHECKING:  # What a Variable has.
-        hijax: Any
-        get_value: Callable[..., Any]
-        set_value: Callable[..., None]
-        get_raw_value: Callable[[], Any]
-        set_raw_value: Callable[..., None]
-        get_metadata: Callable[..., Any]
-
     @overload
     def __getitem__(self, key: EllipsisType) -> A: ...
     @overload
     def __getitem__(self: ValueOperators[Array], key: Any) -> Array: ...
     @overload
     def __getitem__(self, key: Any) -> Any: ...
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self: Any, key: Any) -> Any:
         return self.get_value(index=key)
 
-    def __round__(self, ndigits: int = 0) -> Any:
+    def __round__(self: Any, ndigits: int = 0) -> Any:
         return round(self.get_value(), ndigits)
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self: Any, item: Any) -> bool:
         return item in self.get_value()
 
-    def __format__(self, spec: str) -> str:
+    def __format__(self: Any, spec: str) -> str:
         return format(self.get_value(), spec) if spec else str(self)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = np.asarray(self.get_value(), dtype)
         return value.copy() if copy else value
 
     # What older programs know of.
 
     @property
-    def value(self) -> Any:
+    def value(self: Any) -> Any:
         """The value (deprecated: use ``variable[...]`` or `get_value`).
 
         Raises:
@@ -90,42 +83,44 @@ class ValueOperators(Generic[A]):
                 "`.value` is not implemented for Variables with hijax=True: use "
                 "variable[...] for arrays, or variable.get_value()."
             )
-        _warn("'.value' access", stacklevel=3)
+        _warn("'.value' access")
         return self.get_value()
 
     @value.setter
-    def value(self, value: Any) -> None:
-        _warn("'.value' setter", stacklevel=3)
+    def value(self: Any, value: Any) -> None:
+        _warn("'.value' setter", stacklevel=4)
         self.set_value(value)
 
     @property
-    def raw_value(self) -> Any:
+    def raw_value(self: Any) -> Any:
         """The raw value (deprecated: use `get_raw_value`)."""
-        _warn("'.raw_value' access", stacklevel=3)
+        _warn("'.raw_value' access")
         return self.get_raw_value()
 
     @raw_value.setter
-    def raw_value(self, value: Any) -> None:
-        _warn("'.raw_value' setter", stacklevel=3)
+    def raw_value(self: Any, value: Any) -> None:
+        _warn("'.raw_value' setter", stacklevel=4)
         self.set_raw_value(value)
 
     @property
-    def sharding_names(self) -> Any:
+    def sharding_names(self: Any) -> Any:
         """The annotation (deprecated: read the metadata ``out_sharding``)."""
-        _warn("'.sharding_names'", stacklevel=3)
+        _warn("'.sharding_names'")
         return self.get_metadata("out_sharding", None)
 
     @property
-    def has_ref(self) -> bool:
+    def has_ref(self: Any) -> bool:
         """Whether the value is in a ``jax.Ref``."""
         return _jax.is_ref(self.get_raw_value())
 
     @property
-    def is_hijax(self) -> bool:
+    def is_hijax(self: Any) -> bool:
         """Whether writes inside plain JAX transforms propagate or raise."""
         return self.hijax or self.has_ref
 
     if TYPE_CHECKING:
+        get_value: Callable[..., Any]  # what a Variable has
+
         # What `_install` adds below. Operators on an array give arrays.
 
         @overload
@@ -180,29 +175,19 @@ class ValueOperators(Generic[A]):
         __iand__ = __ixor__ = __ior__ = __iadd__
 
 
-def _warn(what: str, *, stacklevel: int) -> None:
+def _warn(what: str, stacklevel: int = 3) -> None:
     warnings.warn(
         f"{what} is now deprecated. Use variable[...] for arrays, or "
         "variable.get_value() and variable.set_value(x).",
         DeprecationWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=stacklevel,  # a setter is called by `Variable.__setattr__`
     )
 
 
-class _Comparisons:
-    """Notes that a Variable was compared: then ``latest`` is a new number.
-
-    Python compares the members of two dicts by identity first, and calls ``==`` for
-    those that differ. So whoever compares dicts of Variables can tell which it was.
-    """
-
-    __slots__ = ("latest",)
-
-    def __init__(self) -> None:
-        self.latest = 0
-
-
-comparisons = _Comparisons()
+# Its ``latest`` becomes a new number when a Variable is compared. Python compares the
+# members of two dicts by identity first, and calls ``==`` for those that differ. So
+# whoever compares dicts of Variables can tell which it was.
+comparisons = types.SimpleNamespace(latest=0)
 _numbers = itertools.count(1)
 
 

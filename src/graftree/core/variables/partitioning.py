@@ -116,7 +116,7 @@ def get_partition_spec(tree: A) -> A:
             return leaf.replace(get_var_pspec(leaf))
         return PartitionSpec() if hasattr(leaf, "shape") else None
 
-    return jax.tree.map(spec, tree, is_leaf=_is_variable)
+    return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, Variable))
 
 
 def get_named_sharding(tree: A, mesh: Mesh) -> A:
@@ -151,10 +151,6 @@ def get_named_sharding(tree: A, mesh: Mesh) -> A:
         get_partition_spec(tree),
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
 
 
 def place_abstract(

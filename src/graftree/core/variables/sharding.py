@@ -46,12 +46,11 @@ def using_eager_sharding() -> bool:
     return use_eager_sharding.current_value()
 
 
-class _Rules(threading.local):
-    def __init__(self) -> None:
-        self.now: AxisRules = ()
+class _ThreadRules(threading.local):
+    now: AxisRules = ()
 
 
-_rules: Any = _Rules()
+_rules: Any = _ThreadRules()
 
 
 def keep_rules_in(store: Any) -> Any:
@@ -234,18 +233,17 @@ def moved(new: Any, old: Any) -> Any:
 def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedSharding:
     """The NamedSharding that an annotation means on the mesh in force."""
     mesh = metadata.get("mesh")
+    if mesh is None:
+        mesh = jax.sharding.get_abstract_mesh()
+        mesh = None if mesh.empty else mesh
     own = annotation.mesh if isinstance(annotation, NamedSharding) else None
-    ambient = jax.sharding.get_abstract_mesh()
-    if ambient.empty:
-        ambient = None
-    for other in (mesh, ambient if mesh is None else None):
-        if own is not None and other is not None:
-            if own.abstract_mesh != getattr(other, "abstract_mesh", other):
-                raise ValueError(
-                    f"The mesh {own} of the annotation {annotation} differs from "
-                    f"the mesh {other} that is set; use the same mesh for both."
-                )
-    chosen = own or mesh or ambient
+    if own is not None and mesh is not None:
+        if own.abstract_mesh != getattr(mesh, "abstract_mesh", mesh):
+            raise ValueError(
+                f"The mesh {own} of the annotation {annotation} differs from "
+                f"the mesh {mesh} that is set; use the same mesh for both."
+            )
+    chosen = own or mesh
     if chosen is None:
         raise ValueError(
             "An auto mesh context or metadata is required to place the annotation "

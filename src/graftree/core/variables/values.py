@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -118,23 +118,18 @@ def _is_ref_index(index: Any, shape: tuple[int, ...]) -> bool:
     if len(parts) > len(shape) or not all(map(_is_within, parts, shape)):
         return False
     # Inside of jit, JAX fails on a number beside a slice with a step.
-    numbers = sum(type(part) is int for part in parts)
-    return numbers in (0, len(parts)) or not any(map(_has_step, parts))
-
-
-def _has_step(part: Any) -> bool:
-    return isinstance(part, slice) and part.step not in (None, 1)
+    slices = [part for part in parts if isinstance(part, slice)]
+    is_mixed = 0 < len(slices) < len(parts)
+    return not is_mixed or all(part.step in (None, 1) for part in slices)
 
 
 def _is_within(part: Any, size: int) -> bool:
-    if isinstance(part, slice):
-        if {*map(type, (part.start, part.stop, part.step))} <= {int, type(None)}:
-            return part.step != 0 and _is_upward(range(*part.indices(size)))
+    if not isinstance(part, slice):
+        return type(part) is int and -size <= part < size
+    kinds = {*map(type, (part.start, part.stop, part.step))}
+    if not kinds <= {int, type(None)} or part.step == 0:
         return False
-    return type(part) is int and -size <= part < size
-
-
-def _is_upward(numbers: range) -> bool:
+    numbers = range(*part.indices(size))
     return len(numbers) > 0 and numbers.step > 0
 
 
@@ -160,7 +155,9 @@ def check_fits(ref: Any, value: Any, where: str = "") -> None:
         raise _misfit("shape", ref, given, where)
     if given.dtype != ref.dtype:
         try:
-            jax.eval_shape(_replaced, _abstract(ref), _abstract(given))
+            jax.eval_shape(
+                lambda x, new: x.at[...].set(new), _abstract(ref), _abstract(given)
+            )
         except (TypeError, ValueError) as error:
             raise _misfit("dtype", ref, given, where) from error
 
@@ -179,10 +176,6 @@ def _misfit(what: str, ref: Any, given: Any, where: str) -> ValueError:
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:
     is_weak = getattr(array, "weak_type", False)
     return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=is_weak)
-
-
-def _replaced(array: Any, value: Any) -> Any:
-    return array.at[...].set(value)
 
 
 def write_at(raw: Any, index: Any, value: Any) -> Any:
@@ -249,11 +242,7 @@ class Copyable:
 
     __slots__ = ()
 
-    if TYPE_CHECKING:  # What a Variable has.
-        _raw_value: Any
-        _var_metadata: MutableMapping[str, Any]
-
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self: Any) -> dict[str, Any]:
         """The parts of the Variable, for a copy or a pickle."""
         raw = self._raw_value
         return _parts(self, raw[...] if _jax.is_ref(raw) else raw)
@@ -264,7 +253,7 @@ class Copyable:
         raw = stored(state["_raw_value"], ref=has_ref)
         _take(self, {**state, "_raw_value": raw})
 
-    def __copy__(self) -> Self:
+    def __copy__(self: Any) -> Any:
         if _has_protocol(type(self)):
             return pickling.copied(self)
         copied = object.__new__(type(self))
@@ -280,7 +269,7 @@ def _has_protocol(cls: type[Copyable]) -> bool:
     return any(getattr(cls, name) is not getattr(Copyable, name) for name in _PROTOCOL)
 
 
-def _parts(variable: Copyable, raw: Any) -> dict[str, Any]:
+def _parts(variable: Any, raw: Any) -> dict[str, Any]:
     beside = pickling.slots_of(variable)
     with contextlib.suppress(AttributeError):  # most classes have none
         # Not `vars`, which would be that of the value.

@@ -18,10 +18,10 @@ with Variables is a function below it. The operators are in `operators.py`.
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from functools import partial
 from types import EllipsisType
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
@@ -30,7 +30,7 @@ import jax
 from graftree import _jax, errors
 from graftree.core import ownership, pickling, stamps
 from graftree.core.imprints import HashableMapping, Noted
-from graftree.core.text import completions, descriptions, representations
+from graftree.core.text import descriptions, representations
 from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import operators, sharding, values
 from graftree.core.variables.metadata import VariableMetadata
@@ -74,30 +74,14 @@ class VariableMeta(type):
     ) -> Any:
         namespace.setdefault("__slots__", ())
         cls = super().__new__(mcs, name, bases, namespace, **options)
-        _study(cls)
         _register(cls, leaf)
         return cls
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        for kind in (cls, *_below(cls)):
-            _study(kind)
+        variable_metadata.hooks_of.cache_clear()
 
-    __dir__ = completions.of_class
-
-
-def _study(cls: Any) -> None:
-    """Notes the hooks of a class, which each new Variable of it gets."""
-    variable_metadata.class_hooks[cls] = {
-        hook: getattr(cls, hook)
-        for hook in variable_metadata.HOOKS
-        if hasattr(cls, hook)
-    }
-
-
-def _below(cls: type) -> list[type]:
-    found = type.__subclasses__(cls)
-    return [*found, *(x for kind in found for x in _below(kind))]
+    __dir__ = representations.names_of_class
 
 
 def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
@@ -116,7 +100,7 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
     flat = flatten if leaf is None else flatten_to_leaf
     if leaf is not None:
         values.leaves[cls] = leaf
-    unflatten = functools.partial(_unflatten, cls)
+    unflatten = partial(_unflatten, cls)
     jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flat)
     pickling.announce_class(cls)
 
@@ -180,9 +164,6 @@ class Variable(
         given: Any = value
         if isinstance(value, VariableMetadata):
             given, flags, metadata = variable_metadata.absorb(value, flags, metadata)
-        if metadata:
-            variable_metadata.take_older_flags(metadata, flags)
-        variable_metadata.fill_defaults(flags)
         if values.contains_ref(given):
             raise ValueError(
                 "Cannot pass a Ref directly into Variable constructor.\n"
@@ -253,7 +234,7 @@ class Variable(
             TraceContextError: If another trace owns the Variable.
             ValueError: If a ref would get another shape.
         """
-        check_writable(self)
+        check_write(self)
         value = values.copy_containers(value)
         hooks = metadata_of(self).get("on_set_value")
         if hooks is not None:
@@ -281,7 +262,7 @@ class Variable(
         Raises:
             TraceContextError: If another trace owns the Variable.
         """
-        check_writable(self)
+        check_write(self)
         _replace_raw(self, value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -441,7 +422,7 @@ class Variable(
                 f"Cannot copy from an incompatible container: expected "
                 f"{type(self).__name__}, got {type(other).__name__}."
             )
-        check_writable(self)
+        check_write(self)
         _replace_raw(self, other._raw_value)
         replace_metadata(self, metadata_of(other))
 
@@ -501,14 +482,15 @@ class Variable(
     def __nnx_repr__(self) -> Iterable[Any]:
         return representations.variable_repr(self, metadata_of(self))
 
-    __dir__ = completions.of_variable
+    __dir__ = representations.names_of_variable
 
     # What older programs know of.
 
     @property
     def _trace_state(self) -> ownership.TraceState:
         """The trace that owns the Variable; another one can be set in it."""
-        return ownership.Owner(self, owner_of, _set_owner)
+        read, write = owner_of, _set_owner
+        return ownership.Owner(partial(read, self), partial(write, self))
 
     @_trace_state.setter
     def _trace_state(self, state: ownership.TraceState) -> None:
@@ -517,7 +499,8 @@ class Variable(
     @property
     def _var_metadata(self) -> MutableMapping[str, Any]:
         """The metadata, as a mapping that any trace can write, like a dict."""
-        return variable_metadata.Entries(self, metadata_of, _store_metadata)
+        read, write = metadata_of, _store_metadata
+        return variable_metadata.Entries(partial(read, self), partial(write, self))
 
     @_var_metadata.setter
     def _var_metadata(self, entries: Any) -> None:
@@ -568,25 +551,28 @@ def check_owned(variable: Variable[Any], path: str = "") -> None:
 
     A class may have a ``_check_valid_context`` of its own, which is asked instead.
     """
-    if type(variable)._check_valid_context is not _check_trace:
+    if _has_own_check(type(variable)):
         variable._check_valid_context(lambda: str(ownership.variable_error(variable)))
-    elif owner_of(variable) is not ownership.current() and not is_owned(variable):
+    elif not is_owned(variable):
         if metadata_of(variable)["hijax"]:
             raise ownership.lost_update_error(variable, path)
         raise ownership.variable_error(variable, path)
 
 
-def check_writable(variable: Variable[Any], path: str = "") -> None:
-    """Raises if the value can't be written now: `check_owned`, or it is read-only."""
+def _has_own_check(cls: type[Variable[Any]]) -> bool:
+    return cls._check_valid_context is not _check_trace
+
+
+def check_write(variable: Variable[Any], raw: Any = MISSING, path: str = "") -> None:
+    """Raises if the value can't be written now: `check_owned`, or it is read-only.
+
+    With a raw value, also if that can't be in the ref of the Variable, which keeps its
+    shape and dtype.
+    """
     if not metadata_of(variable).get("mutable", True):
         raise ownership.read_only_error(variable, path)
     check_owned(variable, path)
-
-
-def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
-    """Raises if a raw value can't be written now; a ref keeps its shape and dtype."""
-    check_writable(variable, path)
-    if _jax.is_ref(variable._raw_value):
+    if raw is not MISSING and _jax.is_ref(variable._raw_value):
         values.check_fits(variable._raw_value, raw, path)
 
 
@@ -643,10 +629,21 @@ def read_all(boxes: Sequence[Variable[Any]]) -> list[Any]:
     return [x._raw_value for x in boxes]
 
 
-def write_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
-    """Writes raw values into many Variables: all, or it raises and writes none."""
-    for variable, raw in zip(boxes, raw_values, strict=True):
-        check_write(variable, raw)
+def write_all(
+    boxes: Sequence[Variable[Any]],
+    raw_values: Sequence[Any],
+    where: Iterable[str] = itertools.repeat(""),
+) -> None:
+    """Writes raw values into many Variables: all, or it raises and writes none.
+
+    ``where`` are their paths, which are asked for only if not all are plain.
+    """
+    are_asked = any(_has_own_check(kind) for kind in {*map(type, boxes)})
+    if not are_asked and may_replace_all(boxes, raw_values):
+        replace_all(boxes, raw_values)
+        return
+    for variable, raw, path in zip(boxes, raw_values, where, strict=False):
+        check_write(variable, raw, path)
     store_all(boxes, raw_values)
 
 

@@ -1,9 +1,12 @@
-"""How bridge Modules get and give up their variables.
+"""Which bridge Module runs now, and how it gets and gives up its variables.
 
-    bind          a Module gets variables and a scope; its ``setup`` runs
-    adopted       a value becomes an attribute of a bound Module, and is bound with it
-    place         a Module that a method made becomes an attribute, by name
-    collections   the variables of a Module and of all in it, as Linen has them
+While a bridge Module is *bound*, it has a `Scope`. While one of its methods runs, it is
+on the stack of the thread, and Modules made by the method belong to it.
+
+    bind            a Module gets variables and a scope; its ``setup`` runs
+    adopted         a value becomes an attribute of a bound Module, and is bound with it
+    place           a Module that a method made becomes an attribute, by name
+    by_collection   the variables of a Module and of all in it, as Linen has them
 
 What waits for an attribute that is not there yet is a `ModuleState` in its place. Where
 an object has several names, the variables go by the one with the smallest priority.
@@ -11,29 +14,209 @@ an object has several names, the variables go by the one with the smallest prior
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import enum
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import paths, walks
+from graftree.core import paths, stamps, walks
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, bookkeeping, classes
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.rng.streams import RngState
-from graftree.core.states import states
+from graftree.core.rng.streams import Rngs, RngState
+from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
 from graftree.core.variables import kinds
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.core.variables.variables import Variable
-from graftree.interop.bridge import contexts, linen_side, variables
-from graftree.interop.bridge.contexts import AttrPriority, Scope
+from graftree.interop.bridge import linen_side
 
-if TYPE_CHECKING:
-    from graftree.interop.bridge.modules import Module
+
+class AttrPriority(enum.IntEnum):
+    """Which name of a shared object is its path: the one with the smallest priority.
+
+    Among equal priorities it is the first in the alphabet.
+
+    Example:
+        >>> sorted(nnx.bridge.AttrPriority)[0]
+        <AttrPriority.HIGH: 0>
+    """
+
+    HIGH = 0
+    INIT_PARENT = 20  # a name by which a Module was made inside of its parent
+    DEFAULT = 50
+    LOW = 100
+
+
+class Scope(Pytree):
+    """What a bound bridge Module runs with.
+
+    Args:
+        rngs: The random streams of the call.
+        mutable: Which collections the caller wants back, as Linen writes it.
+
+    Example:
+        >>> nnx.bridge.Scope(nnx.Rngs(0), mutable=["cache"]).mutable
+        ['cache']
+    """
+
+    def __init__(self, rngs: Rngs, mutable: Any):
+        self.rngs = rngs
+        self.mutable = mutable
+
+    def copy(self) -> Scope:
+        """A new scope of the same streams."""
+        return Scope(self.rngs, self.mutable)
+
+
+class ModuleBase:
+    """What bridge Modules derive from, besides the Modules of this package.
+
+    Attributes:
+        scope: The random streams of the call, while the Module is bound; else None.
+        attr_priorities: Which names are preferred; see `set_attr_priority`.
+    """
+
+    scope: Scope | None
+    attr_priorities: dict[str, AttrPriority]
+
+    def set_attr_priority(self, name: str, value: AttrPriority) -> None:
+        """Says whether a name is preferred as the path of an object with several."""
+        self.attr_priorities = {**self.attr_priorities, name: value}
+
+    def is_initializing(self) -> bool:
+        """Whether the method runs in `init`."""
+        return bookkeeping.state_of(self).initializing
+
+
+@dataclasses.dataclass
+class ModuleStackEntry:
+    """A bridge Module whose method runs.
+
+    Attributes:
+        module: The Module.
+        in_compact: Whether the method is `compact`, so that Modules made in it get a
+            name by themselves.
+        type_counter: How many got one so far, by class.
+        names: The names that were given so far.
+    """
+
+    module: ModuleBase
+    in_compact: bool
+    type_counter: collections.defaultdict[type, int] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(int)
+    )
+    names: set[str] = dataclasses.field(default_factory=set, init=False, repr=False)
+
+
+@dataclasses.dataclass
+class Call:
+    """What happens in one `apply`.
+
+    Attributes:
+        made: The Modules of this package that `nnx_in_bridge_mdl` made.
+        given: By id, the Variables in them whose values were given.
+        initialized: The objects that initialize themselves during the call.
+    """
+
+    made: list[Any] = dataclasses.field(default_factory=list)
+    given: dict[int, Any] = dataclasses.field(default_factory=dict)
+    initialized: list[Pytree] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class ModuleContext(threading.local):
+    """The bridge Modules whose methods run in this thread, the innermost last."""
+
+    module_stack: list[ModuleStackEntry | None] = dataclasses.field(
+        default_factory=lambda: [None]
+    )
+    calls: list[Call] = dataclasses.field(default_factory=list, init=False, repr=False)
+
+
+MODULE_CONTEXT = ModuleContext()
+
+
+@contextlib.contextmanager
+def running(module: ModuleBase, *, in_compact: bool) -> Iterator[ModuleStackEntry]:
+    """The context in which a method of ``module`` runs."""
+    entry = ModuleStackEntry(module, in_compact)
+    MODULE_CONTEXT.module_stack.append(entry)
+    try:
+        yield entry
+    finally:
+        MODULE_CONTEXT.module_stack.pop()
+
+
+@contextlib.contextmanager
+def applying() -> Iterator[Call]:
+    """The context of one `apply`."""
+    call = Call()
+    MODULE_CONTEXT.calls.append(call)
+    try:
+        yield call
+    finally:
+        MODULE_CONTEXT.calls.pop()
+        for node in call.initialized:
+            set_initializing(node, False)
+
+
+def set_initializing(node: Pytree, value: bool) -> None:
+    """Says whether an object makes its variables when it is called."""
+    state = bookkeeping.state_of(node)
+    state.initializing = value
+    stamps.touch(state)
+
+
+def current_context() -> ModuleStackEntry | None:
+    """Gives the entry of the bridge Module whose method runs now; None outside.
+
+    Example:
+        >>> print(nnx.bridge.current_context())
+        None
+    """
+    return MODULE_CONTEXT.module_stack[-1]
+
+
+def current_module() -> ModuleBase | None:
+    """Gives the bridge Module whose method runs now; None outside.
+
+    Example:
+        >>> class Name(nnx.bridge.Module):
+        ...     def __call__(self):
+        ...         return type(nnx.bridge.current_module()).__name__
+        >>> Name().apply({})
+        'Name'
+    """
+    context = current_context()
+    return context.module if context else None
+
+
+def auto_name(cls: type) -> str | None:
+    """The name for the next object of a class in a compact method; None elsewhere."""
+    context = current_context()
+    if context is None or not context.in_compact:
+        return None
+    number = context.type_counter[cls]
+    context.type_counter[cls] += 1
+    return f"{cls.__name__}_{number}"
+
+
+def is_taken(module: ModuleBase, name: str) -> bool:
+    """Whether a method that still runs has given this name in the Module."""
+    return any(
+        entry is not None and entry.module is module and name in entry.names
+        for entry in MODULE_CONTEXT.module_stack
+    )
+
 
 # Attributes that hold no variables.
 OWN = frozenset({"scope", "attr_priorities", *bookkeeping.NAMES})
@@ -72,7 +255,7 @@ def has_setup(x: Any) -> TypeGuard[HasSetup]:
 
 
 def bind(
-    module: Module, scope: Scope, state: Mapping[Any, Any], *, is_initializing: bool
+    module: ModuleBase, scope: Scope, state: Mapping[Any, Any], *, is_initializing: bool
 ) -> None:
     """Gives an unbound Module its variables and a scope, and runs its ``setup``."""
     for name, value in state.items():
@@ -83,12 +266,12 @@ def bind(
         if name not in OWN:
             _adopt(module, value, state.get(name), set())
     if has_setup(module):
-        with contexts.running(cast("Module", module), in_compact=False):
+        with running(cast(ModuleBase, module), in_compact=False):
             module.setup()
         bookkeeping.state_of(module).is_setup = True
 
 
-def _put(module: Module, name: str, value: Any) -> None:
+def _put(module: ModuleBase, name: str, value: Any) -> None:
     """Puts a variable, or what waits for an object, where nothing is yet."""
     current = vars(module).get(name)
     if isinstance(value, Variable):
@@ -97,8 +280,8 @@ def _put(module: Module, name: str, value: Any) -> None:
         setattr(module, name, attributes.data(ModuleState(value)))
 
 
-def adopted(parent: Module, name: str, value: Any) -> Any:
-    """The value for an attribute of a bound Module, bound too.
+def adopted(parent: ModuleBase, name: str, value: Any) -> Any:
+    """The value for an attribute of a bound ModuleBase, bound too.
 
     What waits under the name goes into it: the variables of a Module that is not there
     yet, or of one that an earlier call made.
@@ -117,7 +300,7 @@ def adopted(parent: Module, name: str, value: Any) -> Any:
     return value
 
 
-def _adopt(parent: Module, value: Any, state: Any, seen: set[int]) -> None:
+def _adopt(parent: ModuleBase, value: Any, state: Any, seen: set[int]) -> None:
     """Binds all Modules in a value, and gives them their variables."""
     state = state if isinstance(state, Mapping) else {}
     assert parent.scope is not None
@@ -142,12 +325,12 @@ def _adopt(parent: Module, value: Any, state: Any, seen: set[int]) -> None:
 
 
 def _adopt_foreign(
-    parent: Module, node: Pytree, state: Mapping[Any, Any], seen: set[int]
+    parent: ModuleBase, node: Pytree, state: Mapping[Any, Any], seen: set[int]
 ) -> None:
     """Binds bridge Modules in an object of another kind; gives it its variables."""
     if parent.is_initializing():
-        contexts.set_initializing(node, True)
-        contexts.MODULE_CONTEXT.calls[-1].initialized.append(node)
+        set_initializing(node, True)
+        MODULE_CONTEXT.calls[-1].initialized.append(node)
     for name, value in bookkeeping.attribute_items(node):
         given = state.get(_key_of(node, name), state.get(name))
         if isinstance(value, Variable):
@@ -181,7 +364,7 @@ def _fill(container: Any, state: Any) -> None:
 def _give(variable: Variable[Any], given: Any) -> None:
     if isinstance(given, Variable):
         variable.update_from_state(given)
-        contexts.MODULE_CONTEXT.calls[-1].given[id(variable)] = variable
+        MODULE_CONTEXT.calls[-1].given[id(variable)] = variable
 
 
 def _plain(x: Any) -> Any:
@@ -202,12 +385,12 @@ def _tree(x: Any) -> Any:
 
 def place(child: Any, name: str, priority: AttrPriority) -> None:
     """Makes an object an attribute of the Module whose method runs."""
-    context = contexts.current_context()
+    context = current_context()
     assert context is not None
     parent = context.module
     if parent.scope is None:
         raise unbound_error(parent, "Submodules")
-    if contexts.is_taken(parent, name):
+    if is_taken(parent, name):
         raise ValueError(
             f"{type(parent).__name__} has made a submodule named {name!r} already; "
             "give each a name of its own, or call the first one again."
@@ -222,7 +405,7 @@ def place(child: Any, name: str, priority: AttrPriority) -> None:
 
 
 def find_variable(
-    module: Module, var_type: type[Variable[Any]], name: str, unbox: bool
+    module: ModuleBase, var_type: type[Variable[Any]], name: str, unbox: bool
 ) -> Any:
     """The Variable of a name, or None."""
     found = vars(module).get(name)
@@ -238,17 +421,19 @@ def find_variable(
         )
     box_type = linen_side.meta.AxisMetadata
     if not unbox and not isinstance(found.get_raw_value(), box_type):
-        box = variables.to_linen_var(found)
+        box = linen_side.to_linen_var(found)
         if isinstance(box, box_type):
             found = var_type(box)
             setattr(module, name, found)
     return found
 
 
-def new_variable(module: Module, col: str, name: str, value: Any, unbox: bool) -> Any:
+def new_variable(
+    module: ModuleBase, col: str, name: str, value: Any, unbox: bool
+) -> Any:
     """Makes a Variable of a bound Module."""
     if unbox:
-        variable = variables.to_nnx_var(col, value)
+        variable = linen_side.to_nnx_var(col, value)
     else:
         variable = kinds.variable_type_from_name(col, allow_register=True)(value)
     setattr(module, name, variable)
@@ -256,7 +441,7 @@ def new_variable(module: Module, col: str, name: str, value: Any, unbox: bool) -
 
 
 def check_shape(
-    module: Module, name: str, found: Variable[Any], make: Callable[[Any], Any]
+    module: ModuleBase, name: str, found: Variable[Any], make: Callable[[Any], Any]
 ) -> None:
     """Raises if a parameter has another shape than its initializer makes."""
 
@@ -278,7 +463,7 @@ def _shape(value: Any) -> Any:
     return shapes[0] if len(shapes) == 1 else shapes
 
 
-def check_complete(module: Module, call: contexts.Call) -> None:
+def check_complete(module: ModuleBase, call: Call) -> None:
     """Raises if a Module in a bridge Module was not given all of its parameters."""
     if module.is_initializing() or may_change(module, "params"):
         return
@@ -292,25 +477,24 @@ def check_complete(module: Module, call: contexts.Call) -> None:
                 )
 
 
-def may_change(module: Module, col: str) -> bool:
+def may_change(module: ModuleBase, col: str) -> bool:
     """Whether the caller lets a collection change."""
     assert module.scope is not None
     return linen_side.core.scope.in_filter(module.scope.mutable, col)
 
 
-def collections(module: Module) -> dict[str, Any]:
+def by_collection(module: ModuleBase) -> dict[str, Any]:
     """The variables of a Module and of all in it, by collection."""
-    found: dict[str, Any] = {}
-    for path, x in _walk(module):
-        if isinstance(x, Variable) and not isinstance(x, RngState):
-            col = variables.collection_of(x)
-            variables.insert(found, (col, *path), variables.to_linen_var(x))
-    return found
+    return flat_states.unflatten_mapping({
+        (linen_side.collection_of(x), *path): linen_side.to_linen_var(x)
+        for path, x in _walk(module)
+        if isinstance(x, Variable) and not isinstance(x, RngState)
+    })  # fmt: skip
 
 
-def path_of(module: Module) -> str:
+def path_of(module: ModuleBase) -> str:
     """Where a bound Module is, for messages."""
-    root = contexts.MODULE_CONTEXT.module_stack[1]
+    root = MODULE_CONTEXT.module_stack[1]
     return _joined(_find(root.module if root else module, module))
 
 
@@ -353,7 +537,7 @@ def _rank(module: Any, name: str) -> tuple[int, bool, str]:
     return priorities.get(name, AttrPriority.DEFAULT), name not in priorities, name
 
 
-def unbound_error(module: Module, what: str) -> ValueError:
+def unbound_error(module: ModuleBase, what: str) -> ValueError:
     """The error for a Module that is used outside of `init` and `apply`."""
     return ValueError(
         errors.message(

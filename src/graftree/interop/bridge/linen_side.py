@@ -1,14 +1,29 @@
-"""The one door to Flax, which only the bridge needs.
+"""The one door to Flax, and variables of Linen as Variables of Modules, and back.
 
 Importing this file imports ``flax.linen``; without Flax that is an ``ImportError`` that
 says what to install.
+
+Linen keeps variables in nested dicts by collection, ``{"params": {"layer": {"kernel":
+array}}}``; in a Module the collection is the type of the Variable: `Param`. What Linen
+knows of a variable besides its value is in a *box* around it, in Modules it is metadata
+of the Variable, with the class of the box as ``linen_meta_type``. Both directions keep
+all of it, so each undoes the other.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from graftree import errors
+from graftree.core.states import flat_states
+from graftree.core.variables import kinds, partitioning
+from graftree.core.variables.variables import Variable
 
 try:
     from flax import core, linen, struct
@@ -57,3 +72,320 @@ def linen_rngs_dict(
     if add_default:
         keys.setdefault("default", jax.random.key(0))
     return keys
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+_BOX_TYPE = "linen_meta_type"
+
+
+class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
+    """The box in which Linen keeps a Variable that has metadata.
+
+    Attributes:
+        var_type: The type of the Variable.
+        value: Its value.
+        metadata: Its metadata. Transforms of Linen leave it as it is.
+
+    Example:
+        >>> kernel = nnx.Param(jnp.ones(2), tag="first")
+        >>> box = nnx.bridge.variables.to_linen_var(kernel)
+        >>> box.metadata, box.to_nnx_variable().tag
+        ({'tag': 'first'}, 'first')
+    """
+
+    var_type: type[Variable[Any]] = struct.field(pytree_node=False)
+    value: Any = struct.field(pytree_node=True)
+    metadata: dict[str, Any] = struct.field(pytree_node=False)
+
+    def unbox(self) -> A:
+        """The value."""
+        return self.value
+
+    def replace_boxed(self, val: B) -> NNXMeta[B]:
+        """A box with another value and the same metadata."""
+        return cast(Any, self).replace(value=val)
+
+    def add_axis(self, index: int, params: dict[Any, Any]) -> NNXMeta[A]:
+        """The box as it is."""
+        return self
+
+    def remove_axis(self, index: int, params: dict[Any, Any]) -> NNXMeta[A]:
+        """The box as it is."""
+        return self
+
+    def get_partition_spec(self) -> PartitionSpec:
+        """The PartitionSpec of the annotation ``out_sharding``; empty without one."""
+        entries = {"hijax": False, **self.metadata}
+        variable = self.var_type.from_metadata(self.value, entries)
+        return partitioning.get_var_pspec(variable) or PartitionSpec()
+
+    def to_nnx_variable(self) -> Variable[A]:
+        """A new Variable of the type, with the value and the metadata."""
+        return _make(self.var_type, self.value, self.metadata)
+
+
+def is_vanilla_variable(vs: Variable[Any]) -> bool:
+    """Tells whether a Variable has no metadata of its own.
+
+    Args:
+        vs: The Variable.
+
+    Example:
+        >>> [
+        ...     nnx.bridge.variables.is_vanilla_variable(variable)
+        ...     for variable in (nnx.Param(1), nnx.Param(1, tag="first"))
+        ... ]
+        [True, False]
+    """
+    return not vs.get_metadata(exclude_required=True)
+
+
+def to_linen_var(vs: Variable[Any]) -> Any:
+    """Gives what Linen keeps in a collection for a Variable.
+
+    Args:
+        vs: The Variable.
+
+    Returns:
+        Its value if it has no metadata; else a box: of the class ``linen_meta_type`` in
+        its metadata, or an `NNXMeta`.
+
+    Example:
+        >>> nnx.bridge.variables.to_linen_var(nnx.Param(1.0))
+        1.0
+    """
+    value = vs.get_value()
+    metadata = vs.get_metadata(exclude_required=True)
+    box_type = metadata.get(_BOX_TYPE)
+    if box_type is not None:
+        if hasattr(box_type, "from_nnx_metadata"):
+            return box_type.from_nnx_metadata({"value": value, **metadata})
+        del metadata[_BOX_TYPE]
+        return box_type(value=value, **metadata)
+    return NNXMeta(type(vs), value, metadata) if metadata else value
+
+
+def to_nnx_var(col: str, x: Any) -> Variable[Any]:
+    """Gives the Variable for what Linen keeps in a collection.
+
+    Args:
+        col: The name of the collection; an unknown one is registered, with a new type.
+        x: A value, or a box with one.
+
+    Returns:
+        A new Variable of the type of the collection, whose metadata is that of the box.
+        It is placed by its ``out_sharding`` where there is a mesh.
+
+    Raises:
+        ValueError: If the box is an `NNXMeta` for another type of Variable.
+
+    Example:
+        >>> nnx.bridge.variables.to_nnx_var("batch_stats", jnp.zeros(2)).var_type
+        <class 'graftree.core.variables.kinds.BatchStat'>
+    """
+    var_type = kinds.variable_type_from_name(col, allow_register=True)
+    if isinstance(x, NNXMeta):
+        if x.var_type is not var_type:
+            raise ValueError(
+                f"The collection {col!r} is for Variables of type {var_type.__name__}, "
+                f"but has an NNXMeta of a {x.var_type.__name__}."
+            )
+        return x.to_nnx_variable()
+    if not isinstance(x, meta.AxisMetadata):
+        return var_type(x)
+    entries = _box_entries(x)
+    return _make(var_type, entries.pop("value"), {**entries, _BOX_TYPE: type(x)})
+
+
+def _make(var_type: Any, value: Any, metadata: dict[str, Any]) -> Any:
+    """A Variable with metadata from Linen, where names of axes may wait for a mesh."""
+    annotation = metadata.get("out_sharding")
+    is_placed = (
+        annotation is None
+        or isinstance(annotation, NamedSharding)
+        or metadata.get("mesh") is not None
+        or not jax.sharding.get_abstract_mesh().empty
+    )
+    options = {} if is_placed else {"eager_sharding": False}
+    return var_type(value, **{**options, **metadata})
+
+
+def _box_entries(box: Any) -> dict[str, Any]:
+    """The value of a box, and its other attributes as metadata."""
+    if hasattr(box, "to_nnx_metadata"):
+        # Of a copy: the boxes of Flax rename their attributes for it.
+        return dict(copy.copy(box).to_nnx_metadata())
+    if dataclasses.is_dataclass(box):
+        names = [field.name for field in dataclasses.fields(box)]
+        return {name: getattr(box, name) for name in names}
+    return dict(vars(box))
+
+
+def unboxed(x: Any) -> Any:
+    """The value in a box of Linen, or the value itself."""
+    return x.unbox() if isinstance(x, meta.AxisMetadata) else x
+
+
+def get_col_name(keypath: Sequence[Any]) -> str:
+    """Gives the collection that a path into variables of Linen starts with.
+
+    Args:
+        keypath: A path as ``jax.tree_util`` gives it.
+
+    Raises:
+        ValueError: If it does not start with the key of a dict.
+
+    Example:
+        >>> (path, _), *_ = jax.tree.leaves_with_path({"params": {"bias": 1.0}})
+        >>> nnx.bridge.variables.get_col_name(path)
+        'params'
+    """
+    if not keypath or not isinstance(keypath[0], jax.tree_util.DictKey):
+        raise ValueError(
+            "get_col_name expects a path of JAX that starts with a DictKey, "
+            f"got {keypath!r}."
+        )
+    return str(keypath[0].key)
+
+
+def sort_variable_types(types: Iterable[type]) -> list[type]:
+    """Sorts types of Variables so that none comes before one derived from it.
+
+    Used as filters in this order, each finds its own Variables. Types that don't derive
+    from each other stay in order.
+
+    Args:
+        types: The types.
+
+    Example:
+        >>> sorted_types = nnx.bridge.variables.sort_variable_types(
+        ...     [nnx.Variable, nnx.Param, nnx.LoRAParam]
+        ... )
+        >>> [t.__name__ for t in sorted_types]
+        ['LoRAParam', 'Param', 'Variable']
+    """
+    return sorted(types, key=lambda t: -len(t.__mro__))
+
+
+def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives the attributes of a Module for the variables of a Linen Module.
+
+    Args:
+        variables: Collections by name, each a nested mapping.
+
+    Returns:
+        Nested dicts of new Variables, the collections merged.
+
+    Raises:
+        ValueError: If two collections have a variable at the same path, or one a
+            variable where the other has a mapping.
+
+    Example:
+        >>> variables = {"params": {"bias": 1.0}, "batch_stats": {"mean": 0.0}}
+        >>> attributes = nnx.bridge.variables.linen_vars_to_nnx_attrs(variables)
+        >>> {name: type(variable).__name__ for name, variable in attributes.items()}
+        {'bias': 'Param', 'mean': 'BatchStat'}
+    """
+    attributes: dict[str, Any] = {}
+    for path, variable in flat_variables(variables):
+        node = attributes
+        for depth, key in enumerate(path[:-1], start=1):
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise duplicate_error(path[:depth], variable, node)
+        if path[-1] in node:
+            raise duplicate_error(path, variable, node[path[-1]])
+        node[path[-1]] = variable
+    return attributes
+
+
+def flat_variables(
+    variables: Mapping[str, Any],
+) -> list[tuple[tuple[Any, ...], Variable[Any]]]:
+    """The variables of Linen as new Variables, each with its path in the Module."""
+    return [
+        (path, to_nnx_var(col, x))
+        for col, tree in variables.items()
+        for path, x in flat_states.leaves(tree)
+    ]
+
+
+def duplicate_error(path: tuple[Any, ...], first: Any, second: Any) -> ValueError:
+    """The error for two things at the same path of a Module."""
+    return ValueError(
+        errors.message(
+            f"Found duplicate variable path {path}: a Linen Module may use a name once "
+            "in each collection, a Module once altogether.",
+            where="\n".join(_kind(x) for x in (first, second)),
+            way_out="Rename one of the two in the Linen Module.",
+        )
+    )
+
+
+def _kind(x: Any) -> str:
+    if isinstance(x, Variable):
+        return f"a variable of the collection {collection_of(x)!r}"
+    return f"a {type(x).__name__} with the names {sorted(map(str, x))}"
+
+
+def collection_of(variable: Variable[Any]) -> str:
+    """The collection for a Variable; an unknown type is registered by its name."""
+    return kinds.variable_name_from_type(type(variable), allow_register=True)
+
+
+def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[Any, Any]) -> dict[str, Any]:
+    """Gives the variables of a Linen Module for the attributes of a Module.
+
+    Args:
+        nnx_attrs: Nested mappings of Variables, or a State. A type of Variable without
+            a name is registered under the name of its class.
+
+    Returns:
+        Nested dicts by collection, of values and boxes (see `to_linen_var`).
+
+    Raises:
+        ValueError: If there is anything but Variables.
+
+    Example:
+        >>> model = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
+        >>> collections = nnx.bridge.variables.nnx_attrs_to_linen_vars(nnx.state(model))
+        >>> jax.tree.map(jnp.shape, collections)
+        {'params': {'kernel': (2, 1)}}
+    """
+    found: dict[tuple[Any, ...], Any] = {}
+    for path, variable in flat_states.leaves(nnx_attrs):
+        if not isinstance(variable, Variable):
+            raise ValueError(
+                f"Cannot infer collection name from value: {variable!r}\nat the path "
+                f"{path}. The type of a Variable says its collection; only nested "
+                "mappings of Variables can become variables of Linen."
+            )
+        found[collection_of(variable), *path] = to_linen_var(variable)
+    return flat_states.unflatten_mapping(found)
+
+
+def with_partitioning(
+    fn: Callable[..., Any], names: tuple[str | None, ...], mesh: Mesh | None = None
+) -> Callable[..., Any]:
+    """Wraps an initializer so that its Variables become ``nn.Partitioned`` in Linen.
+
+    Args:
+        fn: The initializer.
+        names: The name of a mesh axis for each dimension, or None.
+        mesh: The mesh, where it is not set by ``jax.set_mesh``.
+
+    Returns:
+        A function with the arguments of ``fn``, for `Param` and other Variables. Their
+        metadata has ``out_sharding`` and ``mesh``.
+
+    Example:
+        >>> init = nnx.bridge.with_partitioning(nnx.initializers.ones, ("data", None))
+        >>> boxed = init(jax.random.key(0), (2, 3))
+        >>> kernel = nnx.Param(boxed, eager_sharding=False)
+        >>> nnx.bridge.variables.to_linen_var(kernel).names
+        ('data', None)
+    """
+    box_type = {_BOX_TYPE: linen.Partitioned}
+    return partitioning.with_partitioning(fn, names, mesh=mesh, **box_type)

@@ -12,20 +12,22 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, Generic, TypeVar, cast, dataclass_transform
 
 import jax
 
-from graftree.core.graph import functional
+from graftree.core.graph import functional as graph_functional
+from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.modules import modules
-from graftree.core.objects import attributes, bookkeeping
+from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
+from graftree.core.states.states import State
 from graftree.core.variables import kinds
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
-from graftree.interop.bridge import binding, contexts, linen_side
-from graftree.interop.bridge import variables as bridge_variables
-from graftree.interop.bridge.contexts import AttrPriority, Scope
+from graftree.interop.bridge import binding, linen_side
+from graftree.interop.bridge.binding import AttrPriority, ModuleBase, Scope
+from graftree.interop.bridge.wrappers import ToNNX
 
 A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,15 +37,11 @@ _MISSING: Any = object()
 _OWN = binding.OWN
 
 
-class ModuleBase:
-    """What bridge Modules derive from, besides the Modules of this package."""
-
-
 class ModuleMeta(modules.ModuleMeta):
     """Gives Modules that are made in a method of a bridge Module their place in it."""
 
     def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        context = contexts.current_context()
+        context = binding.current_context()
         if context is None:
             return super().__call__(*args, **kwargs)
         name, parent = kwargs.pop("name", None), kwargs.pop("parent", _MISSING)
@@ -56,7 +54,7 @@ class ModuleMeta(modules.ModuleMeta):
         if name is not None and "name" in inspect.signature(cls.__init__).parameters:
             kwargs["name"] = name  # a field of the user's
         module = super().__call__(*args, **kwargs)
-        name = name or contexts.auto_name(cls)
+        name = name or binding.auto_name(cls)
         if parent is _MISSING and name is not None:
             binding.place(module, name, AttrPriority.INIT_PARENT)
         return module
@@ -96,9 +94,6 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         Array([[6.]], dtype=float32)
     """
 
-    scope: Scope | None
-    attr_priorities: dict[str, AttrPriority]
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         has_hash = "__hash__" in vars(cls)
@@ -118,10 +113,6 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         if name not in _OWN and vars(self).get("scope") is not None:
             value = binding.adopted(self, name, value)
         super().__setattr__(name, value)
-
-    def set_attr_priority(self, name: str, value: AttrPriority) -> None:
-        """Says whether a name is preferred as the path of an object with several."""
-        self.attr_priorities = {**self.attr_priorities, name: value}
 
     # What methods of a bound Module use.
 
@@ -215,14 +206,10 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
             )
         return self.scope.rngs[name]()
 
-    def is_initializing(self) -> bool:
-        """Whether the method runs in `init`."""
-        return bookkeeping.state_of(self).initializing
-
     @property
     def variables(self) -> Mapping[str, Any]:
         """The variables of this Module and of those in it, by collection."""
-        return linen_side.core.freeze(binding.collections(self))
+        return linen_side.core.freeze(binding.by_collection(self))
 
     # What callers use.
 
@@ -307,15 +294,15 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
             flax.errors.ApplyModuleInvalidMethodError: If ``method`` is no function.
         """
         function = _function(type(self), method)
-        module = functional.clone(self, graph=True)
-        state = bridge_variables.linen_vars_to_nnx_attrs(variables)
+        module = graph_functional.clone(self, graph=True)
+        state = linen_side.linen_vars_to_nnx_attrs(variables)
         scope = Scope(_as_rngs(rngs), mutable)
-        with contexts.applying() as call:
+        with binding.applying() as call:
             binding.bind(module, scope, state, is_initializing=_initialize)
-            with contexts.running(module, in_compact=False):
+            with binding.running(module, in_compact=False):
                 out = function(module, *args, **kwargs)
             binding.check_complete(module, call)
-        return out if mutable is False else (out, binding.collections(module))
+        return out if mutable is False else (out, binding.by_collection(module))
 
 
 def _as_rngs(rngs: _RngsLike) -> Rngs:
@@ -358,7 +345,175 @@ def compact(f: F) -> F:
 
     @functools.wraps(f)
     def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
-        with contexts.running(self, in_compact=True):
+        with binding.running(self, in_compact=True):
             return f(self, *args, **kwargs)
 
     return cast(F, wrapper)
+
+
+def nnx_in_bridge_mdl(
+    factory: Callable[[Rngs], modules.Module], name: str | None = None
+) -> modules.Module:
+    """Makes a Module inside of a bridge Module, which keeps its variables.
+
+    Args:
+        factory: Makes the Module from the random streams of the call.
+        name: Its name; the default in a compact method is that of its class, with a
+            number.
+
+    Returns:
+        The Module, with the variables that ``apply`` was given for it.
+
+    Raises:
+        ValueError: Outside of the methods of a bridge Module.
+        flax.errors.ScopeParamNotFoundError: If ``apply`` was not given a `Param` of it.
+
+    Example:
+        >>> class Net(nnx.bridge.Module):
+        ...     @nnx.bridge.compact
+        ...     def __call__(self, x):
+        ...         make = lambda rngs: nnx.Linear(3, 4, rngs=rngs)
+        ...         return nnx.bridge.nnx_in_bridge_mdl(make)(x)
+        >>> variables = Net().init(0, jnp.ones((1, 3)))
+        >>> jax.tree.map(jnp.shape, variables["params"])
+        {'Linear_0': {'bias': (4,), 'kernel': (3, 4)}}
+    """
+    parent = _parent("nnx_in_bridge_mdl")
+    module = factory(_streams(parent))
+    name = name or binding.auto_name(type(module))
+    if name is None:
+        binding.MODULE_CONTEXT.calls[-1].made.append(module)
+        return module
+    current = vars(parent).get(name)
+    if isinstance(current, modules.Module):  # made by an earlier call
+        return current
+    binding.MODULE_CONTEXT.calls[-1].made.append(module)
+    binding.place(module, name, AttrPriority.DEFAULT)
+    return module
+
+
+def linen_in_bridge_mdl(
+    linen_module: linen_side.linen.Module, name: str | None = None
+) -> modules.Module:
+    """Makes a Linen Module a Module inside of a bridge Module.
+
+    Args:
+        linen_module: The Linen Module.
+        name: Its name; the default in a compact method is that of its class, with a
+            number.
+
+    Returns:
+        A `ToNNX`, initialized together with the bridge Module.
+
+    Raises:
+        ValueError: Outside of the methods of a bridge Module.
+
+    Example:
+        >>> import flax.linen as nn
+        >>> class Net(nnx.bridge.Module):
+        ...     @nnx.bridge.compact
+        ...     def __call__(self, x):
+        ...         return nnx.bridge.linen_in_bridge_mdl(nn.Dense(4))(x)
+        >>> variables = Net().init(0, jnp.ones((1, 3)))
+        >>> jax.tree.map(jnp.shape, variables["params"])
+        {'Dense_0': {'bias': (4,), 'kernel': (3, 4)}}
+    """
+    parent = _parent("linen_in_bridge_mdl")
+    assert parent.scope is not None
+    name = name or binding.auto_name(type(linen_module))
+    current = vars(parent).get(name) if name else None
+    if isinstance(current, modules.Module):
+        return current
+    module = ToNNX(linen_module, parent.scope.rngs)
+    if name is not None:
+        binding.place(module, name, AttrPriority.DEFAULT)
+    return module
+
+
+def _parent(function: str) -> ModuleBase:
+    parent = binding.current_module()
+    if parent is None or parent.scope is None:
+        raise ValueError(f"{function}() only needed inside bridge Module")
+    return parent
+
+
+def _streams(parent: ModuleBase) -> Rngs:
+    """The streams of the call; with a constant one for values that won't be used."""
+    assert parent.scope is not None
+    rngs = parent.scope.rngs
+    if parent.is_initializing() or "default" in rngs:
+        return rngs
+    completed = Rngs(jax.random.key(0))
+    for name, stream in rngs.items():
+        setattr(completed, name, stream)
+    return completed
+
+
+M = TypeVar("M", bound=modules.Module)
+
+
+@dataclasses.dataclass
+class Functional(Generic[M]):
+    """The two functions of a Module that is yet to be made; see `functional`.
+
+    Attributes:
+        module_type: The class of the Module.
+        graphdef: Its structure, after `init`.
+        args: Arguments of its constructor.
+        kwargs: Keyword arguments of its constructor.
+    """
+
+    module_type: type[M]
+    graphdef: GraphDef[M] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def init(self, *, rngs: Rngs | None = None) -> State:
+        """Makes the Module, and remembers its structure.
+
+        Args:
+            rngs: Given to the constructor, unless None.
+
+        Returns:
+            Its state.
+        """
+        kwargs = self.kwargs if rngs is None else {**self.kwargs, "rngs": rngs}
+        module = self.module_type(*self.args, **kwargs)
+        self.graphdef, state = graph_functional.split(module)
+        return state
+
+    def apply(self, *states: Any) -> Any:
+        """Gives a function that calls the Module with these states.
+
+        Returns:
+            A proxy: called, or through an attribute, as ``apply(state).encode(x)``, it
+            returns the output and the new ``(graphdef, state)``.
+
+        Raises:
+            ValueError: Before `init`.
+        """
+        if self.graphdef is None:
+            raise ValueError(
+                f"{self.module_type.__name__} has no structure yet: call `init` first."
+            )
+        return self.graphdef.apply(*states)
+
+
+def functional(cls: type[M]) -> Callable[..., Functional[M]]:
+    """Gives a constructor whose result makes the Module when `init` is called.
+
+    Args:
+        cls: The class of the Module.
+
+    Example:
+        >>> linear = nnx.bridge.functional(nnx.Linear)(3, 4)
+        >>> state = linear.init(rngs=nnx.Rngs(0))
+        >>> y, (graphdef, state) = linear.apply(state)(jnp.ones((1, 3)))
+        >>> y.shape
+        (1, 4)
+    """
+
+    def make(*args: Any, **kwargs: Any) -> Functional[M]:
+        return Functional(cls, None, args, kwargs)
+
+    return make

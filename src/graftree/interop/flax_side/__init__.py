@@ -1,17 +1,12 @@
 """What programs for Flax NNX import beside it, for machines without Flax.
 
     pytree_dataclasses.py   flax.struct
-    nested_dicts.py         flax.traverse_util
-    state_dicts.py          flax.serialization: objects as nested dicts, and back
-    msgpack_bytes.py        flax.serialization: nested dicts as bytes, and back
-    frozen_dicts.py         flax.core: dicts that can't be changed
-    axis_rules.py           flax.core.spmd: logical axis names
-    partition_boxes.py      flax.core.meta: values boxed with the names of their axes
-    type_aliases.py         flax.typing
-    train_states.py         flax.training.train_state
-    device_copies.py        flax.jax_utils
-    summary_writers.py      flax.metrics.tensorboard
+    frozen_dicts.py         flax.core, flax.traverse_util: dicts frozen and flat
+    state_dicts.py          flax.serialization: objects as dicts and bytes
+    type_aliases.py         flax.typing, flax.core.spmd: types and logical axis names
+    training_loops.py       flax.training.train_state, flax.jax_utils,
+                            flax.metrics.tensorboard
 
-Results, pytree paths and bytes are those of Flax. `flax_names.BESIDE` says at which
+Results, pytree paths and bytes are those of Flax. `name_tables.BESIDE` says at which
 path of Flax each name is. Nothing here is imported before a program asks for it.
 """

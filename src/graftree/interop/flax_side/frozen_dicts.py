@@ -1,18 +1,24 @@
-"""Dicts that can't be changed: ``flax.core.FrozenDict`` and the functions around it.
+"""Dicts that can't be changed, and nested dicts as flat ones.
 
-A FrozenDict copies the nested dicts that it is made from, and shows them as FrozenDicts
-again. As a pytree it is like a dict: children in the order of their sorted keys, at
-paths ``DictKey(key)``.
+``flax.core.FrozenDict`` and the functions around it: a FrozenDict copies the nested
+dicts that it is made from, and shows them as FrozenDicts again. As a pytree it is like
+a dict: children in the order of their sorted keys, at paths ``DictKey(key)``.
+
+``flax.traverse_util``: unlike ``nnx.traversals``, which takes any mapping, these
+functions look into dicts and FrozenDicts only; a State among the values is a leaf, and
+at the root an error.
 """
 
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Self, TypeVar, cast
 
 import jax
 
+from graftree import errors
+from graftree.core.states import flat_states
 from graftree.interop.flax_side import state_dicts
 
 K = TypeVar("K")
@@ -23,8 +29,7 @@ class FrozenKeysView(collections.abc.KeysView[K]):
     """The keys of a FrozenDict.
 
     Example:
-        >>> from graftree.interop.flax_side import frozen_dicts
-        >>> frozen_dicts.freeze({"a": 1}).keys()
+        >>> freeze({"a": 1}).keys()
         frozen_dict_keys(['a'])
     """
 
@@ -36,8 +41,7 @@ class FrozenValuesView(collections.abc.ValuesView[V]):
     """The values of a FrozenDict.
 
     Example:
-        >>> from graftree.interop.flax_side import frozen_dicts
-        >>> frozen_dicts.freeze({"a": 1}).values()
+        >>> freeze({"a": 1}).values()
         frozen_dict_values([1])
     """
 
@@ -54,8 +58,7 @@ class FrozenDict(Mapping[K, V]):
         **kwargs: More entries.
 
     Example:
-        >>> from graftree.interop.flax_side import frozen_dicts
-        >>> params = frozen_dicts.FrozenDict({"dense": {"bias": 1}})
+        >>> params = FrozenDict({"dense": {"bias": 1}})
         >>> params["dense"]
         FrozenDict({
             bias: 1,
@@ -170,8 +173,7 @@ def freeze(xs: Mapping[Any, Any]) -> FrozenDict[Any, Any]:
         A new FrozenDict.
 
     Example:
-        >>> from graftree.interop.flax_side import frozen_dicts
-        >>> frozen_dicts.freeze({"a": 1}) == {"a": 1}
+        >>> freeze({"a": 1}) == {"a": 1}
         True
     """
     return FrozenDict(xs)
@@ -187,8 +189,7 @@ def unfreeze(x: Any) -> Any:
         New dicts with sorted keys. Anything else is returned as it is.
 
     Example:
-        >>> from graftree.interop.flax_side import frozen_dicts
-        >>> frozen_dicts.unfreeze(frozen_dicts.freeze({"b": {"c": 1}, "a": 2}))
+        >>> unfreeze(freeze({"b": {"c": 1}, "a": 2}))
         {'a': 2, 'b': {'c': 1}}
     """
     if not isinstance(x, (dict, FrozenDict)):
@@ -210,8 +211,7 @@ def copy(x: Any, add_or_replace: Mapping[Any, Any] = cast(Any, {})) -> Any:
         TypeError: If ``x`` is neither a dict nor a FrozenDict.
 
     Example:
-        >>> from graftree.interop.flax_side import frozen_dicts
-        >>> frozen_dicts.copy({"a": 1}, {"b": 2})
+        >>> copy({"a": 1}, {"b": 2})
         {'a': 1, 'b': 2}
     """
     if isinstance(x, FrozenDict):
@@ -235,8 +235,7 @@ def pop(x: Any, key: Any) -> tuple[Any, Any]:
         TypeError: If ``x`` is neither a dict nor a FrozenDict.
 
     Example:
-        >>> from graftree.interop.flax_side import frozen_dicts
-        >>> frozen_dicts.pop({"a": 1, "b": 2}, "a")
+        >>> pop({"a": 1, "b": 2}, "a")
         ({'b': 2}, 1)
     """
     if isinstance(x, FrozenDict):
@@ -262,8 +261,7 @@ def pretty_repr(x: Any, num_spaces: int = 4) -> str:
         The text.
 
     Example:
-        >>> from graftree.interop.flax_side import frozen_dicts
-        >>> print(frozen_dicts.pretty_repr({"a": {"b": 1}}))
+        >>> print(pretty_repr({"a": {"b": 1}}))
         {
             a: {
                 b: 1,
@@ -293,4 +291,123 @@ def _from_state_dict(target: FrozenDict[Any, Any], state: Any) -> FrozenDict[Any
 
 state_dicts.register_serialization_state(
     FrozenDict, lambda xs: state_dicts.to_state_dict(unfreeze(xs)), _from_state_dict
+)
+
+
+EmptyNode = flat_states.EmptyNode
+empty_node = flat_states.empty_node
+"""Stands for an empty dict among the values of a flat one."""
+
+Path = tuple[Any, ...]
+
+_DICTS = (dict, FrozenDict)
+
+
+def flatten_dict(
+    xs: Mapping[Any, Any],
+    keep_empty_nodes: bool = False,
+    is_leaf: Callable[[Path, Mapping[Any, Any]], bool] | None = None,
+    sep: str | None = None,
+) -> dict[Any, Any]:
+    """Turns nested dicts into one dict from paths to leaves.
+
+    Args:
+        xs: A dict or FrozenDict, whose values may be such again.
+        keep_empty_nodes: Whether `empty_node` is stored for an empty dict, which else
+            leaves no trace.
+        is_leaf: A function of path and dict; where it returns True, the dict is stored.
+        sep: If given, the keys of a path, which must be strings, are joined by it.
+
+    Returns:
+        A new dict from tuples of keys, or from joined strings, to the leaves.
+
+    Raises:
+        AssertionError: If ``xs`` is neither a dict nor a FrozenDict.
+        TypeError: If ``sep`` is given and a key is not a string.
+
+    Example:
+        >>> flatten_dict({"a": {"b": 1}, "c": 2}, sep="/")
+        {'a/b': 1, 'c': 2}
+    """
+    if not isinstance(xs, _DICTS):
+        raise AssertionError(
+            f"expected (frozen)dict; got {type(xs)}. For a State, use "
+            "nnx.traversals.flatten_mapping."
+        )
+    found = flat_states.leaves(xs, is_leaf, keeps_empty=keep_empty_nodes, kinds=_DICTS)
+    return {path if sep is None else sep.join(path): value for path, value in found}
+
+
+def unflatten_dict(xs: dict[Any, Any], sep: str | None = None) -> dict[Any, Any]:
+    """Turns a flat dict into nested ones; undoes `flatten_dict`.
+
+    Args:
+        xs: A dict from paths to leaves.
+        sep: If given, the paths are strings, to be split at it.
+
+    Returns:
+        New nested dicts; a leaf that is `empty_node` becomes an empty one.
+
+    Raises:
+        AssertionError: If ``xs`` is not a dict.
+        IndexError: If a path is empty.
+        TypeError: If a path leads through the leaf of another path.
+
+    Example:
+        >>> unflatten_dict({("a", "b"): 1, ("c",): 2})
+        {'a': {'b': 1}, 'c': 2}
+    """
+    if not isinstance(xs, dict):
+        raise AssertionError(f"input is not a dict; it is a {type(xs)}")
+    root: dict[Any, Any] = {}
+    for path, value in xs.items():
+        keys = path if sep is None else path.split(sep)
+        if not keys:
+            raise IndexError(
+                f"An empty path can't be the place of a leaf, here {value!r}."
+            )
+        node = root
+        for depth, key in enumerate(keys[:-1]):
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise TypeError(_conflict(keys[: depth + 1], path))
+        node[keys[-1]] = {} if isinstance(value, EmptyNode) else value
+    return root
+
+
+def _conflict(leaf: Any, path: Any) -> str:
+    return errors.message(
+        f"The path {path!r} leads through the leaf at {tuple(leaf)!r}.",
+        way_out="Remove one of them or rename its key.",
+    )
+
+
+def path_aware_map(
+    f: Callable[[Path, Any], Any], nested_dict: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Replaces each leaf of nested dicts by a function of its path and value.
+
+    Args:
+        f: A function ``(path, value) -> new value``; the path is a tuple of keys.
+        nested_dict: A dict or FrozenDict.
+
+    Returns:
+        New nested dicts; empty ones are kept.
+
+    Raises:
+        AssertionError: If ``nested_dict`` is neither a dict nor a FrozenDict.
+
+    Example:
+        >>> params = {"dense": {"kernel": 1, "bias": 2}}
+        >>> path_aware_map(lambda path, _: path[-1] == "bias", params)
+        {'dense': {'kernel': False, 'bias': True}}
+    """
+    flat = flatten_dict(nested_dict, keep_empty_nodes=True)
+    return unflatten_dict(
+        {path: v if v is empty_node else f(path, v) for path, v in flat.items()}
+    )
+
+
+state_dicts.register_serialization_state(
+    EmptyNode, lambda _: {}, lambda target, _: target
 )

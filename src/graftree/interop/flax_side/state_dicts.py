@@ -1,18 +1,32 @@
-"""Objects as nested dicts of leaves, and back: half of ``flax.serialization``.
+"""Objects as nested dicts of leaves, those as bytes, and back: ``flax.serialization``.
 
 A state dict has string keys only: lists and tuples become dicts of indices, and named
 tuples and pytree dataclasses dicts of fields. What has no handler is a leaf. A leaf
 takes any value on the way back: neither its shape nor its dtype is compared.
+
+The bytes are MessagePack with three extension types, those of Flax, so files go both
+ways:
+
+    1  array            packed (shape, name of the dtype, bytes in C order)
+    2  complex number   packed (real part, imaginary part)
+    3  NumPy scalar     as an array without dimensions
+
+An array of more than `MAX_CHUNK_SIZE` bytes in a dict is a dict of pieces, since an
+extension holds 2**32 bytes at most. Restored arrays are read-only views of the bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from graftree import errors
 from graftree.core.states.states import State
@@ -51,14 +65,13 @@ def register_serialization_state(
         ValueError: If the type has a handler and ``override`` is False.
 
     Example:
-        >>> from graftree.interop.flax_side import state_dicts
         >>> class Scale:
         ...     def __init__(self, factor):
         ...         self.factor = factor
-        >>> state_dicts.register_serialization_state(
+        >>> register_serialization_state(
         ...     Scale, lambda one: {"factor": one.factor}, lambda _, d: Scale(**d)
         ... )
-        >>> state_dicts.to_state_dict({"scale": Scale(2.0)})
+        >>> to_state_dict({"scale": Scale(2.0)})
         {'scale': {'factor': 2.0}}
     """
     if ty in _handlers and not override:
@@ -67,17 +80,6 @@ def register_serialization_state(
             "pass override=True to replace it."
         )
     _handlers[ty] = ty_to_state_dict, ty_from_state_dict
-
-
-def is_serializable(target: Any) -> bool:
-    """Whether a type, or the type of an object, has a handler.
-
-    Example:
-        >>> from graftree.interop.flax_side import state_dicts
-        >>> state_dicts.is_serializable([1]), state_dicts.is_serializable(object)
-        (True, False)
-    """
-    return (target if isinstance(target, type) else type(target)) in _handlers
 
 
 def to_state_dict(target: Any) -> Any:
@@ -93,8 +95,7 @@ def to_state_dict(target: Any) -> Any:
         ValueError: If two keys of a dict are the same as strings.
 
     Example:
-        >>> from graftree.interop.flax_side import state_dicts
-        >>> state_dicts.to_state_dict({"layers": [1, 2], "empty": None})
+        >>> to_state_dict({"layers": [1, 2], "empty": None})
         {'layers': {'0': 1, '1': 2}, 'empty': None}
     """
     handler = _handler(target)
@@ -119,8 +120,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
             in length or in the fields of a dataclass; names the path.
 
     Example:
-        >>> from graftree.interop.flax_side import state_dicts
-        >>> state_dicts.from_state_dict({"a": (0, 0)}, {"a": {"0": 1, "1": 2}})
+        >>> from_state_dict({"a": (0, 0)}, {"a": {"0": 1, "1": 2}})
         {'a': (1, 2)}
     """
     handler = _handler(target)
@@ -134,8 +134,7 @@ def current_path() -> str:
     """The path of what is being restored, for messages of handlers.
 
     Example:
-        >>> from graftree.interop.flax_side import state_dicts
-        >>> state_dicts.current_path()
+        >>> current_path()
         ''
     """
     return "/".join(_restoring.path)
@@ -187,8 +186,7 @@ def restore_dict(xs: Mapping[Any, Any], state: Mapping[str, Any]) -> dict[Any, A
         ValueError: If the state dict lacks an entry; names the path.
 
     Example:
-        >>> from graftree.interop.flax_side import state_dicts
-        >>> state_dicts.restore_dict({1: 0}, {"1": 5})
+        >>> restore_dict({1: 0}, {"1": 5})
         {1: 5}
     """
     missing = {str(key) for key in xs}.difference(_keys(state))
@@ -277,3 +275,189 @@ register_serialization_state(
 )
 register_serialization_state(jax.tree_util.Partial, _partial_to, _partial_from)
 register_serialization_state(State, lambda xs: _dict_to(dict(xs.items())), _state_from)
+
+
+MAX_CHUNK_SIZE = 2**30
+"""The most bytes of an array that are stored in one piece."""
+
+_ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
+_CHUNKED = "__msgpack_chunked_array__"
+
+
+def to_bytes(target: Any) -> bytes:
+    """Turns an object into bytes.
+
+    Args:
+        target: What `to_state_dict` takes, with arrays, numbers, strings,
+            bytes and None as leaves.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        ImportError: If the package msgpack is not installed.
+        TypeError: If a leaf can't be stored, such as a JAX key.
+        ValueError: If an array has a dtype of objects, strings or records.
+
+    Example:
+        >>> data = to_bytes({"w": jnp.ones(2)})
+        >>> from_bytes({"w": jnp.zeros(2)}, data)
+        {'w': array([1., 1.], dtype=float32)}
+    """
+    return msgpack_serialize(to_state_dict(target), in_place=True)
+
+
+def from_bytes(target: Any, encoded_bytes: bytes) -> Any:
+    """Gives a new object like ``target`` with the leaves in the bytes.
+
+    Args:
+        target: An object of the wanted structure, or None for the state dict itself.
+        encoded_bytes: What `to_bytes` returned.
+
+    Returns:
+        The new object; its arrays are NumPy's.
+
+    Raises:
+        ImportError: If the package msgpack is not installed.
+        ValueError: If the structures differ; names the path.
+
+    Example:
+        >>> data = to_bytes([1, (2, 3)])
+        >>> from_bytes([0, (0, 0)], data)
+        [1, (2, 3)]
+    """
+    return from_state_dict(target, msgpack_restore(encoded_bytes))
+
+
+def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
+    r"""Turns nested dicts and lists of leaves into bytes.
+
+    Args:
+        pytree: Dicts and lists with arrays, numbers, strings, bytes and None.
+        in_place: Whether dicts keep the order of their keys, which is else sorted. The
+            tree is not changed in either case.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        ImportError: If the package msgpack is not installed.
+        TypeError: If a leaf or a container can't be stored, e.g. a tuple or a JAX key.
+        ValueError: If an array has a dtype of objects, strings or records.
+
+    Example:
+        >>> msgpack_serialize({"a": 1})
+        b'\x81\xa1a\x01'
+    """
+    ordered = pytree if in_place else jax.tree.map(lambda leaf: leaf, pytree)
+    return _msgpack().packb(_in_pieces(ordered), default=_extension, strict_types=True)
+
+
+def msgpack_restore(encoded_pytree: bytes) -> Any:
+    r"""Turns bytes into the nested dicts and lists that they were made from.
+
+    Args:
+        encoded_pytree: What `msgpack_serialize` or `to_bytes` returned.
+
+    Returns:
+        The tree; its arrays are NumPy's, and read-only.
+
+    Raises:
+        ImportError: If the package msgpack is not installed.
+
+    Example:
+        >>> msgpack_restore(b"\x81\xa1a\x01")
+        {'a': 1}
+    """
+    unpacked = _msgpack().unpackb(
+        encoded_pytree, ext_hook=_from_extension, raw=False, strict_map_key=False
+    )
+    return _joined(unpacked)
+
+
+def _msgpack() -> types.ModuleType:
+    try:
+        import msgpack
+    except ImportError:
+        raise ImportError(
+            "flax.serialization stores bytes with the package msgpack, which is not "
+            "installed.\nInstall it: pip install msgpack"
+        ) from None
+    return msgpack
+
+
+def _extension(value: Any) -> Any:
+    """What MessagePack stores for a leaf that it does not know."""
+    msgpack = _msgpack()
+    if isinstance(value, np.generic):
+        return msgpack.ExtType(_SCALAR, _array_bytes(np.asarray(value)))
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return msgpack.ExtType(_ARRAY, _array_bytes(np.asarray(value)))
+    if isinstance(value, complex):
+        return msgpack.ExtType(_COMPLEX, msgpack.packb((value.real, value.imag)))
+    return value  # MessagePack says which type it can't store
+
+
+def _array_bytes(array: np.ndarray[Any, Any]) -> bytes:
+    dtype = array.dtype
+    if dtype.hasobject or dtype.names is not None or dtype.kind in "US":
+        raise ValueError(
+            "Object and structured dtypes not supported for serialization of ndarrays, "
+            f"nor those of strings: got {dtype}."
+        )
+    return _msgpack().packb((array.shape, dtype.name, array.tobytes()))
+
+
+def _from_extension(code: int, data: bytes) -> Any:
+    if code == _ARRAY:
+        return _array(data)
+    if code == _SCALAR:
+        return _array(data)[()]
+    if code == _COMPLEX:
+        return complex(*_msgpack().unpackb(data))
+    return _msgpack().ExtType(code, data)
+
+
+def _array(data: bytes) -> np.ndarray[Any, Any]:
+    shape, name, content = _msgpack().unpackb(data, raw=True)
+    dtype = jnp.dtype(name.decode())
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+# Arrays in pieces.
+
+
+def _in_pieces(tree: Any) -> Any:
+    if type(tree) is dict:
+        return {key: _in_pieces(value) for key, value in tree.items()}
+    if isinstance(tree, (np.ndarray, jax.Array)) and _size(tree) > MAX_CHUNK_SIZE:
+        return _pieces(np.asarray(tree))
+    return tree
+
+
+def _size(array: Any) -> int:
+    # A JAX key has no item size; that it can't be stored is said later.
+    return math.prod(array.shape) * getattr(array.dtype, "itemsize", 0)
+
+
+def _pieces(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    flat, step = array.reshape(-1), max(1, MAX_CHUNK_SIZE // array.dtype.itemsize)
+    starts = range(0, flat.size, step)
+    return {
+        _CHUNKED: True,
+        "shape": {str(axis): size for axis, size in enumerate(array.shape)},
+        "chunks": {str(i): flat[at : at + step] for i, at in enumerate(starts)},
+    }
+
+
+def _joined(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if _CHUNKED in tree:
+        flat = np.concatenate(_in_order(tree["chunks"]))
+        return flat.reshape(_in_order(tree["shape"]))
+    return {key: _joined(value) for key, value in tree.items()}
+
+
+def _in_order(indexed: Mapping[str, Any]) -> list[Any]:
+    return [indexed[str(index)] for index in range(len(indexed))]

@@ -1,100 +1,48 @@
-"""The aliases of ``flax.typing`` that `graftree.annotations` does not have.
+"""What annotations mean: ``flax.typing`` and ``flax.core.spmd``.
 
-And two types of ``flax.nnx`` that programs need for annotations only. They say what
-annotations mean; nothing checks them. The few classes among them are those that
-programs make or compare.
+The aliases that `graftree.annotations` does not have, and two types of ``flax.nnx``
+that programs need for annotations only; nothing checks them. The few classes among them
+are those that programs make or compare.
+
+The rules from logical axis names to mesh axes in force are those of
+``nnx.logical_axis_rules``; only the forms in which Flax takes and returns annotations
+are added here.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import (
-    Any,
-    Generic,
-    NamedTuple,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypeGuard,
-    TypeVar,
-)
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
-from graftree.annotations import Collection, Key, ShapeDtype
+from graftree.annotations import Collection, Key
 from graftree.core.text import representations
+from graftree.core.variables import sharding as shardings
 from graftree.interop.flax_side import frozen_dicts
 
 T = TypeVar("T")
 
-# Axes.
 Axis: TypeAlias = int | None
-AxisName: TypeAlias = str | tuple[str, ...] | None
-ScanAxis: TypeAlias = int
-
-# Values.
-ArrayPytree: TypeAlias = Any
-Leaf: TypeAlias = Any
 Index: TypeAlias = int
-Path: TypeAlias = str
-PRNGFoldable: TypeAlias = int | str
-RNGSequences: TypeAlias = dict[str, jax.Array]
-
-# Collections of variables.
+Leaf: TypeAlias = Any
 FrozenVariableDict: TypeAlias = frozen_dicts.FrozenDict[str, Collection]
-MutableCollection: TypeAlias = dict[str, Any]
-MutableVariableDict: TypeAlias = dict[str, MutableCollection]
-
-# Sharding.
-LogicalPartitionSpec: TypeAlias = Any
-LogicalPartitionSpecPytree: TypeAlias = Any
-PartitionSpecPytree: TypeAlias = Any
 
 
 class Missing:
     """The class of `MISSING`.
 
     Example:
-        >>> from graftree.interop.flax_side import type_aliases
-        >>> isinstance(type_aliases.MISSING, type_aliases.Missing)
+        >>> isinstance(MISSING, Missing)
         True
     """
 
 
 MISSING = Missing()
 """The default of an argument for which None means something."""
-
-
-@dataclasses.dataclass(frozen=True)
-class In(Generic[T]):
-    """An axis of inputs only.
-
-    Example:
-        >>> from graftree.interop.flax_side import type_aliases
-        >>> type_aliases.In(0)
-        In(axis=0)
-    """
-
-    axis: T
-
-
-@dataclasses.dataclass(frozen=True)
-class Out(Generic[T]):
-    """An axis of outputs only.
-
-    Example:
-        >>> from graftree.interop.flax_side import type_aliases
-        >>> type_aliases.Out(0)
-        Out(axis=0)
-    """
-
-    axis: T
-
-
-InOutAxis: TypeAlias = Axis | In[Axis] | Out[Axis]
-InOutScanAxis: TypeAlias = ScanAxis | In[ScanAxis] | Out[ScanAxis]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +54,7 @@ class SizeBytes:
         bytes: The number of bytes.
 
     Example:
-        >>> from graftree.interop.flax_side import type_aliases
-        >>> type_aliases.SizeBytes.from_any({"w": jnp.ones((1000, 3))})
+        >>> SizeBytes.from_any({"w": jnp.ones((1000, 3))})
         3,000 (12.0 KB)
     """
 
@@ -125,7 +72,7 @@ class SizeBytes:
         """The size of all arrays in a pytree."""
         total = cls(0, 0)
         for leaf in jax.tree.leaves(x):
-            if has_shape_dtype(leaf):
+            if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
                 total += cls.from_array(leaf)
         return total
 
@@ -166,8 +113,7 @@ class PytreeDeque(collections.deque[T]):
     """A deque that is a pytree.
 
     Example:
-        >>> from graftree.interop.flax_side import type_aliases
-        >>> jax.tree.map(lambda x: 2 * x, type_aliases.PytreeDeque([1, 2]))
+        >>> jax.tree.map(lambda x: 2 * x, PytreeDeque([1, 2]))
         PytreeDeque([2, 4])
     """
 
@@ -180,23 +126,61 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def has_shape_dtype(x: Any) -> TypeGuard[ShapeDtype]:
-    """Whether a value has a shape and a dtype.
-
-    Example:
-        >>> from graftree.interop.flax_side import type_aliases
-        >>> type_aliases.has_shape_dtype(jnp.ones(2)), type_aliases.has_shape_dtype(3)
-        (True, False)
-    """
-    return hasattr(x, "shape") and hasattr(x, "dtype")
-
-
 def is_key_like(x: Any) -> TypeGuard[Key]:
     """Whether a value can be a key of a path.
 
     Example:
-        >>> from graftree.interop.flax_side import type_aliases
-        >>> type_aliases.is_key_like("a"), type_aliases.is_key_like(None)
+        >>> is_key_like("a"), is_key_like(None)
         (True, True)
     """
     return hasattr(x, "__hash__") and hasattr(x, "__lt__")
+
+
+AxisRules = shardings.AxisRules
+
+logical_axis_rules = shardings.logical_axis_rules
+set_logical_axis_rules = shardings.set_logical_axis_rules
+get_logical_axis_rules = shardings.get_logical_axis_rules
+composite_rules = shardings.composite_rules
+
+
+def from_sharding_rules(sharding: Any, sharding_rules: AxisRules) -> tuple[Any, ...]:
+    """Renames the axes of an annotation by rules.
+
+    Args:
+        sharding: An entry per dimension: a name, a tuple of names, or None.
+        sharding_rules: Pairs of a logical name and what it stands for.
+
+    Returns:
+        A tuple with an entry per dimension; names without a rule stay as they are.
+
+    Example:
+        >>> from_sharding_rules(("batch", None), [("batch", "data")])
+        ('data', None)
+    """
+    return tuple(shardings.from_sharding_rules(sharding, sharding_rules))
+
+
+def get_pspec(
+    sharding: Any, sharding_rules: AxisRules | None = None
+) -> PartitionSpec | None:
+    """The PartitionSpec of an annotation under some rules and those in force.
+
+    Args:
+        sharding: A tuple, PartitionSpec or NamedSharding, or None.
+        sharding_rules: Further rules, or None.
+
+    Returns:
+        The spec; None if there is no annotation.
+
+    Raises:
+        ValueError: If the rules contradict those in force.
+
+    Example:
+        >>> with nnx.logical_axis_rules([("batch", "data")]):
+        ...     get_pspec(("batch", None))
+        P('data', None)
+    """
+    if sharding is None:
+        return None
+    return shardings.get_pspec(sharding, sharding_rules)

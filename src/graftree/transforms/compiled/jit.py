@@ -19,10 +19,10 @@ from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled.stages import Lowered, Traced
 from graftree.transforms.crossing import decorators, inside, outside, traces
-from graftree.transforms.crossing.decorators import MISSING, Statics
+from graftree.transforms.crossing.decorators import MISSING, Chosen, Statics
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
-from graftree.transforms.crossing.plans import PlanOfObjects, Plans
+from graftree.transforms.crossing.plans import Plans
 from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signatures
@@ -43,7 +43,8 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         bound: The first arguments, if they are the same at each call.
         shardings: Of the arguments, and of the output.
         statics: Positions and names of static arguments.
-        **options: See `configure`.
+        donated: Those of arguments whose buffers may be reused.
+        **options: What else ``jax.jit`` is told.
 
     Attributes:
         fun: The function that was given.
@@ -64,13 +65,15 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         *,
         shardings: tuple[Any, Any],
         statics: tuple[Any, Any],
+        donated: tuple[Any, Any],
         **options: Any,
     ) -> None:
         self.traces = Traces()
-        callers = JitWrapped.__call__, Plan.call, PlanOfObjects.call_with
-        traces.follow(*[caller.__code__ for caller in callers])
-        options |= {"shardings": shardings, "statics": statics, "traces": self.traces}
-        row, jax_options = configure(name, fun, mode, **options)
+        traces.follow(JitWrapped.__call__.__code__, Plan.call.__code__)
+        static = decorators.choose(fun, "static", *statics)
+        donate = decorators.choose(fun, "donate", *donated)
+        decorators.check_disjoint(static, donate)
+        row = _row_of_compiled(name, mode, shardings, static, donate, self.traces)
         decorators.wraps(fun)(self)
         self.fun = fun
         self.in_shardings, self.out_shardings = shardings
@@ -78,7 +81,8 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         self.graph = mode.sharing
         self.partial_args = bound
         self._row = row
-        self._jax_options = jax_options
+        given = {name: value for name, value in options.items() if value is not None}
+        self._jax_options = given | _group_options(row)
         self.jitted_fn = self._compiled()
         self._plans = Plans(row, bound)
 
@@ -259,33 +263,20 @@ def jit(
     return decorators.decorate(fun, "jit", make)
 
 
-def configure(
+def _row_of_compiled(
     name: str,
-    function: Callable[..., Any],
     mode: Propagation,
-    *,
     shardings: tuple[Any, Any],
-    statics: tuple[Any, Any],
-    donated: tuple[Any, Any],
+    static: Chosen,
+    donate: Chosen,
     traces: Traces,
-    **options: Any,
-) -> tuple[Row, dict[str, Any]]:
-    """The row of a compiled function, and what ``jax.jit`` is told."""
-    static = decorators.choose(function, "static", *statics)
-    donate = decorators.choose(function, "donate", *donated)
-    decorators.check_disjoint(static, donate)
+) -> Row:
     ins, outs = shardings
-    row = Row(
+    donation = Donation(donate, static, keeps_arrays=mode.structure)
+    return Row(
         name,
         mode,
-        Prefix(
-            ins,
-            "in_shardings",
-            name,
-            mode,
-            keywords=None,
-            donation=Donation(donate, static, keeps_arrays=mode.structure),
-        ),
+        Prefix(ins, "in_shardings", name, mode, keywords=None, donation=donation),
         Prefix(outs, "out_shardings", name, mode),
         statics=static,
         keywords=(Keywords.STAY, Keywords.STAY),
@@ -293,8 +284,6 @@ def configure(
         traces=traces,
         returns_placed=True,
     )
-    given = {name: value for name, value in options.items() if value is not None}
-    return row, given | _group_options(row)
 
 
 def _group_options(row: Row) -> dict[str, Any]:

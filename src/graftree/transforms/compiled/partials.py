@@ -12,7 +12,6 @@ from graftree import _jax, config
 from graftree.core import ownership, stamps
 from graftree.core.graph import flattening, functional
 from graftree.core.graph.flattening import IndexMap, RefMap
-from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.watches import StructureWatch
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
@@ -185,7 +184,7 @@ def cached_partial(
         copied, snapshot = copies.now()
         values = snapshot.values()
         out = f(*copied, *args, **kwargs)
-        if snapshot.differs():
+        if not snapshot.is_same():
             snapshot.restore(values)
             raise ValueError(
                 "The graph structure of a node added to cached_partial was mutated "
@@ -209,7 +208,7 @@ class _Copies(Rebuilt):
     def now(self) -> tuple[tuple[Any, ...], _Snapshot]:
         """The copies, and how they are built."""
         before, copied, snapshot = self._latest
-        if not before.is_same():
+        if not before.is_same(with_arrays=True):
             before, copied, snapshot = self._make()
         elif not snapshot.holds():
             snapshot = _Snapshot(copied)
@@ -244,21 +243,13 @@ class _Snapshot(Rebuilt):
         """Whether the object is known to be built as it was."""
         return self._is_watched and self._watch.holds()
 
-    def differs(self) -> bool:
-        """Whether the object is built otherwise now, or of other objects."""
-        return not (self.holds() or self._built_now()[0] == self._graphdef)
-
-    def is_same(self) -> bool:
-        """Whether the object is built as it was, of the same objects and arrays."""
+    def is_same(self, *, with_arrays: bool = False) -> bool:
+        """Whether it is built as it was, of the same objects, perhaps also arrays."""
         if self.holds():
             return True
-        graphdef, leaves = self._built_now()
-        return graphdef == self._graphdef and all(
-            map(operator.is_, leaves, self._leaves)
-        )
-
-    def _built_now(self) -> tuple[GraphDef[Any], list[Any]]:
-        return flattening.flatten_graph(self._node, RefMap(), self._numbers)
+        now, leaves = flattening.flatten_graph(self._node, RefMap(), self._numbers)
+        are_same = map(operator.is_, leaves, self._leaves)
+        return now == self._graphdef and (not with_arrays or all(are_same))
 
     def values(self) -> list[Any]:
         """The raw values of all leaves, as they are now."""

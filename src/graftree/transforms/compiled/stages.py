@@ -7,8 +7,8 @@ what JAX says of it, and objects around it are fresh ones of the same structure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
 
 import jax
 
@@ -16,27 +16,10 @@ from graftree import _jax, errors
 from graftree.core.graph import differences
 from graftree.core.graph.flattening import IndexMap
 from graftree.transforms.crossing import outside, packing, signatures
-from graftree.transforms.crossing.decorators import Statics
-from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Packed
 from graftree.transforms.crossing.signatures import Signature
 
 R = TypeVar("R")
-
-
-class Function(Protocol):
-    """What `jit` returns: the function of JAX, and what packs a call."""
-
-    jitted_fn: Any
-
-    def prepare(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        statics: Statics | None = None,
-    ) -> Call:
-        """Packs a call: positional, keyword and static arguments."""
-        ...
 
 
 class Stage(Generic[R]):
@@ -50,7 +33,7 @@ class Stage(Generic[R]):
         jit_wrapped: The function that `jit` returned.
     """
 
-    def __init__(self, stage: Any, jit_wrapped: Function) -> None:
+    def __init__(self, stage: Any, jit_wrapped: Any) -> None:
         self._stage = stage
         self.jit_wrapped = jit_wrapped
 
@@ -97,7 +80,7 @@ class Traced(Stage[R]):
         bound: How many of its arguments are bound to the function.
     """
 
-    def __init__(self, stage: Any, jit_wrapped: Function, bound: int) -> None:
+    def __init__(self, stage: Any, jit_wrapped: Any, bound: int) -> None:
         super().__init__(stage, jit_wrapped)
         self._bound = bound
         self._exported: Any = None
@@ -140,17 +123,20 @@ class Traced(Stage[R]):
             return Lowered(lowered, self.jit_wrapped)
 
     def _trace_for_export(self) -> Any:
-        avals = self._stage.in_avals
+        """The stage of a function of pytrees that computes the same."""
+        name, wrapped, avals = self.fun_name, self.jit_wrapped, self._stage.in_avals
         signature = _unpack(avals)[1].signature
-        _check_arrays(self.fun_name, signature)
+        _check_arrays(name, signature)
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            call = wrapped.prepare(args, kwargs, signature.statics)
+            result = wrapped.jitted_fn(*call.groups)
+            _check_unchanged(name, call.packed, result)
+            return call.commit(result)
+
+        function.__name__ = function.__qualname__ = name
         args, kwargs = _arguments(jax.tree.map(_describe, avals))
-
-        def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-            return self.jit_wrapped.prepare(args, kwargs, signature.statics)
-
-        given = args[self._bound :]
-        jitted = self.jit_wrapped.jitted_fn
-        return _trace_for_export(self.fun_name, jitted, prepare, given, kwargs)
+        return jax.jit(function).trace(*args[self._bound :], **kwargs)
 
 
 class Lowered(Stage[R]):
@@ -199,7 +185,7 @@ class Compiled(Stage[R]):
     objects that are passed, which need not be those it was compiled for.
     """
 
-    def __init__(self, stage: Any, jit_wrapped: Function) -> None:
+    def __init__(self, stage: Any, jit_wrapped: Any) -> None:
         super().__init__(stage, jit_wrapped)
         # Not of `in_avals`: those of JAX have the array refs in closures, too.
         tree = stage.in_tree
@@ -309,36 +295,6 @@ def _describe(aval: Any) -> Any:
         weak_type=aval.weak_type,
         sharding=aval.sharding if is_typed else None,
     )
-
-
-def _trace_for_export(
-    name: str,
-    jitted: Callable[..., Any],
-    prepare: Callable[[tuple[Any, ...], dict[str, Any]], Call],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Traces a function of pytrees, by ``jax.jit``.
-
-    Args:
-        name: What the function is called.
-        jitted: Computes a result of groups of leaves.
-        prepare: Packs a call: positional and keyword arguments.
-        args: Shapes and dtypes of the arguments that are not static.
-        kwargs: The same of keyword arguments.
-
-    Raises:
-        ValueError: If the function changes its arguments.
-    """
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        call = prepare(args, kwargs)
-        result = jitted(*call.groups)
-        _check_unchanged(name, call.packed, result)
-        return call.commit(result)
-
-    function.__name__ = function.__qualname__ = name
-    return jax.jit(function).trace(*args, **kwargs)
 
 
 def _check_arrays(name: str, signature: Signature) -> None:

@@ -5,27 +5,28 @@ arguments like these: the signature, the Variables, the groups of leaves. With o
 call reads the raw values of the Variables, calls what JAX compiled with them, and
 writes the values that the function changed into their Variables. Which these are was
 decided when the function was traced, and comes back as static data of the result. If
-the result contains objects or a change of structure, `outside.commit` does the same.
+the result contains objects or a change of structure, `outside.commit` does the rest.
 
-Variables that are arguments by themselves, in a State, a list, or alone, may be new
-ones at each call: a plan is right for them if they are like those that it was made for
-(`LooseVariables`). Containers of them are read as their first ones were (`make`).
+Variables that are arguments by themselves, in a State, a list, or on their own, may be
+new ones at each call: a plan is right for them if they are like those that it was made
+for (`BareVariables`). Containers of them are read as their first ones were (`reader`).
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from graftree.core import paths
-from graftree.core.graph import flattening, nodes, watches
+from graftree.core import paths, stamps
+from graftree.core.graph import flattening, nodes, tree_checks, watches
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.nodes import GraphKind, Leaf
-from graftree.core.graph.watches import Attribute
+from graftree.core.graph.watches import Attribute, StructureWatch
 from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -38,12 +39,13 @@ from graftree.transforms.crossing.rows import Row
 NO_PLAN: Any = object()
 
 
-class Arguments(NamedTuple):
-    """Arguments as a plan sees them.
+class Passed(NamedTuple):
+    """The arguments of a call, as plans see them.
 
     Attributes:
         key: What a plan is found by.
-        tree: ``(args, kwargs)``, without the static ones.
+        tree: ``(args, kwargs)`` without the static ones; ``None`` if the objects in it
+            were taken apart, too.
         leaves: The leaves of the tree: objects, Variables, arrays and other values.
     """
 
@@ -59,258 +61,243 @@ class Arguments(NamedTuple):
         """Those leaves that are Variables."""
         return [x for x in self.leaves if nodes.kind_of(x) is Leaf.VARIABLE]
 
+    def taken_apart(self) -> Passed | None:
+        """The same with the leaves of its objects; ``None`` if one contains itself."""
+        # JAX can compare a treedef with anything but None.
+        key = [_NO_TREEDEF if x is None else x for x in self.key[:2]]
+        leaves: list[Any] = []
+        for x in self.leaves:
+            found, treedef = [x], _NO_TREEDEF
+            if nodes.kind_of(x) is nodes.PYTREE:
+                try:
+                    found, treedef = tree_checks.flatten(x)
+                except ValueError:
+                    return None
+            leaves += found
+            key.append(treedef)
+        return Passed(tuple(key), None, leaves)
 
-class Watcher(Protocol):
-    """Tells whether what a plan depends on besides its leaves is as it was."""
 
-    def holds(self) -> bool:
-        """Whether nothing has changed."""
-        ...
+_NO_TREEDEF = ()
 
 
 class Plan:
-    """What is known about a call with certain objects.
+    """What is known about calls with certain arguments.
 
     Of Variables that are arguments by themselves it only knows what they are like.
 
     Args:
         row: The transform.
-        leaves: What of the arguments is given to `call`.
-        packed: The call that the plan is made of.
-        watcher: Tells whether the plan still holds.
-        loose: What the Variables among the leaves are like.
-        sources: Where what is no Variable comes from; see `sources`.
-        roots: The objects among the leaves.
+        passed: The arguments of the call that the plan is made of.
+        packed: The same, packed.
+        watch: Tells whether the objects in them are as they were.
+        bare: What the Variables in them are like.
 
     Attributes:
         signature: The static part of the arguments.
         traces: Where traces are noted, if they are.
-        types: The types of the leaves.
-        roots: The objects among the leaves, weakly, with their places.
-        given: The places of the leaves that are neither objects nor Variables.
-        outline: How to make what JAX gets, if that and the result are made of objects
-            and given leaves alone; ``None`` if there is more to it.
+        watch: See above.
+        is_flat: Whether the positional arguments are all leaves there are.
     """
 
     def __init__(
         self,
         row: Row,
-        leaves: Sequence[Any],
+        passed: Passed,
         packed: Packed,
-        watcher: Watcher,
-        loose: LooseVariables,
-        sources: Mapping[int, Any],
-        roots: Sequence[weakref.ref[Any]] = (),
+        watch: StructureWatch,
+        bare: BareVariables,
     ) -> None:
-        self.signature = packed.signature
-        self.traces = row.traces
-        self.types = [*map(type, leaves)]
-        self._row = row
-        self._watcher = watcher
+        self.signature, self.traces = packed.signature, row.traces
+        self._row, self.watch = row, watch
+        leaves: Sequence[Any] = passed.leaves
+        tree: Any = passed.tree
+        self._types = [*map(type, leaves)]
+        self._roots = [
+            (place, weakref.ref(x))
+            for place, x in enumerate(leaves)
+            if nodes.is_node_module(x)
+        ]
+        may_read = not row.statics and tree is not None
+        self.is_flat = may_read and _are_same(tree[0], leaves)
+        self._reader = reader(tree, leaves) if may_read and not self.is_flat else None
+        # Where the leaves for JAX come from: Variables of objects, by position, bare
+        # ones and what is no Variable, by their numbers.
         kinds = [*map(nodes.kind_of, leaves)]
-        are_objects = enumerate(map(nodes.is_node_module, leaves))
-        found_at = [place for place, is_object in are_objects if is_object]
-        self.roots = [*zip(found_at, roots, strict=True)]
-        self.given = _places(kinds, Leaf.ARRAY, Leaf.STATIC)
-        boxes = _places(kinds, Leaf.VARIABLE)
-        self._loose = loose if boxes else None
-        self._pick_loose = _picker(boxes)
-        # Where the leaves for JAX come from.
-        places = {id(leaves[place]): n for n, place in enumerate(boxes)}
-        self._loose_positions = {
-            position: places[id(leaf)]
-            for position, leaf in enumerate(packed.leaves)
-            if id(leaf) in places
-        }
-        self._sources = sources
-        self._reads_attributes = any(s is not GIVEN for s in sources.values())
-        # Variables of objects, and None for all other leaves.
-        self._leaves = [
-            x if isinstance(x, Variable) and id(x) not in places else None
+        places = [n for n, kind in enumerate(kinds) if kind is Leaf.VARIABLE]
+        numbers = {id(leaves[place]): n for n, place in enumerate(places)}
+        self._bare, self._pick_bare = bare, _picker(places) if places else None
+        self._variables = [
+            numbers.get(id(x), x) if isinstance(x, Variable) else None
             for x in packed.leaves
         ]
-        objects = [*packed.objects.values()]
-        self._objects = [None if id(x) in places else _weakly(x) for x in objects]
-        self._loose_objects = [
-            (number, places[id(x)])
-            for number, x in enumerate(objects)
-            if id(x) in places
+        self._add_others(row, passed, packed, kinds)
+        self._objects = [
+            numbers[id(x)] if id(x) in numbers else _weakly(x)
+            for x in packed.objects.values()
         ]
-        attached = [x for x in self._leaves if x is not None]
-        self.is_plain = variables.may_replace_all(attached, ())
-        self._groups = None
-        if not row.inputs.reads_leaves:
-            self._groups = [
-                self._group(group)
-                for group in outside.groups(row, packed, [*range(len(packed.leaves))])
-            ]
-        self._targets: tuple[Returned | None, Sequence[Any]] = (None, ())
+        attached = [x for x in self._variables if isinstance(x, Variable)]
+        self._is_plain = variables.may_replace_all(attached, ())
+        groups = outside.groups(row, packed, [*range(len(packed.leaves))])
+        self._groups = [self._group(group, len(places)) for group in groups]
         self._may_donate_twice = bool(row.inputs.donated) and any(
             map(outside.is_spread, packed.values())
         )
-        self.outline = None if row.has_prefixes else self._outlined()
+        self._has_prefixes = row.has_prefixes
+        # The same ones in each step, mostly.
+        self._latest: tuple[Returned | None, Sequence[Any] | None] = (None, None)
 
-    def _outlined(self) -> _Outline | None:
-        groups = self._groups
-        if groups is None or not self.is_plain or self._reads_attributes:
-            return None
-        if self._may_donate_twice:
-            return None
-        if any(group.pick_loose or group.order for group in groups):
-            return None
-        parts = [
-            (
-                group.attached,
-                [(place, self.given[number]) for place, number in group.inserts],
-                group.static,
+    def _add_others(
+        self, row: Row, passed: Passed, packed: Packed, kinds: Sequence[Any]
+    ) -> None:
+        """Notes where leaves come from that are no Variables.
+
+        They are leaves of the arguments, or attributes of objects, or they stay: what
+        is in a container is the same as long as the watch holds.
+        """
+        given = (n for n, x in enumerate(kinds) if x is Leaf.ARRAY or x is Leaf.STATIC)
+        where = _where(row, passed.tree, packed)
+        found: dict[int, Any] = {
+            position: _GIVEN if where is None else where(position)
+            for position, leaf in enumerate(packed.leaves)
+            if not isinstance(leaf, Variable)
+        }
+        self._attributes = [x for x in found.values() if isinstance(x, Attribute)]
+        self._constants = [packed.leaves[p] for p, x in found.items() if x is None]
+        attributes = itertools.count(len(kinds))
+        constants = itertools.count(len(kinds) + len(self._attributes))
+        # Of each the number among the leaves of the arguments, attributes, and others.
+        self._others = {
+            position: next(
+                given if x is _GIVEN else constants if x is None else attributes
             )
-            for group in groups
+            for position, x in found.items()
+        }
+
+    def _group(self, group: Values, bare: int) -> _Group:
+        """How a group is made of which only the positions are known."""
+        members, known = group.values, self._variables
+        attached = [p for p in members if isinstance(known[p], Variable)]
+        found_at = {p: place for place, p in enumerate(attached)}
+        order = [
+            found_at[p] if p in found_at else len(attached) + known[p]
+            for p in members
+            if p not in self._others
         ]
-        return _Outline([*enumerate(self.types)], parts)
+        is_ordered = order == [*range(len(attached) + bare)]
+        return _Group(
+            [known[p] for p in attached],
+            None if is_ordered else _picker(order),
+            [(n, self._others[p]) for n, p in enumerate(members) if p in self._others],
+            packing.static_data(self.signature, group.positions),
+        )
+
+    def read(self, tree: Any) -> Sequence[Any] | None:
+        """The leaves of arguments; ``None`` if they may not be what is known."""
+        return None if self._reader is None else self._reader(tree)
 
     def call(self, jitted: Callable[..., Any], leaves: Sequence[Any]) -> Any:
-        """What a call with leaves of these types gives; `NO_PLAN` if it isn't right."""
-        # In the key they stand as what is theirs alone, if nobody copied `vars(root)`.
-        for place, weak in self.roots:
+        """What a call with these leaves gives; `NO_PLAN` if the plan isn't right.
+
+        All steps are here: as methods, each would be a twentieth of what a call of a
+        small model costs beside JAX.
+        """
+        if [*map(type, leaves)] != self._types:
+            return NO_PLAN
+        for place, weak in self._roots:
             if weak() is not leaves[place]:
                 return NO_PLAN
-        boxes = values = ()
-        if self._loose is not None:
-            boxes = self._pick_loose(leaves)
-            values = self._loose.read(boxes)
-        if values is None or not self._watcher.holds():
-            return NO_PLAN
-        given = [leaves[place] for place in self.given]
-        groups = self.groups(given, boxes, values)
+        boxes: Any = ()
+        values: Any = ()
+        if self._pick_bare is not None:
+            boxes = self._pick_bare(leaves)
+            values = self._bare.read(boxes)
+            if values is None:
+                return NO_PLAN
+        watch = self.watch
+        if stamps.clock.now != watch.checked or watch.has_contents:
+            if not watch.holds():
+                return NO_PLAN
+        if self._attributes or self._constants:
+            arrays = watches.read_all(self._attributes)
+            leaves = [*leaves, *arrays, *self._constants]
+        groups = []
+        for attached, order, inserts, static in self._groups:
+            found = variables.read_all(attached)
+            if boxes:
+                found += values
+            if order is not None:
+                found = [*order(found)]
+            for place, number in inserts:
+                found.insert(place, leaves[number])
+            groups.append(Values((found, static)))
         if self._may_donate_twice and outside.donates_twice(self._row, groups):
             return NO_PLAN
         result = jitted(*groups)
-        return self.commit(result, given, boxes)
+        returned = result[0]
+        latest, targets = self._latest
+        if latest is not returned:
+            targets = self._targets(returned)
+            self._latest = returned, targets
+        if targets is None or boxes or self._has_prefixes or returned.variables:
+            return self._commit(result, targets, leaves, boxes)
+        if targets:
+            variables.replace_all(targets, result[1])
+        return returned.unflatten(result[3])
 
-    def groups(
+    def _targets(self, returned: Returned) -> Sequence[Any] | None:
+        """What a result changes: Variables, or numbers of bare ones.
+
+        ``None`` if more happened than that these get values, and leaves are returned.
+        """
+        if not (self._is_plain and returned.is_plain):
+            return None
+        return [self._variables[position] for position in returned.changed]
+
+    def _commit(
         self,
-        given: Sequence[Any],
+        result: Any,
+        targets: Sequence[Any] | None,
+        leaves: Sequence[Any],
         boxes: Sequence[Variable[Any]],
-        loose_values: Sequence[Any],
-    ) -> Sequence[Values]:
-        """What JAX gets."""
-        if self._groups is None:
-            packed = self.packed(given, boxes)
-            return outside.groups(self._row, packed, packed.values())
-        others = self._others(given) if self._reads_attributes else given
-        groups = []
-        for group in self._groups:
-            values = variables.read_all(group.attached)
-            if group.pick_loose is not None:
-                values += group.pick_loose(loose_values)
-            if group.order is not None:
-                values = [*group.order(values)]
-            for place, number in group.inserts:
-                values.insert(place, others[number])
-            groups.append(Values((values, group.static)))
-        return groups
-
-    def commit(
-        self, result: Any, given: Sequence[Any], boxes: Sequence[Variable[Any]]
     ) -> Any:
         """`outside.commit`; less to do if only Variables are written and returned."""
         returned, changed, _, out = result
-        if not (self.is_plain and returned.is_plain):
-            return outside.commit(self.packed(given, boxes), result)
-        positions, _, numbers = returned.groups
-        if positions:
-            targets = self.targets(returned, boxes)
+        if targets is not None:
+            targets = [boxes[x] if type(x) is int else x for x in targets]
             # Those of objects were asked when the plan was made.
             if boxes and not variables.may_replace_all(targets, ()):
-                return outside.commit(self.packed(given, boxes), result)
-            variables.replace_all(targets, outside.joined(changed, positions))
-        leaves = outside.joined(out, numbers)
+                targets = None
+        if targets is None:
+            return outside.commit(self._packed(leaves, boxes), result)
+        _, changed, _, out = outside.in_order(result)
+        variables.replace_all(targets, changed)
         if returned.variables:
-            leaves = self._with_variables(returned, boxes, leaves)
-        return returned.unflatten(leaves)
+            objects, given = self._objects_with(boxes), iter(out)
+            out = [
+                next(given)
+                if definition is None
+                else flattening.make_variable(definition, next(given))
+                if definition.outer_index is None
+                else objects[definition.outer_index]
+                for definition in returned.variables
+            ]
+        return returned.unflatten(out)
 
-    def targets(
-        self, returned: Returned, boxes: Sequence[Variable[Any]]
-    ) -> Sequence[Any]:
-        """The Variables that a result with this static part changes."""
-        if boxes:
-            leaves = self._with_loose(boxes)
-            return [leaves[position] for position in returned.changed]
-        # The same ones in each step, mostly.
-        latest = self._targets
-        if latest[0] is not returned:
-            picked = [self._leaves[position] for position in returned.changed]
-            self._targets = latest = (returned, picked)
-        return latest[1]
-
-    def _with_variables(
-        self,
-        returned: Returned,
-        boxes: Sequence[Variable[Any]],
-        leaves: Sequence[Any],
-    ) -> Sequence[Any]:
-        """The leaves of an output with its Variables: known and new ones."""
-        objects, given = self._objects_with(boxes), iter(leaves)
-        return [
-            next(given)
-            if definition is None
-            else flattening.make_variable(definition, next(given))
-            if definition.outer_index is None
-            else objects[definition.outer_index]
-            for definition in returned.variables
-        ]
-
-    def packed(self, given: Sequence[Any], boxes: Sequence[Variable[Any]]) -> Packed:
+    def _packed(self, leaves: Sequence[Any], boxes: Sequence[Variable[Any]]) -> Packed:
         """What `packing.pack` gives for these arguments."""
-        leaves = self._with_loose(boxes)
-        for position, value in zip(self._sources, self._others(given), strict=True):
-            leaves[position] = value
+        found: list[Any] = [boxes[x] if type(x) is int else x for x in self._variables]
+        for position, number in self._others.items():
+            found[position] = leaves[number]
         objects = enumerate(self._objects_with(boxes))
-        return Packed(self.signature, leaves, IndexMap(objects))
+        return Packed(self.signature, found, IndexMap(objects))
 
     def _objects_with(self, boxes: Sequence[Variable[Any]]) -> list[Any]:
         """The objects of a call, by their numbers."""
-        objects = [x() if isinstance(x, weakref.ref) else x for x in self._objects]
-        for number, place in self._loose_objects:
-            objects[number] = boxes[place]
-        return objects
-
-    def _with_loose(self, boxes: Sequence[Variable[Any]]) -> list[Any]:
-        leaves = self._leaves.copy()
-        for position, number in self._loose_positions.items():
-            leaves[position] = boxes[number]
-        return leaves
-
-    def _others(self, given: Sequence[Any]) -> Sequence[Any]:
-        """The leaves that are not Variables, in order."""
-        rest = iter(given)
         return [
-            next(rest)
-            if source is GIVEN
-            else (source.read() if isinstance(source, Attribute) else source)
-            for source in self._sources.values()
+            boxes[x] if type(x) is int else x() if isinstance(x, weakref.ref) else x
+            for x in self._objects
         ]
-
-    def _group(self, group: Values) -> _Group:
-        """How a group is made of which only the positions are known."""
-        members, others = group.values, [*self._sources]
-        loose = [p for p in members if p in self._loose_positions]
-        attached = [p for p in members if self._leaves[p] is not None]
-        inserts = [
-            (place, others.index(position))
-            for place, position in enumerate(members)
-            if position in self._sources
-        ]
-        boxes = [p for p in members if p not in self._sources]
-        found_at = {p: place for place, p in enumerate([*attached, *loose])}
-        order = [found_at[p] for p in boxes]
-        return _Group(
-            [self._leaves[p] for p in attached],
-            _picker([self._loose_positions[p] for p in loose]) if loose else None,
-            None if order == [*range(len(order))] else _picker(order),
-            inserts,
-            packing.static_data(self.signature, group.positions),
-        )
 
 
 class _Group(NamedTuple):
@@ -318,60 +305,47 @@ class _Group(NamedTuple):
 
     Attributes:
         attached: Those of its Variables that are in objects.
-        pick_loose: Takes those that are not out of all of these, if there are any.
-        order: Puts both in order, if they are not.
-        inserts: Where other leaves go between them, with their numbers among all these.
+        order: Picks its Variables out of these and all bare ones; ``None`` if these are
+            all of them, in order.
+        inserts: Where other leaves go between them, with their numbers.
         static: The static data of the group.
     """
 
     attached: list[Variable[Any]]
-    pick_loose: Callable[[Sequence[Any]], Sequence[Any]] | None
     order: Callable[[Sequence[Any]], Sequence[Any]] | None
     inserts: list[tuple[int, int]]
     static: Any
 
 
-class _Outline(NamedTuple):
-    """How the groups of leaves are made, if all are in objects or given.
+# Stands for where a leaf of the arguments is that is in no object.
+_GIVEN: Any = object()
 
-    Attributes:
-        types: The types of the leaves, with their places.
-        groups: For each group its Variables; where the given leaves go between them,
-            with their places; its static data.
+
+def _where(row: Row, tree: Any, packed: Packed) -> Callable[[int], Any] | None:
+    """Tells in which attribute the leaf at a position is, or that it is `_GIVEN`.
+
+    ``None`` if all are, since the objects were taken apart with the arguments.
     """
-
-    types: list[tuple[int, type]]
-    groups: list[tuple[list[Variable[Any]], list[tuple[int, int]], Any]]
-
-
-# Stands for a leaf of the arguments that is in no object.
-GIVEN: Any = object()
-
-
-def sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
-    """Where leaves that are not Variables come from, by position, in order.
-
-    For each `GIVEN`, the attribute of an object, or the leaf itself: what is in a
-    container stays as long as the watch holds.
-    """
+    if tree is None:
+        return None
     given, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=nodes.is_node_module)
     given_paths = {paths.from_jax(path) for path, _ in given}
     entries, _ = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=packing.is_entry(row.mode.sharing)
     )
-    found: dict[int, Any] = {}
-    located = zip(packed.signature.slots, packed.leaves, strict=True)
-    for position, (slot, leaf) in enumerate(located):
-        if not isinstance(leaf, Variable):
-            path = paths.from_jax(entries[slot.entry][0]) + slot.path
-            is_given = slot.is_plain and path in given_paths
-            place = None if is_given else watches.attribute_at(tree, path)
-            found[position] = GIVEN if is_given else place or leaf
-    return found
+    slots = packed.signature.slots
+
+    def where(position: int) -> Any:
+        slot = slots[position]
+        path = paths.from_jax(entries[slot.entry][0]) + slot.path
+        is_given = slot.is_plain and path in given_paths
+        return _GIVEN if is_given else watches.attribute_at(tree, path)
+
+    return where
 
 
-def _places(kinds: Sequence[Any], *wanted: Any) -> list[int]:
-    return [place for place, kind in enumerate(kinds) if kind in wanted]
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -385,8 +359,8 @@ def _weakly(obj: Any) -> Any:
     return weakref.ref(obj) if nodes.is_node_module(obj) else obj
 
 
-class LooseVariables:
-    """What the loose Variables of a call must be like for a plan.
+class BareVariables:
+    """What the Variables that are arguments must be like for a plan.
 
     Args:
         boxes: Those of the call that it is made of; their types are compared elsewhere.
@@ -439,7 +413,7 @@ class _Unlike(Exception):
     """A tree is not like the one that a reader was made for, or is for no reader."""
 
 
-def make(
+def reader(
     tree: tuple[Any, ...], leaves: Sequence[Any]
 ) -> Callable[[Any], list[Any] | None] | None:
     """What reads tuples like this one, which has these leaves in this order.
@@ -461,8 +435,7 @@ def make(
     except _Unlike:
         return None
     found = read(tree) or []
-    is_right = len(found) == len(leaves) and all(map(operator.is_, found, leaves))
-    return read if is_right else None
+    return read if _are_same(found, leaves) else None
 
 
 def _adder(x: Any) -> _Adder | None:

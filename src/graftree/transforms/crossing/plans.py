@@ -11,7 +11,7 @@ Plans refer to the objects of the caller weakly, and go with them.
 
 In tree mode an object is to JAX what it holds: its Variables and arrays are leaves, the
 rest is in the treedef. So a call with objects that never came before is known by the
-treedefs of its arguments and by what the Variables are like (`TreePlans`).
+treedefs of its arguments and by what the Variables are like.
 
 Transforms other than `jit` trace at each call: the function may read what it likes. But
 what became of its arguments outside is remembered as well (`RepeatedCalls`).
@@ -20,7 +20,6 @@ what became of its arguments outside is remembered as well (`RepeatedCalls`).
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,29 +27,28 @@ import jax
 
 from graftree import _jax
 from graftree.core import stamps
-from graftree.core.graph import nodes, tree_checks, watches
-from graftree.core.graph.nodes import Leaf
-from graftree.core.graph.watches import StructureWatch
-from graftree.core.objects import classes, running
+from graftree.core.graph import nodes, watches
+from graftree.core.graph.nodes import GraphKind, Leaf
+from graftree.core.graph.watches import StructureWatch, Together
+from graftree.core.objects import running
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.pickling import Rebuilt
-from graftree.core.variables import partitioning, variables
-from graftree.transforms.crossing import decorators, outside, planned_calls
+from graftree.core.variables import partitioning
+from graftree.transforms.crossing import decorators, outside
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Packed, Values
+from graftree.transforms.crossing.packing import Packed
 from graftree.transforms.crossing.planned_calls import (
-    GIVEN,
     NO_PLAN,
-    Arguments,
-    LooseVariables,
+    BareVariables,
+    Passed,
     Plan,
 )
 from graftree.transforms.crossing.rows import Keywords, Row
 
-# How many combinations of objects, or structures of trees, a function remembers. Those
-# that are gone are forgotten at once; so this is about how many models take turns. For
-# each there are as many plans as `watches.with_newest` keeps.
-LIMIT = 64
+# The name that the plans for some objects have among what is known of them. There are
+# as many as `watches.with_newest` keeps, and none at first: a plan costs more than a
+# call without one, and is made when objects come a second time.
+_PLANS = "plans"
 
 
 class Plans:
@@ -59,13 +57,11 @@ class Plans:
     def __init__(self, row: Row, bound: tuple[Any, ...] = ()) -> None:
         self._row = row
         self._bound = bound
-        # Reading, adding and removing an entry are atomic, so threads need no lock.
-        self._known: dict[Any, tuple[PlanOfObjects, ...]] = {}
-        self._latest: PlanOfObjects | None = None
-        # What stands for the objects of earlier calls. A plan costs more than a call
-        # without one, and is made when objects come a second time.
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._trees = None if row.mode.sharing else TreePlans(row)
+        self._known = Together()
+        # In tree mode, for objects by their structure. Reading, adding and removing an
+        # entry are atomic, so threads need no lock.
+        self._of_trees: dict[Any, Plan] = {}
+        self._latest_tree: tuple[Any, Plan | None] = (None, None)
 
     def call(
         self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -76,53 +72,89 @@ class Plans:
         if _jax.current_trace() is not _jax.no_trace or running.stack.observers:
             return NO_PLAN
         # Most calls are like the one before.
-        latest = self._latest
+        latest = self._known.latest
         if latest is not None:
             given = self._bound + args if self._bound else args
-            out = latest.call_with(jitted, given, kwargs)
-            if out is not NO_PLAN:
-                return out
-        known = self._read(args, kwargs)
-        if known is None:
+            is_flat = latest.is_flat and not kwargs
+            leaves = given if is_flat else latest.read((given, kwargs))
+            if leaves is not None:
+                out = latest.call(jitted, leaves)
+                if out is not NO_PLAN:
+                    return out
+        passed = self._read(args, kwargs)
+        if passed is None:
             return NO_PLAN
-        plans = self._known.get(known.key)
-        if plans is None:
-            return self._call_with_new(jitted, known)
-        for plan in plans:
-            out = plan.call(jitted, known.leaves)
+        memos = self._known.find(passed.key, passed.objects())
+        plans = memos.get(_PLANS)
+        if plans is None and self._of_trees:
+            out = self._call_with_new(jitted, passed)
             if out is not NO_PLAN:
-                self._latest = plan
+                memos[_PLANS] = ()
+            return out
+        for plan in plans or ():
+            out = plan.call(jitted, passed.leaves)
+            if out is not NO_PLAN:
+                self._known.latest = plan
                 return out
         return NO_PLAN
 
-    def _call_with_new(self, jitted: Callable[..., Any], known: Arguments) -> Any:
+    def _call_with_new(self, jitted: Callable[..., Any], passed: Passed) -> Any:
         """`call` for objects that come for the first time."""
-        trees = self._trees
-        if trees is None or not trees.known:
+        tree = passed.taken_apart()
+        if tree is None:
             return NO_PLAN
-        states, seen = _states(known), self._seen
-        if all(state in seen for state in states):
-            return NO_PLAN  # a plan of their own will cost less
-        out = trees.call(jitted, known)
-        if out is not NO_PLAN:
-            seen.update(states)
-        return out
+        latest, plan = self._latest_tree
+        # Equality of the treedefs costs less than their hash.
+        if plan is None or tree.key != latest:
+            try:
+                plan = self._of_trees.get(tree.key)
+            except TypeError:
+                return NO_PLAN  # a static value without a hash
+            if plan is None:
+                return NO_PLAN
+            self._latest_tree = tree.key, plan
+        return plan.call(jitted, tree.leaves)
 
     def learn(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], packed: Packed, made: int
     ) -> None:
         """Makes a plan of what a call found out, if its objects come a second time."""
-        known = None if _jax.is_tracing() else self._read(args, kwargs)
-        if known is None:
+        # A filter that reads values may group the leaves in another way each time.
+        if _jax.is_tracing() or self._row.inputs.reads_leaves:
             return
-        states = _states(known)
-        if all(state in self._seen for state in states):
-            self._remember(known, packed, made)
-        elif self._trees is not None:
-            self._trees.learn(known, packed)
-        self._seen.update(states)
+        passed = self._read(args, kwargs)
+        if passed is None:
+            return
+        objects = passed.objects()
+        memos = self._known.find(passed.key, objects)
+        plans = memos.get(_PLANS)
+        if objects and plans is None:
+            memos[_PLANS] = ()
+            if not self._row.mode.sharing:
+                self._learn_tree(passed, packed, made)
+            return
+        plan = self._made(passed, packed, made)
+        if plan is not None:
+            memos[_PLANS] = watches.with_newest(plan, plans or ())
+            self._known.latest = plan
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    def _learn_tree(self, passed: Passed, packed: Packed, made: int) -> None:
+        """Makes a plan for objects with this structure."""
+        tree = passed.taken_apart()
+        if tree is None or not _are_leaves_of(packed, tree.leaves):
+            return
+        plan = self._made(tree, packed, made)
+        if plan is None:
+            return
+        for oldest in [*self._of_trees][: 1 - Together.LIMIT]:
+            self._of_trees.pop(oldest, None)
+        try:
+            self._of_trees[tree.key] = plan
+        except TypeError:
+            return  # a static value without a hash
+        self._latest_tree = tree.key, plan
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passed | None:
         """What a plan is found by; ``None`` if there can be none."""
         row, tree, statics = self._row, ((*self._bound, *args), kwargs), ()
         if row.statics:
@@ -135,48 +167,25 @@ class Plans:
             tokens = _tokens(leaves)
             if tokens is None:  # a ref on its own, or a type without stamps
                 return None
-        return Arguments((treedef, statics, *tokens), tuple(tree), leaves)
+        return Passed((treedef, statics, *tokens), tuple(tree), leaves)
 
-    def _remember(self, known: Arguments, packed: Packed, made: int) -> None:
-        row, key = self._row, known.key
-        roots, boxes = known.objects(), known.variables()
+    def _made(self, passed: Passed, packed: Packed, made: int) -> Plan | None:
+        """A plan of what a call found out; ``None`` if none would be right."""
+        row, roots, boxes = self._row, passed.objects(), passed.variables()
         if boxes or not row.mode.sharing or packed.skeleton is None:
             watch = StructureWatch.over(roots, made)
         else:
             members, objects = packed.members, packed.objects
             watch = StructureWatch(packed.skeleton, members, objects, made)
         if not watch.is_complete or watch.reaches(roots):
-            return
-        loose = LooseVariables(boxes, watch.variables, bool(row.inputs.donated))
-        if not loose.may_be_planned:
-            return
-        # The function may be gone before its objects are.
-        weak = weakref.WeakMethod(self._forget)
-
-        def forget(_: Any) -> None:
-            method = weak()
-            if method is not None:
-                method(key)
-
-        for oldest in [*self._known][: 1 - LIMIT]:
-            self._forget(oldest)
-        weak_roots = [weakref.ref(root, forget) for root in roots]
+            return None
+        bare = BareVariables(boxes, watch.variables, bool(row.inputs.donated))
+        if not bare.may_be_planned:
+            return None
         try:
-            plan = PlanOfObjects(row, known, packed, weak_roots, watch, loose)
+            return Plan(row, passed, packed, watch, bare)
         except (LookupError, StopIteration):
-            return  # Another thread has changed an object since it was packed.
-        self._known[key] = watches.with_newest(plan, self._known.get(key, ()))
-        self._latest = plan
-
-    def _forget(self, key: Any) -> None:
-        if self._latest in self._known.pop(key, ()):
-            self._latest = None
-
-
-def _states(known: Arguments) -> list[Any]:
-    """What of the arguments tells whether they came before."""
-    objects = known.objects()
-    return [state_of(x) for x in objects if nodes.kind_of(x) is nodes.PYTREE]
+            return None  # Another thread has changed an object since it was packed.
 
 
 def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
@@ -187,8 +196,8 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
         if kind is nodes.PYTREE:
             # An object that lives as long as the root does, with a hash of its own.
             tokens.append(state_of(x))
-        elif isinstance(kind, nodes.GraphKind):
-            tokens.append(id(x))  # it may have no hash; a plan knows its roots
+        elif isinstance(kind, GraphKind) and watches.may_be_weak(x):
+            tokens.append(id(x))  # it may have no hash; that it is alive is seen
         elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
             tokens.append(None)
         elif kind is Leaf.VARIABLE:
@@ -198,191 +207,16 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
     return tokens
 
 
-class PlanOfObjects(Plan):
-    """What is known about a call with certain objects, found by what they are in.
-
-    Attributes:
-        watch: Tells whether the objects are as they were.
-    """
-
-    def __init__(
-        self,
-        row: Row,
-        known: Arguments,
-        packed: Packed,
-        roots: list[weakref.ref[Any]],
-        watch: StructureWatch,
-        loose: LooseVariables,
-    ) -> None:
-        sources = planned_calls.sources(row, known.tree, packed)
-        super().__init__(row, known.leaves, packed, watch, loose, sources, roots)
-        self.watch = watch
-        # The leaves of a call may be all there is.
-        self._is_flat = not row.statics and _are_same(known.tree[0], known.leaves)
-        self._reader = None
-        if not (row.statics or self._is_flat):
-            self._reader = planned_calls.make(known.tree, known.leaves)
-
-    def call_with(
-        self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What a call with these arguments gives; `NO_PLAN` if it isn't right.
-
-        Where there is no more to it than arrays, and objects of which only Variables
-        are written, this is `call` again, but without methods for the single steps.
-        Each of them would be a twentieth of what such a call costs beside JAX.
-        """
-        outline = self.outline
-        if outline is None or kwargs or not self._is_flat:
-            leaves = self._read(args, kwargs)
-            return NO_PLAN if leaves is None else self.call(jitted, leaves)
-        types, parts = outline
-        if len(args) != len(types):
-            return NO_PLAN
-        for place, kind in types:
-            if type(args[place]) is not kind:
-                return NO_PLAN
-        for place, weak in self.roots:
-            if weak() is not args[place]:
-                return NO_PLAN
-        watch = self.watch
-        if stamps.clock.now != watch.checked or watch.has_contents:
-            if not watch.holds():
-                return NO_PLAN
-        groups = []
-        for attached, inserts, static in parts:
-            values = variables.read_all(attached)
-            for place, number in inserts:
-                values.insert(place, args[number])
-            groups.append(Values((values, static)))
-        result = jitted(*groups)
-        returned, changed, _, out = result
-        if not returned.is_plain or returned.variables:
-            return self.commit(result, [args[place] for place in self.given], ())
-        if returned.changed:
-            variables.replace_all(self.targets(returned, ()), changed)
-        return returned.unflatten(out)
-
-    def _read(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Sequence[Any] | None:
-        """The leaves of the arguments; ``None`` if they may not be what is known."""
-        leaves: Sequence[Any] | None = args
-        if kwargs or not self._is_flat:
-            leaves = None if self._reader is None else self._reader((args, kwargs))
-        if leaves is None or [*map(type, leaves)] != self.types:
-            return None
-        return leaves
-
-
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-_BOX = Leaf.VARIABLE
-_LEAVES = (_BOX, Leaf.ARRAY, Leaf.STATIC)
-# A treedef can be compared with anything but None.
-_NO_TREEDEF = ()
-
-
-class TreePlans:
-    """The plans of one compiled function for objects by their structure.
-
-    Args:
-        row: Its transform.
-
-    Attributes:
-        known: The plans.
-    """
-
-    def __init__(self, row: Row) -> None:
-        self._row = row
-        # Reading, adding and removing an entry are atomic, so threads need no lock.
-        self.known: dict[Any, Plan] = {}
-        self._latest: tuple[Any, Plan | None] = (None, None)
-
-    def call(self, jitted: Callable[..., Any], arguments: Arguments) -> Any:
-        """What a call gives if there is a plan for it, else `NO_PLAN`."""
-        flat = _flatten(arguments)
-        if flat is None:
-            return NO_PLAN
-        key, leaves = flat
-        latest, plan = self._latest
-        # Equality of the treedefs costs less than their hash.
-        if plan is None or key != latest:
-            plan = self._find(key)
-            if plan is None:
-                return NO_PLAN
-            self._latest = key, plan
-        if [*map(type, leaves)] != plan.types:
-            return NO_PLAN
-        return plan.call(jitted, leaves)
-
-    def learn(self, arguments: Arguments, packed: Packed) -> None:
-        """Makes a plan of what a call found out."""
-        flat = _flatten(arguments)
-        if flat is None:
-            return
-        key, leaves = flat
-        boxes = [x for x in leaves if nodes.kind_of(x) is _BOX]
-        loose = LooseVariables(boxes, (), bool(self._row.inputs.donated))
-        if not (loose.may_be_planned and _are_leaves_of(packed, leaves)):
-            return
-        given = [
-            n for n, x in enumerate(leaves) if nodes.kind_of(x) is not Leaf.VARIABLE
-        ]
-        sources = dict.fromkeys(given, GIVEN)
-        plan = Plan(self._row, leaves, packed, _Classes(), loose, sources)
-        for oldest in [*self.known][: 1 - LIMIT]:
-            self.known.pop(oldest, None)
-        try:
-            self.known[key] = plan
-        except TypeError:
-            return  # a static value without a hash
-        self._latest = key, plan
-
-    def _find(self, key: Any) -> Plan | None:
-        try:
-            return self.known.get(key)
-        except TypeError:
-            return None  # a static value without a hash
-
-
-def _flatten(arguments: Arguments) -> tuple[Any, list[Any]] | None:
-    """The treedefs of a call and its leaves; ``None`` if an object contains itself."""
-    key, leaves = [_NO_TREEDEF if x is None else x for x in arguments.key[:2]], []
-    for x in arguments.leaves:
-        if nodes.kind_of(x) is nodes.PYTREE:
-            try:
-                found, treedef = tree_checks.flatten(x)
-            except ValueError:
-                return None
-            leaves += found
-            key.append(treedef)
-        else:
-            leaves.append(x)
-            key.append(_NO_TREEDEF)
-    return tuple(key), leaves
-
-
-def _are_leaves_of(packed: Packed, leaves: list[Any]) -> bool:
+def _are_leaves_of(packed: Packed, leaves: Sequence[Any]) -> bool:
     """Whether these are what the call took its arguments apart into, and can plan."""
     return (
         len(leaves) == len(packed.leaves)
-        and all(x is y for x, y in zip(leaves, packed.leaves, strict=True))
+        and all(map(operator.is_, leaves, packed.leaves))
         and all(nodes.kind_of(x) in _LEAVES for x in leaves)
     )
 
 
-class _Classes:
-    """Whether the classes of objects are as they were."""
-
-    def __init__(self) -> None:
-        self._stamp = classes.changes.stamp
-
-    def holds(self) -> bool:
-        """Whether none has changed in a way that objects depend on."""
-        return classes.changes.stamp == self._stamp
+_LEAVES = (Leaf.VARIABLE, Leaf.ARRAY, Leaf.STATIC)
 
 
 class RepeatedCalls(Rebuilt):
@@ -397,10 +231,8 @@ class RepeatedCalls(Rebuilt):
         self._f, self._row = f, row
         self._plans = Plans(row)
         self._is_called = False
-        # A filter that reads values may give others each time; and what a plan writes
-        # has no axis to be named.
-        names_axis = partitioning.PARTITION_NAME in row.axis_metadata
-        self._may_plan = not (row.inputs.reads_leaves or names_axis)
+        # What a plan writes has no axis to be named.
+        self._may_plan = partitioning.PARTITION_NAME not in row.axis_metadata
         self._keeps_positions = row.keyword_rule is not Keywords.BECOME_POSITIONAL
 
     def run(

@@ -13,7 +13,7 @@ occurs twice the first State has it all.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,8 @@ import jax
 from graftree.config import Propagation
 from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap
-from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, Cell, VariableDef
+from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, VariableDef
+from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
 from graftree.core.states.states import State
@@ -54,15 +55,14 @@ def arguments(
     signature: Signature,
     given: Mapping[int, Any],
     mode: Propagation,
-    argnums: Iterable[int],
+    argnums: Iterable[int] | None = None,
 ) -> tuple[Any, ...]:
-    """Derivatives in the form of some positional arguments."""
-    roots = _roots(signature, given, mode)
-    found: list[Any] = []
-    for number in argnums:
+    """Derivatives in the form of some positional arguments, or of all."""
+    roots, found = _roots(signature, given, mode), []
+    treedefs = signature.treedef.children()[0].children()
+    for number in range(len(treedefs)) if argnums is None else argnums:
         start, stop = signature.span(number).entries
-        treedef = signature.treedef.children()[0].children()[number]
-        found.append(jax.tree.unflatten(treedef, roots[start:stop]))
+        found.append(jax.tree.unflatten(treedefs[number], roots[start:stop]))
     return tuple(found)
 
 
@@ -121,57 +121,45 @@ def leaves(
         roots = signature.treedef.flatten_up_to(given)
     except ValueError as error:
         raise FormError(f"Wrong structure of {what}: {error}") from None
-    wanted = dict.fromkeys(wanted)
-    numbers: list[dict[Any, int]] = [{} for _ in roots]
-    for number, slot in enumerate(signature.slots):
-        numbers[slot.entry][slot.path] = number
-    found: dict[int, Any] = {}
+    paths = signature.skeleton.paths()
+    chosen = [paths[number] for number in wanted]
+    expected = {path for path in chosen if roots[path[0]] is not None}
+    found: dict[Any, Any] = {}
     seen: set[int] = set()
-    tops = signature.skeleton.tops()
-    for entry, top, known, root in zip(
-        signature.entries, tops, numbers, roots, strict=True
-    ):
-        if entry is LEAF:
-            found[known[()]] = flattening.raw_of(root)
-        elif root is not None:
-            known = {path: number for path, number in known.items() if number in wanted}
-            listed = _leaves_of(entry, getattr(top, "type", None), root, mode, what)
-            # What an earlier object shares with this one counts there only.
-            listed = {
-                p: x for p, x in listed.items() if p in known or id(x) not in seen
-            }
-            _check_paths(listed.keys(), known.keys(), what)
-            found |= {known[path]: flattening.raw_of(x) for path, x in listed.items()}
-            seen.update(map(id, listed.values()))
-    return [found.get(number) for number in wanted]
+    for number, top in enumerate(signature.skeleton.tops()):
+        listed = _leaves_of(top, roots[number], mode, what)
+        listed = [((number, *path), x) for path, x in listed]
+        # What an earlier object shares with this one counts there only.
+        found |= {p: x for p, x in listed if p in expected or id(x) not in seen}
+        seen |= {id(x) for _, x in listed}
+    if found.keys() != expected:
+        lines = differences.missing_and_unexpected(
+            [path[1:] for path in chosen if path in expected and path not in found],
+            [path[1:] for path in found if path not in expected],
+        )
+        raise FormError("\n".join([f"Wrong leaves in {what}:", *lines]))
+    return [flattening.raw_of(found.get(path)) for path in chosen]
 
 
 def _leaves_of(
-    entry: Cell, kind: type | None, x: Any, mode: Propagation, what: str
-) -> dict[Any, Any]:
-    """The leaves, by path, of what stands for an object of a type."""
-    if packing.is_repeated(entry) and not mode.structure:
-        return {}  # the first occurrence has them all
+    top: Any, x: Any, mode: Propagation, what: str
+) -> Iterable[tuple[Any, Any]]:
+    """The leaves, with their paths, of what stands for an object or plain leaf."""
+    if x is None or (packing.is_repeated(top) and not mode.structure):
+        return ()  # the first occurrence of an object has them all
+    if top is LEAF:
+        return [((), x)]
     if mode.structure and isinstance(x, State):
-        return dict(states.to_flat_state(x))
-    if isinstance(entry, (VariableDef, ArrayRefDef)):
+        return states.to_flat_state(x)
+    if isinstance(top, (VariableDef, ArrayRefDef)):
         if isinstance(x, Variable) or not mode.structure:
-            return {(): x}
+            return [((), x)]
     elif not mode.structure and nodes.is_graph_node(x):
         graphdef, found = flattening.flatten_graph(x)
-        return dict(zip(graphdef.paths(), found, strict=True))
+        return zip(graphdef.paths(), found, strict=True)
+    kind = getattr(top, "type", None)
     expected = kind.__name__ if kind and not mode.structure else "State or Variable"
     raise FormError(f"Expected {expected}, got {type(x).__name__}, in {what}.")
-
-
-def _check_paths(given: Collection[Any], expected: Collection[Any], what: str) -> None:
-    if given == expected:
-        return
-    lines = differences.missing_and_unexpected(
-        [path for path in expected if path not in given],
-        [path for path in given if path not in expected],
-    )
-    raise FormError("\n".join([f"Wrong leaves in {what}:", *lines]))
 
 
 # Arguments, and the output.
@@ -212,7 +200,7 @@ class Argnums(Rebuilt):
     """The positional arguments that ``argnums`` or ``nondiff_argnums`` name.
 
     Args:
-        given: Their numbers, and DiffStates.
+        given: Their numbers, and DiffStates; or one alone.
         argument: What this is called.
         transform: The public name of the transform.
         mode: What propagates.
@@ -221,25 +209,31 @@ class Argnums(Rebuilt):
 
     Attributes:
         mode: What propagates.
+        is_single: Whether it is one alone.
         numbers: Their numbers, as given.
         row: Gives the row of a call with so many positional arguments.
     """
 
     def __init__(
         self,
-        given: Sequence[int | DiffState],
+        given: Any,
         argument: str,
         transform: str,
         mode: Propagation,
         named: Any,
         others: Any,
     ) -> None:
+        if isinstance(given, Pytree):
+            # Before it is taken for a sequence; it is not a prefix in any mode.
+            raise prefixes.node_error(given, argument, transform)
         self._argument, self._transform, self.mode = argument, transform, mode
         self._others = others
-        prefixes.check(given, argument, transform, mode)
-        self._prefixes = [x if isinstance(x, DiffState) else named for x in given]
+        self.is_single = isinstance(given, DiffState) or hasattr(given, "__index__")
+        listed: Any = [given] if self.is_single else given
+        prefixes.check(tuple(listed), argument, transform, mode)
+        self._prefixes = [x if isinstance(x, DiffState) else named for x in listed]
         self.numbers = self._distinct(
-            [x.argnum if isinstance(x, DiffState) else int(x) for x in given]
+            [x.argnum if isinstance(x, DiffState) else int(x) for x in listed]
         )
         self.row = functools.cache(self._row)
 

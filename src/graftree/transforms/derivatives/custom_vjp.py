@@ -18,7 +18,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import jax
 
@@ -35,7 +35,7 @@ from graftree.transforms.crossing import (
     reports,
 )
 from graftree.transforms.crossing.decorators import MISSING, P, R
-from graftree.transforms.crossing.inside import Inside, Returned
+from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Named, Parts, Values
 from graftree.transforms.crossing.prefixes import DiffState
@@ -48,7 +48,7 @@ _NAME, _ARGUMENT = "custom_vjp", "nondiff_argnums"
 _RESIDUAL = Labels(named={0: "residual"})
 
 
-class Options(TypedDict, total=False):
+class CustomVjpOptions(TypedDict, total=False):
     """The keyword arguments of `custom_vjp`."""
 
     nondiff_argnums: tuple[int | DiffState, ...]
@@ -57,10 +57,12 @@ class Options(TypedDict, total=False):
 
 
 @overload
-def custom_vjp(fun: Callable[P, R], **options: Unpack[Options]) -> CustomVjp[P, R]: ...
+def custom_vjp(
+    fun: Callable[P, R], **options: Unpack[CustomVjpOptions]
+) -> CustomVjp[P, R]: ...
 @overload
 def custom_vjp(
-    **options: Unpack[Options],
+    **options: Unpack[CustomVjpOptions],
 ) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
 def custom_vjp(
     fun: Any = MISSING,
@@ -119,23 +121,6 @@ def custom_vjp(
     )
 
 
-class _Rules(NamedTuple):
-    """What `CustomVjp.defvjp` is given."""
-
-    fwd: Callable[..., Any]
-    bwd: Callable[..., Any]
-    symbolic_zeros: bool
-    takes_updates: bool
-
-
-def _takes_updates(bwd: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(bwd).parameters.values()
-    except ValueError:  # some functions of C have none
-        return False
-    return any(p.name == "updates_g" or p.kind == p.VAR_KEYWORD for p in parameters)
-
-
 class CustomVjp(Rebuilt, decorators.Method[P, R]):
     """A function with a gradient of its own; call it like the function.
 
@@ -148,6 +133,9 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         fun: The function that was given.
         nondiff_argnums: What was given.
         graph: Whether shared references are kept.
+        fwd: The rule for the way forward; ``None`` before `defvjp`.
+        bwd: The rule for the way back; likewise.
+        symbolic_zeros: What `defvjp` was given; likewise.
     """
 
     def __init__(
@@ -158,25 +146,12 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         self.graph = mode.sharing
         self._mode = mode
         self.nondiff_argnums = tuple(nondiff_argnums)
+        self.fwd: Callable[..., Any] | None = None
+        self.bwd: Callable[..., Any] | None = None
+        self.symbolic_zeros: bool | None = None
         self._argnums = Argnums(
             self.nondiff_argnums, _ARGUMENT, _NAME, mode, named=False, others=True
         )
-        self._rules: _Rules | None = None
-
-    @property
-    def fwd(self) -> Callable[..., Any] | None:
-        """The rule for the way forward; ``None`` before `defvjp`."""
-        return self._rules and self._rules.fwd
-
-    @property
-    def bwd(self) -> Callable[..., Any] | None:
-        """The rule for the way back; ``None`` before `defvjp`."""
-        return self._rules and self._rules.bwd
-
-    @property
-    def symbolic_zeros(self) -> bool | None:
-        """What `defvjp` was given; ``None`` before."""
-        return self._rules and self._rules.symbolic_zeros
 
     def defvjp(
         self,
@@ -192,7 +167,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
             symbolic_zeros: As in ``jax.custom_vjp``; the ``CustomVJPPrimal`` are then
                 the values of the Variables in the arguments of ``fwd``.
         """
-        self._rules = _Rules(fwd, bwd, symbolic_zeros, _takes_updates(bwd))
+        self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         with _jax.hidden_frames:
@@ -202,7 +177,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         name = decorators.name_of(self.fun)
         if self.is_unseen(args):
             return self.seen(args, kwargs)
-        if self._rules is None:
+        if self.fwd is None or self.bwd is None:
             # JAX raises the one, programs with graph updates expect the other.
             kind = ValueError if self._mode.structure else AttributeError
             raise kind(
@@ -213,24 +188,22 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
             reports.check_arguments(given, _NAME)
-        count = len(given)
-        row = self._argnums.row(count)
+        row = self._argnums.row(len(given))
         call = Call(self.fun, row, given, {})
         signature, (chosen, *rest) = call.packed.signature, call.groups
-        nondiff = self._nondiff(signature, count)
         others = {k: x for group in rest for k, x in group.by_position().items()}
         operands = {k: x for k, x in others.items() if _is_operand(x)}
-        fixed = {k: x for k, x in others.items() if k not in operands}
         groups = [_group(signature, chosen.by_position()), _group(signature, operands)]
-        lifted = _Lifted(self.fun, self._rules, row, nondiff, count, groups, fixed)
-        result = lifted.function()(*groups)
-        if not (self._mode.structure or self._rules.takes_updates):
-            result = _telling_of_cotangents(result, self.fun, self._rules.bwd)
-        return call.commit(result)
+        lifted = _Lifted(
+            *(self.fun, self.fwd, self.bwd, bool(self.symbolic_zeros), row, groups),
+            nondiff=self._nondiff(signature, len(given)),
+            fixed={k: x for k, x in others.items() if k not in operands},
+        )
+        return call.commit(lifted.function()(*groups))
 
     def kept(self) -> dict[str, Any]:
         """What `defvjp` was given; see `Rebuilt.kept`."""
-        return {"_rules": self._rules}
+        return {name: vars(self)[name] for name in ("fwd", "bwd", "symbolic_zeros")}
 
     def _nondiff(self, signature: Signature, count: int) -> list[int]:
         """The positions of arguments without a cotangent, as given."""
@@ -273,30 +246,27 @@ class _Lifted:
     def __init__(
         self,
         fun: Callable[..., Any],
-        rules: _Rules,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        symbolic_zeros: bool,
         row: Row,
-        nondiff: Sequence[int],
-        count: int,
         groups: Sequence[Values],
+        nondiff: Sequence[int],
         fixed: dict[int, Any],
     ) -> None:
-        self.fun = fun
-        self.rules = rules
-        self.row, self.mode = row, row.mode
-        self.nondiff, self.count = nondiff, count
-        self.diff = [number for number in range(count) if number not in nondiff]
-        self.fixed = fixed
+        self.fun, self.fwd, self.bwd = fun, fwd, bwd
+        self.symbolic_zeros, self.row, self.mode = symbolic_zeros, row, row.mode
+        self.nondiff, self.fixed = nondiff, fixed
         chosen, others = groups
         self.signature, self.positions = chosen.signature, chosen.positions or ()
+        count = len(self.signature.treedef.children()[0].children())
+        self.diff = [number for number in range(count) if number not in nondiff]
         # What `fun` changed, if it was traced before `fwd`, which must return the same.
         self.changed: frozenset[int] | None = None
         self.shapes = _shapes(groups) if self.mode.structure else {}
         # They can't be residuals.
         self.refs = {k: x for k, x in others.by_position().items() if _has_ref(x)}
-
-    def _inside(self, chosen: Values, others: Values) -> Inside:
-        others = _group(self.signature, others.by_position() | self.fixed)
-        return Inside.of(self.row, [chosen, others])
+        self.takes_updates = not self.mode.structure and _takes_updates(bwd)
 
     def function(self) -> Callable[..., Any]:
         """What is called with the groups ``chosen`` and ``others``."""
@@ -305,12 +275,18 @@ class _Lifted:
         )
         function.defvjp(
             debug_info.named_after(
-                self.rules.fwd, lambda *groups: self._fwd(*groups), has_own_names=True
+                self.fwd, lambda *groups: self._fwd(*groups), has_own_names=True
             ),
-            debug_info.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
-            symbolic_zeros=self.rules.symbolic_zeros,
+            debug_info.named_after(self.bwd, lambda *given: self._bwd(*given)),
+            symbolic_zeros=self.symbolic_zeros,
         )
-        return function
+        if self.mode.structure or self.takes_updates:
+            return function
+        return lambda *groups: self._telling(function(*groups))
+
+    def _inside(self, chosen: Values, others: Values) -> Inside:
+        others = _group(self.signature, others.by_position() | self.fixed)
+        return Inside.of(self.row, [chosen, others])
 
     def _fun(self, chosen: Values, others: Values) -> Any:
         inside = self._inside(chosen, others)
@@ -319,14 +295,14 @@ class _Lifted:
         return result
 
     def _fwd(self, chosen: Values, others: Values) -> Any:
-        if self.rules.symbolic_zeros:
+        if self.symbolic_zeros:
             others = jax.custom_derivatives.custom_vjp_primal_tree_values(others)
         inside = self._inside(chosen, others)
-        pair = inside.run(self.rules.fwd)
+        pair = inside.run(self.fwd)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
                 "Custom VJP fwd rule must produce a pair (output, residual), got "
-                f"{type(pair).__name__} from {decorators.name_of(self.rules.fwd)}."
+                f"{type(pair).__name__} from {decorators.name_of(self.fwd)}."
             )
         out, residual = pair
         kept = others.by_position() if self.nondiff else {}
@@ -344,27 +320,54 @@ class _Lifted:
             slots = self.signature.slots
             listed = ", ".join(slots[position].name for position in sorted(extra))
             raise TypeError(
-                f"Custom VJP fwd rule {decorators.name_of(self.rules.fwd)} wrote what "
+                f"Custom VJP fwd rule {decorators.name_of(self.fwd)} wrote what "
                 f"{decorators.name_of(self.fun)} does not write: {listed}.\n"
                 "Where both are traced, as in a gradient of nnx.jit, they must write "
                 "the same Variables."
             )
 
     def _bwd(self, residuals: tuple[dict[int, Any], Values], result: Any) -> Any:
-        kept, stored = residuals
+        (kept, stored), signature, mode = residuals, self.signature, self.mode
         (residual,), _ = packing.unpack(stored.signature, stored.values, IndexMap())[0]
         given = self.fixed | kept | self.refs
-        nondiff = cotangents.arguments(self.signature, given, self.mode, self.nondiff)
-        returned, changed, structure, out = outside.in_order(result)
+        nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
+        returned, changed, new, out = outside.in_order(result)
         updates = dict(zip(returned.changed, changed, strict=True))
-        out_g = cotangents.tree(returned.out, _arrived(returned.out, out), self.mode)
-        as_given = _as_states if self.mode.structure else _as_objects
-        g, keywords = as_given(self, returned, updates, structure, out_g)
-        return self._read(self.rules.bwd(*nondiff, residual, g, **keywords)), None
+        # Of inputs in the output, cotangents are elsewhere.
+        arrived = dict(zip(returned.names[1].positions, out, strict=True))
+        g = cotangents.tree(returned.out, arrived, mode)
+        keywords = {}
+        if mode.structure:
+            g = self._states(returned.structure, updates, new), g
+        elif self.takes_updates:
+            keywords["updates_g"] = cotangents.arguments(signature, updates, mode)
+        return self._read(self.bwd(*nondiff, residual, g, **keywords)), None
+
+    def _states(
+        self, structure: Signature | None, updates: dict[int, Any], new: Sequence[Any]
+    ) -> Any:
+        """With graph updates: States of the arguments as the function left them."""
+        zeros = jax.tree.map(jax.custom_derivatives.zero_from_primal, self.shapes)
+        given, signature = zeros | updates, structure or self.signature
+        if structure is not None:
+            values = iter(new)
+            by_index = {
+                slot.definition.index: given.get(position)
+                for position, slot in enumerate(self.signature.slots)
+                if slot.definition is not None
+            }
+            given = {
+                position: next(values)
+                if slot.outer_index is None
+                else by_index[slot.outer_index]
+                for position, slot in enumerate(structure.slots)
+                if not slot.is_plain
+            }
+        return cotangents.arguments(signature, given, self.mode, self.diff)
 
     def _read(self, given: Any) -> Values:
         """The cotangents of ``chosen``, from what the user's rule returns."""
-        name = decorators.name_of(self.rules.bwd)
+        name = decorators.name_of(self.bwd)
         if not isinstance(given, (tuple, list)) or len(given) != len(self.diff):
             length = f" of length {len(given)}" if hasattr(given, "__len__") else ""
             raise FormError(
@@ -388,69 +391,37 @@ class _Lifted:
             found.update(zip(wanted, leaves, strict=True))
         return _group(self.signature, found)
 
+    def _telling(self, result: Any) -> Any:
+        """A result that tells if a gradient of what is written is asked for, and lost.
 
-# What the rule for the way back gets: ``g``, and keyword arguments.
+        That is, if the rule for the way back doesn't take it.
+        """
+        returned, changed, *others = result
 
+        def telling(slot: Slot, value: Any) -> Any:
+            return _without_cotangent(
+                value,
+                "A gradient depends on what a function of nnx.custom_vjp wrote; this "
+                f"part of it is dropped: {decorators.name_of(self.bwd)} does not take "
+                "its cotangent.\n"
+                f"  written by {decorators.name_of(self.fun)}: {slot.name}\n"
+                "Return the new value and write it outside, give the bwd rule a "
+                "keyword argument\n`updates_g`, or use graph_updates=True.",
+            )
 
-def _as_objects(
-    call: _Lifted, _: Returned, updates: dict[int, Any], __: Any, out_g: Any
-) -> tuple[Any, dict[str, Any]]:
-    """Without graph updates; the cotangents of writes are a keyword."""
-    if not call.rules.takes_updates:
-        return out_g, {}
-    given = cotangents.arguments(call.signature, updates, call.mode, range(call.count))
-    return out_g, {"updates_g": given}
-
-
-def _as_states(
-    call: _Lifted,
-    returned: Returned,
-    updates: dict[int, Any],
-    new: Sequence[Any],
-    out_g: Any,
-) -> tuple[Any, dict[str, Any]]:
-    """With graph updates: States of the arguments as the function left them."""
-    zeros = jax.tree.map(jax.custom_derivatives.zero_from_primal, call.shapes)
-    given, signature = zeros | updates, call.signature
-    if returned.structure is not None:
-        values = iter(new)
-        by_index = {
-            slot.definition.index: given.get(position)
-            for position, slot in enumerate(signature.slots)
-            if slot.definition is not None
-        }
-        signature = returned.structure
-        given = {
-            position: next(values)
-            if slot.outer_index is None
-            else by_index[slot.outer_index]
-            for position, slot in enumerate(signature.slots)
-            if not slot.is_plain
-        }
-    return (cotangents.arguments(signature, given, call.mode, call.diff), out_g), {}
+        guarded = [
+            Named.of(group.names, map(telling, group.names.slots(), group))
+            for group in packing.groups_of(changed)
+        ]
+        return Parts((returned, packing.part_of(guarded), *others))
 
 
-def _telling_of_cotangents(
-    result: Any, fun: Callable[..., Any], bwd: Callable[..., Any]
-) -> Any:
-    """A result that tells if a gradient of what `fun` wrote is asked for, and lost."""
-    returned, changed, *others = result
-
-    def telling(slot: Slot, value: Any) -> Any:
-        return _without_cotangent(
-            value,
-            "A gradient depends on what a function of nnx.custom_vjp wrote; this part "
-            f"of it is dropped: {decorators.name_of(bwd)} does not take its cotangent."
-            f"\n  written by {decorators.name_of(fun)}: {slot.name}\n"
-            "Return the new value and write it outside, give the bwd rule a keyword "
-            "argument\n`updates_g`, or use graph_updates=True.",
-        )
-
-    guarded = [
-        Named.of(group.names, map(telling, group.names.slots(), group))
-        for group in packing.groups_of(changed)
-    ]
-    return Parts((returned, packing.part_of(guarded), *others))
+def _takes_updates(bwd: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(bwd).parameters.values()
+    except ValueError:  # some functions of C have none
+        return False
+    return any(p.name == "updates_g" or p.kind == p.VAR_KEYWORD for p in parameters)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -485,10 +456,3 @@ def _shapes(groups: Sequence[Values]) -> dict[int, Any]:
 
 def _has_ref(value: Any) -> bool:
     return any(map(_jax.is_ref, jax.tree.leaves(value)))
-
-
-def _arrived(signature: Signature, values: Sequence[Any]) -> dict[int, Any]:
-    """Cotangents of an output by position: those of inputs in it are elsewhere."""
-    slots = enumerate(signature.slots)
-    positions = [position for position, slot in slots if slot.outer_index is None]
-    return dict(zip(positions, values, strict=True))

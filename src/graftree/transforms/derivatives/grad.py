@@ -1,11 +1,13 @@
-"""``grad`` and ``value_and_grad``: gradients of functions over objects.
+"""``grad`` and ``value_and_grad``: gradients of functions over objects; ``remat``.
 
 The leaves are parted into those that are differentiated and the rest. `cotangents`
-gives gradients their form.
+gives gradients their form. What a gradient needs of the values on the way forward is
+kept, or with `remat` computed again.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
@@ -15,10 +17,15 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import flattening
-from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.kinds import Param
-from graftree.transforms.crossing import debug_info, decorators, guards, prefixes
+from graftree.transforms.crossing import (
+    debug_info,
+    decorators,
+    guards,
+    outside,
+    programs,
+)
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
@@ -26,6 +33,7 @@ from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.signatures import Signatures
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums
 
@@ -34,7 +42,7 @@ R = TypeVar("R")
 X = TypeVar("X")
 
 
-class Options(TypedDict, total=False):
+class GradOptions(TypedDict, total=False):
     """The keyword arguments of `grad` and `value_and_grad`, less ``has_aux``."""
 
     argnums: int | DiffState | Sequence[int | DiffState]
@@ -50,19 +58,19 @@ def grad(
     f: Callable[P, tuple[Any, X]],
     *,
     has_aux: Literal[True],
-    **options: Unpack[Options],
+    **options: Unpack[GradOptions],
 ) -> Callable[P, tuple[Any, X]]: ...
 @overload
 def grad(
-    f: Callable[P, Any], *, has_aux: bool = False, **options: Unpack[Options]
+    f: Callable[P, Any], *, has_aux: bool = False, **options: Unpack[GradOptions]
 ) -> Callable[P, Any]: ...
 @overload
 def grad(
-    *, has_aux: Literal[True], **options: Unpack[Options]
+    *, has_aux: Literal[True], **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, tuple[Any, X]]], Callable[P, tuple[Any, X]]]: ...
 @overload
 def grad(
-    *, has_aux: bool = False, **options: Unpack[Options]
+    *, has_aux: bool = False, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def grad(
     f: Any = MISSING,
@@ -108,19 +116,18 @@ def grad(
           )
         })
     """
-    cotangents.refuse_axes(reduce_axes)
     mode = config.propagation(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _decorator(f, "grad", mode, argnums, has_aux, False, options)
+    return _decorator(f, "grad", mode, argnums, has_aux, reduce_axes, options)
 
 
 @overload
 def value_and_grad(
-    f: Callable[P, R], *, has_aux: bool = False, **options: Unpack[Options]
+    f: Callable[P, R], *, has_aux: bool = False, **options: Unpack[GradOptions]
 ) -> Callable[P, tuple[R, Any]]: ...
 @overload
 def value_and_grad(
-    *, has_aux: bool = False, **options: Unpack[Options]
+    *, has_aux: bool = False, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
 def value_and_grad(
     f: Any = MISSING,
@@ -167,10 +174,9 @@ def value_and_grad(
         >>> grads["kernel"][...]
         Array([[3.]], dtype=float32)
     """
-    cotangents.refuse_axes(reduce_axes)
     mode = config.propagation(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _decorator(f, "value_and_grad", mode, argnums, has_aux, True, options)
+    return _decorator(f, "value_and_grad", mode, argnums, has_aux, reduce_axes, options)
 
 
 def _decorator(
@@ -179,45 +185,64 @@ def _decorator(
     mode: Propagation,
     argnums: Any,
     has_aux: bool,
-    has_value: bool,
+    reduce_axes: Sequence[Any],
     options: Any,
 ) -> Any:
-    is_single = _is_single(argnums)
-    chosen = _chosen(argnums, is_single, name, mode)
+    cotangents.refuse_axes(reduce_axes)
+    which = chosen(name, argnums, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        repeated = _Repeated(function, chosen)
-
-        def differentiate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            args, kwargs = _by_position(function, chosen, args, kwargs)
-            count = len(args)
-            inner = _interior_of_gradient(function, chosen.row(count), has_aux)
-            gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
-            value: Any = None
-            found: Any = None
-
-            def transformed(*groups: Values) -> Any:
-                nonlocal value, found
-                _refuse_refs(name, groups)
-                (value, result), found = gradient(*groups)
-                return result
-
-            _, aux = repeated.of(count).run(transformed, args, kwargs)
-            positions, leaves = chosen.positions(count), found.by_position()
-            grads: Any = cotangents.arguments(found.signature, leaves, mode, positions)
-            grads = grads[0] if is_single else grads
-            if has_value:
-                return ((value, aux) if has_aux else value), grads
-            return (grads, aux) if has_aux else grads
+        calls = _CallsByCount(function, which)
 
         @decorators.wraps(function)
         def differentiated(*args: Any, **kwargs: Any) -> Any:
             with _jax.hidden_frames:
-                return differentiate(args, kwargs)
+                found: Any = None
+                args, kwargs = _by_position(function, which, args, kwargs)
+                count = len(args)
+                inner = _interior_of_gradient(function, which.row(count), has_aux)
+                gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
+
+                def transformed(*groups: Values) -> Any:
+                    nonlocal found
+                    _refuse_refs(name, groups)
+                    (value, result), group = gradient(*groups)
+                    found = value, group
+                    return result
+
+                _, aux = calls.of(count).run(transformed, args, kwargs)
+                value, group = found
+                numbers, leaves = which.positions(count), group.by_position()
+                grads = cotangents.arguments(group.signature, leaves, mode, numbers)
+                grads = grads[0] if which.is_single else grads
+                if name == "value_and_grad":
+                    return ((value, aux) if has_aux else value), grads
+                return (grads, aux) if has_aux else grads
 
         return differentiated
 
     return decorators.decorate(f, name, make)
+
+
+class _CallsByCount(Rebuilt):
+    """The calls of one function, by the number of their arguments."""
+
+    def __init__(self, f: Callable[..., Any], which: Argnums) -> None:
+        self.of = functools.cache(lambda count: RepeatedCalls(f, which.row(count)))
+
+
+def chosen(name: str, argnums: Any, mode: Propagation | None = None) -> Argnums:
+    """What is differentiated; for a tool, in the mode that is the default.
+
+    Raises:
+        ValueError: If an argument is repeated, or there is none.
+    """
+    mode = mode or config.propagation(None, None)
+    named = DiffState(0, Param) if mode.structure else True
+    which = Argnums(argnums, "argnums", name, mode, named=named, others=False)
+    if not which.numbers:
+        raise ValueError(f"argnums of nnx.{name} is empty.")
+    return which
 
 
 def crossing(
@@ -233,68 +258,30 @@ def crossing(
     That is a function of its two groups, of which the second is differentiated. It
     returns the value, which may be any arrays, and what is of no concern.
     """
-    chosen = _chosen_for(name, argnums)
-    args, kwargs = _by_position(f, chosen, args, kwargs)
-    row = chosen.row(len(args))
+    which = chosen(name, argnums)
+    args, kwargs = _by_position(f, which, args, kwargs)
+    row = which.row(len(args))
     call = Call(f, row, args, kwargs)
     _refuse_refs(name, call.groups)
     return call, _interior_of_gradient(f, row, has_aux)
 
 
-def positions(name: str, argnums: Any, count: int) -> tuple[int, ...]:
-    """For a tool: the positions, among so many arguments, of what is differentiated.
-
-    Raises:
-        TypeError: As `value_and_grad` at a call; likewise the rest.
-        ValueError: If an argument is repeated, or there is none.
-    """
-    return _chosen_for(name, argnums).positions(count)
-
-
-class _Repeated(Rebuilt):
-    """The calls of one function, by the number of their arguments."""
-
-    def __init__(self, f: Callable[..., Any], chosen: Argnums) -> None:
-        self.of = functools.cache(lambda count: RepeatedCalls(f, chosen.row(count)))
-
-
 def _by_position(
     f: Callable[..., Any],
-    chosen: Argnums,
+    which: Argnums,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, with graph updates by position."""
-    if not chosen.mode.structure:
+    if not which.mode.structure:
         return args, kwargs
-    least = max(chosen.numbers) + 1
+    least = max(which.numbers) + 1
     return decorators.to_positions(f, args, kwargs, least), {}
 
 
 def _refuse_refs(name: str, groups: Sequence[Values]) -> None:
     # The group of False comes first, then that of True.
     guards.refuse(groups[1:], name, guards.NO_GRADIENT)
-
-
-def _chosen_for(name: str, argnums: Any) -> Argnums:
-    """What a tool differentiates, in the mode that is the default."""
-    is_single = _is_single(argnums)
-    return _chosen(argnums, is_single, name, config.propagation(None, None))
-
-
-def _is_single(argnums: Any) -> bool:
-    return isinstance(argnums, DiffState) or hasattr(argnums, "__index__")
-
-
-def _chosen(argnums: Any, is_single: bool, name: str, mode: Propagation) -> Argnums:
-    if isinstance(argnums, Pytree):
-        # Before it is taken for a sequence; it is not a prefix in any mode.
-        raise prefixes.node_error(argnums, "argnums", name)
-    given = (argnums,) if is_single else tuple(argnums)
-    if not given:
-        raise ValueError(f"argnums of nnx.{name} is empty.")
-    named = DiffState(0, Param) if mode.structure else True
-    return Argnums(given, "argnums", name, mode, named=named, others=False)
 
 
 def _interior_of_gradient(
@@ -307,3 +294,108 @@ def _interior_of_gradient(
         return flattening.raw_of(value), inside.leave((None, aux))
 
     return debug_info.named_after(f, traced)
+
+
+# What is kept for the way back.
+
+
+@decorators.keeps_type
+def remat(
+    f: Any = MISSING,
+    *,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+    policy: Callable[..., bool] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Saves memory in gradients by computing a function twice, with ``jax.checkpoint``.
+
+    Values and gradients are those of the function. It runs twice, but what it writes to
+    its arguments reaches the caller's objects once. `nnx.memory.saved` lists what is
+    kept.
+
+    Args:
+        f: The function; also a method, as a decorator.
+        prevent_cse: Whether the compiler is kept from finding out that something is
+            computed twice, and doing it once. In a `scan` it can't; ``False`` is faster
+            there.
+        static_argnums: Positions of arguments that are compile-time constants.
+        policy: Which intermediate values are kept all the same: by names and modules,
+            made by `nnx.memory.save` or `nnx.memory.offload`; or one of
+            ``jax.checkpoint_policies``; ``None`` keeps none.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        A function with the arguments of ``f``, or a decorator if ``f`` is not given.
+
+    Raises:
+        ValueError: If ``f`` is a method bound to a Module, or a position is out of
+            range; at a call, for aliases that the mode doesn't allow, and if the policy
+            names what isn't there.
+
+    Example:
+        >>> class Block(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.linear = nnx.Linear(2, 2, rngs=rngs)
+        ...     @nnx.remat
+        ...     def __call__(self, x):
+        ...         return jnp.sin(self.linear(x))
+        >>> block = Block(nnx.Rngs(0))
+        >>> grads = nnx.grad(lambda block, x: block(x).sum())(block, jnp.ones((1, 2)))
+        >>> grads["linear"]["kernel"].shape
+        (2, 2)
+    """
+    mode = config.propagation(graph, graph_updates)
+    asks = policy if isinstance(policy, RematPolicy) else None
+    options: Any = {"policy": asks.for_jax() if asks else policy}
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse, **options)
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                # JAX knows a function again, and goes on with what it captured.
+                new = debug_info.named_after(f, lambda *args: f(*args))
+                watched = asks and asks.watched(checkpoint, new, function)
+                return programs.run(function, watched or checkpoint(new), *args)
+
+            return call
+
+        def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
+            return outside.returning_arrays(guards.by_content(inner, checkpointed))
+
+        statics = decorators.choose(function, "static", static_argnums)
+        row = Row.uniform(
+            "remat",
+            mode,
+            statics=statics,
+            returns_captured=True,
+            signatures=Signatures(),
+        )
+        return outside.lift(function, transform, row)
+
+    return decorators.decorate(f, "remat", make)
+
+
+class RematPolicy(abc.ABC):
+    """A policy of `remat` that must know more than JAX tells; see `graftree.memory`."""
+
+    @abc.abstractmethod
+    def for_jax(self) -> Callable[..., Any]:
+        """The policy that JAX gets."""
+
+    @abc.abstractmethod
+    def watched(
+        self,
+        checkpoint: Callable[..., Any],
+        inner: Callable[..., Any],
+        function: Callable[..., Any],
+    ) -> Callable[..., Any]:
+        """``checkpoint(inner)``, and what the policy looks for meanwhile.
+
+        Args:
+            checkpoint: A transform of JAX, which traces ``inner`` when it is called.
+            inner: It takes groups of leaves.
+            function: That of the user.
+        """

@@ -117,10 +117,7 @@ def vjp(
         return with_pullback
 
     made = decorators.decorate(f, "vjp", make)
-    if not primals:
-        return made
-    with _jax.hidden_frames:
-        return made(*primals)
+    return made(*primals) if primals else made
 
 
 def jvp(
@@ -175,10 +172,8 @@ def jvp(
         return with_tangent
 
     made = decorators.decorate(f, "jvp", make)
-    if f is MISSING or (primals is MISSING and tangents is MISSING):
-        return made
-    with _jax.hidden_frames:
-        return made(primals, tangents)
+    is_called = f is not MISSING and not (primals is tangents is MISSING)
+    return made(primals, tangents) if is_called else made
 
 
 def _without_structure(
@@ -258,10 +253,8 @@ class _Pullback:
                 self.out, cotangent, self.mode, "the cotangent", range(self.size)
             )
             (found,) = pull_back(values)
-            argnums = range(len(self.primals.treedef.children()[0].children()))
-            return cotangents.arguments(
-                self.primals, found.by_position(), self.mode, argnums
-            )
+            leaves = found.by_position()
+            return cotangents.arguments(self.primals, leaves, self.mode)
 
 
 def _jvp(

@@ -107,38 +107,73 @@ def check_gradients(params: Any, grads: Any, selected: str) -> None:
         grads: Those of the gradients, at the same paths.
         selected: What the parameters are, in words.
     """
-    found = _unfitting(params, grads, _is_gradient)
-    if found:
-        raise ValueError(
-            errors.message(
-                f"The gradients don't fit the parameters {selected}.",
-                where="\n".join(
-                    f"{paths.to_string(path, '<root>')}: the parameter is "
-                    f"{fits.describe(param, True)}, its gradient "
-                    f"{fits.describe(grad, True)}"
-                    for path, (param, grad) in found.items()
-                ),
-                way_out="Differentiate the model as it is now.",
-            )
-        )
+    _check_pairs(
+        params,
+        grads,
+        _is_gradient,
+        what=f"The gradients don't fit the parameters {selected}.",
+        in_words=lambda param, grad: (
+            f"the parameter is {fits.describe(param, True)}, "
+            f"its gradient {fits.describe(grad, True)}"
+        ),
+        way_out="Differentiate the model as it is now.",
+    )
 
 
-def _unfitting(
-    params: Any, others: Any, fit: Callable[[Any, Any], bool]
-) -> dict[Path, tuple[Any, Any]]:
-    """The leaves at the same paths of two trees that don't fit each other."""
-    if jax.tree.structure(params) == jax.tree.structure(others):
+def check_updates(params: Any, updates: Any) -> None:
+    """Raises a ValueError if an update would change the shape of its parameter."""
+    _check_pairs(
+        params,
+        updates,
+        _keeps_shape,
+        what="The gradients don't fit the parameters: the updates computed from them "
+        "have other shapes.",
+        in_words=lambda param, update: (
+            f"the parameter has shape {np.shape(param)}, its update {np.shape(update)}"
+        ),
+        way_out="Differentiate the model as it is now.",
+    )
+
+
+def check_shapes(averages: Any, given: Any) -> None:
+    """Raises a ValueError if a new value has another shape than its average."""
+    _check_pairs(
+        averages,
+        given,
+        lambda x, y: np.shape(x) == np.shape(y),
+        what="EMA.update: the values don't fit the averages.",
+        in_words=lambda old, new: (
+            f"the average has shape {np.shape(old)}, the new value {np.shape(new)}"
+        ),
+        way_out="Update the averages of a model with that model; make an EMA anew if "
+        "the model has changed.",
+    )
+
+
+def _check_pairs(
+    tree: Any,
+    other: Any,
+    fit: Callable[[Any, Any], bool],
+    *,
+    what: str,
+    in_words: Callable[[Any, Any], str],
+    way_out: str,
+) -> None:
+    """Raises a ValueError if leaves at the same path of two trees don't fit."""
+    if jax.tree.structure(tree) == jax.tree.structure(other):
         # The paths are listed only for the message.
-        pairs = zip(*map(jax.tree.leaves, (params, others)), strict=True)
+        pairs = zip(*map(jax.tree.leaves, (tree, other)), strict=True)
         if all(fit(x, y) for x, y in pairs):
-            return {}
-    known = {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(others)}
-    listed = [(paths.from_jax(p), x) for p, x in jax.tree.leaves_with_path(params)]
-    return {
-        path: (x, known[path])
+            return
+    known = {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(other)}
+    listed = [(paths.from_jax(p), x) for p, x in jax.tree.leaves_with_path(tree)]
+    wrong = [
+        f"{paths.to_string(path, '<root>')}: {in_words(x, known[path])}"
         for path, x in listed
         if path in known and not fit(x, known[path])
-    }
+    ]
+    if wrong:
+        raise ValueError(errors.message(what, where="\n".join(wrong), way_out=way_out))
 
 
 def _is_gradient(param: Any, grad: Any) -> bool:
@@ -165,51 +200,10 @@ def _is_of_kind(param: Any, grad: Any) -> bool:
 _KINDS = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
 
 
-def check_shapes(averages: Any, given: Any) -> None:
-    """Raises a ValueError if a new value has another shape than its average."""
-    found = _unfitting(averages, given, lambda x, y: np.shape(x) == np.shape(y))
-    if found:
-        raise ValueError(
-            errors.message(
-                "EMA.update: the values don't fit the averages.",
-                where="\n".join(
-                    f"{paths.to_string(path, '<root>')}: the average has shape "
-                    f"{np.shape(old)}, the new value {np.shape(new)}"
-                    for path, (old, new) in found.items()
-                ),
-                way_out="Update the averages of a model with that model; make an EMA "
-                "anew if the model has changed.",
-            )
-        )
-
-
-def check_updates(params: Any, updates: Any) -> None:
-    """Raises a ValueError if an update would change the shape of its parameter."""
-    leaves, treedef = jax.tree.flatten(params)
-    pairs = [*zip(leaves, treedef.flatten_up_to(updates), strict=True)]
-    if all(_keeps_shape(param, update) for param, update in pairs):
-        return
-    listed = jax.tree.leaves_with_path(params)
-    where = [
-        f"{paths.to_string(paths.from_jax(path), '<root>')}: the parameter has shape "
-        f"{np.shape(param)}, its update {np.shape(update)}"
-        for (path, _), (param, update) in zip(listed, pairs, strict=True)
-        if not _keeps_shape(param, update)
-    ]
-    raise ValueError(
-        errors.message(
-            "The gradients don't fit the parameters: the updates computed from them "
-            "have other shapes.",
-            where="\n".join(where),
-            way_out="Differentiate the model as it is now.",
-        )
-    )
-
-
 def _keeps_shape(param: Any, update: Any) -> bool:
     """Whether the sum of both has the shape of the first."""
     shape, other = np.shape(param), np.shape(update)
-    if update is None or shape == other:
+    if shape == other:
         return True
     try:
         return np.broadcast_shapes(shape, other) == shape

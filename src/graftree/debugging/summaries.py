@@ -1,11 +1,12 @@
 """Summaries of models as tables: calls, shapes, Variables, sizes, operations.
 
-What is in it is found by `calls`, `costs` and `object_infos`. It is drawn by rich,
-which is optional and is imported only then.
+What is in it is found by `module_calls` and `outlines`. It is drawn by rich, which is
+optional and is imported only then.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -18,10 +19,9 @@ from graftree.core.states.states import State
 from graftree.core.text import representations, writing
 from graftree.core.text.representations import Size
 from graftree.core.variables.variables import Variable
-from graftree.debugging import calls, object_infos, outlines
-from graftree.debugging.calls import CallInfo
-from graftree.debugging.costs import Counter
-from graftree.debugging.object_infos import ObjectInfo
+from graftree.debugging import module_calls, outlines
+from graftree.debugging.module_calls import CallInfo, Counter
+from graftree.debugging.outlines import ObjectInfo
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -33,7 +33,7 @@ def tabulate(
     *input_args: Any,
     depth: int | None = None,
     method: str = "__call__",
-    row_filter: Callable[[CallInfo], bool] = calls.filter_rng_streams,
+    row_filter: Callable[[CallInfo], bool] = module_calls.filter_rng_streams,
     table_kwargs: Mapping[str, Any] = _NONE,
     column_kwargs: Mapping[str, Any] = _NONE,
     console_kwargs: Mapping[str, Any] = _NONE,
@@ -95,10 +95,10 @@ def tabulate(
     """
     rich = _rich()
     _check(obj, method, bool(input_args or input_kwargs))
-    infos = object_infos.of_all(obj)
+    infos = outlines.of_all(obj)
+    counter = Counter(compute_flops, compute_vjp_flops)
     if hasattr(obj, method):
-        counter = Counter(compute_flops, compute_vjp_flops)
-        found = calls.record(obj, method, input_args, input_kwargs, counter)
+        found = module_calls.record(obj, method, input_args, input_kwargs, counter)
     else:
         found = _uncalled(obj)
     kept = [
@@ -106,9 +106,8 @@ def tabulate(
         for call in found
         if (depth is None or len(call.path) <= depth) and row_filter(call)
     ]
-    columns = ["flops"] * compute_flops + ["vjp_flops"] * compute_vjp_flops
     title = f"{type(obj).__name__} Summary"
-    table = _Drawing(rich, columns, infos[id(obj)].stats, column_kwargs).table(
+    table = _Drawing(rich, counter.asked, infos[id(obj)].stats, column_kwargs).table(
         [(call, infos[call.object_id]) for call in kept], title, table_kwargs
     )
     return _print(rich, table, console_kwargs)
@@ -154,7 +153,7 @@ def _uncalled(obj: Any) -> list[CallInfo]:
     """A row for each object in a container, which makes no calls."""
     return [
         CallInfo(number, id(x), type(x), path, "", None, None, None)
-        for number, (path, x) in enumerate(object_infos.first_paths(obj))
+        for number, (path, x) in enumerate(outlines.first_paths(obj))
     ]
 
 
@@ -182,6 +181,7 @@ def _print(rich: Any, table: Any, options: Mapping[str, Any]) -> str:
     return captured.get()
 
 
+@dataclasses.dataclass(frozen=True)
 class _Drawing:
     """Draws calls and what their objects hold.
 
@@ -192,18 +192,14 @@ class _Drawing:
         column_options: For each column.
     """
 
-    def __init__(
-        self,
-        rich: Any,
-        costs: Sequence[str],
-        totals: Mapping[type, Size],
-        column_options: Mapping[str, Any],
-    ) -> None:
-        self._rich = rich
-        self._costs = costs
-        self._totals = totals
-        self._types = sorted(totals, key=lambda kind: kind.__name__)
-        self._column_options = column_options
+    rich: Any
+    costs: Sequence[str]
+    totals: Mapping[type, Size]
+    column_options: Mapping[str, Any]
+
+    @property
+    def _types(self) -> list[type]:
+        return sorted(self.totals, key=lambda kind: kind.__name__)
 
     def table(
         self,
@@ -211,7 +207,7 @@ class _Drawing:
         title: str,
         options: Mapping[str, Any],
     ) -> Any:
-        whole = Size(*map(sum, zip(*self._totals.values(), Size(0, 0), strict=True)))
+        whole = Size(*map(sum, zip(*self.totals.values(), Size(0, 0), strict=True)))
         defaults = {
             "show_header": True,
             "show_lines": True,
@@ -220,15 +216,15 @@ class _Drawing:
             "caption": f"\nTotal Parameters: {_total(whole)}",
             "caption_style": "bold",
         }
-        table = self._rich.table.Table(**{**defaults, **options})
-        names = ["path", "type", "inputs", "outputs", *self._costs]
+        table = self.rich.table.Table(**{**defaults, **options})
+        names = ["path", "type", "inputs", "outputs", *self.costs]
         for name in names[:-1]:
-            table.add_column(name, **self._column_options)
-        last = {"footer": self._rich.text.Text("Total", justify="right")}
-        table.add_column(names[-1], **{**last, **self._column_options})
+            table.add_column(name, **self.column_options)
+        last = {"footer": self.rich.text.Text("Total", justify="right")}
+        table.add_column(names[-1], **{**last, **self.column_options})
         for kind in self._types:
-            footer = {"footer": self._text(_total(self._totals[kind]))}
-            table.add_column(kind.__name__, **{**footer, **self._column_options})
+            footer = {"footer": self._text(_total(self.totals[kind]))}
+            table.add_column(kind.__name__, **{**footer, **self.column_options})
         for call, info in rows:
             table.add_row(*map(self._text, self._cells(call, info)))
         return table
@@ -239,12 +235,12 @@ class _Drawing:
             outlines.escape(call.type.__name__),
             call.inputs_repr,
             outlines.write(call.outputs),
-            *[str(getattr(call, name)) for name in self._costs],
+            *[str(getattr(call, name)) for name in self.costs],
             *[_cell(info, kind) for kind in self._types],
         ]
 
     def _text(self, markup: str) -> Any:
-        return self._rich.text.Text.from_markup(markup, emoji=False)
+        return self.rich.text.Text.from_markup(markup, emoji=False)
 
 
 def _cell(info: ObjectInfo, kind: type) -> str:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from graftree.core.text import short_forms
 from graftree.transforms import recordings
 from graftree.transforms.crossing import jaxprs
-from graftree.transforms.recordings import Place
+from graftree.transforms.recordings import NameStack
 
 _NAMES = {
     "dot_general": "dot",
@@ -139,7 +139,7 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
     call, interior = recordings.crossing("precision.report", function, args, kwargs)
     program, _ = jaxprs.opened(jax.make_jaxpr(interior)(*call.groups))
     owner = type(args[0]).__name__ if args else ""
-    return DtypeReport(tuple(_alike(_operations(program, Place(), 1, owner))))
+    return DtypeReport(tuple(_alike(_operations(program, NameStack(), 1, owner))))
 
 
 def _alike(operations: Iterator[Operation]) -> list[Operation]:
@@ -152,7 +152,7 @@ def _alike(operations: Iterator[Operation]) -> list[Operation]:
 
 
 def _operations(
-    program: Any, place: Place, times: int, owner: str
+    program: Any, place: NameStack, times: int, owner: str
 ) -> Iterator[Operation]:
     for equation in program.eqns:
         here, name = place.of(equation), equation.primitive.name

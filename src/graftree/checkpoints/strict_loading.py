@@ -309,10 +309,10 @@ def _value_for(pair: Pair) -> Any:
         held = partitioning.place_abstract(held, entries)
     if not jax.tree.leaves(held):
         return given
-    return jax.tree.map(lambda x, y: _as_held(x, y, pair.path), held, given)
+    return jax.tree.map(lambda x, y: as_held(x, y, pair.path), held, given)
 
 
-def _as_held(held: Any, given: Any, path: Path) -> Any:
+def as_held(held: Any, given: Any, path: Path = ()) -> Any:
     """An array like another one: dtype, sharding, NumPy's or JAX's."""
     if _jax.is_ref(given):
         given = given[...]
@@ -320,27 +320,21 @@ def _as_held(held: Any, given: Any, path: Path) -> Any:
     if dtype is None or not hasattr(given, "dtype"):
         return given
     if isinstance(held, (np.ndarray, np.generic)):
-        return np.array(given, dtype)
+        made = np.array(given, dtype)
+        return made if isinstance(held, np.ndarray) else made[()]
     if given.dtype != dtype:
         given = given.astype(dtype)
     if isinstance(given, _jax.Tracer) or isinstance(held, _jax.Tracer):
         return given
     is_numpy = not isinstance(given, jax.Array)
-    target = _target(held, path)
-    if target is None:
-        # A copy: the buffer is the caller's, who may write to it.
-        return jnp.array(given) if is_numpy else given
-    if is_numpy and not getattr(held, "committed", True):
-        return jnp.array(given)
-    if is_numpy:
-        given = np.array(given)
-    elif given.sharding == target:
-        return given
-    return jax.device_put(given, target)
-
-
-def _target(held: Any, path: Path) -> Any:
-    """Where an array belongs that takes the place of another one."""
-    return partitioning.on_concrete_mesh(
+    sharding = partitioning.on_concrete_mesh(
         getattr(held, "sharding", None), path, "nnx.checkpoints.load_state"
     )
+    if is_numpy:
+        # A copy: the buffer is the caller's, who may write to it.
+        is_anywhere = sharding is None or not getattr(held, "committed", True)
+        if is_anywhere:
+            return jnp.array(given)
+        return jax.device_put(np.array(given), sharding)
+    is_there = sharding is None or given.sharding == sharding
+    return given if is_there else jax.device_put(given, sharding)

@@ -5,9 +5,9 @@
 
     split_inputs(jax_transform(merge_inputs(f)))     wraps both around any JAX transform
 
-`split_inputs` and `merge_inputs` are the four steps of `contexts.py`: with them the
-caller's own objects are updated. New programs don't need any of this: the transforms
-of this library use `transforms/crossing`.
+`split_inputs` and `merge_inputs` are the four steps of `graph_contexts.py`: with them
+the caller's own objects are updated. New programs don't need any of this: the
+transforms of this library use `transforms/crossing`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from graftree import config
 from graftree.core import paths
 from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import GraphDef
-from graftree.interop.graph_contexts import contexts
-from graftree.interop.graph_contexts.contexts import MergeContext, SplitContext
+from graftree.interop import graph_contexts
+from graftree.interop.graph_contexts import MergeContext, SplitContext
 from graftree.transforms.crossing import decorators, reports
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.prefixes import Prefix
@@ -171,7 +171,7 @@ def to_tree(
     """
     if check_aliasing and _is_given(prefix):
         check_consistent_aliasing(tree, prefix)
-    with contexts.split_context(ctxtag) as ctx:
+    with graph_contexts.split_context(ctxtag) as ctx:
 
         def replace(path: Any, value: Any, leaf: Any) -> Any:
             is_chosen = map_non_graph_nodes or nodes.is_graph_node(leaf)
@@ -220,7 +220,7 @@ def from_tree(
         >>> a is b, a is model
         (True, False)
     """
-    with contexts.merge_context(ctxtag, is_inner) as ctx:
+    with graph_contexts.merge_context(ctxtag, is_inner) as ctx:
 
         def replace(path: Any, value: Any, leaf: Any) -> Any:
             is_chosen = map_non_graph_nodes or is_node_leaf(leaf)
@@ -316,7 +316,7 @@ def split_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
 
     @decorators.wraps(f)
     def split_call(*args: Any) -> Any:
-        with contexts.update_context(ctxtag):
+        with graph_contexts.update_context(ctxtag):
             returned = f(*to_tree(args, ctxtag=ctxtag))
             if not isinstance(returned, (tuple, list)) or len(returned) != 2:
                 raise TypeError(

@@ -1,0 +1,571 @@
+"""Objects as Orbax stores them, and the way back.
+
+A checkpoint is a tree of arrays: what ``nnx.state(obj)`` lists, each Variable as a
+folder with the single entry ``value``, all keys as strings. It is the layout of
+checkpoints that programs for Flax NNX write, so each side reads the other's.
+
+    model.layers[0].kernel        layers/0/kernel/value
+    optimizer.opt_state[0].count  opt_state/0/count/value
+    a bare array at "x"           x
+
+Plain containers around objects (tuples, dicts, a `TrainState`) are taken apart by JAX,
+so that numbers in them are stored too; objects by our own walk, which stores what is
+shared once. On disk are arrays, NumPy arrays and Python numbers.
+
+What is on disk is compared as a state of abstract arrays with an abstract copy of the
+object, by `core/graph/fits.py`, and `strict_loading.Choice` decides what may differ:
+the same as for a state in memory. Then each value is made as the object has it: in the
+same form, on the same devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree import _jax, config, errors
+from graftree.annotations import Path
+from graftree.checkpoints import orbax_side, processes, strict_loading
+from graftree.checkpoints.orbax_side import DiskPath, Fact
+from graftree.checkpoints.strict_loading import Choice
+from graftree.core import paths
+from graftree.core.graph import fits, flattening, nodes
+from graftree.core.graph.fits import Misfit, Pair
+from graftree.core.states import flat_states
+from graftree.core.variables import partitioning, variables
+from graftree.core.variables import values as variable_values
+from graftree.core.variables.variables import Variable
+
+
+class StoredValue(NamedTuple):
+    """One value of an object that is stored."""
+
+    path: Path  # as the user writes it
+    place: DiskPath  # on disk
+    value: Any
+    metadata: Mapping[str, Any]  # of its Variable
+
+
+class _Holder(NamedTuple):
+    """A Variable, a ref, an array or a number of an object, which has stored values."""
+
+    path: Path
+    leaf: Any
+    treedef: Any  # of its value
+
+
+class ObjectTree:
+    """An object, taken apart.
+
+    Attributes:
+        stored: What is stored of it, in order.
+        holders: What holds these values, in the same order.
+    """
+
+    def __init__(self, obj: Any, function: str) -> None:
+        listed, self._treedef = jax.tree.flatten_with_path(obj, is_leaf=_is_part)
+        self._parts = [part for _, part in listed]
+        objects = {i: part for i, part in enumerate(self._parts) if _is_object(part)}
+        if config.graph_mode(None):
+            self._skeleton, leaves = flattening.flatten_graph(objects)
+        else:
+            name = f"checkpoints.{function}"
+            flattening.flatten_tree(obj, name)  # its errors have the caller's paths
+            self._skeleton, leaves = flattening.flatten_tree(objects, name)
+        bases = [paths.from_jax(path) for path, _ in listed]
+        self.stored: list[StoredValue] = []
+        self.holders = [
+            self._add((*bases[path[0]], *path[1:]), leaf)
+            for path, leaf in zip(self._skeleton.paths(), leaves, strict=True)
+        ]
+        self._num_owned = len(self.holders)  # the others are in plain containers
+        self.holders += [
+            self._add(bases[i], part)
+            for i, part in enumerate(self._parts)
+            if i not in objects
+        ]
+        _check_places(self.stored, function)
+
+    def _add(self, path: Path, leaf: Any) -> _Holder:
+        is_variable = isinstance(leaf, Variable)
+        metadata = variables.metadata_of(leaf) if is_variable else {}
+        raw = flattening.raw_of(leaf)
+        listed, treedef = jax.tree.flatten_with_path(raw, is_leaf=_is_part)
+        for keys, value in listed:
+            inner = paths.from_jax(keys)
+            place = (*path, "value", *inner) if is_variable else (*path, *inner)
+            value = value[...] if _jax.is_ref(value) else value
+            self.stored.append(
+                StoredValue((*path, *inner), paths.spelled(place), value, metadata)
+            )
+        return _Holder(path, leaf, treedef)
+
+    def by_holder(self, values: Sequence[Any]) -> Iterator[tuple[_Holder, list[Any]]]:
+        """What holds values, with its share of something for each stored value."""
+        rest = iter(values)
+        for holder in self.holders:
+            yield holder, [next(rest) for _ in range(holder.treedef.num_leaves)]
+
+    def tree(self, stored: Sequence[Any]) -> dict[str, Any]:
+        """The tree that Orbax gets.
+
+        Args:
+            stored: For each value what is stored of it.
+        """
+        found: list[tuple[DiskPath, Any]] = []
+        for (path, leaf, treedef), values in self.by_holder(stored):
+            place = (*path, "value") if isinstance(leaf, Variable) else path
+            found.append((paths.spelled(place), treedef.unflatten(values)))
+        # Orbax refuses a tree without any entry.
+        return flat_states.nest(found) or {"nothing": None}
+
+    def rebuilt(self, new: Sequence[Any], *, boxed: bool = False) -> Any:
+        """A new object like the one taken apart.
+
+        Args:
+            new: For each stored value another one.
+            boxed: Whether what is not in an object gets a Variable, so that it counts
+                as a leaf.
+        """
+        raw = [_raw_like(*pair) for pair in self.by_holder(new)]
+        objects = flattening.unflatten(self._skeleton, raw[: self._num_owned])
+        others = iter(raw[self._num_owned :])
+        parts = [
+            objects[i] if _is_object(part) else next(others)
+            for i, part in enumerate(self._parts)
+        ]
+        if boxed:
+            parts = [x if _is_object(x) else Variable(x) for x in parts]
+        return self._treedef.unflatten(parts)
+
+    def update(self, new: Sequence[Any]) -> dict[Any, Any]:
+        """What `nnx.update` is to write into the object.
+
+        Args:
+            new: For each stored value another one.
+        """
+        found: list[tuple[Path, Any]] = []
+        for (path, leaf, treedef), values in self.by_holder(new):
+            value = treedef.unflatten(values)
+            if isinstance(leaf, Variable):
+                # As a Variable, so that a dict in it is not taken for more paths.
+                metadata = variables.metadata_of(leaf)
+                value = variables.rebuild(type(leaf), value, metadata)
+            found.append((path, value))
+        return flat_states.nest(found)
+
+
+def _raw_like(holder: _Holder, values: list[Any]) -> Any:
+    """The raw value of a leaf, made of others; in a ref where one was."""
+    leaf, value = holder.leaf, holder.treedef.unflatten(values)
+    is_ref = leaf.ref if isinstance(leaf, Variable) else _jax.is_ref(leaf)
+    return variable_values.stored(value, ref=is_ref)
+
+
+def _is_object(x: Any) -> bool:
+    """Whether it may be shared: an object, a Variable or a ref."""
+    return nodes.is_graph_node(x)
+
+
+def _is_part(x: Any) -> bool:
+    """Whether JAX is not to take it apart; iterators, for one, it would not refuse."""
+    is_static = x is not None and nodes.kind_of(x) is nodes.Leaf.STATIC
+    return is_static or _is_object(x)
+
+
+def _check_places(stored: Sequence[StoredValue], function: str) -> None:
+    """Raises if the disk would not keep the values apart, or not at all."""
+    known: dict[str, StoredValue] = {}
+    places = {x.place: x for x in stored}
+    for x in stored:
+        # Orbax joins keys with dots, and doesn't see that names collide.
+        name = ".".join(x.place)
+        if x.place and not _can_be_named(name):
+            raise ValueError(
+                errors.message(
+                    f"nnx.checkpoints.{function}: {name!r} is no name on disk.",
+                    where=f"{x.path!r}",
+                    way_out="Rename the key: a name is text, not empty, and doesn't "
+                    "end with a slash.",
+                )
+            )
+        above = (x.place[:end] for end in range(1, len(x.place)))
+        other = next((places[place] for place in above if place in places), None)
+        other = other or known.setdefault(name, x)
+        if other is not x:
+            raise ValueError(
+                errors.message(
+                    f"nnx.checkpoints.{function}: two paths have the same name on "
+                    f"disk, {'.'.join(other.place)!r}.",
+                    where=f"{other.path!r}\n{x.path!r}",
+                    way_out="Rename one of the keys: on disk they are strings, joined "
+                    "by dots.",
+                )
+            )
+
+
+def _can_be_named(name: str) -> bool:
+    """Whether Orbax finds an array again that it has saved under a name."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    # TensorStore leaves out a slash at the end, so that the name is another one.
+    return bool(name) and not name.endswith("/")
+
+
+# ---------------------------------------------------------------- to disk
+
+
+def stored_tree(obj: Any, function: str, name: str = "") -> dict[str, Any]:
+    """The tree of arrays that is stored of an object.
+
+    Later changes of the object don't reach it.
+
+    Args:
+        obj: The object.
+        function: Who stores it, for messages.
+        name: What it is called there.
+
+    Raises:
+        TypeError: If a leaf can't be stored.
+    """
+    tree = ObjectTree(obj, function)
+    named = f"{name}: " if name else ""
+    stored, refused = _converted(tree, _to_disk)
+    if not refused and not all(x.place for x in tree.stored):
+        refused.append("<root> is a single array: put it in a dict")
+    if refused:
+        raise TypeError(
+            errors.message(
+                f"nnx.checkpoints.{function} can't store all of the "
+                f"{type(obj).__name__}.",
+                where="\n".join([named + line for line in refused]),
+                way_out="Leave these out, or convert them to arrays.",
+            )
+        )
+    return tree.tree(processes.shared(stored))
+
+
+class _Unsupported(Exception):
+    """A value can't be stored, or restored; the text says why."""
+
+
+def _converted(
+    tree: ObjectTree, convert: Callable[[StoredValue], Any]
+) -> tuple[list[Any], list[str]]:
+    """What is made of each value, and a line for each that is refused."""
+    made, refused = [], []
+    for x in tree.stored:
+        try:
+            made.append(convert(x))
+        except _Unsupported as reason:
+            refused.append(f"{paths.to_string(x.path, '<root>')} {reason}")
+    return made, refused
+
+
+def _to_disk(stored: StoredValue) -> Any:
+    """What Orbax gets for a value; ``None`` for arrays without numbers."""
+    x = stored.value
+    if isinstance(x, _jax.Tracer):
+        raise _Unsupported("is traced: save outside of jit and other transforms")
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise _Unsupported("is abstract: it has no value")
+    if type(x) is complex:
+        x = np.asarray(x)
+    if _is_number(x):
+        if type(x) is int and not -(2**63) <= x < 2**63:
+            raise _Unsupported("is an integer of more than 64 bits")
+        return x
+    _check_is_array(x)
+    if isinstance(x, jax.Array) and x.is_deleted():
+        raise _Unsupported("has been deleted or donated")
+    if not _is_key(x.dtype):
+        _check_dtype(x.dtype)
+    if x.size == 0:
+        return None  # Orbax refuses it; its shape says all.
+    return x if isinstance(x, jax.Array) else np.array(x)
+
+
+def _is_number(x: Any) -> bool:
+    is_scalar = isinstance(x, (bool, int, float, complex))
+    return is_scalar and not isinstance(x, np.generic)
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _check_is_array(x: Any) -> None:
+    if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        raise _Unsupported(f"has the type {type(x).__name__}: no array, no number")
+
+
+def _check_dtype(dtype: Any) -> None:
+    import tensorstore
+
+    is_numeric = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+    try:
+        tensorstore.dtype(np.dtype(dtype).name)
+    except (TypeError, ValueError):
+        is_numeric = False
+    if not is_numeric or np.dtype(dtype).name in _UNREADABLE:
+        raise _Unsupported(f"has the dtype {dtype}, which Orbax can't store")
+
+
+# TensorStore has them in memory, but its Zarr files don't.
+_UNREADABLE = ("uint4",)
+
+
+# ---------------------------------------------------------------- from disk
+
+
+def read_all(
+    folders: Mapping[str, Any],
+    likes: Mapping[str, Any],
+    choice: Choice,
+    what: str,
+    way_out: str = "",
+) -> dict[str, Restored]:
+    """Reads several objects; all are compared before the first is read.
+
+    Args:
+        folders: Where each of them is.
+        likes: The objects to be filled, or objects like them. Paths begin with their
+            names; a single object may have the name "".
+        choice: What may differ.
+        what: The first line of the message if anything else does.
+        way_out: Its last line.
+    """
+    read = {}
+    for name, like in likes.items():
+        with orbax_side.explained(orbax_side.READING, folders[name]):
+            found = orbax_side.read_facts(folders[name])
+        read[name] = Restored(like, found)
+        read[name].choose(choice, (name,) if name else ())
+    choice.check(what, way_out)
+    for restored in read.values():
+        restored.read()
+    return read
+
+
+class Restored:
+    """An object, and what is read for it.
+
+    Args:
+        like: The object.
+        found: What is in the folder.
+    """
+
+    def __init__(self, like: Any, found: orbax_side.FolderContents) -> None:
+        self._tree = ObjectTree(like, "restore")
+        self._found = found
+        # What gets each value: what is there now; abstract arrays where they belong.
+        self._targets, refused = _converted(self._tree, _target_of)
+        if refused:
+            raise ValueError(
+                errors.message(
+                    f"No checkpoint can be restored into the {type(like).__name__}.",
+                    where="\n".join(refused),
+                )
+            )
+        # For each value where it is on disk; `None` keeps what is there.
+        self._places: list[DiskPath | None] = []
+        self._new: list[Any] = []
+
+    def choose(self, choice: Choice, prefix: Path) -> None:
+        """Decides what is read, and what is kept.
+
+        Args:
+            choice: Takes the decisions.
+            prefix: What paths begin with.
+        """
+        node = self._tree.rebuilt([*map(_abstract, self._targets)], boxed=True)
+        offer = self._offer()
+        fit = fits.compare(node, flat_states.nest(offer.items()))
+        place_of = {id(x): place for place, x in offer.items()}
+        pairs = {pair.path: pair for pair in fit.pairs}
+        for holder, targets in self._tree.by_holder(self._targets):
+            pair = pairs[holder.path]
+            given = [None] * len(targets)
+            if pair.is_given:
+                given = jax.tree.leaves(flattening.raw_of(pair.given))
+            places = [place_of.get(id(x)) for x in given]
+            facts = [None if x is None else self._found.facts.get(x) for x in places]
+            are_numbers = bool(facts) and all(map(_is_same_number, facts, targets))
+            pair = _renamed(pair._replace(leaf=holder.leaf), prefix, are_numbers)
+            is_taken = choice.decide(pair) and pair.is_given
+            self._places += places if is_taken else [None] * len(targets)
+        for path, x in fit.unexpected:
+            choice.drop((*prefix, *path), x)
+
+    def _offer(self) -> dict[DiskPath, jax.ShapeDtypeStruct]:
+        """What is on disk, as an abstract state."""
+        offer = {
+            place: jax.ShapeDtypeStruct(fact.shape, fact.dtype)
+            for place, fact in self._found.facts.items()
+        }
+        for x, target in zip(self._tree.stored, self._targets, strict=True):
+            # Arrays without numbers are not on disk.
+            if 0 in np.shape(target) and paths.spelled(x.path) not in offer:
+                offer.setdefault(x.place, _abstract(target))
+        return offer
+
+    def read(self) -> None:
+        """Reads the arrays."""
+        facts = self._found.facts
+        planned = [*zip(self._places, self._targets, strict=True)]
+        wanted = {
+            place: _wanted(target, facts[place].dtype)
+            for place, target in planned
+            if place in facts
+        }
+        with orbax_side.explained(orbax_side.READING, self._found.folder):
+            values = orbax_side.read(self._found, wanted)
+            self._new = [
+                _kept(target)
+                if place is None
+                else _from_disk(values.get(place), target)
+                for place, target in planned
+            ]
+
+    def rebuilt(self) -> Any:
+        """A new object with the values."""
+        return self._tree.rebuilt(self._new)
+
+    def update(self) -> dict[Any, Any]:
+        """What `nnx.update` is to write into the object itself."""
+        return self._tree.update(self._new)
+
+
+def _renamed(pair: Pair, prefix: Path, are_numbers: bool) -> Pair:
+    """A pair with the name of its object before all paths; numbers have no width."""
+    differences = [
+        x._replace(path=(*prefix, *x.path)) if isinstance(x, Misfit) else (*prefix, *x)
+        for x in pair.differences
+        if not (are_numbers and isinstance(x, Misfit) and x.what == "dtype")
+    ]
+    return pair._replace(path=(*prefix, *pair.path), differences=tuple(differences))
+
+
+def _is_same_number(fact: Fact | None, target: Any) -> bool:
+    """Whether one of both is a Python number, and the other of that kind."""
+    if fact is None or not (fact.kind == "scalar" or _is_number(target)):
+        return False
+    return any(
+        jnp.issubdtype(fact.dtype, kind) and jnp.issubdtype(_dtype_of(target), kind)
+        for kind in (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    )
+
+
+def _target_of(stored: StoredValue) -> Any:
+    """What gets a value from disk: a value of the object, on devices if abstract."""
+    x = stored.value
+    if isinstance(x, jax.ShapeDtypeStruct):
+        x = partitioning.place_abstract(x, stored.metadata)
+        mesh = getattr(x.sharding, "mesh", None)
+        is_nowhere = isinstance(mesh, jax.sharding.AbstractMesh) and mesh.empty
+        return x.update(
+            sharding=None
+            if is_nowhere
+            else partitioning.on_concrete_mesh(
+                x.sharding, stored.path, "nnx.checkpoints.restore"
+            )
+        )
+    if isinstance(x, _jax.Tracer):
+        raise _Unsupported("is traced: restore outside of jit and other transforms")
+    if not _is_number(x):
+        _check_is_array(x)
+    return x
+
+
+def _dtype_of(target: Any) -> Any:
+    return np.asarray(target).dtype if _is_number(target) else target.dtype
+
+
+def _abstract(target: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(target), _dtype_of(target))
+
+
+def _kept(target: Any) -> Any:
+    """What stays as it is, in a buffer of its own: the other may be donated."""
+    return target.copy() if isinstance(target, jax.Array) else target
+
+
+def _wanted(target: Any, dtype: Any) -> jax.ShapeDtypeStruct | None:
+    """How `orbax_side.read` is to read an array that has a dtype on disk."""
+    # Without a sharding it comes as NumPy: JAX then has it on the default device
+    # uncommitted, free to go where the arrays are that it meets.
+    sharding = _sharding_of(target)
+    if sharding is None or _is_key(target.dtype):
+        return None
+    return jax.ShapeDtypeStruct(target.shape, dtype, sharding=sharding)
+
+
+def _sharding_of(target: Any) -> Any:
+    is_committed = getattr(target, "committed", True)
+    return getattr(target, "sharding", None) if is_committed else None
+
+
+def _from_disk(value: Any, target: Any) -> Any:
+    """The value made of what was read, or of ``None`` where nothing had to be."""
+    dtype = _dtype_of(target)
+    if _is_key(dtype):
+        return _keys(value, target)
+    if value is None:
+        value = np.zeros(target.shape, dtype)
+    if _is_number(target):
+        return type(target)(np.asarray(value).item())
+    if value.dtype != dtype and not strict_loading.is_in_range(value, dtype):
+        raise ValueError(f"numbers from disk do not fit into {dtype}")
+    value = strict_loading.as_held(target, value)
+    return _as_weak(value) if getattr(target, "weak_type", False) else value
+
+
+def _keys(data: Any, target: Any) -> Any:
+    """Random keys of their numbers, or of ``None`` if there are none."""
+    implementation = _implementation(target.dtype)
+
+    def wrap(x: Any) -> jax.Array:
+        return jax.random.wrap_key_data(x, impl=implementation)
+
+    if data is None:
+        tail = jax.eval_shape(
+            lambda: jax.random.key_data(jax.random.key(0, impl=implementation))
+        )
+        data = np.zeros((*target.shape, *tail.shape), tail.dtype)
+    sharding = _sharding_of(target)
+    if sharding is None:
+        return wrap(jnp.array(data))
+    return jax.jit(wrap, out_shardings=sharding)(np.asarray(data))
+
+
+def _implementation(dtype: Any) -> Any:
+    """How arrays of random keys of a dtype work, as ``jax.random`` takes it."""
+    found = list[Any]()
+
+    def ask(keys: Any) -> None:
+        found.append(jax.random.key_impl(keys))
+
+    jax.eval_shape(ask, jax.ShapeDtypeStruct((), dtype))
+    return found[0]
+
+
+def _as_weak(x: jax.Array) -> jax.Array:
+    """The same array with a weak type: in arithmetic the other one's dtype counts.
+
+    Only of the dtypes that numbers of Python have are there such arrays.
+    """
+    number = {"f": 0.0, "i": 0, "c": 0j}.get(x.dtype.kind)
+    if number is None:
+        return x
+    with jax.enable_x64(x.dtype.itemsize == np.dtype(type(number)).itemsize):
+        weak = jax.lax.full(x.shape, number)
+        if weak.dtype != x.dtype:
+            return x
+        weak = weak.at[...].set(x)
+    return jax.device_put(weak, x.sharding if x.committed else None)

@@ -1,0 +1,602 @@
+"""Calls of methods: named by path, seen and replaced, listed, and what each costs.
+
+    CallInfo        what is known of one call, a row of a table
+    AbstractCall    a call whose arrays are only shapes; it can be traced
+    Marks           where calls are in the program that JAX records of them
+    Computation     what such a call computes
+    Counter         counts its operations
+
+`record` traces a call of the model and lists the calls below it, by the paths of their
+objects; nothing is run. What a call costs is counted in the finished program, where it
+is marked. Of what is mapped or differentiated there the call itself is not in it; so it
+is traced once more, by itself.
+
+The operations are those of the program before XLA optimizes it. So they say what a
+layer asks for, not what the machine does. The body of a loop counts once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from typing import Any, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax import ad_checkpoint
+
+from graftree import _jax
+from graftree.annotations import Filter, Path
+from graftree.core import filters
+from graftree.core.graph import functional
+from graftree.core.objects import methods, running
+from graftree.core.objects.attributes import DataObject
+from graftree.core.objects.running import Frame
+from graftree.core.rng.streams import Rngs, RngStream
+from graftree.core.variables.variables import Variable
+from graftree.debugging import outlines
+from graftree.memory import keeping
+from graftree.transforms.crossing import jaxprs
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named(method: F) -> F:
+    """Names what a method computes after the path of its object and itself.
+
+    A call ``model(x)`` is known by the path of the object: in the names of operations
+    and so in profiles, to `intercept`, and in the policies of `nnx.remat`. With this
+    decorator so are the calls of another method, whose name then ends the path, and
+    what they call has its whole path, too.
+
+    Args:
+        method: A function in the body of a class. It goes below decorators that give
+            something else than a function, such as ``nnx.jit`` or ``property``.
+
+    Returns:
+        What stands for the function in the class, and has all of its attributes.
+
+    Raises:
+        TypeError: If it is no plain function, or a generator or coroutine function.
+
+    Example:
+        >>> class Coder(nnx.Module):
+        ...     @nnx.debugging.named
+        ...     def encode(self, x):
+        ...         return jnp.sin(x)
+        >>> program = jax.jit(lambda x: Coder().encode(x)).lower(1.0)
+        >>> "Coder/encode/sin" in program.compile().as_text()
+        True
+    """
+    return methods.named(method)
+
+
+@contextlib.contextmanager
+def intercept(
+    model: Any,
+    filter: Filter,
+    f: Callable[[Path, Any, tuple[Any, ...], Any], Any],
+) -> Iterator[None]:
+    """A context in which a function sees what the modules of a model return.
+
+    It is called after each call of a module, or of another public method on an object,
+    whose name then ends the path. Under ``nnx.jit`` and other transforms it is called
+    while they are traced, with traced values: functions compiled before are traced anew
+    in the context, and those traced in it are not used outside. Such values must not be
+    kept; ``jax.debug.callback`` brings them out.
+
+    Not seen are copies of the model that plain JAX or `merge` make, methods bound
+    before the context, and calls that return before they run, as of coroutines.
+
+    Args:
+        model: A Module, or another Pytree that holds modules.
+        filter: Which modules, by path and object, such as ``nnx.Linear`` or ``...``.
+        f: Called as ``f(path, module, args, output)``: the keys from ``model`` to the
+            module, the module, its positional arguments (keywords that have a position
+            among them) and what it returned. What it returns takes the place of the
+            output, unless that is ``None``.
+
+    Raises:
+        TypeError: If ``model`` is no Pytree, or the filter is none.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> means = {}
+        >>> def note(path, module, args, output):
+        ...     means[path] = output.mean()
+        >>> with nnx.debugging.intercept(model, nnx.Linear, note):
+        ...     y = model(jnp.ones((1, 2)))
+        >>> list(means)
+        [('layers', 0)]
+    """
+    if not isinstance(model, DataObject):
+        raise TypeError(
+            f"intercept expects a Module or another Pytree, got {type(model).__name__}."
+        )
+    is_wanted = filters.to_predicate(filter)
+
+    def observer(frame: Frame, call: Callable[[], Any]) -> Any:
+        output = call()
+        if isinstance(frame.module, (Rngs, RngStream)):
+            return output
+        steps = running.steps_below(model, frame.steps)
+        if steps is None:
+            return output
+        path = tuple([step.key for step in steps])
+        if not is_wanted(path, frame.module):
+            return output
+        path = _with_method(path, frame)
+        replaced = f(path, frame.module, _positional(frame), output)
+        return output if replaced is None else replaced
+
+    with methods.observed(observer, model, shows_methods=True):
+        yield
+
+
+def _with_method(path: Path, frame: Frame) -> Path:
+    """The path of an object, and the name of a method other than ``__call__``."""
+    return path if frame.method == "__call__" else (*path, frame.method)
+
+
+def _positional(frame: Frame) -> tuple[Any, ...]:
+    if not frame.kwargs:
+        return frame.args
+    method = getattr(frame.module, frame.method)
+    return inspect.signature(method).bind(*frame.args, **frame.kwargs).args
+
+
+@dataclasses.dataclass(frozen=True)
+class CallInfo:
+    """A call of a method: a row of a table.
+
+    Attributes:
+        call_order: How many calls began before it.
+        object_id: The ``id`` of the object in the model.
+        type: Its class.
+        path: The keys from the model to it; a method other than ``__call__`` ends it.
+        inputs_repr: The inputs, as the table shows them.
+        outputs: The output, with an `ArrayRepr` for each array.
+        flops: The floating-point operations of the call, ``None`` if unasked.
+        vjp_flops: Those of the call and its derivative, ``None`` if unasked.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> calls = []
+        >>> def keep(call):
+        ...     append(call)
+        ...     return True
+        >>> text = nnx.tabulate(model, jnp.ones((1, 2)), row_filter=keep)
+        >>> for call in calls:
+        ...     print(call.path, call.type.__name__, call.outputs)
+        () Sequential float32[1,3]
+        ('layers', 0) Linear float32[1,3]
+    """
+
+    call_order: int
+    object_id: int
+    type: type
+    path: Path
+    inputs_repr: str
+    outputs: Any
+    flops: int | None
+    vjp_flops: int | None
+
+
+def filter_rng_streams(row: CallInfo) -> bool:
+    """Whether a call is no draw from a stream of random keys.
+
+    Args:
+        row: A call.
+
+    Example:
+        >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        >>> calls = []
+        >>> def keep(call):
+        ...     append(call.path)
+        ...     return nnx.summary.filter_rng_streams(call)
+        >>> text = nnx.tabulate(model, jnp.ones(2), row_filter=keep)
+        >>> calls, "RngStream" in text
+        ([(), ('rngs',)], False)
+    """
+    return not issubclass(row.type, RngStream)
+
+
+class AbstractCall:
+    """A call of a method whose arrays are only shapes.
+
+    Args:
+        obj: The object.
+        method: The name of the method.
+        args: The positional arguments.
+        kwargs: The keyword arguments. What is neither an array nor an object in the
+            arguments stays what it is.
+    """
+
+    def __init__(
+        self, obj: Any, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.method = method
+        self._given, self._treedef = jax.tree.flatten(
+            (args, kwargs), is_leaf=_is_object
+        )
+        objects = [x for x in self._given if _is_object(x)]
+        self._graphdef, state = functional.split([obj, *objects], graph=True)
+        leaves, self._state = jax.tree.flatten(state)
+        self._refs = [_jax.is_ref(x) for x in leaves]
+        # Arrays among the arguments come after those in objects.
+        self._leaves = [
+            content_type(x) if outlines.is_array(x) else x
+            for x in [*leaves, *self._given]
+        ]
+        self._given = [None if outlines.is_array(x) else x for x in self._given]
+
+    def trace(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """The program of ``run(object, args, kwargs)`` on fresh objects."""
+        arrays = {
+            number: x
+            for number, x in enumerate(self._leaves)
+            if isinstance(x, jax.ShapeDtypeStruct)
+        }
+
+        def traced(arrays: dict[int, Any]) -> None:
+            run(*self._fill([arrays.get(i, x) for i, x in enumerate(self._leaves)]))
+
+        return jax.make_jaxpr(traced)(arrays)
+
+    def _fill(self, values: list[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        count = len(self._refs)
+        leaves = [
+            jax.new_ref(x) if is_ref else x
+            for x, is_ref in zip(values[:count], self._refs, strict=True)
+        ]
+        state = jax.tree.unflatten(self._state, leaves)
+        obj, *objects = functional.merge(self._graphdef, state)
+        given = [
+            objects.pop(0) if _is_object(x) else value
+            for x, value in zip(self._given, values[count:], strict=True)
+        ]
+        return obj, *jax.tree.unflatten(self._treedef, given)
+
+
+def _is_object(x: Any) -> bool:
+    return isinstance(x, (DataObject, Variable))
+
+
+def record(
+    obj: Any,
+    method: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    counter: Counter,
+) -> list[CallInfo]:
+    """The calls of methods of an object and those in it, in the order they begin."""
+    recorder = _CallLog(obj, counter)
+
+    def run(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder.root = root
+        recorder.paths = {id(x): path for path, x in outlines.first_paths(root)}
+
+        def call(root: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(root, method)(*args, **kwargs)
+
+        everything = {"shows_methods": True, "shows_draws": True}
+        with methods.observed(recorder.observe, root, **everything):
+            methods.Known(call, method)(root, *args, **kwargs)
+
+    return recorder.calls(AbstractCall(obj, method, args, kwargs).trace(run))
+
+
+class _CallLog:
+    """Notes each call the first time that it is made."""
+
+    root: Any
+    paths: Mapping[int, Path]
+
+    def __init__(self, original: Any, counter: Counter) -> None:
+        self._ids = {path: id(x) for path, x in outlines.first_paths(original)}
+        self._counter = counter
+        self._marks = Marks()
+        self._known: dict[Any, CallInfo | None] = {}
+        self._apart: dict[Any, AbstractCall] = {}
+
+    def observe(self, frame: Frame, call: Callable[[], Any]) -> Any:
+        path = self._path_of(frame)
+        if path not in self._ids or not methods.is_public(frame.method):
+            return call()
+        inputs = outlines.outline_arguments(frame.args, frame.kwargs)
+        key = path, frame.method, inputs
+        if key in self._known:
+            return self._marked(key, call)
+        order = len(self._known)
+        self._known[key] = None
+        if self._counter.asked:
+            self._apart[key] = AbstractCall(
+                frame.module, frame.method, frame.args, frame.kwargs
+            )
+        output = self._marked(key, call)
+        self._known[key] = CallInfo(
+            order,
+            self._ids[path],
+            type(frame.module),
+            _with_method(path, frame),
+            inputs,
+            outlines.outline(output),
+            None,
+            None,
+        )
+        return output
+
+    def _marked(self, key: Any, call: Callable[[], Any]) -> Any:
+        return self._marks.call(key, call) if self._counter.asked else call()
+
+    def _path_of(self, frame: Frame) -> Path | None:
+        """The path of the object in the model, ``None`` if it is not in it."""
+        known = self.paths.get(id(frame.module))
+        if known is not None:
+            return known
+        # Objects inside transforms are fresh ones.
+        steps = running.steps_below(self.root, frame.steps)
+        if steps is None:
+            return None
+        return self.paths.get(id(running.reach(self.root, steps)))
+
+    def calls(self, program: Any) -> list[CallInfo]:
+        """The calls, with what they cost in a program."""
+        parts = self._marks.parts(program)
+        return [
+            dataclasses.replace(call, **self._counter.count(self._part(parts, key)))
+            for key, call in self._known.items()
+            if call is not None
+        ]
+
+    def _part(self, parts: Mapping[Any, Computation], key: Any) -> Computation | None:
+        """What a call computes, if it is known."""
+        if key in parts or key not in self._apart:
+            return parts.get(key)
+        try:
+            return _part_of(self._apart[key])
+        except Exception:  # it may need the names of axes that are mapped over
+            return None
+
+
+def _part_of(call: AbstractCall) -> Computation:
+    """What a call computes, traced by itself."""
+    marks = Marks()
+
+    def run(obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        marks.call(call, lambda: getattr(obj, call.method)(*args, **kwargs))
+
+    return marks.parts(call.trace(run))[call]
+
+
+# What calls cost.
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """What a call computes, as a program.
+
+    Attributes:
+        program: It has no constants.
+        constants: Which of its inputs are arrays that the program around it holds.
+    """
+
+    program: Any
+    constants: frozenset[Any]
+
+    @classmethod
+    def of(
+        cls, equations: list[Any], outputs: list[Any], constants: frozenset[Any]
+    ) -> Computation:
+        """What computes some variables, as far as these equations do."""
+        needed = jaxprs.needed_in(jaxprs.part([], equations, outputs))
+        made = {x for equation in needed for x in equation.outvars}
+        read = [x for equation in needed for x in equation.invars]
+        given = dict.fromkeys([x for x in read if isinstance(x, jaxprs.Var)])
+        inputs = [x for x in given if x not in made]
+        outputs = [x for x in outputs if _is_among(x, made)]
+        return cls(jaxprs.part(inputs, needed, outputs), constants)
+
+    @property
+    def smooth(self) -> Computation:
+        """What computes those outputs that have a derivative."""
+        outputs = [x for x in self.program.outvars if _is_float(x.aval)]
+        return Computation.of(self.program.eqns, outputs, self.constants)
+
+    @property
+    def inputs(self) -> list[jax.ShapeDtypeStruct]:
+        """The types of the inputs."""
+        return [*map(content_type, self.program.invars)]
+
+    @property
+    def are_constants(self) -> tuple[bool, ...]:
+        """Which of the inputs are constants."""
+        return tuple([x in self.constants for x in self.program.invars])
+
+    def __call__(self, *values: Any) -> list[Any]:
+        given = [
+            jax.new_ref(value) if _is_ref(x.aval) else value
+            for x, value in zip(self.program.invars, values, strict=True)
+        ]
+        return jax.core.eval_jaxpr(self.program, (), *given)
+
+
+def _is_among(x: Any, variables: Set[Any]) -> bool:
+    return isinstance(x, jaxprs.Var) and x in variables
+
+
+def _is_ref(kind: Any) -> bool:
+    return hasattr(kind, "inner_aval")
+
+
+def content_type(x: Any) -> jax.ShapeDtypeStruct:
+    """The type of a value or a variable of a program; of a ref that of its content."""
+    kind: Any = x.aval if isinstance(x, jaxprs.Var) else jax.typeof(x)
+    kind = kind.inner_aval if _is_ref(kind) else kind
+    is_weak = getattr(kind, "weak_type", False)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=is_weak)
+
+
+# In the scopes of a program; and what outputs are named.
+_MARK, _OUTPUT = "call of graftree ", "output of a call"
+_numbers = itertools.count()
+
+
+class Marks:
+    """Marks calls while JAX traces them, and finds them in the finished program.
+
+    What a call computes is in a scope of its own, and its outputs have a name. No one
+    else sees this: the call returns what it returns.
+    """
+
+    def __init__(self) -> None:
+        # For each mark the call, and how many outputs of it have a name.
+        self._calls: dict[str, tuple[Hashable, int]] = {}
+        # JAX drops what nothing uses.
+        self._named: list[Any] = []
+
+    def call(self, key: Hashable, call: Callable[[], Any]) -> Any:
+        """The output of a call."""
+        mark = f"{_MARK}{next(_numbers)}"
+        self._calls[mark] = key, 0
+        with jax.named_scope(mark):
+            output = call()
+            arrays = [x for x in jax.tree.leaves(output) if _is_traced_array(x)]
+            # A call that computes nothing is found by that of a number.
+            named = [ad_checkpoint.checkpoint_name(x, _OUTPUT) for x in [*arrays, 0]]
+        self._calls[mark] = key, len(named)
+        self._named += named
+        return output
+
+    def parts(self, program: Any) -> dict[Hashable, Computation]:
+        """What the calls compute, by their keys: of each the first in the program.
+
+        What was differentiated or mapped is left out: it is not what was called. JAX
+        may also have taken it apart, so that not all outputs are there.
+        """
+        found: dict[Hashable, Computation] = {}
+        jaxpr, _ = jaxprs.opened(program)
+        pending = [(jaxpr, frozenset(jaxpr.constvars))]
+        while pending:
+            jaxpr, constants = pending.pop(0)
+            for mark, (equations, outputs) in _marked(jaxpr.eqns).items():
+                key, count = self._calls.get(mark, (None, None))
+                if key not in found and len(outputs) == count:
+                    found[key] = Computation.of(equations, outputs, constants)
+            pending += [
+                (inner, _constants_of(inner, equation, constants))
+                for equation in jaxpr.eqns
+                if _is_as_traced(equation)
+                for inner in jaxprs.programs_in(equation)
+            ]
+        return found
+
+
+def _is_traced_array(x: Any) -> bool:
+    return isinstance(x, _jax.Tracer) and not _jax.is_ref(x)
+
+
+def _marked(equations: list[Any]) -> dict[str, tuple[list[Any], list[Any]]]:
+    """The equations of calls among these, and what they return, by their marks."""
+    found: dict[str, tuple[list[Any], list[Any]]] = {}
+    for equation in equations:
+        marks = _marks_of(equation)
+        for mark in marks:
+            found.setdefault(mark, ([], []))[0].append(equation)
+        is_output = keeping.given_name(equation) == _OUTPUT
+        if is_output and marks and _is_as_traced(equation):
+            found[marks[-1]][1].append(equation.invars[0])
+    return found
+
+
+def _is_as_traced(equation: Any) -> bool:
+    """Whether no transform has made another equation of it."""
+    return not any(is_transform for _, is_transform in _jax.scopes_of(equation))
+
+
+def _marks_of(equation: Any) -> list[str]:
+    """The calls that an equation belongs to; of those in a transform it is not."""
+    scopes = _jax.scopes_of(equation)
+    outside = itertools.takewhile(lambda scope: not scope[1], scopes)
+    return [name for name, _ in outside if name.startswith(_MARK)]
+
+
+def _constants_of(
+    inner: Any, equation: Any, constants: frozenset[Any]
+) -> frozenset[Any]:
+    """Which variables of a program in an equation are constants."""
+    # What else an equation reads, as which branch it takes, comes first.
+    pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
+    given = [x for x, outer in pairs if _is_among(outer, constants)]
+    return frozenset([*inner.constvars, *given])
+
+
+class Counter:
+    """Counts what calls cost.
+
+    Args:
+        flops: Whether to count the operations of a call.
+        vjp_flops: Whether to count those of the call and its derivative with respect to
+            all that it reads: its inputs and the Variables.
+
+    Attributes:
+        asked: The names of the costs, as `CallInfo` has them.
+    """
+
+    def __init__(self, flops: bool, vjp_flops: bool) -> None:
+        self.asked = ["flops"] * flops + ["vjp_flops"] * vjp_flops
+        # Blocks that are alike are counted once.
+        self._known: dict[Any, int] = {}
+
+    def count(self, part: Computation | None) -> dict[str, int]:
+        """What a call costs, by name; zero if nothing is known of it."""
+        return {name: self._of(name, part) for name in self.asked}
+
+    def _of(self, name: str, part: Computation | None) -> int:
+        if part is None:
+            return 0
+        key = name, str(part.program), part.are_constants
+        if key not in self._known:
+            program = _forward if name == "flops" else _derivative
+            try:
+                self._known[key] = _flops(*program(part))
+            except Exception:  # it has no derivative, or needs the axes around it
+                self._known[key] = 0
+        return self._known[key]
+
+
+def _is_float(kind: Any) -> bool:
+    return jnp.issubdtype(kind.dtype, jnp.inexact)
+
+
+def _forward(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
+    return part, part.inputs
+
+
+def _derivative(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
+    """The part with its derivative, and the types of its inputs and cotangents."""
+    part = part.smooth
+    pairs = enumerate(zip(part.inputs, part.are_constants, strict=True))
+    chosen = [i for i, (x, is_held) in pairs if _is_float(x) and not is_held]
+
+    def both(inputs: list[Any], cotangents: list[Any]) -> Any:
+        def forward(*values: Any) -> Any:
+            filled = dict(zip(chosen, values, strict=True))
+            return part(*[filled.get(i, x) for i, x in enumerate(inputs)])
+
+        out, pull = jax.vjp(forward, *[inputs[number] for number in chosen])
+        return out, pull(cotangents)
+
+    return both, [part.inputs, jax.eval_shape(part, *part.inputs)]
+
+
+def _flops(function: Callable[..., Any], inputs: list[Any]) -> int:
+    analysis: Any = jax.jit(function).lower(*inputs).cost_analysis()
+    if isinstance(analysis, (list, tuple)):  # one entry per device
+        analysis = analysis[0] if analysis else None
+    # XLA says -1 if it does not know.
+    return max(0, int((analysis or {}).get("flops", 0)))

@@ -1,0 +1,26 @@
+"""Which names of a module are public, and so listed by `dir`.
+
+A chapter like `graftree.precision` imports its public names, and is imported itself
+when it is first used. What else its namespace has are its files.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+
+
+def public_names(module: types.ModuleType) -> list[str]:
+    """The names that a module defines or passes on; no modules, nothing private."""
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not (name.startswith("_") or isinstance(value, types.ModuleType))
+        if name != "annotations"  # of `__future__`
+    )
+
+
+def lister(module: str) -> Callable[[], list[str]]:
+    """The ``__dir__`` of a module with this name, which lists its public names."""
+    return lambda: public_names(sys.modules[module])

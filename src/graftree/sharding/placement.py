@@ -1,0 +1,505 @@
+"""Values placed on a mesh: activations, models being made, what processes have.
+
+`constrain` places values inside of a model by the names of their axes. `init` makes a
+model where it belongs: each device computes its own part. `global_batch` makes arrays
+of all processes of what each has, `fetch` reads them in each.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from graftree import _jax, errors
+from graftree.core import paths
+from graftree.core.graph import flattening, functional, traversals
+from graftree.core.states import pure_dicts
+from graftree.core.variables import partitioning, variables
+from graftree.core.variables import sharding as variable_sharding
+from graftree.core.variables.variables import Variable
+from graftree.transforms import recordings
+
+T = TypeVar("T")
+
+
+def constrain(x: T, names: Sequence[Any]) -> T:
+    """Places a value on the mesh in force by the names of its axes.
+
+    Call it where a model should say how its activations are divided, as in
+    ``x = nnx.sharding.constrain(x, ("batch", None, "embed"))``. Without a mesh it does
+    nothing. On axes of type Auto it is ``jax.lax.with_sharding_constraint``, on
+    Explicit ones ``jax.sharding.reshard``; axes that `jax.shard_map` has taken (Manual)
+    are left out. Gradients are placed alike. Functions that are compiled are traced
+    anew where other rules or another mesh are in force.
+
+    Args:
+        x: An array, or a pytree of arrays, all with axes of these names.
+        names: What each axis is: a name that `logical_axis_rules` know or an axis of
+            the mesh, a tuple of such names, or ``None`` for an axis that is not
+            divided. Axes at the end may be left out, they are not divided either.
+
+    Returns:
+        The same values, placed.
+
+    Raises:
+        ValueError: If a name stands for no axis of the mesh, or two for the same; if an
+            array has fewer axes than there are names, or its size along one can't be
+            divided.
+        TypeError: If ``names`` is a string.
+
+    Example:
+        >>> mesh = jax.make_mesh((4,), ("data",))
+        >>> with jax.set_mesh(mesh), nnx.logical_axis_rules([("batch", "data")]):
+        ...     x = nnx.sharding.constrain(jnp.ones((8, 3)), ("batch", None))
+        >>> x.sharding.shard_shape(x.shape)
+        (2, 3)
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    spec = variable_sharding.get_pspec(names)
+    leaves, treedef = jax.tree.flatten_with_path(x)
+    for path, leaf in leaves:
+        _check_array(paths.from_jax(path), np.shape(leaf), names, spec, mesh)
+    return treedef.unflatten([_place(leaf, spec, mesh) for _, leaf in leaves])
+
+
+def _check_array(
+    path: Any, shape: tuple[int, ...], names: Sequence[Any], spec: Any, mesh: Any
+) -> None:
+    problem = _misfit(names, spec, shape, mesh)
+    if problem is not None:
+        place = f"at {paths.dotted(path)}\n" if path else ""
+        raise ValueError(
+            errors.message(
+                f"nnx.sharding.constrain: {problem}.",
+                where=f"{place}array of shape {shape}\n{_surroundings(mesh)}",
+                way_out=_WAY_OUT,
+            )
+        )
+
+
+def _place(leaf: Any, spec: PartitionSpec, mesh: Any) -> Any:
+    kinds = {*mesh.axis_types} & _PUT.keys()
+    places = {kind: NamedSharding(mesh, _only(kind, spec, mesh)) for kind in kinds}
+    for place in places.values():
+        leaf = variable_sharding.on_mesh(leaf, place)
+    if len(places) > 1:
+        return _place_both(leaf, places[AxisType.Explicit], places[AxisType.Auto])
+    for kind, place in places.items():
+        leaf = _PUT[kind](leaf, place)
+    return leaf
+
+
+_PUT = {
+    AxisType.Auto: jax.lax.with_sharding_constraint,
+    AxisType.Explicit: jax.sharding.reshard,
+}
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _place_both(x: jax.Array, explicit: NamedSharding, auto: NamedSharding) -> Any:
+    """Compiled, because one of them alone would forget what the other one did."""
+    return jax.lax.with_sharding_constraint(jax.sharding.reshard(x, explicit), auto)
+
+
+def _only(kind: AxisType, spec: PartitionSpec, mesh: Any) -> PartitionSpec:
+    """The spec without axes of the mesh that are of another type."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
+    def entry(of: Any) -> Any:
+        if isinstance(of, tuple):
+            return tuple(axis for axis in of if kinds[axis] == kind) or None
+        return of if kinds.get(of, kind) == kind else None
+
+    return PartitionSpec(*map(entry, spec))
+
+
+def init(
+    make: Callable[[], T],
+    mesh: jax.sharding.Mesh,
+    rules: Sequence[tuple[str, Any]] = (),
+) -> T:
+    """Makes a model on a mesh, as its Variables are annotated.
+
+    The function is compiled, so that no device ever holds more than its part of an
+    array, and all devices have part in making it. The numbers are those that the
+    function gives without a mesh: what JAX would cut to 32 bits stays on the host, and
+    so do Python numbers.
+
+    Args:
+        make: Makes the model; also a tuple of a model and its optimizer, whose state
+            goes where the parameters are, or where their ``optimizer_sharding`` says.
+            It is traced twice.
+        mesh: The devices. What is not annotated is on all of them.
+        rules: What logical names of axes in annotations stand for: pairs of a name and
+            an axis of the mesh, a tuple of axes, or ``None``.
+
+    Returns:
+        What ``make`` returns.
+
+    Raises:
+        ValueError: If the mesh has no axis of a name, or the devices can't divide an
+            axis of an array; it lists all of these by path. Nothing has been made.
+        TypeError: If ``rules`` are no pairs.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("model",))
+        >>> def make():
+        ...     metadata = {"out_sharding": (None, "mlp")}
+        ...     return nnx.Linear(4, 8, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        >>> model = nnx.sharding.init(make, mesh, [("mlp", "model")])
+        >>> [shard.data.shape for shard in model.kernel.addressable_shards]
+        [(4, 4), (4, 4)]
+    """
+    # JAX cuts numbers to 32 bits before we put back those that it must not.
+    with variable_sharding.logical_axis_rules(rules), np.errstate(over="ignore"):
+        try:
+            graphdef, abstract = get_abstract_model(make, mesh)
+        except Exception as error:
+            _explain(make, mesh, error)
+            raise
+        _check_annotations(abstract, mesh)
+        places = jax.tree.map(lambda x: x.sharding, pure_dicts.as_pure(abstract))
+        kept: list[Any] = []  # what no device can hold, in the places of their leaves
+
+        def arrays() -> Any:
+            leaves, treedef = jax.tree.flatten(
+                pure_dicts.as_pure(functional.state(make()))
+            )
+            kept[:] = [leaf if _is_on_host(leaf) else None for leaf in leaves]
+            stand_in = [
+                leaf if host is None else jnp.zeros(np.shape(host), bool)
+                for leaf, host in zip(leaves, kept, strict=True)
+            ]
+            return treedef.unflatten(stand_in)
+
+        with jax.set_mesh(mesh):
+            made, treedef = jax.tree.flatten(jax.jit(arrays, out_shardings=places)())
+            state = treedef.unflatten(
+                [
+                    leaf if host is None else host
+                    for leaf, host in zip(made, kept, strict=True)
+                ]
+            )
+            return functional.merge(graphdef, state)
+
+
+def as_abstract(tree: T, graph: bool | None = None) -> T:
+    """Gives the annotated Variables of an abstract model their shardings.
+
+    Args:
+        tree: An abstract model, a State, or a container of these; it is not changed.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        A new tree. A Variable with an annotation, with a ``jax.ShapeDtypeStruct`` that
+        has no sharding, is replaced by one with it, on the mesh in its metadata or that
+        of ``jax.set_mesh``. All others are the Variables of ``tree``.
+
+    Raises:
+        ValueError: In tree mode, for shared references.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("a",))
+        >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+        >>> bias = nnx.Param(shape, out_sharding=("a",), eager_sharding=False)
+        >>> with jax.set_mesh(mesh):
+        ...     tuple(nnx.as_abstract(bias).sharding.spec)
+        ('a',)
+    """
+
+    def place(_: Any, leaf: Any) -> Any:
+        if not _is_variable(leaf):
+            return leaf
+        raw = leaf.get_raw_value()
+        placed = partitioning.place_abstract(raw, variables.metadata_of(leaf))
+        return leaf if placed is raw else leaf.copy(placed)
+
+    return traversals.map(place, tree, graph=graph)
+
+
+def get_abstract_model(
+    init_fn: Callable[[], Any], mesh: jax.sharding.Mesh, *, graph: bool | None = None
+) -> tuple[Any, Any]:
+    """The structure and the sharded shapes of the model that a function makes.
+
+    Args:
+        init_fn: Makes the model; it is not run, only traced.
+        mesh: What the annotations refer to.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        The GraphDef, and the State with a ``jax.ShapeDtypeStruct`` on ``mesh`` for each
+        array; what is not annotated is replicated.
+
+    Raises:
+        ValueError: If the mesh has no axis of a name.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("a",))
+        >>> init = lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> graphdef, state = nnx.get_abstract_model(init, mesh)
+        >>> state["kernel"].sharding.is_fully_replicated
+        True
+    """
+
+    def place(leaf: Any) -> Any:
+        is_variable = _is_variable(leaf)
+        spec = partitioning.get_var_pspec(leaf) if is_variable else None
+        sharding = NamedSharding(mesh, spec or PartitionSpec())
+        raw = flattening.raw_of(leaf)
+        placed = jax.tree.map(lambda x: x.update(sharding=sharding), raw)
+        return leaf.copy(placed) if is_variable else placed
+
+    with jax.set_mesh(mesh):
+        graphdef, state = functional.split(
+            recordings.eval_shape(init_fn, graph=graph), graph=graph
+        )
+        return graphdef, jax.tree.map(place, state, is_leaf=_is_variable)
+
+
+def _is_on_host(leaf: Any) -> bool:
+    """Whether a value is a Python number, or an array of a dtype that JAX would cut."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype
+    return isinstance(leaf, (int, float, complex))
+
+
+def _explain(
+    make: Callable[[], Any], mesh: jax.sharding.Mesh, error: Exception
+) -> None:
+    """Raises what is wrong with the annotations of a model that can't be made."""
+    try:
+        with variable_sharding.use_eager_sharding(False):
+            abstract = functional.state(recordings.eval_shape(make))
+    except Exception:  # The annotations are not the reason.
+        return
+    _check_annotations(abstract, mesh, error)
+
+
+def _check_annotations(
+    state: Any, mesh: jax.sharding.Mesh, cause: Exception | None = None
+) -> None:
+    leaves = jax.tree.leaves_with_path(state, is_leaf=_is_variable)
+    lines = [
+        f"{paths.dotted(paths.from_jax(path))}: {problem}"
+        for path, leaf in leaves
+        if _is_variable(leaf)
+        and (problem := _problem_of_annotation(leaf, mesh)) is not None
+    ]
+    if lines:
+        raise ValueError(
+            errors.message(
+                "nnx.sharding.init: the annotations don't fit the mesh.",
+                where="\n".join([*lines, _surroundings(mesh)]),
+                way_out=_WAY_OUT,
+            )
+        ) from cause
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _problem_of_annotation(
+    variable: Variable[Any], mesh: jax.sharding.Mesh
+) -> str | None:
+    annotation = variable.get_metadata("out_sharding", None)
+    spec = partitioning.get_var_pspec(variable)
+    if not annotation or spec is None or _jax.is_format(annotation):
+        return None
+    names = getattr(annotation, "spec", annotation)
+    for array in jax.tree.leaves(variable.get_raw_value()):
+        problem = _misfit(names, spec, array.shape, mesh)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _axes_of(entry: Any) -> tuple[str, ...]:
+    """The axes of the mesh that divide an axis of an array."""
+    axes = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(axis for axis in axes if isinstance(axis, str))
+
+
+def _misfit(
+    names: Sequence[Any], spec: PartitionSpec, shape: tuple[int, ...], mesh: Any
+) -> str | None:
+    """What is wrong if an array has axes of these names; ``None`` if nothing is.
+
+    Args:
+        names: An annotation.
+        spec: What its names mean.
+        shape: The shape of the array.
+        mesh: The mesh.
+    """
+    taken: dict[str, Any] = {}
+    for name, entry in zip(names, spec, strict=True):
+        for axis in _axes_of(entry):
+            if axis not in mesh.axis_names:
+                return f"{name!r} means {axis!r}, no axis of the mesh"
+            if axis in taken:
+                return f"{taken[axis]!r} and {name!r} both stand for the axis {axis!r}"
+            taken[axis] = name
+    if len(names) > len(shape):
+        return f"{len(names)} names {tuple(names)} for the shape {shape}"
+    for number, entry in enumerate(spec):
+        parts = math.prod(mesh.shape[axis] for axis in _axes_of(entry))
+        if shape[number] % parts:
+            axes = ", ".join(_axes_of(entry))
+            return (
+                f"axis {number} ({names[number]!r}) has the size {shape[number]}, "
+                f"which {parts} devices can't divide (axis {axes} of the mesh)"
+            )
+    return None
+
+
+def _surroundings(mesh: Any) -> str:
+    """Lines that say what names can mean."""
+    rules = ", ".join(
+        f"{a!r} -> {b!r}" for a, b in variable_sharding.get_logical_axis_rules()
+    )
+    axes = ", ".join(f"{name!r} of {size}" for name, size in mesh.shape.items())
+    return f"axes of the mesh: {axes}\nrules in force: {rules or 'none'}"
+
+
+_WAY_OUT = (
+    "Give each name an axis of the mesh of its own, or None, by rules "
+    "[(name, axis), ...];\na size that can't be divided needs None, or another mesh."
+)
+
+
+def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
+    """Makes arrays of all processes of the rows that each process has.
+
+    Args:
+        batch: A pytree of NumPy arrays, or what converts to them, or of random keys:
+            the rows of this process. All processes have the same number of rows.
+        sharding: Where the rows go, e.g. ``NamedSharding(mesh, P("data"))``.
+
+    Returns:
+        A pytree of arrays whose first axis has the rows of all processes. With a single
+        process these are its rows.
+
+    Raises:
+        ValueError: If an axis of an array can't be divided among the devices, or it has
+            no such axis, or no numbers; it lists all of these by path.
+
+    Example:
+        >>> mesh = jax.make_mesh((4,), ("data",))
+        >>> sharding = jax.NamedSharding(mesh, jax.P("data"))
+        >>> batch = nnx.sharding.global_batch({"x": np.zeros((8, 3))}, sharding)
+        >>> batch["x"].sharding.shard_shape(batch["x"].shape)
+        (2, 3)
+    """
+    listed, treedef = jax.tree.flatten_with_path(batch)
+    problems = [
+        f"{paths.dotted(paths.from_jax(path), 'the batch')} {problem}"
+        for path, leaf in listed
+        if (problem := _problem_of_rows(leaf, sharding)) is not None
+    ]
+    if problems:
+        raise ValueError(
+            errors.message(
+                "nnx.sharding.global_batch: not all of it can be divided.",
+                where="\n".join(problems[:12]),
+                way_out="Leave out or pad the last rows; give what has other axes a "
+                "call with a sharding of its own.",
+            )
+        )
+    return treedef.unflatten([_placed(leaf, sharding) for _, leaf in listed])
+
+
+def _placed(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    if not _is_key(leaf):
+        return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
+    data = np.asarray(jax.random.key_data(leaf))
+    placed = jax.make_array_from_process_local_data(sharding, data)
+    return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
+
+
+def _is_key(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
+    """Why a leaf has no place, or can't be divided, if so."""
+    if not _is_key(leaf):
+        leaf = np.asarray(leaf)
+        if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_):
+            return f"has the dtype {leaf.dtype}: it is no array of numbers"
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return None
+    spec = sharding.spec
+    if len(spec) > leaf.ndim:
+        return f"has the shape {leaf.shape}, and the sharding is for {len(spec)} axes"
+    for number, entry in enumerate(spec):
+        axes = _axes_of(entry)
+        parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        of_process = _own_parts(sharding.mesh, entry, parts) if axes else 1
+        size = leaf.shape[number]
+        if size % of_process:
+            what = (
+                f"{size} rows" if number == 0 else f"the size {size} of axis {number}"
+            )
+            return (
+                f"has {what} in this process, no multiple of its {of_process} parts of "
+                f"the axis {', '.join(axes)} of the mesh"
+            )
+    return None
+
+
+def _own_parts(mesh: Any, entry: Any, parts: int) -> int:
+    """In how many of its parts an axis is on devices of this process."""
+    one_each = NamedSharding(mesh, PartitionSpec(entry))
+    where: Any = one_each.addressable_devices_indices_map((parts,))
+    return len({rows.indices(parts) for (rows,) in where.values()})
+
+
+def fetch(tree: Any) -> Any:
+    """Reads arrays that are spread over processes, in each of them.
+
+    All processes must call it, with the same tree: what one process lacks, the others
+    send. A metric that was computed of a global batch is read like that.
+
+    Args:
+        tree: A pytree of arrays and Variables; also an object.
+
+    Returns:
+        The same tree with NumPy arrays, the whole of each. Random keys stay keys, and
+        what is no number, such as a string, stays what it is.
+
+    Example:
+        >>> metric = nnx.metrics.Average()
+        >>> metric.update(values=jnp.arange(4.0))
+        >>> nnx.sharding.fetch(metric.compute()).item()
+        1.5
+    """
+    pure = pure_dicts.as_pure(tree)
+    return jax.tree.map(_read, pure)
+
+
+def _read(x: Any) -> Any:
+    if _is_key(x):
+        if x.is_fully_addressable:
+            return x
+        data = _read(jax.random.key_data(x))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        if x.is_fully_replicated:
+            return np.asarray(x.addressable_data(0))
+        # Here, because most programs have one process.
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(x, tiled=True)
+    is_number = isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex))
+    return np.asarray(x) if is_number else x

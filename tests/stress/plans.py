@@ -1,0 +1,134 @@
+"""Repeated calls against first ones: random changes of the arguments between them.
+
+``python -m tests.stress.plans --seed 0 --count 20`` runs so many random programs in
+each of the transforms below, in each mode. A program calls one function again and
+again, kept for all programs, and changes its arguments between the calls; beside it a
+function that was never called before gets arguments of its own, changed in the same
+way. What both return and leave behind must be the same. Arguments are a model, a
+State, Variables in containers, an array; changes are those of `test_repeated_calls`.
+"""
+
+import argparse
+import collections
+import random
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import graftree as nnx
+from tests.modes import BY_NAME
+from tests.transforms.crossing import test_repeated_calls as repeated
+from tests.transforms.crossing.test_repeated_calls import visit
+
+
+def looped(f, **mode):
+    def step(_, tree):
+        f(tree)
+        return tree
+
+    return lambda tree: nnx.fori_loop(0, 1, step, tree, **mode) and None
+
+
+def with_own_derivative(f, **mode):
+    made = nnx.custom_vjp(f, **mode)
+    made.defvjp(lambda tree: (f(tree), None), lambda residuals, out: (None,))
+    return made
+
+
+def sharded(f, **mode):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    spec = jax.sharding.PartitionSpec()
+    return nnx.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **mode)
+
+
+# Each makes a function of a tree of arguments.
+TRANSFORMS = {
+    "jit": lambda f, **mode: nnx.jit(f, **mode),
+    "grad": repeated.differentiated,
+    "vmap": repeated.mapped,
+    "scan": repeated.scanned,
+    "remat": nnx.remat,
+    "cond": lambda f, **mode: lambda tree: nnx.cond(True, f, f, tree, **mode),
+    "switch": lambda f, **mode: lambda tree: nnx.switch(1, [f, f], tree, **mode),
+    "fori_loop": looped,
+    "eval_shape": lambda f, **mode: lambda tree: nnx.eval_shape(f, tree, **mode),
+    "custom_vjp": with_own_derivative,
+    "shard_map": sharded,
+}
+
+
+def first_call(name, mode):
+    """A function that was never called; of `jit` the one that it compiles.
+
+    A program of its own for each call would take a second.
+    """
+    if name == "jit":
+        return visit
+    return TRANSFORMS[name](visit, **mode)
+
+
+# How many calls were made in each transform, and of these raised.
+made, raised = collections.Counter(), collections.Counter()
+
+
+def play(kept, name, mode, program, changes):
+    """Runs one program; raises if the calls differ."""
+    ours, theirs = repeated.arguments(), repeated.arguments()
+    for change, k, calls in program:
+        for _ in range(calls):
+            one = outcome(kept, ours)
+            other = outcome(first_call(name, mode), theirs)
+            repeated.check_same(one, other)
+            assert not isinstance(one, str) or one == other, (one, other)
+            raised[name] += isinstance(one, str)
+            made[name] += 1
+        for tree in (ours, theirs):
+            repeated.changed(tree, changes[change], k)
+    repeated.check_alike(ours, theirs)
+
+
+def outcome(function, tree):
+    """The arrays that a call gives, or the kind of its error."""
+    try:
+        out = function(tree)
+    except (TypeError, ValueError) as error:
+        return type(error).__name__
+    numbers = jax.tree.map(lambda x: jnp.shape(x) if hasattr(x, "shape") else x, out)
+    return repeated.arrays(out), numbers
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--only", nargs="*", default=[*TRANSFORMS])
+    options = parser.parse_args(argv)
+    ran, failed = collections.Counter(), 0
+    for name in options.only:
+        for mode_name, mode in BY_NAME.items():
+            kept = TRANSFORMS[name](visit, **mode)
+            _, _, changes = repeated.form_of("together", mode)
+            # What JAX lists of a derivative has no end if an object contains itself.
+            names = [x for x in changes if x != "a way back"] + repeated.SWITCHES * 4
+            for number in range(options.count):
+                draw = random.Random(f"{options.seed} {name} {mode_name} {number}")
+                program = [
+                    (draw.choice(names), draw.randint(0, 1), draw.randint(1, 3))
+                    for _ in range(draw.randint(1, 5))
+                ]
+                ran[name] += 1
+                try:
+                    play(kept, name, mode, program, changes)
+                except Exception as error:
+                    failed += 1
+                    print(f"{name} {mode_name} {program}: {error!r}", flush=True)
+        calls = f"{made[name]} calls of each, of which {raised[name]} raised"
+        print(f"{name}: {ran[name]} programs, {calls}", flush=True)
+    print(f"{ran.total()} programs in {len(ran)} transforms, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
