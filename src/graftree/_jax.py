@@ -1,5 +1,7 @@
 """The one door to JAX API that is private, experimental or differs between versions.
 
+That of its registries of pytrees is beside it, in `_jax_registries.py`.
+
 Supported: JAX 0.10.2 to 0.12. Everything else in the package uses documented JAX.
 
 What no documentation promises is looked up by `_jax_names`, which says once what is off
@@ -398,32 +400,6 @@ def register_leafless(kind: type) -> None:
     jax.tree_util.register_pytree_node(
         kind, lambda _: ((), None), lambda _aux, _children: kind()
     )
-
-
-@_jax_names.by("jax._src.export._export:serialization_registry")
-def write_nodes(
-    known: Any, kind: type, name: str, write: Callable[[Any], bytes]
-) -> None:
-    """Says how exported functions name a pytree type, and write its static data."""
-    known[kind] = name, write
-
-
-@_jax_names.by("jax._src.export._export:serialization_registry")
-def forget_nodes(known: Any, prefix: str) -> None:
-    """Takes back what was said of types whose names begin so."""
-    for kind in [kind for kind, (name, _) in known.items() if name.startswith(prefix)]:
-        del known[kind]
-
-
-@_jax_names.by("jax._src.export._export:deserialization_registry")
-def read_nodes(
-    known: Any,
-    name: str,
-    read: Callable[[bytes], Any],
-    rebuild: Callable[[Any, Any], Any],
-) -> None:
-    """Says how nodes of a name are read: static data, then with their children."""
-    known[name] = object, read, rebuild
 
 
 @_jax_names.by("jax.experimental.layout:Format")

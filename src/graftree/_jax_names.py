@@ -2,7 +2,7 @@
 
 A JAX may lack one, or it may work otherwise there. What it serves is then done another
 way or is off, which the logger ``graftree`` says once, and all else works. Only
-`_jax.py` asks for them.
+`_jax.py` and `_jax_registries.py` ask for them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,21 @@ NAMES = {
         "to know a program that was compiled before: the settings in it",
         "each is compiled",
         "control flow outside of jit is compiled at each call",
+    ),
+    "jax._src.tree_util:dispatch_registry": Name(
+        "to give jax.jit all arrays of a model at once, where it finds its program",
+        "each object and Variable is taken apart",
+        "calls of plain jax.jit with models take longer",
+    ),
+    "jax._src.tree_util:_all_registries": Name(
+        "the same: the registries beside that one",
+        "the same",
+        "calls of plain jax.jit with models take longer",
+    ),
+    "jax._src.tree_util:_registry": Name(
+        "the same: what jax.export looks up",
+        "the same",
+        "calls of plain jax.jit with models take longer",
     ),
     "jax._src.mesh:get_concrete_mesh": Name(
         "the mesh in functions whose axes have names",

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from graftree import _jax, errors
+from graftree import _jax_registries, errors
 from graftree.core import pickling
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
@@ -41,19 +41,19 @@ def install() -> None:
     """Tells JAX how to write and read our objects; the public namespace calls it."""
     pickling.observe_classes(_register)
     for kind in (GraphDef, GraphState):
-        _jax.write_nodes(kind, f"graftree.{kind.__name__}", _refuse(kind))
+        _jax_registries.write_nodes(kind, f"graftree.{kind.__name__}", _refuse(kind))
     for kind in (Level, FlatState):
         name = f"graftree.{kind.__name__}"
-        _jax.write_nodes(kind, name, functools.partial(_write, kind))
-        _jax.read_nodes(name, _read, functools.partial(_rebuild, kind))
+        _jax_registries.write_nodes(kind, name, functools.partial(_write, kind))
+        _jax_registries.read_nodes(name, _read, functools.partial(_rebuild, kind))
     for name in ("graftree.State", "graftree.Variable"):
-        _jax.read_nodes(name, _read_typed, _rebuild_typed)
+        _jax_registries.read_nodes(name, _read_typed, _rebuild_typed)
 
 
 def withdraw() -> None:
     """Leaves it to the program to tell JAX how objects are written."""
     pickling.ignore_classes(_register)
-    _jax.forget_nodes(_OURS)
+    _jax_registries.forget_nodes(_OURS)
 
 
 _OURS = "graftree."
@@ -67,9 +67,9 @@ def _register(cls: type) -> None:
         if issubclass(cls, base):
             _types[_place_of(cls)] = cls
             write = functools.partial(_write_typed, cls)
-            _jax.write_nodes(cls, f"graftree.{base.__name__}", write)
+            _jax_registries.write_nodes(cls, f"graftree.{base.__name__}", write)
             return
-    _jax.write_nodes(cls, "graftree.Module", _refuse(cls))
+    _jax_registries.write_nodes(cls, "graftree.Module", _refuse(cls))
 
 
 def _place_of(cls: type) -> str:

@@ -35,7 +35,7 @@ from graftree.core import filters
 from graftree.core.graph import functional
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.objects.running import Frame
+from graftree.core.objects.running import ModuleCall
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables.variables import Variable
 from graftree.debugging import outlines
@@ -119,7 +119,7 @@ def intercept(
         )
     is_wanted = filters.to_predicate(filter)
 
-    def observer(frame: Frame, call: Callable[[], Any]) -> Any:
+    def observer(frame: ModuleCall, call: Callable[[], Any]) -> Any:
         output = call()
         if isinstance(frame.module, (Rngs, RngStream)):
             return output
@@ -137,12 +137,12 @@ def intercept(
         yield
 
 
-def _with_method(path: Path, frame: Frame) -> Path:
+def _with_method(path: Path, frame: ModuleCall) -> Path:
     """The path of an object, and the name of a method other than ``__call__``."""
     return path if frame.method == "__call__" else (*path, frame.method)
 
 
-def _positional(frame: Frame) -> tuple[Any, ...]:
+def _positional(frame: ModuleCall) -> tuple[Any, ...]:
     if not frame.kwargs:
         return frame.args
     method = getattr(frame.module, frame.method)
@@ -285,7 +285,7 @@ def record(
 
         everything = {"shows_methods": True, "shows_draws": True}
         with methods.observed(recorder.observe, root, **everything):
-            methods.Known(call, method)(root, *args, **kwargs)
+            methods.TrackedMethod(call, method)(root, *args, **kwargs)
 
     return recorder.calls(AbstractCall(obj, method, args, kwargs).trace(run))
 
@@ -303,7 +303,7 @@ class _CallLog:
         self._known: dict[Any, CallInfo | None] = {}
         self._apart: dict[Any, AbstractCall] = {}
 
-    def observe(self, frame: Frame, call: Callable[[], Any]) -> Any:
+    def observe(self, frame: ModuleCall, call: Callable[[], Any]) -> Any:
         path = self._path_of(frame)
         if path not in self._ids or not methods.is_public(frame.method):
             return call()
@@ -333,7 +333,7 @@ class _CallLog:
     def _marked(self, key: Any, call: Callable[[], Any]) -> Any:
         return self._marks.call(key, call) if self._counter.asked else call()
 
-    def _path_of(self, frame: Frame) -> Path | None:
+    def _path_of(self, frame: ModuleCall) -> Path | None:
         """The path of the object in the model, ``None`` if it is not in it."""
         known = self.paths.get(id(frame.module))
         if known is not None:

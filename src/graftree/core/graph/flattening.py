@@ -327,8 +327,25 @@ def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
     """Tree-mode `flatten` without paths."""
     flat, treedef = tree_checks.flatten_with_paths(node, function)
     tree_checks.check_tree(flat, function)
-    listed = [(paths.from_jax(path), i, leaf) for i, (path, leaf) in enumerate(flat)]
+    listed = _with_paths(flat)
     listed.sort(key=lambda item: paths.path_sort_key(item[0]))
+    return _tree_of(node, treedef, listed)
+
+
+def flatten_as_jax(node: Any) -> tuple[GraphDef[Any], list[Any]]:
+    """The same in JAX's order, with what is shared as often as it is met."""
+    ends = tree_checks.is_variable_or_ref
+    flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=ends)
+    return _tree_of(node, treedef, _with_paths(flat))
+
+
+def _with_paths(flat: Sequence[tuple[Any, Any]]) -> list[tuple[Path, int, Any]]:
+    return [(paths.from_jax(path), i, leaf) for i, (path, leaf) in enumerate(flat)]
+
+
+def _tree_of(
+    node: Any, treedef: Any, listed: Sequence[tuple[Path, int, Any]]
+) -> tuple[GraphDef[Any], list[Any]]:
     keys = tuple([path for path, _, _ in listed])
     order = tuple([i for _, i, _ in listed])
     cells = tuple([_cell_in_tree(i, leaf) for _, i, leaf in listed])

@@ -34,13 +34,15 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import jax
+
 from graftree import _jax, config
 from graftree.core import imprints, stamps, walks
 from graftree.core.graph import flattening, graphdefs, nodes, tree_checks
 from graftree.core.graph.flattening import RefMap
-from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static
+from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static, VariableDef
 from graftree.core.graph.nodes import Leaf
-from graftree.core.objects import attributes, bookkeeping, classes
+from graftree.core.objects import attributes, bookkeeping, classes, pytrees
 from graftree.core.states import flat_states
 from graftree.core.states.states import State
 from graftree.core.variables import operators, variables
@@ -81,6 +83,57 @@ def flatten_node(
         memo = Memo(node, graphdef, list(leaves), watch)
         memos[sharing] = with_newest(memo, known)
     return graphdef, leaves
+
+
+# What `jax.jit` gets of objects is known by memos of one more mode.
+_AT_ONCE: Any = "at once"
+# To make one takes the time of some calls. So an object that changes all the time has
+# a few, and no more.
+_MOST_AT_ONCE = 16
+
+
+def flatten_at_once(obj: Any) -> tuple[list[Any], GraphDef[Any]] | None:
+    """JAX's leaves of an object, and its skeleton; ``None`` if they are not known.
+
+    By these `jax.jit` finds what it has compiled for such objects. So it need not take
+    each object and Variable apart.
+    """
+    memos = bookkeeping.memos_of(obj)
+    known, left = memos.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
+    for memo in known:
+        if memo.watch.holds():
+            return memo.raw_leaves(), memo.graphdef
+    if not _jax.is_tracing():
+        # Nothing is made for an object that comes once.
+        if 0 < left <= _MOST_AT_ONCE:
+            known = _known_at_once(obj, known)
+        memos[_AT_ONCE] = (known, left - 1) if left else ((), 0)
+    return None
+
+
+def _known_at_once(obj: Any, known: Iterable[Memo]) -> Iterable[Memo]:
+    made = stamps.clock.now
+    try:
+        graphdef, leaves = flattening.flatten_as_jax(obj)
+        watch = StructureWatch.over([obj], made)
+        memo = Memo(obj, graphdef, leaves, watch)
+    except Exception:  # JAX may take apart what we can't, or will raise this itself
+        return known
+    is_seen = watch.is_complete and watch.is_of_pytrees
+    return with_newest(memo, known) if is_seen else known
+
+
+def unflatten_at_once(graphdef: GraphDef[Any], values: Iterable[Any]) -> Any:
+    """The object of what `flatten_at_once` gave."""
+    (row,) = graphdef.rows
+    leaves = [
+        flattening.make_variable(cell, x) if type(cell) is VariableDef else x
+        for cell, x in zip(row.cells, values, strict=True)
+    ]
+    return jax.tree.unflatten(row.metadata.treedef, leaves)
+
+
+pytrees.register_at_once(pytrees.AtOnce(flatten_at_once, unflatten_at_once))
 
 
 class Together:
@@ -153,7 +206,7 @@ def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
 class Memo:
     """The skeleton of an object, and where its leaves are; its watch says if still."""
 
-    __slots__ = ("_arrays", "_leaves", "graphdef", "watch")
+    __slots__ = ("_are_variables", "_arrays", "_leaves", "graphdef", "watch")
 
     def __init__(
         self,
@@ -165,6 +218,7 @@ class Memo:
         self.graphdef = graphdef
         self.watch = watch
         self._leaves = leaves
+        self._are_variables = all(isinstance(leaf, Variable) for leaf in leaves)
         places = {
             number: attribute_at(root, path)
             for number, path in enumerate(graphdef.paths())
@@ -181,6 +235,12 @@ class Memo:
         for number, array in zip(self._arrays, arrays, strict=True):
             leaves[number] = array
         return leaves
+
+    def raw_leaves(self) -> list[Any]:
+        """The values of Variables, and the other leaves."""
+        if self._are_variables:
+            return variables.read_all(self._leaves)
+        return [*map(flattening.raw_of, self.leaves())]
 
 
 # How many results are kept that differ in static values.
@@ -218,6 +278,8 @@ class StructureWatch:
         is_complete: Whether all of it can be watched. Arrays in objects of types that
             were registered as graph nodes can't be. And if another thread changed
             anything meanwhile, it might have been one of these.
+        is_of_pytrees: Whether JAX takes all objects apart as we do: not those of types
+            that were registered as graph nodes.
         nodes: The objects that are members of containers.
         variables: The Variables in them.
         checked: The structure counter when nothing had changed.
@@ -246,7 +308,7 @@ class StructureWatch:
         self._unseen: list[int] = []  # rows that no stamp tells of
         self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
-        self.is_complete = True
+        self.is_complete = self.is_of_pytrees = True
         for variable in self.variables:
             self._add_static(variables.metadata_of(variable))
         self._add_rows(objects)
@@ -414,6 +476,7 @@ class StructureWatch:
         else:
             # Such objects have no stamps, and what they list is read from them alone.
             self._unseen.append(place)
+            self.is_of_pytrees = False
             self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
             self._add_static(row.metadata)
         self._add_statics(row)

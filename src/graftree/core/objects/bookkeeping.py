@@ -34,18 +34,32 @@ NAMES = (NODES, STATE)
 put: Callable[[dict[str, Any], str, Any], None] = dict.__setitem__
 
 # Table, imprints and static values, and the two flags of the state.
-Aux = tuple[AttributeTable, tuple[Any, Any], bool, bool]
+Aux = tuple[AttributeTable, tuple[Any, Any], tuple[bool, bool]]
 # No object has these tables. The second means that a static value may change in place.
-NO_AUX: Aux = (AttributeTable({}), ((), ()), False, False)
-CHANGING: Aux = (AttributeTable({}), ((), ()), False, False)
+NO_AUX: Aux = (AttributeTable({}), ((), ()), (False, False))
+CHANGING: Aux = (AttributeTable({}), ((), ()), (False, False))
+
+
+def _flag(number: int, doc: str) -> property:
+    """One of the flags of a state; a change of it is one of structure."""
+
+    def get(state: PytreeState) -> bool:
+        return state.flags[number]
+
+    def set_(state: PytreeState, value: bool) -> None:
+        if value is not state.flags[number]:
+            first, second = state.flags
+            state.flags = (value, second) if number == 0 else (first, value)
+            mark_changed(state)
+
+    return property(get, set_, doc=doc)
 
 
 class PytreeState:
     """The bookkeeping of one object; owner and stamp are not part of its structure.
 
     Attributes:
-        initializing: Whether a lazy initialization is running (for the Linen bridge).
-        is_setup: Whether a lazy ``setup`` has run.
+        flags: `initializing` and `is_setup`.
         owner: The token of the trace that owns the object.
         built: Whether construction has ended; until then some checks are deferred.
         stamp: The number of the last structural change (see `stamps.py`).
@@ -57,20 +71,20 @@ class PytreeState:
         "__weakref__",
         "aux",
         "built",
-        "initializing",
-        "is_setup",
+        "flags",
         "memos",
         "owner",
         "stamp",
     )
 
-    _initializing: bool
-    _is_setup: bool
+    initializing = _flag(0, "Whether a lazy initialization runs (of the Linen bridge).")
+    is_setup = _flag(1, "Whether a lazy ``setup`` has run.")
+    # Programs that initialize lazily set these under the names of older releases.
+    _initializing, _is_setup = initializing, is_setup
 
     def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
         self.owner = ownership.current()
-        self.initializing = initializing
-        self.is_setup = is_setup
+        self.flags = initializing, is_setup
         self.built = True
         self.stamp = 0
         self.memos: dict[bool, Any] | None = None
@@ -93,7 +107,7 @@ class PytreeState:
         )
 
     def __reduce__(self) -> Any:
-        return PytreeState, (self.initializing, self.is_setup)
+        return PytreeState, self.flags
 
     def __setstate__(self, state: Any) -> None:
         """Refuses pickles of Flax NNX; those made here have no such state."""
@@ -108,14 +122,11 @@ class PytreeState:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PytreeState:
-        return PytreeState(self.initializing, self.is_setup)
+        return PytreeState(*self.flags)
 
 
 # It is pickled under the name that clients know.
 PytreeState.__module__ = "graftree.core.objects.pytrees"
-# Programs that initialize lazily set these under the names of older releases.
-PytreeState._initializing = PytreeState.initializing
-PytreeState._is_setup = PytreeState.is_setup
 
 
 def complete(obj: Any) -> dict[str, Any]:

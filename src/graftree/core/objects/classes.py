@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 import typing
 import warnings
 from collections.abc import Callable
@@ -82,16 +83,8 @@ def _first(entries: dict[type, Any], cls: type, default: Any) -> Any:
     return next((entries[base] for base in cls.__mro__ if base in entries), default)
 
 
-class _Changes:
-    """Stamped when a class changes in a way that instances made before depend on."""
-
-    __slots__ = ("stamp",)
-
-    def __init__(self) -> None:
-        self.stamp = 0
-
-
-changes = _Changes()
+# Stamped when a class changes in a way that instances made before depend on.
+changes = types.SimpleNamespace(stamp=0)
 
 
 def forget() -> None:

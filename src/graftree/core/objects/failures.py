@@ -24,7 +24,7 @@ from graftree import _python
 from graftree.core import ownership, walks
 from graftree.core.objects import bookkeeping, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.objects.running import Arguments, Frame, Step
+from graftree.core.objects.running import ModuleCall, ModuleStep, NamedArguments
 from graftree.core.text import short_forms
 from graftree.core.variables.variables import Variable
 
@@ -40,7 +40,7 @@ class Note(str):
         return str, (str(self),)
 
 
-def explain(error: Exception, frame: Frame, method: Callable[..., Any]) -> None:
+def explain(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> None:
     """Adds the note, if there is none yet."""
     if not any(isinstance(note, Note) for note in getattr(error, "__notes__", ())):
         try:
@@ -52,12 +52,12 @@ def explain(error: Exception, frame: Frame, method: Callable[..., Any]) -> None:
         error.__notes__.insert(0, error.__notes__.pop())
 
 
-def _describe(error: Exception, frame: Frame, method: Callable[..., Any]) -> str:
+def _describe(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> str:
     _place_outermost(frame)
     inner = _innermost(error.__traceback__)
     given = _arguments(frame, method)
     if inner is not None and (inner.obj, inner.name) != (frame.module, frame.method):
-        frame, given = Frame(inner.name, frame, (inner.obj,)), inner.given()
+        frame, given = ModuleCall(inner.name, frame, (inner.obj,)), inner.given()
     kind = type(frame.module).__name__
     is_told = frame.name == kind
     lines = [f"at {frame.name}" + f", {_article(kind)}" * (not is_told)]
@@ -117,15 +117,15 @@ def _innermost(traceback: TracebackType | None) -> _RunningMethod | None:
     return found
 
 
-def _place_outermost(frame: Frame) -> None:
+def _place_outermost(frame: ModuleCall) -> None:
     """Finds where the outermost object is in one that runs around it, unknown to us."""
     while frame.parent is not None:
         frame = frame.parent
-    if isinstance(frame, Arguments):
+    if isinstance(frame, NamedArguments):
         return
     for around in filter(None, map(_method_in, _frames())):
         if around.obj is not frame.module:
-            outer = Frame(around.name, None, (around.obj,))
+            outer = ModuleCall(around.name, None, (around.obj,))
             place = outer.find(frame.module)
             if place is not None:
                 frame.place = place
@@ -146,7 +146,7 @@ def _article(name: str) -> str:
     return f"{'an' if name[:1] in vowels else 'a'} {name}"
 
 
-def _arguments(frame: Frame, method: Callable[..., Any]) -> Mapping[str, Any]:
+def _arguments(frame: ModuleCall, method: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         signature = inspect.signature(method)
         bound = signature.bind(*frame.given, **frame.kwargs).arguments
@@ -199,14 +199,16 @@ def _find_name(wanted: Any) -> str:
     return "".join([step.text for step in max(paths, key=len, default=())])
 
 
-def _path_below(root: Any, name: str, wanted: Any, seen: set[int]) -> tuple[Step, ...]:
-    def below(x: Any, _: Any) -> list[tuple[Step, Any]] | None:
+def _path_below(
+    root: Any, name: str, wanted: Any, seen: set[int]
+) -> tuple[ModuleStep, ...]:
+    def below(x: Any, _: Any) -> list[tuple[ModuleStep, Any]] | None:
         if x is not wanted and (id(x) in seen or len(seen) > _MOST_SEEN):
             return None
         seen.add(id(x))
         return running.contents(x, statics=True)
 
-    found = walks.walk(root, below, (Step(name, name),))
+    found = walks.walk(root, below, (ModuleStep(name, name),))
     return next((steps for steps, x in found if x is wanted), ())
 
 

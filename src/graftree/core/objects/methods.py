@@ -1,13 +1,13 @@
 """Methods whose calls are known, ``__call__`` and those that a user names; observers.
 
     class Net(nnx.Module):
-        def __call__(self, x): ...          vars(Net)["__call__"] is a `Known`
+        def __call__(self, x): ...          vars(Net)["__call__"] is a `TrackedMethod`
         def encode(self, x): ...            the function itself, as any other value
 
-For a method to be known, a `Known` stands for its function in the class: it opens a
-frame (``running.py``) around each call. To whoever looks at it it is that function: it
-has its attributes, which are read and written there. Other methods, and functions that
-are values in a class, stay what the user wrote.
+For a method to be known, a `TrackedMethod` stands for its function in the class: it
+opens a frame (``running.py``) around each call. To whoever looks at it it is that
+function: it has its attributes, which are read and written there. Other methods, and
+functions that are values in a class, stay what the user wrote.
 
 An observer is shown these calls (`observed`). If it wants all methods, attributes of
 Pytrees are read through `_shown` while it is there; classes stay as they are.
@@ -39,13 +39,13 @@ from graftree import _jax
 from graftree.core import pickling
 from graftree.core.objects import attributes, failures, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.objects.running import Arguments, Frame, Step
+from graftree.core.objects.running import ModuleCall, ModuleStep, NamedArguments
 from graftree.core.variables.variables import Variable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Called with a frame and what makes its call; gives what the call gives.
-Observer = Callable[[Frame, Callable[[], Any]], Any]
+Observer = Callable[[ModuleCall, Callable[[], Any]], Any]
 
 # The static attribute of an object whose calls give results in a floating dtype of
 # their own: the last part of a policy. It goes wherever the object goes.
@@ -55,7 +55,7 @@ OUTPUT_DTYPE = "_output_dtype"
 _PACKAGE = "graftree.core."
 
 
-class Known:
+class TrackedMethod:
     """Stands for a function whose calls with an object are known.
 
     Calls with anything else are those of the function.
@@ -80,7 +80,7 @@ class Known:
             return function(*args, **kwargs)
         stack = running.stack
         above = stack.top
-        stack.top = frame = Frame(name, above, args, kwargs, adds_name)
+        stack.top = frame = ModuleCall(name, above, args, kwargs, adds_name)
         call = function
         if OUTPUT_DTYPE in args[0].__dict__ and frame.gives_output:
             call = _casting(call, args[0].__dict__[OUTPUT_DTYPE])
@@ -116,10 +116,10 @@ class Known:
     def __repr__(self) -> str:
         return repr(_parts_of(self)[0])
 
-    def __copy__(self) -> Known:
+    def __copy__(self) -> TrackedMethod:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Known:
+    def __deepcopy__(self, memo: Any) -> TrackedMethod:
         return self
 
     def __reduce__(self) -> Any:
@@ -133,10 +133,10 @@ class Known:
 _OWN = frozenset(
     "__call__ __get__ __copy__ __deepcopy__ __reduce__ __reduce_ex__".split()
 )
-_parts_of: Any = vars(Known)["_parts"].__get__
+_parts_of: Any = vars(TrackedMethod)["_parts"].__get__
 
 # As a function, it is a static attribute wherever it is assigned.
-attributes.ATOMS.add(Known)
+attributes.ATOMS.add(TrackedMethod)
 
 
 def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
@@ -158,8 +158,8 @@ def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
 
 
 def _function_of(method: Any) -> Any:
-    """The function that a `Known` stands for; all else is returned as it is."""
-    return _parts_of(method)[0] if type(method) is Known else method
+    """The function that a `TrackedMethod` stands for; all else is returned as it is."""
+    return _parts_of(method)[0] if type(method) is TrackedMethod else method
 
 
 def named(method: F) -> F:
@@ -182,7 +182,7 @@ def known(function: Any) -> Any:
     """A method whose calls are known by its name, if it is a plain function."""
     if not _is_plain(function):
         return function
-    return Known(function, function.__name__, adds_name=True)
+    return TrackedMethod(function, function.__name__, adds_name=True)
 
 
 def know_calls(cls: type) -> None:
@@ -197,9 +197,9 @@ def as_attribute(cls: type, name: str, value: Any) -> Any:
     if name != "__call__" or cls.__module__.startswith(_PACKAGE):
         return value
     if type(value) is functools.partialmethod and _is_plain(value.func):
-        known = Known(value.func, name)
+        known = TrackedMethod(value.func, name)
         return functools.partialmethod(known, *value.args, **value.keywords)
-    return Known(value, name) if _is_plain(value) else value
+    return TrackedMethod(value, name) if _is_plain(value) else value
 
 
 def _is_plain(method: Any) -> bool:
@@ -215,7 +215,7 @@ def _is_plain(method: Any) -> bool:
 def has_known_call(obj: Any) -> bool:
     """Whether calls of an object are known."""
     call = _static(obj, "__call__")
-    return type(getattr(call, "func", call)) is Known
+    return type(getattr(call, "func", call)) is TrackedMethod
 
 
 def _static(obj: Any, name: str) -> Any:
@@ -236,7 +236,7 @@ def observable(method: F) -> F:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not running.stack.shows_draws:
             return method(*args, **kwargs)
-        return Known(method, method.__name__)(*args, **kwargs)
+        return TrackedMethod(method, method.__name__)(*args, **kwargs)
 
     return cast("F", run)
 
@@ -267,8 +267,8 @@ def observed(
     stack = running.stack
     before = vars(stack).copy()
     if roots:
-        named = [(Step(root, type(root).__name__), root) for root in roots]
-        stack.top = Arguments(lambda: named, stack.top)
+        named = [(ModuleStep(root, type(root).__name__), root) for root in roots]
+        stack.top = NamedArguments(lambda: named, stack.top)
     stack.observers = (*stack.observers, observer)
     stack.shows_draws |= shows_draws
     stack.shows_methods |= shows_methods
@@ -281,7 +281,7 @@ def observed(
         vars(stack).update(before)
 
 
-def _observe(frame: Frame, method: Callable[..., Any]) -> Any:
+def _observe(frame: ModuleCall, method: Callable[..., Any]) -> Any:
     """Calls the method of a frame in view of the observers, the latest one first."""
 
     def call(watching: tuple[Observer, ...]) -> Any:
@@ -400,5 +400,7 @@ def _shown(obj: Any, name: str, value: Any) -> Any:
         and _is_plain(value.__func__)
         and not str(value.__func__.__module__).startswith(_PACKAGE)
     ):
-        return types.MethodType(Known(value.__func__, name, adds_name=True), obj)
+        return types.MethodType(
+            TrackedMethod(value.__func__, name, adds_name=True), obj
+        )
     return value

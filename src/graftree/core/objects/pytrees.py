@@ -16,12 +16,12 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from graftree import errors
+from graftree import _jax_registries, errors
 from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import (
     attributes,
@@ -471,15 +471,9 @@ def _register(cls: type[Pytree]) -> None:
         # The aux of the last time, if it is still true: then JAX need not compare it.
         entries = obj.__dict__
         try:
-            table, state = entries[_NODES], entries[_STATE]
-            aux = state.aux
-            before, (_, statics), initializing, is_setup = aux
-            if (
-                table is before
-                and len(entries) == table.size + 2
-                and state.initializing is initializing
-                and state.is_setup is is_setup
-            ):
+            table, aux = entries[_NODES], entries[_STATE].aux
+            before, (_, statics), _ = aux
+            if table is before and len(entries) == table.size + 2:
                 children = table.data_beside(entries, statics)
                 if children is not None:
                     return children, aux
@@ -494,7 +488,7 @@ def _register(cls: type[Pytree]) -> None:
             _, data_of, statics_of, _ = table.known_getters or getters(table)
             if len(entries) == table.size + 2:
                 statics = imprints.told_apart(statics_of(entries))
-                aux = table, statics, state.initializing, state.is_setup
+                aux = table, statics, state.flags
                 if state.aux is not bookkeeping.CHANGING:
                     changing = imprints.any_may_change(statics[1])
                     state.aux = bookkeeping.CHANGING if changing else aux
@@ -511,17 +505,47 @@ def _register(cls: type[Pytree]) -> None:
         return list(zip(keys, children, strict=True)), aux
 
     def unflatten(aux: Any, children: Any) -> Any:
-        table, (_, statics), initializing, is_setup = aux
+        table, (_, statics), flags = aux
         names, _, _, in_order = table.known_getters or getters(table)
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
-        entries[_STATE] = PytreeState(initializing, is_setup)
+        entries[_STATE] = PytreeState(*flags)
         entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    def flatten_at_once(obj: Any) -> Any:
+        return _at_once[0].flatten(obj) or flatten(obj)
+
+    def unflatten_either(aux: Any, children: Any) -> Any:
+        is_own = type(aux) is tuple
+        return (unflatten if is_own else _at_once[0].unflatten)(aux, children)
+
+    _jax_registries.register_pytree(
+        cls, flatten_with_keys, unflatten_either, flatten, flatten_at_once
+    )
     pickling.announce_class(cls)
+
+
+class AtOnce(NamedTuple):
+    """How `jax.jit` gets all arrays of an object at once, with all of its structure.
+
+    Attributes:
+        flatten: The arrays, and the structure; ``None`` for each object by itself.
+        unflatten: The object of a structure and its arrays.
+    """
+
+    flatten: Callable[[Any], Any]
+    unflatten: Callable[[Any, Any], Any]
+
+
+# Filled by `watches.py`, which is defined above this file.
+_at_once = [AtOnce(lambda _: None, lambda _, __: None)]
+
+
+def register_at_once(way: AtOnce) -> None:
+    """Says how it is done."""
+    _at_once[:] = [way]
 
 
 def _key_entry(key: Any) -> Any:

@@ -1,9 +1,9 @@
 """Which object runs, and where it is: the path of the running module.
 
-    Frame       one call of a method of a Pytree, on a stack of this thread
-    Arguments   where fresh objects inside a transform come from: a frame of its own
+    ModuleCall       one call of a method of a Pytree: a frame on a stack of this thread
+    NamedArguments   a frame, too: where fresh objects inside a transform come from
 
-`methods.py` opens a `Frame` around each call, which costs about what a call in Python
+`methods.py` opens a frame around each call, which costs about what a call in Python
 does. Where the object is, is looked up when somebody asks: JAX traces, and operations
 get the path as their name; an exception is explained; an observer watches.
 
@@ -30,24 +30,24 @@ from graftree.core import paths, stamps, walks
 from graftree.core.objects import attributes, bookkeeping, classes
 
 
-class Step(NamedTuple):
+class ModuleStep(NamedTuple):
     """One step of a path: its key, and how Python writes it."""
 
     key: Key
     text: str
 
 
-class Place(NamedTuple):
+class ModulePath(NamedTuple):
     """Where an object is: below the object of a frame, or at the outside."""
 
-    base: Frame | None
-    steps: tuple[Step, ...]
+    base: ModuleCall | None
+    steps: tuple[ModuleStep, ...]
 
 
 _NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 
 
-class Frame:
+class ModuleCall:
     """A running call of a method of an object.
 
     Attributes:
@@ -64,7 +64,7 @@ class Frame:
     def __init__(
         self,
         method: str,
-        parent: Frame | None,
+        parent: ModuleCall | None,
         given: tuple[Any, ...],
         kwargs: Mapping[str, Any] = _NO_KEYWORDS,
         adds_name: bool = False,
@@ -82,20 +82,20 @@ class Frame:
         return self.given[1:]
 
     @functools.cached_property
-    def place(self) -> Place:
+    def place(self) -> ModulePath:
         """Where its object is, as seen by its caller; it may be set, if found later."""
         found = find(self.parent, self.module)
         if found is not None:
             return found
         # Made in the call, or by a transform of JAX's own: no path leads to it.
         caller, name = self.parent, type(self.module).__name__
-        while isinstance(caller, Arguments):
+        while isinstance(caller, NamedArguments):
             caller = caller.parent
         text = name if caller is None else f".<{name}>"
-        return Place(caller, (Step(text.lstrip("."), text),))
+        return ModulePath(caller, (ModuleStep(text.lstrip("."), text),))
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[ModuleStep, ...]:
         """The path of its object from the outermost one, whose name comes first."""
         base, steps = self.place
         return steps if base is None else base.steps + steps
@@ -131,20 +131,20 @@ class Frame:
         parts = "".join(["/" + text[1:] if text[0] == "." else text for text in texts])
         return parts.lstrip("/")
 
-    def find(self, wanted: Any, limit: Frame | None = None) -> Place | None:
+    def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
         """Where an object is below that of the frame."""
         steps = () if wanted is self.module else self._below.find(wanted)
-        return None if steps is None else Place(self, steps)
+        return None if steps is None else ModulePath(self, steps)
 
     @functools.cached_property
     def _below(self) -> _Below:
         return _Below(self._entries)
 
-    def _entries(self) -> list[tuple[Step, Any]]:
+    def _entries(self) -> list[tuple[ModuleStep, Any]]:
         return contents(self.module)
 
 
-class Arguments(Frame):
+class NamedArguments(ModuleCall):
     """Named objects around calls: the arguments inside a transform, mostly.
 
     Args:
@@ -156,15 +156,15 @@ class Arguments(Frame):
 
     def __init__(
         self,
-        named: Callable[[], list[tuple[Step, Any]]],
-        parent: Frame | None,
+        named: Callable[[], list[tuple[ModuleStep, Any]]],
+        parent: ModuleCall | None,
         key: Any = None,
-        outer: Callable[..., list[tuple[Step, Any]]] = lambda *_: [],
+        outer: Callable[..., list[tuple[ModuleStep, Any]]] = lambda *_: [],
     ) -> None:
         super().__init__("", parent, (None,))
         self._named, self._key, self._name_outer = named, key, outer
 
-    def find(self, wanted: Any, limit: Frame | None = None) -> Place | None:
+    def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
         """Where an object is below the arguments, or outside, where they come from.
 
         With a ``limit``, that is not looked for outside of it.
@@ -178,11 +178,11 @@ class Arguments(Frame):
             if obj is not None:
                 place = find(self.parent, obj, limit)
                 if place is not None:
-                    return Place(place.base, place.steps + steps[end:])
+                    return ModulePath(place.base, place.steps + steps[end:])
                 break
-        return Place(None, steps)
+        return ModulePath(None, steps)
 
-    def _entries(self) -> list[tuple[Step, Any]]:
+    def _entries(self) -> list[tuple[ModuleStep, Any]]:
         return self._named()
 
     def _outer(self) -> Mapping[Path, Any]:
@@ -196,56 +196,54 @@ class Arguments(Frame):
         }
 
 
-_Found = dict[int, tuple[Any, tuple[Step, ...]]]
+_Found = dict[int, tuple[Any, tuple[ModuleStep, ...]]]
 
 
 class _Below:
     """The objects below some entries, by identity, with the first path to each."""
 
-    def __init__(self, entries: Callable[[], list[tuple[Step, Any]]]) -> None:
+    def __init__(self, entries: Callable[[], list[tuple[ModuleStep, Any]]]) -> None:
         self._entries = entries
-        self._far: _Found | None = None
-        self._look()
-
-    def _look(self) -> None:
-        self._made = stamps.clock.now
         # The objects are kept: the number of one that is gone may come again.
-        self._near: _Found = {}
-        for steps, obj in _next_below(self._entries()):
-            self._near.setdefault(id(obj), (obj, steps))
+        self._found: _Found = {}
+        self._made = stamps.clock.now
+        self._levels = self._search()
 
-    def find(self, wanted: Any) -> tuple[Step, ...] | None:
+    def find(self, wanted: Any) -> tuple[ModuleStep, ...] | None:
         """The path to an object, ``None`` if it isn't there."""
-        found = self._near.get(id(wanted))
-        if found is None:
-            if self._far is None:
-                self._far = _all_below(self._near)
-            found = self._far.get(id(wanted))
-        if found is None and self._made != stamps.clock.now:
-            self._look()  # it may have been put there meanwhile
-            found = self._near.get(id(wanted))
-        return None if found is None else found[1]
+        number, found = id(wanted), self._found
+        is_met = number in found or any(number in found for _ in self._levels)
+        if not is_met and self._made != stamps.clock.now:
+            # It may have been put there meanwhile.
+            self._made = stamps.clock.now
+            collections.deque(self._list((), self._entries()), maxlen=0)
+        return found[number][1] if number in found else None
 
+    def _search(self) -> Iterator[None]:
+        """Lists the nearest objects, then what is below each of them in turn."""
+        pending = collections.deque([*self._list((), self._entries())])
+        yield
+        while pending:
+            obj, steps = pending.popleft()
+            pending += self._list(steps, contents(obj))
+            yield
 
-def _all_below(near: _Found) -> _Found:
-    found = dict(near)
-    pending = collections.deque(near.values())
-    while pending:
-        obj, start = pending.popleft()
-        for steps, child in _next_below(contents(obj)):
-            if id(child) not in found:
-                found[id(child)] = child, start + steps
-                pending.append(found[id(child)])
-    return found
+    def _list(
+        self, start: tuple[ModuleStep, ...], entries: list[tuple[ModuleStep, Any]]
+    ) -> Iterator[tuple[Any, tuple[ModuleStep, ...]]]:
+        for steps, obj in _next_below(entries):
+            if id(obj) not in self._found:
+                self._found[id(obj)] = found = obj, start + steps
+                yield found
 
 
 def _next_below(
-    entries: list[tuple[Step, Any]],
-) -> Iterator[tuple[tuple[Step, ...], Any]]:
+    entries: list[tuple[ModuleStep, Any]],
+) -> Iterator[tuple[tuple[ModuleStep, ...], Any]]:
     """The nearest objects below some entries, past containers."""
     is_new = walks.Once()
 
-    def below(x: Any, _: Any) -> list[tuple[Step, Any]]:
+    def below(x: Any, _: Any) -> list[tuple[ModuleStep, Any]]:
         # Methods of what can't be called are rarely called; those of its parts are.
         is_inner = isinstance(x, attributes.DataObject) and not callable(x)
         is_entered = is_inner or type(x) in _CONTAINERS
@@ -265,12 +263,12 @@ def objects_in(args: Any, kwargs: Any) -> list[Any]:
     return [x for _, x in _next_below(contents([*args, kwargs]))]
 
 
-def contents(x: Any, *, statics: bool = False) -> list[tuple[Step, Any]]:
+def contents(x: Any, *, statics: bool = False) -> list[tuple[ModuleStep, Any]]:
     """What is directly in an object or container; in static attributes if asked for."""
     if isinstance(x, dict):
-        return [(Step(key, f"[{key!r}]"), child) for key, child in x.items()]
+        return [(ModuleStep(key, f"[{key!r}]"), child) for key, child in x.items()]
     if isinstance(x, (list, tuple)):
-        return [(Step(i, f"[{i}]"), child) for i, child in enumerate(x)]
+        return [(ModuleStep(i, f"[{i}]"), child) for i, child in enumerate(x)]
     if not isinstance(x, attributes.DataObject):
         return []
     # What is static holds no modules, but may be long.
@@ -282,11 +280,13 @@ def contents(x: Any, *, statics: bool = False) -> list[tuple[Step, Any]]:
     ]
 
 
-def _attribute(key: Any) -> Step:
-    return Step(key, paths.key_text(key))
+def _attribute(key: Any) -> ModuleStep:
+    return ModuleStep(key, paths.key_text(key))
 
 
-def find(frame: Frame | None, wanted: Any, limit: Frame | None = None) -> Place | None:
+def find(
+    frame: ModuleCall | None, wanted: Any, limit: ModuleCall | None = None
+) -> ModulePath | None:
     """Where an object is, as seen from a frame: below it, or below its callers.
 
     With a ``limit``, only the callers below that frame count.
@@ -299,7 +299,7 @@ def find(frame: Frame | None, wanted: Any, limit: Frame | None = None) -> Place 
     return None
 
 
-def path_inside(frame: Frame, limit: Frame | None) -> Path:
+def path_inside(frame: ModuleCall, limit: ModuleCall | None) -> Path:
     """The keys to the object of a frame as a transform sees it.
 
     They begin at the argument of the function that the object is in. If it is in none,
@@ -321,14 +321,16 @@ def path_inside(frame: Frame, limit: Frame | None) -> Path:
     return keys
 
 
-def _is_inside(frame: Frame, limit: Frame | None) -> bool:
-    inner: Frame | None = frame
+def _is_inside(frame: ModuleCall, limit: ModuleCall | None) -> bool:
+    inner: ModuleCall | None = frame
     while inner is not None and inner is not limit:
         inner = inner.parent
     return inner is limit and frame is not limit
 
 
-def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
+def steps_below(
+    root: Any, steps: tuple[ModuleStep, ...]
+) -> tuple[ModuleStep, ...] | None:
     """What of a path is below an object; ``None`` if it does not lead through that.
 
     The first step of the path has the object where it begins for its key.
@@ -345,14 +347,14 @@ def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
     return None if above is None else (*above, *rest)
 
 
-def reach(root: Any, steps: tuple[Step, ...]) -> Any:
+def reach(root: Any, steps: tuple[ModuleStep, ...]) -> Any:
     """What is below an object at the end of a path; ``None`` if nothing is."""
     for step in steps:
         root = _child(root, step)
     return root
 
 
-def _child(x: Any, step: Step) -> Any:
+def _child(x: Any, step: ModuleStep) -> Any:
     found = {entry.text: child for entry, child in contents(x)}
     return found.get(step.text)
 
@@ -365,8 +367,8 @@ def _child(x: Any, step: Step) -> Any:
 Maker = Callable[[type, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-class _Stack(threading.local):
-    top: Frame | None = None
+class _CallStack(threading.local):
+    top: ModuleCall | None = None
     # Those of `methods.observed`; whether they are shown all public methods, and calls
     # of random streams; and what JAX traces in view of them, a `methods.Apart`.
     observers: tuple[Callable[..., Any], ...] = ()
@@ -377,7 +379,7 @@ class _Stack(threading.local):
     maker: Maker | None = None
 
 
-stack = _Stack()
+stack = _CallStack()
 
 
 @contextlib.contextmanager
@@ -390,14 +392,14 @@ def made_by(maker: Maker) -> Iterator[None]:
         stack.maker = before
 
 
-def scope(frame: Frame) -> contextlib.AbstractContextManager[Any]:
+def scope(frame: ModuleCall) -> contextlib.AbstractContextManager[Any]:
     """Names the operations that JAX traces in a call after where its object is."""
     text = frame.scope() if config.graftree_named_scopes else ""
     return jax.named_scope(text) if text else contextlib.nullcontext()
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
-    """Notes what the running method gives to a transform; see `Arguments`."""
+    """Notes what the running method gives to a transform; see `NamedArguments`."""
     top = stack.top
     if top is not None:
         top.packed = key, args, kwargs
@@ -413,11 +415,11 @@ Names = Callable[[Any, Any], list[tuple[str, Any]]]
 def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
     """Names the fresh objects that a transform gives to its function."""
 
-    def name(args: Any, kwargs: Any) -> list[tuple[Step, Any]]:
+    def name(args: Any, kwargs: Any) -> list[tuple[ModuleStep, Any]]:
         return [(_root(name, x), x) for name, x in names(args, kwargs)]
 
     before = stack.top
-    stack.top = Arguments(lambda: name(args, kwargs), before, key, name)
+    stack.top = NamedArguments(lambda: name(args, kwargs), before, key, name)
     if stack.apart is not None:
         stack.apart.traced()
     try:
@@ -426,6 +428,6 @@ def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
         stack.top = before
 
 
-def _root(name: str, x: Any) -> Step:
+def _root(name: str, x: Any) -> ModuleStep:
     text = type(x).__name__ if name == "self" else name
-    return Step(text, text)
+    return ModuleStep(text, text)

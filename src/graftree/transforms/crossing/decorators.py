@@ -55,7 +55,7 @@ class Method(Generic[P, R]):
 
     def seen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls it in view of the observers, as a method of an object."""
-        return methods.Known(self, name_of(self))(*args, **kwargs)
+        return methods.TrackedMethod(self, name_of(self))(*args, **kwargs)
 
     def is_unseen(self, args: tuple[Any, ...]) -> bool:
         """Whether observers don't know yet that it runs, as a method of an object."""
