@@ -330,7 +330,7 @@ def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
     except KeyError:  # one was taken out of `vars`, and another one put there
         bookkeeping.settle(obj)
         return _flatten_pytree(obj)
-    return listed, PytreeMetadata(cls, table, state.initializing, state.is_setup)
+    return listed, PytreeMetadata(cls, table, *state.flags)
 
 
 _TABLE = bookkeeping.NAMES[0]
@@ -343,8 +343,8 @@ _make_child = functools.partial(tuple.__new__, Child)
 
 
 def _create_pytree(metadata: PytreeMetadata) -> Any:
-    kind, table, initializing, is_setup = metadata
-    return pytrees.rebuild(kind, {_TABLE: table}, initializing, is_setup)
+    kind, table, *flags = metadata
+    return pytrees.rebuild(kind, {_TABLE: table}, flags)
 
 
 def _fill_pytree(

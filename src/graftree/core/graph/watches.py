@@ -119,8 +119,8 @@ def _known_at_once(obj: Any, known: Iterable[Memo]) -> Iterable[Memo]:
         memo = Memo(obj, graphdef, leaves, watch)
     except Exception:  # JAX may take apart what we can't, or will raise this itself
         return known
-    is_seen = watch.is_complete and watch.is_of_pytrees
-    return with_newest(memo, known) if is_seen else known
+    is_cheap = watch.is_complete and watch.is_stamped
+    return with_newest(memo, known) if is_cheap else known
 
 
 def unflatten_at_once(graphdef: GraphDef[Any], values: Iterable[Any]) -> Any:
@@ -278,8 +278,8 @@ class StructureWatch:
         is_complete: Whether all of it can be watched. Arrays in objects of types that
             were registered as graph nodes can't be. And if another thread changed
             anything meanwhile, it might have been one of these.
-        is_of_pytrees: Whether JAX takes all objects apart as we do: not those of types
-            that were registered as graph nodes.
+        is_stamped: Whether all objects have stamps. To compare others with their rows
+            takes longer than JAX takes to flatten them.
         nodes: The objects that are members of containers.
         variables: The Variables in them.
         checked: The structure counter when nothing had changed.
@@ -308,10 +308,11 @@ class StructureWatch:
         self._unseen: list[int] = []  # rows that no stamp tells of
         self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
-        self.is_complete = self.is_of_pytrees = True
+        self.is_complete = True
         for variable in self.variables:
             self._add_static(variables.metadata_of(variable))
         self._add_rows(objects)
+        self.is_stamped = not self._unseen
         self._imprints = [*map(imprints.imprint, self._statics.values())]
         self._mirrors = [*map(_mirror, self._mirrored)]
         self._stamps = [*map(_stamp_of, self._stamped)]
@@ -476,7 +477,6 @@ class StructureWatch:
         else:
             # Such objects have no stamps, and what they list is read from them alone.
             self._unseen.append(place)
-            self.is_of_pytrees = False
             self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
             self._add_static(row.metadata)
         self._add_statics(row)

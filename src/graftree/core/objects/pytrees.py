@@ -232,7 +232,7 @@ class Pytree(
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         table, state = bookkeeping.table_of(self), bookkeeping.state_of(self)
         entries = {_NODES: table}
-        copied = rebuild(type(self), entries, state.initializing, state.is_setup)
+        copied = rebuild(type(self), entries, state.flags)
         # Known before its attributes are copied: they may refer back to it.
         memo[id(self)] = copied
         for name, value in bookkeeping.attribute_items(self):
@@ -336,14 +336,12 @@ def touch(obj: Any) -> None:
 # instance of a class that has a metaclass with the read-only one of the class.
 
 
-def rebuild(
-    cls: type, entries: dict[str, Any], initializing: bool, is_setup: bool
-) -> Any:
+def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
     """An object of the current trace from its ``vars``; no ``__init__`` is run."""
     obj = object.__new__(cls)
     own = obj.__dict__
     own.update(entries)
-    own[_STATE] = PytreeState(initializing, is_setup)
+    own[_STATE] = PytreeState(*flags)
     return obj
 
 
@@ -465,7 +463,7 @@ def _check_static_attributes(obj: Any) -> None:
 
 def _register(cls: type[Pytree]) -> None:
     def getters(table: AttributeTable) -> Any:
-        return table.getters(classes.facts_of(cls).naming)
+        return table.known_getters or table.getters(classes.facts_of(cls).naming)
 
     def flatten(obj: Any) -> Any:
         # The aux of the last time, if it is still true: then JAX need not compare it.
@@ -482,21 +480,19 @@ def _register(cls: type[Pytree]) -> None:
         return flatten_anew(obj)
 
     def flatten_anew(obj: Any) -> Any:
-        entries = obj.__dict__
+        table, state = bookkeeping.table_of(obj), bookkeeping.state_of(obj)
+        entries, (_, data_of, statics_of, _) = obj.__dict__, getters(table)
         try:
-            table, state = entries[_NODES], entries[_STATE]
-            _, data_of, statics_of, _ = table.known_getters or getters(table)
-            if len(entries) == table.size + 2:
-                statics = imprints.told_apart(statics_of(entries))
-                aux = table, statics, state.flags
-                if state.aux is not bookkeeping.CHANGING:
-                    changing = imprints.any_may_change(statics[1])
-                    state.aux = bookkeeping.CHANGING if changing else aux
-                return data_of(entries), aux
-        except KeyError:
-            pass  # as above
-        bookkeeping.settle(obj)
-        return flatten_anew(obj)
+            children, fixed = data_of(entries), statics_of(entries)
+        except KeyError:  # one was taken out of `vars`, and another one put there
+            bookkeeping.settle(obj)
+            return flatten_anew(obj)
+        statics = imprints.told_apart(fixed)
+        aux = table, statics, state.flags
+        if state.aux is not bookkeeping.CHANGING:
+            changing = imprints.any_may_change(fixed)
+            state.aux = bookkeeping.CHANGING if changing else aux
+        return children, aux
 
     def flatten_with_keys(obj: Any) -> Any:
         children, aux = flatten(obj)
@@ -506,7 +502,7 @@ def _register(cls: type[Pytree]) -> None:
 
     def unflatten(aux: Any, children: Any) -> Any:
         table, (_, statics), flags = aux
-        names, _, _, in_order = table.known_getters or getters(table)
+        names, _, _, in_order = getters(table)
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
