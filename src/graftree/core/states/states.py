@@ -29,24 +29,23 @@ S = TypeVar("S", bound="State")
 N = TypeVar("N", bound=Mapping)
 
 
-def _older(name: str, function: str, same: Callable[..., Any]) -> Any:
-    """A method of older programs, which warns and names the function of today."""
+def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a method warn and name the function that its docstring refers to."""
 
-    def method(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method)
+    def warning(*args: Any, **kwargs: Any) -> Any:
+        function = str(method.__doc__).split("`")[1]
         warnings.warn(
-            f"State.{name} is deprecated, since a plain dict is to replace State: use "
-            f"{function} instead.",
+            f"State.{method.__name__} is deprecated, since a plain dict is to replace "
+            f"State: use {function} instead.",
             DeprecationWarning,
             # This line, so that Python shows it only to those who ask for warnings:
             # programs that run without a word elsewhere stay silent here.
             stacklevel=1,
         )
-        return same(*args, **kwargs)
+        return method(*args, **kwargs)
 
-    functools.update_wrapper(method, same)
-    method.__name__, method.__qualname__ = name, f"State.{name}"
-    method.__doc__ = f"Older form of `{function}`."
-    return method
+    return warning
 
 
 class State(MutableMapping[K, V], representations.Representable):
@@ -165,29 +164,58 @@ class State(MutableMapping[K, V], representations.Representable):
 
     # The methods of older programs.
 
-    map = _older("map", "nnx.map_state", lambda self, f: map_state(f, self))
-    flat_state = _older(
-        "flat_state", "nnx.to_flat_state", lambda self: to_flat_state(self)
-    )
-    from_flat_path = classmethod(
-        _older(
-            "from_flat_path",
-            "nnx.from_flat_state",
-            lambda cls, flat_state, /: from_flat_state(flat_state, cls=cls),
-        )
-    )
-    to_pure_dict = _older("to_pure_dict", "nnx.to_pure_dict", pure_dicts.to_pure_dict)
-    replace_by_pure_dict = _older(
-        "replace_by_pure_dict",
-        "nnx.replace_by_pure_dict",
-        pure_dicts.replace_by_pure_dict,
-    )
-    split = _older("split", "nnx.split_state", lambda *args: split_state(*args))
-    filter = _older("filter", "nnx.filter_state", lambda *args: filter_state(*args))
-    merge = staticmethod(
-        _older("merge", "nnx.merge_state", lambda *states: merge_state(*states))
-    )
-    __sub__ = _older("__sub__", "nnx.statelib.diff", lambda self, x: diff(self, x))
+    @_deprecated
+    def map(self, f: Callable[[Path, V], Any]) -> State:
+        """Older form of `nnx.map_state`."""
+        return map_state(f, self)
+
+    @_deprecated
+    def flat_state(self) -> FlatState[V]:
+        """Older form of `nnx.to_flat_state`."""
+        return to_flat_state(self)
+
+    @classmethod
+    @_deprecated
+    def from_flat_path(cls, flat_state: Any, /) -> State:
+        """Older form of `nnx.from_flat_state`."""
+        return from_flat_state(flat_state, cls=cls)
+
+    @_deprecated
+    def to_pure_dict(
+        self, extract_fn: Callable[[Any], Any] | None = None
+    ) -> dict[Key, Any]:
+        """Older form of `nnx.to_pure_dict`."""
+        return pure_dicts.to_pure_dict(self, extract_fn)
+
+    @_deprecated
+    def replace_by_pure_dict(
+        self,
+        pure_dict: Mapping,
+        replace_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """Older form of `nnx.replace_by_pure_dict`."""
+        pure_dicts.replace_by_pure_dict(self, pure_dict, replace_fn)
+
+    @_deprecated
+    def split(self, first: Filter, /, *filters: Filter) -> Any:
+        """Older form of `nnx.split_state`."""
+        return split_state(self, first, *filters)
+
+    @_deprecated
+    def filter(self, first: Filter, /, *filters: Filter) -> Any:
+        """Older form of `nnx.filter_state`."""
+        return filter_state(self, first, *filters)
+
+    @staticmethod
+    @_deprecated
+    def merge(state: Mapping, /, *states: Mapping) -> State:
+        """Older form of `nnx.merge_state`."""
+        return merge_state(state, *states)
+
+    @_deprecated
+    def __sub__(self, other: Mapping) -> State:
+        """Older form of `nnx.statelib.diff`."""
+        return diff(self, other)
 
 
 _set_mapping = State._mapping.__set__
