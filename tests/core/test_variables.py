@@ -38,6 +38,15 @@ def test_stand_ins_for_arrays_are_never_in_a_ref(value):
     assert nnx.Param(value, ref=True).get_raw_value() is value
 
 
+def test_older_names_warn_at_the_line_that_has_them():
+    variable = nnx.Param(1.0)
+    with pytest.warns(DeprecationWarning) as record:
+        variable.value = variable.value + 1
+        variable.raw_value = variable.raw_value + 1
+        assert variable.sharding_names is None and variable.get_value() == 3.0
+    assert [warning.filename for warning in record] == [__file__] * 5
+
+
 def test_a_variable_takes_what_the_ref_of_another_holds():
     first, second = nnx.Param(1.0, ref=True), nnx.Param(2.0, ref=True)
     ref = first.get_raw_value()

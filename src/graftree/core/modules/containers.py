@@ -325,7 +325,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
     for layers that are applied one after the other, take a `List`.
 
     Args:
-        *args: A mapping or pairs, as for ``dict``.
+        items: A mapping or pairs, as for ``dict``.
         **kwargs: Further items.
 
     Raises:
@@ -340,17 +340,13 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
         (['mean', 'name', 'scale'], ['mean', 'scale'])
     """
 
-    @overload
-    def __init__(self, **kwargs: A) -> None: ...
-    @overload
     def __init__(
-        self, items: Mapping[str, A] | Iterable[tuple[str, A]], /, **kwargs: A
-    ) -> None: ...
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        items = dict(*args, **kwargs)
-        for key in items:
+        self, items: Mapping[str, A] | Iterable[tuple[str, A]] = (), /, **kwargs: A
+    ) -> None:
+        given = dict(items, **kwargs)
+        for key in given:
             _check_key(key)
-        for key, value in items.items():
+        for key, value in given.items():
             self[key] = value
 
     @classes.of_ours

@@ -632,18 +632,21 @@ def read_all(boxes: Sequence[Variable[Any]]) -> list[Any]:
 def write_all(
     boxes: Sequence[Variable[Any]],
     raw_values: Sequence[Any],
-    where: Iterable[str] = itertools.repeat(""),
+    where: Callable[[int], str] = lambda _: "",
 ) -> None:
     """Writes raw values into many Variables: all, or it raises and writes none.
 
-    ``where`` are their paths, which are asked for only if not all are plain.
+    Args:
+        boxes: The Variables.
+        raw_values: Of each the value.
+        where: Gives the path of the n-th Variable, for the message.
     """
     are_asked = any(_has_own_check(kind) for kind in {*map(type, boxes)})
     if not are_asked and may_replace_all(boxes, raw_values):
         replace_all(boxes, raw_values)
         return
-    for variable, raw, path in zip(boxes, raw_values, where, strict=False):
-        check_write(variable, raw, path)
+    for number, (variable, raw) in enumerate(zip(boxes, raw_values, strict=True)):
+        check_write(variable, raw, where(number))
     store_all(boxes, raw_values)
 
 
