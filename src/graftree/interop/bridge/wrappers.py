@@ -17,7 +17,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -179,14 +179,16 @@ class ToNNX(modules.Module):
                 f"named {sorted(reserved)}, names that a ToNNX needs for itself. "
                 "Rename them in the Linen Module."
             )
-        own = {name: vars(self)[name] for name in taken if name in vars(self)}
-        writes = list(_writes(own, taken, ()))
+        own, writes = vars(self), []
+        joined = {
+            name: _joined(own.get(name), value, (name,), writes)
+            for name, value in taken.items()
+        }
         for variable, source in writes:
             variable.update_from_state(source)
-        for name, value in taken.items():
-            merged, is_new = _merged(own.get(name), value)
-            if is_new:
-                setattr(self, name, attributes.data(merged))
+        for name, value in joined.items():
+            if value is not own.get(name):
+                setattr(self, name, attributes.data(value))
 
 
 def _warn_renamed(name: str) -> None:
@@ -227,32 +229,30 @@ def _is_linen_data(x: Any) -> bool:
     return isinstance(x, dict) and all(_is_linen_data(y) for y in x.values())
 
 
-def _writes(
-    own: Mapping[str, Any], taken: Mapping[str, Any], path: tuple[Any, ...]
-) -> Iterator[tuple[Variable[Any], Variable[Any]]]:
-    """The Variables that exist already, with those that they get their values from."""
-    for name, value in taken.items():
-        current = own.get(name)
-        if current is None:
-            continue
-        if isinstance(value, Mapping) and isinstance(current, dict):
-            yield from _writes(current, value, (*path, name))
-        elif isinstance(current, Variable) and type(current) is type(value):
-            yield current, cast("Variable[Any]", value)
-        else:
-            raise linen_side.duplicate_error((*path, name), value, current)
+def _joined(
+    current: Any,
+    taken: Any,
+    path: tuple[Any, ...],
+    writes: list[tuple[Variable[Any], Variable[Any]]],
+) -> Any:
+    """What an attribute becomes; the same object if nothing is new.
 
-
-def _merged(current: Any, taken: Any) -> tuple[Any, bool]:
-    """What an attribute is in the end, and whether that is another object."""
+    Variables that exist already stay. They go to ``writes``, each with the one that it
+    gets its value from.
+    """
     if current is None:
-        return taken, True
-    if isinstance(current, Variable):
-        return current, False
-    parts = {name: _merged(current.get(name), x) for name, x in taken.items()}
-    if not any(is_new for _, is_new in parts.values()):
-        return current, False
-    return {**current, **{name: x for name, (x, _) in parts.items()}}, True
+        return taken
+    if isinstance(taken, Mapping) and isinstance(current, dict):
+        parts = {
+            name: _joined(current.get(name), value, (*path, name), writes)
+            for name, value in taken.items()
+        }
+        is_new = any(x is not current.get(name) for name, x in parts.items())
+        return {**current, **parts} if is_new else current
+    if isinstance(current, Variable) and type(current) is type(taken):
+        writes.append((current, cast("Variable[Any]", taken)))
+        return current
+    raise linen_side.duplicate_error(path, taken, current)
 
 
 def lazy_init(fn: T, *args: Any, **kwargs: Any) -> T:
