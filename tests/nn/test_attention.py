@@ -14,7 +14,7 @@ from tests import meshes, programs, tables
 from tests.random_arrays import random, random_mask
 
 
-def weights(query, key, bias=None, mask=None, is_causal=False):
+def exact_weights(query, key, bias=None, mask=None, is_causal=False):
     """The attention weights, with a key head per query head."""
     query, key = np.asarray(query, float), np.asarray(key, float)
     key = np.repeat(key, query.shape[-2] // key.shape[-2], axis=-2)
@@ -39,7 +39,7 @@ def average(weights, value):
 
 def attention(query, key, value, **options):
     """Dot-product attention."""
-    return average(weights(query, key, **options), value)
+    return average(exact_weights(query, key, **options), value)
 
 
 def make_layer(num_heads=4, in_features=8, *args, **options):
@@ -164,7 +164,7 @@ def test_attention_is_a_softmax_average_per_head(path, sizes, options, float64):
 def test_weights_are_a_softmax_per_head(sizes, float64):
     query, key, _ = (np.float64(x) for x in qkv(**sizes))
     weights = programs.in_one_program(weights_of, query, key)
-    expected = weights(query, key)
+    expected = exact_weights(query, key)
     assert (weights.dtype, weights.shape) == (jnp.float64, expected.shape)
     np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-12)
 
@@ -258,7 +258,7 @@ def test_weights_are_recorded_before_dropout():
     forward = nnx.capture(Attention(), nnx.Intermediate)
     _, recorded = forward(*arrays, is_causal=True, **options)
     (weights,) = recorded["attention_weights"].get_value()
-    expected = weights(*arrays[:2], is_causal=True)
+    expected = exact_weights(*arrays[:2], is_causal=True)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -270,7 +270,7 @@ def test_softmax_of_half_precision_is_computed_in_float32(dtype):
     key = jnp.broadcast_to(key, (33, 1, 4)).astype(dtype)
     found = weights_of(query, key)
     assert found.dtype == dtype
-    exact = weights(np.asarray(query, float), np.asarray(key, float))
+    exact = exact_weights(np.asarray(query, float), np.asarray(key, float))
     # One rounding, of the result; a softmax in half precision is off by ten times this.
     np.testing.assert_allclose(
         np.asarray(found, float), exact, rtol=jnp.finfo(dtype).eps, atol=1e-7
@@ -296,7 +296,7 @@ def test_dropout_zeroes_weights_and_scales_up_the_rest(batch, broadcast):
     weights = programs.in_one_program(weights_of, query, key, **options)
     shape = (1,) * (len(batch) + 1) + (3, 5) if broadcast else weights.shape
     kept = np.broadcast_to(jax.random.bernoulli(rng, 0.75, shape), weights.shape)
-    expected = weights(query, key) * kept / 0.75
+    expected = exact_weights(query, key) * kept / 0.75
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     y = programs.in_one_program(nnx.dot_product_attention, query, key, value, **options)
     value = np.repeat(np.asarray(value, float), 2, axis=-2)
