@@ -167,7 +167,7 @@ class CallInfo:
         >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
         >>> calls = []
         >>> def keep(call):
-        ...     append(call)
+        ...     calls.append(call)
         ...     return True
         >>> text = nnx.tabulate(model, jnp.ones((1, 2)), row_filter=keep)
         >>> for call in calls:
@@ -196,7 +196,7 @@ def filter_rng_streams(row: CallInfo) -> bool:
         >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
         >>> calls = []
         >>> def keep(call):
-        ...     append(call.path)
+        ...     calls.append(call.path)
         ...     return nnx.summary.filter_rng_streams(call)
         >>> text = nnx.tabulate(model, jnp.ones(2), row_filter=keep)
         >>> calls, "RngStream" in text
