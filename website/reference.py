@@ -102,7 +102,7 @@ TOPICS = {
             "Pooling": "nn.pooling",
             "Normalization": "nn.normalization nn.reparametrization",
             "Dropout": "nn.dropout",
-            "Layers in a row": "nn.sequential nn.stacks",
+            "Layers in a row": "nn.sequential surgery.stacks",
             "LoRA": "nn.lora",
         },
     ),

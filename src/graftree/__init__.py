@@ -222,7 +222,7 @@ from graftree.nn.recurrent import RNN, Bidirectional
 from graftree.nn.reparametrization import SpectralNorm, WeightNorm
 from graftree.nn.rope import RoPE, dot_product_attention_with_rope
 from graftree.nn.sequential import Sequential
-from graftree.nn.stacks import Stack
+from graftree.surgery.stacks import Stack
 from graftree.training import metrics
 from graftree.training.ema import EMA
 from graftree.training.metrics import Metric, MultiMetric

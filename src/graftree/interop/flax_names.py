@@ -215,7 +215,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "core.modules.modules": "first_from",
     },
     "nn.dtypes": {
-        "nn.support.computation": "canonicalize_dtype promote_dtype",
+        "nn.support.arguments": "canonicalize_dtype promote_dtype",
         "annotations": "Dtype",
     },
     "nn.linear": {

@@ -9,6 +9,5 @@
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
   ``multi_head_attention``, ``key_value_caches``: the layer, and how it decodes
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized
-- ``sequential``: one layer after the other; ``stacks``: equal layers, by one loop,
-  which is in ``stack_loops``; ``stack_layers``: whether layers are alike
+- ``sequential``: one layer after the other
 """

@@ -23,7 +23,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import activations, initializers, linear
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -325,7 +325,7 @@ class SimpleCell(VectorCell):
         kernel_init: Initializer = linear.default_kernel_init,
         recurrent_kernel_init: Initializer = orthogonal,
         bias_init: Initializer = linear.default_bias_init,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -378,7 +378,7 @@ class SimpleCell(VectorCell):
         total = self.dense_i(inputs) + self.dense_h(h)
         if self.residual:
             total = total + h
-        h = computation.current(self.activation_fn)(total)
+        h = eager.current(self.activation_fn)(total)
         return h, h
 
 
@@ -406,7 +406,7 @@ class GatedCell(VectorCell):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         carry_init: Initializer | None = None,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -483,10 +483,10 @@ class GRUCell(GatedCell):
         (h,) = _states(self, carry, inputs)
         x_r, x_z, x_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
         h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
-        gate_fn = computation.current(self.gate_fn)
+        gate_fn = eager.current(self.gate_fn)
         r = gate_fn(x_r + h_r)
         z = gate_fn(x_z + h_z)
-        n = computation.current(self.activation_fn)(x_n + r * h_n)
+        n = eager.current(self.activation_fn)(x_n + r * h_n)
         h = (1.0 - z) * n + z * h
         return h, h
 
@@ -562,7 +562,7 @@ class LSTMCell(VectorCell):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         carry_init: Initializer | None = None,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -675,8 +675,8 @@ def _remember(
     cell: Any, c: jax.Array, i: Any, f: Any, g: Any, o: Any
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """The new carry and the outputs; ``i, f, g, o`` are not yet activated."""
-    gate_fn = computation.current(cell.gate_fn)
-    activation_fn = computation.current(cell.activation_fn)
+    gate_fn = eager.current(cell.gate_fn)
+    activation_fn = eager.current(cell.activation_fn)
     c = gate_fn(f) * c + gate_fn(i) * activation_fn(g)
     h = gate_fn(o) * activation_fn(c)
     return (c, h), h

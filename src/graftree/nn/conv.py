@@ -30,7 +30,7 @@ from graftree.annotations import (
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -117,7 +117,7 @@ class Conv(Module):
         kernel_init: Initializer = linear.default_kernel_init,
         bias_init: Initializer = linear.default_bias_init,
         conv_general_dilated: ConvGeneralDilatedT = jax.lax.conv_general_dilated,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -174,7 +174,7 @@ class Conv(Module):
             TypeError: If ``inputs`` is not numeric.
             AssertionError: If ``feature_group_count`` does not divide ``in_features``.
         """
-        kernel, bias = _masked_kernel(self), computation.read(self.bias)
+        kernel, bias = _masked_kernel(self), arguments.read(self.bias)
         return convolve(self, inputs, kernel, bias, out_sharding)
 
 
@@ -196,19 +196,59 @@ def convolve(
     x, padding, input_dilation = _apply_padding(
         x, padding, strides, layer.kernel_size, kernel_dilation, input_dilation
     )
-    x, kernel, bias = layer.promote_dtype((x, kernel, bias), dtype=layer.dtype)
-    outputs = computation.current(layer.conv_general_dilated)(
+    outputs = _convolved(
+        x,
+        kernel,
+        bias,
+        strides=strides,
+        padding=padding if isinstance(padding, str) else tuple(padding),
+        lhs_dilation=input_dilation,
+        rhs_dilation=kernel_dilation,
+        feature_group_count=layer.feature_group_count,
+        conv_general_dilated=layer.conv_general_dilated,
+        **linear.contraction_settings(layer, out_sharding),
+    )
+    return _restore_batch(outputs, batch_shape)
+
+
+@eager.fast(
+    *("lax.conv_general_dilated", "lax.padtype_to_pads"),
+    *("numpy.reshape", "lax.reshape"),
+)
+def _convolved(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    strides: tuple[int, ...],
+    padding: str | tuple[tuple[int, int], ...],
+    lhs_dilation: tuple[int, ...],
+    rhs_dilation: tuple[int, ...],
+    feature_group_count: int,
+    conv_general_dilated: ConvGeneralDilatedT,
+    promote_dtype: PromoteDtypeFn,
+    dtype: Dtype | None,
+    precision: PrecisionLike,
+    preferred_element_type: Dtype | None,
+    out_sharding: Any,
+) -> jax.Array:
+    """The convolution of ``x`` with a kernel, and a bias per channel."""
+    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=dtype)
+    outputs = conv_general_dilated(
         x,
         kernel,
         strides,
         padding,
-        lhs_dilation=input_dilation,
-        rhs_dilation=kernel_dilation,
-        dimension_numbers=channels_last(rank),
-        feature_group_count=layer.feature_group_count,
-        **linear.contraction_options(layer, out_sharding),
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=channels_last(len(strides)),
+        feature_group_count=feature_group_count,
+        precision=precision,
+        **arguments.if_set(
+            preferred_element_type=preferred_element_type, out_sharding=out_sharding
+        ),
     )
-    return _restore_batch(computation.add_bias(outputs, bias), batch_shape)
+    return linear.add_bias(outputs, bias)
 
 
 def _check_groups(layer: Conv) -> None:
@@ -408,7 +448,7 @@ class ConvTranspose(Module):
         kernel_init: Initializer = linear.default_kernel_init,
         bias_init: Initializer = linear.default_bias_init,
         transpose_kernel: bool = False,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -460,7 +500,7 @@ class ConvTranspose(Module):
         """
         batch_shape, x = _flatten_batch(self, inputs)
         x, kernel, bias = self.promote_dtype(
-            (x, _masked_kernel(self), computation.read(self.bias)), dtype=self.dtype
+            (x, _masked_kernel(self), arguments.read(self.bias)), dtype=self.dtype
         )
         rank = len(self.kernel_size)
         strides = _per_axis(self, "strides")
@@ -481,7 +521,7 @@ class ConvTranspose(Module):
             for axis, stride in enumerate(strides, start=1):
                 period = x.shape[axis] * stride
                 outputs = _wrap(outputs, axis, period, self.transpose_kernel)
-        outputs = computation.add_bias(outputs, bias)
+        outputs = linear.add_bias(outputs, bias)
         return _restore_batch(outputs, batch_shape)
 
 

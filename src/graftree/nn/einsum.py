@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 
 from graftree.annotations import (
@@ -20,7 +21,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
-from graftree.nn.support import computation, parameters
+from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -76,7 +77,7 @@ class Einsum(Module):
         precision: PrecisionLike = None,
         kernel_init: Initializer = linear.default_kernel_init,
         bias_init: Initializer = linear.default_bias_init,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         einsum_op: EinsumT = jnp.einsum,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
@@ -134,14 +135,39 @@ class Einsum(Module):
                 "No `einsum_str` argument was provided to Einsum, as argument of the "
                 "call or as attribute."
             )
-        einsum_str = _checked(einsum_str)
-        x, kernel, bias = computation.promoted(self, inputs)
-        options = linear.contraction_options(self, out_sharding)
-        outputs = computation.current(self.einsum_op)(einsum_str, x, kernel, **options)
-        if bias is None:
-            return outputs
-        shape = _bias_shape(einsum_str, x.ndim, kernel.shape)
-        return outputs + jnp.reshape(bias, shape)
+        x = arguments.as_array(inputs)
+        return _contracted(
+            x,
+            self.kernel[...],
+            arguments.read(self.bias),
+            equation=_checked(einsum_str),
+            einsum_op=self.einsum_op,
+            **linear.contraction_settings(self, out_sharding),
+        )
+
+
+@eager.fast("numpy.einsum", "lax.dot_general", "numpy.reshape", "lax.reshape")
+def _contracted(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    equation: str,
+    einsum_op: EinsumT,
+    promote_dtype: PromoteDtypeFn,
+    dtype: Dtype | None,
+    precision: PrecisionLike,
+    preferred_element_type: Dtype | None,
+    out_sharding: Any,
+) -> jax.Array:
+    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=dtype)
+    options = arguments.if_set(
+        preferred_element_type=preferred_element_type, out_sharding=out_sharding
+    )
+    outputs = einsum_op(equation, x, kernel, precision=precision, **options)
+    if bias is None:
+        return outputs
+    return outputs + jnp.reshape(bias, _bias_shape(equation, x.ndim, kernel.shape))
 
 
 def _checked(einsum_str: str) -> str:

@@ -13,7 +13,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.rng.streams import Rngs
 from graftree.nn import initializers
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import arguments, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Integer, Num
@@ -61,7 +61,7 @@ class Embed(Module):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         embedding_init: Initializer = default_embed_init,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         embedding_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):

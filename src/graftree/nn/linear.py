@@ -28,15 +28,80 @@ from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
-from graftree.nn.support import arguments, computation, first_values, parameters
+from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
 
-default_kernel_init = first_values.lecun_normal
+default_kernel_init = parameters.lecun_normal
 """The kernel initializer of all layers: truncated normal, variance ``1 / fan_in``."""
 default_bias_init = initializers.zeros
 """The bias initializer of all layers."""
+
+
+@eager.fast(
+    *("lax.dot_general", "lax.dot", "lax.dtype", "lax.add", "numpy.add"),
+    *("numpy.reshape", "lax.reshape"),
+    once=True,
+)
+def affine(
+    inputs: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    axes: Any,
+    bias_shape: Shape | None = None,
+    dot_general: DotGeneralT,
+    promote_dtype: PromoteDtypeFn,
+    dtype: Dtype | None,
+    precision: PrecisionLike,
+    preferred_element_type: Dtype | None,
+    out_sharding: Any,
+) -> jax.Array:
+    """Computes ``inputs @ kernel + bias``.
+
+    Args:
+        inputs: The first operand of the contraction.
+        kernel: The second.
+        bias: Added to the result; ``None``: nothing is.
+        axes: Over which axes, as ``jax.lax.dot_general`` has it.
+        bias_shape: The shape of the bias, of the rank of the result; ``None``: it
+            varies along the last axis.
+        dot_general: The contraction.
+        promote_dtype: Brings all three to one dtype, in which they meet.
+        dtype: That dtype, or ``None``.
+        precision: For the contraction.
+        preferred_element_type: For the contraction, if set: one of the user's own need
+            not have it.
+        out_sharding: Likewise.
+    """
+    inputs, kernel, bias = promote_dtype((inputs, kernel, bias), dtype=dtype)
+    options = arguments.if_set(
+        preferred_element_type=preferred_element_type, out_sharding=out_sharding
+    )
+    outputs = dot_general(inputs, kernel, axes, precision=precision, **options)
+    return add_bias(outputs, bias, bias_shape)
+
+
+def add_bias(
+    outputs: jax.Array, bias: jax.Array | None, shape: Shape | None = None
+) -> jax.Array:
+    """Adds a bias, if there is one; in full rank, as users can forbid to promote it."""
+    if bias is None:
+        return outputs
+    shape = (1,) * (outputs.ndim - 1) + (-1,) if shape is None else shape
+    return outputs + jnp.reshape(bias, shape)
+
+
+def contraction_settings(layer: Any, out_sharding: Any) -> dict[str, Any]:
+    """How a layer contracts: its settings that `affine` takes."""
+    return {
+        "promote_dtype": layer.promote_dtype,
+        "dtype": layer.dtype,
+        "precision": layer.precision,
+        "preferred_element_type": layer.preferred_element_type,
+        "out_sharding": out_sharding,
+    }
 
 
 class Linear(Module):
@@ -88,7 +153,7 @@ class Linear(Module):
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         dot_general: DotGeneralT = jax.lax.dot_general,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -129,25 +194,15 @@ class Linear(Module):
                 is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        x, kernel, bias = computation.promoted(self, inputs)
-        axes = (((x.ndim - 1,), (0,)), ((), ()))
-        options = contraction_options(self, out_sharding)
-        outputs = computation.contract(self.dot_general, x, kernel, axes, **options)
-        return computation.add_bias(outputs, bias)
-
-
-def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
-    """The keywords of a contraction: ``precision`` always, the others only if set.
-
-    A contraction of the user's own need not have these.
-    """
-    # Not by `arguments.if_set`, which takes a fiftieth of an eager `Linear`.
-    options = {"precision": layer.precision}
-    if layer.preferred_element_type is not None:
-        options["preferred_element_type"] = layer.preferred_element_type
-    if out_sharding is not None:
-        options["out_sharding"] = out_sharding
-    return options
+        x = arguments.as_array(inputs)
+        return affine(
+            x,
+            self.kernel[...],
+            arguments.read(self.bias),
+            axes=(((x.ndim - 1,), (0,)), ((), ())),
+            dot_general=self.dot_general,
+            **contraction_settings(self, out_sharding),
+        )
 
 
 class LinearGeneral(Module):
@@ -212,7 +267,7 @@ class LinearGeneral(Module):
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         precision: PrecisionLike = None,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         dot_general: DotGeneralT | None = None,
         dot_general_cls: Callable[[], DotGeneralT] | None = None,
         preferred_element_type: Dtype | None = None,
@@ -270,20 +325,21 @@ class LinearGeneral(Module):
                 numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        x, kernel, bias = computation.promoted(self, inputs)
+        x = arguments.as_array(inputs)
         axis = tuple(sorted([a + x.ndim if a < 0 else a for a in self.axis]))
         batch = tuple(range(len(self.batch_axis)))
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
-        axes = ((axis, kernel_axis), (batch, batch))
-        options = contraction_options(self, out_sharding)
-        contraction = self._contraction()
-        outputs = computation.contract(contraction, x, kernel, axes, **options)
-        if bias is None:
-            return outputs
         kept = [n for n in range(x.ndim) if n not in axis]
         sizes = [x.shape[n] if n in batch else 1 for n in kept]
-        shape = (*sizes, *self.out_features)
-        return computation.plus(outputs, bias, shape=shape)
+        return affine(
+            x,
+            self.kernel[...],
+            arguments.read(self.bias),
+            axes=((axis, kernel_axis), (batch, batch)),
+            bias_shape=(*sizes, *self.out_features),
+            dot_general=self._contraction(),
+            **contraction_settings(self, out_sharding),
+        )
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""
@@ -310,7 +366,7 @@ def _on_flat_shape(initializer: Initializer, flat_shape: Shape) -> Initializer:
     """
 
     def initialize(key: jax.Array, shape: Shape, dtype: Dtype) -> Any:
-        value = first_values.make(initializer, key, flat_shape, dtype)
+        value = parameters.first_value(initializer, key, flat_shape, dtype)
         if isinstance(value, VariableMetadata):
             raw_value = jnp.reshape(value.raw_value, shape)
             return dataclasses.replace(value, raw_value=raw_value)

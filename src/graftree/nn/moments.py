@@ -7,14 +7,12 @@ All these layers compute, with statistics over the axes that they reduce,
 The order of operations is part of the contract: models trained with other libraries
 are expected to give the same bits. Statistics are computed in float32 or wider, over
 arrays that keep their rank: reduced axes have size one.
-
-``layer`` is always the one that computes, whose settings the functions read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,64 +20,103 @@ from jax import lax
 
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
-from graftree.core.variables.variables import Variable
-from graftree.nn.support import computation
+from graftree.core.variables.kinds import Param
+from graftree.nn.support import arguments, parameters
 
 
-class Norm(Module):
-    """The settings that all normalization layers have."""
+class Settings(NamedTuple):
+    """How a layer computes; the attributes are those of the layer."""
 
     dtype: Dtype | None
     epsilon: float
+    use_fast_variance: bool
+    axis_name: Any
+    axis_index_groups: Any
+
+
+class Norm(Module):
+    """What all normalization layers have: Params along the features, and settings."""
+
+    scale: Param[jax.Array] | None
+    bias: Param[jax.Array] | None
+    num_features: int
+    epsilon: float
+    dtype: Dtype | None
+    param_dtype: Dtype
+    use_bias: bool
+    use_scale: bool
     axis_name: Any
     axis_index_groups: Any
     use_fast_variance: bool
     promote_dtype: PromoteDtypeFn
 
+    def _set_up(self, given: dict[str, Any]) -> None:
+        """Makes the Params, and keeps the other arguments of a constructor."""
+        for name in ("scale", "bias"):
+            if f"use_{name}" in given:
+                param = parameters.optional_param(
+                    given[f"use_{name}"],
+                    given["rngs"],
+                    given[f"{name}_init"],
+                    (given["num_features"],),
+                    given["param_dtype"],
+                    given[f"{name}_metadata"],
+                )
+                setattr(self, name, param)
+        parameters.keep(self, given)
 
-def promote(
-    layer: Norm, x: jax.Array, *variables: Variable[jax.Array] | None
-) -> tuple[Any, ...]:
-    """Brings inputs and Variables to one dtype."""
-    operands = (x, *map(computation.read, variables))
-    return layer.promote_dtype(operands, dtype=layer.dtype)
+    def _settings(self) -> dict[str, Any]:
+        """What the functions below take from a layer."""
+        settings = Settings(
+            self.dtype,
+            self.epsilon,
+            self.use_fast_variance,
+            self.axis_name,
+            self.axis_index_groups,
+        )
+        return {"promote_dtype": self.promote_dtype, "settings": settings}
+
+
+CALLS = (
+    *("numpy.mean", "numpy.square", "numpy.maximum", "numpy.where", "numpy.reshape"),
+    *("lax.rsqrt", "lax.square", "lax.reshape", "lax.pmean"),
+)
+"""The functions of JAX that run here."""
 
 
 def moments(
-    layer: Norm, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
+    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: Settings
 ) -> tuple[jax.Array, jax.Array]:
     """Computes mean and population variance of ``x`` over some of its axes.
 
     The fast variance is ``max(0, mean(|x|^2) - |mean(x)|^2)``, one pass over ``x``; the
     other is ``mean(|x - mean(x)|^2)``, which loses less where the mean is large.
 
-    The layer says which, and which mapped axis to average over, too. Both results have
-    the rank of ``x``; the variance of complex numbers is real.
+    The settings say which, and which mapped axis to average over, too. Both results
+    have the rank of ``x``; the variance of complex numbers is real.
     """
-    x = _widen(layer, x)
-    if layer.use_fast_variance:
+    x = _widen(x, settings)
+    if settings.use_fast_variance:
         mean, square = average_over(
-            layer, (_mean(x, axes, mask), _mean(_abs_square(x), axes, mask))
+            (_mean(x, axes, mask), _mean(_abs_square(x), axes, mask)), settings
         )
         return mean, jnp.maximum(0.0, square - _abs_square(mean))
-    mean = average_over(layer, _mean(x, axes, mask))
+    mean = average_over(_mean(x, axes, mask), settings)
     deviation = _mean(_abs_square(x - mean), axes, mask)
-    return mean, average_over(layer, deviation)
+    return mean, average_over(deviation, settings)
 
 
 def mean_square(
-    layer: Norm, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
+    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: Settings
 ) -> jax.Array:
     """Computes the mean of ``|x|^2`` over some axes; arguments as for `moments`."""
-    square = _abs_square(_widen(layer, x))
-    return average_over(layer, _mean(square, axes, mask))
+    square = _abs_square(_widen(x, settings))
+    return average_over(_mean(square, axes, mask), settings)
 
 
-def _widen(layer: Norm, x: jax.Array) -> jax.Array:
+def _widen(x: jax.Array, settings: Settings) -> jax.Array:
     """Casts ``x`` to the dtype that statistics are computed in."""
-    if layer.dtype is None and computation.common_dtype(x) == jnp.float32:
-        return x
-    dtype = jnp.result_type(x) if layer.dtype is None else layer.dtype
+    dtype = jnp.result_type(x) if settings.dtype is None else settings.dtype
     return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
 
 
@@ -96,45 +133,38 @@ def _mean(x: jax.Array, axes: Sequence[int], mask: jax.Array | None) -> jax.Arra
     return jnp.mean(x, axes, keepdims=True, where=mask)
 
 
-def average_over(layer: Norm, values: Any) -> Any:
-    """Averages arrays over the layer's mapped axis, if any, in one collective."""
-    if layer.axis_name is None:
+def average_over(values: Any, settings: Settings) -> Any:
+    """Averages arrays over a mapped axis, if there is one, in one collective."""
+    if settings.axis_name is None:
         return values
-    return lax.pmean(values, layer.axis_name, axis_index_groups=layer.axis_index_groups)
+    groups = settings.axis_index_groups
+    return lax.pmean(values, settings.axis_name, axis_index_groups=groups)
 
 
 def normalize(
-    layer: Norm,
     x: jax.Array,
     mean: jax.Array | None,
     variance: jax.Array,
     scale: jax.Array | None,
     bias: jax.Array | None,
     feature_axes: Sequence[int],
+    settings: Settings,
 ) -> jax.Array:
     """Computes ``(x - mean) * (rsqrt(variance + epsilon) * scale) + bias``.
 
     Mean and variance have the rank of ``x``; scale and bias are flat, and vary along
     the ``feature_axes`` of ``x``. What is ``None`` is left out.
     """
-    dtype = computation.common_dtype(x, scale, bias) if layer.dtype is None else None
-    if dtype is None:
-        dtype = computation.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
-    shape = computation.shape_along(feature_axes, x.shape)
+    dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=settings.dtype)
+    shape = arguments.shape_along(feature_axes, x.shape)
     y = x if mean is None else x - mean
-    multiplier = _rsqrt(variance + layer.epsilon)
+    multiplier = lax.rsqrt(variance + settings.epsilon)
     if scale is not None:
-        multiplier = computation.times(multiplier, scale, shape=shape)
+        multiplier = multiplier * jnp.reshape(scale, shape)
     y *= multiplier
     if bias is not None:
-        y = computation.plus(y, bias, shape=shape)
-    return y if computation.common_dtype(y) == dtype else jnp.asarray(y, dtype)
-
-
-@computation.one_program(calls=["lax.rsqrt"])
-def _rsqrt(x: jax.Array) -> jax.Array:
-    """The root's inverse, by what JAX has for it now."""
-    return lax.rsqrt(x)
+        y = y + jnp.reshape(bias, shape)
+    return jnp.asarray(y, dtype)
 
 
 def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:

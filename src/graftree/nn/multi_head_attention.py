@@ -27,7 +27,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import attention, key_value_caches, linear, normalization
-from graftree.nn.support import arguments, computation, parameters, rollbacks
+from graftree.nn.support import arguments, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
@@ -136,9 +136,9 @@ class MultiHeadAttention(Module):
         attention_fn: Callable[..., Any] = attention.dot_product_attention,
         decode: bool | None = None,
         normalize_qk: bool = False,
-        qkv_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
-        out_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
-        ln_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        qkv_promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
+        out_promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
+        ln_promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         qkv_dot_general: DotGeneralT | None = None,
         out_dot_general: DotGeneralT | None = None,
         qkv_dot_general_cls: Callable[[], DotGeneralT] | None = None,
@@ -305,7 +305,7 @@ class MultiHeadAttention(Module):
             if input_positions is None and _takes_positions(self.attention_fn):
                 input_positions = jnp.reshape(cache.index[...], (1,))
         # A call that fails uses up no key.
-        with rollbacks.undone_on_failure(stream):
+        with arguments.undone_on_failure(stream):
             outputs = self.attention_fn(
                 query,
                 key,

@@ -29,7 +29,7 @@ from graftree.precision.policies import Exceptions, Policy
 
 _NAMES = ("dtype", "param_dtype")
 _DEFAULTS = {"dtype": None, "param_dtype": jnp.float32}
-_LAYERS = "graftree.nn."
+_LAYERS = "graftree.nn.", "graftree.surgery.stacks"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from graftree.annotations import Dtype, Initializer, Path
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.variables import Variable
 from graftree.nn import lora
-from graftree.nn.support import parameters, rollbacks
+from graftree.nn.support import arguments, parameters
 from graftree.surgery import adaptable_layers, selections
 from graftree.surgery.factors import Factors
 from graftree.surgery.lora_layers import LowRank
@@ -86,7 +86,7 @@ def add_lora(
     adaptable_layers.check_owned(found)
     scale = 1.0 if alpha is None else alpha / rank
     made = []
-    with rollbacks.undone_on_failure(*_streams(rngs)):
+    with arguments.undone_on_failure(*_streams(rngs)):
         for _, layer in found:
             keys = parameters.draw_key(rngs), parameters.draw_key(rngs)
             dtype = layer.param_dtype if param_dtype is None else param_dtype

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from graftree.annotations import Dtype
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, embed, linear, lora
-from graftree.nn.support import arguments, computation
+from graftree.nn.support import arguments
 
 
 class LowRank(lora.LoRA):
@@ -59,7 +59,7 @@ class LowRank(lora.LoRA):
         self.adapts_attend = True
         self.dtype = dtype
         self.param_dtype = param_dtype
-        self.promote_dtype = computation.promote_dtype
+        self.promote_dtype = arguments.promote_dtype
         self.lora_a = lora_a
         self.lora_b = lora_b
 
