@@ -97,7 +97,7 @@ TOPICS = {
         "Layers",
         "The guide: [layers](../../guides/layers.md).",
         {
-            "Linear maps": "nn.linear nn.einsum nn.embed",
+            "Linear maps": "nn.linear",
             "Convolutions": "nn.conv",
             "Pooling": "nn.pooling",
             "Normalization": "nn.normalization nn.reparametrization",

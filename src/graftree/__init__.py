@@ -193,10 +193,8 @@ from graftree.nn.cells import (
 )
 from graftree.nn.conv import Conv, ConvTranspose
 from graftree.nn.dropout import Dropout
-from graftree.nn.einsum import Einsum
-from graftree.nn.embed import Embed
 from graftree.nn.initializers import Initializer
-from graftree.nn.linear import Linear, LinearGeneral
+from graftree.nn.linear import Einsum, Embed, Linear, LinearGeneral
 from graftree.nn.lora import LoRA, LoRALinear, LoRAParam
 from graftree.nn.multi_head_attention import MultiHeadAttention
 from graftree.nn.normalization import (

@@ -17,7 +17,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.core
@@ -562,39 +562,25 @@ def _mesh_within(get_concrete_mesh: Any) -> Any:
     return mesh
 
 
-# What runs when a function is called eagerly.
+# What runs when a function is called eagerly, as one program.
 
 
-class Step(NamedTuple):
-    """An operation, or a whole program where a function of JAX is compiled.
+class _ApartTrace(jax.core.Trace):
+    """Hands each operation to another trace, apart from the others.
 
-    Attributes:
-        program: Computes a list of outputs from the inputs.
-        inputs: Stand-ins, which other steps have for outputs, or values.
-        outputs: Stand-ins.
+    An operation, or a whole program where a function of JAX is compiled, gets barriers
+    around it, as if it ran by itself.
     """
 
-    program: Callable[..., list[Any]]
-    inputs: list[Any]
-    outputs: list[Any]
-
-
-class _EagerTrace(jax.core.Trace):
-    """Notes the steps of an eager call, knowing only the types of its arrays."""
-
-    def __init__(self) -> None:
+    def __init__(self, set_trace: Any, outer: Any) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self._outer = functools.partial(set_trace, outer)
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
-        found, effects = primitive.abstract_eval(*map(jax.typeof, args), **params)
-        if effects:
-            raise NotImplementedError(f"{primitive} does more than to compute.")
-        types = found if primitive.multiple_results else [found]
-        outputs = [Tracer(self, kind) for kind in types]
-        program = functools.partial(_evaluate_alone, primitive, params)
-        self.steps.append(Step(jax.jit(program), [*args], outputs))
-        return outputs if primitive.multiple_results else outputs[0]
+        with self._outer():
+            # Else XLA would compute with constants beforehand.
+            args = [x if isinstance(x, Tracer) else _alone(x) for x in args]
+            return _alone(primitive.bind(*args, **params))
 
     def process_custom_jvp_call(self, *args: Any, **_: Any) -> Any:
         _, function, _, inputs = args
@@ -604,47 +590,42 @@ class _EagerTrace(jax.core.Trace):
         return val
 
 
-def _evaluate_alone(primitive: Any, params: Any, *values: Any) -> list[Any]:
-    out = primitive.bind(*values, **params)
-    return [*out] if primitive.multiple_results else [out]
+_alone = jax.lax.optimization_barrier
 
 
-def _noted(
-    set_current_trace: Any, function: Callable[..., Any], types: list[Any]
-) -> tuple[list[Any], list[Step], Any]:
-    trace = _EagerTrace()
-    given = [Tracer(trace, kind) for kind in types]
-    with set_current_trace(trace):
-        result = function(*given)
-    return given, trace.steps, result
+def _called_apart(
+    set_trace: Any, take_trace: Any, function: Callable[..., Any], *arrays: Any
+) -> Any:
+    with take_trace() as outer, set_trace(_ApartTrace(set_trace, outer)):
+        return function(*arrays)
 
 
-def _checked_noting(set_current_trace: Any) -> tuple[Any]:
-    kind = jax.typeof(np.zeros(2, np.float32))
-    given, (step,), result = _noted(set_current_trace, jax.lax.neg, [kind])
-    if step.inputs[0] is not given[0] or step.outputs[0] is not result:
+def _checked_apart(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
+    call = functools.partial(_called_apart, set_trace, take_trace, jax.lax.neg)
+    found = [str(x.primitive) for x in jax.make_jaxpr(call)(1.0).eqns]
+    if found != ["neg", "optimization_barrier"]:
         raise _jax_names.ChangedError
-    return (set_current_trace,)
+    return set_trace, take_trace
 
 
-@_jax_names.by("jax.extend.core:set_current_trace", prepare=_checked_noting)
-def _set_current_trace(found: Any) -> Any:
-    return found
+@_jax_names.by(
+    "jax.extend.core:set_current_trace",
+    "jax.extend.core:take_current_trace",
+    prepare=_checked_apart,
+)
+def call_apart(
+    set_trace: Any, take_trace: Any, function: Callable[..., Any], *arrays: Any
+) -> Any:
+    """Calls a function in a trace, so that XLA sees its operations one by one.
 
-
-def eager_steps(
-    function: Callable[..., Any], types: list[Any]
-) -> tuple[list[Any], list[Step], Any]:
-    """The steps of an eager call with arrays of some types.
-
-    Returns:
-        Stand-ins for the arguments; the steps; the stand-in for the result.
-
-    Raises:
-        Exception: If the function looks at values, or does more than to compute; and
-            whatever it raises.
+    The program computes what an eager call computes, bit by bit.
     """
-    return _noted(_set_current_trace(), function, types)
+    return _called_apart(set_trace, take_trace, function, *arrays)
+
+
+@call_apart.otherwise
+def _(*_: Any) -> Any:
+    raise NotImplementedError
 
 
 # Programs as JAX records them; what is public of them is read by `jaxprs`.

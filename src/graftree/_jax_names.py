@@ -122,10 +122,13 @@ NAMES = {
             "be placed as the compiler likes",
         ),
     ),
-    "jax.extend.core:set_current_trace": Name(
-        "to find the programs of an eager call of attention",
-        "",
-        "eager attention takes longer",
+    **dict.fromkeys(
+        ("jax.extend.core:set_current_trace", "jax.extend.core:take_current_trace"),
+        Name(
+            "to run an eager call of a layer as one program",
+            "",
+            "eager calls of layers take longer",
+        ),
     ),
     "jax.core:ShapedArray.manual_axis_type": Name(
         "Stack and accumulate inside of jax.shard_map",

@@ -130,6 +130,7 @@ class VectorCell(RNNCellBase):
     hidden_features: int
     dtype: Dtype | None
     param_dtype: Dtype
+    activation_fn: Callable[..., Any]
     promote_dtype: PromoteDtypeFn
     rngs: RngStream | None
     carry_init: Initializer | None
@@ -219,19 +220,36 @@ def _own_stream(
 
 
 def _warn(text: str) -> None:
-    # Up from here: _own_stream, the constructor, two of the metaclass, the caller.
-    warnings.warn(text, UserWarning, stacklevel=6)
+    # Up from here: _own_stream, _set_up, the constructor, two of the metaclass, the caller.
+    warnings.warn(text, UserWarning, stacklevel=7)
 
 
-def _linears(cell: VectorCell, **options: Any) -> Callable[..., linear.Linear]:
-    """Makes the layers of a cell, in the dtypes of the cell."""
-    return functools.partial(
-        linear.Linear,
-        dtype=cell.dtype,
-        param_dtype=cell.param_dtype,
-        promote_dtype=cell.promote_dtype,
-        **options,
+def _set_up(
+    cell: VectorCell, given: Mapping[str, Any]
+) -> tuple[Callable[..., linear.Linear], Callable[..., linear.Linear]]:
+    """Keeps the arguments of a constructor; makes layers from inputs, and from states.
+
+    Both results take the size of the outputs, and further arguments of a `Linear`.
+    """
+    parameters.keep(cell, given)
+    cell.rngs = _own_stream(given["rngs"], given["keep_rngs"], given["carry_init"])
+    names = "dtype param_dtype promote_dtype bias_init bias_metadata rngs".split()
+    new_layer = functools.partial(
+        linear.Linear, **{name: given[name] for name in names}
     )
+    from_inputs = functools.partial(
+        new_layer,
+        given["in_features"],
+        kernel_init=given["kernel_init"],
+        kernel_metadata=given["kernel_metadata"],
+    )
+    from_state = functools.partial(
+        new_layer,
+        given["hidden_features"],
+        kernel_init=given["recurrent_kernel_init"],
+        kernel_metadata=given["recurrent_kernel_metadata"],
+    )
+    return from_inputs, from_state
 
 
 def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
@@ -312,6 +330,8 @@ class SimpleCell(VectorCell):
         Elman, 1990, "Finding Structure in Time".
     """
 
+    residual: bool
+
     def __init__(
         self,
         in_features: int,
@@ -332,30 +352,9 @@ class SimpleCell(VectorCell):
         recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.residual = residual
-        self.activation_fn = activation_fn
-        self.promote_dtype = promote_dtype
-        self.rngs = _own_stream(rngs, keep_rngs, carry_init)
-        new_layer = _linears(
-            self, rngs=rngs, bias_init=bias_init, bias_metadata=bias_metadata
-        )
-        self.dense_h = new_layer(
-            hidden_features,
-            hidden_features,
-            use_bias=False,
-            kernel_init=recurrent_kernel_init,
-            kernel_metadata=recurrent_kernel_metadata,
-        )
-        self.dense_i = new_layer(
-            in_features,
-            hidden_features,
-            kernel_init=kernel_init,
-            kernel_metadata=kernel_metadata,
-        )
+        from_inputs, from_state = _set_up(self, locals())
+        self.dense_h = from_state(hidden_features, use_bias=False)
+        self.dense_i = from_inputs(hidden_features)
         self.carry_init = carry_init
 
     def __call__(
@@ -392,6 +391,7 @@ class GatedCell(VectorCell):
 
     num_gates: ClassVar[int]
     bias_of_inputs: ClassVar[bool]
+    gate_fn: Callable[..., Any]
 
     def __init__(
         self,
@@ -413,31 +413,10 @@ class GatedCell(VectorCell):
         recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-        self.rngs = _own_stream(rngs, keep_rngs, carry_init)
-        new_layer = _linears(
-            self, rngs=rngs, bias_init=bias_init, bias_metadata=bias_metadata
-        )
-        self.dense_i = new_layer(
-            in_features,
-            self.num_gates * hidden_features,
-            use_bias=self.bias_of_inputs,
-            kernel_init=kernel_init,
-            kernel_metadata=kernel_metadata,
-        )
-        self.dense_h = new_layer(
-            hidden_features,
-            self.num_gates * hidden_features,
-            use_bias=not self.bias_of_inputs,
-            kernel_init=recurrent_kernel_init,
-            kernel_metadata=recurrent_kernel_metadata,
-        )
+        from_inputs, from_state = _set_up(self, locals())
+        size = self.num_gates * hidden_features
+        self.dense_i = from_inputs(size, use_bias=self.bias_of_inputs)
+        self.dense_h = from_state(size, use_bias=not self.bias_of_inputs)
         self.carry_init = carry_init
 
 
@@ -548,6 +527,7 @@ class LSTMCell(VectorCell):
     """
 
     num_states: ClassVar[int] = 2
+    gate_fn: Callable[..., Any]
 
     def __init__(
         self,
@@ -569,36 +549,15 @@ class LSTMCell(VectorCell):
         recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-        self.rngs = _own_stream(rngs, keep_rngs, carry_init)
-        from_inputs = functools.partial(
-            _linears(self, rngs=rngs, use_bias=False, kernel_init=kernel_init),
-            in_features,
-            hidden_features,
-            kernel_metadata=kernel_metadata,
-        )
-        from_state = functools.partial(
-            _linears(self, rngs=rngs, kernel_init=recurrent_kernel_init),
-            hidden_features,
-            hidden_features,
-            bias_init=bias_init,
-            kernel_metadata=recurrent_kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
-        self.ii = from_inputs()
-        self.if_ = from_inputs()
-        self.ig = from_inputs()
-        self.io = from_inputs()
-        self.hi = from_state()
-        self.hf = from_state()
-        self.hg = from_state()
-        self.ho = from_state()
+        from_inputs, from_state = _set_up(self, locals())
+        self.ii = from_inputs(hidden_features, use_bias=False)
+        self.if_ = from_inputs(hidden_features, use_bias=False)
+        self.ig = from_inputs(hidden_features, use_bias=False)
+        self.io = from_inputs(hidden_features, use_bias=False)
+        self.hi = from_state(hidden_features)
+        self.hf = from_state(hidden_features)
+        self.hg = from_state(hidden_features)
+        self.ho = from_state(hidden_features)
         self.carry_init = carry_init
 
     def __call__(

@@ -27,7 +27,6 @@ from graftree.annotations import (
     PrecisionLike,
     PromoteDtypeFn,
 )
-from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
 from graftree.nn.support import arguments, eager, parameters
@@ -36,7 +35,21 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
 
 
-class Conv(Module):
+class Convolution(linear.Contraction):
+    """What `Conv` and `ConvTranspose` share."""
+
+    kernel_shape: tuple[int, ...]
+    in_features: int
+    out_features: int
+    kernel_size: tuple[int, ...]
+    strides: int | Sequence[int] | None
+    padding: PaddingLike
+    kernel_dilation: int | Sequence[int] | None
+    use_bias: bool
+    mask: Any
+
+
+class Conv(Convolution):
     """A convolution with a learned kernel.
 
     Slides ``kernel`` over the spatial axes of the inputs and contracts it with each
@@ -98,6 +111,10 @@ class Conv(Module):
         Array([ 6., -3., -6.,  3.], dtype=float32)
     """
 
+    input_dilation: int | Sequence[int] | None
+    feature_group_count: int
+    conv_general_dilated: ConvGeneralDilatedT
+
     def __init__(
         self,
         in_features: int,
@@ -124,30 +141,15 @@ class Conv(Module):
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
         kernel_size = arguments.sizes(kernel_size)
-        channels = (in_features // feature_group_count, out_features)
-        self.kernel_shape = kernel_size + channels
-        self.kernel = parameters.new_param(
-            rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
+        self.kernel_shape = (
+            *kernel_size,
+            in_features // feature_group_count,
+            out_features,
         )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, (out_features,), param_dtype, bias_metadata
+        linear.make_params(
+            self, locals(), self.kernel_shape, (out_features,) if use_bias else None
         )
-        self.in_features = in_features
-        self.out_features = out_features
-        self.kernel_size = kernel_size
-        self.strides = strides
-        self.padding = padding
-        self.input_dilation = input_dilation
-        self.kernel_dilation = kernel_dilation
-        self.feature_group_count = feature_group_count
-        self.use_bias = use_bias
-        self.mask = mask
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.conv_general_dilated = conv_general_dilated
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+        parameters.keep(self, locals())
 
     def __call__(
         self,
@@ -261,7 +263,7 @@ def _check_groups(layer: Conv) -> None:
         )
 
 
-def _per_axis(layer: Conv | ConvTranspose, attribute: str) -> tuple[int, ...]:
+def _per_axis(layer: Convolution, attribute: str) -> tuple[int, ...]:
     """Reads an attribute that is one int for all spatial axes, or one each."""
     rank = len(layer.kernel_size)
     value = getattr(layer, attribute)
@@ -275,7 +277,7 @@ def _per_axis(layer: Conv | ConvTranspose, attribute: str) -> tuple[int, ...]:
 
 
 def _flatten_batch(
-    layer: Conv | ConvTranspose, inputs: Any
+    layer: Convolution, inputs: Any
 ) -> tuple[tuple[int, ...], jax.Array]:
     """The shape of the batch axes, and the inputs ``[batch, *spatial, features]``."""
     inputs, rank = arguments.as_array(inputs), len(layer.kernel_size)
@@ -299,7 +301,7 @@ def _restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Arra
     return outputs.reshape(batch_shape + outputs.shape[1:])
 
 
-def _masked_kernel(layer: Conv | ConvTranspose) -> jax.Array:
+def _masked_kernel(layer: Convolution) -> jax.Array:
     """Multiplies the kernel of a layer with its mask, if it has one."""
     kernel = layer.kernel[...]
     if layer.mask is None:
@@ -373,7 +375,7 @@ def channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
     return jax.lax.ConvDimensionNumbers(array, kernel, array)
 
 
-class ConvTranspose(Module):
+class ConvTranspose(Convolution):
     """A transposed convolution with a learned kernel.
 
     Adds up one copy of ``kernel`` per position of the inputs, weighted by the input
@@ -431,6 +433,8 @@ class ConvTranspose(Module):
         Zeiler, Krishnan, Taylor and Fergus, 2010, "Deconvolutional Networks".
     """
 
+    transpose_kernel: bool
+
     def __init__(
         self,
         in_features: int,
@@ -454,29 +458,14 @@ class ConvTranspose(Module):
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.kernel_size = arguments.sizes(kernel_size)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.strides = strides
-        self.padding = padding
-        self.kernel_dilation = kernel_dilation
-        self.use_bias = use_bias
-        self.mask = mask
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.transpose_kernel = transpose_kernel
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+        self.kernel_size = kernel_size = arguments.sizes(kernel_size)
+        parameters.keep(self, locals())
         channels = (in_features, out_features)
-        self.kernel_shape = self.kernel_size + (
+        self.kernel_shape = kernel_size + (
             channels[::-1] if transpose_kernel else channels
         )
-        self.kernel = parameters.new_param(
-            rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
-        )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, (out_features,), param_dtype, bias_metadata
+        linear.make_params(
+            self, locals(), self.kernel_shape, (out_features,) if use_bias else None
         )
 
     def __call__(

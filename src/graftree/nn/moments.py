@@ -39,7 +39,6 @@ class Norm(Module):
 
     scale: Param[jax.Array] | None
     bias: Param[jax.Array] | None
-    num_features: int
     epsilon: float
     dtype: Dtype | None
     param_dtype: Dtype
@@ -50,31 +49,32 @@ class Norm(Module):
     use_fast_variance: bool
     promote_dtype: PromoteDtypeFn
 
-    def _set_up(self, given: dict[str, Any]) -> None:
-        """Makes the Params, and keeps the other arguments of a constructor."""
-        for name in ("scale", "bias"):
-            if f"use_{name}" in given:
-                param = parameters.optional_param(
-                    given[f"use_{name}"],
-                    given["rngs"],
-                    given[f"{name}_init"],
-                    (given["num_features"],),
-                    given["param_dtype"],
-                    given[f"{name}_metadata"],
-                )
-                setattr(self, name, param)
-        parameters.keep(self, given)
 
-    def _settings(self) -> dict[str, Any]:
-        """What the functions below take from a layer."""
-        settings = Settings(
-            self.dtype,
-            self.epsilon,
-            self.use_fast_variance,
-            self.axis_name,
-            self.axis_index_groups,
-        )
-        return {"promote_dtype": self.promote_dtype, "settings": settings}
+def set_up(layer: Norm, given: dict[str, Any]) -> None:
+    """Makes the Params, and keeps the other arguments of a constructor."""
+    for name in ("scale", "bias"):
+        if f"use_{name}" in given:
+            param = parameters.optional_param(
+                given["rngs"],
+                given[f"{name}_init"],
+                (given["num_features"],) if given[f"use_{name}"] else None,
+                given["param_dtype"],
+                given[f"{name}_metadata"],
+            )
+            setattr(layer, name, param)
+    parameters.keep(layer, given)
+
+
+def settings_of(layer: Norm) -> dict[str, Any]:
+    """How a layer computes, for functions that are fast."""
+    settings = Settings(
+        layer.dtype,
+        layer.epsilon,
+        layer.use_fast_variance,
+        layer.axis_name,
+        layer.axis_index_groups,
+    )
+    return {"promote_dtype": layer.promote_dtype, "settings": settings}
 
 
 CALLS = (

@@ -81,6 +81,11 @@ class BatchNorm(moments.Norm):
         Ioffe and Szegedy, 2015, "Batch Normalization", algorithm 1.
     """
 
+    num_features: int
+    use_running_average: bool | None
+    axis: Axes
+    momentum: float
+
     def __init__(
         self,
         num_features: int,
@@ -105,7 +110,7 @@ class BatchNorm(moments.Norm):
     ):
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
-        self._set_up(locals())
+        moments.set_up(self, locals())
 
     def __call__(
         self,
@@ -146,7 +151,7 @@ class BatchNorm(moments.Norm):
             counts,
             feature_axes=arguments.canonical_axes(self.axis, inputs.ndim),
             use_running_average=use_running_average,
-            **self._settings(),
+            **moments.settings_of(self),
         )
         if use_running_average:
             return y
@@ -283,7 +288,7 @@ class _SampleNorm(moments.Norm):
             counts,
             axes=axes,
             feature_axes=feature_axes,
-            **self._settings(),
+            **moments.settings_of(self),
         )
 
     def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -348,6 +353,9 @@ class LayerNorm(_SampleNorm):
         Ba, Kiros and Hinton, 2016, "Layer Normalization", eq. 3.
     """
 
+    reduction_axes: Axes
+    feature_axes: Axes
+
     def __init__(
         self,
         num_features: int,
@@ -369,7 +377,7 @@ class LayerNorm(_SampleNorm):
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self._set_up(locals())
+        moments.set_up(self, locals())
 
     def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
@@ -415,6 +423,10 @@ class RMSNorm(moments.Norm):
         Zhang and Sennrich, 2019, "Root Mean Square Layer Normalization", eq. 4.
     """
 
+    num_features: int
+    reduction_axes: Axes
+    feature_axes: Axes
+
     def __init__(
         self,
         num_features: int,
@@ -433,7 +445,7 @@ class RMSNorm(moments.Norm):
         rngs: Rngs,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self._set_up(locals())
+        moments.set_up(self, locals())
 
     def __call__(
         self,
@@ -465,7 +477,7 @@ class RMSNorm(moments.Norm):
             counts,
             axes=axes,
             feature_axes=feature_axes,
-            **self._settings(),
+            **moments.settings_of(self),
         )
 
 
@@ -510,6 +522,8 @@ class InstanceNorm(_SampleNorm):
         Ulyanov, Vedaldi and Lempitsky, 2016, "Instance Normalization", eq. 4.
     """
 
+    feature_axes: Axes
+
     def __init__(
         self,
         num_features: int,
@@ -530,7 +544,7 @@ class InstanceNorm(_SampleNorm):
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self._set_up(locals())
+        moments.set_up(self, locals())
 
     def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
@@ -577,6 +591,8 @@ class GroupNorm(moments.Norm):
         Wu and He, 2018, "Group Normalization", eq. 7.
     """
 
+    reduction_axes: Axes | None
+
     def __init__(
         self,
         num_features: int,
@@ -602,7 +618,7 @@ class GroupNorm(moments.Norm):
         num_groups, group_size = _split_features(num_features, num_groups, group_size)
         self.feature_axis = -1
         self.num_groups, self.group_size = num_groups, group_size
-        self._set_up(locals())
+        moments.set_up(self, locals())
 
     @property
     def num_features(self) -> int:
@@ -647,7 +663,7 @@ class GroupNorm(moments.Norm):
             moments.prepare_mask(mask, inputs),
             axes=axes,
             groups=(self.num_groups, self.group_size),
-            **self._settings(),
+            **moments.settings_of(self),
         )
 
 

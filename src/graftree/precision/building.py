@@ -21,7 +21,7 @@ from graftree import _jax, errors
 from graftree.core import ownership, patterns
 from graftree.core.modules.modules import Module
 from graftree.core.objects import running
-from graftree.nn.embed import Embed
+from graftree.nn.linear import Embed
 from graftree.precision import applied as descriptions
 from graftree.precision import policies
 from graftree.precision.models import Parts

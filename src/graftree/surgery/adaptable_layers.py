@@ -13,7 +13,7 @@ from graftree import errors
 from graftree.core import paths
 from graftree.core.objects import bookkeeping
 from graftree.core.variables.variables import Variable
-from graftree.nn import conv, embed, linear, lora
+from graftree.nn import conv, linear, lora
 from graftree.surgery import lora_layers, selections
 from graftree.surgery.selections import Part
 
@@ -52,7 +52,7 @@ KINDS: dict[type, Kind] = {
         "kernel",
         lambda x: ((), tuple(x.kernel_shape[:-1]), (x.out_features,)),
     ),
-    embed.Embed: Kind(
+    linear.Embed: Kind(
         lora_layers.LoRAEmbed,
         "embedding",
         lambda x: ((), (x.num_embeddings,), (x.features,)),

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import Dtype
 from graftree.core.variables.variables import Variable
-from graftree.nn import conv, embed, linear, lora
+from graftree.nn import conv, linear, lora
 from graftree.nn.support import arguments
 
 
@@ -173,7 +173,7 @@ class LoRAConv(conv.Conv):
         )
 
 
-class LoRAEmbed(embed.Embed):
+class LoRAEmbed(linear.Embed):
     """An `Embed` with a low-rank adaptation of its table."""
 
     lora: LowRank

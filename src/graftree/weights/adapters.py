@@ -31,7 +31,7 @@ from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
-from graftree.nn import embed
+from graftree.nn import linear
 from graftree.surgery import (
     adaptable_layers,
     adaptations,
@@ -84,7 +84,7 @@ class _Layer(NamedTuple):
     @property
     def factors(self) -> tuple[str, str]:
         """What PEFT calls its factors."""
-        if isinstance(self.layer, embed.Embed):
+        if isinstance(self.layer, linear.Embed):
             return "lora_embedding_A", "lora_embedding_B"
         return "lora_A.weight", "lora_B.weight"
 

@@ -28,7 +28,6 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from graftree import _jax
 
@@ -103,37 +102,11 @@ def _is_plain(setting: Any) -> bool:
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, as a program whose operations XLA does not see together."""
-
     @functools.wraps(function)
     def run(*arrays: Any, **settings: Any) -> Any:
-        call = functools.partial(function, **settings)
-        program, types = jax.make_jaxpr(call, return_shape=True)(*arrays)
-        jaxpr, known = program.jaxpr, dict[Any, Any]()
-
-        def value(x: Any) -> Any:
-            if isinstance(x, core.Literal):  # or XLA would compute with it beforehand
-                return jax.lax.optimization_barrier(x.val)
-            return known[x]
-
-        known.update(zip(jaxpr.constvars, program.consts, strict=True))
-        known.update(zip(jaxpr.invars, jax.tree.leaves(arrays), strict=True))
-        for equation in jaxpr.eqns:
-            results = _evaluate(equation, [*map(value, equation.invars)])
-            results = jax.lax.optimization_barrier(results)
-            known.update(zip(equation.outvars, results, strict=True))
-        results = [*map(value, jaxpr.outvars)]
-        return jax.tree.unflatten(jax.tree.structure(types), results)
+        return _jax.call_apart(functools.partial(function, **settings), *arrays)
 
     return run
-
-
-def _evaluate(equation: Any, values: list[Any]) -> list[Any]:
-    primitive, params = equation.primitive, equation.params
-    if "call_jaxpr" in params:  # whose derivative is its own
-        return core.jaxpr_as_fun(params["call_jaxpr"])(*values)
-    results = primitive.bind(*values, **params)
-    return results if primitive.multiple_results else [results]
 
 
 # What arguments of layers are by default, and where JAX has it.

@@ -68,15 +68,14 @@ def _initialized(
 
 
 def optional_param(
-    is_used: bool,
     rngs: Rngs,
     initializer: Initializer,
-    shape: Shape,
+    shape: Shape | int | None,
     dtype: Dtype,
     metadata: Mapping[str, Any],
 ) -> Param[jax.Array] | None:
-    """Makes a Param as `new_param` does, or else the mark of an absent one."""
-    if not is_used:
+    """Makes a Param as `new_param` does; without a shape, marks it as absent."""
+    if shape is None:
         return attributes.data(None)
     return new_param(rngs, initializer, shape, dtype, metadata)
 
@@ -99,17 +98,20 @@ def draw_key(rngs: Rngs) -> jax.Array:
 def keep(layer: Any, given: Mapping[str, Any]) -> None:
     """Makes attributes of the arguments of a constructor, in their order.
 
-    Not of ``rngs``, initializers and metadata, from which Params are made, nor of what
-    is a property.
+    Not of random streams, initializers and metadata, which others are made from, nor
+    of what is a property.
 
     Args:
         layer: The layer that is constructed.
         given: The ``locals()`` of the constructor.
     """
     for name, value in given.items():
-        is_used = name in ("self", "rngs") or name.endswith(("_init", "_metadata"))
+        is_used = name in _USED or name.endswith(("_init", "_metadata"))
         if not is_used and not _is_property(layer, name):
             setattr(layer, name, value)
+
+
+_USED = ("self", "rngs", "keep_rngs")
 
 
 def _is_property(layer: Any, name: str) -> bool:
