@@ -613,19 +613,16 @@ def _checked_apart(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
     "jax.extend.core:take_current_trace",
     prepare=_checked_apart,
 )
-def call_apart(
-    set_trace: Any, take_trace: Any, function: Callable[..., Any], *arrays: Any
-) -> Any:
+def _ways_to_trace(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
+    return set_trace, take_trace
+
+
+def call_apart(function: Callable[..., Any], *arrays: Any) -> Any:
     """Calls a function in a trace, so that XLA sees its operations one by one.
 
     The program computes what an eager call computes, bit by bit.
     """
-    return _called_apart(set_trace, take_trace, function, *arrays)
-
-
-@call_apart.otherwise
-def _(*_: Any) -> Any:
-    raise NotImplementedError
+    return _called_apart(*_ways_to_trace(), function, *arrays)
 
 
 # Programs as JAX records them; what is public of them is read by `jaxprs`.

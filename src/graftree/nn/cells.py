@@ -220,7 +220,8 @@ def _own_stream(
 
 
 def _warn(text: str) -> None:
-    # Up from here: _own_stream, _set_up, the constructor, two of the metaclass, the caller.
+    # Up from here: _own_stream, _set_up, the constructor, two of the metaclass, the
+    # caller.
     warnings.warn(text, UserWarning, stacklevel=7)
 
 

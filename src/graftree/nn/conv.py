@@ -146,8 +146,11 @@ class Conv(Convolution):
             in_features // feature_group_count,
             out_features,
         )
-        linear.make_params(
-            self, locals(), self.kernel_shape, (out_features,) if use_bias else None
+        parameters.make(
+            self,
+            locals(),
+            kernel=self.kernel_shape,
+            bias=(out_features,) if use_bias else None,
         )
         parameters.keep(self, locals())
 
@@ -229,13 +232,10 @@ def _convolved(
     feature_group_count: int,
     conv_general_dilated: ConvGeneralDilatedT,
     promote_dtype: PromoteDtypeFn,
-    dtype: Dtype | None,
-    precision: PrecisionLike,
-    preferred_element_type: Dtype | None,
-    out_sharding: Any,
+    settings: linear.ContractionSettings,
 ) -> jax.Array:
     """The convolution of ``x`` with a kernel, and a bias per channel."""
-    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=dtype)
+    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=settings.dtype)
     outputs = conv_general_dilated(
         x,
         kernel,
@@ -245,10 +245,7 @@ def _convolved(
         rhs_dilation=rhs_dilation,
         dimension_numbers=channels_last(len(strides)),
         feature_group_count=feature_group_count,
-        precision=precision,
-        **arguments.if_set(
-            preferred_element_type=preferred_element_type, out_sharding=out_sharding
-        ),
+        **settings.options(),
     )
     return linear.add_bias(outputs, bias)
 
@@ -464,8 +461,11 @@ class ConvTranspose(Convolution):
         self.kernel_shape = kernel_size + (
             channels[::-1] if transpose_kernel else channels
         )
-        linear.make_params(
-            self, locals(), self.kernel_shape, (out_features,) if use_bias else None
+        parameters.make(
+            self,
+            locals(),
+            kernel=self.kernel_shape,
+            bias=(out_features,) if use_bias else None,
         )
 
     def __call__(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +43,29 @@ default_bias_init = initializers.zeros
 """The bias initializer of all layers."""
 
 
+class ContractionSettings(NamedTuple):
+    """How a layer contracts; the first three are attributes of the layer."""
+
+    dtype: Dtype | None
+    precision: PrecisionLike
+    preferred_element_type: Dtype | None
+    out_sharding: Any
+
+    def options(self) -> dict[str, Any]:
+        """The keywords of a contraction: ``precision`` always, the others only if set.
+
+        A contraction of the user's own need not have these.
+        """
+        found = arguments.if_set(
+            preferred_element_type=self.preferred_element_type,
+            out_sharding=self.out_sharding,
+        )
+        return {"precision": self.precision, **found}
+
+
 @eager.fast(
-    *("lax.dot_general", "lax.dot", "lax.dtype", "lax.add", "numpy.add"),
-    *("numpy.reshape", "lax.reshape"),
+    *("lax.dot_general", "lax.dot", "lax.dtype", "lax.add", "lax.reshape"),
+    *("numpy.add", "numpy.issubdtype", "numpy.reshape", "numpy.result_type"),
     once=True,
 )
 def affine(
@@ -57,10 +77,7 @@ def affine(
     bias_shape: Shape | None = None,
     dot_general: DotGeneralT,
     promote_dtype: PromoteDtypeFn,
-    dtype: Dtype | None,
-    precision: PrecisionLike,
-    preferred_element_type: Dtype | None,
-    out_sharding: Any,
+    settings: ContractionSettings,
 ) -> jax.Array:
     """Computes ``inputs @ kernel + bias``.
 
@@ -73,17 +90,11 @@ def affine(
             varies along the last axis.
         dot_general: The contraction.
         promote_dtype: Brings all three to one dtype, in which they meet.
-        dtype: That dtype, or ``None``.
-        precision: For the contraction.
-        preferred_element_type: For the contraction, if set: one of the user's own need
-            not have it.
-        out_sharding: Likewise.
+        settings: How they are contracted.
     """
-    inputs, kernel, bias = promote_dtype((inputs, kernel, bias), dtype=dtype)
-    options = arguments.if_set(
-        preferred_element_type=preferred_element_type, out_sharding=out_sharding
-    )
-    outputs = dot_general(inputs, kernel, axes, precision=precision, **options)
+    operands = (inputs, kernel, bias)
+    inputs, kernel, bias = promote_dtype(operands, dtype=settings.dtype)
+    outputs = dot_general(inputs, kernel, axes, **settings.options())
     return add_bias(outputs, bias, bias_shape)
 
 
@@ -109,29 +120,12 @@ class Contraction(Module):
     preferred_element_type: Dtype | None
 
 
-def make_params(
-    layer: Contraction,
-    given: Mapping[str, Any],
-    kernel_shape: Shape,
-    bias_shape: Shape | int | None,
-) -> None:
-    """Makes kernel and bias, from the arguments of a constructor."""
-    rngs, dtype = given["rngs"], given["param_dtype"]
-    init, metadata = given["kernel_init"], given["kernel_metadata"]
-    layer.kernel = parameters.new_param(rngs, init, kernel_shape, dtype, metadata)
-    init, metadata = given["bias_init"], given["bias_metadata"]
-    layer.bias = parameters.optional_param(rngs, init, bias_shape, dtype, metadata)
-
-
 def contraction_settings(layer: Contraction, out_sharding: Any) -> dict[str, Any]:
-    """How a layer contracts: what `affine` takes."""
-    return {
-        "promote_dtype": layer.promote_dtype,
-        "dtype": layer.dtype,
-        "precision": layer.precision,
-        "preferred_element_type": layer.preferred_element_type,
-        "out_sharding": out_sharding,
-    }
+    """How a layer contracts, for functions that are fast."""
+    settings = ContractionSettings(
+        layer.dtype, layer.precision, layer.preferred_element_type, out_sharding
+    )
+    return {"promote_dtype": layer.promote_dtype, "settings": settings}
 
 
 class Linear(Contraction):
@@ -194,11 +188,11 @@ class Linear(Contraction):
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        make_params(
+        parameters.make(
             self,
             locals(),
-            (in_features, out_features),
-            (out_features,) if use_bias else None,
+            kernel=(in_features, out_features),
+            bias=(out_features,) if use_bias else None,
         )
         parameters.keep(self, locals())
 
@@ -324,11 +318,11 @@ class LinearGeneral(Contraction):
         columns = math.prod(self.out_features)
         kernel_init = _on_flat_shape(kernel_init, (rows, columns))
         bias_init = _on_flat_shape(bias_init, (math.prod(batch) * columns,))
-        make_params(
+        parameters.make(
             self,
             locals(),
-            (*batch, *self.in_features, *self.out_features),
-            (*batch, *self.out_features) if use_bias else None,
+            kernel=(*batch, *self.in_features, *self.out_features),
+            bias=(*batch, *self.out_features) if use_bias else None,
         )
 
     def __call__(
@@ -464,7 +458,7 @@ class Einsum(Contraction):
     ):
         if einsum_str is not None:
             einsum_str = _checked(einsum_str)
-        make_params(self, locals(), kernel_shape, bias_shape)
+        parameters.make(self, locals(), kernel=kernel_shape, bias=bias_shape)
         parameters.keep(self, locals())
 
     def __call__(
@@ -518,19 +512,11 @@ def _contracted(
     equation: str,
     einsum_op: EinsumT,
     promote_dtype: PromoteDtypeFn,
-    dtype: Dtype | None,
-    precision: PrecisionLike,
-    preferred_element_type: Dtype | None,
-    out_sharding: Any,
+    settings: ContractionSettings,
 ) -> jax.Array:
-    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=dtype)
-    options = arguments.if_set(
-        preferred_element_type=preferred_element_type, out_sharding=out_sharding
-    )
-    outputs = einsum_op(equation, x, kernel, precision=precision, **options)
-    if bias is None:
-        return outputs
-    return outputs + jnp.reshape(bias, _bias_shape(equation, x.ndim, kernel.shape))
+    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=settings.dtype)
+    outputs = einsum_op(equation, x, kernel, **settings.options())
+    return add_bias(outputs, bias, _bias_shape(equation, x.ndim, kernel.shape))
 
 
 def _checked(einsum_str: str) -> str:
@@ -610,6 +596,8 @@ class Embed(Module):
         Array([0., 2., 4.], dtype=float32)
     """
 
+    embedding: Param[jax.Array]
+
     def __init__(
         self,
         num_embeddings: int,
@@ -622,13 +610,7 @@ class Embed(Module):
         rngs: Rngs,
         embedding_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.embedding = parameters.new_param(
-            rngs,
-            embedding_init,
-            (num_embeddings, features),
-            param_dtype,
-            embedding_metadata,
-        )
+        parameters.make(self, locals(), embedding=(num_embeddings, features))
         self.num_embeddings = num_embeddings
         self.features = features
         self.dtype = self.embedding.dtype if dtype is None else dtype

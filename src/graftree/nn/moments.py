@@ -21,10 +21,10 @@ from jax import lax
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
-from graftree.nn.support import arguments, parameters
+from graftree.nn.support import arguments
 
 
-class Settings(NamedTuple):
+class NormSettings(NamedTuple):
     """How a layer computes; the attributes are those of the layer."""
 
     dtype: Dtype | None
@@ -50,24 +50,9 @@ class Norm(Module):
     promote_dtype: PromoteDtypeFn
 
 
-def set_up(layer: Norm, given: dict[str, Any]) -> None:
-    """Makes the Params, and keeps the other arguments of a constructor."""
-    for name in ("scale", "bias"):
-        if f"use_{name}" in given:
-            param = parameters.optional_param(
-                given["rngs"],
-                given[f"{name}_init"],
-                (given["num_features"],) if given[f"use_{name}"] else None,
-                given["param_dtype"],
-                given[f"{name}_metadata"],
-            )
-            setattr(layer, name, param)
-    parameters.keep(layer, given)
-
-
 def settings_of(layer: Norm) -> dict[str, Any]:
     """How a layer computes, for functions that are fast."""
-    settings = Settings(
+    settings = NormSettings(
         layer.dtype,
         layer.epsilon,
         layer.use_fast_variance,
@@ -77,15 +62,23 @@ def settings_of(layer: Norm) -> dict[str, Any]:
     return {"promote_dtype": layer.promote_dtype, "settings": settings}
 
 
+_LAX = (
+    "add broadcast_in_dim broadcast_shapes convert_element_type div dtype expand_dims "
+    "max mul pmean reduce reduce_sum reshape rsqrt select square sub"
+)
+_NUMPY = (
+    "any array asarray astype iscomplexobj issubdtype maximum mean promote_types "
+    "reshape result_type square sum where"
+)
 CALLS = (
-    *("numpy.mean", "numpy.square", "numpy.maximum", "numpy.where", "numpy.reshape"),
-    *("lax.rsqrt", "lax.square", "lax.reshape", "lax.pmean"),
+    *(f"lax.{name}" for name in _LAX.split()),
+    *(f"numpy.{name}" for name in _NUMPY.split()),
 )
 """The functions of JAX that run here."""
 
 
 def moments(
-    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: Settings
+    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: NormSettings
 ) -> tuple[jax.Array, jax.Array]:
     """Computes mean and population variance of ``x`` over some of its axes.
 
@@ -107,14 +100,14 @@ def moments(
 
 
 def mean_square(
-    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: Settings
+    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: NormSettings
 ) -> jax.Array:
     """Computes the mean of ``|x|^2`` over some axes; arguments as for `moments`."""
     square = _abs_square(_widen(x, settings))
     return average_over(_mean(square, axes, mask), settings)
 
 
-def _widen(x: jax.Array, settings: Settings) -> jax.Array:
+def _widen(x: jax.Array, settings: NormSettings) -> jax.Array:
     """Casts ``x`` to the dtype that statistics are computed in."""
     dtype = jnp.result_type(x) if settings.dtype is None else settings.dtype
     return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
@@ -133,7 +126,7 @@ def _mean(x: jax.Array, axes: Sequence[int], mask: jax.Array | None) -> jax.Arra
     return jnp.mean(x, axes, keepdims=True, where=mask)
 
 
-def average_over(values: Any, settings: Settings) -> Any:
+def average_over(values: Any, settings: NormSettings) -> Any:
     """Averages arrays over a mapped axis, if there is one, in one collective."""
     if settings.axis_name is None:
         return values
@@ -148,7 +141,7 @@ def normalize(
     scale: jax.Array | None,
     bias: jax.Array | None,
     feature_axes: Sequence[int],
-    settings: Settings,
+    settings: NormSettings,
 ) -> jax.Array:
     """Computes ``(x - mean) * (rsqrt(variance + epsilon) * scale) + bias``.
 
@@ -175,3 +168,17 @@ def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:
     if mask.dtype != bool:
         raise ValueError("mask must be boolean; pass `mask != 0` to make it so.")
     return mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)
+
+
+def split_mask(
+    mask: jax.Array, axes: tuple[int, ...], settings: NormSettings
+) -> tuple[jax.Array, jax.Array]:
+    """A mask that leaves no feature empty, and which features it has statistics of.
+
+    An empty mean is 0 / 0, with a NaN gradient even where it is not selected. So where
+    nothing counts, let everything count, and say that the result is void.
+    """
+    is_known = jnp.any(mask, axes, keepdims=True)
+    mask = mask | ~is_known
+    share_known = average_over(is_known.astype(jnp.float32), settings)
+    return mask, share_known == 1.0

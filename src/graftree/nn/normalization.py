@@ -8,7 +8,6 @@ is in ``moments``. State is written last: a failed call changes nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables import sharding
 from graftree.core.variables.kinds import BatchStat
 from graftree.nn import initializers, moments
-from graftree.nn.moments import Settings
+from graftree.nn.moments import NormSettings
 from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class BatchNorm(moments.Norm):
     ):
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
-        moments.set_up(self, locals())
+        _set_up(self, locals())
 
     def __call__(
         self,
@@ -179,7 +178,16 @@ class BatchNorm(moments.Norm):
             self.use_running_average = use_running_average
 
 
-@eager.fast(*moments.CALLS)
+def _set_up(layer: moments.Norm, given: Mapping[str, Any]) -> None:
+    """Makes scale and bias, and keeps the other arguments of a constructor."""
+    used = {x: given[f"use_{x}"] for x in ("scale", "bias") if f"use_{x}" in given}
+    shape = (given["num_features"],)
+    shapes = {name: shape if is_used else None for name, is_used in used.items()}
+    parameters.make(layer, given, **shapes)
+    parameters.keep(layer, given)
+
+
+@eager.fast(*moments.CALLS, once=True)
 def _normalized_over_batch(
     x: jax.Array,
     mean: jax.Array,
@@ -191,7 +199,7 @@ def _normalized_over_batch(
     feature_axes: tuple[int, ...],
     use_running_average: bool,
     promote_dtype: PromoteDtypeFn,
-    settings: Settings,
+    settings: NormSettings,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
     """The outputs; mean and variance of ``x``, and for which features they are known.
 
@@ -207,7 +215,7 @@ def _normalized_over_batch(
     elif mask is None:
         mean, variance = moments.moments(x, axes, None, settings)
     else:
-        mask, is_known = _split_mask(mask, axes, settings)
+        mask, is_known = moments.split_mask(mask, axes, settings)
         current = moments.moments(x, axes, mask, settings)
         mean = jnp.where(is_known, current[0], jnp.reshape(mean, shape))
         variance = jnp.where(is_known, current[1], jnp.reshape(variance, shape))
@@ -215,20 +223,6 @@ def _normalized_over_batch(
     return (
         (y, None, None, None) if use_running_average else (y, mean, variance, is_known)
     )
-
-
-def _split_mask(
-    mask: jax.Array, axes: tuple[int, ...], settings: Settings
-) -> tuple[jax.Array, jax.Array]:
-    """A mask that leaves no feature empty, and which features it has statistics of.
-
-    An empty mean is 0 / 0, with a NaN gradient even where it is not selected. So where
-    nothing counts, let everything count, and say that the result is void.
-    """
-    is_known = jnp.any(mask, axes, keepdims=True)
-    mask = mask | ~is_known
-    share_known = moments.average_over(is_known.astype(jnp.float32), settings)
-    return mask, share_known == 1.0
 
 
 @eager.fast("numpy.reshape", "numpy.where", "lax.reshape", "numpy.broadcast_to")
@@ -280,23 +274,26 @@ class _SampleNorm(moments.Norm):
         """
         inputs = arguments.as_array(x)
         axes, feature_axes = self._axes(inputs)
-        counts = moments.prepare_mask(mask, inputs)
-        return _normalized(
-            inputs,
-            arguments.read(self.scale),
-            arguments.read(self.bias),
-            counts,
-            axes=axes,
-            feature_axes=feature_axes,
-            **moments.settings_of(self),
-        )
+        return _called(self, inputs, mask, axes=axes, feature_axes=feature_axes)
 
     def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The axes to compute statistics over, and those of scale and bias."""
         raise NotImplementedError
 
 
-@eager.fast(*moments.CALLS)
+def _called(layer: moments.Norm, x: jax.Array, mask: Any, **how: Any) -> jax.Array:
+    """What a layer computes that remembers nothing."""
+    return _normalized(
+        x,
+        arguments.read(layer.scale),
+        arguments.read(getattr(layer, "bias", None)),
+        moments.prepare_mask(mask, x),
+        **how,
+        **moments.settings_of(layer),
+    )
+
+
+@eager.fast(*moments.CALLS, once=True)
 def _normalized(
     x: jax.Array,
     scale: jax.Array | None,
@@ -305,12 +302,28 @@ def _normalized(
     *,
     axes: tuple[int, ...],
     feature_axes: tuple[int, ...],
+    is_centered: bool = True,
+    groups: tuple[int, int] | None = None,
     promote_dtype: PromoteDtypeFn,
-    settings: Settings,
+    settings: NormSettings,
 ) -> jax.Array:
-    x, scale, bias = promote_dtype((x, scale, bias), dtype=settings.dtype)
-    mean, variance = moments.moments(x, axes, mask, settings)
-    return moments.normalize(x, mean, variance, scale, bias, feature_axes, settings)
+    """Normalizes ``x`` over some axes, of which groups split the last one in two."""
+    if is_centered:
+        x, scale, bias = promote_dtype((x, scale, bias), dtype=settings.dtype)
+    else:
+        x, scale = promote_dtype((x, scale), dtype=settings.dtype)
+    y = x
+    if groups is not None:
+        y = jnp.reshape(x, (*x.shape[:-1], *groups))
+        if mask is not None:
+            mask = jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1]))
+            mask = jnp.reshape(mask, (*mask.shape[:-1], *groups))
+    if is_centered:
+        mean, variance = moments.moments(y, axes, mask, settings)
+    else:
+        mean, variance = None, moments.mean_square(y, axes, mask, settings)
+    y = moments.normalize(y, mean, variance, scale, bias, feature_axes, settings)
+    return jnp.reshape(y, x.shape)
 
 
 class LayerNorm(_SampleNorm):
@@ -377,7 +390,7 @@ class LayerNorm(_SampleNorm):
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        moments.set_up(self, locals())
+        _set_up(self, locals())
 
     def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
@@ -445,7 +458,7 @@ class RMSNorm(moments.Norm):
         rngs: Rngs,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        moments.set_up(self, locals())
+        _set_up(self, locals())
 
     def __call__(
         self,
@@ -468,33 +481,14 @@ class RMSNorm(moments.Norm):
                 be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
         inputs = arguments.as_array(x)
-        axes = arguments.canonical_axes(self.reduction_axes, inputs.ndim)
-        feature_axes = arguments.canonical_axes(self.feature_axes, inputs.ndim)
-        counts = moments.prepare_mask(mask, inputs)
-        return _scaled(
+        return _called(
+            self,
             inputs,
-            arguments.read(self.scale),
-            counts,
-            axes=axes,
-            feature_axes=feature_axes,
-            **moments.settings_of(self),
+            mask,
+            axes=arguments.canonical_axes(self.reduction_axes, inputs.ndim),
+            feature_axes=arguments.canonical_axes(self.feature_axes, inputs.ndim),
+            is_centered=False,
         )
-
-
-@eager.fast(*moments.CALLS)
-def _scaled(
-    x: jax.Array,
-    scale: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    axes: tuple[int, ...],
-    feature_axes: tuple[int, ...],
-    promote_dtype: PromoteDtypeFn,
-    settings: Settings,
-) -> jax.Array:
-    x, scale = promote_dtype((x, scale), dtype=settings.dtype)
-    square = moments.mean_square(x, axes, mask, settings)
-    return moments.normalize(x, None, square, scale, None, feature_axes, settings)
 
 
 class InstanceNorm(_SampleNorm):
@@ -544,7 +538,7 @@ class InstanceNorm(_SampleNorm):
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        moments.set_up(self, locals())
+        _set_up(self, locals())
 
     def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
@@ -618,7 +612,7 @@ class GroupNorm(moments.Norm):
         num_groups, group_size = _split_features(num_features, num_groups, group_size)
         self.feature_axis = -1
         self.num_groups, self.group_size = num_groups, group_size
-        moments.set_up(self, locals())
+        _set_up(self, locals())
 
     @property
     def num_features(self) -> int:
@@ -656,41 +650,15 @@ class GroupNorm(moments.Norm):
             raise ValueError(
                 f"reduction_axes={self.reduction_axes} must include the last axis."
             )
-        return _normalized_in_groups(
-            inputs,
-            arguments.read(self.scale),
-            arguments.read(self.bias),
-            moments.prepare_mask(mask, inputs),
-            axes=axes,
-            groups=(self.num_groups, self.group_size),
-            **moments.settings_of(self),
-        )
-
-
-@eager.fast(*moments.CALLS, "numpy.broadcast_to")
-def _normalized_in_groups(
-    x: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    axes: tuple[int, ...],
-    groups: tuple[int, int],
-    promote_dtype: PromoteDtypeFn,
-    settings: Settings,
-) -> jax.Array:
-    def grouped(x: jax.Array) -> jax.Array:
         # The last axis becomes two: the group, and the place in the group.
-        return jnp.reshape(x, (*x.shape[:-1], *groups))
-
-    if mask is not None:
-        mask = grouped(jnp.broadcast_to(mask, (*mask.shape[:-1], math.prod(groups))))
-    x, scale, bias = promote_dtype((x, scale, bias), dtype=settings.dtype)
-    y, last = grouped(x), x.ndim - 1
-    mean, variance = moments.moments(y, (*axes[:-1], last + 1), mask, settings)
-    features = (last, last + 1)
-    y = moments.normalize(y, mean, variance, scale, bias, features, settings)
-    return y.reshape(x.shape)
+        return _called(
+            self,
+            inputs,
+            mask,
+            axes=(*axes[:-1], last + 1),
+            feature_axes=(last, last + 1),
+            groups=(self.num_groups, self.group_size),
+        )
 
 
 def _split_features(

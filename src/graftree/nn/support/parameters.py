@@ -67,19 +67,6 @@ def _initialized(
     return initializer(key, shape, dtype)
 
 
-def optional_param(
-    rngs: Rngs,
-    initializer: Initializer,
-    shape: Shape | int | None,
-    dtype: Dtype,
-    metadata: Mapping[str, Any],
-) -> Param[jax.Array] | None:
-    """Makes a Param as `new_param` does; without a shape, marks it as absent."""
-    if shape is None:
-        return attributes.data(None)
-    return new_param(rngs, initializer, shape, dtype, metadata)
-
-
 def draw_key(rngs: Rngs) -> jax.Array:
     """Takes the next key of the stream ``params``."""
     try:
@@ -93,6 +80,24 @@ def draw_key(rngs: Rngs) -> jax.Array:
             "outer module."
         ) from None
     return stream()
+
+
+def make(layer: Any, given: Mapping[str, Any], **shapes: Shape | int | None) -> None:
+    """Makes Params of these shapes, from the arguments of a constructor.
+
+    Args:
+        layer: The layer that is constructed.
+        given: The ``locals()`` of the constructor: ``rngs``, ``param_dtype``, and for
+            each name ``name_init`` and ``name_metadata``.
+        **shapes: By the name of the Param; ``None``: it is absent.
+    """
+    for name, shape in shapes.items():
+        param = attributes.data(None)
+        if shape is not None:
+            initializer, metadata = given[f"{name}_init"], given[f"{name}_metadata"]
+            rngs, dtype = given["rngs"], given["param_dtype"]
+            param = new_param(rngs, initializer, shape, dtype, metadata)
+        setattr(layer, name, param)
 
 
 def keep(layer: Any, given: Mapping[str, Any]) -> None:
