@@ -73,7 +73,7 @@ def affine(
     kernel: jax.Array,
     bias: jax.Array | None,
     *,
-    axes: Any,
+    axes: Any = None,
     bias_shape: Shape | None = None,
     dot_general: DotGeneralT,
     promote_dtype: PromoteDtypeFn,
@@ -85,7 +85,8 @@ def affine(
         inputs: The first operand of the contraction.
         kernel: The second.
         bias: Added to the result; ``None``: nothing is.
-        axes: Over which axes, as ``jax.lax.dot_general`` has it.
+        axes: Over which axes, as ``jax.lax.dot_general`` has it; ``None``: the last of
+            the inputs, and the first of the kernel.
         bias_shape: The shape of the bias, of the rank of the result; ``None``: it
             varies along the last axis.
         dot_general: The contraction.
@@ -94,6 +95,8 @@ def affine(
     """
     operands = (inputs, kernel, bias)
     inputs, kernel, bias = promote_dtype(operands, dtype=settings.dtype)
+    if axes is None:
+        axes = (((inputs.ndim - 1,), (0,)), ((), ()))
     outputs = dot_general(inputs, kernel, axes, **settings.options())
     return add_bias(outputs, bias, bias_shape)
 
@@ -215,12 +218,10 @@ class Linear(Contraction):
                 is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        x = arguments.as_array(inputs)
         return affine(
-            x,
+            arguments.as_array(inputs),
             self.kernel[...],
             arguments.read(self.bias),
-            axes=(((x.ndim - 1,), (0,)), ((), ())),
             dot_general=self.dot_general,
             **contraction_settings(self, out_sharding),
         )
@@ -345,10 +346,11 @@ class LinearGeneral(Contraction):
             ValueError: If ``dtype`` is neither floating nor complex.
         """
         x = arguments.as_array(inputs)
-        axis = tuple(sorted([a + x.ndim if a < 0 else a for a in self.axis]))
+        ndim = len(x.shape)
+        axis = tuple(sorted([a + ndim if a < 0 else a for a in self.axis]))
         batch = tuple(range(len(self.batch_axis)))
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
-        kept = [n for n in range(x.ndim) if n not in axis]
+        kept = [n for n in range(ndim) if n not in axis]
         sizes = [x.shape[n] if n in batch else 1 for n in kept]
         return affine(
             x,

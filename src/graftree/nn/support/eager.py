@@ -137,7 +137,14 @@ def current(function: Any) -> Any:
     return function
 
 
-_PLACES = {"lax": jax.lax, "numpy": jax.numpy, "nn": jax.nn, "random": jax.random}
+_PLACES: dict[str, Any] = {
+    "lax": jax.lax,
+    "numpy": jax.numpy,
+    "nn": jax.nn,
+    "random": jax.random,
+    # What the initializers of JAX draw from.
+    "draws": jax.nn.initializers.lecun_normal().__globals__.get("random", jax.random),
+}
 _code_of = operator.attrgetter("__code__")
 
 

@@ -60,7 +60,7 @@ def first_value(
 _DEFAULTS = (*map(eager.known, (initializers.zeros, initializers.ones)), lecun_normal)
 
 
-@eager.fast("numpy.ones", "numpy.sqrt", "numpy.zeros")
+@eager.fast("numpy.ones", "numpy.sqrt", "numpy.zeros", "draws.truncated_normal")
 def _initialized(
     key: jax.Array, *, initializer: Initializer, shape: Shape, dtype: Dtype
 ) -> Any:
