@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import operator
 import os
 import traceback
 import types
@@ -198,20 +197,6 @@ def trace_under_defaults(defaults: frozenset[tuple[str, Any]] | None) -> None:
 def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
     """From now on the process uses only programs that were traced under these."""
     _flags.set_global(flags)
-
-
-def eager_context() -> tuple[Any, ...] | None:
-    """The settings under which eager calls run programs as they are, as a key.
-
-    ``None`` in a trace, where JAX looks for errors or compiles nothing, and where the
-    settings are unknown.
-    """
-    is_plain = current_trace() is no_trace and not any(_ways_to_run(config))
-    return _settings() if is_plain else None
-
-
-_FLAGS = "jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_debug_key_reuse"
-_ways_to_run = operator.attrgetter(*[x for x in _FLAGS if hasattr(config, x)])
 
 
 def _checked_settings(trace_context: Any) -> tuple[Any]:
@@ -615,6 +600,12 @@ def _checked_apart(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
 )
 def _ways_to_trace(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
     return set_trace, take_trace
+
+
+@functools.cache
+def can_call_apart() -> bool:
+    """Whether this version of JAX lets `call_apart` do its work."""
+    return _ways_to_trace() is not None
 
 
 def call_apart(function: Callable[..., Any], *arrays: Any) -> Any:

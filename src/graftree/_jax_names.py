@@ -47,10 +47,9 @@ NAMES = {
         "control flow outside of jit is compiled again where it is differentiated",
     ),
     "jax._src.config:trace_context": Name(
-        "a key of the settings that eager calls run under",
+        "the settings of JAX that a trace depends on",
         "",
-        "new layers and eager attention take longer, and explain_recompile does not "
-        "tell settings of JAX",
+        "explain_recompile does not tell settings of JAX",
     ),
     "jax._src.config:trace_context_names": Name(
         "the names of these settings",

@@ -146,7 +146,10 @@ class BatchNorm(moments.Norm):
         counts = None if use_running_average else moments.prepare_mask(mask, inputs)
         y, mean, variance, is_known = _normalized_over_batch(
             inputs,
-            *map(arguments.read, (self.mean, self.var, self.scale, self.bias)),
+            self.mean[...],
+            self.var[...],
+            arguments.read(self.scale),
+            arguments.read(self.bias),
             counts,
             feature_axes=arguments.canonical_axes(self.axis, inputs.ndim),
             use_running_average=use_running_average,
@@ -200,7 +203,7 @@ def _normalized_over_batch(
     use_running_average: bool,
     promote_dtype: PromoteDtypeFn,
     settings: NormSettings,
-) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
+) -> tuple[jax.Array, Any, Any, Any]:
     """The outputs; mean and variance of ``x``, and for which features they are known.
 
     Without a mask, and with the running statistics, these are not asked for.

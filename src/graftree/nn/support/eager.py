@@ -62,7 +62,8 @@ def fast(*calls: str, once: bool = False) -> Callable[[F], F]:
         @functools.wraps(function)
         def call(*arrays: Any, **settings: Any) -> Any:
             if _jax.current_trace() is _jax.no_trace:
-                program = eager if all(map(_has_values, arrays)) else function
+                is_eager = _jax.can_call_apart() and all(map(_has_values, arrays))
+                program = eager if is_eager else function
             else:
                 program = traced if once and _are_traced(arrays) else function
             is_usual = program is not function and is_original()
@@ -137,13 +138,14 @@ def current(function: Any) -> Any:
     return function
 
 
+_DRAWING: Any = jax.nn.initializers.lecun_normal()
 _PLACES: dict[str, Any] = {
     "lax": jax.lax,
     "numpy": jax.numpy,
     "nn": jax.nn,
     "random": jax.random,
     # What the initializers of JAX draw from.
-    "draws": jax.nn.initializers.lecun_normal().__globals__.get("random", jax.random),
+    "draws": _DRAWING.__globals__.get("random", jax.random),
 }
 _code_of = operator.attrgetter("__code__")
 

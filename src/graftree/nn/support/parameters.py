@@ -50,9 +50,9 @@ def first_value(
     """What ``initializer(key, shape, dtype)`` gives."""
     # By identity: others may have no hash, or be equal to all.
     is_default = any(initializer is x for x in _DEFAULTS)
-    is_plain = type(shape) is tuple and all(type(n) is int for n in shape)
-    if is_default and is_plain and _jax.concrete_mesh() is None:
-        return _initialized(key, initializer=initializer, shape=shape, dtype=dtype)
+    if is_default and isinstance(shape, tuple) and _jax.concrete_mesh() is None:
+        if all(type(n) is int for n in shape):
+            return _initialized(key, initializer=initializer, shape=shape, dtype=dtype)
     return initializer(key, shape, dtype)
 
 
