@@ -68,6 +68,7 @@ class ContractionSettings(NamedTuple):
     *("lax.dot_general", "lax.dot", "lax.dtype", "lax.add", "lax.reshape"),
     *("numpy.add", "numpy.issubdtype", "numpy.reshape", "numpy.result_type"),
     once=True,
+    eager_transforms=True,
 )
 def affine(
     inputs: jax.Array,

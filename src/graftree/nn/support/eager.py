@@ -38,7 +38,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _EARLY: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
-def fast(*calls: str, once: bool = False) -> Callable[[F], F]:
+def fast(
+    *calls: str, once: bool = False, eager_transforms: bool = False
+) -> Callable[[F], F]:
     """Makes a function of arrays fast when it is called eagerly.
 
     The function takes arrays, or ``None``, by position, and nothing but settings by
@@ -48,8 +50,12 @@ def fast(*calls: str, once: bool = False) -> Callable[[F], F]:
     Args:
         *calls: The public functions of JAX that run in it, at any depth, as
             ``lax.add``. If none is named, all are looked at, which takes 20 us.
-        once: Whether traces record it once for equal shapes, and put in again what they
-            found, and its derivatives. The recorded operations are the same.
+        once: Whether programs that are recorded, as by `jax.jit`, record it once for
+            equal shapes, and put in again what they found, and its derivatives. The
+            recorded operations are the same.
+        eager_transforms: Whether eager derivatives and ``vmap`` are programs, too.
+            Of derivatives the barriers keep but the operations of the function apart,
+            so this is for single contractions.
     """
     is_original = watched(*calls)
 
@@ -61,11 +67,16 @@ def fast(*calls: str, once: bool = False) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def call(*arrays: Any, **settings: Any) -> Any:
-            if _jax.current_trace() is _jax.no_trace:
-                is_eager = _jax.can_call_apart() and all(map(_has_values, arrays))
-                program = eager if is_eager else function
-            else:
-                program = traced if once and _are_traced(arrays) else function
+            program: Any = function
+            if _jax.can_call_apart():
+                if _jax.current_trace() is _jax.no_trace:
+                    program = eager if all(map(_has_values, arrays)) else function
+                elif _are_traced(arrays):
+                    is_recorded = _jax.recording_trace() is not None
+                    if once and is_recorded:
+                        program = traced
+                    elif eager_transforms and not is_recorded:
+                        program = eager
             is_usual = program is not function and is_original()
             if is_usual and all(map(_is_plain, settings.values())):
                 try:
