@@ -14,8 +14,8 @@ import timeit
 
 ROWS = {
     "jax._src.core:trace_state": "assign",
-    "jax._src.config:trace_context": "make",
-    "jax._src.config:trace_context ": "attend",
+    "jax.extend.core:set_current_trace": "make",
+    "jax.extend.core:set_current_trace ": "attend",
     "jax._src.tree_util:dispatch_registry": "call",
     "graftree._python:evaluate": "flatten",
 }

@@ -194,10 +194,8 @@ from graftree.nn.cells import (
 )
 from graftree.nn.conv import Conv, ConvTranspose
 from graftree.nn.dropout import Dropout
-from graftree.nn.einsum import Einsum
-from graftree.nn.embed import Embed
 from graftree.nn.initializers import Initializer
-from graftree.nn.linear import Linear, LinearGeneral
+from graftree.nn.linear import Einsum, Embed, Linear, LinearGeneral
 from graftree.nn.lora import LoRA, LoRALinear, LoRAParam
 from graftree.nn.multi_head_attention import MultiHeadAttention
 from graftree.nn.normalization import (
@@ -223,8 +221,8 @@ from graftree.nn.recurrent import RNN, Bidirectional
 from graftree.nn.reparametrization import SpectralNorm, WeightNorm
 from graftree.nn.rope import RoPE, dot_product_attention_with_rope
 from graftree.nn.sequential import Sequential
-from graftree.nn.stacks import Stack
 from graftree.sharding.placement import as_abstract, get_abstract_model
+from graftree.surgery.stacks import Stack
 from graftree.training import metrics
 from graftree.training.ema import EMA
 from graftree.training.metrics import Metric, MultiMetric

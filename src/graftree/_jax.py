@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import operator
 import os
 import traceback
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.core
@@ -200,20 +199,6 @@ def trace_under_defaults(defaults: frozenset[tuple[str, Any]] | None) -> None:
 def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
     """From now on the process uses only programs that were traced under these."""
     _flags.set_global(flags)
-
-
-def eager_context() -> tuple[Any, ...] | None:
-    """The settings under which eager calls run programs as they are, as a key.
-
-    ``None`` in a trace, where JAX looks for errors or compiles nothing, and where the
-    settings are unknown.
-    """
-    is_plain = current_trace() is no_trace and not any(_ways_to_run(config))
-    return _settings() if is_plain else None
-
-
-_FLAGS = "jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_debug_key_reuse"
-_ways_to_run = operator.attrgetter(*[x for x in _FLAGS if hasattr(config, x)])
 
 
 def _checked_settings(trace_context: Any) -> tuple[Any]:
@@ -538,39 +523,25 @@ def _mesh_within(get_concrete_mesh: Any) -> Any:
     return mesh
 
 
-# What runs when a function is called eagerly.
+# What runs when a function is called eagerly, as one program.
 
 
-class Step(NamedTuple):
-    """An operation, or a whole program where a function of JAX is compiled.
+class _ApartTrace(jax.core.Trace):
+    """Hands each operation to another trace, apart from the others.
 
-    Attributes:
-        program: Computes a list of outputs from the inputs.
-        inputs: Stand-ins, which other steps have for outputs, or values.
-        outputs: Stand-ins.
+    An operation, or a whole program where a function of JAX is compiled, gets barriers
+    around it, as if it ran by itself.
     """
 
-    program: Callable[..., list[Any]]
-    inputs: list[Any]
-    outputs: list[Any]
-
-
-class _EagerTrace(jax.core.Trace):
-    """Notes the steps of an eager call, knowing only the types of its arrays."""
-
-    def __init__(self) -> None:
+    def __init__(self, set_trace: Any, outer: Any) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self._outer = functools.partial(set_trace, outer)
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
-        found, effects = primitive.abstract_eval(*map(jax.typeof, args), **params)
-        if effects:
-            raise NotImplementedError(f"{primitive} does more than to compute.")
-        types = found if primitive.multiple_results else [found]
-        outputs = [Tracer(self, kind) for kind in types]
-        program = functools.partial(_evaluate_alone, primitive, params)
-        self.steps.append(Step(jax.jit(program), [*args], outputs))
-        return outputs if primitive.multiple_results else outputs[0]
+        with self._outer():
+            # Else XLA would compute with constants beforehand.
+            args = [x if isinstance(x, Tracer) else _alone(x) for x in args]
+            return _alone(primitive.bind(*args, **params))
 
     def process_custom_jvp_call(self, *args: Any, **_: Any) -> Any:
         _, function, _, inputs = args
@@ -580,47 +551,45 @@ class _EagerTrace(jax.core.Trace):
         return val
 
 
-def _evaluate_alone(primitive: Any, params: Any, *values: Any) -> list[Any]:
-    out = primitive.bind(*values, **params)
-    return [*out] if primitive.multiple_results else [out]
+_alone = jax.lax.optimization_barrier
 
 
-def _noted(
-    set_current_trace: Any, function: Callable[..., Any], types: list[Any]
-) -> tuple[list[Any], list[Step], Any]:
-    trace = _EagerTrace()
-    given = [Tracer(trace, kind) for kind in types]
-    with set_current_trace(trace):
-        result = function(*given)
-    return given, trace.steps, result
+def _called_apart(
+    set_trace: Any, take_trace: Any, function: Callable[..., Any], *arrays: Any
+) -> Any:
+    with take_trace() as outer, set_trace(_ApartTrace(set_trace, outer)):
+        return function(*arrays)
 
 
-def _checked_noting(set_current_trace: Any) -> tuple[Any]:
-    kind = jax.typeof(np.zeros(2, np.float32))
-    given, (step,), result = _noted(set_current_trace, jax.lax.neg, [kind])
-    if step.inputs[0] is not given[0] or step.outputs[0] is not result:
+def _checked_apart(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
+    call = functools.partial(_called_apart, set_trace, take_trace, jax.lax.neg)
+    found = [str(x.primitive) for x in jax.make_jaxpr(call)(1.0).eqns]
+    if found != ["neg", "optimization_barrier"]:
         raise _jax_names.ChangedError
-    return (set_current_trace,)
+    return set_trace, take_trace
 
 
-@_jax_names.by("jax.extend.core:set_current_trace", prepare=_checked_noting)
-def _set_current_trace(found: Any) -> Any:
-    return found
+@_jax_names.by(
+    "jax.extend.core:set_current_trace",
+    "jax.extend.core:take_current_trace",
+    prepare=_checked_apart,
+)
+def _ways_to_trace(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
+    return set_trace, take_trace
 
 
-def eager_steps(
-    function: Callable[..., Any], types: list[Any]
-) -> tuple[list[Any], list[Step], Any]:
-    """The steps of an eager call with arrays of some types.
+@functools.cache
+def can_call_apart() -> bool:
+    """Whether this version of JAX lets `call_apart` do its work."""
+    return _ways_to_trace() is not None
 
-    Returns:
-        Stand-ins for the arguments; the steps; the stand-in for the result.
 
-    Raises:
-        Exception: If the function looks at values, or does more than to compute; and
-            whatever it raises.
+def call_apart(function: Callable[..., Any], *arrays: Any) -> Any:
+    """Calls a function in a trace, so that XLA sees its operations one by one.
+
+    The program computes what an eager call computes, bit by bit.
     """
-    return _noted(_set_current_trace(), function, types)
+    return _called_apart(*_ways_to_trace(), function, *arrays)
 
 
 # Programs as JAX records them; what is public of them is read by `jaxprs`.

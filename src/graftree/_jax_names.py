@@ -47,10 +47,9 @@ NAMES = {
         "control flow outside of jit is compiled again where it is differentiated",
     ),
     "jax._src.config:trace_context": Name(
-        "a key of the settings that eager calls run under",
+        "the settings of JAX that a trace depends on",
         "",
-        "new layers and eager attention take longer, and explain_recompile does not "
-        "tell settings of JAX",
+        "explain_recompile does not tell settings of JAX",
     ),
     "jax._src.config:trace_context_names": Name(
         "the names of these settings",
@@ -137,10 +136,13 @@ NAMES = {
             "be placed as the compiler likes",
         ),
     ),
-    "jax.extend.core:set_current_trace": Name(
-        "to find the programs of an eager call of attention",
-        "",
-        "eager attention takes longer",
+    **dict.fromkeys(
+        ("jax.extend.core:set_current_trace", "jax.extend.core:take_current_trace"),
+        Name(
+            "to run an eager call of a layer as one program",
+            "",
+            "eager calls of layers take longer",
+        ),
     ),
     "jax.core:ShapedArray.manual_axis_type": Name(
         "Stack and accumulate inside of jax.shard_map",

@@ -197,15 +197,15 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "core.modules.modules": "first_from",
     },
     "nn.dtypes": {
-        "nn.support.computation": "canonicalize_dtype promote_dtype",
+        "nn.support.arguments": "canonicalize_dtype promote_dtype",
         "annotations": "Dtype",
     },
     "nn.linear": {
-        "nn.linear": "Linear LinearGeneral default_bias_init default_kernel_init",
-        PUBLIC: "Conv ConvTranspose Einsum Embed",
+        "nn.linear": "Linear LinearGeneral Einsum Embed default_bias_init"
+        " default_embed_init default_kernel_init",
+        PUBLIC: "Conv ConvTranspose",
         "nn.support.arguments": "canonicalize_padding",
         "interop.older_functions": "_conv_dimension_numbers=conv_dimension_numbers",
-        "nn.embed": "default_embed_init",
         "annotations": "Array LaxPadding PaddingLike ConvGeneralDilatedT EinsumT",
         "core.modules.modules": "first_from",
         "interop.flax_side.type_aliases": "Axis",

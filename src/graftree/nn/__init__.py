@@ -2,13 +2,12 @@
 
 - ``support/``: what layers share
 - ``initializers``, ``activations``: functions that layers take
-- ``linear``, ``einsum``, ``conv``: contractions with a kernel; ``embed``: look-up
+- ``linear``, ``conv``: contractions with a kernel, and look-up; convolutions
 - ``normalization``: the layers; ``moments``: mean, variance and what is done with them
 - ``dropout``, ``pooling``: random zeros; windows or images reduced
 - ``cells``: one step of time; ``recurrent``: sequences of them, in both directions
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
-  ``multi_head_attention``, ``key_value_caches``: the layer, and how it decodes
+  ``multi_head_attention``: the layer, and how it decodes
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized
-- ``sequential``: one layer after the other; ``stacks``: equal layers, by one loop,
-  which is in ``stack_loops``; ``stack_layers``: whether layers are alike
+- ``sequential``: one layer after the other
 """

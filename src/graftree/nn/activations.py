@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from graftree.annotations import ArrayLike, Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import arguments, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num
@@ -109,7 +109,7 @@ class PReLU(Module):
         *,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         negative_slope_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
         self.negative_slope = Param(

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from graftree.annotations import ArrayLike, Dtype, PrecisionLike, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
-from graftree.nn.support import arguments, computation, eager_steps
+from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
@@ -45,7 +45,7 @@ def dot_product_attention(
     dtype: Dtype | None = None,
     precision: PrecisionLike = None,
     module: Module | None = None,
-    promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+    promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
     is_causal: bool = False,
     *,
     implementation: Literal["xla", "cudnn"] | None = None,
@@ -139,7 +139,7 @@ def dot_product_attention_weights(
     dtype: Dtype | None = None,
     precision: PrecisionLike = None,
     module: Module | None = None,
-    promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+    promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
     is_causal: bool = False,
 ) -> Inexact[Array, "*batch heads queries keys"]:
     """Computes how much each query looks at each key.
@@ -304,7 +304,7 @@ def _attend_as_it_is(
     return jnp.reshape(outputs, query.shape)
 
 
-_attend = eager_steps.in_known_steps(_attend_as_it_is)
+_attend = eager.fast()(_attend_as_it_is)
 
 
 def _weigh(
@@ -391,7 +391,7 @@ def make_attention_mask(
                 [ True,  True, False],
                 [False, False, False]]], dtype=bool)
     """
-    pairs = computation.current(pairwise_fn)(
+    pairs = eager.current(pairwise_fn)(
         jnp.expand_dims(query_input, axis=-1), jnp.expand_dims(key_input, axis=-2)
     )
     mask = jnp.expand_dims(pairs, (*range(extra_batch_dims), -3))

@@ -23,7 +23,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import activations, initializers, linear
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -130,6 +130,7 @@ class VectorCell(RNNCellBase):
     hidden_features: int
     dtype: Dtype | None
     param_dtype: Dtype
+    activation_fn: Callable[..., Any]
     promote_dtype: PromoteDtypeFn
     rngs: RngStream | None
     carry_init: Initializer | None
@@ -219,19 +220,37 @@ def _own_stream(
 
 
 def _warn(text: str) -> None:
-    # Up from here: _own_stream, the constructor, two of the metaclass, the caller.
-    warnings.warn(text, UserWarning, stacklevel=6)
+    # Up from here: _own_stream, _set_up, the constructor, two of the metaclass, the
+    # caller.
+    warnings.warn(text, UserWarning, stacklevel=7)
 
 
-def _linears(cell: VectorCell, **options: Any) -> Callable[..., linear.Linear]:
-    """Makes the layers of a cell, in the dtypes of the cell."""
-    return functools.partial(
-        linear.Linear,
-        dtype=cell.dtype,
-        param_dtype=cell.param_dtype,
-        promote_dtype=cell.promote_dtype,
-        **options,
+def _set_up(
+    cell: VectorCell, given: Mapping[str, Any]
+) -> tuple[Callable[..., linear.Linear], Callable[..., linear.Linear]]:
+    """Keeps the arguments of a constructor; makes layers from inputs, and from states.
+
+    Both results take the size of the outputs, and further arguments of a `Linear`.
+    """
+    parameters.keep(cell, given)
+    cell.rngs = _own_stream(given["rngs"], given["keep_rngs"], given["carry_init"])
+    names = "dtype param_dtype promote_dtype bias_init bias_metadata rngs".split()
+    new_layer = functools.partial(
+        linear.Linear, **{name: given[name] for name in names}
     )
+    from_inputs = functools.partial(
+        new_layer,
+        given["in_features"],
+        kernel_init=given["kernel_init"],
+        kernel_metadata=given["kernel_metadata"],
+    )
+    from_state = functools.partial(
+        new_layer,
+        given["hidden_features"],
+        kernel_init=given["recurrent_kernel_init"],
+        kernel_metadata=given["recurrent_kernel_metadata"],
+    )
+    return from_inputs, from_state
 
 
 def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
@@ -312,6 +331,8 @@ class SimpleCell(VectorCell):
         Elman, 1990, "Finding Structure in Time".
     """
 
+    residual: bool
+
     def __init__(
         self,
         in_features: int,
@@ -325,37 +346,16 @@ class SimpleCell(VectorCell):
         kernel_init: Initializer = linear.default_kernel_init,
         recurrent_kernel_init: Initializer = orthogonal,
         bias_init: Initializer = linear.default_bias_init,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.residual = residual
-        self.activation_fn = activation_fn
-        self.promote_dtype = promote_dtype
-        self.rngs = _own_stream(rngs, keep_rngs, carry_init)
-        new_layer = _linears(
-            self, rngs=rngs, bias_init=bias_init, bias_metadata=bias_metadata
-        )
-        self.dense_h = new_layer(
-            hidden_features,
-            hidden_features,
-            use_bias=False,
-            kernel_init=recurrent_kernel_init,
-            kernel_metadata=recurrent_kernel_metadata,
-        )
-        self.dense_i = new_layer(
-            in_features,
-            hidden_features,
-            kernel_init=kernel_init,
-            kernel_metadata=kernel_metadata,
-        )
+        from_inputs, from_state = _set_up(self, locals())
+        self.dense_h = from_state(hidden_features, use_bias=False)
+        self.dense_i = from_inputs(hidden_features)
         self.carry_init = carry_init
 
     def __call__(
@@ -378,7 +378,7 @@ class SimpleCell(VectorCell):
         total = self.dense_i(inputs) + self.dense_h(h)
         if self.residual:
             total = total + h
-        h = computation.current(self.activation_fn)(total)
+        h = eager.current(self.activation_fn)(total)
         return h, h
 
 
@@ -392,6 +392,7 @@ class GatedCell(VectorCell):
 
     num_gates: ClassVar[int]
     bias_of_inputs: ClassVar[bool]
+    gate_fn: Callable[..., Any]
 
     def __init__(
         self,
@@ -406,38 +407,17 @@ class GatedCell(VectorCell):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         carry_init: Initializer | None = None,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-        self.rngs = _own_stream(rngs, keep_rngs, carry_init)
-        new_layer = _linears(
-            self, rngs=rngs, bias_init=bias_init, bias_metadata=bias_metadata
-        )
-        self.dense_i = new_layer(
-            in_features,
-            self.num_gates * hidden_features,
-            use_bias=self.bias_of_inputs,
-            kernel_init=kernel_init,
-            kernel_metadata=kernel_metadata,
-        )
-        self.dense_h = new_layer(
-            hidden_features,
-            self.num_gates * hidden_features,
-            use_bias=not self.bias_of_inputs,
-            kernel_init=recurrent_kernel_init,
-            kernel_metadata=recurrent_kernel_metadata,
-        )
+        from_inputs, from_state = _set_up(self, locals())
+        size = self.num_gates * hidden_features
+        self.dense_i = from_inputs(size, use_bias=self.bias_of_inputs)
+        self.dense_h = from_state(size, use_bias=not self.bias_of_inputs)
         self.carry_init = carry_init
 
 
@@ -483,10 +463,10 @@ class GRUCell(GatedCell):
         (h,) = _states(self, carry, inputs)
         x_r, x_z, x_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
         h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
-        gate_fn = computation.current(self.gate_fn)
+        gate_fn = eager.current(self.gate_fn)
         r = gate_fn(x_r + h_r)
         z = gate_fn(x_z + h_z)
-        n = computation.current(self.activation_fn)(x_n + r * h_n)
+        n = eager.current(self.activation_fn)(x_n + r * h_n)
         h = (1.0 - z) * n + z * h
         return h, h
 
@@ -548,6 +528,7 @@ class LSTMCell(VectorCell):
     """
 
     num_states: ClassVar[int] = 2
+    gate_fn: Callable[..., Any]
 
     def __init__(
         self,
@@ -562,43 +543,22 @@ class LSTMCell(VectorCell):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         carry_init: Initializer | None = None,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-        self.rngs = _own_stream(rngs, keep_rngs, carry_init)
-        from_inputs = functools.partial(
-            _linears(self, rngs=rngs, use_bias=False, kernel_init=kernel_init),
-            in_features,
-            hidden_features,
-            kernel_metadata=kernel_metadata,
-        )
-        from_state = functools.partial(
-            _linears(self, rngs=rngs, kernel_init=recurrent_kernel_init),
-            hidden_features,
-            hidden_features,
-            bias_init=bias_init,
-            kernel_metadata=recurrent_kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
-        self.ii = from_inputs()
-        self.if_ = from_inputs()
-        self.ig = from_inputs()
-        self.io = from_inputs()
-        self.hi = from_state()
-        self.hf = from_state()
-        self.hg = from_state()
-        self.ho = from_state()
+        from_inputs, from_state = _set_up(self, locals())
+        self.ii = from_inputs(hidden_features, use_bias=False)
+        self.if_ = from_inputs(hidden_features, use_bias=False)
+        self.ig = from_inputs(hidden_features, use_bias=False)
+        self.io = from_inputs(hidden_features, use_bias=False)
+        self.hi = from_state(hidden_features)
+        self.hf = from_state(hidden_features)
+        self.hg = from_state(hidden_features)
+        self.ho = from_state(hidden_features)
         self.carry_init = carry_init
 
     def __call__(
@@ -675,8 +635,8 @@ def _remember(
     cell: Any, c: jax.Array, i: Any, f: Any, g: Any, o: Any
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """The new carry and the outputs; ``i, f, g, o`` are not yet activated."""
-    gate_fn = computation.current(cell.gate_fn)
-    activation_fn = computation.current(cell.activation_fn)
+    gate_fn = eager.current(cell.gate_fn)
+    activation_fn = eager.current(cell.activation_fn)
     c = gate_fn(f) * c + gate_fn(i) * activation_fn(g)
     h = gate_fn(o) * activation_fn(c)
     return (c, h), h

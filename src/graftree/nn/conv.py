@@ -27,16 +27,29 @@ from graftree.annotations import (
     PrecisionLike,
     PromoteDtypeFn,
 )
-from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
 
 
-class Conv(Module):
+class Convolution(linear.Contraction):
+    """What `Conv` and `ConvTranspose` share."""
+
+    kernel_shape: tuple[int, ...]
+    in_features: int
+    out_features: int
+    kernel_size: tuple[int, ...]
+    strides: int | Sequence[int] | None
+    padding: PaddingLike
+    kernel_dilation: int | Sequence[int] | None
+    use_bias: bool
+    mask: Any
+
+
+class Conv(Convolution):
     """A convolution with a learned kernel.
 
     Slides ``kernel`` over the spatial axes of the inputs and contracts it with each
@@ -98,6 +111,10 @@ class Conv(Module):
         Array([ 6., -3., -6.,  3.], dtype=float32)
     """
 
+    input_dilation: int | Sequence[int] | None
+    feature_group_count: int
+    conv_general_dilated: ConvGeneralDilatedT
+
     def __init__(
         self,
         in_features: int,
@@ -117,37 +134,25 @@ class Conv(Module):
         kernel_init: Initializer = linear.default_kernel_init,
         bias_init: Initializer = linear.default_bias_init,
         conv_general_dilated: ConvGeneralDilatedT = jax.lax.conv_general_dilated,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
         kernel_size = arguments.sizes(kernel_size)
-        channels = (in_features // feature_group_count, out_features)
-        self.kernel_shape = kernel_size + channels
-        self.kernel = parameters.new_param(
-            rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
+        self.kernel_shape = (
+            *kernel_size,
+            in_features // feature_group_count,
+            out_features,
         )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, (out_features,), param_dtype, bias_metadata
+        parameters.make(
+            self,
+            locals(),
+            kernel=self.kernel_shape,
+            bias=(out_features,) if use_bias else None,
         )
-        self.in_features = in_features
-        self.out_features = out_features
-        self.kernel_size = kernel_size
-        self.strides = strides
-        self.padding = padding
-        self.input_dilation = input_dilation
-        self.kernel_dilation = kernel_dilation
-        self.feature_group_count = feature_group_count
-        self.use_bias = use_bias
-        self.mask = mask
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.conv_general_dilated = conv_general_dilated
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+        parameters.keep(self, locals())
 
     def __call__(
         self,
@@ -174,7 +179,7 @@ class Conv(Module):
             TypeError: If ``inputs`` is not numeric.
             AssertionError: If ``feature_group_count`` does not divide ``in_features``.
         """
-        kernel, bias = _masked_kernel(self), computation.read(self.bias)
+        kernel, bias = _masked_kernel(self), arguments.read(self.bias)
         return convolve(self, inputs, kernel, bias, out_sharding)
 
 
@@ -196,19 +201,53 @@ def convolve(
     x, padding, input_dilation = _apply_padding(
         x, padding, strides, layer.kernel_size, kernel_dilation, input_dilation
     )
-    x, kernel, bias = layer.promote_dtype((x, kernel, bias), dtype=layer.dtype)
-    outputs = computation.current(layer.conv_general_dilated)(
+    outputs = _convolved(
+        x,
+        kernel,
+        bias,
+        strides=strides,
+        padding=padding if isinstance(padding, str) else tuple(padding),
+        lhs_dilation=input_dilation,
+        rhs_dilation=kernel_dilation,
+        feature_group_count=layer.feature_group_count,
+        conv_general_dilated=layer.conv_general_dilated,
+        **linear.contraction_settings(layer, out_sharding),
+    )
+    return _restore_batch(outputs, batch_shape)
+
+
+@eager.fast(
+    *("lax.conv_general_dilated", "lax.padtype_to_pads"),
+    *("numpy.reshape", "lax.reshape"),
+)
+def _convolved(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    strides: tuple[int, ...],
+    padding: str | tuple[tuple[int, int], ...],
+    lhs_dilation: tuple[int, ...],
+    rhs_dilation: tuple[int, ...],
+    feature_group_count: int,
+    conv_general_dilated: ConvGeneralDilatedT,
+    promote_dtype: PromoteDtypeFn,
+    settings: linear.ContractionSettings,
+) -> jax.Array:
+    """The convolution of ``x`` with a kernel, and a bias per channel."""
+    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=settings.dtype)
+    outputs = conv_general_dilated(
         x,
         kernel,
         strides,
         padding,
-        lhs_dilation=input_dilation,
-        rhs_dilation=kernel_dilation,
-        dimension_numbers=channels_last(rank),
-        feature_group_count=layer.feature_group_count,
-        **linear.contraction_options(layer, out_sharding),
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=channels_last(len(strides)),
+        feature_group_count=feature_group_count,
+        **settings.options(),
     )
-    return _restore_batch(computation.add_bias(outputs, bias), batch_shape)
+    return linear.add_bias(outputs, bias)
 
 
 def _check_groups(layer: Conv) -> None:
@@ -221,7 +260,7 @@ def _check_groups(layer: Conv) -> None:
         )
 
 
-def _per_axis(layer: Conv | ConvTranspose, attribute: str) -> tuple[int, ...]:
+def _per_axis(layer: Convolution, attribute: str) -> tuple[int, ...]:
     """Reads an attribute that is one int for all spatial axes, or one each."""
     rank = len(layer.kernel_size)
     value = getattr(layer, attribute)
@@ -235,7 +274,7 @@ def _per_axis(layer: Conv | ConvTranspose, attribute: str) -> tuple[int, ...]:
 
 
 def _flatten_batch(
-    layer: Conv | ConvTranspose, inputs: Any
+    layer: Convolution, inputs: Any
 ) -> tuple[tuple[int, ...], jax.Array]:
     """The shape of the batch axes, and the inputs ``[batch, *spatial, features]``."""
     inputs, rank = arguments.as_array(inputs), len(layer.kernel_size)
@@ -259,7 +298,7 @@ def _restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Arra
     return outputs.reshape(batch_shape + outputs.shape[1:])
 
 
-def _masked_kernel(layer: Conv | ConvTranspose) -> jax.Array:
+def _masked_kernel(layer: Convolution) -> jax.Array:
     """Multiplies the kernel of a layer with its mask, if it has one."""
     kernel = layer.kernel[...]
     if layer.mask is None:
@@ -333,7 +372,7 @@ def channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
     return jax.lax.ConvDimensionNumbers(array, kernel, array)
 
 
-class ConvTranspose(Module):
+class ConvTranspose(Convolution):
     """A transposed convolution with a learned kernel.
 
     Adds up one copy of ``kernel`` per position of the inputs, weighted by the input
@@ -391,6 +430,8 @@ class ConvTranspose(Module):
         Zeiler, Krishnan, Taylor and Fergus, 2010, "Deconvolutional Networks".
     """
 
+    transpose_kernel: bool
+
     def __init__(
         self,
         in_features: int,
@@ -408,35 +449,23 @@ class ConvTranspose(Module):
         kernel_init: Initializer = linear.default_kernel_init,
         bias_init: Initializer = linear.default_bias_init,
         transpose_kernel: bool = False,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.kernel_size = arguments.sizes(kernel_size)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.strides = strides
-        self.padding = padding
-        self.kernel_dilation = kernel_dilation
-        self.use_bias = use_bias
-        self.mask = mask
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.transpose_kernel = transpose_kernel
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+        self.kernel_size = kernel_size = arguments.sizes(kernel_size)
+        parameters.keep(self, locals())
         channels = (in_features, out_features)
-        self.kernel_shape = self.kernel_size + (
+        self.kernel_shape = kernel_size + (
             channels[::-1] if transpose_kernel else channels
         )
-        self.kernel = parameters.new_param(
-            rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
-        )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, (out_features,), param_dtype, bias_metadata
+        parameters.make(
+            self,
+            locals(),
+            kernel=self.kernel_shape,
+            bias=(out_features,) if use_bias else None,
         )
 
     def __call__(
@@ -460,7 +489,7 @@ class ConvTranspose(Module):
         """
         batch_shape, x = _flatten_batch(self, inputs)
         x, kernel, bias = self.promote_dtype(
-            (x, _masked_kernel(self), computation.read(self.bias)), dtype=self.dtype
+            (x, _masked_kernel(self), arguments.read(self.bias)), dtype=self.dtype
         )
         rank = len(self.kernel_size)
         strides = _per_axis(self, "strides")
@@ -481,7 +510,7 @@ class ConvTranspose(Module):
             for axis, stride in enumerate(strides, start=1):
                 period = x.shape[axis] * stride
                 outputs = _wrap(outputs, axis, period, self.transpose_kernel)
-        outputs = computation.add_bias(outputs, bias)
+        outputs = linear.add_bias(outputs, bias)
         return _restore_batch(outputs, batch_shape)
 
 

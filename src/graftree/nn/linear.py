@@ -1,7 +1,9 @@
 """Layers that contract their inputs with a kernel.
 
-``Linear`` contracts the last axis, ``LinearGeneral`` any axes. The contraction itself
-is an argument, so it can be replaced, for example by a quantized one.
+``Linear`` contracts the last axis, ``LinearGeneral`` any axes, ``Einsum`` what an
+equation says. ``Embed`` looks rows up, and contracts with them where outputs are tied.
+The contraction itself is an argument, so it can be replaced, for example by a quantized
+one.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from graftree.annotations import (
     ArrayLike,
     DotGeneralT,
     Dtype,
+    EinsumT,
     Initializer,
     PrecisionLike,
     PromoteDtypeFn,
@@ -25,21 +28,112 @@ from graftree.annotations import (
 )
 from graftree.core.imprints import HashableMapping
 from graftree.core.modules.modules import Module
+from graftree.core.objects import methods
 from graftree.core.rng.streams import Rngs
+from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
-from graftree.nn.support import arguments, computation, first_values, parameters
+from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num
+    from jaxtyping import Array, Inexact, Integer, Num
 
-default_kernel_init = first_values.lecun_normal
+default_kernel_init = parameters.lecun_normal
 """The kernel initializer of all layers: truncated normal, variance ``1 / fan_in``."""
 default_bias_init = initializers.zeros
 """The bias initializer of all layers."""
 
 
-class Linear(Module):
+class ContractionSettings(NamedTuple):
+    """How a layer contracts; the first three are attributes of the layer."""
+
+    dtype: Dtype | None
+    precision: PrecisionLike
+    preferred_element_type: Dtype | None
+    out_sharding: Any
+
+    def options(self) -> dict[str, Any]:
+        """The keywords of a contraction: ``precision`` always, the others only if set.
+
+        A contraction of the user's own need not have these.
+        """
+        found = arguments.if_set(
+            preferred_element_type=self.preferred_element_type,
+            out_sharding=self.out_sharding,
+        )
+        return {"precision": self.precision, **found}
+
+
+@eager.fast(
+    *("lax.dot_general", "lax.dot", "lax.dtype", "lax.add", "lax.reshape"),
+    *("numpy.add", "numpy.issubdtype", "numpy.reshape", "numpy.result_type"),
+    once=True,
+    eager_transforms=True,
+)
+def affine(
+    inputs: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    axes: Any = None,
+    bias_shape: Shape | None = None,
+    dot_general: DotGeneralT,
+    promote_dtype: PromoteDtypeFn,
+    settings: ContractionSettings,
+) -> jax.Array:
+    """Computes ``inputs @ kernel + bias``.
+
+    Args:
+        inputs: The first operand of the contraction.
+        kernel: The second.
+        bias: Added to the result; ``None``: nothing is.
+        axes: Over which axes, as ``jax.lax.dot_general`` has it; ``None``: the last of
+            the inputs, and the first of the kernel.
+        bias_shape: The shape of the bias, of the rank of the result; ``None``: it
+            varies along the last axis.
+        dot_general: The contraction.
+        promote_dtype: Brings all three to one dtype, in which they meet.
+        settings: How they are contracted.
+    """
+    operands = (inputs, kernel, bias)
+    inputs, kernel, bias = promote_dtype(operands, dtype=settings.dtype)
+    if axes is None:
+        axes = (((inputs.ndim - 1,), (0,)), ((), ()))
+    outputs = dot_general(inputs, kernel, axes, **settings.options())
+    return add_bias(outputs, bias, bias_shape)
+
+
+def add_bias(
+    outputs: jax.Array, bias: jax.Array | None, shape: Shape | None = None
+) -> jax.Array:
+    """Adds a bias, if there is one; in full rank, as users can forbid to promote it."""
+    if bias is None:
+        return outputs
+    shape = (1,) * (outputs.ndim - 1) + (-1,) if shape is None else shape
+    return outputs + jnp.reshape(bias, shape)
+
+
+class Contraction(Module):
+    """What layers share that contract their inputs with a kernel."""
+
+    kernel: Param[jax.Array]
+    bias: Param[jax.Array] | None
+    dtype: Dtype | None
+    param_dtype: Dtype
+    precision: PrecisionLike
+    promote_dtype: PromoteDtypeFn
+    preferred_element_type: Dtype | None
+
+
+def contraction_settings(layer: Contraction, out_sharding: Any) -> dict[str, Any]:
+    """How a layer contracts, for functions that are fast."""
+    settings = ContractionSettings(
+        layer.dtype, layer.precision, layer.preferred_element_type, out_sharding
+    )
+    return {"promote_dtype": layer.promote_dtype, "settings": settings}
+
+
+class Linear(Contraction):
     """An affine map of the last axis.
 
     Computes ``inputs @ kernel + bias``.
@@ -76,6 +170,11 @@ class Linear(Module):
         Array([[1., 2., 4.]], dtype=float32)
     """
 
+    in_features: int
+    out_features: int
+    use_bias: bool
+    dot_general: DotGeneralT
+
     def __init__(
         self,
         in_features: int,
@@ -88,27 +187,19 @@ class Linear(Module):
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         dot_general: DotGeneralT = jax.lax.dot_general,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.kernel = parameters.new_param(
-            rngs, kernel_init, (in_features, out_features), param_dtype, kernel_metadata
+        parameters.make(
+            self,
+            locals(),
+            kernel=(in_features, out_features),
+            bias=(out_features,) if use_bias else None,
         )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, (out_features,), param_dtype, bias_metadata
-        )
-        self.in_features = in_features
-        self.out_features = out_features
-        self.use_bias = use_bias
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.dot_general = dot_general
-        self.promote_dtype = promote_dtype
-        self.preferred_element_type = preferred_element_type
+        parameters.keep(self, locals())
 
     def __call__(
         self, inputs: Num[ArrayLike, "*batch in_features"], out_sharding: Any = None
@@ -129,28 +220,16 @@ class Linear(Module):
                 is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        x, kernel, bias = computation.promoted(self, inputs)
-        axes = (((x.ndim - 1,), (0,)), ((), ()))
-        options = contraction_options(self, out_sharding)
-        outputs = computation.contract(self.dot_general, x, kernel, axes, **options)
-        return computation.add_bias(outputs, bias)
+        return affine(
+            arguments.as_array(inputs),
+            self.kernel[...],
+            arguments.read(self.bias),
+            dot_general=self.dot_general,
+            **contraction_settings(self, out_sharding),
+        )
 
 
-def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
-    """The keywords of a contraction: ``precision`` always, the others only if set.
-
-    A contraction of the user's own need not have these.
-    """
-    # Not by `arguments.if_set`, which takes a fiftieth of an eager `Linear`.
-    options = {"precision": layer.precision}
-    if layer.preferred_element_type is not None:
-        options["preferred_element_type"] = layer.preferred_element_type
-    if out_sharding is not None:
-        options["out_sharding"] = out_sharding
-    return options
-
-
-class LinearGeneral(Module):
+class LinearGeneral(Contraction):
     """An affine map of any axes of the inputs to any number of new axes.
 
     Contracts the inputs with the kernel over ``axis``. Along the ``batch_axis``, if
@@ -212,7 +291,7 @@ class LinearGeneral(Module):
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         precision: PrecisionLike = None,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         dot_general: DotGeneralT | None = None,
         dot_general_cls: Callable[[], DotGeneralT] | None = None,
         preferred_element_type: Dtype | None = None,
@@ -241,14 +320,12 @@ class LinearGeneral(Module):
         rows = math.prod(batch) * math.prod(self.in_features)
         columns = math.prod(self.out_features)
         kernel_init = _on_flat_shape(kernel_init, (rows, columns))
-        shape = (*batch, *self.in_features, *self.out_features)
-        self.kernel = parameters.new_param(
-            rngs, kernel_init, shape, param_dtype, kernel_metadata
-        )
         bias_init = _on_flat_shape(bias_init, (math.prod(batch) * columns,))
-        shape = (*batch, *self.out_features)
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, shape, param_dtype, bias_metadata
+        parameters.make(
+            self,
+            locals(),
+            kernel=(*batch, *self.in_features, *self.out_features),
+            bias=(*batch, *self.out_features) if use_bias else None,
         )
 
     def __call__(
@@ -270,20 +347,22 @@ class LinearGeneral(Module):
                 numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        x, kernel, bias = computation.promoted(self, inputs)
-        axis = tuple(sorted([a + x.ndim if a < 0 else a for a in self.axis]))
+        x = arguments.as_array(inputs)
+        ndim = len(x.shape)
+        axis = tuple(sorted([a + ndim if a < 0 else a for a in self.axis]))
         batch = tuple(range(len(self.batch_axis)))
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
-        axes = ((axis, kernel_axis), (batch, batch))
-        options = contraction_options(self, out_sharding)
-        contraction = self._contraction()
-        outputs = computation.contract(contraction, x, kernel, axes, **options)
-        if bias is None:
-            return outputs
-        kept = [n for n in range(x.ndim) if n not in axis]
+        kept = [n for n in range(ndim) if n not in axis]
         sizes = [x.shape[n] if n in batch else 1 for n in kept]
-        shape = (*sizes, *self.out_features)
-        return computation.plus(outputs, bias, shape=shape)
+        return affine(
+            x,
+            self.kernel[...],
+            arguments.read(self.bias),
+            axes=((axis, kernel_axis), (batch, batch)),
+            bias_shape=(*sizes, *self.out_features),
+            dot_general=self._contraction(),
+            **contraction_settings(self, out_sharding),
+        )
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""
@@ -310,10 +389,298 @@ def _on_flat_shape(initializer: Initializer, flat_shape: Shape) -> Initializer:
     """
 
     def initialize(key: jax.Array, shape: Shape, dtype: Dtype) -> Any:
-        value = first_values.make(initializer, key, flat_shape, dtype)
+        value = parameters.first_value(initializer, key, flat_shape, dtype)
         if isinstance(value, VariableMetadata):
             raw_value = jnp.reshape(value.raw_value, shape)
             return dataclasses.replace(value, raw_value=raw_value)
         return jnp.reshape(value, shape)
 
     return initialize
+
+
+class Einsum(Contraction):
+    """Contracts its inputs with a kernel as an Einstein summation, and adds a bias.
+
+    The bias varies along those axes of the result whose letters the kernel also has.
+    Its elements are laid out in the order of these letters in the result.
+
+    Args:
+        einsum_str: The equation, ``"inputs,kernel->outputs"``, with ellipses where
+            wanted; spaces are ignored. ``None``: each call gives one.
+        kernel_shape: The shape of the kernel.
+        bias_shape: The shape of the bias; ``None``: there is none.
+        dtype: The dtype of the computation and the output; ``None``: inferred from
+            inputs and Params.
+        param_dtype: The dtype in which the Params are stored.
+        precision: Passed to the contraction.
+        kernel_init: Initializer of ``kernel``.
+        bias_init: Initializer of ``bias``.
+        promote_dtype: Called as ``promote_dtype((inputs, kernel, bias), dtype=dtype)``.
+        einsum_op: The contraction; called like ``jax.numpy.einsum``.
+        preferred_element_type: Dtype in which the contraction accumulates and returns
+            its result; ``None``: that of its operands.
+        rngs: Gives one key to ``kernel``, then one to ``bias``.
+        kernel_metadata: Metadata of the Param ``kernel``.
+        bias_metadata: Metadata of the Param ``bias``.
+
+    Attributes:
+        kernel: Param, of shape ``kernel_shape``.
+        bias: Param, of shape ``bias_shape``, or ``None``.
+
+    Raises:
+        ValueError: If the equation lacks ``->`` or two operands.
+        AttributeError: If ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.Einsum("...hd,hdo->...o", (2, 3, 4), (4,), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((5, 7, 2, 3))).shape
+        (5, 7, 4)
+    """
+
+    einsum_str: str | None
+    kernel_shape: Shape
+    bias_shape: Shape | int | None
+    einsum_op: EinsumT
+
+    def __init__(
+        self,
+        einsum_str: str | None,
+        kernel_shape: Shape,
+        bias_shape: Shape | int | None = None,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
+        einsum_op: EinsumT = jnp.einsum,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        if einsum_str is not None:
+            einsum_str = _checked(einsum_str)
+        parameters.make(self, locals(), kernel=kernel_shape, bias=bias_shape)
+        parameters.keep(self, locals())
+
+    def __call__(
+        self,
+        inputs: Num[ArrayLike, "*shape"],
+        einsum_str: str | None = None,
+        out_sharding: Any = None,
+    ) -> Inexact[Array, "*out_shape"]:
+        """Contracts ``inputs`` with the kernel.
+
+        Args:
+            inputs: The first operand of the equation, an array or a list of numbers.
+            einsum_str: An equation to use instead of the attribute.
+            out_sharding: The sharding of the result on a mesh with explicit axes;
+                ``None``: the one that follows from the operands.
+
+        Returns:
+            A new array, of the shape that the equation says.
+
+        Raises:
+            ValueError: If there is no equation, if it lacks ``->`` or two operands; if
+                ``inputs`` or kernel do not have the axes that it says; or if ``dtype``
+                is neither floating nor complex.
+            TypeError: If the bias does not fit the result, or ``inputs`` is not
+                numeric.
+        """
+        if einsum_str is None:
+            einsum_str = self.einsum_str
+        if einsum_str is None:
+            raise ValueError(
+                "No `einsum_str` argument was provided to Einsum, as argument of the "
+                "call or as attribute."
+            )
+        x = arguments.as_array(inputs)
+        return _contracted(
+            x,
+            self.kernel[...],
+            arguments.read(self.bias),
+            equation=_checked(einsum_str),
+            einsum_op=self.einsum_op,
+            **contraction_settings(self, out_sharding),
+        )
+
+
+@eager.fast("numpy.einsum", "lax.dot_general", "numpy.reshape", "lax.reshape")
+def _contracted(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    equation: str,
+    einsum_op: EinsumT,
+    promote_dtype: PromoteDtypeFn,
+    settings: ContractionSettings,
+) -> jax.Array:
+    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=settings.dtype)
+    outputs = einsum_op(equation, x, kernel, **settings.options())
+    return add_bias(outputs, bias, _bias_shape(equation, x.ndim, kernel.shape))
+
+
+def _checked(einsum_str: str) -> str:
+    """Returns the equation without spaces, if it is one of two operands."""
+    einsum_str = einsum_str.replace(" ", "")
+    if "->" not in einsum_str:
+        raise ValueError(
+            '`einsum_str` equation must be explicit and include "->", got '
+            f"{einsum_str!r}."
+        )
+    if einsum_str.count(",") != 1:
+        raise ValueError(
+            "`einsum_str` equation must have exactly two operands and therefore, "
+            f"exactly one comma character, instead of {einsum_str.count(',')}: "
+            f"{einsum_str!r}."
+        )
+    return einsum_str
+
+
+def _bias_shape(
+    einsum_str: str, inputs_ndim: int, kernel_shape: Shape
+) -> tuple[int, ...]:
+    """The shape of the bias against the result: one where the kernel does not vary."""
+    operands, outputs = einsum_str.split("->")
+    inputs, kernel = operands.split(",")
+    widths = (_ellipsis(inputs, inputs_ndim), _ellipsis(kernel, len(kernel_shape)))
+    labels = _labels(kernel, widths[1])
+    sizes = dict(zip(labels, kernel_shape, strict=True))
+    return tuple(sizes.get(label, 1) for label in _labels(outputs, max(widths)))
+
+
+def _ellipsis(subscripts: str, ndim: int) -> int:
+    """How many axes the ellipsis of an operand stands for."""
+    return ndim - len(subscripts.replace("...", "")) if "..." in subscripts else 0
+
+
+def _labels(subscripts: str, width: int) -> Sequence[str | int]:
+    """One label per axis; those of an ellipsis are counted from its right end."""
+    if "..." not in subscripts:
+        return subscripts
+    before, after = subscripts.split("...")
+    return [*before, *range(-width, 0), *after]
+
+
+default_embed_init = initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+"""The initializer of embeddings: normal, standard deviation ``1 / sqrt(features)``."""
+
+
+class Embed(Module):
+    """A table with one vector per integer.
+
+    Args:
+        num_embeddings: Number of rows of the table.
+        features: Size of each row.
+        dtype: The dtype of the result; ``None``: that of the table.
+        param_dtype: The dtype in which the table is stored.
+        embedding_init: Initializer of ``embedding``.
+        promote_dtype: Called as ``promote_dtype((embedding,), dtype=dtype,
+            inexact=False)`` by a look-up, and as ``promote_dtype((query, embedding),
+            dtype=dtype)`` by `attend`.
+        rngs: Gives one key to ``embedding``.
+        embedding_metadata: Metadata of the Param ``embedding``.
+
+    Attributes:
+        embedding: Param, ``[num_embeddings, features]``.
+
+    Raises:
+        AttributeError: If ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.Embed(num_embeddings=3, features=2, rngs=nnx.Rngs(0))
+        >>> layer.embedding[...] = jnp.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+        >>> layer(jnp.array([2, 0]))
+        Array([[4., 5.],
+               [0., 1.]], dtype=float32)
+        >>> layer.attend(jnp.array([1.0, 0.0]))
+        Array([0., 2., 4.], dtype=float32)
+    """
+
+    embedding: Param[jax.Array]
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        embedding_init: Initializer = default_embed_init,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
+        rngs: Rngs,
+        embedding_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        parameters.make(self, locals(), embedding=(num_embeddings, features))
+        self.num_embeddings = num_embeddings
+        self.features = features
+        self.dtype = self.embedding.dtype if dtype is None else dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+    def __call__(
+        self, inputs: Integer[ArrayLike, "*shape"], out_sharding: Any = None
+    ) -> Num[Array, "*shape features"]:
+        """Looks up rows by number.
+
+        Negative numbers count from the end. A number outside the table gives a row of
+        NaN; but a table with a single row gives that row for every number.
+
+        Args:
+            inputs: Integers, signed or unsigned, of any shape.
+            out_sharding: The sharding of the result on a mesh with explicit axes;
+                ``None``: the one that follows from the operands.
+
+        Returns:
+            An array ``[*inputs.shape, features]`` in ``dtype``.
+
+        Raises:
+            ValueError: If ``inputs`` holds numbers other than integers.
+            TypeError: If ``inputs`` is not numeric.
+        """
+        numbers = arguments.as_array(inputs)
+        if not jnp.issubdtype(numbers.dtype, jnp.integer):
+            raise ValueError("Input type must be an integer or unsigned integer.")
+        (embedding,) = self.promote_dtype(
+            (self.embedding[...],), dtype=self.dtype, inexact=False
+        )
+        if self.num_embeddings == 1:
+            return jnp.broadcast_to(
+                embedding.reshape((1,) * numbers.ndim + (self.features,)),
+                (*numbers.shape, self.features),
+                **arguments.if_set(out_sharding=out_sharding),
+            )
+        if out_sharding is None:
+            return jnp.take(embedding, numbers, axis=0)
+        return embedding.at[numbers].get(mode="fill", out_sharding=out_sharding)
+
+    @methods.named
+    def attend(
+        self, query: Num[ArrayLike, "*batch features"], out_sharding: Any = None
+    ) -> Inexact[Array, "*batch num_embeddings"]:
+        """Multiplies ``query`` with every row, as tied output layers do.
+
+        Args:
+            query: ``[*batch, features]``.
+            out_sharding: The sharding of the result on a mesh with explicit axes;
+                ``None``: the one that follows from the operands.
+
+        Returns:
+            The dot products, ``[*batch, num_embeddings]``.
+
+        Raises:
+            TypeError: If the last axis of ``query`` is not ``features`` long, or
+                ``query`` is not numeric.
+
+        References:
+            Press and Wolf, 2017, "Using the Output Embedding to Improve Language
+            Models".
+        """
+        operands = (arguments.as_array(query), self.embedding[...])
+        x, embedding = self.promote_dtype(operands, dtype=self.dtype)
+        axes = (((x.ndim - 1,), (1,)), ((), ()))
+        options = arguments.if_set(out_sharding=out_sharding)
+        return jax.lax.dot_general(x, embedding, axes, **options)

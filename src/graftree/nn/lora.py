@@ -20,7 +20,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import A, Variable
 from graftree.nn import initializers, linear
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import arguments, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -101,7 +101,7 @@ class LoRA(Module):
         a_initializer: Initializer = default_a_initializer,
         b_initializer: Initializer = default_b_initializer,
         lora_param_type: type[Variable[Any]] = LoRAParam,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         a_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         b_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -218,7 +218,7 @@ class LoRALinear(linear.Linear):
         a_initializer: Initializer = default_a_initializer,
         b_initializer: Initializer = default_b_initializer,
         lora_param_type: type[Variable[Any]] = LoRAParam,
-        lora_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        lora_promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         a_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         b_metadata: Mapping[str, Any] = parameters.NO_METADATA,

@@ -7,14 +7,12 @@ All these layers compute, with statistics over the axes that they reduce,
 The order of operations is part of the contract: models trained with other libraries
 are expected to give the same bits. Statistics are computed in float32 or wider, over
 arrays that keep their rank: reduced axes have size one.
-
-``layer`` is always the one that computes, whose settings the functions read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,64 +20,96 @@ from jax import lax
 
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
-from graftree.core.variables.variables import Variable
-from graftree.nn.support import computation
+from graftree.core.variables.kinds import Param
+from graftree.nn.support import arguments
 
 
-class Norm(Module):
-    """The settings that all normalization layers have."""
+class NormSettings(NamedTuple):
+    """How a layer computes; the attributes are those of the layer."""
 
     dtype: Dtype | None
     epsilon: float
+    use_fast_variance: bool
+    axis_name: Any
+    axis_index_groups: Any
+
+
+class Norm(Module):
+    """What all normalization layers have: Params along the features, and settings."""
+
+    scale: Param[jax.Array] | None
+    bias: Param[jax.Array] | None
+    epsilon: float
+    dtype: Dtype | None
+    param_dtype: Dtype
+    use_bias: bool
+    use_scale: bool
     axis_name: Any
     axis_index_groups: Any
     use_fast_variance: bool
     promote_dtype: PromoteDtypeFn
 
 
-def promote(
-    layer: Norm, x: jax.Array, *variables: Variable[jax.Array] | None
-) -> tuple[Any, ...]:
-    """Brings inputs and Variables to one dtype."""
-    operands = (x, *map(computation.read, variables))
-    return layer.promote_dtype(operands, dtype=layer.dtype)
+def settings_of(layer: Norm) -> dict[str, Any]:
+    """How a layer computes, for functions that are fast."""
+    settings = NormSettings(
+        layer.dtype,
+        layer.epsilon,
+        layer.use_fast_variance,
+        layer.axis_name,
+        layer.axis_index_groups,
+    )
+    return {"promote_dtype": layer.promote_dtype, "settings": settings}
+
+
+_LAX = (
+    "add broadcast_in_dim broadcast_shapes convert_element_type div dtype expand_dims "
+    "max mul pmean reduce reduce_sum reshape rsqrt select square sub"
+)
+_NUMPY = (
+    "any array asarray astype iscomplexobj issubdtype maximum mean promote_types "
+    "reshape result_type square sum where"
+)
+CALLS = (
+    *(f"lax.{name}" for name in _LAX.split()),
+    *(f"numpy.{name}" for name in _NUMPY.split()),
+)
+"""The functions of JAX that run here."""
 
 
 def moments(
-    layer: Norm, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
+    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: NormSettings
 ) -> tuple[jax.Array, jax.Array]:
     """Computes mean and population variance of ``x`` over some of its axes.
 
     The fast variance is ``max(0, mean(|x|^2) - |mean(x)|^2)``, one pass over ``x``; the
     other is ``mean(|x - mean(x)|^2)``, which loses less where the mean is large.
 
-    The layer says which, and which mapped axis to average over, too. Both results have
-    the rank of ``x``; the variance of complex numbers is real.
+    The settings say which, and which mapped axis to average over, too. Both results
+    have the rank of ``x``; the variance of complex numbers is real.
     """
-    x = _widen(layer, x)
-    if layer.use_fast_variance:
+    x = _widen(x, settings)
+    if settings.use_fast_variance:
         mean, square = average_over(
-            layer, (_mean(x, axes, mask), _mean(_abs_square(x), axes, mask))
+            (_mean(x, axes, mask), _mean(_abs_square(x), axes, mask)), settings
         )
         return mean, jnp.maximum(0.0, square - _abs_square(mean))
-    mean = average_over(layer, _mean(x, axes, mask))
+    mean = average_over(_mean(x, axes, mask), settings)
     deviation = _mean(_abs_square(x - mean), axes, mask)
-    return mean, average_over(layer, deviation)
+    return mean, average_over(deviation, settings)
 
 
 def mean_square(
-    layer: Norm, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
+    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: NormSettings
 ) -> jax.Array:
     """Computes the mean of ``|x|^2`` over some axes; arguments as for `moments`."""
-    square = _abs_square(_widen(layer, x))
-    return average_over(layer, _mean(square, axes, mask))
+    square = _abs_square(_widen(x, settings))
+    return average_over(_mean(square, axes, mask), settings)
 
 
-def _widen(layer: Norm, x: jax.Array) -> jax.Array:
+def _widen(x: jax.Array, settings: NormSettings) -> jax.Array:
     """Casts ``x`` to the dtype that statistics are computed in."""
-    if layer.dtype is None and computation.common_dtype(x) == jnp.float32:
-        return x
-    dtype = jnp.result_type(x) if layer.dtype is None else layer.dtype
+    dtype = jnp.result_type(x) if settings.dtype is None else settings.dtype
     return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
 
 
@@ -96,45 +126,38 @@ def _mean(x: jax.Array, axes: Sequence[int], mask: jax.Array | None) -> jax.Arra
     return jnp.mean(x, axes, keepdims=True, where=mask)
 
 
-def average_over(layer: Norm, values: Any) -> Any:
-    """Averages arrays over the layer's mapped axis, if any, in one collective."""
-    if layer.axis_name is None:
+def average_over(values: Any, settings: NormSettings) -> Any:
+    """Averages arrays over a mapped axis, if there is one, in one collective."""
+    if settings.axis_name is None:
         return values
-    return lax.pmean(values, layer.axis_name, axis_index_groups=layer.axis_index_groups)
+    groups = settings.axis_index_groups
+    return lax.pmean(values, settings.axis_name, axis_index_groups=groups)
 
 
 def normalize(
-    layer: Norm,
     x: jax.Array,
     mean: jax.Array | None,
     variance: jax.Array,
     scale: jax.Array | None,
     bias: jax.Array | None,
     feature_axes: Sequence[int],
+    settings: NormSettings,
 ) -> jax.Array:
     """Computes ``(x - mean) * (rsqrt(variance + epsilon) * scale) + bias``.
 
     Mean and variance have the rank of ``x``; scale and bias are flat, and vary along
     the ``feature_axes`` of ``x``. What is ``None`` is left out.
     """
-    dtype = computation.common_dtype(x, scale, bias) if layer.dtype is None else None
-    if dtype is None:
-        dtype = computation.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
-    shape = computation.shape_along(feature_axes, x.shape)
+    dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=settings.dtype)
+    shape = arguments.shape_along(feature_axes, x.shape)
     y = x if mean is None else x - mean
-    multiplier = _rsqrt(variance + layer.epsilon)
+    multiplier = lax.rsqrt(variance + settings.epsilon)
     if scale is not None:
-        multiplier = computation.times(multiplier, scale, shape=shape)
+        multiplier = multiplier * jnp.reshape(scale, shape)
     y *= multiplier
     if bias is not None:
-        y = computation.plus(y, bias, shape=shape)
-    return y if computation.common_dtype(y) == dtype else jnp.asarray(y, dtype)
-
-
-@computation.one_program(calls=["lax.rsqrt"])
-def _rsqrt(x: jax.Array) -> jax.Array:
-    """The root's inverse, by what JAX has for it now."""
-    return lax.rsqrt(x)
+        y = y + jnp.reshape(bias, shape)
+    return jnp.asarray(y, dtype)
 
 
 def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:
@@ -145,3 +168,17 @@ def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:
     if mask.dtype != bool:
         raise ValueError("mask must be boolean; pass `mask != 0` to make it so.")
     return mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)
+
+
+def split_mask(
+    mask: jax.Array, axes: tuple[int, ...], settings: NormSettings
+) -> tuple[jax.Array, jax.Array]:
+    """A mask that leaves no feature empty, and which features it has statistics of.
+
+    An empty mean is 0 / 0, with a NaN gradient even where it is not selected. So where
+    nothing counts, let everything count, and say that the result is void.
+    """
+    is_known = jnp.any(mask, axes, keepdims=True)
+    mask = mask | ~is_known
+    share_known = average_over(is_known.astype(jnp.float32), settings)
+    return mask, share_known == 1.0

@@ -1,11 +1,15 @@
 """Attention with learned projections, and with a cache for decoding token by token.
 
 A call checks its input, then projects, attends, and writes last: a call that fails
-leaves caches and random streams as they were.
+leaves caches and random streams as they were. The cache is three Variables of the
+layer: keys and values, ``[*batch, max_length, heads, depth]``, of which the first
+``index`` entries are filled, and the index. A step asks for what the cache will hold,
+attends to that, and writes last.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from graftree import _jax
 from graftree.annotations import (
     ArrayLike,
     DotGeneralT,
@@ -26,8 +31,10 @@ from graftree.annotations import (
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.nn import attention, key_value_caches, linear, normalization
-from graftree.nn.support import arguments, computation, parameters, rollbacks
+from graftree.core.variables import variables
+from graftree.core.variables.kinds import Cache
+from graftree.nn import attention, linear, normalization
+from graftree.nn.support import arguments, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
@@ -136,9 +143,9 @@ class MultiHeadAttention(Module):
         attention_fn: Callable[..., Any] = attention.dot_product_attention,
         decode: bool | None = None,
         normalize_qk: bool = False,
-        qkv_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
-        out_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
-        ln_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        qkv_promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
+        out_promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
+        ln_promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         qkv_dot_general: DotGeneralT | None = None,
         out_dot_general: DotGeneralT | None = None,
         qkv_dot_general_cls: Callable[[], DotGeneralT] | None = None,
@@ -294,7 +301,7 @@ class MultiHeadAttention(Module):
         """
         inputs = self._fill_in(inputs_q, inputs_k, inputs_v)
         is_decoding = arguments.setting(self, "decode", decode)
-        cache = key_value_caches.of(self) if is_decoding else None
+        cache = _cache_of(self) if is_decoding else None
         stream = self._key_stream(deterministic, rngs)
         query, key, value = self._project(inputs, qkv_sharding)
         if cache is not None:
@@ -305,7 +312,7 @@ class MultiHeadAttention(Module):
             if input_positions is None and _takes_positions(self.attention_fn):
                 input_positions = jnp.reshape(cache.index[...], (1,))
         # A call that fails uses up no key.
-        with rollbacks.undone_on_failure(stream):
+        with arguments.undone_on_failure(stream):
             outputs = self.attention_fn(
                 query,
                 key,
@@ -387,7 +394,7 @@ class MultiHeadAttention(Module):
                 f"max_length, features), got {tuple(input_shape)}."
             )
         shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
-        cache = key_value_caches.empty(shape, dtype)
+        cache = _empty_cache(shape, dtype)
         self.cached_key, self.cached_value = cache.keys, cache.values
         self.cache_index = cache.index
 
@@ -436,3 +443,102 @@ def _takes_positions(attention_fn: Callable[..., Any]) -> bool:
         return "input_positions" in inspect.signature(attention_fn).parameters
     except (TypeError, ValueError):  # functions in C may have no signature
         return False
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyValueCache:
+    """The Variables that a layer decodes with.
+
+    Attributes:
+        keys: ``[*batch, max_length, heads, depth]``.
+        values: Likewise.
+        index: How many entries are filled, an int32.
+    """
+
+    keys: Cache[jax.Array]
+    values: Cache[jax.Array]
+    index: Cache[jax.Array]
+
+    def extended(self, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What the cache holds with one more token; nothing is written.
+
+        Args:
+            key: ``[*batch, 1, heads, depth]``.
+            value: Likewise.
+
+        Returns:
+            Keys and values, in the dtype of the cache.
+
+        Raises:
+            ValueError: If the shape is another one, or if the cache is full and the
+                index is known: not in a trace, where the last entry is replaced.
+        """
+        index = self.index[...]
+        *batch, max_length, heads, depth = self.keys.shape
+        expected = (*batch, 1, heads, depth)
+        for name, x in (("key", key), ("value", value)):
+            if x.shape != expected:
+                raise ValueError(
+                    f"Autoregressive cache shape error, expected {name} shape "
+                    f"{expected} instead got {x.shape}.\nDecode one token per call, "
+                    "[*batch, 1, features], with the batch axes that `init_cache` got."
+                )
+        if not isinstance(index, _jax.Tracer) and int(index) >= max_length:
+            raise ValueError(
+                f"The cache of attention is full: cache_index is {index}, max_length "
+                f"is {max_length}.\nMake a longer one with `init_cache`."
+            )
+
+        def extended(variable: Cache[jax.Array], x: jax.Array) -> jax.Array:
+            old = variable[...]
+            return jax.lax.dynamic_update_slice_in_dim(
+                old, x.astype(old.dtype), index, axis=-3
+            )
+
+        return extended(self.keys, key), extended(self.values, value)
+
+    def mask(self) -> jax.Array:
+        """Lets a new token see the filled entries and its own.
+
+        Returns:
+            Booleans ``[1, ..., 1, max_length]``, of the rank of keys and values.
+        """
+        index = self.index[...]
+        positions = jnp.arange(self.keys.shape[-3], dtype=index.dtype)
+        return jnp.expand_dims(positions <= index, tuple(range(self.keys.ndim - 1)))
+
+    def write(self, keys: jax.Array, values: jax.Array) -> None:
+        """Stores what `extended` gave, and counts the token."""
+        self.keys[...], self.values[...] = keys, values
+        self.index[...] += 1
+
+
+def _empty_cache(shape: Shape, dtype: Dtype) -> KeyValueCache:
+    """Makes a cache for keys and values of this shape."""
+    return KeyValueCache(
+        Cache(jnp.zeros(shape, dtype)),
+        Cache(jnp.zeros(shape, dtype)),
+        Cache(jnp.zeros((), jnp.int32)),
+    )
+
+
+def _cache_of(layer: Any) -> KeyValueCache:
+    """Finds the cache of a layer that is about to decode.
+
+    Args:
+        layer: Has ``cached_key``, ``cached_value`` and ``cache_index``.
+
+    Raises:
+        ValueError: If there is no cache.
+        TraceContextError: If another trace owns it.
+        ImmutableVariableError: If it is read-only.
+    """
+    boxes = (layer.cached_key, layer.cached_value, layer.cache_index)
+    if any(variable is None for variable in boxes):
+        raise ValueError(
+            "Autoregressive cache not initialized.\nCall `init_cache((*batch, "
+            "max_length, features))` first, or pass `decode=False`."
+        )
+    for variable in boxes:
+        variables.check_write(variable)
+    return KeyValueCache(*boxes)

@@ -8,19 +8,19 @@ is in ``moments``. State is written last: a failed call changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree import _jax
 from graftree.annotations import ArrayLike, Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables import sharding
-from graftree.core.variables.kinds import BatchStat, Param
+from graftree.core.variables.kinds import BatchStat
 from graftree.nn import initializers, moments
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.moments import NormSettings
+from graftree.nn.support import arguments, eager, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num
@@ -80,6 +80,11 @@ class BatchNorm(moments.Norm):
         Ioffe and Szegedy, 2015, "Batch Normalization", algorithm 1.
     """
 
+    num_features: int
+    use_running_average: bool | None
+    axis: Axes
+    momentum: float
+
     def __init__(
         self,
         num_features: int,
@@ -97,33 +102,14 @@ class BatchNorm(moments.Norm):
         axis_name: Any = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
-        shape = (num_features,)
-        self.scale = parameters.optional_param(
-            use_scale, rngs, scale_init, shape, param_dtype, scale_metadata
-        )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, shape, param_dtype, bias_metadata
-        )
-        self.num_features = num_features
-        self.use_running_average = use_running_average
-        self.axis = axis
-        self.momentum = momentum
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        _set_up(self, locals())
 
     def __call__(
         self,
@@ -157,26 +143,18 @@ class BatchNorm(moments.Norm):
             self, "use_running_average", use_running_average
         )
         inputs = arguments.as_array(x)
-        feature_axes = arguments.canonical_axes(self.axis, inputs.ndim)
-        counts = None
-        if not use_running_average:
-            counts = moments.prepare_mask(mask, inputs)
-        inputs, mean, variance, scale, bias = moments.promote(
-            self, inputs, self.mean, self.var, self.scale, self.bias
+        counts = None if use_running_average else moments.prepare_mask(mask, inputs)
+        y, mean, variance, is_known = _normalized_over_batch(
+            inputs,
+            self.mean[...],
+            self.var[...],
+            arguments.read(self.scale),
+            arguments.read(self.bias),
+            counts,
+            feature_axes=arguments.canonical_axes(self.axis, inputs.ndim),
+            use_running_average=use_running_average,
+            **moments.settings_of(self),
         )
-        shape = computation.shape_along(feature_axes, inputs.shape)
-        axes = tuple(axis for axis in range(inputs.ndim) if axis not in feature_axes)
-        is_known = None
-        if use_running_average:
-            mean, variance = jnp.reshape(mean, shape), jnp.reshape(variance, shape)
-        elif counts is None:
-            mean, variance = moments.moments(self, inputs, axes)
-        else:
-            counts, is_known = self._split_mask(counts, axes)
-            current = moments.moments(self, inputs, axes, counts)
-            mean = jnp.where(is_known, current[0], jnp.reshape(mean, shape))
-            variance = jnp.where(is_known, current[1], jnp.reshape(variance, shape))
-        y = moments.normalize(self, inputs, mean, variance, scale, bias, feature_axes)
         if use_running_average:
             return y
         self.mean[...], self.var[...] = (
@@ -185,35 +163,11 @@ class BatchNorm(moments.Norm):
         )
         return y
 
-    def _split_mask(
-        self, mask: jax.Array, axes: tuple[int, ...]
-    ) -> tuple[jax.Array, jax.Array]:
-        """A mask that leaves no feature empty, and which features it has statistics of.
-
-        An empty mean is 0 / 0, with a NaN gradient even where it is not selected. So
-        where nothing counts, let everything count, and say that the result is void.
-        """
-        is_known = jnp.any(mask, axes, keepdims=True)
-        mask = mask | ~is_known
-        share_known = moments.average_over(self, is_known.astype(jnp.float32))
-        return mask, share_known == 1.0
-
     def _moved(
         self, old: jax.Array, current: jax.Array, is_known: jax.Array | None
     ) -> jax.Array:
         """A running statistic, moved towards the present one where that is known."""
-        share = (1 - self.momentum) * current
-        new = computation.plus(self.momentum * old, share, shape=old.shape)
-        if is_known is not None:
-            is_known = jnp.broadcast_to(is_known, current.shape).reshape(old.shape)
-            new = jnp.where(is_known, new, old)
-        if jnp.iscomplexobj(new) and not jnp.iscomplexobj(old):
-            new = jnp.real(new)
-        if isinstance(new, _jax.Tracer):
-            # Stored gradients would leak out of transforms through array refs.
-            new = jax.lax.stop_gradient(new)
-        if computation.common_dtype(new) != old.dtype:
-            new = new.astype(old.dtype)
+        new = _moved(old, current, is_known, momentum=self.momentum)
         return sharding.kept(new, old)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -227,11 +181,75 @@ class BatchNorm(moments.Norm):
             self.use_running_average = use_running_average
 
 
+def _set_up(layer: moments.Norm, given: Mapping[str, Any]) -> None:
+    """Makes scale and bias, and keeps the other arguments of a constructor."""
+    used = {x: given[f"use_{x}"] for x in ("scale", "bias") if f"use_{x}" in given}
+    shape = (given["num_features"],)
+    shapes = {name: shape if is_used else None for name, is_used in used.items()}
+    parameters.make(layer, given, **shapes)
+    parameters.keep(layer, given)
+
+
+@eager.fast(*moments.CALLS, once=True)
+def _normalized_over_batch(
+    x: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    *,
+    feature_axes: tuple[int, ...],
+    use_running_average: bool,
+    promote_dtype: PromoteDtypeFn,
+    settings: NormSettings,
+) -> tuple[jax.Array, Any, Any, Any]:
+    """The outputs; mean and variance of ``x``, and for which features they are known.
+
+    Without a mask, and with the running statistics, these are not asked for.
+    """
+    operands = (x, mean, variance, scale, bias)
+    x, mean, variance, scale, bias = promote_dtype(operands, dtype=settings.dtype)
+    shape = arguments.shape_along(feature_axes, x.shape)
+    axes = tuple(axis for axis in range(x.ndim) if axis not in feature_axes)
+    is_known = None
+    if use_running_average:
+        mean, variance = jnp.reshape(mean, shape), jnp.reshape(variance, shape)
+    elif mask is None:
+        mean, variance = moments.moments(x, axes, None, settings)
+    else:
+        mask, is_known = moments.split_mask(mask, axes, settings)
+        current = moments.moments(x, axes, mask, settings)
+        mean = jnp.where(is_known, current[0], jnp.reshape(mean, shape))
+        variance = jnp.where(is_known, current[1], jnp.reshape(variance, shape))
+    y = moments.normalize(x, mean, variance, scale, bias, feature_axes, settings)
+    return (
+        (y, None, None, None) if use_running_average else (y, mean, variance, is_known)
+    )
+
+
+@eager.fast("numpy.reshape", "numpy.where", "lax.reshape", "numpy.broadcast_to")
+def _moved(
+    old: jax.Array,
+    current: jax.Array,
+    is_known: jax.Array | None,
+    *,
+    momentum: float,
+) -> jax.Array:
+    new = momentum * old + jnp.reshape((1 - momentum) * current, old.shape)
+    if is_known is not None:
+        is_known = jnp.broadcast_to(is_known, current.shape).reshape(old.shape)
+        new = jnp.where(is_known, new, old)
+    if jnp.iscomplexobj(new) and not jnp.iscomplexobj(old):
+        new = jnp.real(new)
+    # Stored gradients would leak out of transforms through array refs.
+    return jax.lax.stop_gradient(new).astype(old.dtype)
+
+
 class _SampleNorm(moments.Norm):
     """What `LayerNorm` and `InstanceNorm` share: they differ in their axes only."""
 
-    scale: Param[jax.Array] | None
-    bias: Param[jax.Array] | None
+    num_features: int
 
     def __call__(
         self,
@@ -259,16 +277,56 @@ class _SampleNorm(moments.Norm):
         """
         inputs = arguments.as_array(x)
         axes, feature_axes = self._axes(inputs)
-        counts = moments.prepare_mask(mask, inputs)
-        inputs, scale, bias = moments.promote(self, inputs, self.scale, self.bias)
-        mean, variance = moments.moments(self, inputs, axes, counts)
-        return moments.normalize(
-            self, inputs, mean, variance, scale, bias, feature_axes
-        )
+        return _called(self, inputs, mask, axes=axes, feature_axes=feature_axes)
 
-    def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
+    def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The axes to compute statistics over, and those of scale and bias."""
         raise NotImplementedError
+
+
+def _called(layer: moments.Norm, x: jax.Array, mask: Any, **how: Any) -> jax.Array:
+    """What a layer computes that remembers nothing."""
+    return _normalized(
+        x,
+        arguments.read(layer.scale),
+        arguments.read(getattr(layer, "bias", None)),
+        moments.prepare_mask(mask, x),
+        **how,
+        **moments.settings_of(layer),
+    )
+
+
+@eager.fast(*moments.CALLS, once=True)
+def _normalized(
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    *,
+    axes: tuple[int, ...],
+    feature_axes: tuple[int, ...],
+    is_centered: bool = True,
+    groups: tuple[int, int] | None = None,
+    promote_dtype: PromoteDtypeFn,
+    settings: NormSettings,
+) -> jax.Array:
+    """Normalizes ``x`` over some axes, of which groups split the last one in two."""
+    if is_centered:
+        x, scale, bias = promote_dtype((x, scale, bias), dtype=settings.dtype)
+    else:
+        x, scale = promote_dtype((x, scale), dtype=settings.dtype)
+    y = x
+    if groups is not None:
+        y = jnp.reshape(x, (*x.shape[:-1], *groups))
+        if mask is not None:
+            mask = jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1]))
+            mask = jnp.reshape(mask, (*mask.shape[:-1], *groups))
+    if is_centered:
+        mean, variance = moments.moments(y, axes, mask, settings)
+    else:
+        mean, variance = None, moments.mean_square(y, axes, mask, settings)
+    y = moments.normalize(y, mean, variance, scale, bias, feature_axes, settings)
+    return jnp.reshape(y, x.shape)
 
 
 class LayerNorm(_SampleNorm):
@@ -311,6 +369,9 @@ class LayerNorm(_SampleNorm):
         Ba, Kiros and Hinton, 2016, "Layer Normalization", eq. 3.
     """
 
+    reduction_axes: Axes
+    feature_axes: Axes
+
     def __init__(
         self,
         num_features: int,
@@ -327,32 +388,14 @@ class LayerNorm(_SampleNorm):
         axis_name: Any = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        shape = (num_features,)
-        self.scale = parameters.optional_param(
-            use_scale, rngs, scale_init, shape, param_dtype, scale_metadata
-        )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, shape, param_dtype, bias_metadata
-        )
-        self.num_features = num_features
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.reduction_axes = reduction_axes
-        self.feature_axes = feature_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        _set_up(self, locals())
 
-    def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
+    def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
         return axes, arguments.canonical_axes(self.feature_axes, x.ndim)
 
@@ -396,6 +439,10 @@ class RMSNorm(moments.Norm):
         Zhang and Sennrich, 2019, "Root Mean Square Layer Normalization", eq. 4.
     """
 
+    num_features: int
+    reduction_axes: Axes
+    feature_axes: Axes
+
     def __init__(
         self,
         num_features: int,
@@ -410,24 +457,11 @@ class RMSNorm(moments.Norm):
         axis_name: Any = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.scale = parameters.optional_param(
-            use_scale, rngs, scale_init, (num_features,), param_dtype, scale_metadata
-        )
-        self.num_features = num_features
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_scale = use_scale
-        self.reduction_axes = reduction_axes
-        self.feature_axes = feature_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        _set_up(self, locals())
 
     def __call__(
         self,
@@ -450,12 +484,14 @@ class RMSNorm(moments.Norm):
                 be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
         inputs = arguments.as_array(x)
-        axes = arguments.canonical_axes(self.reduction_axes, inputs.ndim)
-        feature_axes = arguments.canonical_axes(self.feature_axes, inputs.ndim)
-        counts = moments.prepare_mask(mask, inputs)
-        inputs, scale = moments.promote(self, inputs, self.scale)
-        square = moments.mean_square(self, inputs, axes, counts)
-        return moments.normalize(self, inputs, None, square, scale, None, feature_axes)
+        return _called(
+            self,
+            inputs,
+            mask,
+            axes=arguments.canonical_axes(self.reduction_axes, inputs.ndim),
+            feature_axes=arguments.canonical_axes(self.feature_axes, inputs.ndim),
+            is_centered=False,
+        )
 
 
 class InstanceNorm(_SampleNorm):
@@ -483,6 +519,8 @@ class InstanceNorm(_SampleNorm):
         Ulyanov, Vedaldi and Lempitsky, 2016, "Instance Normalization", eq. 4.
     """
 
+    feature_axes: Axes
+
     def __init__(
         self,
         num_features: int,
@@ -498,38 +536,21 @@ class InstanceNorm(_SampleNorm):
         axis_name: Any = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        shape = (num_features,)
-        self.scale = parameters.optional_param(
-            use_scale, rngs, scale_init, shape, param_dtype, scale_metadata
-        )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, shape, param_dtype, bias_metadata
-        )
-        self.num_features = num_features
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.feature_axes = feature_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        _set_up(self, locals())
 
-    def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
+    def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
         if 0 in feature_axes:
             raise ValueError(
                 "The channel axes cannot include the leading dimension as this is "
                 f"assumed to be the batch axis, but feature_axes={self.feature_axes}."
             )
-        axes = [axis for axis in range(1, x.ndim) if axis not in feature_axes]
+        axes = tuple(axis for axis in range(1, x.ndim) if axis not in feature_axes)
         return axes, feature_axes
 
 
@@ -567,6 +588,8 @@ class GroupNorm(moments.Norm):
         Wu and He, 2018, "Group Normalization", eq. 7.
     """
 
+    reduction_axes: Axes | None
+
     def __init__(
         self,
         num_features: int,
@@ -584,32 +607,15 @@ class GroupNorm(moments.Norm):
         axis_name: Any = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
+        num_groups, group_size = _split_features(num_features, num_groups, group_size)
         self.feature_axis = -1
-        self.num_groups, self.group_size = _split_features(
-            num_features, num_groups, group_size
-        )
-        shape = (num_features,)
-        self.scale = parameters.optional_param(
-            use_scale, rngs, scale_init, shape, param_dtype, scale_metadata
-        )
-        self.bias = parameters.optional_param(
-            use_bias, rngs, bias_init, shape, param_dtype, bias_metadata
-        )
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.reduction_axes = reduction_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        self.num_groups, self.group_size = num_groups, group_size
+        _set_up(self, locals())
 
     @property
     def num_features(self) -> int:
@@ -647,20 +653,15 @@ class GroupNorm(moments.Norm):
             raise ValueError(
                 f"reduction_axes={self.reduction_axes} must include the last axis."
             )
-        counts = moments.prepare_mask(mask, inputs)
-        if counts is not None:
-            shape = (*counts.shape[:-1], self.num_features)
-            counts = self._group(jnp.broadcast_to(counts, shape))
-        inputs, scale, bias = moments.promote(self, inputs, self.scale, self.bias)
         # The last axis becomes two: the group, and the place in the group.
-        y, axes = self._group(inputs), (*axes[:-1], last + 1)
-        mean, variance = moments.moments(self, y, axes, counts)
-        y = moments.normalize(self, y, mean, variance, scale, bias, (last, last + 1))
-        return y.reshape(inputs.shape)
-
-    def _group(self, x: jax.Array) -> jax.Array:
-        """Splits the last axis in two."""
-        return jnp.reshape(x, (*x.shape[:-1], self.num_groups, self.group_size))
+        return _called(
+            self,
+            inputs,
+            mask,
+            axes=(*axes[:-1], last + 1),
+            feature_axes=(last, last + 1),
+            groups=(self.num_groups, self.group_size),
+        )
 
 
 def _split_features(

@@ -23,7 +23,7 @@ from graftree.core.rng import model_streams
 from graftree.core.rng.streams import Rngs, RngState, RngStream
 from graftree.core.variables.metadata import var_defaults
 from graftree.nn.cells import RNNCellBase
-from graftree.nn.support import arguments, rollbacks
+from graftree.nn.support import arguments
 from graftree.transforms.control_flow import scan
 from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.crossing.prefixes import StateAxes
@@ -173,7 +173,7 @@ class RNN(Module):
         is_valid = None
         if return_carry and lengths is not None:
             is_valid = _validity(lengths, inputs.shape[axis])
-        with rollbacks.undone_on_failure(*self._streams(rngs)):
+        with arguments.undone_on_failure(*self._streams(rngs)):
             stream = self._stream(rngs)
             if initial_carry is None:
                 initial_carry = self.cell.initialize_carry(step_shape, stream)

@@ -32,7 +32,7 @@ from graftree.core.variables import variables
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
-from graftree.nn.support import arguments, computation, parameters, rollbacks
+from graftree.nn.support import arguments, parameters
 
 _U_INIT = initializers.normal(stddev=0.01)
 _KERNELS = filters.PathContains("kernel")
@@ -179,7 +179,7 @@ class SpectralNorm(Module):
             u = self._unit(jnp.matmul(v, constant))
         sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
         weights = weights / jnp.where(sigma != 0, sigma, 1.0)
-        dtype = computation.canonicalize_dtype(weights, dtype=self.dtype)
+        dtype = arguments.canonicalize_dtype(weights, dtype=self.dtype)
         return weights.astype(dtype), u, jax.lax.stop_gradient(sigma)
 
     def _unit(self, a: jax.Array) -> jax.Array:
@@ -251,7 +251,7 @@ class WeightNorm(Module):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         variable_filter: Filter = _KERNELS,
-        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
     ):
         self.layer_instance = layer_instance
@@ -314,11 +314,11 @@ class WeightNorm(Module):
         square = (new * new).sum(others, keepdims=True)
         new = new * jax.lax.rsqrt(square + self.epsilon)
         if scale is not None:
-            shape = computation.shape_along(axes, old.shape)
+            shape = arguments.shape_along(axes, old.shape)
             new = new * jnp.reshape(scale, shape)
         (new,) = self.promote_dtype((new,), dtype=self.dtype)
         # Weights keep their dtype, whatever that of the scale is.
-        return new.astype(computation.canonicalize_dtype(old, dtype=self.dtype))
+        return new.astype(arguments.canonicalize_dtype(old, dtype=self.dtype))
 
 
 def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]]]:
@@ -356,7 +356,7 @@ def _call_with(
     boxes = [variable for variable, _ in news]
     for variable in boxes:
         variables.check_write(variable)
-    with rollbacks.undone_on_failure(*boxes):
+    with arguments.undone_on_failure(*boxes):
         for variable, new in news:
             # An array ref keeps its dtype, and takes no other.
             variable.set_value(new.astype(variable.dtype) if variable.ref else new)

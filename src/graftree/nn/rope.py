@@ -18,7 +18,7 @@ from graftree.annotations import ArrayLike, Dtype
 from graftree.core.modules.modules import Module
 from graftree.core.variables.variables import Variable
 from graftree.nn import attention
-from graftree.nn.support import arguments, computation
+from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -148,7 +148,7 @@ class RoPE(Module):
             positions: As for a call.
             heads: The number of axes of heads, 0 or 1.
         """
-        wide = jnp.promote_types(computation.canonicalize_dtype(x), jnp.float32)
+        wide = jnp.promote_types(arguments.canonicalize_dtype(x), jnp.float32)
         *batch, length = x.shape[: x.ndim - 1 - heads]
         size = x.shape[-1]
         _check_size(size)
@@ -188,7 +188,7 @@ def _check_fit(table: tuple[int, ...], length: int, size: int) -> None:
         )
 
 
-@computation.traced_once("size", "dtype")
+@eager.fast(once=True, eager_transforms=True)
 def _tables(
     positions: jax.Array, *, size: int, theta: float, dtype: Dtype
 ) -> tuple[jax.Array, jax.Array]:
@@ -200,12 +200,12 @@ def _tables(
     return jnp.sin(angles), jnp.cos(angles)
 
 
-@computation.traced_once()
+@eager.fast(once=True, eager_transforms=True)
 def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
     """Turns pairs by the angles with this sine and cosine; gives the dtype of ``x``."""
     first, second = jnp.split(x.astype(sin.dtype), 2, axis=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(rotated, axis=-1).astype(computation.canonicalize_dtype(x))
+    return jnp.concatenate(rotated, axis=-1).astype(arguments.canonicalize_dtype(x))
 
 
 def dot_product_attention_with_rope(

@@ -37,7 +37,7 @@ from graftree.core.variables import kinds, variables
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import moments, reparametrization
-from graftree.nn.embed import Embed
+from graftree.nn.linear import Embed
 from graftree.precision import dtype_policies
 from graftree.precision.dtype_policies import Exceptions, Policy
 
@@ -523,7 +523,7 @@ def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
 
 _NAMES = ("dtype", "param_dtype")
 _DEFAULTS = {"dtype": None, "param_dtype": jnp.float32}
-_LAYERS = "graftree.nn."
+_LAYERS = "graftree.nn.", "graftree.surgery.stacks"
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ list of equal layers into an `nnx.Stack` and back; `at` makes a filter of a patt
 # - `selections.py`: which parts of a model are meant, by path, class or predicate.
 # - `frozen_variables.py`: parameters taken out of training, and back.
 # - `replacements.py`: sub-modules replaced by others.
+# - `stacks.py`: `Stack`, equal layers by one loop, which is in `stack_loops.py`.
 # - `stacking.py`: lists of equal layers as one `Stack`, and back.
 # - `adaptations.py`: LoRA onto layers, into their kernels, or off again;
 #   `lora_layers.py`: onto which, what they are then, and their new Variables.

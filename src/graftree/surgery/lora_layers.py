@@ -31,8 +31,8 @@ from graftree.core.objects import bookkeeping
 from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
-from graftree.nn import conv, embed, linear, lora
-from graftree.nn.support import arguments, computation
+from graftree.nn import conv, linear, lora
+from graftree.nn.support import arguments
 from graftree.surgery import selections
 from graftree.surgery.selections import ModelPart
 
@@ -68,7 +68,7 @@ class LowRank(lora.LoRA):
         self.adapts_attend = True
         self.dtype = layer.dtype
         self.param_dtype = param_dtype
-        self.promote_dtype = computation.promote_dtype
+        self.promote_dtype = arguments.promote_dtype
         self.lora_a = lora_a
         self.lora_b = lora_b
 
@@ -182,7 +182,7 @@ class LoRAConv(conv.Conv):
         )
 
 
-class LoRAEmbed(embed.Embed):
+class LoRAEmbed(linear.Embed):
     """An `Embed` with a low-rank adaptation of its table."""
 
     lora: LowRank
@@ -245,7 +245,7 @@ ADAPTABLE: dict[type, Adaptable] = {
     conv.Conv: Adaptable(
         LoRAConv, lambda x: ((), tuple(x.kernel_shape[:-1]), (x.out_features,))
     ),
-    embed.Embed: Adaptable(
+    linear.Embed: Adaptable(
         LoRAEmbed, lambda x: ((), (x.num_embeddings,), (x.features,)), "embedding"
     ),
 }

@@ -18,9 +18,8 @@ from graftree.core.states import pure_dicts
 from graftree.core.text import representations
 from graftree.core.variables import sharding as variable_sharding
 from graftree.core.variables import variables
-from graftree.nn import stack_layers, stacks
-from graftree.nn.stacks import Stack
-from graftree.surgery import replacements, selections
+from graftree.surgery import replacements, selections, stacks
+from graftree.surgery.stacks import Stack
 from graftree.transforms import recordings
 
 
@@ -146,7 +145,7 @@ def _stack_of(
     stack = recordings.eval_shape(make)
     # Values only: annotations know of the axis already.
     states = [pure_dicts.as_pure(functional.state(layer)) for layer in layers]
-    stacked = functools.partial(stack_layers.stacked, axis_name)
+    stacked = functools.partial(stacks.stacked, axis_name)
     updates.update(stack.layers, jax.tree.map(stacked, *states))
     for variable in representations.variables_in(stack.layers):
         raw, metadata = variable.get_raw_value(), variables.metadata_of(variable)
@@ -166,14 +165,14 @@ def _check_layers(layers: Any, shared: set[int]) -> None:
     _check_apart(layers, shared)
     call = "nnx.surgery.stack:"
     for i, other in enumerate(layers):
-        stack_layers.check_alike(
+        stacks.check_alike(
             f"{call} the layers 0 and {i} are not alike.",
             layers[0],
             other,
             ("in layer 0", f"in layer {i}"),
             "Stack layers that differ in nothing but their values.",
         )
-    stack_layers.check_values(
+    stacks.check_values(
         f"{call} the layers have values that can't be parts of a JAX array.",
         layers[0],
         "Give Variables values of types that JAX computes with.",

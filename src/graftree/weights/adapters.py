@@ -31,7 +31,7 @@ from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
-from graftree.nn import embed
+from graftree.nn import linear
 from graftree.surgery import adaptations, lora_layers, selections
 from graftree.weights import loading, saving, sources, tables
 from graftree.weights.layouts import Axis, Layout, Solved, Unit
@@ -78,7 +78,7 @@ class _AdaptableLayer(NamedTuple):
     @property
     def factors(self) -> tuple[str, str]:
         """What PEFT calls its factors."""
-        if isinstance(self.layer, embed.Embed):
+        if isinstance(self.layer, linear.Embed):
             return "lora_embedding_A", "lora_embedding_B"
         return "lora_A.weight", "lora_B.weight"
 

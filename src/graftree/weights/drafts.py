@@ -17,7 +17,7 @@ from typing import Any
 
 from graftree.annotations import Path
 from graftree.core import paths, walks
-from graftree.nn import stacks
+from graftree.surgery import stacks
 from graftree.weights import layouts, sources, tables, torch_layouts
 from graftree.weights.torch_layouts import TorchTensor
 

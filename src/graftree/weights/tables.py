@@ -26,8 +26,7 @@ from graftree.core.rng.streams import RngState
 from graftree.core.text import short_forms
 from graftree.core.variables.kinds import Cache, Intermediate
 from graftree.core.variables.variables import Variable
-from graftree.nn import stacks
-from graftree.surgery import selections
+from graftree.surgery import selections, stacks
 from graftree.weights import layouts, torch_layouts
 from graftree.weights.stored_tensors import misuse
 

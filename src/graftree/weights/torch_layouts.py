@@ -12,14 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from graftree.core.variables.variables import Variable
-from graftree.nn import (
-    activations,
-    conv,
-    embed,
-    linear,
-    multi_head_attention,
-    normalization,
-)
+from graftree.nn import activations, conv, linear, multi_head_attention, normalization
 
 
 class TorchTensor(NamedTuple):
@@ -127,7 +120,7 @@ _TABLE: dict[type, Sequence[_Row] | Callable[[Any], Sequence[_Row]]] = {
     linear.LinearGeneral: _linear_general,
     conv.Conv: _conv,
     conv.ConvTranspose: _conv_transpose,
-    embed.Embed: [("weight", "embedding", None)],
+    linear.Embed: [("weight", "embedding", None)],
     normalization.LayerNorm: _AFFINE,
     normalization.RMSNorm: _AFFINE,
     normalization.GroupNorm: _AFFINE,

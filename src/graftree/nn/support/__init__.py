@@ -1,8 +1,7 @@
 """What layers share.
 
-- ``arguments.py``: what layers are given: inputs to check, sizes, axes and padding
-- ``parameters.py``: how layers make Params; ``first_values.py``: what is in them
-- ``computation.py``: operands in one dtype; calls of JAX's functions
-- ``eager_steps.py``: eager calls of functions that take long to say what they compute
-- ``rollbacks.py``: state that comes back if a call fails
+- ``arguments.py``: what layers are given: inputs to check, dtypes, sizes, axes and
+  padding; state that comes back if a call fails
+- ``parameters.py``: how constructors make Params and keep settings
+- ``eager.py``: what makes eager calls fast
 """

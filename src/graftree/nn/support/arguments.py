@@ -1,17 +1,23 @@
-"""What layers are given: inputs, settings, and sizes, axes and padding to normalize.
+"""What layers are given, and what they do before they compute.
 
 A layer computes before it writes: a call that fails leaves running statistics, caches
-and the counts of random streams as they were. What JAX refuses it need not check, since
-every error in a layer gets a note that says where and given what (`failures.py`). It
-checks what JAX would broadcast or stack, and so compute something else in silence; such
-checks read shapes and dtypes only. Where an int is taken, a NumPy integer is, too;
-where a tuple, a list.
+and the counts of random streams as they were (`undone_on_failure`). What JAX refuses it
+need not check, since every error in a layer gets a note that says where and given what
+(`failures.py`). It checks what JAX would broadcast or stack, and so compute something
+else in silence; such checks read shapes and dtypes only. Where an int is taken, a NumPy
+integer is, too; where a tuple, a list.
+
+A layer has a *parameter dtype*, in which its Params are stored, and a computation
+dtype, to which inputs and Params are brought before they meet. The latter is what the
+layer's ``dtype`` says or, where that is ``None``, what JAX's promotion of all of them
+gives; integers become floats on the way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -19,9 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from graftree.annotations import Axes, LaxPadding, PaddingLike
+from graftree import _jax, errors
+from graftree.annotations import Axes, Dtype, LaxPadding, PaddingLike, Shape
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.core.variables import values
+from graftree.core.text import short_forms
+from graftree.core.variables import values, variables
+from graftree.core.variables.variables import Variable
+from graftree.nn.support import eager
 
 
 def as_array(inputs: Any) -> jax.Array:
@@ -66,11 +76,111 @@ def stream(layer: Any, given: Any, tag: str) -> RngStream | None:
     raise TypeError(f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}.")
 
 
-def sizes(values: int | Sequence[int]) -> tuple[int, ...]:
+# Dtypes.
+
+
+def canonicalize_dtype(
+    *args: Any, dtype: Dtype | None = None, inexact: bool = True
+) -> Dtype:
+    """Finds the dtype in which a computation on ``args`` is done.
+
+    Args:
+        *args: Arrays or Python scalars; ``None`` entries are ignored.
+        dtype: The answer, if already known; returned as it is.
+        inexact: Whether the result must be a floating or complex dtype. An inferred
+            integer or bool dtype is then promoted with float32.
+
+    Returns:
+        ``dtype`` itself (the same object) if given, else the promoted dtype of
+        ``args``.
+
+    Raises:
+        ValueError: If ``inexact`` and the given ``dtype`` is not; or if there is
+            neither an array nor a dtype.
+
+    Example:
+        >>> from graftree.nn.support import arguments
+        >>> arguments.canonicalize_dtype(jnp.ones(2, jnp.bfloat16), 1.0)
+        dtype(bfloat16)
+        >>> arguments.canonicalize_dtype(jnp.ones(2, jnp.int32), None)
+        dtype('float32')
+    """
+    if dtype is None:
+        given = [x for x in args if x is not None]
+        arrays = [x if values.is_array(x) else _as_array(x) for x in given]
+        dtype = jnp.result_type(*arrays)
+        if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+            dtype = jnp.promote_types(jnp.float32, dtype)
+    if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(
+            f"Dtype must be inexact: {dtype}\n"
+            "Pass a floating or complex dtype, or None to infer one from the inputs."
+        )
+    return dtype
+
+
+@eager.known
+def promote_dtype(
+    args: Sequence[Any], /, *, dtype: Dtype | None = None, inexact: bool = True
+) -> tuple[jax.Array | None, ...]:
+    """Converts several arrays to one dtype.
+
+    This is the default of every layer's ``promote_dtype`` argument. A replacement takes
+    the same arguments and may do something else, such as quantize.
+
+    Args:
+        args: Arrays, Python scalars, lists of numbers, or ``None``.
+        dtype: The wanted dtype; ``None`` takes what `canonicalize_dtype` infers.
+        inexact: Whether integers become floats.
+
+    Returns:
+        A tuple with one entry per entry of ``args``: a JAX array of the common dtype,
+        or ``None`` where the entry was ``None``.
+
+    Raises:
+        ValueError: As `canonicalize_dtype`.
+
+    Example:
+        >>> from graftree.nn.support import arguments
+        >>> x, kernel, bias = arguments.promote_dtype(
+        ...     (jnp.ones(2, jnp.bfloat16), jnp.ones((2, 3)), None)
+        ... )
+        >>> x.dtype, kernel.dtype, bias
+        (dtype('float32'), dtype('float32'), None)
+    """
+    dtype = canonicalize_dtype(*args, dtype=dtype, inexact=inexact)
+    return tuple([None if x is None else _as_array(x, dtype) for x in args])
+
+
+def _as_array(x: Any, dtype: Dtype | None = None) -> jax.Array:
+    if values.is_array(x) and x.dtype == dtype and not x.weak_type:
+        return x  # which `jnp.asarray` takes 8 us to find
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise TypeError(
+            errors.message(
+                "A layer computes with an abstract array: it has a shape, but no "
+                "values yet.",
+                where=short_forms.describe(x),
+                way_out="If it is a parameter, load values first: "
+                "nnx.checkpoints.load_state(model, state) lists all that are missing.",
+            )
+        )
+    return jnp.asarray(x, dtype)
+
+
+def read(variable: Variable[jax.Array] | None) -> jax.Array | None:
+    """Returns the value of a Variable, or ``None`` for an absent one."""
+    return None if variable is None else variable[...]
+
+
+# Sizes, axes and padding.
+
+
+def sizes(given: int | Sequence[int]) -> tuple[int, ...]:
     """Normalizes one size or several to a tuple."""
-    if isinstance(values, int | np.integer):
-        return (int(values),)
-    return tuple(operator.index(value) for value in values)
+    if isinstance(given, int | np.integer):
+        return (int(given),)
+    return tuple(operator.index(value) for value in given)
 
 
 def is_int(value: Any) -> TypeGuard[int]:
@@ -82,8 +192,8 @@ def per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Gives one entry per spatial axis, from one for all, or from ``None`` for ones."""
     if value is None:
         return (1,) * rank
-    values = sizes(value)
-    return values * rank if is_int(value) else values
+    entries = sizes(value)
+    return entries * rank if is_int(value) else entries
 
 
 def if_set(**options: Any) -> dict[str, Any]:
@@ -140,3 +250,42 @@ def _pair(entry: Any) -> tuple[int, int] | None:
     if is_sequence and len(entry) == 2 and all(map(is_int, entry)):
         return (int(entry[0]), int(entry[1]))
     return None
+
+
+def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:
+    """The sizes of ``shape`` along ``axes``, and one elsewhere."""
+    return tuple([n if axis in axes else 1 for axis, n in enumerate(shape)])
+
+
+# State.
+
+
+@contextlib.contextmanager
+def undone_on_failure(*state: Any) -> Iterator[None]:
+    """Gives Variables, and counts of streams, their values back if the block fails.
+
+    A layer checks first and writes last where it can. It cannot if it hands its state
+    to a function of the user, or to another layer.
+    """
+    counts = [stream.count for stream in state if isinstance(stream, RngStream)]
+    boxes = [*counts, *(leaf for leaf in state if isinstance(leaf, Variable))]
+    before = [_content(variable) for variable in boxes]
+    try:
+        yield
+    except BaseException:
+        # What may not be written now was not written in the block.
+        changed = [
+            (variable, content)
+            for variable, content in zip(boxes, before, strict=True)
+            if variables.may_write(variable) and _content(variable) is not content
+        ]
+        variables.store_all([v for v, _ in changed], [x for _, x in changed])
+        raise
+
+
+def _content(variable: Variable[Any]) -> Any:
+    """What is stored, past all hooks, which would change it on its way back."""
+    raw = variable.get_raw_value()
+    # A trace that fails drops its writes; reading would be one operation more.
+    is_eager_ref = _jax.is_ref(raw) and not isinstance(raw, _jax.Tracer)
+    return raw[...] if is_eager_ref else raw

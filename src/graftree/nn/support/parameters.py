@@ -1,4 +1,4 @@
-"""How every layer makes its Params.
+"""How the constructors of layers make Params and keep settings.
 
 A Param draws exactly one key from the stream ``params``, also when its initializer
 ignores the key, so that switching an initializer never changes the other Params. An
@@ -12,15 +12,20 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax.nn import initializers
 
+from graftree import _jax
 from graftree.annotations import Dtype, Initializer, Shape
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
-from graftree.nn.support import first_values
+from graftree.nn.support import eager
 
 NO_METADATA: Mapping[Any, Any] = MappingProxyType({})
 """The default of the ``..._metadata`` arguments of layers: nothing."""
+
+lecun_normal: Any = eager.known(initializers.lecun_normal())
+"""The default initializer of weights."""
 
 
 def new_param(
@@ -36,21 +41,30 @@ def new_param(
     value with metadata, as ``nnx.with_partitioning`` makes; this metadata wins.
     """
     key = draw_key(rngs)
-    return Param(first_values.make(initializer, key, shape, dtype), **metadata)
+    return Param(first_value(initializer, key, shape, dtype), **metadata)
 
 
-def optional_param(
-    is_used: bool,
-    rngs: Rngs,
-    initializer: Initializer,
-    shape: Shape,
-    dtype: Dtype,
-    metadata: Mapping[str, Any],
-) -> Param[jax.Array] | None:
-    """Makes a Param as `new_param` does, or else the mark of an absent one."""
-    if not is_used:
-        return attributes.data(None)
-    return new_param(rngs, initializer, shape, dtype, metadata)
+def first_value(
+    initializer: Initializer, key: jax.Array, shape: Shape | int, dtype: Dtype
+) -> Any:
+    """What ``initializer(key, shape, dtype)`` gives."""
+    # By identity: others may have no hash, or be equal to all.
+    is_default = any(initializer is x for x in _DEFAULTS)
+    if is_default and isinstance(shape, tuple) and _jax.concrete_mesh() is None:
+        if all(type(n) is int for n in shape):
+            return _initialized(key, initializer=initializer, shape=shape, dtype=dtype)
+    return initializer(key, shape, dtype)
+
+
+# They find out anew what depends on the shape alone: 70 of 90 us.
+_DEFAULTS = (*map(eager.known, (initializers.zeros, initializers.ones)), lecun_normal)
+
+
+@eager.fast("numpy.ones", "numpy.sqrt", "numpy.zeros", "draws.truncated_normal")
+def _initialized(
+    key: jax.Array, *, initializer: Initializer, shape: Shape, dtype: Dtype
+) -> Any:
+    return initializer(key, shape, dtype)
 
 
 def draw_key(rngs: Rngs) -> jax.Array:
@@ -66,3 +80,44 @@ def draw_key(rngs: Rngs) -> jax.Array:
             "outer module."
         ) from None
     return stream()
+
+
+def make(layer: Any, given: Mapping[str, Any], **shapes: Shape | int | None) -> None:
+    """Makes Params of these shapes, from the arguments of a constructor.
+
+    Args:
+        layer: The layer that is constructed.
+        given: The ``locals()`` of the constructor: ``rngs``, ``param_dtype``, and for
+            each name ``name_init`` and ``name_metadata``.
+        **shapes: By the name of the Param; ``None``: it is absent.
+    """
+    for name, shape in shapes.items():
+        param = attributes.data(None)
+        if shape is not None:
+            initializer, metadata = given[f"{name}_init"], given[f"{name}_metadata"]
+            rngs, dtype = given["rngs"], given["param_dtype"]
+            param = new_param(rngs, initializer, shape, dtype, metadata)
+        setattr(layer, name, param)
+
+
+def keep(layer: Any, given: Mapping[str, Any]) -> None:
+    """Makes attributes of the arguments of a constructor, in their order.
+
+    Not of random streams, initializers and metadata, which others are made from, nor
+    of what is a property.
+
+    Args:
+        layer: The layer that is constructed.
+        given: The ``locals()`` of the constructor.
+    """
+    for name, value in given.items():
+        is_used = name in _USED or name.endswith(("_init", "_metadata"))
+        if not is_used and not _is_property(layer, name):
+            setattr(layer, name, value)
+
+
+_USED = ("self", "rngs", "keep_rngs")
+
+
+def _is_property(layer: Any, name: str) -> bool:
+    return isinstance(getattr(type(layer), name, None), property)
