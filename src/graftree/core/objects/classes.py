@@ -84,7 +84,7 @@ def _first(entries: dict[type, Any], cls: type, default: Any) -> Any:
 
 
 # Stamped when a class changes in a way that instances made before depend on.
-changes = types.SimpleNamespace(stamp=0)
+changes: Any = types.SimpleNamespace(stamp=0)
 
 
 def forget() -> None:
