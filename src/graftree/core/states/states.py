@@ -10,7 +10,6 @@ where they take a State; empty sub-mappings vanish in what they return.
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
@@ -478,8 +477,28 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
     """
     if not states:
         return state if isinstance(state, cls) else cls(flat_states.raw_mapping(state))
-    parts = map(flat_states.raw_mapping, (state, *states))
-    return from_flat_state(itertools.chain(*map(flat_states.leaves, parts)), cls=cls)
+    merged: dict = {}
+    for part in (state, *states):
+        _merge_into(merged, flat_states.raw_mapping(part), ())
+    return cls(merged, _copy=False)
+
+
+def _merge_into(merged: dict, part: Mapping, path: Path) -> None:
+    for key, value in part.items():
+        if not isinstance(value, Mapping):
+            merged[key] = value
+            continue
+        inner = merged.get(key, _ABSENT)
+        known = {} if inner is _ABSENT else inner
+        if type(known) is dict:
+            _merge_into(known, flat_states.raw_mapping(value), (*path, key))
+            if known:
+                merged[key] = known
+        elif flat_states.leaves(value):
+            raise flat_states.conflict((*path, key), known)
+
+
+_ABSENT = object()
 
 
 def diff(state: N, other: Mapping) -> N | State:

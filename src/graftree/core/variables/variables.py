@@ -551,16 +551,12 @@ def check_owned(variable: Variable[Any], path: str = "") -> None:
 
     A class may have a ``_check_valid_context`` of its own, which is asked instead.
     """
-    if _has_own_check(type(variable)):
+    if type(variable)._check_valid_context is not _check_trace:
         variable._check_valid_context(lambda: str(ownership.variable_error(variable)))
-    elif not is_owned(variable):
+    elif owner_of(variable) is not ownership.current() and not is_owned(variable):
         if metadata_of(variable)["hijax"]:
             raise ownership.lost_update_error(variable, path)
         raise ownership.variable_error(variable, path)
-
-
-def _has_own_check(cls: type[Variable[Any]]) -> bool:
-    return cls._check_valid_context is not _check_trace
 
 
 def check_write(variable: Variable[Any], raw: Any = MISSING, path: str = "") -> None:
@@ -641,8 +637,8 @@ def write_all(
         raw_values: Of each the value.
         where: Gives the path of the n-th Variable, for the message.
     """
-    are_asked = any(_has_own_check(kind) for kind in {*map(type, boxes)})
-    if not are_asked and may_replace_all(boxes, raw_values):
+    checks = {kind._check_valid_context for kind in {*map(type, boxes)}}
+    if checks <= {_check_trace} and may_replace_all(boxes, raw_values):
         replace_all(boxes, raw_values)
         return
     for number, (variable, raw) in enumerate(zip(boxes, raw_values, strict=True)):
