@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from graftree import _jax, config, errors
+from graftree.core.graph.graphdefs import Interned
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
 from graftree.transforms.crossing import debug_info, decorators, guards, outside
@@ -24,7 +25,6 @@ from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signatures
 
 _NO_METADATA: Mapping[str, Any] = {}
 
@@ -175,7 +175,7 @@ def pmap(
             statics=statics,
             keywords=(Keywords.STAY, Keywords.REFUSED),
             axis_metadata=transform_metadata,
-            signatures=Signatures(),
+            signatures=Interned(),
         )
 
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:

@@ -38,7 +38,7 @@ def called(model):
 def is_known(model):
     """Whether `jax.jit` gets all arrays of a model at once."""
     _, static = dispatch_registry.flatten(model)[1].node_data()
-    return isinstance(static, nnx.GraphDef)
+    return type(static[0]) is int and isinstance(static[1], nnx.GraphDef)
 
 
 def tied():

@@ -25,6 +25,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -34,6 +37,7 @@ from graftree.core import imprints, pickling
 from graftree.core.imprints import HashableMapping
 
 Node = TypeVar("Node")
+T = TypeVar("T")
 Path = tuple[Any, ...]
 
 
@@ -545,3 +549,36 @@ def _read(
                 kind, index, outer, metadata, tuple(keys), tuple(cells), *counts
             )
     return NODE, rows
+
+
+class Interned(pickling.Rebuilt):
+    """Values that JAX gets as static data, each with a number of its own.
+
+    JAX hashes no static data of pytree nodes; it compares with what it compiled for,
+    inside its cache in C++. If a comparison runs code in Python, another thread may
+    take its turn and change that cache meanwhile: then the process dies
+    (tests/stress/static_data.py). So equal values are made the same one, with a number
+    that no other one has in front: numbers decide, and are compared in C.
+
+    Nor is a static value that was changed in place since, of which the hash is a new
+    one, taken for what it was.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Any, tuple[int, weakref.ref[Any]]]
+        self._known = weakref.WeakKeyDictionary()
+        # Else two threads could both come first. User code compares static values.
+        self._lock = threading.RLock()
+
+    def intern(self, x: T) -> tuple[int, T]:
+        """The value that equals this one and came first, after its number."""
+        with self._lock:
+            number, weak = self._known.get(x, (0, None))
+            known = None if weak is None else weak()
+            if known is None:
+                number, known = next(_numbers), x
+                self._known[x] = number, weakref.ref(x)
+            return number, known
+
+
+_numbers = itertools.count()

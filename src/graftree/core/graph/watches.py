@@ -40,7 +40,14 @@ from graftree import _jax, config
 from graftree.core import imprints, stamps, walks
 from graftree.core.graph import flattening, graphdefs, nodes, tree_checks
 from graftree.core.graph.flattening import RefMap
-from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static, VariableDef
+from graftree.core.graph.graphdefs import (
+    LEAF,
+    NODE,
+    GraphDef,
+    Interned,
+    Static,
+    VariableDef,
+)
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
 from graftree.core.states import flat_states
@@ -92,8 +99,11 @@ _AT_ONCE: Any = "at once"
 _MOST_AT_ONCE = 16
 
 
-def flatten_at_once(obj: Any) -> tuple[list[Any], GraphDef[Any]] | None:
+def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | None:
     """JAX's leaves of an object, and its skeleton; ``None`` if they are not known.
+
+    The skeleton is the same one for all objects with one that is equal, and has its
+    number in front (`graphdefs.Interned`).
 
     By these `jax.jit` finds what it has compiled for such objects. So it need not take
     each object and Variable apart.
@@ -102,7 +112,7 @@ def flatten_at_once(obj: Any) -> tuple[list[Any], GraphDef[Any]] | None:
     known, left = memos.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
     for memo in known:
         if memo.watch.holds():
-            return memo.raw_leaves(), memo.graphdef
+            return memo.raw_leaves(), (memo.number, memo.graphdef)
     if not _jax.is_tracing():
         # Nothing is made for an object that comes once.
         if 0 < left <= _MOST_AT_ONCE:
@@ -116,15 +126,20 @@ def _known_at_once(obj: Any, known: Iterable[Memo]) -> Iterable[Memo]:
     try:
         graphdef, leaves = flattening.flatten_as_jax(obj)
         watch = StructureWatch.over([obj], made)
-        memo = Memo(obj, graphdef, leaves, watch)
+        number, graphdef = _at_once.intern(graphdef)
+        memo = Memo(obj, graphdef, leaves, watch, number)
     except Exception:  # JAX may take apart what we can't, or will raise this itself
         return known
     is_cheap = watch.is_complete and watch.is_stamped
     return with_newest(memo, known) if is_cheap else known
 
 
-def unflatten_at_once(graphdef: GraphDef[Any], values: Iterable[Any]) -> Any:
+_at_once = Interned()
+
+
+def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
     """The object of what `flatten_at_once` gave."""
+    _, graphdef = static
     (row,) = graphdef.rows
     leaves = [
         flattening.make_variable(cell, x) if type(cell) is VariableDef else x
@@ -206,7 +221,7 @@ def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
 class Memo:
     """The skeleton of an object, and where its leaves are; its watch says if still."""
 
-    __slots__ = ("_are_variables", "_arrays", "_leaves", "graphdef", "watch")
+    __slots__ = ("_are_variables", "_arrays", "_leaves", "graphdef", "number", "watch")
 
     def __init__(
         self,
@@ -214,8 +229,9 @@ class Memo:
         graphdef: GraphDef[Any],
         leaves: list[Any],
         watch: StructureWatch,
+        number: int = 0,
     ) -> None:
-        self.graphdef = graphdef
+        self.graphdef, self.number = graphdef, number
         self.watch = watch
         self._leaves = leaves
         self._are_variables = all(isinstance(leaf, Variable) for leaf in leaves)

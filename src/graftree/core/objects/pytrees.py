@@ -514,7 +514,7 @@ def _register(cls: type[Pytree]) -> None:
         return _at_once[0].flatten(obj) or flatten(obj)
 
     def unflatten_either(aux: Any, children: Any) -> Any:
-        is_own = type(aux) is tuple
+        is_own = type(aux[0]) is not int
         return (unflatten if is_own else _at_once[0].unflatten)(aux, children)
 
     _jax_registries.register_pytree(

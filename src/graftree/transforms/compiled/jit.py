@@ -15,6 +15,7 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core import stamps
+from graftree.core.graph.graphdefs import Interned
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled.stages import Lowered, Traced
@@ -25,7 +26,6 @@ from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
 from graftree.transforms.crossing.plans import Plans
 from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signatures
 from graftree.transforms.crossing.traces import Traces
 
 P = ParamSpec("P")
@@ -280,7 +280,7 @@ def _row_of_compiled(
         Prefix(outs, "out_shardings", name, mode),
         statics=static,
         keywords=(Keywords.STAY, Keywords.STAY),
-        signatures=Signatures(),
+        signatures=Interned(),
         traces=traces,
         returns_placed=True,
     )

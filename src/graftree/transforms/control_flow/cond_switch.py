@@ -19,12 +19,13 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import differences
+from graftree.core.graph.graphdefs import Interned
 from graftree.transforms.crossing import debug_info, programs, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Labels, Signature, Signatures
+from graftree.transforms.crossing.signatures import Labels, Signature
 
 R = TypeVar("R")
 
@@ -161,7 +162,7 @@ def _row(name: str, mode: Propagation) -> Row:
     )
 
 
-_signatures = Signatures()
+_signatures = Interned()
 
 
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:

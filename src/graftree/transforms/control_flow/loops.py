@@ -10,6 +10,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.config import Propagation
+from graftree.core.graph.graphdefs import Interned
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
 from graftree.transforms.crossing import debug_info, programs
@@ -17,7 +18,7 @@ from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Labels, Signatures
+from graftree.transforms.crossing.signatures import Labels
 
 T = TypeVar("T")
 
@@ -206,4 +207,4 @@ def _row(name: str, mode: Propagation) -> Row:
     )
 
 
-_signatures = Signatures()
+_signatures = Interned()

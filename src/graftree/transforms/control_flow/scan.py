@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from graftree import _jax, config
+from graftree.core.graph.graphdefs import Interned
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
 from graftree.transforms.crossing import debug_info, decorators, programs
 from graftree.transforms.crossing.decorators import MISSING
@@ -17,7 +18,7 @@ from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import Prefix, StateAxes
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Labels, Signatures
+from graftree.transforms.crossing.signatures import Labels
 
 _NO_METADATA: Mapping[str, Any] = {}
 
@@ -104,7 +105,7 @@ def scan(
             keywords=(Keywords.REFUSED, Keywords.BECOME_POSITIONAL),
             labels=Labels(named=names),
             axis_metadata=transform_metadata,
-            signatures=Signatures(),
+            signatures=Interned(),
         )
         _check_axes(row.inputs, "in_axes")
         _check_axes(row.outputs, "out_axes")

@@ -83,7 +83,8 @@ class Call:
             debug_info.source_of(f),
         )
         if row.signatures is not None:
-            known = row.signatures.intern(self.packed.signature)
+            number, known = row.signatures.intern(self.packed.signature)
+            known.number = number
             self.packed = dataclasses.replace(self.packed, signature=known)
         self.groups = groups(row, self.packed, self.packed.values())
         if donates_twice(row, self.groups):

@@ -14,12 +14,13 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from graftree.config import Propagation
+from graftree.core.graph.graphdefs import Interned
 from graftree.core.variables import partitioning
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing
 from graftree.transforms.crossing.decorators import Chosen
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
-from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Signatures
+from graftree.transforms.crossing.signatures import ARGS, Labels, Signature
 from graftree.transforms.crossing.traces import Traces
 
 
@@ -68,7 +69,7 @@ class Row:
     returns_captured: bool = False
     is_detached: bool = False
     labels: Labels = ARGS
-    signatures: Signatures | None = None
+    signatures: Interned | None = None
     traces: Traces | None = None
 
     @staticmethod

@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import threading
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -28,7 +26,6 @@ from graftree.core.graph.graphdefs import (
     NodeRef,
     VariableDef,
 )
-from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import debug_info
 from graftree.transforms.crossing.debug_info import Source
 
@@ -126,7 +123,7 @@ class Signature:
         statics: Static arguments, as pairs of a position or name and a value.
         labels: What the positional arguments are called; not compared.
         parameters: What tells the names that they have in the function.
-        number: Its own, once it is known to `Signatures`. JAX compares it first.
+        number: Its own, once it is known to be `Interned`. JAX compares it first.
         has_no_contents: Whether its static values are known to have no content that
             could change (`static_contents`).
     """
@@ -320,36 +317,4 @@ def name_of(path: Any) -> str:
     return paths.below(start, tuple(keys))
 
 
-class Signatures(Rebuilt):
-    """The signatures that a compiled function was called with.
-
-    JAX hashes no static data of pytree nodes; it compares with what it compiled for,
-    inside its cache in C++. If a comparison runs code in Python, another thread may
-    take its turn and change that cache meanwhile: then the process dies
-    (tests/stress/static_data.py). So equal signatures are made the same one, with a
-    number that no other one has in front: numbers decide, and are compared in C.
-
-    Nor is a static value that was changed in place since, of which the hash is a new
-    one, taken for what it was.
-    """
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Signature, weakref.ref[Signature]]
-        self._known = weakref.WeakKeyDictionary()
-        # Else two threads could both come first. User code compares static values.
-        self._lock = threading.RLock()
-
-    def intern(self, signature: Signature) -> Signature:
-        """The signature that equals this one and came first."""
-        with self._lock:
-            weak = self._known.get(signature)
-            known = None if weak is None else weak()
-            if known is None:
-                self._known[signature] = weakref.ref(signature)
-                signature.number = next(_numbers)
-                known = signature
-            return known
-
-
-_numbers = itertools.count()
 _KWARGS = jax.tree_util.SequenceKey(1)

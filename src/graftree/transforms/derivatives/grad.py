@@ -17,6 +17,7 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import flattening
+from graftree.core.graph.graphdefs import Interned
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.kinds import Param
 from graftree.transforms.crossing import (
@@ -33,7 +34,6 @@ from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import Signatures
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums
 
@@ -371,7 +371,7 @@ def remat(
             mode,
             statics=statics,
             returns_captured=True,
-            signatures=Signatures(),
+            signatures=Interned(),
         )
         return outside.lift(function, transform, row)
 
