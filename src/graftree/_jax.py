@@ -530,18 +530,20 @@ class _ApartTrace(jax.core.Trace):
     """Hands each operation to another trace, apart from the others.
 
     An operation, or a whole program where a function of JAX is compiled, gets barriers
-    around it, as if it ran by itself.
+    around it, and arrays in the usual order of axes, as if it ran by itself.
     """
 
-    def __init__(self, set_trace: Any, outer: Any) -> None:
+    def __init__(self, set_trace: Any, outer: Any, in_order: Any) -> None:
         super().__init__()
         self._outer = functools.partial(set_trace, outer)
+        self._in_order = in_order
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
         with self._outer():
             # Else XLA would compute with constants beforehand.
-            args = [x if isinstance(x, Tracer) else _alone(x) for x in args]
-            return _alone(primitive.bind(*args, **params))
+            args = [x if isinstance(x, Tracer) else _barrier(x) for x in args]
+            found = primitive.bind(*args, **params)
+            return _barrier(jax.tree.map(self._in_order, found))
 
     def process_custom_jvp_call(self, *args: Any, **_: Any) -> Any:
         _, function, _, inputs = args
@@ -551,31 +553,46 @@ class _ApartTrace(jax.core.Trace):
         return val
 
 
-_alone = jax.lax.optimization_barrier
+_barrier = jax.lax.optimization_barrier
+
+
+def _in_order(constrain: Any, layout: Any, x: Any) -> Any:
+    """The array as programs take and return it; inside, XLA would choose an order."""
+    if x.ndim < 2 or jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
+        return x
+    return constrain(x, layout(tuple(range(x.ndim))))
 
 
 def _called_apart(
-    set_trace: Any, take_trace: Any, function: Callable[..., Any], *arrays: Any
+    set_trace: Any,
+    take_trace: Any,
+    constrain: Any,
+    layout: Any,
+    function: Callable[..., Any],
+    *arrays: Any,
 ) -> Any:
-    with take_trace() as outer, set_trace(_ApartTrace(set_trace, outer)):
+    in_order = functools.partial(_in_order, constrain, layout)
+    with take_trace() as outer, set_trace(_ApartTrace(set_trace, outer, in_order)):
         return function(*arrays)
 
 
-def _checked_apart(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
-    call = functools.partial(_called_apart, set_trace, take_trace, jax.lax.neg)
-    found = [str(x.primitive) for x in jax.make_jaxpr(call)(1.0).eqns]
-    if found != ["neg", "optimization_barrier"]:
+def _checked_apart(*ways: Any) -> tuple[Any, ...]:
+    call = functools.partial(_called_apart, *ways, jax.lax.neg)
+    found = [str(x.primitive) for x in jax.make_jaxpr(call)(np.ones((1, 1))).eqns]
+    if found != ["neg", "layout_constraint", "optimization_barrier"]:
         raise _jax_names.ChangedError
-    return set_trace, take_trace
+    return ways
 
 
 @_jax_names.by(
     "jax.extend.core:set_current_trace",
     "jax.extend.core:take_current_trace",
+    "jax.experimental.layout:with_layout_constraint",
+    "jax.experimental.layout:Layout",
     prepare=_checked_apart,
 )
-def _ways_to_trace(set_trace: Any, take_trace: Any) -> tuple[Any, Any]:
-    return set_trace, take_trace
+def _ways_to_trace(*ways: Any) -> tuple[Any, ...]:
+    return ways
 
 
 @functools.cache

@@ -137,7 +137,12 @@ NAMES = {
         ),
     ),
     **dict.fromkeys(
-        ("jax.extend.core:set_current_trace", "jax.extend.core:take_current_trace"),
+        (
+            "jax.extend.core:set_current_trace",
+            "jax.extend.core:take_current_trace",
+            "jax.experimental.layout:with_layout_constraint",
+            "jax.experimental.layout:Layout",
+        ),
         Name(
             "to run an eager call of a layer as one program",
             "",

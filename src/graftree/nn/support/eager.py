@@ -6,8 +6,9 @@ are three programs of 4 us each, and 40 us of Python to find them. Attention run
 programs within 1.5 ms.
 
 `fast` makes of such a function one program, in which each operation is kept apart from
-the others by a barrier: XLA does not see them together, so all bits are those of one
-operation after the other. It does nothing else: without it, layers are as right and
+the others by a barrier, and takes and gives arrays in their usual order of axes. So XLA
+makes of each what it makes of it alone, and all bits are those of one operation after
+the other. It does nothing else: without it, layers are as right and
 slower. In a trace, where JAX records operations, the function runs as it is, or is
 recorded once for equal shapes.
 
