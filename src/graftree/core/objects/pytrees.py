@@ -463,7 +463,7 @@ def _check_static_attributes(obj: Any) -> None:
 
 def _register(cls: type[Pytree]) -> None:
     def getters(table: AttributeTable) -> Any:
-        return table.known_getters or table.getters(classes.facts_of(cls).naming)
+        return table.getters(classes.facts_of(cls).naming)
 
     def flatten(obj: Any) -> Any:
         # The aux of the last time, if it is still true: then JAX need not compare it.
@@ -480,19 +480,21 @@ def _register(cls: type[Pytree]) -> None:
         return flatten_anew(obj)
 
     def flatten_anew(obj: Any) -> Any:
-        table, state = bookkeeping.table_of(obj), bookkeeping.state_of(obj)
-        entries, (_, data_of, statics_of, _) = obj.__dict__, getters(table)
+        entries = obj.__dict__
         try:
-            children, fixed = data_of(entries), statics_of(entries)
-        except KeyError:  # one was taken out of `vars`, and another one put there
-            bookkeeping.settle(obj)
-            return flatten_anew(obj)
-        statics = imprints.told_apart(fixed)
-        aux = table, statics, state.flags
-        if state.aux is not bookkeeping.CHANGING:
-            changing = imprints.any_may_change(fixed)
-            state.aux = bookkeeping.CHANGING if changing else aux
-        return children, aux
+            table, state = entries[_NODES], entries[_STATE]
+            _, data_of, statics_of, _ = table.known_getters or getters(table)
+            if len(entries) == table.size + 2:
+                statics = imprints.told_apart(statics_of(entries))
+                aux = table, statics, state.flags
+                if state.aux is not bookkeeping.CHANGING:
+                    changing = imprints.any_may_change(statics[1])
+                    state.aux = bookkeeping.CHANGING if changing else aux
+                return data_of(entries), aux
+        except KeyError:
+            pass  # as above
+        bookkeeping.settle(obj)
+        return flatten_anew(obj)
 
     def flatten_with_keys(obj: Any) -> Any:
         children, aux = flatten(obj)
@@ -502,7 +504,7 @@ def _register(cls: type[Pytree]) -> None:
 
     def unflatten(aux: Any, children: Any) -> Any:
         table, (_, statics), flags = aux
-        names, _, _, in_order = getters(table)
+        names, _, _, in_order = table.known_getters or getters(table)
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
