@@ -270,7 +270,8 @@ class Plan:
                 targets = None
         if targets is None:
             return outside.commit(self._packed(leaves, boxes), result)
-        _, changed, _, out = outside.in_order(result)
+        if self._has_prefixes:
+            _, changed, _, out = outside.in_order(result)
         variables.replace_all(targets, changed)
         if returned.variables:
             objects, given = self._objects_with(boxes), iter(out)
