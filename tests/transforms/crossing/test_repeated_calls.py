@@ -97,8 +97,8 @@ def visit(tree):
             variables.append(leaf)
             terms += [(factor, x) for x in jax.tree.leaves(leaf.get_value())]
         elif path[:2] not in [("model", "items"), ("model", "named")]:
-            # A number in a State is static, and data in tree mode.
-            is_number = path[:2] == ("model", "state") and leaf.weak_type
+            # So is one in what became data: static in graph mode, and data in a tree.
+            is_number = len(path) > 2 and getattr(leaf, "weak_type", False)
             terms += [] if is_number else [(number(path), leaf)]
     write_each(variables)
     # Numbers in containers are static, and data in tree mode.
