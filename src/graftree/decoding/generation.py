@@ -345,7 +345,8 @@ def _run(
     """Reads the prompts, then makes tokens until all sequences have ended."""
     batch, length = tokens.shape
     cache = model.init_cache(batch, length + count)
-    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+    positions = jnp.arange(length)[None]
+    positions = jnp.where(positions < lengths[:, None], positions, -1)
     logits = model(tokens, positions=positions, cache=cache)
     last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
     ends = jnp.array(stop, jnp.int32)
