@@ -319,6 +319,12 @@ def test_batches_that_do_not_fit_are_named_and_nothing_is_added(metric, batch, p
     assert all(np.all(x == 0) for x in jax.tree.leaves(nnx.state(metric)))
 
 
+def test_rows_beyond_what_a_cell_counts_are_refused():
+    rows = jax.ShapeDtypeStruct((2**12 + 1, 2**12), jnp.int32)
+    with pytest.raises(ValueError, match=r"at most 2\*\*24 rows.*got 16781312"):
+        jax.eval_shape(lambda x: metrics.RocAuc().update(logits=x, labels=x), rows)
+
+
 @tables.cases(
     "make, phrase",
     (lambda: metrics.Precision(3), "Precision expects an average.*'binary' for 3"),

@@ -236,7 +236,8 @@ class _Classification(_Sums):
                 is no class, or whose logits hold a nan.
 
         Raises:
-            ValueError: If the shapes do not fit, or the labels have another dtype.
+            ValueError: If the shapes do not fit, or the labels have another dtype; or
+                for what is counted in cells, if there are more than ``2**24`` rows.
         """
         logits, labels = averages.widen(logits), jnp.asarray(labels)
         averages.check_predictions(logits, labels, self.is_binary)
@@ -376,6 +377,11 @@ class ConfusionMatrix(_Classification):
 
 def _table(shape: tuple[int, int], cells: Any, weights: jax.Array) -> jax.Array:
     """The sum of the weights in each cell; all nan if a weight is."""
+    if weights.size > 2**24:  # where a cell would stop counting
+        raise ValueError(
+            f"Expected at most 2**24 rows in an update, got {weights.size}; update by "
+            "parts of the batch, one after the other."
+        )
     mesh, whole = jax.typeof(weights).sharding.mesh, jax.sharding.PartitionSpec()
     # Axes that are explicit want to know that this is the sum over all devices.
     whole = jax.sharding.NamedSharding(mesh, whole) if mesh.explicit_axes else None
