@@ -14,10 +14,11 @@ values, `KeyValueCache`. Without more the likeliest token is taken;
 
 # generation.py    prompts in, tokens out, in compiled programs
 # sampling.py      the next token, of logits; functions that change logits first
-# caches.py        keys and values of the tokens so far
+# caches.py        keys and values of the tokens so far; attention with and without them
 
 from graftree import namespaces
 from graftree.decoding.caches import KeyValueCache as KeyValueCache
+from graftree.decoding.caches import attend as attend
 from graftree.decoding.generation import Generated as Generated
 from graftree.decoding.generation import generate as generate
 from graftree.decoding.generation import stream as stream

@@ -92,8 +92,8 @@ def generate(
             the tokens so far, usually a `KeyValueCache` for each layer; and a call
             ``model(tokens, positions=positions, cache=cache)`` takes tokens and their
             positions, ``int[batch, length]`` each, adds them to the cache and returns
-            logits, ``[batch, length, vocabulary]``. If it has an attribute
-            ``max_length``, no sequence gets longer, padding included.
+            logits, ``[batch, length, vocabulary]``. Padding has position -1. If it has
+            an attribute ``max_length``, no sequence gets longer, padding included.
         prompts: Tokens, ``int[batch, length]``, or a list of lists of different
             lengths.
         max_new_tokens: How many tokens are made for each prompt.
@@ -333,8 +333,6 @@ def _padded_length(
         raise ValueError(
             f"padded_length={wanted} is less than the longest prompt, {longest} tokens."
         )
-    # Padding has positions too. A table of them may have none behind its end but NaN,
-    # which no mask takes out again.
     return wanted if limit is None else max(longest, min(wanted, limit))
 
 
@@ -431,7 +429,8 @@ def _begin(model: Any, task: _Task) -> _Progress:
     """Reads the prompts, and chooses the first token of each."""
     batch, length = task.tokens.shape
     cache = model.init_cache(batch, length + task.count)
-    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+    positions = jnp.arange(length)[None]
+    positions = jnp.where(positions < task.lengths[:, None], positions, -1)
     logits = model(task.tokens, positions=positions, cache=cache)
     last = jnp.take_along_axis(logits, (task.lengths - 1)[:, None, None], axis=1)[:, 0]
     zeros = jnp.zeros(batch, jnp.int32)
