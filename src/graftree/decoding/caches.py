@@ -39,8 +39,8 @@ class KeyValueCache(Module):
         head_dim: The features of a head.
         dtype: Of keys and values.
         window: How many tokens a token sees, itself included, as ``sliding_window`` of
-            `nnx.dot_product_attention`; ``None``: all. Then each call must go on at the
-            position after the last one, without gaps.
+            `nnx.dot_product_attention`; ``None``: all. With a window, each call must
+            continue at the position after the last one, without gaps.
 
     Attributes:
         key, value: Cache, ``[batch, slots, kv_heads, head_dim]``, with
@@ -138,7 +138,7 @@ class KeyValueCache(Module):
         count = (positions >= 0).sum(axis=1, keepdims=True)
         seen = jnp.concatenate([_in_ring(last - count, size), positions], axis=1)
         seen, back = seen[:, None], positions[:, :, None] - seen[:, None]
-        sees = (seen >= 0) & (back >= 0) & (back < self.window)
+        sees = (seen >= 0) & (back >= 0) & (back < size)
         keys, values = [
             jnp.concatenate(parts, axis=1)
             for parts in zip(before, (key, value), strict=True)

@@ -144,42 +144,27 @@ def dot_product_attention(
     _check_window(sliding_window, is_causal)
     lengths = _lengths(key_value_seq_lengths, q.shape[:-3])
     dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
-    beyond = (module, dropout_key, logits_soft_cap, sinks)
+    options = {"is_causal": is_causal, "scale": scale, "sliding_window": sliding_window}
+    beyond_jax = (module, dropout_key, logits_soft_cap, sinks)
     can_fuse = _can_fuse(q, k, v, precision, implementation)
-    if can_fuse and all(x is None for x in beyond):
+    if can_fuse and all(x is None for x in beyond_jax):
         shape = _weights_shape(q, k)
         bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
         is_usual = implementation is None and isinstance(is_causal, bool)
         attend = _attend if is_usual else _attend_as_it_is
         return attend(
-            q,
-            k,
-            v,
-            bias,
-            mask,
-            lengths,
-            is_causal=is_causal,
-            implementation=implementation,
-            scale=scale,
-            sliding_window=sliding_window,
+            q, k, v, bias, mask, lengths, implementation=implementation, **options
         )
     dropout = (broadcast_dropout, dropout_rng, dropout_rate, deterministic)
+    arrays, settings = (q, k, bias, mask), (dtype, precision, module, promote_dtype)
     weights = dot_product_attention_weights(
-        q,
-        k,
-        bias,
-        mask,
+        *arrays,
         *dropout,
-        dtype,
-        precision,
-        module,
-        promote_dtype,
-        is_causal,
-        scale=scale,
-        sliding_window=sliding_window,
+        *settings,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         key_value_seq_lengths=lengths,
+        **options,
     )
     return _average(weights, v, precision)
 
