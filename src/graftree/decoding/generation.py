@@ -415,7 +415,7 @@ def _first(model: Any, task: _Task) -> Any:
 
 @jit.jit(static_argnums=4, donate_argnums=2)
 def _next(
-    model: Any, task: _Task, parts: Any, start: jax.Array, chunk: int
+    model: Any, task: _Task, parts: Any, start: Any, chunk: int
 ) -> tuple[Any, tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
     """Goes on until there are ``chunk`` tokens from ``start`` on; and gives these."""
     until = jnp.minimum(start + chunk, task.count)

@@ -269,9 +269,9 @@ def process(
     logits = wide(logits)
     for i, processor in enumerate(processors):
         found = processor(logits, history)
-        form = getattr(found, "shape", None), getattr(found, "dtype", None)
-        if form[0] != logits.shape or not jnp.issubdtype(form[1], jnp.floating):
-            got = type(found).__name__ if form[1] is None else jax.typeof(found)
+        shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", bool)
+        if shape != logits.shape or not jnp.issubdtype(dtype, jnp.floating):
+            got = type(found).__name__ if shape is None else jax.typeof(found)
             raise TypeError(
                 errors.message(
                     f"processors[{i}] returns logits, {jax.typeof(logits)}, and gave "
