@@ -19,7 +19,7 @@ from graftree.core.graph import nodes, traversals
 from graftree.core.modules.containers import Dict, List
 from graftree.core.objects.attributes import DataObject
 from graftree.core.rng.streams import RngState
-from graftree.core.text import representations, short_forms
+from graftree.core.text import descriptions, representations, short_forms
 from graftree.core.text.representations import Size
 from graftree.core.variables.variables import Variable
 
@@ -74,7 +74,9 @@ def outline(x: Any) -> Any:
         return (tuple if type(x) is tuple else list)(map(outline, x))
     if isinstance(x, DataObject):
         return f"{type(x).__name__}(...)"
-    return _outline_node(x) if nodes.is_node(x) else _one_line(repr(x))
+    return (
+        _outline_node(x) if nodes.is_node(x) else _one_line(descriptions.safe_repr(x))
+    )
 
 
 def _outline_node(x: Any) -> Any:
