@@ -391,8 +391,8 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
         case _ if fact is LEAF and (*path, TYPE) in facts:
             aspects = trace_facts.aspects(facts[*path, TYPE])
             return short_forms.describe_form(aspects["dtype"], aspects["shape"])
-        case Static(value=x) if not isinstance(x, type) and (
-            name := descriptions.callable_and_place(x)
+        case Static() if not isinstance(fact.value, type) and (
+            name := descriptions.callable_and_place(fact.value)
         ):
             return name
         case _:

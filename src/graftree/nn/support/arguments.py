@@ -55,15 +55,15 @@ def setting(layer: Any, attribute: str, given: bool | None) -> bool:
     if given is None:
         given = getattr(layer, attribute)
     if given is None:
-        name = type(layer).__name__
-        of_modes = "\nor to all layers of a model: model.train() or model.eval()"
+        name, further = type(layer).__name__, ""
+        if attribute != "decode":
+            further = "\nor to all layers of a model: model.train() or model.eval()"
         raise ValueError(
             f"No `{attribute}` argument was provided to {name}, as argument of the "
             "call or as attribute.\n"
             f"Pass it to the constructor: {name}(..., {attribute}=False)\n"
             f"or to the call: layer(x, {attribute}=False)\n"
-            f"or to a view: nnx.view(model, {attribute}=False)"
-            + of_modes * (attribute != "decode")
+            f"or to a view: nnx.view(model, {attribute}=False){further}"
         )
     return given
 
