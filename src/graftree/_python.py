@@ -12,8 +12,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from types import CellType, FrameType, FunctionType
-from typing import Any
+from types import CellType, CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
 
 
 def frame_above(count: int) -> FrameType | None:
@@ -41,6 +41,23 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 _NOT_THE_USERS = ("graftree.", "jax.")
+
+
+class Running(NamedTuple):
+    """Tells whether a call of a function still runs, and keeps nothing of it alive.
+
+    Attributes:
+        place: Where the frame of the call is.
+        code: The function. Other frames may be in that place later.
+    """
+
+    place: int
+    code: CodeType
+
+    @classmethod
+    def of(cls, frame: FrameType) -> Running:
+        """The call with this frame."""
+        return cls(id(frame), frame.f_code)
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
