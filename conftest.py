@@ -39,6 +39,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_traceback_filtering", "off")
 
 compiled_programs.keep_in_whole_files()
+compiled_programs.share_contexts()
 
 
 # What imports a package that may be missing: Flax, of the bridge to Linen; griffe, of
@@ -60,28 +61,33 @@ collect_ignore_glob = [
 
 
 def pytest_addoption(parser):
-    """Adds what ``make test`` asks for on the oldest Python."""
+    """Adds what ``make test`` asks for at each end of the support range."""
     parser.addoption(
-        "--modes-by-turns",
-        action="store_true",
-        help="run each test in one of its modes, with a part of many other parameters",
+        "--end",
+        choices=["oldest", "newest"],
+        help="leave out the pages that the other end runs; and at the oldest run each "
+        "test in one of its modes, with a part of many other parameters",
     )
 
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out what the options leave out, and says what `make test` does."""
-    # Layers compile something for each case.
-    for item in tables.repeated(items):
-        if item.nodeid.startswith("tests/nn/"):
+    for item in tables.out_of_turn(items):
+        if not item.nodeid.startswith("tests/contract/"):
             item.add_marker(pytest.mark.long)
-    if config.getoption("--modes-by-turns"):
+    chosen, end = {*items}, config.getoption("--end")
+    pages = [item for item in items if item.get_closest_marker("pages")]
+    of_oldest = {*pages[::3]}
+    if end == "newest":
+        chosen -= of_oldest
+    elif end == "oldest":
         # Whether the shapes of layers are those of their annotations is seen here only.
         layers = "tests/contract/test_nn_layers/"
-        whole = [item for item in items if item.nodeid.startswith(layers)]
-        others = [item for item in items if not item.nodeid.startswith(layers)]
-        chosen = whole + modes.by_turns(others)
-        config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
-        items[:] = chosen
+        whole = {item for item in items if item.nodeid.startswith(layers)}
+        others = [item for item in items if item not in whole.union(pages)]
+        chosen = whole | of_oldest | {*modes.by_turns(others)}
+    config.hook.pytest_deselected(items=[x for x in items if x not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 def pytest_collection_finish():
