@@ -58,6 +58,8 @@ def keep_in_whole_files():
     jax.config.update("jax_compilation_cache_dir", str(FOLDER))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Not that of XLA for GPUs: to name its folder takes as long as to find a program.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     _load_once()
 
 

@@ -1,5 +1,7 @@
 """Tests with parameters: tables of cases, and crosses of them."""
 
+from collections import defaultdict
+
 import pytest
 
 from tests import modes
@@ -16,18 +18,29 @@ def out_of_turn(items):
     For each value of the longest parameter one item is: the values of the others take
     turns beside it, in each mode in another order.
     """
-    return [item for item in items if not _is_in_turn(item)]
+    known = defaultdict(dict)
+    places = {item: [*_places(item, known)] for item in items}
+    return [item for item in items if not _is_in_turn(item, places[item])]
 
 
-def _is_in_turn(item):
-    axes = []
+def _places(item, known):
+    """For each table of parameters its rows so far, and the number of the item's."""
+    test, _, _ = item.nodeid.partition("[")
     for mark in item.iter_markers("parametrize"):
-        names, values = mark.args
-        first = (names.split(",") if isinstance(names, str) else names)[0].strip()
-        if first not in modes.ARGUMENTS:
-            axes.append((len(values), item.callspec.indices[first]))
-    if len(axes) < 2:
+        names = mark.args[0]
+        names = names.split(",") if isinstance(names, str) else names
+        names = tuple(name.strip() for name in names)
+        if not modes.ARGUMENTS.keys() & names:
+            rows = known[test, names]
+            row = tuple(id(item.callspec.params[name]) for name in names)
+            yield rows, rows.setdefault(row, len(rows))
+
+
+def _is_in_turn(item, places):
+    if len(places) < 2:
         return True
-    axes.sort(key=lambda axis: -axis[0])
-    turn = axes[0][1] + sum(item.callspec.indices.get(x, 0) for x in modes.ARGUMENTS)
-    return all(place == turn % size for size, place in axes[1:])
+    (_, turn), *others = sorted(places, key=lambda x: -len(x[0]))
+    for name, values in modes.ARGUMENTS.items():
+        if name in item.callspec.params:
+            turn += [*values.values()].index(item.callspec.params[name])
+    return all(place == turn % len(rows) for rows, place in others)
