@@ -4,7 +4,7 @@
 #   test.sh         `make test`: the newest Python runs all tests but the longest, and
 #                   Python 3.11 with the oldest JAX those that Python and JAX may change,
 #                   each in one of its modes, and with a part of its other parameters
-#   CI=true ...     the same with the pages of docs/ (Python 3.11 runs every third one, the
+#   CI=true ...     the same with the pages of docs/ (Python 3.11 runs every eighth, the
 #                   newest Python the others), and the wheel
 #   test.sh --all   `make test-all`: both run all tests, and the site is built
 #
