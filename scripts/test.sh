@@ -91,6 +91,9 @@ run_pytest() { # COMMAND...
     return 1
 }
 run_tests() { # NAME END PATH...
+    # Else both workers do that, for the same files at the same time.
+    ".venv/$2/bin/python" -m compileall -qq conftest.py src tests benchmarks examples \
+        website
     check "$1" run_pytest ".venv/$2/bin/python" -m pytest "${@:3}" \
         ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist worksteal --tb short \
         --durations 25

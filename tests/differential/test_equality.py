@@ -206,7 +206,7 @@ def test_losses_are_those_of_flax(layout):
 # ---------------------------------------------------------------------- random programs
 
 LONG = pytest.mark.long
-SEEDS = [*range(17), *(pytest.param(seed, marks=LONG) for seed in range(17, 50))]
+SEEDS = [*range(9), *(pytest.param(seed, marks=LONG) for seed in range(9, 50))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
