@@ -70,10 +70,15 @@ def pytest_addoption(parser):
     )
 
 
+# Where `make test`, too, runs a test with each pair of its parameters.
+_EACH_PAIR = "tests/contract/", "tests/weights/", "tests/core/test_variables.py"
+
+
 def pytest_collection_modifyitems(config, items):
     """Leaves out what the options leave out, and says what `make test` does."""
-    for item in tables.out_of_turn(items):
-        if not item.nodeid.startswith("tests/contract/"):
+    short = [item for item in items if not item.get_closest_marker("long")]
+    for item in tables.out_of_turn(short):
+        if not item.nodeid.startswith(_EACH_PAIR):
             item.add_marker(pytest.mark.long)
     left_out = _left_out(config.getoption("--end"), items)
     config.hook.pytest_deselected(items=[*left_out])
