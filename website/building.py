@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from website import pages, reference, running, writing
+from website import pages, reference, running, searching, writing
 
 OUT = pages.ROOT / "out" / "pages"
 SITE = pages.ROOT / "out" / "site"
@@ -36,6 +36,13 @@ FROM_THE_ROOT = {
     "CONTRIBUTING.md": "look_up/contributing.md",
     "SECURITY.md": "look_up/security.md",
     "SUPPORT.md": "look_up/support.md",
+}
+
+# What a link leads to in the site; in the repository, these are its targets.
+_IN_THE_SITE = {
+    **FROM_THE_ROOT,
+    "src/graftree/__init__.py": "look_up/api/index.md",
+    "src/graftree/nn": "look_up/api/layers.md",
 }
 
 
@@ -70,7 +77,7 @@ def build(*, runs: bool = True) -> int:
     ran = time.perf_counter()
     _write_reference()
     _link_names()
-    _rank_for_search()
+    searching.write_front_matter(OUT)
     print("mkdocs ...", flush=True)
     failed = _run_mkdocs()
     _print_counts(outcomes, ran - start, time.perf_counter() - ran, runs=runs)
@@ -213,7 +220,7 @@ def _as_it_is(page: pages.Page) -> Outcome:
 def _for_mkdocs(page: pages.Page, results: list[running.Result]) -> str:
     """A page with its outputs, in the form that mkdocs reads."""
     text = writing.with_outputs(page, results, keep_right=False)
-    return without_needs(_without_links_to_code(text, page.path.parent))
+    return without_needs(with_links_of_the_site(text, page.path.parent))
 
 
 def without_needs(text: str) -> str:
@@ -226,18 +233,26 @@ def without_needs(text: str) -> str:
     return re.sub(r'^( *```python) needs="[\w.]+"$', r"\1", text, flags=re.MULTILINE)
 
 
-def _without_links_to_code(text: str, folder: pathlib.Path) -> str:
-    """A page whose links to files that are not of the site are their words."""
+def with_links_of_the_site(text: str, folder: pathlib.Path) -> str:
+    """A page of ``folder`` whose links to files outside ``docs`` are made right.
 
-    def words(link: re.Match[str]) -> str:
+    A file that is a page of the site, too, gives a link to that page; of a link to other
+    code, the words are left.
+
+    Example:
+        >>> with_links_of_the_site("[Us](../CONTRIBUTING.md), [x](../src)", pages.DOCS)
+        '[Us](look_up/contributing.md), x'
+    """
+
+    def place(link: re.Match[str]) -> str:
         target = (folder / link["target"]).resolve()
-        for source, page in FROM_THE_ROOT.items():
-            if target == pages.ROOT / source:
-                place = os.path.relpath(pages.DOCS / page, folder)
-                return f"[{link['words']}]({place})"
-        return link[0] if target.is_relative_to(pages.DOCS) else link["words"]
+        if target.is_relative_to(pages.DOCS):
+            return link[0]
+        page = _IN_THE_SITE.get(target.relative_to(pages.ROOT).as_posix())
+        there = page and os.path.relpath(pages.DOCS / page, folder)
+        return f"[{link['words']}]({there})" if there else link["words"]
 
-    return re.sub(r"\[(?P<words>[^\]]+)\]\((?P<target>\.\./[^)#\s]+)\)", words, text)
+    return re.sub(r"\[(?P<words>[^\]]+)\]\((?P<target>\.\./[^)#\s]+)\)", place, text)
 
 
 def _copy_from_the_root(source: str, target: str) -> None:
@@ -282,23 +297,6 @@ def _link_names() -> None:
                 return f"[{match[0]}]({root}/{place})" if place else match[0]
 
             path.write_text(_CODE.sub(link, path.read_text()))
-
-
-# How much a page of a folder counts in a search: who asks how, wants a guide.
-_RANKS = {
-    "start": 2,
-    "guides": 2,
-    "coming_from": 3,
-    "look_up/errors": 0.7,
-    "look_up/api": 0.5,
-}
-
-
-def _rank_for_search() -> None:
-    for folder, rank in _RANKS.items():
-        for path in (OUT / folder).rglob("*.md"):
-            head = f"---\nsearch:\n  boost: {rank}\n---\n\n"
-            path.write_text(head + path.read_text())
 
 
 def _print_counts(

@@ -50,7 +50,7 @@ def load() -> Any:
             raise
         raise ImportError(
             "nnx.checkpoints writes and reads with Orbax, which is not installed: "
-            'pip install "graftree[checkpoints]"'
+            "pip install orbax-checkpoint"
         ) from error
     return orbax.checkpoint
 

@@ -42,7 +42,7 @@ def display_to_html(path: str | os.PathLike[str], *objects: Any) -> None:
 
     Raises:
         ImportError: If treescope is not installed; it comes with
-            ``pip install "graftree[display]"``.
+            ``pip install treescope``.
 
     Example:
         >>> import os, pathlib, tempfile
@@ -56,7 +56,7 @@ def display_to_html(path: str | os.PathLike[str], *objects: Any) -> None:
     except ImportError as error:
         raise ImportError(
             "nnx.debugging.display_to_html draws with treescope, which is not "
-            'installed: pip install "graftree[display]".'
+            "installed: pip install treescope"
         ) from error
     trees = [treescope.render_to_html(x, ignore_exceptions=True) for x in objects]
     title = html.escape(", ".join(type(x).__name__ for x in objects))

@@ -1,0 +1,57 @@
+"""What a search finds first: ranks of folders, and words that people type.
+
+Material's search joins the words of a query by "or", and weighs a word in a title or a
+tag more than one in a text. So a page that answers under another name gets that name as
+a tag, which only the search sees.
+"""
+
+import pathlib
+
+# How much a page of a folder counts: who asks how, wants a guide.
+RANKS = {
+    "start": 2,
+    "guides": 2,
+    "coming_from": 3,
+    "look_up/errors": 0.7,
+    "look_up/api": 0.5,
+}
+
+# What other libraries call things, by the page that has the answer.
+WORDS = {
+    "coming_from/keras.md": "callbacks, compile and fit, model.fit, ModelCheckpoint",
+    "coming_from/pytorch.md": "DataLoader, data loader, no_grad, nn.Module",
+    "guides/checkpoints.md": "save model, load model, ModelCheckpoint, keep best",
+    "guides/decoding.md": "tokenizer, generate text, top-k, top-p",
+    "guides/exporting.md": "serving, deployment, ONNX",
+    "guides/lora.md": "fine-tuning, adapters, PEFT",
+    "guides/metrics.md": "AUC, ROC, F1, confusion matrix, accuracy, torchmetrics",
+    "guides/other_libraries.md": "TensorBoard, wandb, logging, Dataset",
+    "guides/precision.md": "mixed precision, bf16, fp16, half precision, AMP,"
+    " autocast, loss scaling, GradScaler",
+    "guides/recompiles.md": "torch.compile, slow compilation, retracing",
+    "guides/scale.md": "DDP, FSDP, DataParallel, multi GPU, distributed, multi-host,"
+    " pmap, tensor parallel",
+    "guides/stacks.md": "gradient checkpointing, activation checkpointing",
+    "guides/summaries.md": "model.summary, torchinfo, number of parameters",
+    "guides/surgery.md": "transfer learning, freeze layers, requires_grad",
+    "guides/training_loop.md": "Trainer, training loop, early stopping, epochs,"
+    " validation",
+    "guides/training_recipes.md": "gradient accumulation, gradient clipping,"
+    " learning rate schedule, scheduler, weight decay, warmup, EMA",
+    "guides/variables.md": "nn.Parameter, register_buffer, buffers",
+    "guides/weights.md": "huggingface, from_pretrained, state_dict, safetensors,"
+    " load pretrained weights",
+}
+
+
+def write_front_matter(folder: pathlib.Path) -> None:
+    """Writes rank and words into the pages below ``folder``, at the top of each."""
+    for path in folder.rglob("*.md"):
+        name = path.relative_to(folder).as_posix()
+        ranks = [rank for start, rank in RANKS.items() if name.startswith(f"{start}/")]
+        head = [f"search:\n  boost: {rank}" for rank in ranks]
+        if name in WORDS:
+            head += [f"tags: [{WORDS[name]}]"]
+        if head:
+            text = path.read_text()
+            path.write_text("\n".join(["---", *head, "---", "", text]))
