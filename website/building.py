@@ -236,8 +236,8 @@ def without_needs(text: str) -> str:
 def with_links_of_the_site(text: str, folder: pathlib.Path) -> str:
     """A page of ``folder`` whose links to files outside ``docs`` are made right.
 
-    A file that is a page of the site, too, gives a link to that page; of a link to other
-    code, the words are left.
+    A file that is also a page of the site gives a link to that page; a link to other
+    code becomes plain words.
 
     Example:
         >>> with_links_of_the_site("[Us](../CONTRIBUTING.md), [x](../src)", pages.DOCS)

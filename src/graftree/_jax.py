@@ -122,7 +122,7 @@ def _chain(find_top_trace: Any) -> list[Any]:
 def _kinds_of_traces(find_top_trace: Any) -> tuple[Any, type]:
     """With it, the type of the traces that record programs.
 
-    Three traces are told apart for it, of which one records and one runs.
+    It tells three traces apart, of which one records and one runs.
     """
     chains = list[list[type]]()
 
@@ -353,7 +353,7 @@ class _HiddenFrames:
 hidden_frames = _HiddenFrames()
 
 
-# Where JAX unflattens trees, for whoever asks.
+# Where JAX unflattens trees.
 _UNFLATTENING = {
     *("jax.tree", "jax.tree_util", "jax._src.tree"),
     *("jax._src.tree_util", "jax._src.flattree"),

@@ -22,7 +22,7 @@ class Name(NamedTuple):
     Attributes:
         serves: For what it is asked.
         instead: What does the same where it is missing; empty if nothing does.
-        lost: What is off then, as users are told.
+        lost: What is off then, in words for users.
     """
 
     serves: str

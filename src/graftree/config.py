@@ -9,7 +9,7 @@ comes from the environment variable of the same name in upper case, read at impo
 thread-local values on top of one flag; what is on the stack wins.
 
 A function that is traced reads some of these values, and its program holds them. So
-they are part of the key under which JAX remembers programs: `jax.jit` traces anew where
+they are part of the key under which JAX remembers programs: `jax.jit` retraces where
 another value is in force.
 """
 

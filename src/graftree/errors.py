@@ -215,10 +215,10 @@ def message(what: str, *, where: str = "", way_out: str = "") -> str:
         The parts, each on lines of its own, ``where`` indented by two spaces.
 
     Example:
-        >>> print(nnx.errors.message("Wrong.", where="args[0]", way_out="Mend it."))
+        >>> print(nnx.errors.message("Wrong.", where="args[0]", way_out="Fix it."))
         Wrong.
           args[0]
-        Mend it.
+        Fix it.
     """
     lines = [what]
     lines += ["  " + line for line in where.splitlines()]

@@ -54,7 +54,9 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 
 def test_links_to_what_the_site_shows_lead_there():
-    text = "[api](../../src/graftree/__init__.py) [log](../../CHANGELOG.md) [x](../../src)"
+    text = (
+        "[api](../../src/graftree/__init__.py) [log](../../CHANGELOG.md) [x](../../src)"
+    )
     made = building.with_links_of_the_site(text, pages.DOCS / "guides")
     assert made == "[api](../look_up/api/index.md) [log](../look_up/changelog.md) x"
 

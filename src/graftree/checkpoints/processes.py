@@ -355,7 +355,7 @@ class _StopSignal:
             raise RuntimeError(
                 errors.message(
                     "Checkpoints.should_stop must be called in the main thread "
-                    "first: only there can Python be told to note SIGTERM.",
+                    "first: Python can only watch for SIGTERM there.",
                     way_out="Call it there once; after that any thread may.",
                 )
             )

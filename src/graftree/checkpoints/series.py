@@ -245,7 +245,7 @@ class Checkpoints:
     def should_stop(self, step: int) -> bool:
         """Whether the program is about to be stopped, so that it should save and end.
 
-        A single process is told by SIGTERM, which from the first call on no longer ends
+        A single process hears SIGTERM, which from the first call on no longer ends
         it; the second one does. Several processes agree on a step, as JAX arranges it.
 
         Args:

@@ -556,7 +556,7 @@ def _implementation(dtype: Any) -> Any:
 
 
 def _as_weak(x: jax.Array) -> jax.Array:
-    """The same array with a weak type: in arithmetic the other one's dtype counts.
+    """The same array with a weak type: in arithmetic the dtype of the other counts.
 
     Only of the dtypes that numbers of Python have are there such arrays.
     """

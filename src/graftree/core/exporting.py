@@ -12,7 +12,7 @@ they never change:
 A class is written by its name (`name_of`). Objects with code are refused, and say what
 to export instead.
 
-JAX is told once of each type. Flax NNX tells it of none, so programs for it tell JAX of
+JAX learns each type once. Flax NNX registers none, so programs for it tell JAX of
 Param by themselves; so that they can, the drop-in takes all this back (`withdraw`).
 """
 

@@ -38,7 +38,7 @@ Rule = Callable[[Any, int], Any]
 _IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
 _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
 
-# How deep to look into a value, which may contain itself.
+# How deep to inspect a value, which may contain itself.
 _DEPTH = 12
 
 

@@ -5,7 +5,7 @@ changed, metadata replaced; not the value of a Variable) takes the next number o
 global counter and writes it on the object. No number is given twice, so equal numbers
 mean that nothing has changed in between.
 
-The mutation comes first and the stamp after it: whoever reads the counter before the
+The mutation comes first and the stamp after it: a reader of the counter before the
 stamp is written sees a number that will be outdated.
 """
 

@@ -1,4 +1,4 @@
-"""Looks into models and compiled functions while they run.
+"""Inspects models and compiled functions while they run.
 
     nnx.debugging.find_nans(loss_fn)(model, x)       # where a NaN or infinity arises
     nnx.debugging.explain_recompile(train_step)      # why it was compiled again

@@ -85,8 +85,8 @@ def intercept(
 
     It is called after each call of a module, or of another public method on an object,
     whose name then ends the path. Under ``nnx.jit`` and other transforms it is called
-    while they are traced, with traced values: functions compiled before are traced anew
-    in the context, and those traced in it are not used outside. Such values must not be
+    while they are traced, with traced values: compiled functions are traced again in
+    the context, and those traced in it are not used outside. Such values must not be
     kept; ``jax.debug.callback`` brings them out.
 
     Not seen are copies of the model that plain JAX or `merge` make, methods bound

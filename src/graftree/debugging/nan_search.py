@@ -382,7 +382,7 @@ class _Judge:
         return source
 
     def _source(self, kind: int) -> Finding | None:
-        """The finding that the inputs have; a constant is told as used here."""
+        """The finding that the inputs have; a constant is reported as used here."""
         source = _earliest(held.of(kind) for held in self.inputs)
         if source is None or not source.is_constant or source.operation:
             return source
@@ -422,7 +422,7 @@ class _Judge:
 
 
 def _told(value: Any, kind: int, source: str) -> str:
-    """What is in a value that came in; a constant is told by its form."""
+    """What is in a value that came in; a constant is described by its form."""
     if source == "constant":
         return form_of(value)
     return describe(value, kind)

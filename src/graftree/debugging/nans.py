@@ -1,4 +1,4 @@
-"""``find_nans``: where a value that is not finite first arises, and what is told of it.
+"""``find_nans``: where a value that is not finite first arises, and what is reported.
 
 The function is traced, as by `nnx.jit`, and the program runs one operation at a time
 (``nan_search.py``). Nothing that the function does reaches the caller's objects. Of all

@@ -224,7 +224,7 @@ _GONE, _DROPPED, _SAME, _OTHER = "gone", "unknown", "nothing", "other"
 _REMARKS = {
     _GONE: "not known any more: JAX has dropped this trace",
     _DROPPED: "JAX had dropped all earlier traces, as after jax.clear_caches()",
-    # A list is the same object in both, so what it was before can't be told.
+    # A list is the same object in both, so what it was before is unknown.
     _SAME: "nothing that is known: JAX had dropped what it knew, as after "
     "jax.clear_caches(), or a list or dict in a static attribute was changed in place",
     _OTHER: "details of the structure that have no path",

@@ -8,7 +8,7 @@ between two traces, or between two placements:
     ("x",), ("x", TYPE)                  LEAF, float32[8,16]   what JAX knows of a leaf
     (Setting("jax_enable_x64"),)         False                 the configuration of JAX
 
-If a static attribute makes a trace for each of its values, the user is told at once.
+If a static attribute makes a trace for each of its values, the user is warned at once.
 """
 
 from __future__ import annotations
@@ -170,8 +170,9 @@ def _warn_of_values(latest: Sequence[Trace], function: Callable[..., Any]) -> bo
     logging.getLogger("graftree").warning(
         "%s is traced and compiled for each value of the static attribute %s, the "
         "latest being %s. If it changes as the program runs, make it a Variable, whose "
-        "value is no part of the program; if it is the same made anew, as an optimizer "
-        "or a lambda is, make it once. nnx.debugging.explain_recompile tells more.",
+        "value is no part of the program; if it is a new object each "
+        "time, such as an optimizer or a lambda, create it once. "
+        "nnx.debugging.explain_recompile says more.",
         decorators.name_of(function),
         signatures.name_of(path),
         ", ".join([_SHORT.repr(value.value) for value in values]),

@@ -80,7 +80,7 @@ class MultiHeadAttention(Module):
         out_promote_dtype: That of ``out``.
         ln_promote_dtype: That of the LayerNorms.
         qkv_dot_general, out_dot_general: The contractions of these layers.
-        qkv_dot_general_cls, out_dot_general_cls: Make them, anew on each call.
+        qkv_dot_general_cls, out_dot_general_cls: Make them, new ones in each call.
         rngs: Gives keys for ``query``, ``key``, ``value``, the LayerNorms and ``out``,
             for the kernel first, then for the bias. With dropout, its stream
             ``dropout`` is forked last.

@@ -497,8 +497,8 @@ def unknown_layer(
     path: Path, layer: Any, params: Sequence[tuple[Path, Variable[Any]]]
 ) -> UnknownLayer:
     """Describes a layer in which nothing can be set; ``params`` with their paths."""
-    told = [_told(inner[len(path) :], variable) for inner, variable in params]
-    return UnknownLayer(path, type(layer).__name__, tuple(told))
+    names = [_told(inner[len(path) :], variable) for inner, variable in params]
+    return UnknownLayer(path, type(layer).__name__, tuple(names))
 
 
 def _told(path: Path, variable: Variable[Any]) -> str:
@@ -537,7 +537,7 @@ def default(
     numbers are drawn in float32, or in the ``param_dtype`` that a layer is given, and
     then rounded to the dtype of ``params``: the seed gives the numbers that it gives
     without a policy. The policy holds in this thread, also for models that ``nnx.jit``
-    makes: functions compiled before are traced anew.
+    makes: functions compiled before are traced again.
 
     Args:
         policy: As for `set_policy`. ``output`` is for the models themselves: modules

@@ -3,7 +3,7 @@
 `graftree.dropin` puts the folder of this file on the path of the processes that it
 starts. So nothing runs in them before one imports Flax, and nothing at all in those
 that never do. This file then takes its folder off the path, installs the drop-in, and
-lets Flax be imported anew. Where the environment has no ``GRAFTREE_DROPIN`` any more,
+lets Flax be imported again. Where the environment has no ``GRAFTREE_DROPIN`` any more,
 or another Python that lacks Graftree was started, it only gets out of the way.
 """
 

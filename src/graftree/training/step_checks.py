@@ -56,7 +56,7 @@ def warn_of_nothing(params: Any, wrt: Filter) -> None:
 
 def check_order(model: Any, grads: Any) -> None:
     """Raises a TypeError if the arguments of ``update`` are swapped."""
-    # Gradients are States, or have the form of the model and cannot be told from it.
+    # Gradients are States, or have the form of the model and look like it.
     if isinstance(model, states.State) and isinstance(grads, pytrees.Pytree):
         raise TypeError(
             errors.message(
@@ -145,7 +145,7 @@ def check_shapes(averages: Any, given: Any) -> None:
         in_words=lambda old, new: (
             f"the average has shape {np.shape(old)}, the new value {np.shape(new)}"
         ),
-        way_out="Update the averages of a model with that model; make an EMA anew if "
+        way_out="Update the averages of a model with that model; make a new EMA if "
         "the model has changed.",
     )
 
@@ -226,8 +226,8 @@ def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> N
                 where="\n".join(
                     differences.in_words(found, "then", "for the model as it is now")
                 ),
-                way_out="After changing or freezing parts of a model, make its "
-                "optimizer anew: nnx.Optimizer(model, tx, wrt=...).\n"
+                way_out="After changing or freezing parts of a model, make a "
+                "new optimizer: nnx.Optimizer(model, tx, wrt=...).\n"
                 f"The update failed with: {error}",
             )
         ) from error

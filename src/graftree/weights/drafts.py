@@ -81,7 +81,7 @@ def draft(path: Any, model: Any) -> Draft:
         model: The model; also an abstract one.
 
     Returns:
-        A `Draft`; print it, and mend what is wrong: equal shapes and similar names are
+        A `Draft`; print it, and fix what is wrong: equal shapes and similar names are
         all it goes by. What it could not place is listed below the table.
 
     Raises:

@@ -475,7 +475,7 @@ class Builder:
         if obj is self.existing.get(row.outer_index, MISSING):
             self.fills.append((obj, kind, row.metadata, row.keys, values))
         else:
-            # At once: a container around it may look into it.
+            # At once: a container around it may read it.
             kind.fill(obj, row.metadata, row.keys, values)
         return obj
 

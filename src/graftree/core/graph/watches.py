@@ -573,7 +573,7 @@ def _mirror(x: Any) -> Any:
     Such is the state of an optimizer: many dicts, which Python compares the fastest.
     """
     if type(x) is not dict:
-        # `_mirrors_hold` relies on being told of comparisons.
+        # `_mirrors_hold` relies on hearing of comparisons.
         return x if type(x).__eq__ is Variable.__eq__ else None
     copied = {key: _mirror(value) for key, value in x.items()}
     return None if any(value is None for value in copied.values()) else copied

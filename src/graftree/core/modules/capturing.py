@@ -104,7 +104,7 @@ class Sower:
         init_fn: Callable[[], Any] = tuple_init,
         capture_noop: bool | None = None,
     ) -> bool:
-        """Records a value for whoever called this Module through `capture`.
+        """Records a value for the caller that ran this Module through `capture`.
 
         Args:
             variable_type: The kind of Variable to record it as, or its registered

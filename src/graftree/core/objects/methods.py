@@ -5,7 +5,7 @@
         def encode(self, x): ...            the function itself, as any other value
 
 For a method to be known, a `TrackedMethod` stands for its function in the class: it
-opens a frame (``running.py``) around each call. To whoever looks at it it is that
+opens a frame (``running.py``) around each call. To users it looks like that
 function: it has its attributes, which are read and written there. Other methods, and
 functions that are values in a class, stay what the user wrote.
 
@@ -255,7 +255,7 @@ def observed(
 
     It is called as ``observer(frame, call)`` and returns what the method returns:
     ``call()``, or something else. The paths of what is in ``roots`` begin there: the
-    key of the first step is the object itself. What `jit` has compiled is traced anew
+    key of the first step is the object itself. What `jit` has compiled is traced again
     in the context, and what is traced there is not used outside.
 
     Args:

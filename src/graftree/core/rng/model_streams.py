@@ -5,8 +5,8 @@ streams derived from them, and how; they share one way of doing so, in two forms
 
 * in place (graph mode with graph updates; `with_rngs` has no such form): the streams of
   the caller's object get the derived keys, and `SplitBackups` put the old ones back,
-* anew (otherwise): the result is a copy of the object with other streams. Variables
-  that were not derived are shared with the input.
+* as a copy (otherwise): the result is a copy of the object with other streams; it
+  shares the Variables that were not derived with the input.
 
 Either way each stream gives one key away, so its count is one higher afterwards, and no
 key is drawn twice. All keys are derived before the first stream is changed. Each of the

@@ -10,7 +10,7 @@ always holds:
 
 A value is compared by its *tokens*: what it is made of, in preorder. Skeletons won't do
 for this. They tell apart two functions with the same code, as the key of a compiled
-function must; but each layer may make its initializer anew, and then all read the same.
+function must; but layers may have initializers of their own that read the same.
 And they ask foreign classes, and compare what is shared by its place only.
 """
 

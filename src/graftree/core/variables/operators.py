@@ -186,7 +186,7 @@ def _warn(what: str, stacklevel: int = 3) -> None:
 
 # Its ``latest`` becomes a new number when a Variable is compared. Python compares the
 # members of two dicts by identity first, and calls ``==`` for those that differ. So
-# whoever compares dicts of Variables can tell which it was.
+# code that compares dicts of Variables can tell which it was.
 comparisons = types.SimpleNamespace(latest=0)
 _numbers = itertools.count(1)
 

@@ -200,7 +200,7 @@ def kept(new: Any, old: Any) -> Any:
 
     With Auto axes the compiler places the outputs of a program, and of each operation
     outside of one: a parameter that is on all devices would be divided like the
-    gradients, and the next call be compiled anew.
+    gradients, and the next call would recompile.
     """
     are_traced = isinstance(new, _jax.Tracer), isinstance(old, _jax.Tracer)
     if not any(are_traced):

@@ -168,7 +168,7 @@ def _misfit(what: str, ref: Any, given: Any, where: str) -> ValueError:
             f"Invalid {what}: a ref cannot change its {what}.",
             where=f"{f'at {where}: ' if where else ''}the ref holds "
             f"{short_forms.describe(ref)}, the value is {short_forms.describe(given)}",
-            way_out="Convert the value, or make the ref anew: nnx.to_arrays(node).",
+            way_out="Convert the value, or make a new ref: nnx.to_arrays(node).",
         )
     )
 

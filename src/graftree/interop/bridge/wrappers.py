@@ -6,7 +6,7 @@ shapes of its inputs, as in Linen, and its variables become attributes by their 
 Each later call gives them to the Linen Module, and takes back what it may change. A
 Variable stays the same object then.
 
-A `ToLinen` makes the Module anew in each call, as Linen Modules are made anew, gives it
+A `ToLinen` makes a new Module in each call, as Linen makes new Modules, gives it
 the variables that Linen holds, calls it, and hands back those that Linen may change. A
 Variable is in the collection of its type; what random streams hold stays inside.
 """

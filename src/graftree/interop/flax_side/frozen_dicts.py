@@ -5,7 +5,7 @@ dicts that it is made from, and shows them as FrozenDicts again. As a pytree it 
 a dict: children in the order of their sorted keys, at paths ``DictKey(key)``.
 
 ``flax.traverse_util``: unlike ``nnx.traversals``, which takes any mapping, these
-functions look into dicts and FrozenDicts only; a State among the values is a leaf, and
+functions only enter dicts and FrozenDicts; a State among the values is a leaf, and
 at the root an error.
 """
 

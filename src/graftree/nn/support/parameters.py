@@ -56,7 +56,7 @@ def first_value(
     return initializer(key, shape, dtype)
 
 
-# They find out anew what depends on the shape alone: 70 of 90 us.
+# They compute again what depends only on the shape: 70 of 90 us.
 _DEFAULTS = (*map(eager.known, (initializers.zeros, initializers.ones)), lecun_normal)
 
 

@@ -44,7 +44,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         shardings: Of the arguments, and of the output.
         statics: Positions and names of static arguments.
         donated: Those of arguments whose buffers may be reused.
-        **options: What else ``jax.jit`` is told.
+        **options: Other options of ``jax.jit``.
 
     Attributes:
         fun: The function that was given.
@@ -287,7 +287,7 @@ def _row_of_compiled(
 
 
 def _group_options(row: Row) -> dict[str, Any]:
-    """What ``jax.jit`` is told of the groups of leaves and of the result."""
+    """The options of ``jax.jit`` for the groups of leaves and the result."""
     options: dict[str, Any] = {"donate_argnums": sorted(row.inputs.donated)}
     if row.has_prefixes:
         options["in_shardings"] = row.inputs.values

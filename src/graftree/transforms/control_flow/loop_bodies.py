@@ -136,7 +136,7 @@ class Rounds:
 
         def goes_round(number: int) -> bool:
             own = axes[slice(*signature.span(number).leaves)]
-            # If a part is scanned, each step gets the object anew.
+            # If a part is scanned, each step gets a new object.
             is_carried = Carry in own and not any(isinstance(x, int) for x in own)
             return number == place.argument or (row.mode.structure and is_carried)
 

@@ -32,7 +32,7 @@ from graftree.core.objects import attributes
 from graftree.transforms.crossing import debug_info
 from graftree.transforms.crossing.packing import Values
 
-# Objects in objects are looked into so far; beyond that they are not mere containers.
+# Objects in objects are inspected so far; beyond that they are not mere containers.
 _DEPTH = 3
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
 

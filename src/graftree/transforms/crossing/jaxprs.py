@@ -36,7 +36,7 @@ _CALLS = {
 }
 
 
-# Programs that are one operation to whoever looks at a model.
+# Programs that count as one operation of a model.
 _KERNELS = ("pallas_call", "core_map", "run_state")
 
 

@@ -445,7 +445,7 @@ class Prefix:
     occurs twice needs the same value there.
 
     Attributes:
-        values: What JAX is told of each group.
+        values: What JAX gets for each group.
         donated: The numbers of the groups whose buffers are donated.
         distinct: What must agree where a Variable occurs twice.
         count: How many positional arguments it is for at least.

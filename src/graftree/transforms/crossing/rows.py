@@ -43,7 +43,7 @@ class Row:
         outputs: The prefix of the output.
         statics: Which arguments are static.
         keywords: What becomes of keyword arguments, without graph updates and with.
-        axis_metadata: What is told to Variables whose axis the transform takes away
+        axis_metadata: What goes to Variables whose axis the transform takes away
             inside: the ``transform_metadata`` of the public functions.
         maps_axis: Whether it is this transform that maps the axis, not one around it.
         returns_placed: Whether, with graph updates, Variables whose prefix is not
@@ -94,13 +94,13 @@ class Row:
 
     @property
     def has_prefixes(self) -> bool:
-        """Whether JAX is told anything of the groups."""
+        """Whether JAX gets anything for the groups."""
         values = *self.inputs.values, *self.outputs.values
         return any(value is not None for value in values)
 
     @property
     def result_prefix(self) -> Any:
-        """What JAX is told of a result of `inside.Inside.leave`."""
+        """What JAX gets for a result of `inside.Inside.leave`."""
         if not self.has_prefixes:
             return None
         ins, outs = map(packing.part_of, (self.inputs.values, self.outputs.values))

@@ -74,7 +74,7 @@ class Traces(Rebuilt):
 
     Attributes:
         count: How many there were; those of calls that raised are not counted.
-        is_told: Whether the user was told of what makes them all (see `heed`).
+        is_told: Whether the user was warned of what makes them all (see `heed`).
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ _listeners: list[Listener] = []
 def on_repetition(listener: Listener) -> None:
     """Has a function called when nothing but signatures tells the latest traces apart.
 
-    It answers whether it has told the user why, once and for all.
+    It answers whether it has warned the user, once and for all.
     """
     _listeners.append(listener)
 
