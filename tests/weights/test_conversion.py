@@ -5,6 +5,7 @@ With PyTorch itself it was tried by hand: it is too large to be installed for th
 
 import importlib.util
 import os
+import re
 import runpy
 import sys
 
@@ -20,25 +21,25 @@ TORCH = """
 import os
 import numpy as np
 
-strided, uint8 = "torch.strided", np.uint8
-
 class Tensor:
-    def __init__(self, array, dtype=None, layout=strided):
-        self.array, self.layout, self.shape = array, layout, array.shape
+    def __init__(self, array, dtype=None):
+        self.array, self.shape = array, array.shape
         self.dtype = f"torch.{dtype or array.dtype}"
+    def __getitem__(self, index):
+        return Tensor(self.array[index], self.dtype[6:])
     def detach(self):
         return self
-    def contiguous(self):
-        return Tensor(np.ascontiguousarray(self.array))
-    def reshape(self, *shape):
-        return Tensor(self.array.reshape(shape))
-    def view(self, dtype):
-        return Tensor(self.array.view(dtype))
+    def cpu(self):
+        return self
+    def float(self):
+        return Tensor((self.array.astype(np.uint32) << 16).view(np.float32))
     def numpy(self):
         return self.array
 
 class Deadly(Tensor):
-    def contiguous(self):
+    def __getitem__(self, index):
+        return self
+    def numpy(self):
         os._exit(7)
 
 def refuse():
@@ -53,9 +54,7 @@ CASES = {
     "nested": lambda: {"epoch": 1, "model": {"state_dict": plain}},
     "one": lambda: shared,
     "odd": lambda: {"x": Tensor(np.ones(2), "qint8")},
-    "sparse": lambda: {"x": Tensor(np.ones(2), layout="torch.sparse_coo")},
     "refused": refuse,
-    "crash": lambda: os._exit(7),
     "later": lambda: {"a": shared, "x": Deadly(np.ones(2))},
 }
 
@@ -73,26 +72,31 @@ TENSORS = {
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Converts the file of a case as the command does; returns what it printed."""
+def run(tmp_path, monkeypatch, capfd):
+    """Converts the file of a case as the command does; returns its status and text."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "torch.py").write_text(TORCH)
     monkeypatch.syspath_prepend(tmp_path / "torch")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "torch"))
+    path = [str(tmp_path / "torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
     def run(case, *options):
         file = tmp_path / f"{case}.pt"
         file.write_bytes(b"\x80\x02" + case.encode())
         monkeypatch.setattr(sys, "argv", ["weights", "convert", str(file), *options])
-        runpy.run_module("graftree.weights", run_name="__main__")
-        return capsys.readouterr().out
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("graftree.weights", run_name="__main__")
+        status = ended.value.code
+        printed = capfd.readouterr()
+        return status, f"{printed.out}{printed.err}{status}"
 
     return run
 
 
 @tables.cases("case, options", ("plain", []), ("nested", ["--key", "model.state_dict"]))
 def test_tensors_come_through_bit_by_bit(run, tmp_path, case, options):
-    assert "4 tensors, 56 bytes\nleft out: epoch: int\n" in run(case, *options)
+    status, said = run(case, *options)
+    assert status == 0 and "4 tensors\nleft out: epoch: int\n" in said
     model = nnx.Dict({k: nnx.Param(jnp.zeros_like(x)) for k, x in TENSORS.items()})
     table = {name: name for name in TENSORS}
     nnx.weights.load(tmp_path / f"{case}.safetensors", model, table)
@@ -103,23 +107,18 @@ def test_tensors_come_through_bit_by_bit(run, tmp_path, case, options):
 @tables.cases(
     "case, options, message",
     ("nested", [], "no tensors by name\n  epoch: int\n  model: dict of 1\n.*--key"),
-    ("nested", ["--key", "model.x"], "no tensors by name\n  model.x: NoneType"),
-    ("one", [], "no tensors by name\n  the file: Tensor"),
-    ("odd", [], "tensor 'x': dtype or layout qint8, which safetensors lacks"),
-    ("sparse", [], "tensor 'x': dtype or layout sparse_coo"),
-    ("refused", [], r"ValueError: WeightsUnpickler error: a class\n.*state_dict\(\)"),
-    ("crash", [], "PyTorch ended with the status 7"),
-    ("later", [], "tensor 'x': PyTorch ended with the status 7"),
-    ("plain", ["old.safetensors"], "it exists\n.*--overwrite"),
-    ("plain", ["new.bin"], "no .safetensors file"),
+    ("nested", ["--key", "model.x"], "model.x is no dict .* NoneType"),
+    ("one", [], "it is no dict of tensors, .* Tensor"),
+    ("odd", [], r"'x': Tensor torch.qint8\[2\]"),
+    ("refused", [], r"ValueError: WeightsUnpickler error: a class\n.*\n.*state_dict\("),
+    ("later", [], "PyTorch ended with the status 7, and nothing was written"),
+    ("plain", ["{}/old.safetensors"], "it exists\n.*--overwrite"),
+    ("plain", ["{}/new.bin"], "no .safetensors file"),
 )
-def test_what_fails_says_why_and_writes_nothing(
-    run, tmp_path, monkeypatch, case, options, message
-):
-    monkeypatch.chdir(tmp_path)
+def test_what_fails_says_why_and_writes_nothing(run, tmp_path, case, options, message):
     (tmp_path / "old.safetensors").write_text("old")
-    with pytest.raises(SystemExit, match=message):
-        run(case, *options)
+    status, said = run(case, *[option.format(tmp_path) for option in options])
+    assert status and re.search(message, said)
     left = {*os.listdir(tmp_path)} - {"torch", f"{case}.pt"}
     assert left == {"old.safetensors"}
     assert (tmp_path / "old.safetensors").read_text() == "old"
@@ -127,7 +126,7 @@ def test_what_fails_says_why_and_writes_nothing(
 
 def test_what_is_there_is_replaced_if_asked(run, tmp_path):
     (tmp_path / "plain.safetensors").write_text("old")
-    assert "4 tensors" in run("plain", "--overwrite")
+    assert run("plain", "--overwrite")[0] == 0
 
 
 def test_other_files_are_named(run, tmp_path, monkeypatch):
@@ -144,5 +143,4 @@ def test_other_files_are_named(run, tmp_path, monkeypatch):
 def test_without_pytorch_the_way_to_it_is_said(run, tmp_path, monkeypatch):
     (tmp_path / "torch" / "torch.py").unlink()
     importlib.invalidate_caches()
-    with pytest.raises(SystemExit, match="not installed\npip install torch"):
-        run("plain")
+    assert "not installed\npip install torch" in run("plain")[1]

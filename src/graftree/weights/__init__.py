@@ -22,8 +22,7 @@ error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of 
 # - `tensor_files.py`: safetensors files, checked, and indexes of several.
 # - `stored_tensors.py`: a tensor in a file, the bytes of its slices, and a `Source` of
 #   such; a file that is open, and what it is if it has another format.
-# - `__main__.py`: a file of `torch.save` as safetensors; `torch_side.py`: the process
-#   in which PyTorch reads it.
+# - `__main__.py`, `torch_files.py`: a file of `torch.save` as a safetensors file.
 
 from graftree import namespaces
 from graftree.weights.adapters import load_adapter as load_adapter

@@ -344,9 +344,7 @@ _FORMATS = [
         (
             rb"PK\x03\x04.{26}metadata\.json",
             "a .keras archive",
-            f"Unzip it: model.weights.h5 in it has the arrays. {_HDF5}".replace(
-                "PATH", "'model.weights.h5'"
-            ),
+            "Unzip it: model.weights.h5 in it has the arrays.",
         ),
         (rb"PK\x03\x04", OF_TORCH[0], _TORCH),
         (rb"\x80[\x02-\x05]", OF_TORCH[1], _TORCH),
