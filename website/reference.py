@@ -135,13 +135,16 @@ TOPICS = {
             "Optimizers": "training.optimizers",
             "Averages of parameters": "training.ema",
             "States of training": "training.train_states",
-            "Early stopping": "training.scores",
+            "Early stopping": "training.early_stopping",
         },
     ),
     "metrics": Topic(
         "Metrics",
         "Sums over batches that give a figure at the end.",
-        {"Metrics": "training.metrics"},
+        {
+            "Averages": "training.metrics.averages",
+            "Scores": "training.metrics.scores",
+        },
     ),
     "sharding": Topic(
         "Sharding",
@@ -207,7 +210,8 @@ TOPICS = {
 # Sub-modules whose public names have no table of their own.
 _OTHER_MODULES = {
     "config": "update temp_flip_flag",
-    "metrics": "Accuracy Average Welford",
+    "metrics": "Accuracy Average Welford MeanSquaredError MeanAbsoluteError R2Score"
+    " TopKAccuracy Precision Recall F1Score ConfusionMatrix RocAuc Perplexity",
 }
 
 # Where a name belongs that no file of ours defines.

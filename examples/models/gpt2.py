@@ -51,12 +51,7 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         """Maps ``[batch, length, n_embd]`` to the same shape."""
         query, key, value = self.query(x), self.key(x), self.value(x)
-        if cache is None:
-            x = nnx.dot_product_attention(query, key, value, is_causal=True)
-        else:
-            key, value, mask = cache.extend(key, value, positions)
-            x = nnx.dot_product_attention(query, key, value, mask=mask)
-        return self.out(x)
+        return self.out(nnx.decoding.attend(query, key, value, positions, cache))
 
 
 class Block(nnx.Module):

@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import graftree as nnx
 
@@ -84,7 +83,7 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
-        positions: jax.Array,
+        positions: jax.Array | None,
         cache: nnx.decoding.KeyValueCache | None,
     ) -> jax.Array:
         """Maps ``[batch, length, hidden_size]`` to the same shape."""
@@ -93,12 +92,7 @@ class Attention(nnx.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         query = self.rope.rotate_heads(query, positions)
         key = self.rope.rotate_heads(key, positions)
-        if cache is None:
-            x = nnx.dot_product_attention(query, key, value, is_causal=True)
-        else:
-            key, value, mask = cache.extend(key, value, positions)
-            x = nnx.dot_product_attention(query, key, value, mask=mask)
-        return self.out(x)
+        return self.out(nnx.decoding.attend(query, key, value, positions, cache))
 
 
 class MLP(nnx.Module):
@@ -129,7 +123,7 @@ class Block(nnx.Module):
         self.mlp_norm = norm()
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x: jax.Array, positions: jax.Array, cache: Any) -> jax.Array:
+    def __call__(self, x: jax.Array, positions: Any, cache: Any) -> jax.Array:
         """Maps ``[batch, length, hidden_size]`` to the same shape."""
         x = x + self.attention(self.attention_norm(x), positions, cache)
         return x + self.mlp(self.mlp_norm(x))
@@ -178,8 +172,6 @@ class Llama(nnx.Module):
         cache: Any = None,
     ) -> jax.Array:
         """Maps tokens ``[batch, length]`` to logits ``[batch, length, vocab_size]``."""
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         x = self.embed(tokens)
         for i, block in enumerate(self.blocks):
             x = block(x, positions, None if cache is None else cache[i])

@@ -217,7 +217,7 @@ from graftree.nn.pooling import (
     min_pool,
     pool,
 )
-from graftree.nn.recurrent import RNN, Bidirectional
+from graftree.nn.recurrent import RNN, Bidirectional, StackedRNN
 from graftree.nn.reparametrization import SpectralNorm, WeightNorm
 from graftree.nn.rope import RoPE, dot_product_attention_with_rope
 from graftree.nn.sequential import Sequential
@@ -436,6 +436,7 @@ __all__ = [
     "GRUCell",
     "RNN",
     "Bidirectional",
+    "StackedRNN",
     "avg_pool",
     "max_pool",
     "min_pool",

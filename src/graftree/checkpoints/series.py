@@ -36,7 +36,7 @@ from graftree.checkpoints import (
     strict_loading,
 )
 from graftree.core.graph import updates
-from graftree.training import scores
+from graftree.training import early_stopping
 
 _DELETED = ".graftree-deleted"
 
@@ -87,7 +87,7 @@ class Checkpoints:
                 raise ValueError(f"Checkpoints expects {name} >= 1, got {number!r}.")
         if best is not None and not (isinstance(best, str) and best):
             raise ValueError(f"Checkpoints expects best='loss' or so, got {best!r}.")
-        scores.check_mode(mode, "Checkpoints")
+        early_stopping.check_mode(mode, "Checkpoints")
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
         self._best, self._mode = best, mode

@@ -13,7 +13,7 @@ from typing import Any
 
 from graftree import errors
 from graftree.checkpoints import orbax_side, processes
-from graftree.training import scores
+from graftree.training import early_stopping
 
 _KEY = "scores"
 
@@ -46,7 +46,7 @@ def checked(given: Any, best: str | None) -> dict[str, float]:
             )
         )
     found = {
-        name: scores.as_number(score, f"Checkpoints.save: the score {name!r}")
+        name: early_stopping.as_number(score, f"Checkpoints.save: the score {name!r}")
         for name, score in given.items()
     }
     if len({*processes.gathered(json.dumps(found).encode())}) > 1:
@@ -70,11 +70,11 @@ def best_of(folders: Mapping[int, Any], name: str | None, mode: str) -> int | No
         name: Of the score; steps without it are never the best.
         mode: Which is better.
     """
-    best, found = scores.WORST[mode], None
+    best, found = early_stopping.WORST[mode], None
     for step, folder in folders.items():
         with orbax_side.explained(orbax_side.READING, folder):
             score = orbax_side.read_note(folder).get(_KEY, {}).get(name, math.nan)
-            is_better = scores.is_better(score, best, mode)
+            is_better = early_stopping.is_better(score, best, mode)
         if is_better:
             best, found = score, step
     return found

@@ -8,12 +8,13 @@ values, `KeyValueCache`. Without more the likeliest token is taken;
 ``sampler=nnx.decoding.Sampler(temperature=0.8, top_k=40)`` draws instead.
 """
 
-# All is in `generation.py`: prompts in, tokens out, in one compiled program; the choice
-# of the next token; and keys and values of the tokens so far.
+# generation.py    prompts in, tokens out, in one compiled program; the next token
+# caches.py        keys and values of the tokens so far; attention with and without them
 
 from graftree import namespaces
+from graftree.decoding.caches import KeyValueCache as KeyValueCache
+from graftree.decoding.caches import attend as attend
 from graftree.decoding.generation import Generated as Generated
-from graftree.decoding.generation import KeyValueCache as KeyValueCache
 from graftree.decoding.generation import Sampler as Sampler
 from graftree.decoding.generation import generate as generate
 
