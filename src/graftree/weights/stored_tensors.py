@@ -321,7 +321,7 @@ _LOAD = (
 )
 _TORCH = (
     "Where PyTorch is installed, this writes a .safetensors file beside it:\n"
-    f"  python -m graftree.weights convert PATH\n{_LOAD}"
+    f"  python -m graftree.weights convert PATH\nOr load{_LOAD.removeprefix('Load')}"
     "torch.load(PATH, map_location='cpu', weights_only=True)\n"
     "or the dict in it that has the tensors by name."
 )
