@@ -11,8 +11,8 @@ import pytest
 import safetensors
 
 import graftree as nnx
-from benchmarks import __main__ as program
 from benchmarks import (
+    __main__ as program,
     accelerator,
     eager_layers,
     fresh_models,

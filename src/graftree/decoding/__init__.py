@@ -12,9 +12,11 @@ values, `KeyValueCache`. Without more the likeliest token is taken;
 # of the next token; and keys and values of the tokens so far.
 
 from graftree import namespaces
-from graftree.decoding.generation import Generated as Generated
-from graftree.decoding.generation import KeyValueCache as KeyValueCache
-from graftree.decoding.generation import Sampler as Sampler
-from graftree.decoding.generation import generate as generate
+from graftree.decoding.generation import (
+    Generated as Generated,
+    KeyValueCache as KeyValueCache,
+    Sampler as Sampler,
+    generate as generate,
+)
 
 __dir__ = namespaces.lister(__name__)

@@ -23,10 +23,11 @@ error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of 
 #   such; a file that is open, and what it is if it has another format.
 
 from graftree import namespaces
-from graftree.weights.adapters import load_adapter as load_adapter
-from graftree.weights.adapters import save_adapter as save_adapter
-from graftree.weights.drafts import Draft as Draft
-from graftree.weights.drafts import draft as draft
+from graftree.weights.adapters import (
+    load_adapter as load_adapter,
+    save_adapter as save_adapter,
+)
+from graftree.weights.drafts import Draft as Draft, draft as draft
 from graftree.weights.loading import load as load
 from graftree.weights.saving import save as save
 from graftree.weights.tables import Mapping as Mapping
