@@ -24,7 +24,7 @@ import jax
 import jax.core
 import numpy as np
 
-from graftree import _jax_names
+from graftree import _jax_names, _python
 
 Ref = jax.Ref
 new_ref = jax.new_ref
@@ -351,6 +351,41 @@ class _HiddenFrames:
 
 
 hidden_frames = _HiddenFrames()
+
+
+# Where JAX unflattens trees, for whoever asks.
+_UNFLATTENING = {
+    *("jax.tree", "jax.tree_util", "jax._src.tree"),
+    *("jax._src.tree_util", "jax._src.flattree"),
+}
+_ANALYSES = {"eval_shape", "make_jaxpr", "make_jaxpr_f"}
+
+
+def caller_of_unflatten() -> types.FrameType | None:
+    """The function of JAX that unflattens a tree now, and not for somebody else.
+
+    If it calls a function of the user, these are its arguments.
+    """
+    frame = _python.frame_above(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("jax."):
+            if module not in _UNFLATTENING:
+                return frame
+        elif not module.startswith("graftree.core"):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def is_of_jax(frame: types.FrameType) -> bool:
+    """Whether a function that runs is one of JAX."""
+    return frame.f_code.co_filename.startswith(_OF_JAX)
+
+
+def is_analysis(frame: types.FrameType) -> bool:
+    """Whether a function of JAX traces others for their shapes or programs alone."""
+    return frame.f_code.co_name in _ANALYSES and is_of_jax(frame)
 
 
 @_jax_names.by("jax._src.tree_util:prefix_errors")

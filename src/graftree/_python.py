@@ -11,8 +11,8 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
-from types import CellType, FrameType, FunctionType
-from typing import Any
+from types import CellType, CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
 
 
 def frame_above(count: int) -> FrameType | None:
@@ -26,6 +26,23 @@ def frame_above(count: int) -> FrameType | None:
     for _ in range(count + 1):
         frame = frame and frame.f_back
     return frame
+
+
+class Running(NamedTuple):
+    """Tells whether a call of a function still runs, and keeps nothing of it alive.
+
+    Attributes:
+        place: Where the frame of the call is.
+        code: The function. Other frames may be in that place later.
+    """
+
+    place: int
+    code: CodeType
+
+    @classmethod
+    def of(cls, frame: FrameType) -> Running:
+        """The call with this frame."""
+        return cls(id(frame), frame.f_code)
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:

@@ -3,14 +3,19 @@
 A Variable or Pytree belongs to the trace in which it was made (or unflattened, merged,
 copied). Only that trace may write it: a write from an inner trace would leave a tracer
 in an object that outlives the trace. Reading is always allowed.
+
+Arguments that JAX itself rebuilds for a function that it traces belong to a `Rebuilt`,
+which stands for the trace and notes what is written: if nobody reads it before the
+function has returned, it is lost.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from graftree import _jax, errors
+from graftree import _jax, _python, errors
 
 # The token of the innermost trace; an object's owner is compared with it by identity.
 current = _jax.current_trace
@@ -22,6 +27,80 @@ _name_of: list[Callable[[Any], str]] = [lambda obj: ""]
 def name_objects_by(find: Callable[[Any], str]) -> None:
     """Sets how messages find the name of an object; what it is made of is above us."""
     _name_of[:] = [find]
+
+
+class Rebuilt:
+    """Owns the arguments that JAX rebuilt for one call of a function that it traces.
+
+    The arguments hold it, and it holds none of them: so it goes with them.
+
+    Attributes:
+        trace: The token of the trace.
+        function: Of JAX, the function that calls the traced one: where it runs.
+        writes: What was written and not read since, by the `id` of the object.
+    """
+
+    __slots__ = ("__weakref__", "arguments", "function", "trace", "writes")
+
+    def __init__(self, trace: Any, function: _python.Running) -> None:
+        self.trace, self.function = trace, function
+        self.arguments: Any = None  # what the listener knows of them
+        self.writes: dict[int, Any] = {}
+
+    def note_write(self, obj: Any, attribute: str = "") -> None:
+        """Notes that a Variable, or an attribute of an object, is written now."""
+        _listener[0](self, obj, attribute)
+        if self.writes:
+            unread.add(id(self))
+
+    def note_read(self, obj: Any) -> None:
+        """Notes that an object is taken apart, as what a function returns is."""
+        self.writes.pop(id(obj), None)
+
+    def __del__(self) -> None:
+        if self.writes:
+            unread.discard(id(self))
+            _reporter[0](self)
+
+
+# Where something was written that nobody has read. Mostly empty, which is soon asked.
+unread = set[int]()
+_listener: list[Callable[[Rebuilt, Any, str], None]] = [lambda *_: None]
+_reporter: list[Callable[[Rebuilt], None]] = [lambda _: None]
+_latest: list[Callable[[], Rebuilt | None]] = [lambda: None]
+
+
+def report_lost_by(
+    note: Callable[[Rebuilt, Any, str], None], report: Callable[[Rebuilt], None]
+) -> None:
+    """Sets who notes writes into what JAX rebuilt, and who reports those lost."""
+    _listener[:], _reporter[:] = [note], [report]
+
+
+def owner_when_unflattened() -> Any:
+    """The owner of an object that is unflattened now; called by what JAX calls."""
+    trace = current()
+    if trace is _jax.no_trace:
+        return trace
+    frame = _jax.caller_of_unflatten()
+    if frame is None:  # somebody else, as by `jax.tree.map`
+        return trace
+    latest, function = _latest[0](), _python.Running.of(frame)
+    if latest is None or latest.trace is not trace or latest.function != function:
+        latest = Rebuilt(trace, function)
+        _latest[:] = [weakref.ref(latest)]
+    return latest
+
+
+def is_current(owner: Any) -> bool:
+    """Whether this owner stands for the current trace."""
+    trace = current()
+    return owner is trace or (type(owner) is Rebuilt and owner.trace is trace)
+
+
+def token_of(owner: Any) -> Any:
+    """The token of the trace that an owner stands for."""
+    return owner.trace if type(owner) is Rebuilt else owner
 
 
 _WAY_OUT = (

@@ -24,7 +24,9 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 # - `displays.py`: objects in notebooks and HTML files, and as text.
 # - `recompiles.py`: why a compiled function was traced again, and how traces differ;
 #   `trace_facts.py`: what a trace depended on.
+# - `lost_updates.py`: the warning for writes under a transform of JAX itself.
 
+import graftree.debugging.lost_updates as _lost_updates  # noqa: F401 it reports itself
 from graftree import namespaces
 from graftree.debugging.displays import (
     display_to_html as display_to_html,

@@ -496,6 +496,8 @@ class Builder:
         outer = definition.outer_index
         variable = MISSING if outer is None else self._existing(definition)
         if variable is MISSING:
+            if isinstance(leaf, Variable):
+                variables.take_over(leaf)
             is_whole = isinstance(leaf, Variable) or not self.recreate_variables
             variable = leaf if is_whole else make_variable(definition, leaf)
         elif leaf is not KEEP:

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 
 from graftree import _jax, config
-from graftree.core import imprints, stamps, walks
+from graftree.core import imprints, ownership, stamps, walks
 from graftree.core.graph import flattening, graphdefs, nodes, tree_checks
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import (
@@ -64,6 +64,8 @@ def flatten_node(
     Messages name ``function`` as the one that was called.
     """
     sharing = config.graph_mode(graph)
+    if ownership.unread:
+        _note_read(node)
     memos, members = _memos_of(node)
     known = memos.get(sharing)
     for memo in known or ():
@@ -90,6 +92,20 @@ def flatten_node(
         memo = Memo(node, graphdef, list(leaves), watch)
         memos[sharing] = with_newest(memo, known)
     return graphdef, leaves
+
+
+def _note_read(node: Any) -> None:
+    """Notes that a state is made of an object, with all that was written into it."""
+    is_new = walks.Once()
+
+    def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
+        return [child[:2] for child in nodes.children(x)] if is_new(x) else None
+
+    for _, x in walks.walk(node, below):
+        if isinstance(x, Variable):
+            variables.note_read(x)
+        elif isinstance(x, pytrees.Pytree):
+            pytrees.note_read(x)
 
 
 # What `jax.jit` gets of objects is known by memos of one more mode.

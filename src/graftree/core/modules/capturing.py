@@ -45,7 +45,7 @@ from graftree.core import paths
 from graftree.core.graph import traversals
 from graftree.core.objects import bookkeeping, pytrees
 from graftree.core.states import flat_states, states
-from graftree.core.variables import kinds, operators
+from graftree.core.variables import kinds, operators, variables
 from graftree.core.variables.kinds import Perturbation
 from graftree.core.variables.variables import MISSING, Variable
 
@@ -231,6 +231,7 @@ def _change(
     new = update(old)
     if new is not old:
         variable.set_value(new)
+        variables.note_read(variable)  # what is recorded may be dropped
     return new
 
 
@@ -268,6 +269,7 @@ def _record(
     if new is not old:
         # A new dict: the old one may be what an outer trace holds.
         buffer.set_raw_value({**entries, name: new})
+        variables.note_read(buffer)
     return new
 
 

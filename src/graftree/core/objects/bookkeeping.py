@@ -83,7 +83,7 @@ class PytreeState:
     _initializing, _is_setup = initializing, is_setup
 
     def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
-        self.owner = ownership.current()
+        self.owner: Any = ownership.current()
         self.flags = initializing, is_setup
         self.built = True
         self.stamp = 0
@@ -94,12 +94,12 @@ class PytreeState:
     def trace_state(self) -> ownership.TraceState:
         """The trace that owns the object."""
         state = ownership.TraceState()
-        state.jax_trace = self.owner
+        state.jax_trace = ownership.token_of(self.owner)
         return state
 
     def is_owned(self) -> bool:
         """Whether the current trace may change the object."""
-        return self.owner is ownership.current()
+        return ownership.is_current(self.owner)
 
     def __repr__(self) -> str:
         return (

@@ -174,6 +174,7 @@ class Pytree(
                 entries[_STATE].owner is not ownership.current()
             ):
                 bookkeeping.check_owned(self, name)
+                _note_write(self, name, value)
             status = None
             if type(value) is AttributeField:
                 status, value = _take_apart(cls, name, value)
@@ -387,6 +388,19 @@ def replace_attributes(
         bookkeeping.mark_changed(state)
 
 
+def _note_write(obj: Any, name: str, value: Any) -> None:
+    owner = bookkeeping.state_of(obj).owner
+    if type(owner) is ownership.Rebuilt and _is_array(value):
+        owner.note_write(obj, name)
+
+
+def note_read(obj: Any) -> None:
+    """Notes that an object is taken apart."""
+    owner = bookkeeping.state_of(obj).owner
+    if type(owner) is ownership.Rebuilt:
+        owner.note_read(obj)
+
+
 def _is_array(x: Any) -> bool:
     return values.is_array(x) or isinstance(x, np.ndarray)
 
@@ -467,6 +481,8 @@ def _register(cls: type[Pytree]) -> None:
 
     def flatten(obj: Any) -> Any:
         # The aux of the last time, if it is still true: then JAX need not compare it.
+        if ownership.unread:
+            note_read(obj)
         entries = obj.__dict__
         try:
             table, aux = entries[_NODES], entries[_STATE].aux
@@ -508,7 +524,8 @@ def _register(cls: type[Pytree]) -> None:
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
-        entries[_STATE] = PytreeState(*flags)
+        entries[_STATE] = state = PytreeState(*flags)
+        state.owner = ownership.owner_when_unflattened()
         entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj
 

@@ -138,10 +138,8 @@ class ModuleCall:
 
     @functools.cached_property
     def _below(self) -> _Below:
-        return _Below(self._entries)
-
-    def _entries(self) -> list[tuple[ModuleStep, Any]]:
-        return contents(self.module)
+        # It must not refer to the frame: objects of a trace go with the last frame.
+        return _Below(functools.partial(contents, self.module))
 
 
 class NamedArguments(ModuleCall):
@@ -164,6 +162,10 @@ class NamedArguments(ModuleCall):
         super().__init__("", parent, (None,))
         self._named, self._key, self._name_outer = named, key, outer
 
+    @functools.cached_property
+    def _below(self) -> _Below:
+        return _Below(self._named)
+
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
         """Where an object is below the arguments, or outside, where they come from.
 
@@ -181,9 +183,6 @@ class NamedArguments(ModuleCall):
                     return ModulePath(place.base, place.steps + steps[end:])
                 break
         return ModulePath(None, steps)
-
-    def _entries(self) -> list[tuple[ModuleStep, Any]]:
-        return self._named()
 
     def _outer(self) -> Mapping[Path, Any]:
         """The objects among the arguments outside, by path."""
@@ -207,26 +206,20 @@ class _Below:
         # The objects are kept: the number of one that is gone may come again.
         self._found: _Found = {}
         self._made = stamps.clock.now
-        self._levels = self._search()
+        # Those whose contents were not listed yet, the nearest first.
+        self._pending = collections.deque(self._list((), entries()))
 
     def find(self, wanted: Any) -> tuple[ModuleStep, ...] | None:
         """The path to an object, ``None`` if it isn't there."""
         number, found = id(wanted), self._found
-        is_met = number in found or any(number in found for _ in self._levels)
-        if not is_met and self._made != stamps.clock.now:
+        while number not in found and self._pending:
+            obj, steps = self._pending.popleft()
+            self._pending += self._list(steps, contents(obj))
+        if number not in found and self._made != stamps.clock.now:
             # It may have been put there meanwhile.
             self._made = stamps.clock.now
             collections.deque(self._list((), self._entries()), maxlen=0)
         return found[number][1] if number in found else None
-
-    def _search(self) -> Iterator[None]:
-        """Lists the nearest objects, then what is below each of them in turn."""
-        pending = collections.deque([*self._list((), self._entries())])
-        yield
-        while pending:
-            obj, steps = pending.popleft()
-            pending += self._list(steps, contents(obj))
-            yield
 
     def _list(
         self, start: tuple[ModuleStep, ...], entries: list[tuple[ModuleStep, Any]]

@@ -90,6 +90,8 @@ class VariableMeta(type):
 
 def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
     def flatten(variable: Any) -> Any:
+        if ownership.unread:
+            note_read(variable)
         entries = variable.__nnx_metadata__
         return (variable._raw_value,), entries if entries.is_fixed else entries.noted()
 
@@ -110,11 +112,11 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
 
 
 def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
-    variable = rebuild(cls, children[0], entries)
+    owner = ownership.owner_when_unflattened()
     if entries.get("hijax") and _jax.is_tracing():
         # Nobody's: what is written into this copy would not reach the caller.
-        _set_owner(variable, None)
-    return variable
+        owner = None
+    return rebuild(cls, children[0], entries, owner)
 
 
 class Variable(
@@ -493,8 +495,9 @@ class Variable(
     @property
     def _trace_state(self) -> ownership.TraceState:
         """The trace that owns the Variable; another one can be set in it."""
-        read, write = owner_of, _set_owner
-        return ownership.Owner(partial(read, self), partial(write, self))
+        return ownership.Owner(
+            lambda: ownership.token_of(owner_of(self)), partial(_set_owner, self)
+        )
 
     @_trace_state.setter
     def _trace_state(self, state: ownership.TraceState) -> None:
@@ -526,12 +529,14 @@ def touch(variable: Variable[Any]) -> None:
     stamps.touch_slot(_set_stamp, variable)
 
 
-def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
-    """A Variable owned by the current trace, made of its parts; nothing is run."""
+def rebuild(
+    cls: type[Variable[Any]], raw: Any, entries: HashableMapping, owner: Any = MISSING
+) -> Any:
+    """A Variable made of its parts, by default the current trace's; nothing is run."""
     variable = object.__new__(cls)
     _set_raw(variable, raw)
     _set_metadata(variable, entries.live if type(entries) is Noted else entries)
-    _set_owner(variable, ownership.current())
+    _set_owner(variable, ownership.current() if owner is MISSING else owner)
     _set_stamp(variable, 0)
     return variable
 
@@ -541,8 +546,7 @@ def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any
 
 def is_owned(variable: Variable[Any]) -> bool:
     """Whether the current trace may write the Variable."""
-    is_own = owner_of(variable) is ownership.current()
-    return is_own or _jax.is_ref(variable._raw_value)
+    return ownership.is_current(owner_of(variable)) or _jax.is_ref(variable._raw_value)
 
 
 def may_write(variable: Variable[Any]) -> bool:
@@ -563,6 +567,18 @@ def check_owned(variable: Variable[Any], path: str = "") -> None:
         raise ownership.variable_error(variable, path)
 
 
+def take_over(variable: Variable[Any]) -> None:
+    """Makes an argument that JAX rebuilt a part of what the program makes itself."""
+    _set_owner(variable, ownership.token_of(owner_of(variable)))
+
+
+def note_read(variable: Variable[Any]) -> None:
+    """Notes that a Variable is taken apart."""
+    owner = owner_of(variable)
+    if type(owner) is ownership.Rebuilt:
+        owner.note_read(variable)
+
+
 def check_write(variable: Variable[Any], raw: Any = MISSING, path: str = "") -> None:
     """Raises if the value can't be written now: `check_owned`, or it is read-only.
 
@@ -572,8 +588,12 @@ def check_write(variable: Variable[Any], raw: Any = MISSING, path: str = "") -> 
     if not metadata_of(variable).get("mutable", True):
         raise ownership.read_only_error(variable, path)
     check_owned(variable, path)
-    if raw is not MISSING and _jax.is_ref(variable._raw_value):
+    is_ref = _jax.is_ref(variable._raw_value)
+    if raw is not MISSING and is_ref:
         values.check_fits(variable._raw_value, raw, path)
+    owner = owner_of(variable)
+    if type(owner) is ownership.Rebuilt and not is_ref:
+        owner.note_write(variable)
 
 
 # Writing.

@@ -1,0 +1,166 @@
+"""Warns of updates that are lost, since a transform of JAX got objects as arguments.
+
+JAX hands a function that it traces copies of its arguments, and takes nothing back but
+what the function returns. `core.ownership.Rebuilt` knows what was written into such
+copies and was not read since. Here is said what of it counts, and how it is reported
+once the arguments are gone. All of that is while JAX traces.
+
+Not counted are values that `sow` and `perturb` record, what is written while a program
+is only looked at (`jax.eval_shape`, `jax.make_jaxpr`), the counts of a bare `Rngs`, and
+those of a Module in evaluation mode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Container, Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from graftree import _jax, _python, errors
+from graftree.core import ownership, walks
+from graftree.core.modules.modules import Module
+from graftree.core.objects import running
+from graftree.core.objects.running import ModuleStep
+from graftree.core.rng.streams import RngState
+
+_MOST = 3  # names in one warning
+_MOST_SEEN = 10_000  # objects in the arguments
+_FLAGS = ("deterministic", "use_running_average")
+
+
+class Place(NamedTuple):
+    """A line of a program."""
+
+    file: str
+    line: int
+
+
+class Arguments(NamedTuple):
+    """The arguments of a traced function.
+
+    Attributes:
+        function: Its name.
+        caller: Of JAX, what called the function that calls it.
+        names: What leads to the objects in them, by `id`.
+        uncounted: The `id` of each Variable whose writes don't count.
+    """
+
+    function: str
+    caller: _python.Running
+    names: dict[int, str]
+    uncounted: set[int]
+
+
+def _note(rebuilt: ownership.Rebuilt, obj: Any, attribute: str) -> None:
+    frames = [*_frames()]
+    if rebuilt.arguments is None:
+        rebuilt.arguments = _arguments(rebuilt.function, frames) or ()
+    if not rebuilt.arguments or id(obj) in rebuilt.arguments.uncounted:
+        return
+    name = rebuilt.arguments.names.get(id(obj), f"a {type(obj).__name__}")
+    users = (frame for frame in frames if not _is_internal(frame))
+    frame = next(users, frames[-1])
+    place = Place(frame.f_code.co_filename, frame.f_lineno)
+    written = f"{name}.{attribute}" if attribute else name
+    rebuilt.writes.setdefault(id(obj), {})[written] = place
+
+
+def _frames() -> Iterator[FrameType]:
+    """The running functions above the caller, innermost first.
+
+    Without the caller: it may hold them in its own frame, and that would be a cycle.
+    """
+    frame = _python.frame_above(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_internal(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] == "graftree" or _jax.is_of_jax(frame)
+
+
+def _arguments(function: _python.Running, frames: list[FrameType]) -> Arguments | None:
+    """Those of the function that JAX called; ``None`` if nothing in them can be lost.
+
+    If JAX's own function does not run any more, it returned what it rebuilt. Then it
+    is the user's, like whatever he makes himself.
+    """
+    running_now = [_python.Running.of(frame) for frame in frames]
+    if function not in running_now or any(map(_jax.is_analysis, frames)):
+        return None
+    place = running_now.index(function)
+    traced = next(x for x in reversed(frames[:place]) if not _jax.is_of_jax(x))
+    met, names = [], dict[int, str]()
+    for name, value in [*_python.locals_of(traced).items()]:
+        for steps, x in walks.walk(value, _below(names), (ModuleStep(name, name),)):
+            names[id(x)] = "".join([step.text for step in steps])
+            met.append(x)
+    function_name = traced.f_code.co_qualname.rpartition("<locals>.")[2]
+    return Arguments(function_name, running_now[place + 1], names, _uncounted(met))
+
+
+def _below(met: Container[int]) -> walks.Below:
+    """What is below a value, unless it was met before; of no more than some values."""
+    left = itertools.count(_MOST_SEEN, -1)
+
+    def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
+        return None if id(x) in met or next(left) < 0 else running.contents(x)
+
+    return below
+
+
+def _uncounted(objects: Sequence[Any]) -> set[int]:
+    """The state of streams, but for what is in a Module that is being trained."""
+    counted, known = set[int](), set[int]()
+    for module in objects:  # the outermost comes first
+        if isinstance(module, Module) and id(module) not in known:
+            inside = [x for _, x in walks.walk(module, _below(()))]
+            known |= {*map(id, inside)}
+            if not _is_evaluated(inside):
+                counted |= {*map(id, inside)}
+    return {id(x) for x in objects if isinstance(x, RngState)} - counted
+
+
+def _is_evaluated(objects: Sequence[Any]) -> bool:
+    """Whether layers behave differently in training, and none of them does now."""
+    modules = [vars(x) for x in objects if isinstance(x, Module)]
+    flags = [entries.get(flag) for entries in modules for flag in _FLAGS]
+    return any(flags) and False not in flags
+
+
+def _report(rebuilt: ownership.Rebuilt) -> None:
+    arguments: Any = rebuilt.arguments
+    # If the function failed, its arguments live on in the traceback, and go later.
+    if arguments.caller not in map(_python.Running.of, _frames()):
+        return
+    names: dict[Place, list[str]] = {}
+    for written in rebuilt.writes.values():
+        for name, place in written.items():
+            names.setdefault(place, []).append(name)
+    for place, written in names.items():
+        text = _message(arguments.function, place, written)
+        warnings.warn_explicit(
+            text, errors.LostUpdateWarning, *place, registry=_reported
+        )
+
+
+_reported: dict[Any, Any] = {}
+
+
+def _message(function: str, place: Place, names: list[str]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return errors.message(
+        f"What `{function}` writes into its arguments is lost: JAX gave it copies, and "
+        "it does not return them.",
+        where=f"{', '.join(names[:_MOST])}{more}\nwritten at {place.file}:{place.line}",
+        way_out="Use the transform of the same name from graftree, as nnx.jit for "
+        "jax.jit: it carries updates\nback. Or return the object or nnx.state(object), "
+        "and update the caller's by nnx.update.",
+    )
+
+
+ownership.report_lost_by(_note, _report)
