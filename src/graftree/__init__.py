@@ -326,19 +326,18 @@ __version__ = "0.1.0"
 # The older name of `state`.
 variables = state
 
-# Modules that are public; the other names are those above, each written once, `x as x`,
-# which tells type checkers that it is passed on.
+# Modules that are public. The other names are those above, each imported as itself, which
+# tells type checkers that it is passed on.
 _MODULES = (
     *("checkpoints", "config", "debugging", "decoding", "errors", "initializers"),
     *("memory", "metrics", "precision", "sharding", "surgery", "weights"),
 )
-if not _typing.TYPE_CHECKING:
-    __all__ = [*_MODULES, *_namespaces.public_names(_sys.modules[__name__])]
 
 # Sub-module paths of Flax NNX; what is not listed above is looked up there too.
 _install()
 _install_exporting()
 if not _typing.TYPE_CHECKING:
+    __all__ = [*_MODULES, *_namespaces.public_names(_sys.modules[__name__])]
     __getattr__ = _look_up
     __dir__ = _list_names
 else:
