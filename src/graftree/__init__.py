@@ -326,8 +326,8 @@ __version__ = "0.1.0"
 # The older name of `state`.
 variables = state
 
-# Modules that are public. The other names are those above, each imported as itself, which
-# tells type checkers that it is passed on.
+# Modules that are public. The other names are those above, each imported as itself: so
+# type checkers know that it is passed on.
 _MODULES = (
     *("checkpoints", "config", "debugging", "decoding", "errors", "initializers"),
     *("memory", "metrics", "precision", "sharding", "surgery", "weights"),
