@@ -48,10 +48,8 @@ def nnx(nnx: Any, count: int, **mode: bool) -> dict[str, float]:
 def figure(name: str) -> Made:
     """What gives one figure of courses."""
     return Made(
-        lambda count: lambda: getattr(raw(count), name),
-        lambda library, count, **mode: (
-            lambda: getattr(nnx(library, count, **mode), name)
-        ),
+        lambda count: lambda: raw(count)[name],
+        lambda library, count, **mode: lambda: nnx(library, count, **mode)[name],
     )
 
 
