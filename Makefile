@@ -16,11 +16,11 @@ test-all: # All checks; all tests on both
 bench: # Time the library beside raw JAX, Flax NNX and Equinox
 	@scripts/tool.sh bench '.[peers]' python -m benchmarks $(ARGS)
 
-docs: # Run every page of docs/, and build the site in out/site
-	@scripts/tool.sh docs '.[docs,test,peers]' python -m website build
+docs: # Run the pages of docs/ that changed, and build the site; ARGS=--no-run: runs none
+	@scripts/tool.sh docs '.[docs,test,peers]' python -m website build $(ARGS)
 
 docs-serve: # The same, and show it on http://localhost:8000
-	@scripts/tool.sh docs '.[docs,test,peers]' python -m website serve
+	@scripts/tool.sh docs '.[docs,test,peers]' python -m website serve $(ARGS)
 
 format: # Format the code, and fix what ruff can fix
 	@scripts/tool.sh lint '.[lint]' ruff check --fix --exit-zero

@@ -2,7 +2,7 @@
 
 python -m website check [PAGE ...]    run them; is what they say what they print?
 python -m website write [PAGE ...]    run them; write outputs and pictures into them
-python -m website build               run them, and build the site in out/site
+python -m website build [--no-run]    run those that changed, and build out/site
 python -m website serve               the same, and show it on http://localhost:8000
 """
 
@@ -22,10 +22,13 @@ def main() -> int:
     )
     parser.add_argument("task", choices=["check", "write", "build", "serve"])
     parser.add_argument("pages", nargs="*", type=pathlib.Path, help="all by default")
+    words = "build with the outputs that the pages have"
+    parser.add_argument("--no-run", action="store_true", help=words)
     arguments = parser.parse_args()
     running.prepare()
     if arguments.task in ("build", "serve"):
-        return building.build() or (arguments.task == "serve" and building.serve())
+        failed = building.build(runs=not arguments.no_run)
+        return failed or (arguments.task == "serve" and building.serve())
     chosen = [pages.read(p.resolve()) for p in arguments.pages] or pages.all_pages()
     act = write if arguments.task == "write" else check
     return max([act(page) for page in chosen], default=0)

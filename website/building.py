@@ -2,12 +2,18 @@
 
 mkdocs reads ``out/pages``: the pages of ``docs/`` with the outputs and pictures of this
 run, the changelog and its like from the root, and the pages of the reference.
+
+A page that ran without a fault is kept in ``out/page_cache``, under a name made of its
+text and of all code that it could run. It runs again once one of these has changed.
 """
 
 import concurrent.futures
 import dataclasses
 import functools
+import hashlib
 import http.server
+import importlib.metadata
+import json
 import multiprocessing
 import os
 import pathlib
@@ -16,11 +22,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 
 from website import pages, reference, running, writing
 
 OUT = pages.ROOT / "out" / "pages"
 SITE = pages.ROOT / "out" / "site"
+CACHE = pages.ROOT / "out" / "page_cache"
 
 # Files of the repository that are pages, too.
 FROM_THE_ROOT = {
@@ -41,24 +49,31 @@ class Outcome:
     pictures: int
     commands: int
     faults: tuple[str, ...]
+    seconds: float = 0.0
 
 
-def build() -> int:
-    """Runs all pages and builds the site; gives the exit status, and prints counts."""
+def build(*, runs: bool = True) -> int:
+    """Builds the site; gives the exit status, and prints progress and counts.
+
+    Args:
+        runs: Whether to run the pages that changed; if not, they have the outputs and
+            pictures that are in ``docs/``.
+    """
     start = time.perf_counter()
     shutil.rmtree(OUT, ignore_errors=True)
     shutil.copytree(pages.DOCS, OUT)
     for source, target in FROM_THE_ROOT.items():
         _copy_from_the_root(source, target)
-    outcomes = _run_all()
+    outcomes = _run_all() if runs else [*map(_as_it_is, pages.all_pages())]
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     print(*faults, sep="\n", end="\n" if faults else "")
     ran = time.perf_counter()
     _write_reference()
     _link_names()
     _rank_for_search()
+    print("mkdocs ...", flush=True)
     failed = _run_mkdocs()
-    _print_counts(outcomes, ran - start, time.perf_counter() - ran)
+    _print_counts(outcomes, ran - start, time.perf_counter() - ran, runs=runs)
     return 1 if faults or failed else 0
 
 
@@ -91,37 +106,114 @@ def serve() -> int:
 
 
 def _run_all() -> list[Outcome]:
-    """Runs each page in a process of its own, as many at once as there are cores."""
-    paths = [page.path for page in pages.all_pages()]
+    """Runs the pages that changed, as many at once as there are cores."""
+    code = _code_digest()
+    folders = {
+        page.path: CACHE / _digest([page.path], code) for page in pages.all_pages()
+    }
+    for folder in CACHE.glob("*"):
+        if folder not in folders.values():
+            shutil.rmtree(folder)
+    changed = [path for path, folder in folders.items() if not folder.exists()]
+    print(f"{len(changed)} of {len(folders)} pages to run", flush=True)
+    found = {}
     with concurrent.futures.ProcessPoolExecutor(
         max_workers=os.cpu_count(),
         max_tasks_per_child=1,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=running.prepare,
     ) as processes:
-        return [*processes.map(run_page, paths)]
+        started = {
+            processes.submit(run_page, path, folders[path]): path for path in changed
+        }
+        done = concurrent.futures.as_completed(started)
+        for number, future in enumerate(done, 1):
+            found[started[future]] = outcome = future.result()
+            print(
+                f"[{number}/{len(changed)}] {outcome.name}: {outcome.run} blocks, "
+                f"{outcome.seconds:.0f} s" + ", with faults" * bool(outcome.faults),
+                flush=True,
+            )
+    return [found.get(path) or _known(folder) for path, folder in folders.items()]
 
 
-def run_page(path: pathlib.Path) -> Outcome:
-    """Runs a page, and writes it with its outputs and pictures below ``out``."""
-    page = pages.read(path)
-    target = OUT / path.relative_to(pages.DOCS)
+def _digest(paths: Iterable[pathlib.Path], *further: str) -> str:
+    """A name for the contents of files, and for further texts."""
+    digest = hashlib.sha256("\n".join(further).encode())
+    for path in paths:
+        digest.update(f"\0{path.relative_to(pages.ROOT)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _code_digest() -> str:
+    """A name for what pages can run: our files, Python, and installed packages."""
+    folders = ("src", "website", "examples", "benchmarks", "tests")
+    files = [
+        path
+        for folder in folders
+        for path in sorted((pages.ROOT / folder).rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    packages = sorted(
+        f"{package.name} {package.version}"
+        for package in importlib.metadata.distributions()
+    )
+    return _digest(files, sys.version, *packages)
+
+
+def run_page(path: pathlib.Path, kept: pathlib.Path) -> Outcome:
+    """Runs a page, and writes it with its outputs and pictures below ``out``.
+
+    If nothing is wrong with it, that stays in the folder ``kept``.
+    """
+    start, page = time.perf_counter(), pages.read(path)
+    folder = kept.with_suffix(".new")
+    shutil.rmtree(folder, ignore_errors=True)
+    target = folder / "pages" / path.relative_to(pages.DOCS)
+    target.parent.mkdir(parents=True)
     results, faults = [], []
     try:
         results = [*running.run(page)]
         faults = running.faults(page, results)
     except Exception as error:  # one page that fails must not hide the others
         faults = [f"{path}: {type(error).__name__}: {error}"]
-    text = writing.with_outputs(page, results, keep_right=False)
-    target.write_text(without_needs(_without_links_to_code(text, path.parent)))
-    return Outcome(
+    target.write_text(_for_mkdocs(page, results))
+    outcome = Outcome(
         name=page.name,
         blocks=len(page.blocks),
         run=len(results),
         pictures=writing.save_pictures(target.parent, results),
         commands=page.commands,
         faults=tuple(faults),
+        seconds=time.perf_counter() - start,
     )
+    (folder / "outcome.json").write_text(json.dumps(dataclasses.asdict(outcome)))
+    shutil.copytree(folder / "pages", OUT, dirs_exist_ok=True)
+    if faults:
+        shutil.rmtree(folder)
+    else:
+        folder.rename(kept)
+    return outcome
+
+
+def _known(folder: pathlib.Path) -> Outcome:
+    """Copies a page that ran before, and says what that gave."""
+    shutil.copytree(folder / "pages", OUT, dirs_exist_ok=True)
+    found = json.loads((folder / "outcome.json").read_text())
+    return Outcome(**{**found, "faults": ()})
+
+
+def _as_it_is(page: pages.Page) -> Outcome:
+    """Writes a page with the outputs that it has."""
+    (OUT / page.path.relative_to(pages.DOCS)).write_text(_for_mkdocs(page, []))
+    return Outcome(page.name, len(page.blocks), 0, 0, page.commands, ())
+
+
+def _for_mkdocs(page: pages.Page, results: list[running.Result]) -> str:
+    """A page with its outputs, in the form that mkdocs reads."""
+    text = writing.with_outputs(page, results, keep_right=False)
+    return without_needs(_without_links_to_code(text, page.path.parent))
 
 
 def without_needs(text: str) -> str:
@@ -209,14 +301,17 @@ def _rank_for_search() -> None:
             path.write_text(head + path.read_text())
 
 
-def _print_counts(outcomes: list[Outcome], running_s: float, mkdocs_s: float) -> None:
+def _print_counts(
+    outcomes: list[Outcome], running_s: float, mkdocs_s: float, *, runs: bool
+) -> None:
     blocks, run = sum(o.blocks for o in outcomes), sum(o.run for o in outcomes)
     size = sum(f.stat().st_size for f in SITE.rglob("*") if f.is_file())
+    left = f"{blocks - run} need a package that is missing, none is excluded"
     print(
         f"{len(outcomes)} pages by hand, {len(reference.TOPICS)} of the reference with"
         f" {len(reference.public_names())} names;\n"
-        f"{run} of {blocks} blocks run ({blocks - run} need a package that is missing,"
-        f" none is excluded), {sum(o.pictures for o in outcomes)} pictures made,\n"
+        f"{run} of {blocks} blocks run ({left if runs else 'none was asked for'}),"
+        f" {sum(o.pictures for o in outcomes)} pictures made,\n"
         f"{sum(o.commands for o in outcomes)} blocks of shell commands, not run;\n"
         f"{running_s:.0f} s to run, {mkdocs_s:.0f} s for mkdocs; {size / 1e6:.1f} MB in"
         f" {SITE.relative_to(pages.ROOT)}"

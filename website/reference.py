@@ -141,7 +141,10 @@ TOPICS = {
     "metrics": Topic(
         "Metrics",
         "Sums over batches that give a figure at the end.",
-        {"Metrics": "training.metrics"},
+        {
+            "Averages": "training.metrics.averages",
+            "Scores": "training.metrics.scores",
+        },
     ),
     "sharding": Topic(
         "Sharding",
@@ -207,7 +210,8 @@ TOPICS = {
 # Sub-modules whose public names have no table of their own.
 _OTHER_MODULES = {
     "config": "update temp_flip_flag",
-    "metrics": "Accuracy Average Welford",
+    "metrics": "Accuracy Average Welford MeanSquaredError MeanAbsoluteError R2Score"
+    " TopKAccuracy Precision Recall F1Score ConfusionMatrix RocAuc Perplexity",
 }
 
 # Where a name belongs that no file of ours defines.

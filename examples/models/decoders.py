@@ -3,23 +3,8 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import graftree as nnx
-
-
-def attend(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    positions: jax.Array,
-    cache: nnx.decoding.KeyValueCache | None,
-) -> jax.Array:
-    """Causal attention, also to the tokens in the cache, which gets these."""
-    if cache is None:
-        return nnx.dot_product_attention(query, key, value, is_causal=True)
-    key, value, mask = cache.extend(key, value, positions)
-    return nnx.dot_product_attention(query, key, value, mask=mask)
 
 
 class Decoder(nnx.Module):
@@ -57,14 +42,12 @@ class Decoder(nnx.Module):
         cache: Any = None,
     ) -> jax.Array:
         """Maps tokens ``[batch, length]`` to logits ``[batch, length, vocab_size]``."""
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         x = self.embed_tokens(tokens, positions)
         for i, block in enumerate(self.blocks):
             x = block(x, positions, None if cache is None else cache[i])
         return self.logits(self.norm(x))
 
-    def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    def embed_tokens(self, tokens: jax.Array, positions: Any) -> jax.Array:
         """Maps tokens ``[batch, length]`` to ``[batch, length, width]``."""
         return self.embed(tokens)
 

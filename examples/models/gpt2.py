@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import graftree as nnx
 from examples.models import decoders
@@ -51,7 +52,7 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         """Maps ``[batch, length, n_embd]`` to the same shape."""
         query, key, value = self.query(x), self.key(x), self.value(x)
-        return self.out(decoders.attend(query, key, value, positions, cache))
+        return self.out(nnx.decoding.attend(query, key, value, positions, cache))
 
 
 class Block(nnx.Module):
@@ -82,8 +83,10 @@ class GPT2(decoders.Decoder):
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.n_layer)])
         self.norm = nnx.LayerNorm(width, epsilon=config.layer_norm_epsilon, rngs=rngs)
 
-    def embed_tokens(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    def embed_tokens(self, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
         """Maps tokens ``[batch, length]`` to ``[batch, length, n_embd]``."""
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         return self.embed(tokens) + self.positions(positions)
 
 

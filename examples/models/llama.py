@@ -84,7 +84,7 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
-        positions: jax.Array,
+        positions: jax.Array | None,
         cache: nnx.decoding.KeyValueCache | None,
     ) -> jax.Array:
         """Maps ``[batch, length, hidden_size]`` to the same shape."""
@@ -93,7 +93,7 @@ class Attention(nnx.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         query = self.rope.rotate_heads(query, positions)
         key = self.rope.rotate_heads(key, positions)
-        return self.out(decoders.attend(query, key, value, positions, cache))
+        return self.out(nnx.decoding.attend(query, key, value, positions, cache))
 
 
 class MLP(nnx.Module):
@@ -124,7 +124,7 @@ class Block(nnx.Module):
         self.mlp_norm = norm()
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x: jax.Array, positions: jax.Array, cache: Any) -> jax.Array:
+    def __call__(self, x: jax.Array, positions: Any, cache: Any) -> jax.Array:
         """Maps ``[batch, length, hidden_size]`` to the same shape."""
         x = x + self.attention(self.attention_norm(x), positions, cache)
         return x + self.mlp(self.mlp_norm(x))

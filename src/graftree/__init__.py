@@ -258,7 +258,11 @@ from graftree.nn.pooling import (
     min_pool as min_pool,
     pool as pool,
 )
-from graftree.nn.recurrent import RNN as RNN, Bidirectional as Bidirectional
+from graftree.nn.recurrent import (
+    RNN as RNN,
+    Bidirectional as Bidirectional,
+    StackedRNN as StackedRNN,
+)
 from graftree.nn.reparametrization import (
     SpectralNorm as SpectralNorm,
     WeightNorm as WeightNorm,

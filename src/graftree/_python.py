@@ -10,6 +10,7 @@ import atexit
 import inspect
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
@@ -26,6 +27,20 @@ def frame_above(count: int) -> FrameType | None:
     for _ in range(count + 1):
         frame = frame and frame.f_back
     return frame
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns at the innermost line that is neither ours nor JAX's.
+
+    It serves warnings from the depth of a layer. Without frames it is a line of ours.
+    """
+    frame, level = frame_above(1), 2
+    while frame and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+_NOT_THE_USERS = ("graftree.", "jax.")
 
 
 class Running(NamedTuple):

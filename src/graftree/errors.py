@@ -11,6 +11,7 @@
     └── UserWarning
         ├── LostUpdateWarning        a change that doesn't reach the caller
         ├── OrderWarning             a Dict in another order than outside of a trace
+        ├── OneAxisWarning           an image given to a convolution over one axis
         └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
 Misuse of an argument raises the built-in type that fits (``ValueError``,
@@ -164,6 +165,24 @@ class OrderWarning(UserWarning):
     Example:
         >>> issubclass(nnx.errors.OrderWarning, UserWarning)
         True
+    """
+
+
+class OneAxisWarning(UserWarning):
+    """Something like an image is given to a convolution over one axis.
+
+    In PyTorch and Keras ``kernel_size=3`` means all axes of an image. Here it means one
+    axis, and the others are batch axes. It is given where the layer was made with an
+    int and its inputs have at least four axes, once for each line that calls it.
+
+    Example:
+        >>> import warnings
+        >>> layer = nnx.Conv(1, 8, 3, rngs=nnx.Rngs(0))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     y = layer(jnp.ones((2, 28, 28, 1)))
+        >>> print(str(caught[0].message).splitlines()[2])
+        For all axes of an image, write kernel_size=(3, 3).
     """
 
 

@@ -1,6 +1,8 @@
-"""Generation equals a loop without a cache, samplers their definition in NumPy."""
+"""Generation equals a loop without a cache."""
 
 import dataclasses
+import itertools
+from typing import ClassVar
 
 import hypothesis
 import jax
@@ -11,7 +13,6 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from examples.models import gpt2, llama
-from graftree.decoding import generation
 from tests import strategies, tables, tiny_llamas
 
 generate = nnx.decoding.generate
@@ -23,12 +24,13 @@ def model():
     return llama.Llama(tiny_llamas.CONFIG, rngs=nnx.Rngs(3))
 
 
-def continued(model, prompt, count):
+def continued(model, prompt, count, change=lambda logits, row: logits):
     """The likeliest tokens, each by a call for the whole sequence."""
     tokens = np.zeros((1, 16), int)
     tokens[0, : len(prompt)] = prompt
     for at in range(len(prompt), len(prompt) + count):
-        tokens[0, at] = LOGITS(model, tokens)[0, at - 1].argmax()
+        logits = np.asarray(LOGITS(model, tokens)[0, at - 1], np.float64)
+        tokens[0, at] = change(logits, tokens[0, :at]).argmax()
     return tokens[0, len(prompt) : len(prompt) + count].tolist()
 
 
@@ -52,15 +54,59 @@ def test_prompts_of_different_lengths(model):
     assert made.lists() == [continued(model, prompt, 5) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_on_either_side(model, side):
-    rows = np.full((3, 6), 39)
-    for row, prompt in zip(rows, PROMPTS, strict=True):
-        at = slice(-len(prompt), None) if side == "left" else slice(len(prompt))
-        row[at] = prompt
-    made = generate(model, rows, max_new_tokens=5, pad=39)
-    expected = generate(model, PROMPTS, max_new_tokens=5)
-    assert made.lists() == expected.lists()
+def family(name):
+    """A model for sequences of 48 tokens."""
+    if name == "gpt2":
+        sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "layer_norm_epsilon": 1e-5}
+        config = gpt2.Config(vocab_size=40, n_positions=48, **sizes)
+        return gpt2.GPT2(config, rngs=nnx.Rngs(1))
+    options = {
+        "llama": {},
+        "qwen3": {"normalizes_heads": True, "tie_word_embeddings": True},
+        "all heads": {"num_key_value_heads": 4, "rope_theta": 1e4},
+    }
+    config = dataclasses.replace(tiny_llamas.CONFIG, **options[name])
+    return llama.Llama(config, rngs=nnx.Rngs(2))
+
+
+def padded(rows, pad, side):
+    tokens = np.full((len(rows), max(map(len, rows))), pad)
+    for row, prompt in zip(tokens, rows, strict=True):
+        row[len(row) - len(prompt) if side == "left" else 0 :][: len(prompt)] = prompt
+    return tokens
+
+
+PROMPT = st.lists(st.integers(0, 38), min_size=1, max_size=32)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "all heads"])
+def test_a_prompt_is_continued_as_if_it_were_the_only_one(name):
+    model = family(name)
+    options = {"max_new_tokens": 6, "padded_length": 32}
+
+    @strategies.examples(few=6, many=60)
+    @hypothesis.given(PROMPT, st.lists(st.integers(0, 38), min_size=30, max_size=32))
+    @hypothesis.example([5], [*range(32)])
+    def check(first, second):
+        rows = [first, second, [7]]
+        made = generate(model, rows, **options).lists()
+        for side in ("left", "right"):
+            given = padded(rows, 39, side)
+            assert generate(model, given, pad=39, **options).lists() == made
+        for row, tokens in zip(rows, made, strict=True):
+            (alone,) = generate(model, [row], **options).lists()
+            assert alone == tokens or is_close_call(model, row, alone, tokens)
+
+    check()
+
+
+def is_close_call(model, prompt, one, two):
+    """Whether the first tokens that differ are alike but for rounding."""
+    at = next(
+        i for i, pair in enumerate(zip(one, two, strict=True)) if len({*pair}) > 1
+    )
+    logits = LOGITS(model, jnp.array([prompt + one[:at]]))[0, -1]
+    return abs(logits[one[at]] - logits[two[at]]) < 1e-4
 
 
 def test_padding_has_no_position_behind_the_last_one():
@@ -83,17 +129,72 @@ def test_padding_has_no_position_behind_the_last_one():
         assert made.lists() == [continued(short, prompt, 4)]
 
 
-def test_sequences_end_with_a_stop_token(model):
-    whole = [continued(model, prompt, 5) for prompt in PROMPTS]
-    stop = {whole[0][2], whole[1][0]}
-    ended = [
-        row[: min((i + 1 for i, token in enumerate(row) if token in stop), default=5)]
-        for row in whole
-    ]
-    made = generate(model, PROMPTS, max_new_tokens=5, stop=[*stop])
-    assert made.lists() == ended
+class Script(nnx.Module):
+    """Says the tokens of a table, whatever the prompts are."""
+
+    def __init__(self, table):
+        self.table = nnx.Variable(jnp.asarray(table))
+
+    def init_cache(self, batch, max_length):
+        return {}
+
+    def __call__(self, tokens, *, positions, cache):
+        place = jnp.clip(positions, 0, self.table.shape[1] - 1)
+        following = jnp.take_along_axis(self.table[...], place, axis=1)
+        return jax.nn.one_hot(following, 10)
+
+
+def until_stop(row, stop):
+    """The row up to the first stop, and the length of the longest that ends there."""
+    for length in range(1, len(row) + 1):
+        ends = [len(x) for x in stop if row[max(length - len(x), 0) : length] == x]
+        if ends:
+            return row[:length], max(ends)
+    return row, 0
+
+
+TOKENS = st.integers(0, 2)
+
+
+@strategies.examples(few=6, many=150)
+@hypothesis.given(
+    st.lists(st.lists(TOKENS, min_size=8, max_size=8), min_size=2, max_size=2),
+    st.lists(st.lists(TOKENS, min_size=1, max_size=4), max_size=3),
+    st.sampled_from([1, 3, 8, 20]),
+)
+@hypothesis.example([[1] * 8, [2] * 8], [[1, 1, 1], [0, 2], [2, 2]], 1)
+def test_sequences_end_with_the_first_stop(table, stop, chunk):
+    # The prompts look like the beginning of a stop, and are no part of it.
+    options = {"max_new_tokens": 8, "padded_length": 1, "stop": stop}
+    made = generate(Script(table), [[1], [2]], **options)
+    expected = [until_stop(row, stop) for row in table]
+    assert made.lists() == [row for row, _ in expected]
+    assert made.lengths.tolist() == [len(row) for row, _ in expected]
+    assert made.stop_lengths.tolist() == [length for _, length in expected]
+    texts = [row[: len(row) - length] for row, length in expected]
+    assert made.lists(with_stop=False) == texts
     rows = zip(made.tokens, made.lengths, strict=True)
     assert all(not row[n:].any() for row, n in rows)
+    parts = [*nnx.decoding.stream(Script(table), [[1], [2]], chunk=chunk, **options)]
+    rows = zip(*(part.lists() for part in parts), strict=True)
+    assert [[*itertools.chain(*row)] for row in rows] == made.lists()
+    np.testing.assert_array_equal(sum(p.lengths for p in parts), made.lengths)
+    np.testing.assert_array_equal(sum(p.stop_lengths for p in parts), made.stop_lengths)
+    assert len(parts) == -(-made.lengths.max() // chunk)
+
+
+def test_tokens_and_sequences_may_be_stops(model):
+    whole = [continued(model, prompt, 5) for prompt in PROMPTS]
+    stop = [whole[0][2], tuple(whole[1][:2]), np.array(whole[2][2:4])]
+    lists = [[stop[0]], whole[1][:2], whole[2][2:4]]
+    made = generate(model, PROMPTS, max_new_tokens=5, stop=stop)
+    assert made.lists() == [until_stop(row, lists)[0] for row in whole]
+
+
+@pytest.mark.parametrize("stop", [2, "###", ["###"], [[]], [[[1]]], [1.5], None])
+def test_stops_are_tokens(model, stop):
+    with pytest.raises(TypeError, match=r"stop=.*as in.*stop=\[2, \[13, 13\]\]"):
+        generate(model, PROMPTS, max_new_tokens=5, stop=stop)
 
 
 def test_one_program_for_all_prompts_of_a_padded_length():
@@ -134,7 +235,8 @@ def test_samples_depend_on_the_key_only(model):
     ([[1]], {"padded_length": 0}, "longest prompt"),
     ([[1]], {"sampler": nnx.decoding.Sampler()}, "needs key="),
     ([[1]], {"max_new_tokens": 0}, "at least 1"),
-    ids=["empty", "none", "too long", "padding", "no key", "no tokens"],
+    ([[1]], {"stop": [[1, -2]]}, "at least 0, and at most"),
+    ids=["empty", "none", "too long", "padding", "no key", "no tokens", "stop"],
 )
 def test_what_can_not_be_continued(model, prompts, more, error):
     with pytest.raises(ValueError, match=error):
@@ -142,8 +244,11 @@ def test_what_can_not_be_continued(model, prompts, more, error):
 
 
 def test_prompts_are_integers(model):
-    for prompts in ([[1.5]], "text", [[[1]]]):
+    for prompts in ([[1.5]], None, [[[1]]]):
         with pytest.raises(TypeError, match="prompts of integers"):
+            generate(model, prompts, max_new_tokens=1)
+    for prompts in ("text", ["text"]):
+        with pytest.raises(TypeError, match="prompts of integers.*\n.*tokenizer"):
             generate(model, prompts, max_new_tokens=1)
 
 
@@ -240,7 +345,9 @@ def test_what_is_no_token_is_told(model, token):
         generate(model, [[1]], max_new_tokens=1, stop=[2**32 + 3])
 
 
-@pytest.mark.parametrize("prompts", [[1, 2, 3], np.array([1, 2, 3]), jnp.array([1, 2])])
+@pytest.mark.parametrize(
+    "prompts", [7, [1, 2, 3], np.array([1, 2, 3]), jnp.array([1, 2])]
+)
 def test_a_single_prompt_is_told_to_be_a_batch_of_one(model, prompts):
     with pytest.raises(TypeError, match=r"\[\[1, 2, 3\]\]"):
         generate(model, prompts, max_new_tokens=1)
@@ -258,144 +365,99 @@ def test_what_is_no_model_is_told_what_one_has(model):
             generate(wrong, [[1]], max_new_tokens=1)
 
 
-# ----------------------------------------------------------------------------- samplers
+# --------------------------------------------------------------------------- processors
 
 
-Sampler = nnx.decoding.Sampler
+def digest(row):
+    """A number that depends on all tokens and their places."""
+    return int(sum((place + 3) * token for place, token in enumerate(row)) % 40)
 
 
-def kept(logits, temperature, top_k, top_p):
-    """The tokens left to choose from, by the words of the docstring, in float64."""
-    logits = np.asarray(logits, np.float64)
-    order = np.argsort(-logits, kind="stable")[:top_k]
-    weights = np.exp((logits[order] - logits.max()) / temperature)
-    shares = weights / weights.sum()
-    for count in range(1, len(order) + 1):
-        if shares[:count].sum() >= top_p - 1e-9:
-            return set(order[:count].tolist())
-    return set(order.tolist())
+def say_digest(logits, history):
+    weights = jnp.arange(history.tokens.shape[1])[None] + 3
+    token = jnp.where(history.is_token, history.tokens * weights, 0).sum(1) % 40
+    new = history.lengths - history.prompt_lengths
+    return 100 * jax.nn.one_hot((token + new) % 40, 40)
 
 
-def shares_of(sampler, logits, count):
-    """How often each token is drawn."""
-    rows = np.broadcast_to(np.asarray(logits, np.float32), (count, len(logits)))
-    return np.bincount(sampler(rows, jax.random.key(0)), minlength=len(logits)) / count
+def test_a_processor_sees_the_tokens_so_far_of_each_row(model):
+    expected = []
+    for prompt in PROMPTS:
+        row = [*prompt]
+        for new in range(6):
+            row.append((digest(row) + new) % 40)
+        expected.append(row[len(prompt) :])
+    options = {"max_new_tokens": 6, "processors": [say_digest]}
+    assert generate(model, PROMPTS, **options).lists() == expected
+    stop = [expected[0][1]]
+    ended = [until_stop(row, [stop])[0] for row in expected]
+    assert generate(model, PROMPTS, stop=stop, **options).lists() == ended
 
 
-def drawn(sampler, logits, count=400):
-    return {*np.flatnonzero(shares_of(sampler, logits, count)).tolist()}
+def ban(logits, history):
+    return logits.at[:, jnp.array([1, 36])].set(-jnp.inf)
 
 
-SHARES = np.array([0.1, 0.4, 0.2, 0.3])
+def test_processors_are_applied_in_their_order(model):
+    def change(logits, row):
+        logits[[1, 36]] = -np.inf
+        seen = np.unique(row)
+        logits[seen] *= np.where(logits[seen] < 0, 3.0, 1 / 3)
+        return logits
+
+    processors = [ban, nnx.decoding.RepetitionPenalty(3.0)]
+    made = generate(model, PROMPTS, max_new_tokens=6, processors=processors)
+    assert made.lists() == [continued(model, row, 6, change) for row in PROMPTS]
+    assert made.lists() != generate(model, PROMPTS, max_new_tokens=6).lists()
 
 
-@tables.cases(
-    "options, weights",
-    ({}, SHARES),
-    ({"temperature": 0.5}, SHARES**2),
-    ({"temperature": 2.0}, SHARES**0.5),
-    ({"temperature": 0}, [0, 1, 0, 0]),
-    ({"top_k": 2}, [0, 4, 0, 3]),
-    ({"top_k": 9}, SHARES),
-    # The smallest set that reaches it.
-    ({"top_p": 0.3}, [0, 1, 0, 0]),
-    ({"top_p": 0.4}, [0, 1, 0, 0]),
-    ({"top_p": 0.45}, [0, 4, 0, 3]),
-    ({"top_p": 0.75}, [0, 4, 2, 3]),
-    ({"top_p": 1.0}, SHARES),
-    # Of the two that are left, 4/7 and 3/7, the first reaches one half.
-    ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0]),
-    ids=str,
-)
-def test_shares_are_those_of_the_softmax_of_what_is_left(options, weights):
-    found = shares_of(Sampler(**options), np.log(SHARES), 4000)
-    np.testing.assert_allclose(found, weights / np.sum(weights), atol=0.03)
-    np.testing.assert_array_equal(found > 0, np.asarray(weights) > 0)
+class Follows(nnx.Module):
+    """Allows for each token those of a table; and counts its calls."""
+
+    traced: ClassVar = []
+
+    def __init__(self, table):
+        self.table, self.calls = nnx.Variable(table), nnx.Variable(jnp.array(0))
+
+    def __call__(self, logits, history):
+        self.traced.append(logits.shape)
+        self.calls[...] += 1
+        return jnp.where(self.table[...][history.last], logits, -jnp.inf)
 
 
-@tables.cases(
-    "values", {"temperature": -1}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1.5}, ids=str
-)
-def test_values_out_of_range_are_refused(values):
-    with pytest.raises(ValueError, match=next(iter(values))):
-        Sampler(**values)
+def test_a_processor_may_be_a_module_with_arrays_that_change(model):
+    next_one = jnp.eye(40, k=1, dtype=bool)
+    follows = Follows(next_one)
+    rows = generate(model, PROMPTS, max_new_tokens=4, processors=[follows]).lists()
+    assert rows == [[6, 7, 8, 9], [10, 11, 12, 13], [7, 8, 9, 10]]
+    follows.table[...] = next_one.T
+    rows = generate(model, PROMPTS, max_new_tokens=4, processors=[follows]).lists()
+    assert rows == [[4, 3, 2, 1], [8, 7, 6, 5], [5, 4, 3, 2]]
+    assert follows.calls[...] == 8 and len(Follows.traced) == 2
 
 
-def test_one_program_for_all_temperatures_but_zero():
+def test_one_program_for_all_penalties(model):
     traced = []
 
-    @jax.jit
-    def draw(sampler):
-        traced.append(sampler)
-        return sampler(jnp.log(SHARES), jax.random.key(0))
+    def watch(logits, history):
+        traced.append(logits.shape)
+        return logits
 
-    for temperature in (0.5, 0.7, 0.0, 0):
-        draw(Sampler(temperature, top_p=0.9))
-    assert len(traced) == 2 and int(draw(Sampler(0))) == 1
-
-
-def rows(n):
-    return st.lists(st.sampled_from(np.arange(-3, 4) / 2), min_size=n, max_size=n)
-
-
-@strategies.examples(few=40, many=1000)
-@hypothesis.given(
-    # Each number of tokens is a program.
-    logits=st.sampled_from([1, 3, 12]).flatmap(rows),
-    temperature=st.sampled_from([0.5, 1.0, 3.0]),
-    top_k=st.sampled_from([None, 1, 2, 5, 14]),
-    # None of these is within rounding of a sum of shares that are equal.
-    top_p=st.sampled_from([1e-50, 1e-6, 0.0999, 0.35, 0.501, 0.77, 0.913, 1.0]),
-)
-def test_no_token_outside_of_the_set_is_drawn(logits, temperature, top_k, top_p):
-    sampler = Sampler(temperature, top_k=top_k, top_p=top_p)
-    allowed = kept(logits, temperature, top_k, top_p)
-    found = drawn(sampler, logits)
-    assert found <= allowed
-    if len({*np.asarray(logits)[[*allowed]]}) == 1:  # each with at least 1/12
-        assert found == allowed
+    for penalty in (1.1, 1.2, 3.0):
+        processors = [nnx.decoding.RepetitionPenalty(penalty), watch]
+        generate(model, PROMPTS, max_new_tokens=3, processors=processors)
+    assert traced == [(3, 40), (3, 40)]
 
 
 @tables.cases(
-    "options, left",
-    ({"top_k": 1}, 1),
-    ({"top_k": 7}, 7),
-    ({"top_p": 0.1}, 10),
-    ({"top_p": 0.5}, 50),
-    ids=str,
+    "processors, error",
+    (ban, "takes a list of functions"),
+    ([3], "takes a list of functions"),
+    ([lambda logits, history: None], "float32.3,40.*gave NoneType"),
+    ([ban, lambda logits, history: logits > 0], r"processors.1.*gave bool.3,40"),
+    ([lambda logits, history: logits[0]], r"gave float32.40"),
+    ids=["function", "number", "nothing", "mask", "row"],
 )
-def test_of_equal_logits_the_first_are_left(options, left):
-    sampler = Sampler(**options)
-    assert drawn(sampler, np.zeros(100), 4000) == {*range(left)}
-    assert drawn(sampler, np.array([0.0, -0.0] * 50), 4000) == {*range(left)}
-
-
-@tables.cases(
-    "options",
-    *({"temperature": x} for x in (1e-10, 1e-37, 1e-40, 1e-300)),
-    *({"top_p": x} for x in (1e-7, 1e-38, 1e-50)),
-    {"temperature": 1e-37, "top_k": 3, "top_p": 1e-50},
-    ids=str,
-)
-@pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
-def test_extremes_give_the_likeliest_token(options, scale):
-    logits = np.array([-3.0, 1.0, -2.0, 5.0, 4.0]) * scale
-    sampler = Sampler(**options)
-    assert drawn(sampler, logits) == {3}
-    assert {
-        *jax.jit(sampler)(jnp.asarray(logits)[None], jax.random.key(0)).tolist()
-    } == {3}
-
-
-def test_what_is_masked_is_never_drawn():
-    logits = np.array([-np.inf, 1.0, -np.inf, 1.0])
-    for options in ({}, {"top_k": 4}, {"top_p": 1.0}, {"temperature": 1e-37}):
-        assert drawn(Sampler(**options), logits) == {1, 3}
-
-
-def test_all_of_the_probability_is_all_tokens():
-    """Also those behind a sum that is rounded to one."""
-    logits = np.array([20.0, *np.zeros(50)])
-    sampler = Sampler(top_p=1.0)
-    cut, _ = jax.lax.top_k(jnp.broadcast_to(jnp.asarray(logits), (64, 51)), 51)
-    assert bool(generation._reach(cut, sampler.top_p).all())
+def test_a_processor_gives_logits(model, processors, error):
+    with pytest.raises(TypeError, match=error):
+        generate(model, PROMPTS, max_new_tokens=3, processors=processors)

@@ -9,8 +9,10 @@ import ast
 import functools
 import importlib
 import inspect
+import operator
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import types
@@ -25,6 +27,7 @@ import pytest
 import graftree as nnx
 from graftree import ids, proxy_caller
 from graftree.interop import flax_names, name_tables
+from tests import tables
 from tests.interop import absent_names
 
 # What the contract names and what exists, by path.
@@ -227,17 +230,69 @@ def test_type_checkers_know_the_same_modules():
     assert names | {"initializers", "metrics"} == {x for x in paths if "." not in x}
 
 
+# What stands in the code of the hints.
+GIVEN = {
+    **{"nnx": nnx, "jax": jax, "jnp": jnp, "optax": optax, "rngs": nnx.Rngs(0)},
+    **{"in_features": 2, "out_features": 4, "hidden_features": 4, "num_groups": 2},
+    **{"num_embeddings": 5, "features": 2, "num_heads": 2, "value": jnp.ones(2)},
+    **{
+        "layer": nnx.relu,
+        "layers": [nnx.relu],
+        "model": nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
+    },
+    **{"logits": jnp.ones((4, 3)), "labels": jnp.zeros(4, int)},
+    **{"predictions": jnp.ones((4, 3)), "targets": jnp.ones((4, 3))},
+    **{"batches": [(0, 1)], "optimizer": None, "train_step": lambda *_: None},
+}
+
+
 @pytest.mark.parametrize("name", name_tables.HINTS)
 def test_names_of_other_libraries_are_told_what_to_write(name):
-    with pytest.raises(
-        AttributeError, match=f"'{name}'. Write .* in its place"
-    ) as told:
+    with pytest.raises(AttributeError) as told:
         getattr(nnx, name)
-    assert name_tables.HINTS[name] in str(told.value) and name not in dir(nnx)
-    form = name_tables.HINTS[name]
-    made = {"in_features": 2, "out_features": 3, "hidden_features": 4}
-    made |= {"nnx": nnx, "optax": optax, "rngs": nnx.Rngs(0)}
-    assert callable(eval(form, made))
+    text = f"Module graftree has no attribute '{name}'. Write (.*?) in its place(.*)."
+    form, more = re.fullmatch(text, str(told.value)).groups()
+    assert name not in dir(nnx)
+    exec(form, dict(GIVEN))
+    for path in re.findall(r"nnx\.([\w.]+\w)", more):
+        operator.attrgetter(path)(nnx)
+    for option in re.findall(r"`(\w+)", more):
+        function = eval(form.partition("(")[0], dict(GIVEN))
+        assert option in inspect.signature(function).parameters
+
+
+@tables.cases(
+    "name, shape, expected",
+    ("Dense", (1, 2), (1, 4)),
+    ("Conv1d", (1, 8, 2), (1, 8, 4)),
+    ("Conv2D", (1, 8, 8, 2), (1, 8, 8, 4)),
+    ("LSTM", (1, 5, 2), (1, 5, 4)),
+    ("BatchNorm2d", (1, 8, 8, 2), (1, 8, 8, 2)),
+    ("SpatialDropout2D", (1, 8, 8, 2), (1, 8, 8, 2)),
+    ("MaxPool2d", (1, 8, 8, 2), (1, 4, 4, 2)),
+    ("AdaptiveAvgPool2d", (1, 8, 8, 2), (1, 2)),
+    ("Upsample", (1, 8, 8, 2), (1, 64, 64, 2)),
+    ("Flatten", (3, 8, 8, 2), (3, 128)),
+    ("Identity", (3, 8), (3, 8)),
+)
+def test_what_to_write_does_what_it_is_for(name, shape, expected):
+    form = re.match("Write (.*?) in its place", name_tables.HINTS[name])[1]
+    layer = nnx.Sequential(eval(form, dict(GIVEN)))
+    assert layer(jnp.ones(shape)).shape == expected
+
+
+def test_differences_from_other_libraries_are_true():
+    assert nnx.MaxPool((2, 2))(jnp.ones((1, 8, 8, 2))).shape == (1, 7, 7, 2)
+    rngs, defaults = nnx.Rngs(0), {"BatchNorm": 1e-5, "LayerNorm": 1e-6}
+    for name in ("RMSNorm", "InstanceNorm"):
+        defaults[name] = 1e-6
+    for name, epsilon in defaults.items():
+        assert getattr(nnx, name)(2, rngs=rngs).epsilon == epsilon
+    assert nnx.GroupNorm(2, 1, rngs=rngs).epsilon == 1e-6
+    assert nnx.BatchNorm(2, rngs=rngs).momentum == 0.99
+    assert nnx.leaky_relu(-1.0) == -0.01
+    exact = jax.scipy.stats.norm.cdf(1.0)
+    assert nnx.gelu(1.0) != exact and nnx.gelu(1.0, approximate=False) == exact
 
 
 # ------------------------------------------------- what the peer returns, and has below

@@ -14,20 +14,44 @@ from tests import meshes, programs, tables
 from tests.random_arrays import random, random_mask
 
 
-def exact_weights(query, key, bias=None, mask=None, is_causal=False):
+def exact_weights(
+    query,
+    key,
+    bias=None,
+    mask=None,
+    is_causal=False,
+    scale=None,
+    sliding_window=None,
+    logits_soft_cap=None,
+    sinks=None,
+    key_value_seq_lengths=None,
+):
     """The attention weights, with a key head per query head."""
     query, key = np.asarray(query, float), np.asarray(key, float)
     key = np.repeat(key, query.shape[-2] // key.shape[-2], axis=-2)
-    logits = np.einsum("...qhd,...khd->...hqk", query, key) / query.shape[-1] ** 0.5
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    logits = np.einsum("...qhd,...khd->...hqk", query, key) * scale
+    if logits_soft_cap is not None:
+        logits = logits_soft_cap * np.tanh(logits / logits_soft_cap)
     logits = logits if bias is None else logits + np.asarray(bias, float)
     visible = np.ones(logits.shape, bool)
+    queries, keys = np.indices(logits.shape[-2:])
     if is_causal:
-        visible &= np.tril(np.ones(logits.shape[-2:], bool))
+        visible &= keys <= queries
+    if sliding_window is not None:
+        visible &= keys > queries - sliding_window
+    if key_value_seq_lengths is not None:
+        visible &= keys < np.asarray(key_value_seq_lengths)[..., None, None, None]
     if mask is not None:
         mask = np.asarray(mask, bool)
         visible &= mask.reshape(mask.shape[-logits.ndim :])  # without surplus axes
     # Finite: where nothing is visible, all counts alike.
-    return special.softmax(np.where(visible, logits, -1e300), axis=-1)
+    logits = np.where(visible, logits, -1e300)
+    if sinks is None:
+        return special.softmax(logits, axis=-1)
+    column = np.asarray(sinks, float)[:, None, None]
+    column = np.broadcast_to(column, (*logits.shape[:-1], 1))
+    return special.softmax(np.concatenate([logits, column], axis=-1), -1)[..., :-1]
 
 
 def average(weights, value):

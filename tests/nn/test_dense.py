@@ -3,7 +3,10 @@
 Their formulas are in `test_formulas.py`, their dtypes in `test_dtypes.py`.
 """
 
+import contextlib
+import re
 import types
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -244,6 +247,44 @@ def test_any_number_of_batch_and_spatial_axes_which_are_independent(cls):
     layer, x = cls(2, 3, (3,), rngs=nnx.Rngs(0)), random(2, 3, 5, 2)
     y, one = programs.in_one_program(layer, x), programs.in_one_program(layer, x[1, 2])
     np.testing.assert_allclose(y[1, 2], one, rtol=1e-5, atol=1e-6)
+
+
+def called(layer, x):
+    """The lines from which a call is warned of; it may fail."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            with contextlib.suppress(TypeError, ValueError):
+                layer(x)
+    assert all(x.category is nnx.errors.OneAxisWarning for x in caught)
+    assert all(x.filename == __file__ for x in caught)
+    return len(caught)
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(2, 9, 9, 2), (2, 4, 5, 6, 2)])
+def test_an_image_given_to_a_layer_of_one_axis_is_warned_of_once(cls, shape):
+    layer, x = cls(2, 3, 3, rngs=nnx.Rngs(0)), jnp.ones(shape)
+    assert called(layer, x) == 1
+    assert called(nnx.jit(lambda x: layer(x)), x) == 1
+    assert called(nnx.Sequential(layer, nnx.relu), x) == 1
+    whole = re.escape(str((3,) * (len(shape) - 2)))
+    with pytest.warns(nnx.errors.OneAxisWarning, match=f"write kernel_size={whole}"):
+        layer(x)
+
+
+@BOTH
+def test_what_can_not_be_a_mistake_or_changes_nothing_is_not_warned_of(cls):
+    image = jnp.ones((2, 9, 9, 2))
+    for size, strides, x in [
+        ((3,), 1, image),
+        ((3, 3), 1, image),
+        (3, 1, image[0]),
+        (3, 1, image[..., :1]),  # is an error
+        (1, 1, image),
+    ]:
+        assert called(cls(2, 3, size, strides, rngs=nnx.Rngs(0)), x) == 0
+    assert called(cls(2, 3, 1, 2, rngs=nnx.Rngs(0)), image) == 1
 
 
 def test_causal_outputs_do_not_see_later_inputs():

@@ -328,8 +328,11 @@ def test_a_missing_setting_is_an_error_with_the_ways_out():
     layer = nnx.Dropout(0.5, deterministic=None)
     with pytest.raises(ValueError, match="No `deterministic` argument") as error:
         layer(jnp.ones(3))
-    for way in ("Dropout(..., deterministic=", "layer(x, deter", "nnx.view(model, d"):
+    ways = ("Dropout(..., deterministic=", "layer(x, deter", "nnx.view(model, d")
+    for way in ("model.train() or model.eval()", *ways):
         assert way in str(error.value)
+    layer.eval()
+    assert (layer(jnp.ones(3)) == 1).all()
 
 
 def test_rate_is_checked_at_construction():

@@ -475,3 +475,71 @@ def test_it_may_be_closed_over_and_pickled():
     y = jax.jit(lambda x: both(x))(x)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
     assert both.rngs.count[...] == count
+
+
+# --------------------------------------------------------------------- several layers
+
+
+def make_stack(cell="LSTMCell", **options):
+    make_cell = getattr(nnx, cell)
+    return nnx.StackedRNN(make_cell, 2, 3, num_layers=3, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.mark.parametrize("name", ["LSTMCell", "GRUCell"])
+def test_each_layer_processes_what_the_one_before_returns(name):
+    stack, x = make_stack(name), normal(4, 5, 2)
+    carries, y = nnx.jit(lambda stack, x: stack(x, return_carry=True))(stack, x)
+    zero = np.zeros((4, 3))
+    expected = x
+    for layer, carry in zip(stack.layers, carries, strict=True):
+        first = (zero, zero) if name in cells.TWO_STATES else zero
+        last, expected = cells.scan(layer.cell, first, expected)
+        for found, wanted in zip(*map(cells.numbers, (carry, last)), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_layers_of_two_directions_with_lengths_and_first_carries(time_major):
+    stack, x = make_stack("GRUCell", bidirectional=True), normal(2, 4, 2)
+    first = [(normal(2, 3, seed=n), normal(2, 3, seed=9 + n)) for n in range(3)]
+    expected, last = x, []
+    for layer, pair in zip(stack.layers, first, strict=True):
+        carry, expected = layer(
+            expected, initial_carry=pair, seq_lengths=LENGTHS, return_carry=True
+        )
+        last.append(carry)
+    carries, y = stack(
+        x.swapaxes(0, 1) if time_major else x,
+        initial_carry=first,
+        seq_lengths=LENGTHS,
+        return_carry=True,
+        time_major=time_major,
+    )
+    assert expected.shape == (2, 4, 6)
+    np.testing.assert_array_equal(y.swapaxes(0, 1) if time_major else y, expected)
+    jax.tree.map(np.testing.assert_array_equal, carries, tuple(last))
+
+
+def test_dropout_is_between_layers_and_in_training_only():
+    stack, x = make_stack("SimpleCell", dropout_rate=1.0), normal(2, 4, 2)
+    bottom, *_, top = stack.layers
+    # All is dropped before the last layer, and nothing after it.
+    np.testing.assert_array_equal(stack(x), top(jnp.zeros((2, 4, 3))))
+    stack.eval()
+    np.testing.assert_array_equal(stack(x), top(stack.layers[1](bottom(x))))
+
+
+def test_layers_get_first_carries_of_their_own():
+    cell = functools.partial(nnx.SimpleCell, carry_init=nnx.initializers.normal())
+    with pytest.warns(UserWarning, match="carry_init"):
+        stack = nnx.StackedRNN(cell, 3, 3, num_layers=2, rngs=nnx.Rngs(0))
+    (first, second), _ = stack(jnp.zeros((1, 0, 3)), return_carry=True)
+    assert (first != second).all() and stack.rngs.count[...] == 2
+
+
+def test_stacks_name_what_does_not_fit():
+    with pytest.raises(ValueError, match="num_layers >= 1, got 0"):
+        nnx.StackedRNN(nnx.GRUCell, 2, 3, num_layers=0, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="the carries of 3 layers"):
+        make_stack("GRUCell")(normal(2, 4, 2), initial_carry=jnp.zeros((2, 3)))

@@ -19,7 +19,7 @@ from graftree.core.graph import nodes, traversals
 from graftree.core.modules.containers import Dict, List
 from graftree.core.objects.attributes import DataObject
 from graftree.core.rng.streams import RngState
-from graftree.core.text import representations, short_forms
+from graftree.core.text import descriptions, representations, short_forms
 from graftree.core.text.representations import Size
 from graftree.core.variables.variables import Variable
 
@@ -74,7 +74,9 @@ def outline(x: Any) -> Any:
         return (tuple if type(x) is tuple else list)(map(outline, x))
     if isinstance(x, DataObject):
         return f"{type(x).__name__}(...)"
-    return _outline_node(x) if nodes.is_node(x) else _one_line(repr(x))
+    if nodes.is_node(x):
+        return _outline_node(x)
+    return " ".join(descriptions.safe_repr(x).split())  # on one line
 
 
 def _outline_node(x: Any) -> Any:
@@ -82,10 +84,6 @@ def _outline_node(x: Any) -> Any:
     if [*found] == [*range(len(found))]:
         return [*found.values()]
     return {str(key): value for key, value in found.items()}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def outline_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from graftree.core.graph import differences
 from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, Repeated
 from graftree.core.graph.graphdefs import LEAF, Static
 from graftree.core.modules.containers import List
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions, short_forms
 from graftree.debugging import trace_facts
 from graftree.debugging.trace_facts import TYPE, Aspect, Facts, OnMesh, Path, Setting
 from graftree.transforms.compiled.jit import JitWrapped
@@ -391,8 +391,10 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
         case _ if fact is LEAF and (*path, TYPE) in facts:
             aspects = trace_facts.aspects(facts[*path, TYPE])
             return short_forms.describe_form(aspects["dtype"], aspects["shape"])
-        case Static() if inspect.isroutine(fact.value):
-            return _word_of_function(fact.value)
+        case Static() if not isinstance(fact.value, type) and (
+            name := descriptions.callable_and_place(fact.value)
+        ):
+            return name
         case _:
             return _without_address(differences.describe(fact))
 
@@ -424,14 +426,6 @@ def _word_of_mesh(mesh: Any) -> str:
     kinds = {kind.name for kind in getattr(mesh, "axis_types", None) or ()}
     text = ", ".join(f"{name}={size}" for name, size in axes.items()) or "no axes"
     return f"{text} ({', '.join(sorted(kinds))})" if kinds else text
-
-
-def _word_of_function(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    name = function.__qualname__.rpartition("<locals>.")[2]
-    if code is None:
-        return name
-    return f"{name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
 
 
 def _without_address(text: str) -> str:

@@ -7,7 +7,9 @@ optional and is imported only then.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,13 +17,17 @@ from graftree.core import paths
 from graftree.core.graph import nodes
 from graftree.core.modules.containers import Dict, List
 from graftree.core.objects import methods
+from graftree.core.rng.streams import RngState
 from graftree.core.states.states import State
-from graftree.core.text import representations, writing
+from graftree.core.text import representations, short_forms, writing
 from graftree.core.text.representations import Size
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.metadata import FROZEN_TYPE
 from graftree.core.variables.variables import Variable
 from graftree.debugging import module_calls, outlines
 from graftree.debugging.module_calls import CallInfo, Counter
 from graftree.debugging.outlines import ObjectInfo
+from graftree.surgery.frozen_variables import Frozen
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -48,14 +54,23 @@ def tabulate(
     the object. Calls that an object makes again for inputs of the same shapes have no
     row of their own. Nothing is computed, and the model stays as it is.
 
+    Without inputs, a model that needs some is listed part by part: paths, classes and
+    Variables. Parts that differ only in an index are one row, such as ``blocks/0-11``,
+    with the sizes of each.
+
+    The total leaves out random state. It says how much is trainable (Params) and how
+    much frozen (`surgery.freeze`), if anything is, and always where calls are not
+    listed.
+
     Args:
         obj: The model: a Module or another graph node. Its arrays, and those of the
             inputs, may be ``jax.ShapeDtypeStruct``. A container that can't be called
             is listed without calls.
         *input_args: The positional arguments of the call.
-        depth: How long the paths of rows may be, ``None`` for any length.
+        depth: How long the paths of rows may be; ``None``: any length.
         method: The name of the method to call.
-        row_filter: Which calls become rows. The default leaves out draws of keys.
+        row_filter: Which calls become rows; which parts, where calls are not listed.
+            The default leaves out draws of keys.
         table_kwargs: For ``rich.table.Table``.
         column_kwargs: For ``rich.table.Table.add_column``.
         console_kwargs: For ``rich.console.Console``, such as ``width``.
@@ -92,25 +107,50 @@ def tabulate(
         └──────────┴────────────┴──────────────┴──────────────┴──────────────────────┘
         <BLANKLINE>
                               Total Parameters: 9 (36 B)
+        >>> blocks = nnx.List(nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(6))
+        >>> model = nnx.Sequential(*blocks)
+        >>> frozen = nnx.surgery.freeze(model, where="layers[:4]")
+        >>> print(nnx.tabulate(model, console_kwargs=plain))
+                                   Sequential Summary
+        ┏━━━━━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━┓
+        ┃ path       ┃ type       ┃ Frozen               ┃ Param                ┃
+        ┡━━━━━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━┩
+        │            │ Sequential │ 80 (320 B)           │ 40 (160 B)           │
+        ├────────────┼────────────┼──────────────────────┼──────────────────────┤
+        │ layers     │ List       │ 80 (320 B)           │ 40 (160 B)           │
+        ├────────────┼────────────┼──────────────────────┼──────────────────────┤
+        │ layers/0-3 │ 4 x Linear │ bias: float32[4]     │                      │
+        │            │            │ kernel: float32[4,4] │                      │
+        │            │            │                      │                      │
+        │            │            │ 20 (80 B) each       │                      │
+        ├────────────┼────────────┼──────────────────────┼──────────────────────┤
+        │ layers/4-5 │ 2 x Linear │                      │ bias: float32[4]     │
+        │            │            │                      │ kernel: float32[4,4] │
+        │            │            │                      │                      │
+        │            │            │                      │ 20 (80 B) each       │
+        ├────────────┼────────────┼──────────────────────┼──────────────────────┤
+        │            │      Total │ 80 (320 B)           │ 40 (160 B)           │
+        └────────────┴────────────┴──────────────────────┴──────────────────────┘
+        <BLANKLINE>
+                              Total Parameters: 120 (480 B)
+                        Trainable: 40 (160 B), Frozen: 80 (320 B)
     """
     rich = _rich()
     _check(obj, method, bool(input_args or input_kwargs))
     infos = outlines.of_all(obj)
     counter = Counter(compute_flops, compute_vjp_flops)
-    if hasattr(obj, method):
-        found = module_calls.record(obj, method, input_args, input_kwargs, counter)
-    else:
-        found = _uncalled(obj)
+    calls = _calls(obj, method, input_args, input_kwargs, counter)
     kept = [
-        call
-        for call in found
+        (call, infos[call.object_id])
+        for call in (_uncalled(obj) if calls is None else calls)
         if (depth is None or len(call.path) <= depth) and row_filter(call)
     ]
+    columns = [] if calls is None else ["inputs", "outputs", *counter.asked]
+    drawing = _Drawing(rich, columns, infos[id(obj)].stats, column_kwargs)
+    rows = [drawing.cells(*row) for row in kept]
+    rows = _folded(kept, rows) if calls is None else rows
     title = f"{type(obj).__name__} Summary"
-    table = _Drawing(rich, counter.asked, infos[id(obj)].stats, column_kwargs).table(
-        [(call, infos[call.object_id]) for call in kept], title, table_kwargs
-    )
-    return _print(rich, table, console_kwargs)
+    return _print(rich, drawing.table(rows, title, table_kwargs), console_kwargs)
 
 
 def _check(obj: Any, method: str, has_inputs: bool) -> None:
@@ -149,12 +189,67 @@ def _methods(obj: Any) -> list[str]:
     )
 
 
+def _calls(
+    obj: Any,
+    method: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    counter: Counter,
+) -> list[CallInfo] | None:
+    """The calls for some inputs; ``None`` if there are no inputs, and some are needed.
+
+    That is meant only where no method and no costs are asked for.
+    """
+    if not hasattr(obj, method):
+        return None
+    is_plain = not (args or kwargs or counter.asked) and method == "__call__"
+    parameters = _parameters(obj) if is_plain else []
+    takes_any = inspect.Parameter.VAR_POSITIONAL
+    further = (takes_any, inspect.Parameter.VAR_KEYWORD)
+    if any(p.default is p.empty and p.kind not in further for p in parameters):
+        return None
+    try:
+        return module_calls.record(obj, method, args, kwargs, counter)
+    except Exception:
+        # The signature of a Sequential doesn't say that its first layer needs inputs.
+        if any(p.kind is takes_any for p in parameters):
+            return None
+        raise
+
+
+def _parameters(obj: Any) -> list[inspect.Parameter]:
+    try:
+        return [*inspect.signature(obj).parameters.values()]
+    except (TypeError, ValueError):  # it is not written in Python
+        return []
+
+
 def _uncalled(obj: Any) -> list[CallInfo]:
-    """A row for each object in a container, which makes no calls."""
+    """A row for each object in a model, without a call."""
     return [
         CallInfo(number, id(x), type(x), path, "", None, None, None)
         for number, (path, x) in enumerate(outlines.first_paths(obj))
     ]
+
+
+def _folded(
+    kept: Sequence[tuple[CallInfo, ObjectInfo]], rows: Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """One row for those that differ in indices alone, as in ``blocks/0-11/up``."""
+    named = [
+        ("/".join(f"[{k}]" if type(k) is int else str(k) for k in call.path), *cells)
+        for (call, _), (_, *cells) in zip(kept, rows, strict=True)
+    ]
+    found = []
+    for (path, kind, *sizes), numbers in short_forms.groups_of_rows(named):
+        if len(numbers) > 1:
+            kind = f"{len(numbers)} x {kind}"
+            sizes = [size and f"{size} each" for size in sizes]
+        found.append([outlines.escape(_RANGE.sub(r"\1", path)), kind, *sizes])
+    return found
+
+
+_RANGE = re.compile(r"(?:(?<=/)|^)\[([\d*-]+)\](?=/|$)")
 
 
 def _rich() -> Any:
@@ -187,13 +282,13 @@ class _Drawing:
 
     Args:
         rich: The package.
-        costs: The names of the columns of costs.
+        columns: The names of the columns of calls.
         totals: The sizes of all Variables by type, a column for each.
         column_options: For each column.
     """
 
     rich: Any
-    costs: Sequence[str]
+    columns: Sequence[str]
     totals: Mapping[type, Size]
     column_options: Mapping[str, Any]
 
@@ -202,22 +297,18 @@ class _Drawing:
         return sorted(self.totals, key=lambda kind: kind.__name__)
 
     def table(
-        self,
-        rows: Sequence[tuple[CallInfo, ObjectInfo]],
-        title: str,
-        options: Mapping[str, Any],
+        self, rows: Sequence[Sequence[str]], title: str, options: Mapping[str, Any]
     ) -> Any:
-        whole = Size(*map(sum, zip(*self.totals.values(), Size(0, 0), strict=True)))
         defaults = {
             "show_header": True,
             "show_lines": True,
             "show_footer": True,
             "title": title,
-            "caption": f"\nTotal Parameters: {_total(whole)}",
+            "caption": f"\n{self._caption()}",
             "caption_style": "bold",
         }
         table = self.rich.table.Table(**{**defaults, **options})
-        names = ["path", "type", "inputs", "outputs", *self.costs]
+        names = ["path", "type", *self.columns]
         for name in names[:-1]:
             table.add_column(name, **self.column_options)
         last = {"footer": self.rich.text.Text("Total", justify="right")}
@@ -225,17 +316,33 @@ class _Drawing:
         for kind in self._types:
             footer = {"footer": self._text(_total(self.totals[kind]))}
             table.add_column(kind.__name__, **{**footer, **self.column_options})
-        for call, info in rows:
-            table.add_row(*map(self._text, self._cells(call, info)))
+        for cells in rows:
+            table.add_row(*map(self._text, cells))
         return table
 
-    def _cells(self, call: CallInfo, info: ObjectInfo) -> list[str]:
+    def _caption(self) -> str:
+        """How many parameters there are, by whether they are trained."""
+        sizes = {"Trainable": Size(0, 0), "Frozen": Size(0, 0), "Other": Size(0, 0)}
+        for kind, size in self.totals.items():
+            if not issubclass(kind, RngState):
+                name = "Trainable" if issubclass(kind, Param) else "Other"
+                name = "Frozen" if issubclass(kind, Frozen) else name
+                sizes[name] = _sum([sizes[name], size])
+        lines = f"Total Parameters: {_total(_sum(sizes.values()))}"
+        if sizes["Frozen"].elements or not self.columns:
+            shown = [f"{name}: {_total(x)}" for name, x in sizes.items() if x.elements]
+            lines += f"\n{', '.join(shown)}"
+        return lines
+
+    def cells(self, call: CallInfo, info: ObjectInfo) -> list[str]:
+        """The texts of a row."""
+        costs = {"flops": str(call.flops), "vjp_flops": str(call.vjp_flops)}
+        outputs = outlines.write(call.outputs)
+        known = {"inputs": call.inputs_repr, "outputs": outputs, **costs}
         return [
             outlines.escape(paths.to_string(call.path)),
             outlines.escape(call.type.__name__),
-            call.inputs_repr,
-            outlines.write(call.outputs),
-            *[str(getattr(call, name)) for name in self.costs],
+            *[known[name] for name in self.columns],
             *[_cell(info, kind) for kind in self._types],
         ]
 
@@ -256,9 +363,16 @@ def _cell(info: ObjectInfo, kind: type) -> str:
 def _outline(variable: Variable) -> Any:
     """The value of a Variable, among its metadata if it has any of its own."""
     metadata = variable.get_metadata(exclude_required=True)
+    if isinstance(variable, Frozen):
+        was = metadata.pop(FROZEN_TYPE)
+        metadata |= {} if was is Param else {FROZEN_TYPE: was.__name__}
     value = outlines.outline(variable.get_raw_value())
     known = {name: outlines.outline(x) for name, x in metadata.items() if x is not None}
     return {**known, "value": value} if known else value
+
+
+def _sum(sizes: Iterable[Size]) -> Size:
+    return Size(*map(sum, zip(*sizes, Size(0, 0), strict=True)))
 
 
 def _total(size: Size) -> str:

@@ -3,20 +3,30 @@
     made = nnx.decoding.generate(model, [[3, 1, 4], [9]], max_new_tokens=16)
     made.lists()                                    # the new tokens of each prompt
 
+    for part in nnx.decoding.stream(model, [[3, 1, 4]], max_new_tokens=16):
+        part.lists()                                # the same tokens, as they are made
+
 Prompts of different lengths go through one compiled program with a cache of keys and
 values, `KeyValueCache`. Without more the likeliest token is taken;
-``sampler=nnx.decoding.Sampler(temperature=0.8, top_k=40)`` draws instead.
+``sampler=nnx.decoding.Sampler(temperature=0.8, top_k=40)`` draws instead, and
+``processors=`` are functions that change the logits first.
 """
 
-# All is in `generation.py`: prompts in, tokens out, in one compiled program; the choice
-# of the next token; and keys and values of the tokens so far.
+# generation.py    prompts in, tokens out, in compiled programs
+# sampling.py      the next token, of logits; functions that change logits first
+# caches.py        keys and values of the tokens so far; attention with and without them
 
 from graftree import namespaces
+from graftree.decoding.caches import KeyValueCache as KeyValueCache, attend as attend
 from graftree.decoding.generation import (
     Generated as Generated,
-    KeyValueCache as KeyValueCache,
-    Sampler as Sampler,
     generate as generate,
+    stream as stream,
+)
+from graftree.decoding.sampling import (
+    History as History,
+    RepetitionPenalty as RepetitionPenalty,
+    Sampler as Sampler,
 )
 
 __dir__ = namespaces.lister(__name__)

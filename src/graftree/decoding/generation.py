@@ -1,263 +1,69 @@
 """Prompts in, tokens out: one compiled program for all prompts of about one length.
 
-Sampler         which token comes next, of logits
-KeyValueCache   keys and values of the tokens so far, so that none is computed twice
-generate        both in a loop
+    generate    _begin, then _go_on to the end, in one program
+    stream      _begin in a first program, then _go_on for a few tokens in a second
+                one, again and again
+
+`_begin` reads the prompts, `_go_on` is the loop, and what goes from one to the other is
+a `_Progress`. The model keeps the tokens so far in a cache (`caches.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
-from graftree.annotations import Dtype, Path
+from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.graph import differences, flattening, watches
-from graftree.core.modules.modules import Module
-from graftree.core.variables.kinds import Cache
+from graftree.core.graph import differences, flattening, functional, watches
 from graftree.core.variables.variables import Variable
+from graftree.decoding import sampling
+from graftree.decoding.sampling import History, Processor, Sampler
 from graftree.transforms.compiled import jit
 from graftree.transforms.control_flow import loops
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Float, Int, Key, Num
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True)
-class Sampler:
-    """Draws tokens from the distribution that logits stand for.
-
-    Logits are divided by the temperature, then cut to the ``top_k`` largest, then to
-    the smallest set of tokens whose probabilities sum up to ``top_p``, in this order.
-    Of equal ones the first stay, as `jax.numpy.argmax` has it; one always stays.
-
-    Args:
-        temperature: Below 1, likely tokens become likelier; 0 takes the likeliest one.
-        top_k: How many tokens are left to choose from; ``None``: all.
-        top_p: The probability that those left to choose from have together; ``None``:
-            all of it.
-
-    Raises:
-        ValueError: If a value is out of its range.
-
-    Example:
-        >>> sampler = nnx.decoding.Sampler(temperature=0.8, top_k=2)
-        >>> logits = jnp.array([[0.0, 9.0, 8.0, 1.0]])
-        >>> tokens = {int(sampler(logits, jax.random.key(i))[0]) for i in range(40)}
-        >>> sorted(tokens)
-        [1, 2]
-
-    References:
-        Fan et al., 2018, "Hierarchical Neural Story Generation" (top-k). Holtzman et
-        al., 2020, "The Curious Case of Neural Text Degeneration" (top-p).
-    """
-
-    temperature: Any = 1.0
-    top_k: int | None = None
-    top_p: Any = None
-
-    def __post_init__(self) -> None:
-        finite, count = "at least 0, and finite", "an integer of at least 1"
-        self._check("temperature", lambda x: 0 <= x < math.inf, finite)
-        self._check("top_k", lambda x: x >= 1 and x % 1 == 0, count)
-        self._check("top_p", lambda x: 0 < x <= 1, "above 0, and at most 1")
-
-    def _check(self, name: str, is_right: Any, words: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, (int, float)) and not is_right(value):
-            raise ValueError(f"The {name} of a Sampler is {words}, got {value}.")
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether it is known to take the likeliest token always."""
-        return isinstance(self.temperature, (int, float)) and self.temperature == 0
-
-    def tree_flatten(self) -> tuple[Any, Any]:
-        """A pytree, so that programs are compiled once for all temperatures but 0."""
-        temperature = None if self.is_greedy else self.temperature
-        return (temperature, self.top_p), (self.top_k, self.is_greedy)
-
-    @classmethod
-    def tree_unflatten(cls, static: Any, data: Any) -> Sampler:
-        """Takes whatever JAX puts in the place of numbers."""
-        sampler = object.__new__(cls)
-        top_k, is_greedy = static
-        values = {
-            "temperature": 0 if is_greedy else data[0],
-            "top_p": data[1],
-            "top_k": top_k,
-        }
-        vars(sampler).update(values)
-        return sampler
-
-    def __call__(
-        self, logits: Float[Array, "*batch vocabulary"], key: Key[Array, ""]
-    ) -> Int[Array, "*batch"]:
-        """Draws a token for each row.
-
-        Args:
-            logits: ``[*batch, vocabulary]``.
-            key: A random key; not used at temperature 0.
-
-        Returns:
-            ``int32[*batch]``.
-        """
-        logits = logits.astype(jnp.float32)
-        likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        if self.is_greedy:
-            return likeliest
-        is_greedy = jnp.asarray(self.temperature) == 0
-        temperature = jnp.where(is_greedy, 1.0, self.temperature)
-        drawn = self._draw(_over(logits, temperature), key)
-        return jnp.where(is_greedy, likeliest, drawn)
-
-    def _draw(self, logits: jax.Array, key: jax.Array) -> jax.Array:
-        count = logits.shape[-1]
-        if self.top_k is None and self.top_p is None:
-            return jax.random.categorical(key, logits).astype(jnp.int32)
-        # Of equal ones the first come first, once -0.0 is 0.0.
-        logits = jnp.where(logits == 0, 0.0, logits)
-        ordered, tokens = jax.lax.top_k(logits, min(int(self.top_k or count), count))
-        if self.top_p is not None:
-            ordered = jnp.where(_reach(ordered, self.top_p), ordered, -jnp.inf)
-        place = jax.random.categorical(key, ordered)[..., None]
-        return jnp.take_along_axis(tokens, place, axis=-1)[..., 0].astype(jnp.int32)
-
-
-def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """The logits over the temperature, which may be tiny, the largest being zero."""
-    largest = logits.max(axis=-1, keepdims=True)
-    logits = logits - jnp.where(jnp.isfinite(largest), largest, 0.0)
-    return logits / jnp.maximum(temperature, jnp.finfo(logits.dtype).tiny)
-
-
-def _reach(ordered: jax.Array, top_p: Any) -> jax.Array:
-    """Which logits, in descending order, are needed for a probability."""
-    shares = jax.nn.softmax(ordered, axis=-1)
-    before = jnp.cumsum(shares, axis=-1) - shares
-    # Ten shares of 0.01 are 0.1, however their sum is rounded. All of 1.0 is all.
-    is_needed = (before < top_p * (1 - 1e-6)) | jnp.asarray(top_p >= 1)
-    return is_needed.at[..., 0].set(True)
-
-
-class KeyValueCache(Module):
-    """The keys and values of an attention layer, for a batch of sequences.
-
-    The token at a position is kept in the slot of that number. So sequences of
-    different lengths are padded on the right: what padding has written lies behind all
-    tokens, where nothing sees it, until the next token takes its place.
-
-    Args:
-        batch: The number of sequences.
-        max_length: The number of slots for each.
-        kv_heads: The number of heads of keys and values.
-        head_dim: The features of a head.
-        dtype: Of keys and values.
-
-    Attributes:
-        key, value: Cache, ``[batch, max_length, kv_heads, head_dim]``.
-
-    Example:
-        >>> cache = nnx.decoding.KeyValueCache(2, 8, kv_heads=1, head_dim=4)
-        >>> x = jnp.ones((2, 3, 1, 4))
-        >>> positions = jnp.broadcast_to(jnp.arange(3), (2, 3))
-        >>> key, value, mask = cache.extend(x, x, positions)
-        >>> key.shape, mask.shape, mask[0, 0].sum(axis=-1)
-        ((2, 8, 1, 4), (2, 1, 3, 8), Array([1, 2, 3], dtype=int32))
-    """
-
-    def __init__(
-        self,
-        batch: int,
-        max_length: int,
-        *,
-        kv_heads: int,
-        head_dim: int,
-        dtype: Dtype = jnp.float32,
-    ):
-        shape = (batch, max_length, kv_heads, head_dim)
-        self.key = Cache(jnp.zeros(shape, dtype))
-        self.value = Cache(jnp.zeros(shape, dtype))
-
-    def extend(
-        self,
-        key: Num[Array, "batch length kv_heads head_dim"],
-        value: Num[Array, "batch length kv_heads head_dim"],
-        positions: Int[Array, "batch length"],
-    ) -> tuple[
-        Num[Array, "batch max_length kv_heads head_dim"],
-        Num[Array, "batch max_length kv_heads head_dim"],
-        Bool[Array, "batch 1 length max_length"],
-    ]:
-        """Adds the keys and values of tokens, and gives all that there are.
-
-        Args:
-            key: ``[batch, length, kv_heads, head_dim]``.
-            value: Likewise.
-            positions: Where in its sequence each token is, ``int[batch, length]``. One
-                behind the last slot is not kept.
-
-        Returns:
-            All keys, all values, and which of them each token sees: those at its own
-            position and before, ``bool[batch, 1, length, max_length]``.
-
-        Raises:
-            ValueError: If the shapes don't fit the cache.
-        """
-        batch, max_length = self.key.shape[:2]
-        wanted = (batch, key.shape[1], *self.key.shape[2:])
-        if key.shape != wanted or value.shape != wanted:
-            raise ValueError(
-                f"KeyValueCache of shape {self.key.shape} can't take a key and a value "
-                f"of shapes {key.shape} and {value.shape}; both need {wanted}."
-            )
-        if positions.shape != key.shape[:2]:
-            raise ValueError(
-                f"KeyValueCache.extend needs a position for each of {key.shape[:2]} "
-                f"tokens, got positions of shape {positions.shape}."
-            )
-        rows = jnp.arange(batch)[:, None]
-        for held, new in ((self.key, key), (self.value, value)):
-            kept = (
-                held[...].at[rows, positions].set(new.astype(held.dtype), mode="drop")
-            )
-            held.set_value(kept)
-        slots = jnp.arange(max_length)[None, None, None]
-        sees = positions[:, None, :, None] >= slots
-        return self.key[...], self.value[...], sees
-
 
 GREEDY = Sampler(temperature=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """What `generate` returns.
+    """What `generate` returns, and what `stream` yields.
 
     Attributes:
-        tokens: ``int32[batch, max_new_tokens]``; behind a stop token there are zeros.
-        lengths: How many of them count, ``int32[batch]``, the stop token included.
+        tokens: ``int32[batch, max_new_tokens]``; zeros follow the end of a sequence. A
+            part that `stream` yields has the tokens of that part only.
+        lengths: How many of them count, ``int32[batch]``, the stop included.
+        stop_lengths: How many tokens the stop has that ended the sequence,
+            ``int32[batch]``; 0 if none has, or, in a part, if it had ended before.
 
     Example:
         >>> tokens, lengths = jnp.array([[4, 5, 0], [6, 7, 8]]), jnp.array([2, 3])
-        >>> nnx.decoding.Generated(tokens, lengths).lists()
+        >>> made = nnx.decoding.Generated(tokens, lengths, jnp.array([1, 0]))
+        >>> made.lists()
         [[4, 5], [6, 7, 8]]
+        >>> made.lists(with_stop=False)
+        [[4], [6, 7, 8]]
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
+    stop_lengths: Any = 0
 
-    def lists(self) -> list[list[int]]:
-        """The tokens that count, a list for each prompt."""
-        rows = zip(self.tokens, self.lengths, strict=True)
+    def lists(self, *, with_stop: bool = True) -> list[list[int]]:
+        """The tokens that count, a list for each prompt.
+
+        Args:
+            with_stop: Whether they include the stop that ended a sequence.
+        """
+        lengths = self.lengths if with_stop else self.lengths - self.stop_lengths
+        rows = zip(self.tokens, np.maximum(lengths, 0), strict=True)
         return [row[:length].tolist() for row, length in rows]
 
 
@@ -267,31 +73,40 @@ def generate(
     *,
     max_new_tokens: int,
     sampler: Sampler = GREEDY,
+    processors: Sequence[Processor] = (),
     key: jax.Array | None = None,
-    stop: Sequence[int] = (),
+    stop: Sequence[int | Sequence[int]] = (),
     pad: int | None = None,
     padded_length: int | None = None,
 ) -> Generated:
     """Continues prompts with a language model, all of a batch at once.
 
     The prompts are read in one call, then tokens are made one by one, within one
-    compiled program. It is compiled anew for other numbers of prompts and tokens, and
-    for prompts of another padded length, but not for prompts of other lengths. The
-    cache is part of the program, and written in place.
+    compiled program. It is recompiled for other numbers of prompts and tokens, for
+    prompts of another padded length, for other stops and other functions as processors,
+    but not for prompts of other lengths. The cache is part of the program, and written
+    in place.
 
     Args:
         model: Has two methods. ``init_cache(batch, max_length)`` makes what it keeps of
-            the tokens so far, as a rule a `KeyValueCache` for each layer; and a call
+            the tokens so far, usually a `KeyValueCache` for each layer; and a call
             ``model(tokens, positions=positions, cache=cache)`` takes tokens and their
             positions, ``int[batch, length]`` each, adds them to the cache and returns
-            logits, ``[batch, length, vocabulary]``. If it has an attribute
-            ``max_length``, no sequence gets longer, padding included.
+            logits, ``[batch, length, vocabulary]``. Padding has position -1. If it has
+            an attribute ``max_length``, no sequence gets longer, padding included.
         prompts: Tokens, ``int[batch, length]``, or a list of lists of different
             lengths.
         max_new_tokens: How many tokens are made for each prompt.
         sampler: How they are chosen: by default always the likeliest one.
+        processors: Functions that change the logits before the sampler gets them, one
+            after the other: ``processor(logits, history)`` takes float logits,
+            ``[batch, vocabulary]``, and a `History`, and returns new logits. A
+            function is part of the program, with all that it closes over; arrays that
+            may change belong into a pytree or Module with a ``__call__``, such as
+            `RepetitionPenalty`.
         key: A random key, for a sampler that draws.
-        stop: Tokens after which a sequence ends.
+        stop: What ends a sequence: tokens, or sequences of tokens that the model makes
+            one after the other. A part of the prompt is never part of a stop.
         pad: A token that is no part of the prompts, but fills up their rows, on either
             side; it is left out.
         padded_length: The length to which prompts are padded; ``None``: the next power
@@ -301,8 +116,8 @@ def generate(
         The new tokens.
 
     Raises:
-        TypeError: If ``prompts`` are no lists of integers, or the model lacks
-            ``init_cache``.
+        TypeError: If ``prompts`` are no lists of integers, if the model lacks
+            ``init_cache``, or if a processor returns anything but logits.
         ValueError: If a prompt is empty, or too long; if a token is negative, or is no
             int32; if a sampler that draws gets no key; or if a call of the model adds
             or replaces Variables, or changes their shapes. It may write to those that
@@ -318,55 +133,169 @@ def generate(
         >>> nnx.decoding.generate(Counts(), prompts, max_new_tokens=3, stop=[7]).lists()
         [[4, 5, 6], [6, 7]]
     """
-    rows = [_tokens(row, pad) for row in prompts]
+    task = _task(
+        *("nnx.decoding.generate", model, prompts, max_new_tokens, sampler, processors),
+        *(key, stop, pad, padded_length),
+    )
+    return Generated(*map(np.asarray, _whole(model, task)))
+
+
+def stream(
+    model: Any,
+    prompts: Any,
+    *,
+    max_new_tokens: int,
+    chunk: int = 1,
+    sampler: Sampler = GREEDY,
+    processors: Sequence[Processor] = (),
+    key: jax.Array | None = None,
+    stop: Sequence[int | Sequence[int]] = (),
+    pad: int | None = None,
+    padded_length: int | None = None,
+) -> Iterator[Generated]:
+    """Yields the tokens of `generate` as they are made.
+
+    The tokens are the same, for the same arguments. Two programs are compiled, one that
+    reads the prompts, and one that makes ``chunk`` tokens. Each part that is yielded
+    costs a call of the latter and a copy from the device, so larger chunks are faster.
+
+    The model may be used between two parts; what it holds then makes the next tokens.
+    A caller that needs no more tokens just leaves the loop: what the model has written
+    to its Variables is what the parts so far wrote.
+
+    Args:
+        model: See `generate`.
+        prompts: See `generate`.
+        max_new_tokens: How many tokens are made for each prompt, at most.
+        chunk: How many tokens of each sequence are yielded at once.
+        sampler: See `generate`.
+        processors: See `generate`.
+        key: See `generate`.
+        stop: See `generate`. A stop of several tokens may have begun in an earlier
+            part.
+        pad: See `generate`.
+        padded_length: See `generate`.
+
+    Yields:
+        The next ``chunk`` tokens of each sequence, or what is left of
+        ``max_new_tokens``, until all sequences have ended.
+
+    Raises:
+        TypeError: See `generate`.
+        ValueError: See `generate`; if ``chunk`` is less than 1; or if the cache holds
+            Variables of the model.
+
+    Example:
+        >>> class Counts(nnx.Module):  # the next token is one more
+        ...     def init_cache(self, batch, max_length):
+        ...         return {}
+        ...     def __call__(self, tokens, *, positions, cache):
+        ...         return jax.nn.one_hot(tokens + 1, 10)
+        >>> prompts = [[1, 2, 3], [5]]
+        >>> parts = nnx.decoding.stream(Counts(), prompts, max_new_tokens=3, stop=[7])
+        >>> for part in parts:
+        ...     print(part.lists())
+        [[4], [6]]
+        [[5], [7]]
+        [[6], []]
+    """
+    if chunk < 1:
+        raise ValueError(f"nnx.decoding.stream: chunk is at least 1, got {chunk}.")
+    task = _task(
+        *("nnx.decoding.stream", model, prompts, max_new_tokens, sampler, processors),
+        *(key, stop, pad, padded_length),
+    )
+    return _parts(model, task, chunk)
+
+
+def _parts(model: Any, task: _Task, chunk: int) -> Iterator[Generated]:
+    progress = _first(model, task)
+    for start in range(0, task.count, chunk):
+        progress, found, is_running = _next(model, task, progress, start, chunk)
+        tokens, counts, stop_lengths = map(np.asarray, found)
+        size = min(chunk, task.count - start)
+        lengths = np.clip(counts - start, 0, size)
+        ended = np.where(lengths > 0, stop_lengths, 0)
+        yield Generated(tokens[:, :size], lengths, ended)
+        if not is_running:
+            return
+
+
+# What is asked for.
+
+
+Stops = tuple[tuple[int, ...], ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What is to be made, but for the model."""
+
+    tokens: jax.Array
+    lengths: jax.Array
+    sampler: Sampler
+    processors: tuple[Processor, ...]
+    key: jax.Array
+    count: int = dataclasses.field(metadata={"static": True})
+    stop: Stops = dataclasses.field(metadata={"static": True})
+
+
+def _task(
+    call: str,
+    model: Any,
+    prompts: Any,
+    count: int,
+    sampler: Sampler,
+    processors: Sequence[Processor],
+    key: jax.Array | None,
+    stop: Any,
+    pad: int | None,
+    padded_length: int | None,
+) -> _Task:
+    """Checks the arguments of a call."""
+    rows = prompts if isinstance(prompts, Iterable) else [prompts]
+    rows = [_tokens(call, row, pad) for row in rows]
     lengths = np.array([len(row) for row in rows], np.int32)
     limit = getattr(model, "max_length", None)
-    length = _padded_length(lengths, padded_length, limit)
-    _check(limit, lengths, max_new_tokens)
+    length = _padded_length(call, lengths, padded_length, limit)
+    _check(limit, lengths, count)
     if key is None:
         if not sampler.is_greedy:
             raise ValueError(
-                "nnx.decoding.generate needs key= for a sampler that draws, such as "
+                f"{call} needs key= for a sampler that draws, such as "
                 "jax.random.key(0)."
             )
         key = jax.random.key(0)
-    ends = tuple(map(int, stop))
-    if any(end > _LARGEST for end in ends):
-        raise ValueError(f"stop={[*ends]}: a token is at most {_LARGEST}.")
-    _check_model(model)
+    stops = _stops(stop)
+    functions = _functions(processors)
+    _check_model(call, model)
     tokens = np.zeros((len(rows), length), np.int32)
     for row, padded in zip(rows, tokens, strict=True):
         padded[: len(row)] = row
-    made, counts = _run(
-        model,
-        jnp.asarray(tokens),
-        jnp.asarray(lengths),
-        sampler,
-        key,
-        max_new_tokens,
-        ends,
-    )
-    return Generated(np.asarray(made), np.asarray(counts))
+    arrays = jnp.asarray(tokens), jnp.asarray(lengths)
+    return _Task(*arrays, sampler, functions, key, count, stops)
 
 
-def _tokens(row: Any, pad: int | None) -> np.ndarray:
+def _tokens(call: str, row: Any, pad: int | None) -> np.ndarray:
     """The tokens of a prompt."""
     tokens = np.asarray(row)
     if tokens.ndim == 0 and tokens.dtype.kind in "iu":
         raise TypeError(
-            "nnx.decoding.generate takes a batch of prompts, and got the tokens of a "
-            "single one.\nPass [tokens] instead of tokens: [[1, 2, 3]]."
+            f"{call} takes a batch of prompts, and got the tokens of a single one.\n"
+            "Pass [tokens] instead of tokens: [[1, 2, 3]]."
         )
+    hint = "\nA tokenizer turns text into tokens." if tokens.dtype.kind == "U" else ""
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise TypeError(
-            "nnx.decoding.generate takes prompts of integers, as an array [batch, "
-            f"length] or a list of lists; got a prompt {tokens.dtype}{[*tokens.shape]}."
+            f"{call} takes prompts of integers, as an array [batch, length] or a list "
+            f"of lists; got a prompt {tokens.dtype}{[*tokens.shape]}.{hint}"
         )
     tokens = tokens[tokens != pad]
     wrong = tokens[(tokens < 0) | (tokens > _LARGEST)]
     if wrong.size:
         raise ValueError(
-            f"nnx.decoding.generate: {wrong[0]} is no token: tokens are from 0 to "
+            f"{call}: {wrong[0]} is no token: tokens are from 0 to "
             f"{_LARGEST}.\nIf it fills up the rows, say so: pad={wrong[0]}."
         )
     return tokens.astype(np.int32)
@@ -375,7 +304,7 @@ def _tokens(row: Any, pad: int | None) -> np.ndarray:
 _LARGEST = np.iinfo(np.int32).max
 
 
-def _check_model(model: Any) -> None:
+def _check_model(call: str, model: Any) -> None:
     """Raises unless it is an object that has what is needed."""
     if not isinstance(model, type) and callable(getattr(model, "init_cache", None)):
         return
@@ -384,7 +313,7 @@ def _check_model(model: Any) -> None:
         got = f"the class {model.__name__}, and not an object of it"
     raise TypeError(
         errors.message(
-            "nnx.decoding.generate takes a model with a method init_cache(batch, "
+            f"{call} takes a model with a method init_cache(batch, "
             f"max_length), and got {got}.",
             way_out="The model is called as model(tokens, positions=positions, "
             "cache=cache) and gives logits [batch, length, vocabulary].",
@@ -392,9 +321,11 @@ def _check_model(model: Any) -> None:
     )
 
 
-def _padded_length(lengths: np.ndarray, wanted: int | None, limit: int | None) -> int:
+def _padded_length(
+    call: str, lengths: np.ndarray, wanted: int | None, limit: int | None
+) -> int:
     if not lengths.size or lengths.min() < 1:
-        raise ValueError("nnx.decoding.generate needs prompts of at least one token.")
+        raise ValueError(f"{call} needs prompts of at least one token.")
     longest = int(lengths.max())
     if wanted is None:
         wanted = max(16, 1 << (longest - 1).bit_length())
@@ -402,8 +333,6 @@ def _padded_length(lengths: np.ndarray, wanted: int | None, limit: int | None) -
         raise ValueError(
             f"padded_length={wanted} is less than the longest prompt, {longest} tokens."
         )
-    # Padding has positions too. A table of them may have none behind its end but NaN,
-    # which no mask takes out again.
     return wanted if limit is None else max(longest, min(wanted, limit))
 
 
@@ -422,57 +351,155 @@ def _check(limit: int | None, lengths: np.ndarray, max_new_tokens: int) -> None:
         )
 
 
-@jit.jit(static_argnums=(5, 6))
-def _run(
-    model: Any,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    sampler: Sampler,
-    key: jax.Array,
-    count: int,
-    stop: tuple[int, ...],
-) -> tuple[jax.Array, jax.Array]:
-    """Reads the prompts, then makes tokens until all sequences have ended."""
-    batch, length = tokens.shape
-    cache = model.init_cache(batch, length + count)
-    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    logits = model(tokens, positions=positions, cache=cache)
-    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    ends = jnp.array(stop, jnp.int32)
+def _stops(stop: Any) -> Stops:
+    """The stops as sequences, none of them twice."""
+    entries = [np.asarray(entry) for entry in stop] if np.iterable(stop) else [stop]
+    for entry in map(np.atleast_1d, entries):
+        is_right = np.iterable(stop) and entry.ndim == 1 and entry.size
+        if not is_right or entry.dtype.kind not in "iu":
+            raise TypeError(
+                f"stop={stop!r}: tokens and sequences of tokens are needed, as in "
+                "stop=[2] or stop=[2, [13, 13]]."
+            )
+        if entry.min() < 0 or entry.max() > _LARGEST:
+            raise ValueError(
+                f"stop={stop!r}: a token is at least 0, and at most {_LARGEST}."
+            )
+    sequences = {tuple(np.atleast_1d(entry).tolist()) for entry in entries}
+    return tuple(sorted(sequences, key=lambda sequence: (len(sequence), sequence)))
 
-    def choose(logits: jax.Array, step: Any) -> jax.Array:
-        return sampler(logits, jax.random.fold_in(key, step))
 
-    def goes_on(carry: Any) -> jax.Array:
-        step, _, _, is_running, *_ = carry
-        return (step < count) & is_running.any()
+def _functions(processors: Any) -> tuple[Processor, ...]:
+    """The processors as pytrees: a function is static, other objects have arrays."""
+    if not np.iterable(processors) or not all(map(callable, processors)):
+        raise TypeError(
+            "processors= takes a list of functions (logits, history) -> logits, got "
+            f"{processors!r}."
+        )
+    are_leaves = [jax.tree_util.all_leaves([x]) for x in processors]
+    return tuple(
+        jax.tree_util.Partial(x) if is_leaf else x
+        for x, is_leaf in zip(processors, are_leaves, strict=True)
+    )
 
-    def advance(carry: Any) -> Any:
-        step, token, made, is_running, counts, cache, model = carry
-        made = made.at[:, step - 1].set(jnp.where(is_running, token, 0))
-        counts = counts + is_running
-        is_running = is_running & ~jnp.isin(token, ends)
-        at = (lengths + step - 1)[:, None]
-        before = _structure({"model": model, "cache": cache})
-        logits = model(token[:, None], positions=at, cache=cache)[:, 0]
-        _check_kept(before, _structure({"model": model, "cache": cache}))
-        return step + 1, choose(logits, step), made, is_running, counts, cache, model
 
-    made = jnp.zeros((batch, count), jnp.int32)
-    everyone = jnp.ones(batch, bool)
-    counts = jnp.zeros(batch, jnp.int32)
-    carry = (1, choose(last, 0), made, everyone, counts, cache, model)
-    carry = loops.while_loop(goes_on, advance, carry)
-    _, token, made, is_running, counts, *_ = carry
-    # The last token of those that were never stopped.
-    made = made.at[:, count - 1].set(jnp.where(is_running, token, made[:, count - 1]))
-    return made, counts + is_running
+# The programs.
+
+
+class _Progress(NamedTuple):
+    """How far it got, of ``count`` tokens for each row."""
+
+    step: jax.Array  # tokens of the rows that run
+    token: jax.Array  # the last one of each row, which the model has not read
+    made: jax.Array  # int32[batch, count]
+    counts: jax.Array  # those that count, int32[batch]
+    is_running: jax.Array  # bool[batch]
+    cache: Any
+
+
+@jit.jit
+def _whole(model: Any, task: _Task) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Makes all tokens; and gives how many count, and the lengths of stops."""
+    progress = _go_on(model, task, _begin(model, task), task.count)
+    return progress.made, progress.counts, _stopped(progress, task.stop)
+
+
+@jit.jit
+def _first(model: Any, task: _Task) -> Any:
+    """Makes the first token."""
+    progress = _begin(model, task)
+    _check_apart(model, progress.cache)
+    # No rounds: what a call of the model may not do is an error before the first one.
+    return functional.split(_go_on(model, task, progress, 1))
+
+
+@jit.jit(static_argnums=4, donate_argnums=2)
+def _next(
+    model: Any, task: _Task, parts: Any, start: Any, chunk: int
+) -> tuple[Any, tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """Goes on until there are ``chunk`` tokens from ``start`` on; and gives these."""
+    until = jnp.minimum(start + chunk, task.count)
+    progress = _go_on(model, task, functional.merge(*parts), until)
+    found = jnp.take(progress.made, start + jnp.arange(chunk), axis=1, mode="clip")
+    given = found, progress.counts, _stopped(progress, task.stop)
+    return functional.split(progress), given, progress.is_running.any()
+
+
+def _begin(model: Any, task: _Task) -> _Progress:
+    """Reads the prompts, and chooses the first token of each."""
+    batch, length = task.tokens.shape
+    cache = model.init_cache(batch, length + task.count)
+    positions = jnp.arange(length)[None]
+    positions = jnp.where(positions < task.lengths[:, None], positions, -1)
+    logits = model(task.tokens, positions=positions, cache=cache)
+    last = jnp.take_along_axis(logits, (task.lengths - 1)[:, None, None], axis=1)[:, 0]
+    zeros = jnp.zeros(batch, jnp.int32)
+    made = jnp.zeros((batch, task.count), jnp.int32)
+    nothing = _Progress(jnp.int32(0), zeros, made, zeros, jnp.ones(batch, bool), cache)
+    return _choose(task, task.processors, last, nothing)
+
+
+def _go_on(model: Any, task: _Task, progress: _Progress, until: Any) -> _Progress:
+    """Makes tokens until there are so many, or all sequences have ended."""
+
+    def goes_on(carry: tuple[_Progress, Any, Any]) -> jax.Array:
+        progress, *_ = carry
+        return (progress.step < until) & progress.is_running.any()
+
+    def advance(carry: tuple[_Progress, Any, Any]) -> tuple[_Progress, Any, Any]:
+        progress, model, processors = carry
+        at = (task.lengths + progress.step - 1)[:, None]
+        objects = {"model": model, "cache": progress.cache}
+        before = _structure(objects)
+        logits = model(progress.token[:, None], positions=at, cache=progress.cache)
+        _check_kept(before, _structure(objects))
+        progress = _choose(task, processors, logits[:, 0], progress)
+        return progress, model, processors
+
+    return loops.while_loop(goes_on, advance, (progress, model, task.processors))[0]
+
+
+def _choose(
+    task: _Task, processors: Any, logits: jax.Array, progress: _Progress
+) -> _Progress:
+    """Takes the next token of each row, and ends the rows that it stops."""
+    step, _, made, counts, is_running, cache = progress
+    if processors:
+        logits = sampling.process(processors, logits, _history(task, progress))
+    token = task.sampler(logits, jax.random.fold_in(task.key, step))
+    made = made.at[:, step].set(jnp.where(is_running, token, 0))
+    found = _Progress(step + 1, token, made, counts + is_running, is_running, cache)
+    return found._replace(is_running=is_running & (_stopped(found, task.stop) == 0))
+
+
+def _history(task: _Task, progress: _Progress) -> History:
+    """The prompts and what was made, without the padding between."""
+    lengths = task.lengths + progress.counts
+    tokens = jnp.concatenate([task.tokens, progress.made], axis=1)
+    places = jnp.arange(tokens.shape[1])[None]
+    padding = task.tokens.shape[1] - task.lengths[:, None]
+    places = jnp.where(places < task.lengths[:, None], places, places + padding)
+    tokens = jnp.take_along_axis(tokens, places, axis=1, mode="clip")
+    history = History(tokens, lengths, task.lengths)
+    return dataclasses.replace(history, tokens=jnp.where(history.is_token, tokens, 0))
+
+
+def _stopped(progress: _Progress, stop: Stops) -> jax.Array:
+    """The length of the longest stop that each row ends with; 0 if with none."""
+    counts = progress.counts
+    found = jnp.zeros_like(counts)
+    for length, group in itertools.groupby(stop, len):
+        places = counts[:, None] + jnp.arange(-length, 0)[None]
+        last = jnp.take_along_axis(progress.made, places, axis=1, mode="clip")
+        is_stop = (last[:, None] == jnp.array([[*group]])).all(-1).any(-1)
+        found = jnp.where(is_stop & (counts >= length), length, found)
+    return found
 
 
 def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
     """The types and forms of arrays and Variables by path; and which Variables."""
     forms, held = {}, {}
-    skeleton, leaves = watches.flatten_node(objects, None, "nnx.decoding.generate")
+    skeleton, leaves = watches.flatten_node(objects, None, "nnx.decoding")
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         raw = flattening.raw_of(leaf)
         form = jax.tree.map(lambda x: jax.typeof(x).str_short(), raw)
@@ -490,11 +517,25 @@ def _check_kept(before: Any, after: Any) -> None:
         lines = differences.in_words(found, "before a call", "after it", paths.dotted)
         raise ValueError(
             errors.message(
-                "nnx.decoding.generate: a call of the model changes what there is, not "
-                "only values, and a compiled loop has no room for that.",
+                "nnx.decoding: a call of the model changes what there is, not only "
+                "values, and a compiled loop has no room for that.",
                 where="\n".join(lines),
                 way_out="Make Variables in __init__ or init_cache, with the shapes "
                 "that they keep, and write to them: v[...] = x. Let sow be silent "
                 "outside of nnx.capture: sow(..., capture_noop=True).",
+            )
+        )
+
+
+def _check_apart(model: Any, cache: Any) -> None:
+    """Raises if a Variable is part of both."""
+    held = [set(_structure({"it": x})[1].values()) for x in (model, cache)]
+    if held[0] & held[1]:
+        raise ValueError(
+            errors.message(
+                "nnx.decoding.stream: init_cache gives Variables that are part of the "
+                "model, and a stream keeps its cache apart.",
+                way_out="Make new ones in init_cache, or keep these in the model only "
+                "and return {}.",
             )
         )

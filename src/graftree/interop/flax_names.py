@@ -288,11 +288,11 @@ def look_up(name: str) -> Any:
     if name in _older:
         file, current = _older[name]
         return getattr(importlib.import_module(file), current)
-    form = tables.GONE.get(name) or tables.HINTS.get(name)
-    hint = f" Write {form} in its place." if form else ""
+    gone = tables.GONE.get(name)
+    hint = f"Write {gone} in its place." if gone else tables.HINTS.get(name, "")
     # With its name and the module Python adds what it may be a misspelling of.
     raise AttributeError(
-        f"Module graftree has no attribute {name!r}.{hint}",
+        f"Module graftree has no attribute {name!r}. {hint}".rstrip(),
         name=name,
         obj=sys.modules["graftree"],
     )

@@ -375,57 +375,102 @@ BESIDE_SAME = ("config", "errors")
 # Names of the public namespace that Flax NNX lacks.
 BEYOND = frozenset(
     "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool Stack"
-    " checkpoints config debugging decoding errors memory name precision sharding"
-    " surgery touch weights".split()
+    " StackedRNN checkpoints config debugging decoding errors memory name precision"
+    " sharding surgery touch weights".split()
 )
 
-# What layers are called in PyTorch, Keras and Linen: what to write here, and the names
-# that it stands for.
+# What is called otherwise in PyTorch, Keras and Linen: what to write here, the names
+# that it stands for, and after a colon how it differs.
+_LAST = 'channels are last, and the padding is "SAME" unless you say otherwise'
+_POOL = "channels are last, and without `strides` a window moves by one"
+_ONE = "there is one value for each channel; for more use nnx.AvgPool or nnx.MaxPool"
+_CARRY = (
+    "inputs are [batch, time, features]; with `return_carry=True` it returns the last "
+    "carry, too; nnx.StackedRNN has several layers, both directions and dropout"
+)
+_LAYER = "nnx.Sequential takes functions as layers"
 _BY_FORM: Mapping[str, str] = {
-    "nnx.Linear(in_features, out_features, rngs=rngs)": "Dense",
-    "nnx.LinearGeneral": "DenseGeneral EinsumDense",
-    "nnx.Conv(in_features, out_features, (3,), rngs=rngs)": "Conv1d Conv1D",
-    "nnx.Conv(in_features, out_features, (3, 3), rngs=rngs)": "Conv2d Conv2D",
-    "nnx.Conv(in_features, out_features, (3, 3, 3), rngs=rngs)": "Conv3d Conv3D",
-    "nnx.ConvTranspose": "ConvTranspose1d ConvTranspose2d ConvTranspose3d "
-    "Conv1DTranspose Conv2DTranspose Conv3DTranspose",
-    "nnx.Embed": "Embedding",
-    "nnx.MultiHeadAttention": "MultiheadAttention MultiHeadDotProductAttention",
-    "nnx.RNN(nnx.OptimizedLSTMCell(in_features, hidden_features, rngs=rngs))": "LSTM",
-    "nnx.RNN(nnx.GRUCell(in_features, hidden_features, rngs=rngs))": "GRU",
-    "nnx.RNN(nnx.SimpleCell(in_features, hidden_features, rngs=rngs))": "SimpleRNN",
-    "nnx.BatchNorm": "BatchNorm1d BatchNorm2d BatchNorm3d BatchNormalization",
-    "nnx.LayerNorm": "LayerNormalization",
-    "nnx.RMSNorm": "RMSNormalization",
-    "nnx.GroupNorm": "GroupNormalization",
-    "nnx.InstanceNorm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d",
-    "nnx.Dropout": "Dropout1d Dropout2d Dropout3d SpatialDropout2D",
-    "nnx.MaxPool((2, 2), strides=(2, 2))": "MaxPool1d MaxPool2d MaxPool3d "
-    "MaxPooling1D MaxPooling2D MaxPooling3D",
+    "nnx.Module": "Model Layer: sizes are arguments of __init__",
+    "nnx.Param(value)": "Parameter",
+    "nnx.Variable(value)": "Buffer: gradients and optimizers of nnx.Param skip it",
+    "nnx.List(layers)": "ModuleList ParameterList",
+    "nnx.Dict(name=layer)": "ModuleDict ParameterDict",
+    "nnx.Linear(in_features, out_features, rngs=rngs)": "Dense: "
+    "the activation is a call of its own, such as nnx.relu(x)",
+    "nnx.LinearGeneral(in_features, out_features, rngs=rngs)": "DenseGeneral",
+    "nnx.Einsum('bi,io->bo', (in_features, out_features), rngs=rngs)": "EinsumDense",
+    "nnx.Conv(in_features, out_features, (3,), rngs=rngs)": f"Conv1d Conv1D: {_LAST}",
+    "nnx.Conv(in_features, out_features, (3, 3), rngs=rngs)": f"Conv2d Conv2D: {_LAST}",
+    "nnx.Conv(in_features, out_features, (3, 3, 3), rngs=rngs)": "Conv3d Conv3D: "
+    f"{_LAST}",
+    "nnx.ConvTranspose(in_features, out_features, (3, 3), rngs=rngs)": "ConvTranspose1d"
+    " ConvTranspose2d ConvTranspose3d Conv1DTranspose Conv2DTranspose Conv3DTranspose: "
+    f"{_LAST}",
+    "nnx.Embed(num_embeddings, features, rngs=rngs)": "Embedding",
+    "nnx.MultiHeadAttention(num_heads, in_features, decode=False, rngs=rngs)": ""
+    "MultiheadAttention MultiHeadDotProductAttention: inputs are [batch, length, "
+    "features], and a mask is true where a query may look",
+    "nnx.RNN(nnx.OptimizedLSTMCell(in_features, hidden_features, rngs=rngs))": "LSTM: "
+    f"{_CARRY}",
+    "nnx.RNN(nnx.GRUCell(in_features, hidden_features, rngs=rngs))": f"GRU: {_CARRY}",
+    "nnx.RNN(nnx.SimpleCell(in_features, hidden_features, rngs=rngs))": "SimpleRNN: "
+    f"{_CARRY}",
+    "nnx.BatchNorm(features, momentum=0.9, rngs=rngs)": "BatchNorm1d BatchNorm2d "
+    "BatchNorm3d SyncBatchNorm BatchNormalization: channels are last; 0.9 is PyTorch's "
+    "momentum of 0.1 (the default is 0.99), and epsilon is 1e-5",
+    "nnx.LayerNorm(features, rngs=rngs)": "LayerNormalization: epsilon is 1e-6",
+    "nnx.RMSNorm(features, rngs=rngs)": "RMSNormalization: epsilon is 1e-6",
+    "nnx.GroupNorm(features, num_groups, rngs=rngs)": "GroupNormalization: channels "
+    "are last, and epsilon is 1e-6",
+    "nnx.InstanceNorm(features, rngs=rngs)": "InstanceNorm1d InstanceNorm2d "
+    "InstanceNorm3d: channels are last, and epsilon is 1e-6",
+    "nnx.Dropout(0.5, broadcast_dims=(1, 2), rngs=rngs)": "Dropout1d Dropout2d "
+    "Dropout3d SpatialDropout1D SpatialDropout2D SpatialDropout3D: channels are last, "
+    "and the axes of space share a choice",
+    "nnx.MaxPool((2, 2), strides=(2, 2))": "MaxPool1d MaxPool2d MaxPool3d MaxPooling1D "
+    f"MaxPooling2D MaxPooling3D: {_POOL}",
     "nnx.AvgPool((2, 2), strides=(2, 2))": "AvgPool1d AvgPool2d AvgPool3d "
-    "AveragePooling1D AveragePooling2D AveragePooling3D",
+    f"AveragePooling1D AveragePooling2D AveragePooling3D: {_POOL}",
     "nnx.GlobalAvgPool()": "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d "
-    "GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D",
+    "GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D: "
+    f"{_ONE}",
     "nnx.GlobalMaxPool()": "AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d "
-    "GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D",
-    "lambda x: x.reshape(len(x), -1)": "Flatten",
-    "lambda x: x": "Identity",
-    "nnx.List": "ModuleList",
-    "nnx.Dict": "ModuleDict",
-    "nnx.Param": "Parameter",
+    f"GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D: {_ONE}",
+    'lambda x: jax.image.resize(x, (len(x), 64, 64, x.shape[-1]), "bilinear")': ""
+    f"Upsample UpSampling2D Resizing: channels are last; {_LAYER}",
+    "lambda x: x.reshape(len(x), -1)": "Flatten: channels are last, so features are in "
+    f"another order than in PyTorch; {_LAYER}",
+    "lambda x: x.reshape(len(x), 2, -1)": f"Unflatten Reshape: {_LAYER}",
+    "lambda x: x": f"Identity Lambda: {_LAYER}",
     "nnx.relu": "ReLU",
-    "nnx.gelu": "GELU",
+    "nnx.gelu": "GELU: it is the tanh approximation; with `approximate=False` exact",
     "nnx.silu": "SiLU Swish",
     "nnx.tanh": "Tanh",
     "nnx.sigmoid": "Sigmoid",
-    "nnx.softmax": "Softmax",
-    "nnx.log_softmax": "LogSoftmax",
-    "nnx.leaky_relu": "LeakyReLU",
+    "nnx.softplus": "Softplus",
+    "nnx.softmax": "Softmax: it takes the last axis, unless you give another",
+    "nnx.log_softmax": "LogSoftmax: it takes the last axis, unless you give another",
+    "nnx.leaky_relu": "LeakyReLU: its slope is 0.01, that of Keras 0.3",
     "nnx.elu": "ELU",
-    "optax.softmax_cross_entropy_with_integer_labels": "CrossEntropyLoss",
-    "optax.squared_error": "MSELoss",
+    "optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()": ""
+    "CrossEntropyLoss SparseCategoricalCrossentropy NLLLoss: it takes logits, with the "
+    "classes last",
+    "optax.sigmoid_binary_cross_entropy(logits, targets).mean()": "BCEWithLogitsLoss "
+    "BCELoss BinaryCrossentropy: it takes logits, not probabilities",
+    "optax.squared_error(predictions, targets).mean()": "MSELoss: over batches there "
+    "is nnx.metrics.MeanSquaredError",
+    "jnp.abs(predictions - targets).mean()": "L1Loss: over batches there is "
+    "nnx.metrics.MeanAbsoluteError",
+    "optax.huber_loss(predictions, targets).mean()": "HuberLoss SmoothL1Loss",
+    "nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)": "optim Adam AdamW SGD: "
+    "any optimizer of optax will do",
+    "for x, y in batches: train_step(model, optimizer, x, y)": "DataLoader: batches "
+    "are any iterable of NumPy arrays, such as a DataLoader of PyTorch or of grain",
 }
 # For each of those names what to write here.
 HINTS: Mapping[str, str] = {
-    name: form for form, names in _BY_FORM.items() for name in names.split()
+    name: f"Write {form} in its place{colon}{difference}."
+    for form, text in _BY_FORM.items()
+    for names, colon, difference in [text.partition(": ")]
+    for name in names.split()
 }

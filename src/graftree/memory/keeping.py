@@ -28,6 +28,7 @@ from graftree.core import paths, patterns
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import ModuleCall
+from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import debug_info, jaxprs
 from graftree.transforms.derivatives.grad import RematPolicy
@@ -293,7 +294,8 @@ class SavePolicy(RematPolicy):
             traced = checkpoint(debug_info.named_after(inner, named))
             program, shapes = jax.make_jaxpr(traced, return_shape=True)(*groups)
             jaxpr, captured = jaxprs.opened(program)
-            self._check_found(jaxprs.needed_in(jaxpr), namer.seen, _title(function))
+            name = descriptions.callable_name(function) or debug_info.name_of(function)
+            self._check_found(jaxprs.needed_in(jaxpr), namer.seen, name)
             out = jax.core.eval_jaxpr(jaxpr, captured, *jax.tree.leaves(groups))
             return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
@@ -411,11 +413,6 @@ class _Decision:
                 if self.policy.matches(number, params["name"]):
                     return _OFFLOAD if part.is_offloaded else True
         return False
-
-
-def _title(function: Any) -> str:
-    name = getattr(function, "__qualname__", debug_info.name_of(function))
-    return name.rpartition("<locals>.")[2]
 
 
 class _Namer:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +30,7 @@ from graftree.core.variables.kinds import Intermediate
 from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num, Shaped
+    from jaxtyping import Array, Inexact, Integer, Num, Shaped
 
 
 def dot_product_attention(
@@ -48,19 +49,26 @@ def dot_product_attention(
     promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
     is_causal: bool = False,
     *,
+    scale: float | Array | None = None,
+    sliding_window: int | None = None,
+    logits_soft_cap: float | Array | None = None,
+    sinks: Num[ArrayLike, "heads"] | None = None,
+    key_value_seq_lengths: Integer[ArrayLike, "*batch"] | None = None,
     implementation: Literal["xla", "cudnn"] | None = None,
 ) -> Inexact[Array, "*batch queries heads v_depth"]:
     """Averages the values, weighted by how well their keys fit the query.
 
-    Computes ``softmax(query @ key^T / sqrt(depth) + bias) @ value`` per head. A query
-    whose keys are all masked gets the plain average of all values.
+    Computes ``softmax(cap(query @ key^T * scale) + bias) @ value`` per head, where
+    ``cap(x)`` is ``logits_soft_cap * tanh(x / logits_soft_cap)``, or ``x`` without a
+    cap. A query that sees no key gets the plain average of all values; with ``sinks``
+    it gets zeros.
 
     `jax.nn.dot_product_attention` does it, except where it can't: when dropout is
-    active, when the weights are recorded (``module``), when key and value differ in
-    depth or number of heads, in float32 with a ``precision``, and in other dtypes than
-    float32 and bfloat16: its softmax is float32, and float16 does not work on all
-    platforms. Then the weights are computed as an array, in ``dtype``,
-    by a softmax in float32 or wider.
+    active, when the weights are recorded (``module``), with a soft cap or sinks, when
+    key and value differ in depth or number of heads, in float32 with a ``precision``,
+    and in other dtypes than float32 and bfloat16: its softmax is float32, and float16
+    does not work on all platforms. Then the weights are computed as an array, in
+    ``dtype``, by a softmax in float32 or wider.
 
     Left to itself, that function takes XLA's kernels on all platforms, up to JAX 0.12.
     ``implementation="cudnn"`` asks for the fused one of NVIDIA GPUs, as in
@@ -85,6 +93,16 @@ def dot_product_attention(
             ``nnx.capture``.
         promote_dtype: Called as ``promote_dtype((query, key, value), dtype=dtype)``.
         is_causal: Whether query ``i`` sees only the keys ``0 .. i``.
+        scale: What dot products are multiplied by; ``None``: ``1 / sqrt(depth)``.
+        sliding_window: With ``is_causal``: how many keys a query sees, its own
+            included, so query ``i`` sees ``i - sliding_window + 1 .. i``. This is what
+            Hugging Face calls ``sliding_window``.
+        logits_soft_cap: Keeps scaled dot products between minus and plus this positive
+            number; bias and masks come after it.
+        sinks: A logit for each query head, ``[heads]``, that takes part in the softmax
+            and has no value: the weights of the keys then sum to less than one.
+        key_value_seq_lengths: How many of the keys each sequence has, ``int[*batch]``;
+            those behind are not seen.
         implementation: Passed to JAX's function where that is used; ``None``: JAX's
             choice.
 
@@ -93,7 +111,8 @@ def dot_product_attention(
 
     Raises:
         ValueError: If shapes or numbers of heads don't fit, if the rate is not in
-            ``[0, 1)``, or if dropout is active without a key.
+            ``[0, 1)``, if dropout is active without a key, or if ``sliding_window`` is
+            not a positive integer or comes without ``is_causal``.
 
     Example:
         >>> key = jnp.array([[[9.0, 0.0]], [[0.0, 9.0]]])  # two keys, one head
@@ -104,25 +123,48 @@ def dot_product_attention(
         >>> nnx.dot_product_attention(jnp.zeros((1, 1, 2)), key, value)[:, 0]
         Array([[2., 3.]], dtype=float32)
 
+        Each of four tokens sees itself and the one before it:
+
+        >>> x, value = jnp.zeros((4, 1, 2)), jnp.eye(4)[:, None]
+        >>> options = {"is_causal": True, "sliding_window": 2}
+        >>> nnx.dot_product_attention(x, x, value, **options)[:, 0]
+        Array([[1. , 0. , 0. , 0. ],
+               [0.5, 0.5, 0. , 0. ],
+               [0. , 0.5, 0.5, 0. ],
+               [0. , 0. , 0.5, 0.5]], dtype=float32)
+
     References:
         Vaswani et al., 2017, "Attention Is All You Need", eq. 1. Ainslie et al., 2023,
-        "GQA", section 2.2.
+        "GQA", section 2.2. Jiang et al., 2023, "Mistral 7B", section 2 (window). Gemma
+        Team, 2024, "Gemma 2", section 2 (soft cap). OpenAI, 2025, "gpt-oss Model Card",
+        section 2.2 (sinks).
     """
     q, k, v = promote_dtype((query, key, value), dtype=dtype)
     _check_shapes(q, k, v)
+    _check_window(sliding_window, is_causal)
+    lengths = _lengths(key_value_seq_lengths, q.shape[:-3])
     dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
+    options = {"is_causal": is_causal, "scale": scale, "sliding_window": sliding_window}
+    beyond_jax = (module, dropout_key, logits_soft_cap, sinks)
     can_fuse = _can_fuse(q, k, v, precision, implementation)
-    if can_fuse and module is None and dropout_key is None:
+    if can_fuse and all(x is None for x in beyond_jax):
         shape = _weights_shape(q, k)
         bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
         is_usual = implementation is None and isinstance(is_causal, bool)
         attend = _attend if is_usual else _attend_as_it_is
         return attend(
-            q, k, v, bias, mask, is_causal=is_causal, implementation=implementation
+            q, k, v, bias, mask, lengths, implementation=implementation, **options
         )
     dropout = (broadcast_dropout, dropout_rng, dropout_rate, deterministic)
+    arrays, settings = (q, k, bias, mask), (dtype, precision, module, promote_dtype)
     weights = dot_product_attention_weights(
-        q, k, bias, mask, *dropout, dtype, precision, module, promote_dtype, is_causal
+        *arrays,
+        *dropout,
+        *settings,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
+        key_value_seq_lengths=lengths,
+        **options,
     )
     return _average(weights, v, precision)
 
@@ -141,13 +183,19 @@ def dot_product_attention_weights(
     module: Module | None = None,
     promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
     is_causal: bool = False,
+    *,
+    scale: float | Array | None = None,
+    sliding_window: int | None = None,
+    logits_soft_cap: float | Array | None = None,
+    sinks: Num[ArrayLike, "heads"] | None = None,
+    key_value_seq_lengths: Integer[ArrayLike, "*batch"] | None = None,
 ) -> Inexact[Array, "*batch heads queries keys"]:
     """Computes how much each query looks at each key.
 
-    ``softmax(query @ key^T / sqrt(depth) + bias)`` per head, over the keys. Masked
-    entries count as the lowest finite number: their weights are zero, or all weights
-    equal where every key is masked. Active dropout zeroes weights and scales up the
-    rest.
+    ``softmax(cap(query @ key^T * scale) + bias)`` per head, over the keys and the sink.
+    Masked entries count as the lowest finite number: their weights are zero, or all
+    weights equal where every key is masked and there is no sink. Active dropout zeroes
+    weights and scales up the rest.
 
     Args:
         query: ``[*batch, queries, heads, depth]``.
@@ -163,6 +211,11 @@ def dot_product_attention_weights(
         module: Records the weights, before dropout.
         promote_dtype: Called as ``promote_dtype((query, key), dtype=dtype)``.
         is_causal: Whether query ``i`` sees only the keys ``0 .. i``.
+        scale: As in `dot_product_attention`, like all arguments that follow.
+        sliding_window: How many keys a query sees, its own included.
+        logits_soft_cap: The bound of scaled dot products.
+        sinks: A logit for each query head.
+        key_value_seq_lengths: How many of the keys each sequence has.
 
     Returns:
         An array ``[*batch, heads, queries, keys]``.
@@ -183,7 +236,17 @@ def dot_product_attention_weights(
     dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
     shape = _weights_shape(q, k)
     bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
-    weights = _weigh(q, k, bias, mask, is_causal, precision)
+    _check_window(sliding_window, is_causal)
+    lengths = _lengths(key_value_seq_lengths, q.shape[:-3])
+    sinks = _sinks(sinks, shape)
+    logits = _logits(q, k, scale, precision)
+    logits = _capped(logits, logits_soft_cap)
+    if bias is not None:
+        logits = logits + bias
+    visible = _visible(shape, mask, is_causal, sliding_window, lengths)
+    if visible is not None:
+        logits = jnp.where(visible, logits, jnp.finfo(logits.dtype).min)
+    weights = _softmax(logits, sinks).astype(q.dtype)
     if module is not None:
         module.sow(Intermediate, "attention_weights", weights)
     if dropout_key is None:
@@ -273,15 +336,57 @@ def _to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
     return jnp.reshape(x, sizes)
 
 
+def _check_window(window: int | None, is_causal: bool) -> None:
+    if window is None:
+        return
+    if not isinstance(window, numbers.Integral) or window < 1:
+        raise ValueError(f"sliding_window must be a positive integer, got {window}.")
+    if not is_causal:
+        raise ValueError(
+            "sliding_window counts back from each token, so it needs is_causal=True.\n"
+            "With a cache, pass the window to nnx.decoding.KeyValueCache; for a window "
+            "of another form, pass a mask."
+        )
+
+
+def _lengths(lengths: Any, batch: Shape) -> jax.Array | None:
+    """The number of keys of each sequence, as int32."""
+    if lengths is None:
+        return None
+    lengths = jnp.asarray(lengths)
+    if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(
+            "key_value_seq_lengths of attention must be integers of the shape of the "
+            f"batch axes, {list(batch)}, but got {lengths.dtype}{list(lengths.shape)}."
+        )
+    return lengths.astype(jnp.int32)
+
+
+def _sinks(sinks: Any, shape: Shape) -> jax.Array | None:
+    """The sinks, of the rank of the weights."""
+    if sinks is None:
+        return None
+    sinks, heads = jnp.asarray(sinks), shape[-3]
+    if sinks.shape != (heads,):
+        raise ValueError(
+            f"The sinks of attention must be one number for each of {heads} query "
+            f"heads, [{heads}], but got the shape {list(sinks.shape)}."
+        )
+    return jnp.reshape(sinks, (1,) * (len(shape) - 3) + (heads, 1, 1))
+
+
 def _attend_as_it_is(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     bias: jax.Array | None,
     mask: jax.Array | None,
+    lengths: jax.Array | None,
     *,
     is_causal: bool,
     implementation: Literal["xla", "cudnn"] | None,
+    scale: float | jax.Array | None,
+    sliding_window: int | None,
 ) -> jax.Array:
     """JAX's attention, for any number of batch axes."""
     batch = query.shape[:-3]
@@ -300,6 +405,14 @@ def _attend_as_it_is(
         None if mask is None else with_one_batch_axis(mask.astype(bool)),
         is_causal=is_causal,
         implementation=implementation,
+        **arguments.if_set(
+            scale=scale,
+            # JAX counts the tokens before and after a token, without itself.
+            local_window_size=None
+            if sliding_window is None
+            else (sliding_window - 1, 0),
+            key_value_seq_lengths=None if lengths is None else lengths.reshape(-1),
+        ),
     )
     return jnp.reshape(outputs, query.shape)
 
@@ -307,18 +420,18 @@ def _attend_as_it_is(
 _attend = eager.fast()(_attend_as_it_is)
 
 
-def _weigh(
+def _logits(
     query: jax.Array,
     key: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    is_causal: bool,
+    scale: float | jax.Array | None,
     precision: PrecisionLike,
 ) -> jax.Array:
-    """The weights without dropout."""
-    shape, depth = _weights_shape(query, key), query.shape[-1]
+    """The scaled dot products, ``[*batch, heads, queries, keys]``."""
+    shape = _weights_shape(query, key)
     dtype, wide = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
-    query = _grouped(query / math.sqrt(depth), key.shape[-2], axis=-2)
+    if scale is None:
+        query = query / math.sqrt(query.shape[-1])
+    query = _grouped(query, key.shape[-2], axis=-2)
     logits = jnp.einsum(
         "...qhgd,...khd->...hgqk",
         query,
@@ -328,15 +441,50 @@ def _weigh(
         **arguments.if_set(preferred_element_type=None if wide == dtype else wide),
     )
     logits = jnp.reshape(logits, shape)
-    if bias is not None:
-        logits = logits + bias
+    # Here it is not rounded to half precision.
+    return logits if scale is None else logits * jnp.asarray(scale, logits.dtype)
+
+
+def _capped(logits: jax.Array, cap: Any) -> jax.Array:
+    """Squeezes logits into ``-cap .. cap``; small ones stay nearly as they are."""
+    if cap is None:
+        return logits
+    if isinstance(cap, (int, float)) and not cap > 0:
+        raise ValueError(f"logits_soft_cap must be positive, or None, got {cap}.")
+    cap = jnp.asarray(cap, logits.dtype)
+    return cap * jnp.tanh(logits / cap)
+
+
+def _visible(
+    shape: Shape,
+    mask: jax.Array | None,
+    is_causal: bool,
+    window: int | None,
+    lengths: jax.Array | None,
+) -> jax.Array | None:
+    """Which keys each query sees, of the rank of the weights; ``None``: all."""
+    rules = [] if mask is None else [mask.astype(bool)]
+    ones = (1,) * (len(shape) - 2)
     if is_causal:
         causal = jnp.tril(jnp.ones(shape[-2:], bool))
-        causal = jnp.reshape(causal, (1,) * (len(shape) - 2) + shape[-2:])
-        mask = causal if mask is None else mask.astype(bool) & causal
-    if mask is not None:
-        logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
-    return jax.nn.softmax(logits).astype(dtype)
+        if window is not None:
+            causal = jnp.triu(causal, 1 - window)
+        rules.append(jnp.reshape(causal, (*ones, *shape[-2:])))
+    if lengths is not None:
+        slots = jnp.reshape(jnp.arange(shape[-1]), (*ones, 1, shape[-1]))
+        rules.append(slots < lengths[..., None, None, None])
+    return functools.reduce(jnp.logical_and, rules) if rules else None
+
+
+def _softmax(logits: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """The softmax over the keys and a sink, without the share of the sink."""
+    if sinks is None:
+        return jax.nn.softmax(logits)
+    sinks = sinks.astype(logits.dtype)
+    top = jnp.maximum(logits.max(axis=-1, keepdims=True), sinks)
+    top = jax.lax.stop_gradient(top)
+    parts = jnp.exp(logits - top)
+    return parts / (parts.sum(axis=-1, keepdims=True) + jnp.exp(sinks - top))
 
 
 def _drop(weights: jax.Array, key: jax.Array, rate: float, shape: Shape) -> jax.Array:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from graftree import _python, errors
 from graftree.annotations import (
     ArrayLike,
     ConvGeneralDilatedT,
@@ -28,6 +29,7 @@ from graftree.annotations import (
     PromoteDtypeFn,
 )
 from graftree.core.rng.streams import Rngs
+from graftree.core.text import short_forms
 from graftree.nn import linear
 from graftree.nn.support import arguments, eager, parameters
 
@@ -47,6 +49,17 @@ class Convolution(linear.Contraction):
     kernel_dilation: int | Sequence[int] | None
     use_bias: bool
     mask: Any
+
+
+class _OneSize(tuple[int]):
+    """A size given as an int, which in PyTorch and Keras is that of all axes."""
+
+    __slots__ = ()
+
+
+def _sizes(given: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = arguments.sizes(given)
+    return _OneSize(sizes) if arguments.is_int(given) else sizes
 
 
 class Conv(Convolution):
@@ -140,7 +153,7 @@ class Conv(Convolution):
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        kernel_size = arguments.sizes(kernel_size)
+        kernel_size = _sizes(kernel_size)
         self.kernel_shape = (
             *kernel_size,
             in_features // feature_group_count,
@@ -287,8 +300,30 @@ def _flatten_batch(
     batch_shape = inputs.shape[: inputs.ndim - rank - 1]
     if len(batch_shape) == 1:
         return batch_shape, inputs
+    if len(batch_shape) > 1 and isinstance(layer.kernel_size, _OneSize):
+        _warn_of_one_axis(layer, inputs)
     size = math.prod(batch_shape)
     return batch_shape, inputs.reshape((size, *inputs.shape[len(batch_shape) :]))
+
+
+def _warn_of_one_axis(layer: Convolution, inputs: jax.Array) -> None:
+    """Warns who may have meant all axes of an image, unless it makes no difference."""
+    (size,), name = layer.kernel_size, type(layer).__name__
+    is_pointwise = (size, *_per_axis(layer, "strides")) == (1, 1)
+    if is_pointwise or inputs.shape[-1] != layer.in_features:
+        return
+    whole = (size,) * (inputs.ndim - 2)
+    _python.warn_user(
+        errors.message(
+            f"{name} with kernel_size={size} convolves one axis; the ones before are "
+            "batch axes.",
+            where=f"inputs: {short_forms.describe(inputs)}",
+            way_out=f"For all axes of an image, write kernel_size={whole}.\n"
+            f"If one axis is meant, write kernel_size=({size},), or ignore this by "
+            "warnings.filterwarnings('ignore', category=nnx.errors.OneAxisWarning).",
+        ),
+        errors.OneAxisWarning,
+    )
 
 
 def _restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Array:
@@ -455,7 +490,7 @@ class ConvTranspose(Convolution):
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        self.kernel_size = kernel_size = arguments.sizes(kernel_size)
+        self.kernel_size = kernel_size = _sizes(kernel_size)
         parameters.keep(self, locals())
         channels = (in_features, out_features)
         self.kernel_shape = kernel_size + (

@@ -71,7 +71,9 @@ class MultiHeadAttention(Module):
         bias_init: Initializer of the biases.
         out_bias_init: That of the bias of ``out``; ``None``: ``bias_init``.
         use_bias: Whether the projections have biases.
-        attention_fn: Called like `dot_product_attention`, with keywords.
+        attention_fn: Called like `dot_product_attention`, with keywords. For options
+            of that function, fill them in: ``functools.partial(
+            nnx.dot_product_attention, logits_soft_cap=50.0)``.
         decode: Whether calls decode; ``None``: each call must say.
         normalize_qk: Whether queries and keys are normalized per head, by LayerNorms.
         qkv_promote_dtype: The ``promote_dtype`` of ``query``, ``key`` and ``value``.

@@ -1,15 +1,15 @@
-"""Recurrent networks: a cell applied along a sequence, in one or both directions.
+"""Recurrent networks: a cell applied along a sequence, in both directions, in layers.
 
-`RNN` is a scan over time. Its cell may be any Module with the members of `RNNCellBase`;
-what the cell keeps in Variables, such as the count of random keys, goes from step to
-step and comes back to the caller's cell.
+`RNN` is a scan over time; `Bidirectional` and `StackedRNN` are made of it. Its cell may
+be any Module with the members of `RNNCellBase`; what the cell keeps in Variables, such
+as the count of random keys, goes from step to step and comes back to the caller's cell.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -17,12 +17,14 @@ import jax.numpy as jnp
 
 from graftree.annotations import ArrayLike, Filter
 from graftree.core import filters
+from graftree.core.modules.containers import List
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng import model_streams
 from graftree.core.rng.streams import Rngs, RngState, RngStream
 from graftree.core.variables.metadata import var_defaults
 from graftree.nn.cells import RNNCellBase
+from graftree.nn.dropout import Dropout
 from graftree.nn.support import arguments
 from graftree.transforms.control_flow import scan
 from graftree.transforms.control_flow.loop_bodies import Carry
@@ -492,3 +494,116 @@ def _pair(initial_carry: Any) -> tuple[Any, Any]:
         "initial_carry must be a pair of the forward and the backward carry, got "
         f"{jax.tree.structure(initial_carry)}."
     )
+
+
+class StackedRNN(Module):
+    """Several recurrent layers: each processes the outputs of the one before.
+
+    Args:
+        cell_type: Makes the cells, as ``cell_type(in_features, hidden_features,
+            rngs=rngs)``: a class such as `LSTMCell`, or a ``functools.partial`` of one.
+        in_features: The features of the inputs.
+        hidden_features: The features of each layer, in each direction.
+        num_layers: How many layers there are.
+        bidirectional: Whether the layers are `Bidirectional`. Each then gives
+            ``2 * hidden_features``, those of the forward direction first.
+        dropout_rate: The rate of `Dropout` between layers; none after the last one.
+        rngs: Gives the keys of the parameters, and of the dropout.
+
+    Attributes:
+        layers: A List of `RNN` or `Bidirectional`.
+        dropout: The Dropout.
+        rngs: An RngStream, with a constant seed, for the first carries of all layers.
+
+    Raises:
+        ValueError: If ``num_layers`` is less than 1, or the rate is out of range.
+
+    Example:
+        >>> rnn = nnx.StackedRNN(
+        ...     nnx.LSTMCell, 2, 3, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0)
+        ... )
+        >>> carries, outputs = rnn(jnp.ones((4, 5, 2)), return_carry=True)
+        >>> outputs.shape, len(carries)
+        ((4, 5, 6), 2)
+    """
+
+    def __init__(
+        self,
+        cell_type: Callable[..., RNNCellBase],
+        in_features: int,
+        hidden_features: int,
+        *,
+        num_layers: int,
+        bidirectional: bool = False,
+        dropout_rate: float = 0.0,
+        rngs: Rngs,
+    ):
+        if num_layers < 1:
+            raise ValueError(f"StackedRNN expects num_layers >= 1, got {num_layers}.")
+        num_directions = 2 if bidirectional else 1
+        layers = []
+        for _ in range(num_layers):
+            networks = [
+                RNN(cell_type(in_features, hidden_features, rngs=rngs))
+                for _ in range(num_directions)
+            ]
+            layers.append(Bidirectional(*networks) if bidirectional else networks[0])
+            in_features = num_directions * hidden_features
+        self.layers = List(layers)
+        self.dropout = Dropout(dropout_rate, rngs=rngs if dropout_rate else None)
+        self.rngs = _new_stream(True)
+
+    def __call__(
+        self,
+        inputs: Num[ArrayLike, "*shape"],
+        *,
+        initial_carry: Sequence[Any] | None = None,
+        seq_lengths: Integer[ArrayLike, "*batch"] | None = None,
+        return_carry: bool = False,
+        time_major: bool = False,
+        rngs: Rngs | RngStream | None = None,
+    ) -> Any:
+        """Processes a batch of sequences.
+
+        Args:
+            inputs: ``[*batch, time, features]``, or ``[time, *batch, features]``.
+            initial_carry: The first carry of each layer; that of a layer of two
+                directions is a pair. ``None``: the cells make them.
+            seq_lengths: How many steps each sequence has, ``[*batch]``; ``None``: all.
+            return_carry: Whether the last carries are returned, too.
+            time_major: Whether time is the first axis of inputs and outputs.
+            rngs: Gives the keys of the first carries: an Rngs from its stream
+                ``carry``, or an RngStream. ``None``: its own stream.
+
+        Returns:
+            The outputs of the last layer; or a tuple of the carries of all layers, as a
+            tuple, and the outputs.
+
+        Raises:
+            ValueError: If there is not one ``initial_carry`` for each layer; and as
+                `RNN`.
+            TypeError: As `RNN`.
+        """
+        count = len(self.layers)
+        first = (None,) * count if initial_carry is None else initial_carry
+        if not isinstance(first, tuple | list) or len(first) != count:
+            raise ValueError(
+                f"initial_carry must have the carries of {count} layers, got "
+                f"{jax.tree.structure(initial_carry)}."
+            )
+        stream = self.rngs if rngs is None else rngs
+        stream = stream.carry if isinstance(stream, Rngs) else stream
+        carries, outputs = [], inputs
+        for layer, carry in zip(self.layers, first, strict=True):
+            if carries:
+                outputs = self.dropout(outputs)
+            carry, outputs = layer(
+                outputs,
+                initial_carry=carry,
+                seq_lengths=seq_lengths,
+                return_carry=True,
+                time_major=time_major,
+                rngs=stream,
+            )
+            carries.append(carry)
+        return (tuple(carries), outputs) if return_carry else outputs

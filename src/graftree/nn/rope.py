@@ -29,7 +29,8 @@ class RoPE(Module):
 
     With ``angle = position / theta**(2 * i / size)``, the pair ``x1 = x[i]``,
     ``x2 = x[i + size / 2]`` becomes ``x1 * cos(angle) - x2 * sin(angle)``,
-    ``x2 * cos(angle) + x1 * sin(angle)``. The angles are computed in float32 or wider,
+    ``x2 * cos(angle) + x1 * sin(angle)``. These are the pairs of Hugging Face, so
+    weights from there fit as they are. The angles are computed in float32 or wider,
     even for half-precision inputs.
 
     Args:

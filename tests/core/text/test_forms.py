@@ -203,6 +203,31 @@ def test_values_are_short(compact, value, expected):
     assert compact(Node(x=nnx.data(value))).splitlines()[1] == f"  x={expected}"
 
 
+def made():
+    def inner(x):
+        return x
+
+    return inner
+
+
+@tables.cases(
+    "value, expected",
+    (jax.nn.relu, "relu"),
+    (jnp.tanh, "tanh"),
+    (made(), "inner"),
+    (jax.jit(made), "made"),
+    (nnx.jit(made), "made"),
+    (Node(a=1).__repr__, "Representable.__repr__"),
+    (functools.partial(jax.nn.leaky_relu, 0.1, x=2), "partial(leaky_relu, 0.1, x=2)"),
+    (lambda x: x, f"<lambda> (test_forms.py:{made.__code__.co_firstlineno + 16})"),
+)
+@pytest.mark.parametrize("lines", [None, 0])
+def test_functions_are_shown_by_name(lines, value, expected):
+    with nnx.config.temp_flip_flag("graftree_repr_lines", lines):
+        found = repr(Node(x=nnx.static(value))).partition("x=")[2]
+    assert found.partition("\n)")[0] == expected
+
+
 def test_attributes_at_their_defaults_are_left_out(compact):
     class Scaled(nnx.Linear):
         def __init__(self, *args, scale=2.0, **options):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -151,11 +153,42 @@ def leaves(x: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
 
 
 def safe_repr(x: Any) -> str:
-    """The ``repr`` of a foreign value; it names the type if that fails."""
+    """The ``repr`` of a foreign value, of a function its name in place of an address.
+
+    It names the type if that fails.
+    """
+    if inspect.ismethod(x):  # its repr shows the whole object
+        return callable_name(x)
     try:
-        return repr(x)
+        text = repr(x)
     except Exception as error:
         return f"<{type(x).__name__}, whose repr raises {type(error).__name__}>"
+    return (" at 0x" in text and callable_name(x)) or text
+
+
+# Functions are known by name.
+
+
+def callable_name(x: Any) -> str:
+    """What a function is called, a lambda with its place; of other values nothing."""
+    name = _name_of(x)
+    return callable_and_place(x) if name.endswith("<lambda>") else name
+
+
+def callable_and_place(x: Any) -> str:
+    """The name of a function with its file and line, if it is one of Python."""
+    name, code = _name_of(x), getattr(x, "__code__", None)
+    if not name or code is None:
+        return name
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def _name_of(x: Any) -> str:
+    try:
+        name = getattr(x, "__qualname__", None) or x.__name__ if callable(x) else ""
+    except Exception:  # what a foreign class raises; it has no name then
+        return ""
+    return name.rpartition("<locals>.")[2] if isinstance(name, str) else ""
 
 
 # Arrays, which are known by shape and dtype.

@@ -28,6 +28,7 @@ The *compact form* is for larger objects. Its last line says how to get the full
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -315,7 +316,7 @@ class Writer:
             return Object(name, same_line=True), facts
         # The repr of a foreign container reads the arrays in it.
         is_open = descriptions.describes_itself(x) or not self.reads_values
-        if is_open or type(x) in (list, tuple, dict):
+        if is_open or type(x) in (list, tuple, dict, functools.partial):
             return descriptions.contents(x)
         return None, []
 
@@ -367,7 +368,8 @@ class Writer:
         if count > 1:
             piece.start = f"{count} x {piece.start}"
             piece.comment = piece.comment.replace(" # ", " # each ", 1)
-        if str(entry.key) or not self.siblings:
+        is_bare = self.siblings or frame.type is functools.partial
+        if str(entry.key) or not is_bare:
             place = place if entry.use_raw_key else self.painted("ATTRIBUTE", place)
             place += self.painted("SEP", frame.kv_sep)
         piece.start = entry.start + place + piece.start
@@ -384,8 +386,10 @@ class Writer:
         if _has_values(x) and not self.reads_values:
             *rows, columns = x.shape or (1,)  # about as many lines as NumPy writes
             return "\n" * (math.prod(rows) * math.ceil(columns / 8) - 1)
-        if isinstance(x, type) or (self.siblings and _name_of(x)):
-            return self.painted("TYPE", x.__name__)
+        is_class = isinstance(x, type)
+        name = x.__name__ if is_class else descriptions.callable_name(x)
+        if is_class or (self.siblings and name):
+            return self.painted("TYPE", name)
         text = descriptions.safe_repr(x)
         if self.siblings:
             text = str(x) if isinstance(x, np.dtype) else text
@@ -397,12 +401,3 @@ class Writer:
 def _has_values(x: Any) -> bool:
     """Whether a value is an array, and not an abstract one."""
     return descriptions.is_array(x) and not isinstance(x, jax.ShapeDtypeStruct)
-
-
-def _name_of(x: Any) -> str:
-    """The name of a class or function; empty for anything else."""
-    try:
-        name = x.__name__ if callable(x) else ""
-    except Exception:  # what a foreign class raises; it has no name then
-        return ""
-    return name if isinstance(name, str) else ""

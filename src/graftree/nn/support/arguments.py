@@ -56,9 +56,12 @@ def setting(layer: Any, attribute: str, given: bool | None) -> bool:
         given = getattr(layer, attribute)
     if given is None:
         name = type(layer).__name__
+        in_all_layers = ""
+        if attribute in ("deterministic", "use_running_average"):
+            in_all_layers = "Call model.train() or model.eval(), which set it; or:\n"
         raise ValueError(
             f"No `{attribute}` argument was provided to {name}, as argument of the "
-            "call or as attribute.\n"
+            f"call or as attribute.\n{in_all_layers}"
             f"Pass it to the constructor: {name}(..., {attribute}=False)\n"
             f"or to the call: layer(x, {attribute}=False)\n"
             f"or to a view: nnx.view(model, {attribute}=False)"

@@ -135,7 +135,7 @@ class Average(Metric):
 
     def reset(self) -> None:
         """Sets the sum and the count to zero, in place."""
-        _reset(self.total, self.count)
+        reset_counters(self.total, self.count)
 
     def update(
         self, mask: Shaped[ArrayLike, "*mask_shape"] | None = None, **kwargs: Any
@@ -177,7 +177,8 @@ class Average(Metric):
         return self.total[...] / self.count[...]
 
 
-def _reset(*counters: MetricState) -> None:
+def reset_counters(*counters: MetricState) -> None:
+    """Sets counters to zero, in place."""
     for counter in counters:
         counter[...] = jnp.zeros_like(counter[...])
 
@@ -204,16 +205,17 @@ def _prepare(values: Any, mask: Any) -> tuple[jax.Array, jax.Array | None]:
             "If mask is provided, values should be a jax array, got the Python number "
             f"{values!r}."
         )
-    values = _widen(values)
+    values = widen(values)
     if mask is None:
         return values, None
-    mask = _widen(mask)
+    mask = widen(mask)
     # A mask of fewer dimensions weights every value it is broadcast to.
     shape = jnp.broadcast_shapes(values.shape, mask.shape)
     return jnp.broadcast_to(values, shape), jnp.broadcast_to(mask, shape)
 
 
-def _widen(x: Any) -> jax.Array:
+def widen(x: Any) -> jax.Array:
+    """Converts to float32, or to the dtype if that is wider."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
@@ -242,12 +244,7 @@ class Accuracy(Average):
     def __init__(
         self, threshold: float | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        if threshold is not None and not isinstance(threshold, float):
-            raise TypeError(
-                f"Expected threshold to be a float, got {type(threshold).__name__}: "
-                f"{threshold!r}."
-            )
-        self.threshold = threshold
+        self.threshold = checked_threshold(threshold)
         super().__init__(*args, **kwargs)
 
     def update(
@@ -276,7 +273,7 @@ class Accuracy(Average):
             >>> accuracy.compute()
             Array(0.6666667, dtype=float32)
         """
-        _check_predictions(logits, labels, binary=self.threshold is not None)
+        check_predictions(logits, labels, binary=self.threshold is not None)
         classes = jnp.asarray(labels).astype(jnp.int32)
         if self.threshold is None:
             right = jnp.argmax(jnp.asarray(logits), axis=-1) == classes
@@ -285,7 +282,18 @@ class Accuracy(Average):
         super().update(mask=mask, **{self.argname: right})
 
 
-def _check_predictions(logits: Any, labels: Any, binary: bool) -> None:
+def checked_threshold(threshold: float | None) -> float | None:
+    """Refuses thresholds that are not floats."""
+    if threshold is not None and not isinstance(threshold, float):
+        raise TypeError(
+            f"Expected threshold to be a float, got {type(threshold).__name__}: "
+            f"{threshold!r}."
+        )
+    return threshold
+
+
+def check_predictions(logits: Any, labels: Any, binary: bool) -> None:
+    """Refuses logits and labels of dimensions or dtypes that do not go together."""
     if binary and logits.ndim != labels.ndim:
         raise ValueError(
             "For binary classification, expected logits.ndim==labels.ndim, got "
@@ -369,7 +377,7 @@ class Welford(Metric):
 
     def reset(self) -> None:
         """Sets the count and the moments to zero, in place."""
-        _reset(self.count, self.mean, self.m2)
+        reset_counters(self.count, self.mean, self.m2)
 
     def update(
         self, mask: Shaped[ArrayLike, "*mask_shape"] | None = None, **kwargs: Any
@@ -395,13 +403,13 @@ class Welford(Metric):
         values, mask = _prepare(_argument(self.argname, kwargs), mask)
         weights = jnp.ones_like(values) if mask is None else mask
         n = jnp.sum(weights)
-        batch_mean = jnp.sum(values * weights) / _or_one(n)
+        batch_mean = jnp.sum(values * weights) / or_one(n)
         batch_m2 = jnp.sum(weights * (values - batch_mean) ** 2)
         # With d = batch_mean - mean and N = count + n:
         # mean += d n / N,  m2 += batch_m2 + d^2 n count / N,  count = N.
         count = self.count[...].astype(n.dtype)
         distance = batch_mean - self.mean[...]
-        share = n / _or_one(count + n)
+        share = n / or_one(count + n)
         _add(self.mean, distance * share)
         _add(self.m2, batch_m2 + distance**2 * count * share)
         _add(self.count, n)
@@ -421,7 +429,7 @@ class Welford(Metric):
         )
 
 
-def _or_one(n: jax.Array) -> jax.Array:
+def or_one(n: jax.Array) -> jax.Array:
     """A divisor that is never zero: without values, nothing changes."""
     return jnp.where(n == 0, jnp.ones_like(n), n)
 

@@ -1,0 +1,288 @@
+"""Which token comes next: processors change logits, a `Sampler` draws from them.
+
+Sampler             draws from the distribution that logits stand for
+History             the tokens so far, which processors see
+RepetitionPenalty   a processor: makes tokens less likely that were there before
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from graftree import errors
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Int, Key
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """Draws tokens from the distribution that logits stand for.
+
+    Logits are divided by the temperature, then cut to the ``top_k`` largest, then to
+    the smallest set of tokens whose probabilities sum up to ``top_p``, then to those
+    with at least ``min_p`` of the largest probability, in this order. Of equal ones the
+    first stay, as `jax.numpy.argmax` has it; one always stays.
+
+    Args:
+        temperature: Below 1, likely tokens become likelier; 0 takes the likeliest one.
+        top_k: How many tokens are left to choose from; ``None``: all.
+        top_p: The probability that those left to choose from have together; ``None``:
+            all of it.
+        min_p: The least probability of those left to choose from, as a fraction of the
+            largest; ``None``: any.
+
+    Raises:
+        ValueError: If a value is out of its range.
+
+    Example:
+        >>> sampler = nnx.decoding.Sampler(temperature=0.8, top_k=2)
+        >>> logits = jnp.array([[0.0, 9.0, 8.0, 1.0]])
+        >>> tokens = {int(sampler(logits, jax.random.key(i))[0]) for i in range(40)}
+        >>> sorted(tokens)
+        [1, 2]
+
+    References:
+        Fan et al., 2018, "Hierarchical Neural Story Generation" (top-k). Holtzman et
+        al., 2020, "The Curious Case of Neural Text Degeneration" (top-p). Nguyen et
+        al., 2024, "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM
+        Outputs" (min-p).
+    """
+
+    temperature: Any = 1.0
+    top_k: int | None = None
+    top_p: Any = None
+    min_p: Any = None
+
+    def __post_init__(self) -> None:
+        finite, count = "at least 0, and finite", "an integer of at least 1"
+        self._check("temperature", lambda x: 0 <= x < math.inf, finite)
+        self._check("top_k", lambda x: x >= 1 and x % 1 == 0, count)
+        self._check("top_p", lambda x: 0 < x <= 1, "above 0, and at most 1")
+        self._check("min_p", lambda x: 0 <= x <= 1, "from 0 to 1")
+
+    def _check(self, name: str, is_right: Any, words: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, (int, float)) and not is_right(value):
+            raise ValueError(f"The {name} of a Sampler is {words}, got {value}.")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it is known to take the likeliest token always."""
+        return isinstance(self.temperature, (int, float)) and self.temperature == 0
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """A pytree, so that programs are compiled once for all temperatures but 0."""
+        temperature = None if self.is_greedy else self.temperature
+        return (temperature, self.top_p, self.min_p), (self.top_k, self.is_greedy)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, data: Any) -> Sampler:
+        """Takes whatever JAX puts in the place of numbers."""
+        sampler = object.__new__(cls)
+        top_k, is_greedy = static
+        values = {
+            "temperature": 0 if is_greedy else data[0],
+            "top_p": data[1],
+            "min_p": data[2],
+            "top_k": top_k,
+        }
+        vars(sampler).update(values)
+        return sampler
+
+    def __call__(
+        self, logits: Float[Array, "*batch vocabulary"], key: Key[Array, ""]
+    ) -> Int[Array, "*batch"]:
+        """Draws a token for each row.
+
+        Args:
+            logits: ``[*batch, vocabulary]``.
+            key: A random key; not used at temperature 0.
+
+        Returns:
+            ``int32[*batch]``.
+        """
+        logits = wide(logits)
+        likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        if self.is_greedy:
+            return likeliest
+        is_greedy = jnp.asarray(self.temperature) == 0
+        temperature = jnp.where(is_greedy, 1.0, self.temperature)
+        drawn = self._draw(_over(logits, temperature), key)
+        return jnp.where(is_greedy, likeliest, drawn)
+
+    def _draw(self, logits: jax.Array, key: jax.Array) -> jax.Array:
+        count, tokens = logits.shape[-1], None
+        if self.top_k is not None or self.top_p is not None:
+            # Of equal ones the first come first, once -0.0 is 0.0.
+            logits = jnp.where(logits == 0, 0.0, logits)
+            logits, tokens = jax.lax.top_k(logits, min(int(self.top_k or count), count))
+        if self.top_p is not None:
+            logits = jnp.where(_reach(logits, self.top_p), logits, -jnp.inf)
+        if self.min_p is not None:
+            # The largest is 0. Shares of 0.1 and 0.4 are 1 to 4, however rounded.
+            is_left = logits >= jnp.log(self.min_p) - 1e-6
+            logits = jnp.where(is_left, logits, -jnp.inf)
+        place = jax.random.categorical(key, logits)
+        if tokens is not None:
+            place = jnp.take_along_axis(tokens, place[..., None], axis=-1)[..., 0]
+        return place.astype(jnp.int32)
+
+
+def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """The logits over the temperature, which may be tiny, the largest being zero."""
+    largest = logits.max(axis=-1, keepdims=True)
+    logits = logits - jnp.where(jnp.isfinite(largest), largest, 0.0)
+    return logits / jnp.maximum(temperature, jnp.finfo(logits.dtype).tiny)
+
+
+def _reach(ordered: jax.Array, top_p: Any) -> jax.Array:
+    """Which logits, in descending order, are needed for a probability."""
+    shares = jax.nn.softmax(ordered, axis=-1)
+    before = jnp.cumsum(shares, axis=-1) - shares
+    # Ten shares of 0.01 are 0.1, however their sum is rounded. All of 1.0 is all.
+    is_needed = (before < top_p * (1 - 1e-6)) | jnp.asarray(top_p >= 1)
+    return is_needed.at[..., 0].set(True)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class History:
+    """The tokens so far, as processors of `generate` and `stream` get them.
+
+    Attributes:
+        tokens: The prompts and what was made, ``int32[batch, size]``; zeros follow the
+            last token of a row.
+        lengths: How many tokens of each row count, ``int32[batch]``.
+        prompt_lengths: How many of these are the prompt, ``int32[batch]``.
+
+    Example:
+        >>> tokens = jnp.array([[3, 1, 3], [2, 0, 0]])
+        >>> history = nnx.decoding.History(
+        ...     tokens, lengths=jnp.array([3, 1]), prompt_lengths=jnp.array([2, 1])
+        ... )
+        >>> history.last
+        Array([3, 2], dtype=int32)
+        >>> history.counts(4)
+        Array([[0, 1, 0, 2],
+               [0, 0, 1, 0]], dtype=int32)
+    """
+
+    tokens: Int[Array, "batch size"]
+    lengths: Int[Array, " batch"]
+    prompt_lengths: Int[Array, " batch"]
+
+    @property
+    def is_token(self) -> Bool[Array, "batch size"]:
+        """Which of ``tokens`` count."""
+        return jnp.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
+
+    @property
+    def last(self) -> Int[Array, " batch"]:
+        """The last token of each row."""
+        last = self.lengths[:, None] - 1
+        return jnp.take_along_axis(self.tokens, last, axis=1)[:, 0]
+
+    def counts(self, vocabulary: int) -> Int[Array, "batch vocabulary"]:
+        """How often each token of a vocabulary occurs in each row.
+
+        Args:
+            vocabulary: The number of tokens that there are.
+
+        Returns:
+            ``int32[batch, vocabulary]``.
+        """
+        tokens = jnp.where(self.is_token, self.tokens, vocabulary)
+        rows = jnp.arange(len(tokens))[:, None]
+        zeros = jnp.zeros((len(tokens), vocabulary), jnp.int32)
+        return zeros.at[rows, tokens].add(1, mode="drop")
+
+
+Processor: TypeAlias = Callable[[jax.Array, History], jax.Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RepetitionPenalty:
+    """Makes tokens less likely that the prompt or the new text has already.
+
+    A logit ``x`` of such a token becomes ``x / penalty`` if it is positive, else
+    ``x * penalty``. How often the token occurs makes no difference. It is a processor:
+    ``generate(..., processors=[RepetitionPenalty(1.2)])``.
+
+    Args:
+        penalty: Above 1, tokens that occurred become less likely; below 1, likelier.
+
+    Raises:
+        ValueError: If the penalty is not above 0, or infinite.
+
+    Example:
+        >>> length = jnp.array([2])
+        >>> history = nnx.decoding.History(jnp.array([[0, 2]]), length, length)
+        >>> logits = jnp.array([[3.0, 2.0, -1.0]])
+        >>> nnx.decoding.RepetitionPenalty(2.0)(logits, history)
+        Array([[ 1.5,  2. , -2. ]], dtype=float32)
+
+    References:
+        Keskar et al., 2019, "CTRL: A Conditional Transformer Language Model for
+        Controllable Generation", section 4.1; for negative logits as `transformers`.
+    """
+
+    penalty: Any
+
+    def __post_init__(self) -> None:
+        value = self.penalty
+        if isinstance(value, (int, float)) and not 0 < value < math.inf:
+            raise ValueError(
+                "The penalty of a RepetitionPenalty is above 0, and finite, got "
+                f"{value}."
+            )
+
+    def __call__(
+        self, logits: Float[Array, "batch vocabulary"], history: History
+    ) -> Float[Array, "batch vocabulary"]:
+        """Lowers the logits of the tokens that occur.
+
+        Args:
+            logits: ``[batch, vocabulary]``.
+            history: The tokens so far.
+
+        Returns:
+            New logits, of the same shape and dtype.
+        """
+        occurs = history.counts(logits.shape[-1]) > 0
+        lowered = jnp.where(logits > 0, logits / self.penalty, logits * self.penalty)
+        return jnp.where(occurs, lowered, logits)
+
+
+def process(
+    processors: Sequence[Processor], logits: jax.Array, history: History
+) -> jax.Array:
+    """Applies one after the other; the logits are float32 or wider."""
+    logits = wide(logits)
+    for i, processor in enumerate(processors):
+        found = processor(logits, history)
+        shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", bool)
+        if shape != logits.shape or not jnp.issubdtype(dtype, jnp.floating):
+            got = type(found).__name__ if shape is None else jax.typeof(found)
+            raise TypeError(
+                errors.message(
+                    f"processors[{i}] returns logits, {jax.typeof(logits)}, and gave "
+                    f"{got}.",
+                    way_out="Ban tokens by jnp.where(is_allowed, logits, -jnp.inf).",
+                )
+            )
+        logits = found
+    return logits
+
+
+def wide(logits: jax.Array) -> jax.Array:
+    """The logits in float32, or as they are if they are wider."""
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

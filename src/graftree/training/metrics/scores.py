@@ -1,0 +1,561 @@
+"""Scores of predictions, as in scikit-learn, over batches.
+
+Each is computed from sums over weighted rows (`_Sums`), so they are the same however
+the rows are divided: into batches, or over devices whose counters are added. Precision,
+recall and their mean come from one count, `ConfusionMatrix`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from graftree.annotations import ArrayLike
+from graftree.nn.support import arguments
+from graftree.training.metrics import averages
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float32, Int, Num, Shaped
+
+
+class _Sums(averages.Metric):
+    """Sums over weighted rows, which keep what their rounding loses.
+
+    A float32 stops counting at 2**24; with its remainder it does at 2**48. Two sums,
+    unless a subclass starts others: of a value of each row, and of the weights.
+
+    Attributes:
+        sums: Float32.
+        remainders: What is to be added to them, of the same shape.
+    """
+
+    def __init__(self) -> None:
+        self._start(2)
+
+    def _start(self, *shape: int) -> None:
+        self.sums = averages.MetricState(jnp.zeros(shape, jnp.float32))
+        self.remainders = averages.MetricState(jnp.zeros(shape, jnp.float32))
+
+    def reset(self) -> None:
+        """Sets all counters to zero, in place."""
+        averages.reset_counters(self.sums, self.remainders)
+
+    def compute(self) -> Float32[Array, "*counters"]:
+        """Returns the statistic of all rows so far; nan if there are none."""
+        total, weight = jnp.moveaxis(self._totals(), -1, 0)
+        return total / weight
+
+    def _add_rows(self, values: jax.Array, weights: jax.Array) -> None:
+        self._add(jnp.stack([_weighted(values, weights), jnp.sum(weights)]))
+
+    def _add(self, amounts: jax.Array) -> None:
+        old = self.sums[...]
+        amounts = amounts.astype(old.dtype)
+        new = old + amounts
+        # The error of an addition, exactly: Knuth, The Art of Computer Programming,
+        # vol. 2, section 4.2.2, theorem B.
+        added = new - old
+        lost = (old - (new - added)) + (amounts - added)
+        self.sums[...] = new
+        self.remainders[...] += jnp.where(jnp.isfinite(new), lost, 0)
+
+    def _totals(self) -> jax.Array:
+        return self.sums[...] + self.remainders[...]
+
+
+def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """A weighted sum; rows of weight zero may hold anything, even nan."""
+    return jnp.sum(jnp.where(weights == 0, 0, values * weights))
+
+
+def _weights(mask: Any, rows: tuple[int, ...]) -> jax.Array:
+    """The weight of each row; the axes of a mask are the first ones of the rows."""
+    mask = averages.widen(1 if mask is None else mask)
+    fits = all(m in (1, n) for m, n in zip(mask.shape, rows, strict=False))
+    if mask.ndim > len(rows) or not fits:
+        raise ValueError(
+            f"Expected a mask for rows of shape {rows}, or for their first axes, got "
+            f"the shape {mask.shape}."
+        )
+    mask = mask.reshape(mask.shape + (1,) * (len(rows) - mask.ndim))
+    return jnp.broadcast_to(mask, rows)
+
+
+class _Regression(_Sums):
+    """A metric of predicted numbers."""
+
+    def update(
+        self,
+        *,
+        predictions: Num[ArrayLike, "*shape"],
+        targets: Num[ArrayLike, "*shape"],
+        mask: Shaped[ArrayLike, "*mask_shape"] | None = None,
+        **_: Any,
+    ) -> None:
+        """Adds a batch, in place.
+
+        Args:
+            predictions: Numbers of any shape.
+            targets: The right ones, of the same shape.
+            mask: Weights, usually booleans, for the first axes of the targets, as
+                ``[batch]`` for ``[batch, outputs]``. ``None`` counts each target once.
+
+        Raises:
+            ValueError: If the shapes do not fit.
+        """
+        predictions, targets = averages.widen(predictions), averages.widen(targets)
+        if predictions.shape != targets.shape:
+            raise ValueError(
+                "Expected predictions and targets of one shape, got "
+                f"{predictions.shape} and {targets.shape}."
+            )
+        self._add_batch(predictions, targets, _weights(mask, targets.shape))
+
+    def _add_batch(self, predictions: Any, targets: Any, weights: Any) -> None:
+        raise NotImplementedError
+
+
+class MeanSquaredError(_Regression):
+    """The mean of ``(predictions - targets) ** 2`` so far.
+
+    Attributes:
+        sums: Of the squares and the weights, float32. All metrics from here on keep
+            their sums like this.
+        remainders: What rounding took from the sums, so that they count to ``2**48``.
+
+    Example:
+        >>> error = nnx.metrics.MeanSquaredError()
+        >>> predictions = jnp.array([2.5, 0.0, 2.0])
+        >>> error.update(predictions=predictions, targets=jnp.array([3.0, -0.5, 2.0]))
+        >>> error.compute()
+        Array(0.16666667, dtype=float32)
+    """
+
+    def _add_batch(self, predictions: Any, targets: Any, weights: Any) -> None:
+        self._add_rows((predictions - targets) ** 2, weights)
+
+
+class MeanAbsoluteError(_Regression):
+    """The mean of ``|predictions - targets|`` so far.
+
+    Example:
+        >>> error = nnx.metrics.MeanAbsoluteError()
+        >>> predictions = jnp.array([2.5, 0.0, 2.0])
+        >>> error.update(predictions=predictions, targets=jnp.array([3.0, -0.5, 3.0]))
+        >>> error.compute()
+        Array(0.6666667, dtype=float32)
+    """
+
+    def _add_batch(self, predictions: Any, targets: Any, weights: Any) -> None:
+        self._add_rows(jnp.abs(predictions - targets), weights)
+
+
+class R2Score(_Regression):
+    """The share of the variance of the targets that the predictions explain.
+
+    ``1 - sum((targets - predictions)**2) / sum((targets - mean(targets))**2)``. All
+    elements are one output; for the score of each output, make and update the metric
+    under ``nnx.vmap``.
+
+    Targets far from zero lose no digits, because the sums are about the mean of the
+    first batch. So counters of several devices can't be added, unlike those of the
+    other metrics; arrays that are sharded over devices need no such sum.
+
+    Attributes:
+        center: The mean of the targets of the first batch.
+
+    Example:
+        >>> score = nnx.metrics.R2Score()
+        >>> targets = jnp.array([3.0, -0.5, 2.0, 7.0])
+        >>> score.update(predictions=jnp.array([2.5, 0.0, 2.0, 8.0]), targets=targets)
+        >>> score.compute().round(4)
+        Array(0.9486, dtype=float32)
+    """
+
+    def __init__(self) -> None:
+        self._start(4)
+        self.center = averages.MetricState(jnp.array(0, jnp.float32))
+
+    def reset(self) -> None:
+        """Sets all counters to zero, in place."""
+        super().reset()
+        averages.reset_counters(self.center)
+
+    def _add_batch(self, predictions: Any, targets: Any, weights: Any) -> None:
+        number, center = jnp.sum(weights), self.center[...]
+        mean = _weighted(targets, weights) / averages.or_one(number)
+        center = jnp.where(self.sums[0] == 0, mean.astype(center.dtype), center)
+        terms = (predictions - targets) ** 2, targets - center, (targets - center) ** 2
+        self.center[...] = center
+        self._add(jnp.stack([number, *(_weighted(x, weights) for x in terms)]))
+
+    def compute(self) -> Float32[Array, "*counters"]:
+        """Returns the score of all rows so far; nan if there are none.
+
+        Returns:
+            At most 1. Where all targets are equal, 1 if the predictions are, too, and
+            otherwise 0, as in scikit-learn.
+        """
+        number, residual, first, second = jnp.moveaxis(self._totals(), -1, 0)
+        variation = second - first**2 / number
+        # What the rounding of the center makes of targets that are all equal.
+        rounding = number * (self.center[...] * jnp.finfo(jnp.float32).eps) ** 2
+        of_constant = jnp.where(residual > 0, 0, 1 + residual)  # nan stays nan
+        return jnp.where(variation <= rounding, of_constant, 1 - residual / variation)
+
+
+class _Classification(_Sums):
+    """A metric of logits and labels.
+
+    Attributes:
+        num_classes: ``None``: as many as there are logits.
+        is_binary: Whether there is one logit for each label, which is 0 or 1.
+    """
+
+    num_classes: Any = None
+    is_binary: bool = False
+
+    def update(
+        self,
+        *,
+        logits: Num[ArrayLike, "*logits_shape"],
+        labels: Int[ArrayLike, "*batch"],
+        mask: Shaped[ArrayLike, "*mask_shape"] | None = None,
+        **_: Any,
+    ) -> None:
+        """Adds a batch, in place.
+
+        Args:
+            logits: ``[*batch, classes]``; with a threshold, and for `RocAuc`,
+                ``[*batch]``.
+            labels: Classes, ``[*batch]``, int32 or int64.
+            mask: Weights, usually booleans, for the first axes of the labels. ``None``
+                counts each label once. The result is nan if a row counts whose label
+                is no class, or whose logits hold a nan.
+
+        Raises:
+            ValueError: If the shapes do not fit, or the labels have another dtype; or
+                for what is counted in cells, if there are more than ``2**24`` rows.
+        """
+        logits, labels = averages.widen(logits), jnp.asarray(labels)
+        averages.check_predictions(logits, labels, self.is_binary)
+        classes = self.num_classes or logits.shape[-1]
+        expected = labels.shape if self.is_binary else (*labels.shape, classes)
+        if logits.shape != expected:
+            raise ValueError(
+                f"{type(self).__name__} expected logits of shape {expected} for labels "
+                f"of shape {labels.shape}, got {logits.shape}."
+            )
+        weights = _weights(mask, labels.shape)
+        unknown = jnp.isnan(logits) if self.is_binary else jnp.isnan(logits).any(-1)
+        unknown |= (labels < 0) | (labels >= classes)
+        # A compiled function can't raise.
+        weights = jnp.where(unknown & (weights != 0), jnp.nan, weights)
+        self._add_batch(logits, jnp.clip(labels, 0, classes - 1), weights)
+
+    def _add_batch(self, logits: Any, labels: Any, weights: Any) -> None:
+        raise NotImplementedError
+
+
+class TopKAccuracy(_Classification):
+    """How often the label is among the ``k`` largest logits.
+
+    Of equal logits that of the lower class comes first, as in `Accuracy`; scikit-learn
+    begins with the higher.
+
+    Args:
+        k: How many classes are predicted for each row.
+
+    Raises:
+        ValueError: If ``k`` is less than 1.
+
+    Example:
+        >>> accuracy = nnx.metrics.TopKAccuracy(2)
+        >>> logits = jnp.array([[0.5, 0.2, 0.2], [0.3, 0.4, 0.2], [0.7, 0.2, 0.1]])
+        >>> accuracy.update(logits=logits, labels=jnp.array([0, 1, 2]))
+        >>> accuracy.compute()
+        Array(0.6666667, dtype=float32)
+    """
+
+    def __init__(self, k: int) -> None:
+        if k < 1:
+            raise ValueError(f"TopKAccuracy expects k >= 1, got {k}.")
+        self.k = k
+        super().__init__()
+
+    def _add_batch(self, logits: Any, labels: Any, weights: Any) -> None:
+        if logits.shape[-1] < self.k:
+            raise ValueError(
+                f"TopKAccuracy({self.k}) expects logits of {self.k} classes or more, "
+                f"got the shape {logits.shape}."
+            )
+        labels = labels[..., None]
+        classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+        own = jnp.take_along_axis(logits, labels, axis=-1)
+        # `top_k` would gather a batch that is sharded.
+        ahead = (logits > own) | ((logits == own) & (classes < labels))
+        self._add_rows(jnp.sum(ahead, axis=-1) < self.k, weights)
+
+
+class Perplexity(_Classification):
+    """The exponential of the mean cross-entropy, ``exp(mean(-log p(label)))``.
+
+    Example:
+        >>> perplexity = nnx.metrics.Perplexity()
+        >>> uniform, tokens = jnp.zeros((2, 3, 50)), jnp.zeros((2, 3), int)
+        >>> perplexity.update(logits=uniform, labels=tokens)
+        >>> perplexity.compute().round(3)
+        Array(50., dtype=float32)
+    """
+
+    def _add_batch(self, logits: Any, labels: Any, weights: Any) -> None:
+        own = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        self._add_rows(jax.nn.logsumexp(logits, axis=-1) - own, weights)
+
+    def compute(self) -> Float32[Array, "*counters"]:
+        """Returns the perplexity so far; nan without rows.
+
+        Returns:
+            1 for a model that is always sure and right, the number of classes for one
+            that knows nothing.
+        """
+        return jnp.exp(super().compute())
+
+
+class ConfusionMatrix(_Classification):
+    """How many rows of each class were taken for each class.
+
+    Args:
+        num_classes: How many classes there are.
+        threshold: ``None`` predicts the class with the largest logit. A float is for
+            two classes: a logit of at least ``threshold`` predicts class 1.
+
+    Raises:
+        TypeError: If ``threshold`` is neither ``None`` nor a float.
+        ValueError: If ``num_classes`` is less than 2, or not 2 with a threshold.
+
+    Example:
+        >>> confusion = nnx.metrics.ConfusionMatrix(3)
+        >>> logits = nnx.one_hot(jnp.array([0, 2, 2, 1]), 3)  # of predicted classes
+        >>> confusion.update(logits=logits, labels=jnp.array([0, 1, 2, 1]))
+        >>> confusion.compute()
+        Array([[1., 0., 0.],
+               [0., 1., 1.],
+               [0., 0., 1.]], dtype=float32)
+    """
+
+    def __init__(self, num_classes: int = 2, *, threshold: float | None = None) -> None:
+        self.threshold = averages.checked_threshold(threshold)
+        self.is_binary = threshold is not None
+        if num_classes < 2 or (self.is_binary and num_classes != 2):
+            raise ValueError(
+                f"{type(self).__name__} expects num_classes >= 2, and 2 if there is a "
+                f"threshold, got {num_classes} and the threshold {threshold}."
+            )
+        self.num_classes = num_classes
+        self._start(num_classes, num_classes)
+
+    def _add_batch(self, logits: Any, labels: Any, weights: Any) -> None:
+        if self.is_binary:
+            predicted = (logits >= self.threshold).astype(int)
+        else:
+            predicted = jnp.argmax(logits, axis=-1)
+        shape = (self.num_classes, self.num_classes)
+        self._add(_table(shape, (labels, predicted), weights))
+
+    def compute(self) -> Float32[Array, "*counters"]:
+        """Returns the counts so far.
+
+        Returns:
+            ``[classes, classes]``: the rows are the labels, the columns the
+            predictions. Counts above ``2**24`` are rounded, in what is returned only.
+        """
+        return self._totals()
+
+
+def _table(shape: tuple[int, int], cells: Any, weights: jax.Array) -> jax.Array:
+    """The sum of the weights in each cell; all nan if a weight is."""
+    if weights.size > 2**24:  # where a cell would stop counting
+        raise ValueError(
+            f"Expected at most 2**24 rows in an update, got {weights.size}; update by "
+            "parts of the batch, one after the other."
+        )
+    mesh, whole = jax.typeof(weights).sharding.mesh, jax.sharding.PartitionSpec()
+    # Axes that are explicit want to know that this is the sum over all devices.
+    whole = jax.sharding.NamedSharding(mesh, whole) if mesh.explicit_axes else None
+    options = arguments.if_set(out_sharding=whole)
+    counts = jnp.zeros(shape, weights.dtype).at[cells].add(weights, **options)
+    return jnp.where(jnp.isnan(weights).any(), jnp.nan, counts)
+
+
+class _ClassScore(ConfusionMatrix):
+    """A ratio of counts for each class, and their average."""
+
+    def __init__(
+        self,
+        num_classes: int = 2,
+        *,
+        average: Literal["binary", "micro", "macro", "weighted"] | None = "binary",
+        threshold: float | None = None,
+    ) -> None:
+        super().__init__(num_classes, threshold=threshold)
+        known = ("binary", "micro", "macro", "weighted", None)
+        if average not in known or (average == "binary" and num_classes != 2):
+            raise ValueError(
+                f"{type(self).__name__} expects an average of {known}, and 'binary' "
+                f"only for two classes, got {average!r} for {num_classes}."
+            )
+        self.average = average
+
+    @staticmethod
+    def _terms(right: Any, labelled: Any, predicted: Any) -> tuple[Any, Any]:
+        """What is divided by what, from three counts for each class."""
+        raise NotImplementedError
+
+    def compute(self) -> Float32[Array, "*counters"]:
+        """Returns the score so far; 0 in the place of 0/0, as in scikit-learn.
+
+        Returns:
+            A scalar; ``[classes]`` if ``average`` is ``None``.
+        """
+        counts = super().compute()
+        right = jnp.diagonal(counts, axis1=-2, axis2=-1)
+        labelled = counts.sum(axis=-1)
+        above, below = self._terms(right, labelled, counts.sum(axis=-2))
+        if self.average == "micro":
+            above, below = above.sum(axis=-1), below.sum(axis=-1)
+        scores = above / averages.or_one(below)
+        if self.average == "binary":
+            return scores[..., 1]
+        if self.average == "macro":
+            return scores.mean(axis=-1)
+        if self.average == "weighted":
+            total = labelled.sum(axis=-1)
+            return (scores * labelled).sum(axis=-1) / averages.or_one(total)
+        return scores
+
+
+class Precision(_ClassScore):
+    """How many of the rows that were taken for a class are of it.
+
+    Args:
+        num_classes: How many classes there are. Those that never occur count, too, as
+            with scikit-learn's ``labels=range(num_classes)``.
+        average: As in scikit-learn. ``"binary"``: the score of class 1; ``"micro"``: of
+            all classes together; ``"macro"``: the mean over classes; ``"weighted"``:
+            that weighted by how often each class is a label; ``None``: the scores of
+            all classes.
+        threshold: As for `ConfusionMatrix`.
+
+    Raises:
+        TypeError: If ``threshold`` is neither ``None`` nor a float.
+        ValueError: If ``num_classes`` is less than 2, or not 2 with a threshold or for
+            ``"binary"``; or if ``average`` is something else.
+
+    Example:
+        >>> precision = nnx.metrics.Precision(threshold=0.5)
+        >>> logits, labels = jnp.array([0.9, 0.6, 0.2, 0.7]), jnp.array([1, 0, 1, 1])
+        >>> precision.update(logits=logits, labels=labels)
+        >>> precision.compute()
+        Array(0.6666667, dtype=float32)
+    """
+
+    @staticmethod
+    def _terms(right: Any, labelled: Any, predicted: Any) -> tuple[Any, Any]:
+        return right, predicted
+
+
+class Recall(_ClassScore):
+    """How many of the rows of a class were taken for it.
+
+    Args:
+        *args: As for `Precision`.
+        **kwargs: As for `Precision`.
+
+    Example:
+        >>> recall = nnx.metrics.Recall(3, average="macro")
+        >>> logits = nnx.one_hot(jnp.array([0, 2, 2, 1]), 3)
+        >>> recall.update(logits=logits, labels=jnp.array([0, 1, 2, 1]))
+        >>> recall.compute()
+        Array(0.8333333, dtype=float32)
+    """
+
+    @staticmethod
+    def _terms(right: Any, labelled: Any, predicted: Any) -> tuple[Any, Any]:
+        return right, labelled
+
+
+class F1Score(_ClassScore):
+    """The harmonic mean of precision and recall.
+
+    Args:
+        *args: As for `Precision`.
+        **kwargs: As for `Precision`.
+
+    Example:
+        >>> score = nnx.metrics.F1Score(3, average=None)
+        >>> logits = nnx.one_hot(jnp.array([0, 2, 2, 1]), 3)
+        >>> score.update(logits=logits, labels=jnp.array([0, 1, 2, 1]))
+        >>> score.compute()
+        Array([1.       , 0.6666667, 0.6666667], dtype=float32)
+    """
+
+    @staticmethod
+    def _terms(right: Any, labelled: Any, predicted: Any) -> tuple[Any, Any]:
+        return 2 * right, labelled + predicted
+
+
+class RocAuc(_Classification):
+    """The area under the ROC curve: how often a positive row is above a negative one.
+
+    Memory is constant: two histograms of the 65,536 numbers of bfloat16. Scores that
+    are equal when rounded to that count as a half, for scores of any range. `max_error`
+    bounds what that changes. For the exact area keep all scores, and give them to
+    ``sklearn.metrics.roc_auc_score``. Prefer logits to probabilities, which are close
+    together near 1; two logits of a row are one score, ``logits[:, 1] - logits[:, 0]``.
+
+    Example:
+        >>> area = nnx.metrics.RocAuc()
+        >>> logits, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
+        >>> area.update(logits=logits, labels=labels)
+        >>> area.compute(), area.max_error()
+        (Array(0.75, dtype=float32), Array(0., dtype=float32))
+    """
+
+    num_classes = 2
+    is_binary = True
+
+    def __init__(self) -> None:
+        self._start(2, 2**16)
+
+    def _add_batch(self, logits: Any, labels: Any, weights: Any) -> None:
+        self._add(_table((2, 2**16), (labels, _ranks(logits)), weights))
+
+    def compute(self) -> Float32[Array, "*counters"]:
+        """Returns the area so far; nan without rows of both labels."""
+        negatives, positives = self._shares()
+        below = jnp.cumsum(negatives, axis=-1) - negatives / 2
+        return jnp.sum(positives * below, axis=-1)
+
+    def max_error(self) -> Float32[Array, "*counters"]:
+        """Returns how far `compute` may be from the exact area of the rows so far.
+
+        Returns:
+            Half the share of pairs, of a positive and a negative row, in one bin.
+        """
+        negatives, positives = self._shares()
+        return jnp.sum(positives * negatives, axis=-1) / 2
+
+    def _shares(self) -> jax.Array:
+        """The share of each bin, ``[2, *counters, bins]``."""
+        counts = jnp.moveaxis(self._totals(), -2, 0)
+        return counts / counts.sum(axis=-1, keepdims=True)
+
+
+def _ranks(scores: jax.Array) -> jax.Array:
+    """The rank of each score among all numbers of bfloat16."""
+    rounded = jnp.where(scores == 0, 0, scores).astype(jnp.bfloat16)  # no -0
+    bits = jax.lax.bitcast_convert_type(rounded, jnp.uint16).astype(jnp.int32)
+    return jnp.where(bits < 2**15, bits + 2**15, 2**16 - 1 - bits)

@@ -1,0 +1,191 @@
+"""Scales, sliding windows, soft caps, sinks and lengths of keys, against NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import test_util
+
+import graftree as nnx
+from tests import programs, tables
+from tests.nn.test_attention import (
+    PATHS,
+    attention,
+    exact_weights,
+    layer_output,
+    make_layer,
+    qkv,
+    weights_of,
+)
+from tests.random_arrays import random, random_mask
+
+SINKS = random(4, seed=4)
+LENGTHS = np.array([[5, 3, 0], [1, 4, 2]])
+EVERYTHING = {
+    "scale": 0.7,
+    "is_causal": True,
+    "sliding_window": 2,
+    "logits_soft_cap": 0.5,
+    "sinks": SINKS,
+    "key_value_seq_lengths": LENGTHS,
+    "mask": random_mask(2, 3, 4, 3, 5),
+    "bias": random(2, 3, 4, 3, 5, seed=8),
+}
+OPTIONS = [
+    {"scale": 0.3},
+    *({"is_causal": True, "sliding_window": n} for n in (1, 2, 3, 9)),
+    {"logits_soft_cap": 0.5, "bias": random(4, 1, 1, seed=8)},
+    {"sinks": SINKS, "mask": random_mask(3, 1, 3, 5)},
+    {"key_value_seq_lengths": LENGTHS},
+    {"is_causal": True, "sliding_window": 2, "key_value_seq_lengths": LENGTHS},
+    EVERYTHING,
+]
+
+
+@PATHS
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options))
+def test_each_option_is_its_formula(path, options):
+    arrays = qkv((2, 3), kv_heads=2)
+    y = programs.in_one_program(nnx.dot_product_attention, *arrays, **options, **path)
+    np.testing.assert_allclose(y, attention(*arrays, **options), rtol=1e-4, atol=1e-5)
+
+
+def test_all_together_in_float64(float64):
+    arrays = [np.float64(x) for x in qkv((2, 3), kv_heads=2)]
+    y = programs.in_one_program(nnx.dot_product_attention, *arrays, **EVERYTHING)
+    assert y.dtype == jnp.float64
+    np.testing.assert_allclose(
+        y, attention(*arrays, **EVERYTHING), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_without_batch_axes_there_is_one_length():
+    arrays = qkv(())
+    y = nnx.dot_product_attention(*arrays, key_value_seq_lengths=np.uint8(2))
+    expected = attention(*arrays, key_value_seq_lengths=2)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_jax_takes_is_the_program_of_jax():
+    arrays, lengths = qkv(kv_heads=2), jnp.array([5, 3])
+    ours = functools.partial(
+        nnx.dot_product_attention, is_causal=True, scale=0.3, sliding_window=2
+    )
+    jaxs = functools.partial(
+        jax.nn.dot_product_attention,
+        is_causal=True,
+        scale=0.3,
+        local_window_size=(1, 0),
+    )
+
+    def program(attend):
+        def call(*arrays, lengths):
+            return attend(*arrays, key_value_seq_lengths=lengths)
+
+        return jax.jit(call).lower(*arrays, lengths=lengths).as_text()
+
+    assert program(ours) == program(jaxs)
+
+
+def test_an_additive_mask_holds_beyond_a_cap():
+    arrays = qkv()
+    bias = np.where(np.arange(5) < 2, 0.0, -1e30)
+    y = nnx.dot_product_attention(*arrays, bias=bias, logits_soft_cap=1.0)
+    expected = attention(*arrays, mask=bias == 0, logits_soft_cap=1.0)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@PATHS
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("sinks", [None, SINKS])
+def test_queries_that_see_nothing_have_finite_gradients(path, dtype, sinks):
+    arrays = [x.astype(dtype) for x in qkv()]
+
+    def loss(*arrays):
+        lengths = jnp.array([0, 5])
+        y = nnx.dot_product_attention(
+            *arrays, sinks=sinks, key_value_seq_lengths=lengths, **path
+        )
+        return (y**2).sum(), y
+
+    grads, y = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
+    y, average = np.asarray(y, float), np.asarray(arrays[2], float).mean(1)[0]
+    expected = np.broadcast_to(average if sinks is None else 0.0, y[0].shape)
+    np.testing.assert_allclose(y[0], expected, rtol=0.02, atol=0.02)
+    assert all(np.isfinite(np.asarray(grad, float)).all() for grad in grads)
+
+
+def test_gradients_are_those_of_finite_differences(float64):
+    arrays = [np.float64(x) for x in qkv((), heads=2, kv_heads=1, depth=2)]
+
+    @jax.jit
+    def loss(query, key, value, scale, cap, sinks):
+        y = nnx.dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=scale,
+            sliding_window=2,
+            logits_soft_cap=cap,
+            sinks=sinks,
+        )
+        return jnp.sum(jnp.sin(y))
+
+    more = (np.float64(0.7), np.float64(0.9), np.array([0.3, -0.5]))
+    test_util.check_grads(loss, (*arrays, *more), order=1, modes=["fwd", "rev"])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_rounds_only_the_result(dtype):
+    query, key, _ = (x.astype(dtype) for x in qkv())
+    # A scale that half precision does not have.
+    options = {"scale": 1 / 12, "logits_soft_cap": 30.0, "sinks": SINKS.astype(dtype)}
+    found = programs.in_one_program(weights_of, query, key, **options)
+    assert found.dtype == dtype
+    expected = exact_weights(*(np.asarray(x, float) for x in (query, key)), **options)
+    rtol = float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(found, float), expected, rtol, 1e-7)
+
+
+def test_dropout_zeroes_weights_and_the_sink_stays():
+    query, key, value = qkv(kv_heads=2)
+    rng = jax.random.key(5)
+    options = {"sinks": SINKS, "logits_soft_cap": 2.0}
+    y = nnx.dot_product_attention(
+        query, key, value, dropout_rng=rng, dropout_rate=0.25, **options
+    )
+    kept = jax.random.bernoulli(rng, 0.75, (1, 1, 3, 5))
+    weights = exact_weights(query, key, **options) * np.asarray(kept) / 0.75
+    value = np.repeat(np.asarray(value, float), 2, axis=-2)
+    expected = np.einsum("...hqk,...khd->...qhd", weights, value)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@PATHS
+@tables.cases(
+    "options, message",
+    ({"sliding_window": 2}, r"needs is_causal=True.*\n.*KeyValueCache"),
+    ({"sliding_window": 0, "is_causal": True}, "positive integer, got 0"),
+    ({"sliding_window": 2.5, "is_causal": True}, "positive integer, got 2.5"),
+    ({"logits_soft_cap": 0.0}, "must be positive, or None, got 0.0"),
+    ({"sinks": np.ones(2)}, r"each of 4 query heads, \[4\].*shape \[2\]"),
+    ({"key_value_seq_lengths": [3]}, r"batch axes, \[2\], but got int\d+\[1\]"),
+    ({"key_value_seq_lengths": np.ones(2)}, r"integers.*got float\d+\[2\]"),
+)
+def test_what_an_option_can_not_be(path, options, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.dot_product_attention(*qkv(), **options, **path)
+
+
+def test_a_layer_takes_them_with_its_attention_function():
+    attend = functools.partial(
+        nnx.dot_product_attention, sliding_window=2, logits_soft_cap=3.0, scale=0.3
+    )
+    layer, x = make_layer(attention_fn=attend), random(2, 5, 8)
+    y = programs.in_one_program(layer, x, is_causal=True)
+    options = {"sliding_window": 2, "logits_soft_cap": 3.0, "scale": 0.3}
+    expected = layer_output(layer, x, is_causal=True, **options)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
