@@ -14,8 +14,8 @@ A model is a Python class: derive it from `nnx.Module`, and make layers such as
 `nnx.Linear` its attributes. Compile and differentiate functions of models with
 `nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and what it writes there is lost.
 `help(nnx.Module)`, `help(nnx.jit)` and so on explain each name with an example. Tools
-are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.surgery`, `nnx.precision`,
-`nnx.sharding`, `nnx.memory`, `nnx.decoding` and `nnx.debugging`.
+are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.training`, `nnx.surgery`,
+`nnx.precision`, `nnx.sharding`, `nnx.memory`, `nnx.decoding` and `nnx.debugging`.
 """
 
 # This file is the public namespace, and the only re-export in the package.
@@ -334,7 +334,7 @@ variables = state
 # type checkers know that it is passed on.
 _MODULES = (
     *("checkpoints", "config", "debugging", "decoding", "errors", "initializers"),
-    *("memory", "metrics", "precision", "sharding", "surgery", "weights"),
+    *("memory", "metrics", "precision", "sharding", "surgery", "training", "weights"),
 )
 
 # Sub-module paths of Flax NNX; what is not listed above is looked up there too.
@@ -353,11 +353,12 @@ else:
         precision as precision,
         sharding as sharding,
         surgery as surgery,
+        training as training,
         weights as weights,
     )
 
     # For a type checker, a name that is neither above nor here is misspelt
     compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")
     helpers = ids = module = nn = object = optimizer = pytreelib = reprlib = compat
-    rnglib = spmd = statelib = tracers = training = transforms = traversals = compat
+    rnglib = spmd = statelib = tracers = transforms = traversals = compat
     bridge = proxy_caller = variablelib = visualization = wrappers = summary = compat
