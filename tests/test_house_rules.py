@@ -236,9 +236,9 @@ def test_maps_of_folders_name_each_file_and_no_other():
             continue
         folder = sources.ROOT / source.path.parent
         chart = source.text.partition("\nfrom ")[0]
-        here = {path.stem for path in folder.iterdir() if path.name[:2] != "__"}
-        words = {*re.findall(r"\w+", chart)}
         files = {path.stem for path in folder.iterdir()}
+        here = {name for name in files if not name.startswith("__")}
+        words = {*re.findall(r"\w+", chart)}
         gone = {*re.findall(r"(?<![\w/])(\w+)\.py\b", chart)} - files
         faults += [f"{source.path}: no word of {name}" for name in here - words]
         faults += [f"{source.path}: there is no {name}.py" for name in gone]

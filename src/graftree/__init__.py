@@ -334,8 +334,7 @@ variables = state
 # type checkers know that it is passed on.
 _MODULES = (
     *("checkpoints", "config", "debugging", "decoding", "errors", "initializers"),
-    *("memory", "metrics", "precision", "sharding", "surgery"),
-    *("training", "weights"),
+    *("memory", "metrics", "precision", "sharding", "surgery", "training", "weights"),
 )
 
 # Sub-module paths of Flax NNX; what is not listed above is looked up there too.
