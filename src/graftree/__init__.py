@@ -325,7 +325,7 @@ from graftree.transforms.recordings import (
     make_jaxpr as make_jaxpr,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The older name of `state`.
 variables = state
