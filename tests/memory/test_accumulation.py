@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import graftree as nnx
 from tests import tables
@@ -82,7 +81,10 @@ def number_of(x):
     return sum([jnp.mean(jnp.sin(leaf) + leaf**2) for leaf in jax.tree.leaves(x)])
 
 
-@pytest.mark.parametrize("seed", range(12))
+LATER = [pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12)]
+
+
+@pytest.mark.parametrize("seed", [*range(6), *LATER])
 def test_any_arguments_give_the_means_over_the_parts(seed):
     random = np.random.default_rng(seed)
     kinds = [random.choice(KINDS[:5]), random.choice(KINDS[7:])]

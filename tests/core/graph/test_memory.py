@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import graftree as nnx
 from graftree.core import stamps
@@ -161,7 +160,7 @@ def test_a_static_value_that_came_again_may_still_change_in_place(graph):
 
 
 @KINDS
-@strategies.examples(60, 300)
+@strategies.examples(30, 300)
 @given(data=st.data())
 def test_whatever_is_done_to_an_object_it_is_told_as_it_is(kind, graph, data):
     model, known = made(kind), [*VALUES.values(), *STATICS.values()]
