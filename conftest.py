@@ -39,6 +39,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_traceback_filtering", "off")
 
 compiled_programs.keep_in_whole_files()
+compiled_programs.share_contexts()
 
 
 # What imports a package that may be missing: Flax, of the bridge to Linen; griffe, of
@@ -60,28 +61,42 @@ collect_ignore_glob = [
 
 
 def pytest_addoption(parser):
-    """Adds what ``make test`` asks for on the oldest Python."""
+    """Adds what ``make test`` asks for at each end of the support range."""
     parser.addoption(
-        "--modes-by-turns",
-        action="store_true",
-        help="run each test in one of its modes, with a part of many other parameters",
+        "--end",
+        choices=["oldest", "newest"],
+        help="leave out the pages that the other end runs; and at the oldest run each "
+        "test in one of its modes, with a part of many other parameters",
     )
+
+
+# Where `make test`, too, runs a test with each pair of its parameters.
+_EACH_PAIR = "tests/contract/", "tests/weights/", "tests/core/test_variables.py"
 
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out what the options leave out, and says what `make test` does."""
-    # Layers compile something for each case.
-    for item in tables.repeated(items):
-        if item.nodeid.startswith("tests/nn/"):
+    short = [item for item in items if not item.get_closest_marker("long")]
+    for item in tables.out_of_turn(short):
+        if not item.nodeid.startswith(_EACH_PAIR):
             item.add_marker(pytest.mark.long)
-    if config.getoption("--modes-by-turns"):
-        # Whether the shapes of layers are those of their annotations is seen here only.
-        layers = "tests/contract/test_nn_layers/"
-        whole = [item for item in items if item.nodeid.startswith(layers)]
-        others = [item for item in items if not item.nodeid.startswith(layers)]
-        chosen = whole + modes.by_turns(others)
-        config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
-        items[:] = chosen
+    left_out = _left_out(config.getoption("--end"), items)
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _left_out(end, items):
+    """What does not run at this end: each page runs at one of the two."""
+    pages = [item for item in items if item.get_closest_marker("pages")]
+    of_oldest = {*pages[::8]}
+    if end != "oldest":
+        return of_oldest if end else set()
+    # Whether the shapes of layers are those of their annotations is seen here only, and
+    # not where a call raises.
+    layers, errors = "tests/contract/test_nn_layers/", "/test_errors.py"
+    whole = {x for x in items if x.nodeid.startswith(layers) and errors not in x.nodeid}
+    others = [x for x in items if x not in whole and not x.get_closest_marker("pages")]
+    return {*items} - whole - of_oldest - {*modes.by_turns(others)}
 
 
 def pytest_collection_finish():

@@ -12,15 +12,16 @@ rm -rf "$out"
 mkdir -p "$out"
 trap 'rm -rf "$out/tools" "$out/user"' EXIT # 700 MB
 python=$(scripts/find_python.sh any)
+# One pip installs for both. Python compiles what it imports; pip would compile all
+# modules, for ten seconds.
 install() { # ENVIRONMENT REQUIREMENT...
-    "$python" -m venv "$out/$1"
-    # Python compiles what it imports; pip would compile all modules, for ten seconds.
-    "$out/$1/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --no-compile "${@:2}"
+    "$out/tools/bin/python" -m pip --python "$out/$1/bin/python" install --quiet \
+        --disable-pip-version-check --no-compile "${@:2}"
 }
 
-install tools 'build>=1.2' 'twine>=6.1'
-"$out/tools/bin/python" -m build --outdir "$out/dist" .
+"$python" -m venv "$out/tools"
+install tools 'build>=1.2' 'hatchling>=1.26' 'twine>=6.1'
+"$out/tools/bin/python" -m build --no-isolation --outdir "$out/dist" .
 "$out/tools/bin/twine" check --strict "$out"/dist/*
 
 # The package, its documents and nothing else: no tests, no caches.
@@ -51,7 +52,7 @@ users=$python
 if [ "${TEST_ALL:-}" = 1 ]; then users=$(scripts/find_python.sh each); fi
 cd "$out"
 for python in $users; do
-    rm -rf user
+    "$python" -m venv --clear --without-pip user
     install user dist/*.whl
     JAX_PLATFORMS=cpu user/bin/python -I train.py
     JAX_PLATFORMS=cpu user/bin/python -m graftree.dropin flax_train.py

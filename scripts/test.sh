@@ -4,8 +4,8 @@
 #   test.sh         `make test`: the newest Python runs all tests but the longest, and
 #                   Python 3.11 with the oldest JAX those that Python and JAX may change,
 #                   each in one of its modes, and with a part of its other parameters
-#   CI=true ...     the same with the pages of docs/ (Python 3.11 runs every eighth one),
-#                   and the wheel
+#   CI=true ...     the same with the pages of docs/ (Python 3.11 runs every eighth, the
+#                   newest Python the others), and the wheel
 #   test.sh --all   `make test-all`: both run all tests, and the site is built
 #
 # Where one of the two Pythons is missing, the other runs all tests, and with CI=true that
@@ -24,7 +24,7 @@ stop() {
 
 oldest=$(scripts/find_python.sh oldest 2>/dev/null)
 newest=$(scripts/find_python.sh newest 2>/dev/null)
-scope=${1:-} missing= tests_of_oldest=() chosen=()
+scope=${1:-} missing= tests_of_oldest=() tests_of_newest=() chosen=()
 # With these, annotations of shapes are compared with what is passed.
 shapes=(-p tests.shapes src/graftree/nn src/graftree/training tests/contract/test_nn_layers)
 if [ -z "$oldest$newest" ]; then
@@ -36,8 +36,11 @@ elif [ -z "$newest" ]; then
 elif [ "$scope" != --all ]; then
     chosen=(-m "not long")
     tests_of_oldest=(tests/contract tests/transforms tests/test_jax.py "${shapes[@]}"
-        --modes-by-turns)
-    if [ "${CI:-}" != true ]; then
+        --end oldest)
+    tests_of_newest=(--end newest)
+    if [ "${CI:-}" = true ]; then
+        tests_of_oldest+=(tests/docs)
+    else
         chosen=(-m "not long and not pages")
         missing="; not run: the pages of docs/ (make docs runs them) and the wheel"
     fi
@@ -88,6 +91,9 @@ run_pytest() { # COMMAND...
     return 1
 }
 run_tests() { # NAME END PATH...
+    # Else both workers do that, for the same files at the same time.
+    ".venv/$2/bin/python" -m compileall -qq conftest.py src tests benchmarks examples \
+        website
     check "$1" run_pytest ".venv/$2/bin/python" -m pytest "${@:3}" \
         ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist worksteal --tb short \
         --durations 25
@@ -113,14 +119,14 @@ rm -f out/checks.report
 run_checks >out/checks.log 2>&1 &
 checks=$!
 trap 'kill $checks 2>/dev/null' EXIT
-if [ -n "$newest" ]; then run_tests "tests, newest" newest; fi
+if [ -n "$newest" ]; then
+    run_tests "tests, newest" newest ${tests_of_newest[@]+"${tests_of_newest[@]}"}
+fi
 if [ -n "$oldest" ]; then
     run_tests "tests, oldest" oldest ${tests_of_oldest[@]+"${tests_of_oldest[@]}"}
 fi
 if [ ${#tests_of_oldest[@]} = 0 ]; then
     run_tests "shapes" "${ends[0]}" "${shapes[@]}"
-elif [ "${CI:-}" = true ]; then
-    run_tests "pages, oldest" oldest tests/docs --modes-by-turns
 fi
 if [ "$scope" = --all ]; then check "site" make docs; fi
 

@@ -27,5 +27,5 @@ python=$(scripts/find_python.sh "$which")
 scripts/make_venv.sh "$name" "$python" '.[test]' "jax==$jax" "jaxlib==$jax"
 export JAX_PLATFORMS=cpu
 exec ".venv/$name/bin/python" -m pytest tests/contract tests/transforms/crossing \
-    tests/core tests/test_jax.py --modes-by-turns -m "not long and not pages" \
+    tests/core tests/test_jax.py --end oldest -m "not long and not pages" \
     --numprocesses 2 --dist worksteal --tb short "$@"

@@ -11,14 +11,17 @@ import os
 import pathlib
 import resource
 import tempfile
+import threading
 import zlib
 
 import jax
 from jax._src import compilation_cache
+from jax._src.interpreters import mlir
 
 # Of this repository, whichever folder a program that a test starts runs in.
 FOLDER = pathlib.Path(__file__).parents[1] / "out" / "jax-cache" / jax.__version__
 STEP = 300_000_000  # bytes
+USES = 100
 _bound = 2_200_000_000  # to forget them takes seconds: of the process, and to reload
 _loaded = {}
 
@@ -55,6 +58,8 @@ def keep_in_whole_files():
     jax.config.update("jax_compilation_cache_dir", str(FOLDER))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Not that of XLA for GPUs: to name its folder takes as long as to find a program.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     _load_once()
 
 
@@ -79,6 +84,23 @@ def _load_once():
 
     compilation_cache.get_executable_and_time = load_once
     compilation_cache.put_executable_and_time = keep_loaded
+
+
+def share_contexts():
+    """Makes JAX write `USES` programs in one context of MLIR, in each thread.
+
+    JAX 0.10.2 makes one for each program, which takes as long as all the rest before
+    that is compiled; later ones make one for ten.
+    """
+    make, kept = mlir.make_ir_context, threading.local()
+
+    def shared():
+        kept.uses = getattr(kept, "uses", 0) + 1
+        if kept.uses % USES == 1:
+            kept.context = make()
+        return kept.context
+
+    mlir.make_ir_context = shared
 
 
 def forget_those_of_a_file():

@@ -1,8 +1,10 @@
-"""Tests with parameters: tables of cases, and crosses, which are run with all pairs."""
+"""Tests with parameters: tables of cases, and crosses of them."""
 
 from collections import defaultdict
 
 import pytest
+
+from tests import modes
 
 
 def cases(names, *rows, **options):
@@ -10,16 +12,35 @@ def cases(names, *rows, **options):
     return pytest.mark.parametrize(names, rows, **options)
 
 
-def repeated(items):
-    """The items whose values all occur in earlier items of the same test and mode."""
-    known = defaultdict(set)
-    found = []
-    for item in items:
-        if len([*item.iter_markers("parametrize")]) < 2:
-            continue
-        values = {name: repr(value) for name, value in item.callspec.params.items()}
-        test = item.nodeid.partition("[")[0], values.pop("mode", None)
-        if values.items() <= known[test]:
-            found.append(item)
-        known[test] |= values.items()
-    return found
+def out_of_turn(items):
+    """The items that are not needed for each value of crossed parameters to be run.
+
+    For each value of the longest parameter one item is: the values of the others take
+    turns beside it, in each mode in another order.
+    """
+    known = defaultdict(dict)
+    places = {item: [*_places(item, known)] for item in items}
+    return [item for item in items if not _is_in_turn(item, places[item])]
+
+
+def _places(item, known):
+    """For each table of parameters its rows so far, and the number of the item's."""
+    test, _, _ = item.nodeid.partition("[")
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = names.split(",") if isinstance(names, str) else names
+        names = tuple(name.strip() for name in names)
+        if not modes.ARGUMENTS.keys() & names:
+            rows = known[test, names]
+            row = tuple(id(item.callspec.params[name]) for name in names)
+            yield rows, rows.setdefault(row, len(rows))
+
+
+def _is_in_turn(item, places):
+    if len(places) < 2:
+        return True
+    (_, turn), *others = sorted(places, key=lambda x: -len(x[0]))
+    for name, values in modes.ARGUMENTS.items():
+        if name in item.callspec.params:
+            turn += [*values.values()].index(item.callspec.params[name])
+    return all(place == turn % len(rows) for rows, place in others)

@@ -229,12 +229,14 @@ def test_layers_and_functions_are_found():
 # ------------------------------------------------------------------------- tests/stress
 
 
+@pytest.mark.long
 def test_threads_that_call_new_functions_at_once_do_not_crash():
     # Issue 12, §7: the process died. So it is not the one that runs the tests.
     command = ["-m", "tests.stress.threads", "--rounds=1"]
     assert interpreters.printed(*command, PYTHONFAULTHANDLER="1").startswith("1 rounds")
 
 
+@pytest.mark.long
 def test_two_processes_load_and_save_weights():
     shared_weights.main([])
 

@@ -135,6 +135,7 @@ TOPICS = {
             "Optimizers": "training.optimizers",
             "Averages of parameters": "training.ema",
             "States of training": "training.train_states",
+            "Early stopping": "training.early_stopping",
         },
     ),
     "metrics": Topic(

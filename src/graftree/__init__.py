@@ -14,8 +14,8 @@ A model is a Python class: derive it from `nnx.Module`, and make layers such as
 `nnx.Linear` its attributes. Compile and differentiate functions of models with
 `nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and what it writes there is lost.
 `help(nnx.Module)`, `help(nnx.jit)` and so on explain each name with an example. Tools
-are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.surgery`, `nnx.precision`,
-`nnx.sharding`, `nnx.memory`, `nnx.decoding` and `nnx.debugging`.
+are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.training`, `nnx.surgery`,
+`nnx.precision`, `nnx.sharding`, `nnx.memory`, `nnx.decoding` and `nnx.debugging`.
 """
 
 # This file is the public namespace, and the only re-export in the package.
@@ -267,6 +267,7 @@ __all__ = [
     "precision",
     "sharding",
     "surgery",
+    "training",
     "weights",
     "set_graph_mode",
     "set_graph_updates",
@@ -506,11 +507,12 @@ else:
         precision,
         sharding,
         surgery,
+        training,
         weights,
     )
 
     # For a type checker, a name that is neither above nor here is misspelt
     compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")
     helpers = ids = module = nn = object = optimizer = pytreelib = reprlib = compat
-    rnglib = spmd = statelib = tracers = training = transforms = traversals = compat
+    rnglib = spmd = statelib = tracers = transforms = traversals = compat
     bridge = proxy_caller = variablelib = visualization = wrappers = summary = compat

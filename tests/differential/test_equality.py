@@ -24,7 +24,7 @@ from benchmarks import language_model_rows, libraries
 from benchmarks.language_models import Setting
 from examples.lm.model import Config
 from tests import modes, zoo
-from tests.differential import bodies, captures, generator, running, vocabulary
+from tests.differential import bodies, generator, running, vocabulary
 from tests.differential.vocabulary import code, exact
 
 # Each line holds values that are equal, or nearly.
@@ -157,9 +157,7 @@ LAYOUTS = {
     ONE_DEVICE: (CONFIG, ()),
     DIVIDED: (dataclasses.replace(CONFIG, stacked=True), (("fsdp", 8),)),
 }
-in_all_layouts = pytest.mark.parametrize(
-    "layout", [ONE_DEVICE, pytest.param(DIVIDED, marks=pytest.mark.long)]
-)
+in_all_layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 @functools.cache
@@ -181,6 +179,7 @@ def of_both(peer, layout):
     )
 
 
+@pytest.mark.long
 @in_all_layouts
 def test_losses_are_those_of_the_program_by_hand(layout):
     (ours, by_hand), _ = of_both(libraries.RAW, layout)
@@ -189,6 +188,7 @@ def test_losses_are_those_of_the_program_by_hand(layout):
 
 
 # On one device: divided, with the few optimizations of tests, they are further apart.
+@pytest.mark.long
 def test_temporaries_are_at_most_a_hundredth_more_than_by_hand():
     _, (ours, by_hand) = of_both(libraries.RAW, ONE_DEVICE)
     assert 0 < ours <= 1.01 * by_hand
@@ -206,7 +206,7 @@ def test_losses_are_those_of_flax(layout):
 # ---------------------------------------------------------------------- random programs
 
 LONG = pytest.mark.long
-SEEDS = [*range(17), *(pytest.param(seed, marks=LONG) for seed in range(17, 50))]
+SEEDS = [*range(9), *(pytest.param(seed, marks=LONG) for seed in range(9, 50))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -214,27 +214,6 @@ def test_program_means_what_it_means_in_plain_python(seed):
     program, steps = generator.make(seed)
     mode = program.modes[seed % len(program.modes)]
     check_program(program, mode, steps if mode == running.GRAPH_UPDATES else None)
-
-
-# By turns each way has one mode in `make test`.
-WAYS_AND_MODES = [
-    pytest.param(way, mode, marks=[LONG] if (i + j) % 3 else [])
-    for i, way in enumerate([*captures.WAYS, *captures.PLAIN_WAYS])
-    for j, mode in enumerate(running.MODES)
-]
-
-
-# Issue 12, §1: only what stood in the closure itself was seen to be an object.
-@pytest.mark.parametrize(("way", "mode"), WAYS_AND_MODES)
-def test_control_flow_sees_the_present_state_of_what_it_names(way, mode):
-    program, steps = captures.make(0, ways=[way])
-    check_program(program, mode, steps if mode == running.GRAPH_UPDATES else None)
-
-
-@pytest.mark.parametrize("call", captures.CALLS)
-def test_every_control_flow_sees_the_present_state(call):
-    program, steps = captures.make(0, calls=[call])
-    check_program(program, running.GRAPH_UPDATES, steps)
 
 
 def check_program(program, mode, expected):

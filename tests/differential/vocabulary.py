@@ -6,10 +6,7 @@ top of a program that was found to fail.
 
 import dataclasses
 import enum
-import functools
 import types
-import typing  # noqa: F401, for programs
-import weakref  # noqa: F401
 import zlib
 
 import jax
@@ -55,52 +52,12 @@ class Box:
     content: object
 
 
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """A callable that is equal to another if the name is."""
-
-    name: str
-    factor: object = dataclasses.field(compare=False)
-
-    def __call__(self, x):
-        return x * self.factor
-
-
-class Caller:
-    """A plain object that can be called, and has a method, and holds something."""
-
-    def __init__(self, net, read):
-        self.net = net
-        self.read = read
-
-    def __call__(self, x):
-        return self.read(self.net, x)
-
-    def run(self, x):
-        return self.read(self.net, x)
-
-
 def plus_one(x):
     return x + 1
 
 
 def times_two(x):
     return x * 2
-
-
-def logged(f):
-    """Calls a function, through another one."""
-
-    @functools.wraps(f)
-    def call(*args):
-        return f(*args)
-
-    return call
-
-
-def derivative(f, x):
-    """The derivative of a function of a number, without ``jit``."""
-    return jax.grad(f)(x)
 
 
 NAN = float("nan")
@@ -117,9 +74,8 @@ def exact(x):
         return f"{kind} ({', '.join(map(exact, x))})"
     if isinstance(x, frozenset):
         return f"{kind} {{{', '.join(sorted(map(exact, x)))}}}"
-    if isinstance(x, (Box, Named)):
-        values = [getattr(x, field.name) for field in dataclasses.fields(x)]
-        return f"{kind} {exact(tuple(values))}"
+    if isinstance(x, Box):
+        return f"{kind} {exact((x.content,))}"
     if isinstance(x, (type, types.FunctionType)):
         return f"{x.__qualname__} itself"
     return f"{kind} {x!r}"

@@ -82,7 +82,10 @@ def number_of(x):
     return sum([jnp.mean(jnp.sin(leaf) + leaf**2) for leaf in jax.tree.leaves(x)])
 
 
-@pytest.mark.parametrize("seed", range(12))
+LATER = [pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12)]
+
+
+@pytest.mark.parametrize("seed", [*range(6), *LATER])
 def test_any_arguments_give_the_means_over_the_parts(seed):
     random = np.random.default_rng(seed)
     kinds = [random.choice(KINDS[:5]), random.choice(KINDS[7:])]

@@ -166,7 +166,7 @@ def install() -> None:
         setattr(module, "__dir__", _lister(path, module, origins))  # noqa: B010
     for path, target in tables.ALIASES.items():
         _register(path, importlib.import_module(_full(target)))
-    for path in ("compat", "nn", "training", "transforms"):
+    for path in ("compat", "nn", "transforms"):
         module = sys.modules[_full(path)]
         setattr(module, "__dir__", _lister(path, module, {}))  # noqa: B010
 

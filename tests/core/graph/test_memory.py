@@ -161,7 +161,7 @@ def test_a_static_value_that_came_again_may_still_change_in_place(graph):
 
 
 @KINDS
-@strategies.examples(60, 300)
+@strategies.examples(30, 300)
 @given(data=st.data())
 def test_whatever_is_done_to_an_object_it_is_told_as_it_is(kind, graph, data):
     model, known = made(kind), [*VALUES.values(), *STATICS.values()]

@@ -228,12 +228,11 @@ def by_turns(changes, mode):
     return {name for i, name in enumerate(changes) if is_whole or i % 3 == turn}
 
 
-# In a model that is alone each change is made in all modes.
 @pytest.mark.parametrize("form", ["plain", "together"])
 def test_a_compiled_function_sees_each_change(form, mode):
     function, make, changes = form_of(form, mode)
     own, step = FORMS[form][2], compiled(form, **mode)
-    left_out = own.keys() - by_turns(own, mode) if form == "together" else ()
+    left_out = own.keys() - by_turns(own, mode)
     for name, change in changes.items():
         if name in left_out:
             continue
@@ -264,7 +263,7 @@ def steps_of(names, most):
 
 
 @EACH_FORM
-@examples(4, 40)
+@examples(3, 40)
 @given(data=st.data())
 def test_compiled_calls_equal_those_of_the_function(form, mode, data):
     function, make, changes = form_of(form, mode)
@@ -280,7 +279,7 @@ def test_compiled_calls_equal_those_of_the_function(form, mode, data):
 
 
 @EACH_FORM
-@examples(3, 25)
+@examples(2, 25)
 @given(data=st.data())
 def test_calls_with_new_objects_equal_those_of_the_function(form, mode, data):
     function, make, changes = form_of(form, mode)
