@@ -26,10 +26,11 @@ lists all differences, before anything is written.
 # - `strict_loading.py`: a state from anywhere into an object, all or an error.
 
 from graftree import namespaces
-from graftree.checkpoints.files import restore as restore
-from graftree.checkpoints.files import save as save
+from graftree.checkpoints.files import restore as restore, save as save
 from graftree.checkpoints.series import Checkpoints as Checkpoints
-from graftree.checkpoints.strict_loading import Loaded as Loaded
-from graftree.checkpoints.strict_loading import load_state as load_state
+from graftree.checkpoints.strict_loading import (
+    Loaded as Loaded,
+    load_state as load_state,
+)
 
 __dir__ = namespaces.lister(__name__)

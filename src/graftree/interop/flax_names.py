@@ -22,8 +22,7 @@ from graftree import namespaces
 from graftree.core.modules.refs import with_vars
 from graftree.core.states.pure_dicts import as_pure
 from graftree.core.variables.variables import Variable
-from graftree.interop import name_tables as tables
-from graftree.interop import older_functions
+from graftree.interop import name_tables as tables, older_functions
 from graftree.sharding.placement import as_abstract
 
 _PATHS = frozenset({*tables.MODULES, *tables.ALIASES, *tables.SAME})

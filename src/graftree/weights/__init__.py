@@ -25,10 +25,11 @@ error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of 
 # - `__main__.py`, `torch_files.py`: a file of `torch.save` as a safetensors file.
 
 from graftree import namespaces
-from graftree.weights.adapters import load_adapter as load_adapter
-from graftree.weights.adapters import save_adapter as save_adapter
-from graftree.weights.drafts import Draft as Draft
-from graftree.weights.drafts import draft as draft
+from graftree.weights.adapters import (
+    load_adapter as load_adapter,
+    save_adapter as save_adapter,
+)
+from graftree.weights.drafts import Draft as Draft, draft as draft
 from graftree.weights.loading import load as load
 from graftree.weights.saving import save as save
 from graftree.weights.tables import Mapping as Mapping
