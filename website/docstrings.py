@@ -1,4 +1,4 @@
-"""What mkdocstrings is told of our docstrings."""
+"""What mkdocstrings does with our docstrings."""
 
 import re
 from typing import Any

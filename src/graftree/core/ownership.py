@@ -63,7 +63,7 @@ class Rebuilt:
             _reporter[0](self)
 
 
-# Where something was written that nobody has read. Mostly empty, which is soon asked.
+# Where something was written that nobody has read. Usually empty, which is soon asked.
 unread = set[int]()
 _listener: list[Callable[[Rebuilt, Any, str], None]] = [lambda *_: None]
 _reporter: list[Callable[[Rebuilt], None]] = [lambda _: None]

@@ -61,7 +61,7 @@ class TrackedMethod:
     Calls with anything else are those of the function.
 
     Args:
-        function: What is called: mostly a plain function.
+        function: What is called: usually a plain function.
         name: The name of the method.
         adds_name: Whether the name of the method is part of those of JAX's operations.
     """

@@ -108,7 +108,7 @@ class ModuleCall:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether this is the caller's own method: that of a base class, mostly."""
+        """Whether this is the caller's own method, usually that of a base class."""
         caller = self.parent
         return (
             caller is not None
@@ -143,7 +143,7 @@ class ModuleCall:
 
 
 class NamedArguments(ModuleCall):
-    """Named objects around calls: the arguments inside a transform, mostly.
+    """Named objects around calls, usually the arguments inside a transform.
 
     Args:
         named: Gives the objects, with their names.

@@ -454,7 +454,7 @@ def nest(items: Iterable[tuple[Path, Any]]) -> dict:
                 "The empty path can't be the place of a leaf in a nested mapping: "
                 f"got {type(leaf).__name__} at path {path!r}."
             )
-        # Neighbours mostly have the same parent, so it is looked up once for them.
+        # Neighbours usually have the same parent, so it is looked up once for them.
         if path[:-1] != prefix:
             prefix = path[:-1]
             node = _descend(root, prefix)

@@ -681,7 +681,7 @@ def may_replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -
     current = itertools.repeat(ownership.current())
     if not all(map(operator.is_, map(owner_of, boxes), current)):
         return False
-    # The Variables of a model mostly share a few entries, and a few types of values.
+    # The Variables of a model usually share a few entries, and a few types of values.
     distinct = {id(x): x for x in map(metadata_of, boxes)}.values()
     if any(entries["ref"] or not entries.get("mutable", True) for entries in distinct):
         return False

@@ -144,7 +144,7 @@ class Plan:
             map(outside.is_spread, packed.values())
         )
         self._has_prefixes = row.has_prefixes
-        # The same ones in each step, mostly.
+        # Usually the same ones in each step.
         self._latest: tuple[Returned | None, Sequence[Any] | None] = (None, None)
 
     def _add_others(
@@ -388,8 +388,8 @@ class BareVariables:
         metadata = [*map(variables.metadata_of, boxes)]
         if metadata != self._metadata:
             return None
-        # Those of the next call are mostly the same objects, which is seen at once; but
-        # not what has changed in them.
+        # Those of the next call are usually the same objects, which is seen at once;
+        # but not what has changed in them.
         if self._is_fixed:
             self._metadata = metadata
         return variables.read_all(boxes) if self._fit(boxes) else None
