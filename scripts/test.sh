@@ -104,6 +104,7 @@ bin=.venv/${ends[0]}/bin
 run_checks() {
     check "ruff check" $bin/ruff check
     check "ruff format" $bin/ruff format --check
+    check "codespell" $bin/codespell
     check "import-linter" $bin/lint-imports
     check "pyright" $bin/pyright --pythonpath $bin/python
     check "mypy" $bin/mypy
