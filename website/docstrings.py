@@ -7,7 +7,7 @@ import griffe
 
 
 class ExamplesAreCode(griffe.Extension):
-    """Shows what is under ``Example:`` as code; griffe knows ``Examples:`` alone."""
+    """Shows what is under ``Example:`` as code; griffe only knows ``Examples:``."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Renames the section of one object."""

@@ -296,7 +296,7 @@ def places() -> dict[str, tuple[str, str]]:
 
 
 def _order(item: tuple[str, Any]) -> tuple[str, int, str]:
-    """The file and line of a name, then the name; JAX's own by name alone."""
+    """The file and line of a name, then the name; JAX's own only by name."""
     name, value = item
     is_ours = getattr(value, "__module__", "").startswith("graftree.")
     return _file_of(name, value), _line(value) if is_ours else 0, name

@@ -165,7 +165,7 @@ def recording_trace() -> Any:
 
 
 def runs_eagerly() -> bool:
-    """Whether what is called now is no part of a program that JAX compiles."""
+    """Whether what is called now is not part of a program that JAX compiles."""
     return recording_trace() is None and not config.jax_disable_jit
 
 
@@ -289,7 +289,7 @@ class _Concrete(dict[type, bool]):
         return found
 
 
-# Whether a type is that of JAX's arrays with values, which are no random keys.
+# Whether a type is that of JAX's arrays with values, which are not random keys.
 is_concrete: Callable[[type], bool] = _Concrete().__getitem__
 
 
@@ -384,7 +384,7 @@ def is_of_jax(frame: types.FrameType) -> bool:
 
 
 def is_analysis(frame: types.FrameType) -> bool:
-    """Whether a function of JAX traces others for their shapes or programs alone."""
+    """Whether a function of JAX only traces others for their shapes or programs."""
     return frame.f_code.co_name in _ANALYSES and is_of_jax(frame)
 
 
@@ -396,7 +396,7 @@ def prefix_error(
     is_leaf: Callable[[Any], bool],
     name: str,
 ) -> str:
-    """Where a tree, called ``name``, is no prefix of another one."""
+    """Where a tree, called ``name``, is not a prefix of another one."""
     first, *_ = prefix_errors(prefix, full, is_leaf)
     return str(first(name))
 

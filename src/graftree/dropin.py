@@ -441,7 +441,7 @@ def main(arguments: Sequence[str]) -> None:
 
     Args:
         arguments: The path of the program, or ``-m`` and the name of a module, followed
-            by the program's own arguments; or one of the two options alone.
+            by the program's own arguments; or only one of the two options.
 
     Raises:
         SystemExit: If no program is given, or the file can't be written or removed.

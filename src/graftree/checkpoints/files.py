@@ -252,7 +252,7 @@ _ATTEMPTS = 10
 
 
 def _identity(folder: Any) -> Any:
-    """What a folder has in common with itself alone; ``None`` if nothing is there."""
+    """What a folder shares only with itself; ``None`` if nothing is there."""
     if orbax_side.is_remote(folder):
         return (folder / orbax_side.COMMITTED).exists()
     try:

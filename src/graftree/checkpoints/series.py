@@ -128,7 +128,7 @@ class Checkpoints:
             CheckpointError: If the step, or a later one, has been saved; if the folder
                 can't be written; if somebody else saves there; or if the save before
                 failed.
-            TypeError: If part of an object can't be stored, or a score is no number.
+            TypeError: If part of an object can't be stored, or a score is not a number.
             ValueError: If the score is missing that decides which step is the best, or
                 if scores differ between processes.
 

@@ -129,7 +129,7 @@ def _check_key(key: Any) -> Key:
 
 
 def key_text(key: Key) -> str:
-    """Prints a key as Python writes it: ``.name``, or ``[key]`` for what is no name."""
+    """Prints a key as Python writes it: ``.name``, or ``[key]`` if it is not a name."""
     is_name = isinstance(key, str) and _is_name(key)
     return f".{key}" if is_name else f"[{key!r}]"
 
@@ -227,7 +227,7 @@ def key_of(step: PathStep) -> Key:
     """The key that a step is, as `key_text` prints it; a name of digits is an index.
 
     Raises:
-        ValueError: If what is in brackets is no literal, or can't be a key.
+        ValueError: If what is in brackets is not a literal, or can't be a key.
     """
     text = step.text
     if not step.is_item:

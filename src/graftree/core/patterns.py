@@ -8,7 +8,7 @@ A pattern is a path as Python writes it, with stars for what may differ:
     encoder.blocks[:6].mlp    a range of indices, as in Python
     encoder.**                ``**`` is any number of steps, also none
     **.{query,value}          ``{a,b}`` is either; also of longer parts: ``{a.b,c}``
-    cells['my key']           a key that is no name is quoted, in brackets
+    cells['my key']           a key that is not a name is quoted, in brackets
 
 A pattern matches whole paths: ``encoder`` is that module, and not what is in it. As
 some messages print paths, an index may be a step too, ``blocks.3``, and ``/`` be the
@@ -47,7 +47,7 @@ class Pattern:
         text: The pattern, as described above.
 
     Raises:
-        TypeError: If it is no string.
+        TypeError: If it is not a string.
         ValueError: If it is malformed.
 
     Example:
@@ -220,7 +220,7 @@ def _texts(where: Any) -> list[str]:
 
 
 # Reading patterns: alternatives are spelled out first, then each is cut into steps.
-# What is malformed raises a ValueError with the reason alone, up to `_alternatives`.
+# What is malformed raises a ValueError with only the reason, up to `_alternatives`.
 
 
 @functools.lru_cache(maxsize=1024)

@@ -61,7 +61,7 @@ def named(method: F) -> F:
         What stands for the function in the class, and has all of its attributes.
 
     Raises:
-        TypeError: If it is no plain function, or a generator or coroutine function.
+        TypeError: If it is not a plain function, or a generator or coroutine function.
 
     Example:
         >>> class Coder(nnx.Module):
@@ -101,7 +101,7 @@ def intercept(
             output, unless that is ``None``.
 
     Raises:
-        TypeError: If ``model`` is no Pytree, or the filter is none.
+        TypeError: If ``model`` is not a Pytree, or the filter is none.
 
     Example:
         >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
@@ -187,7 +187,7 @@ class CallInfo:
 
 
 def filter_rng_streams(row: CallInfo) -> bool:
-    """Whether a call is no draw from a stream of random keys.
+    """Whether a call is not a draw from a stream of random keys.
 
     Args:
         row: A call.

@@ -28,7 +28,7 @@ def find_nans(f: Callable[..., Any]) -> Callable[..., NanReport]:
     Runs the operations of ``f`` one by one, also those inside ``nnx.jit``, ``grad``,
     ``scan``, ``cond``, ``remat`` and the like, and looks at each output. NaN and
     infinities count if a result comes from them, be it an output of ``f`` or what it
-    writes to its arguments. So a mask of ``-inf`` is no finding, nor NaN that
+    writes to its arguments. So a mask of ``-inf`` is not a finding, nor NaN that
     ``jnp.where`` leaves out of the forward and the backward pass. An infinity that
     stands in the program counts only as the cause of NaN.
 

@@ -84,7 +84,7 @@ def tabulate(
         ``console_kwargs={"force_terminal": False}``.
 
     Raises:
-        ValueError: If ``obj`` is no graph node.
+        ValueError: If ``obj`` is not a graph node.
         KeyError: If it has no such method; lists those that it has.
         ImportError: If rich is not installed.
 
@@ -235,7 +235,7 @@ def _uncalled(obj: Any) -> list[CallInfo]:
 def _folded(
     kept: Sequence[tuple[CallInfo, ObjectInfo]], rows: Sequence[Sequence[str]]
 ) -> list[list[str]]:
-    """One row for those that differ in indices alone, as in ``blocks/0-11/up``."""
+    """One row for those that differ only in indices, as in ``blocks/0-11/up``."""
     named = [
         ("/".join(f"[{k}]" if type(k) is int else str(k) for k in call.path), *cells)
         for (call, _), (_, *cells) in zip(kept, rows, strict=True)

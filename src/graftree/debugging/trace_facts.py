@@ -154,7 +154,7 @@ def _sharding_in(aval: Any) -> Any:
 
 
 def _warn_of_values(latest: Sequence[Trace], function: Callable[..., Any]) -> bool:
-    """Says which attribute it is, if the latest traces differ in one alone."""
+    """Says which attribute it is, if the latest traces differ only in one."""
     # To list facts takes as long as tracing some layers.
     facts = [found for found in map(of_trace, latest) if found is not None]
     changes = [differences.between(x, y) for x, y in itertools.pairwise(facts)]

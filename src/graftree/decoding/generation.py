@@ -107,7 +107,7 @@ def generate(
         key: A random key, for a sampler that draws.
         stop: What ends a sequence: tokens, or sequences of tokens that the model makes
             one after the other. A part of the prompt is never part of a stop.
-        pad: A token that is no part of the prompts, but fills up their rows, on either
+        pad: A token that is not part of the prompts, but fills up their rows, on either
             side; it is left out.
         padded_length: The length to which prompts are padded; ``None``: the next power
             of two, at least 16. At most the ``max_length`` of the model.
@@ -116,7 +116,7 @@ def generate(
         The new tokens.
 
     Raises:
-        TypeError: If ``prompts`` are no lists of integers, if the model lacks
+        TypeError: If ``prompts`` are not lists of integers, if the model lacks
             ``init_cache``, or if a processor returns anything but logits.
         ValueError: If a prompt is empty, or too long; if a token is negative, or is no
             int32; if a sampler that draws gets no key; or if a call of the model adds

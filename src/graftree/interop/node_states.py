@@ -94,7 +94,7 @@ class NodeStates:
 
     @classmethod
     def from_states(cls, state: Any, *states: Any) -> NodeStates:
-        """Makes one from states alone."""
+        """Makes one only from states."""
         return cls(None, (state, *states), None)
 
     @classmethod

@@ -60,7 +60,7 @@ def value_and_grad(
         ValueError: If ``micro_batches`` is not positive; at a call, if it doesn't
             divide the first axis of an array, there is no batch, or if ``f`` changes
             the structure of an object in each part, as by ``sow``.
-        TypeError: If ``micro_batches`` is no whole number; at a call, if there is no
+        TypeError: If ``micro_batches`` is not a whole number; at a call, if there is no
             argument of a number in ``argnums`` or ``whole``, or the second output of
             ``f`` is not made of arrays.
 

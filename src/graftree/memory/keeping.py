@@ -53,7 +53,7 @@ def name(x: T, name: str) -> T:
 
     Raises:
         TypeError: If ``x`` contains a Module, a Variable or an array ref, or the name
-            is no string.
+            is not a string.
         ValueError: If the name is empty.
 
     Example:

@@ -74,7 +74,7 @@ class Policy:
             The policy; what is not in the text is ``None``.
 
         Raises:
-            TypeError: If ``text`` is no string.
+            TypeError: If ``text`` is not a string.
             ValueError: If it names no part, an unknown part or dtype, or a part twice.
 
         Example:

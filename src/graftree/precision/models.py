@@ -75,7 +75,7 @@ def set_policy(
         does not know: modules with Params of their own but without ``dtype``.
 
     Raises:
-        TypeError: If ``model`` is no object with layers, or an exception selects
+        TypeError: If ``model`` is not an object with layers, or an exception selects
             nothing that could be.
         ValueError: If the policy or an exception can't be read or lacks a part, an
             exception matches no module, a shared module or Variable would get two

@@ -151,7 +151,7 @@ def init(
     Raises:
         ValueError: If the mesh has no axis of a name, or the devices can't divide an
             axis of an array; it lists all of these by path. Nothing has been made.
-        TypeError: If ``rules`` are no pairs.
+        TypeError: If ``rules`` are not pairs.
 
     Example:
         >>> mesh = jax.make_mesh((2,), ("model",))
@@ -479,7 +479,7 @@ def fetch(tree: Any) -> Any:
 
     Returns:
         The same tree with NumPy arrays, the whole of each. Random keys stay keys, and
-        what is no number, such as a string, stays what it is.
+        what is not a number, such as a string, stays what it is.
 
     Example:
         >>> metric = nnx.metrics.Average()

@@ -1,7 +1,7 @@
 """Frozen Variables: parameters that training leaves alone.
 
 A frozen Variable stays the same object at the same paths, with its value, sharing and
-metadata. Only its class changes, to `Frozen`, which is no Param: so gradients and
+metadata. Only its class changes, to `Frozen`, which is not a Param: so gradients and
 optimizers with ``wrt=nnx.Param`` leave it out, and so does everything else that selects
 Params. The class that it had is kept in its metadata, where updates by the state of
 another model don't reach it.
@@ -38,7 +38,7 @@ def _leaf(raw: Any) -> Any:
 class Frozen(Variable[A], leaf=_leaf):
     """A Variable that `freeze` took out of training.
 
-    It is no Param, so ``wrt=nnx.Param`` does not select it. Its value is a constant to
+    It is not a Param, so ``wrt=nnx.Param`` skips it. Its value is a constant to
     differentiation, also as a leaf of a pytree, as in a plain ``jax.grad`` of a whole
     model, where the gradient is zero. (``get_raw_value()`` returns what is stored as it
     is, and so do leaves inside of a further ``nnx`` transform there.) It may be
@@ -84,12 +84,12 @@ def _constant(value: Any) -> Any:
 def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path]:
     """Takes Variables out of training, in place: no gradients, no optimizer state.
 
-    Each becomes a `Frozen` Variable, which is no Param; it keeps its identity, value,
+    Each becomes a `Frozen` Variable and is not a Param; it keeps its identity, value,
     paths and metadata, so checkpoints stay the same, and what is shared stays shared.
     Make optimizers after freezing: one that was made before has state for what is
     frozen now, and its updates raise.
 
-    Statistics such as those of `BatchNorm` are no parameters. They change as before:
+    Statistics such as those of `BatchNorm` are not parameters. They change as before:
     ``encoder.eval()`` keeps them as they are.
 
     Args:
@@ -105,8 +105,9 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
 
     Raises:
         ValueError: If nothing is selected, or a Variable that can't be frozen: state
-            that is no parameter, weights that `SpectralNorm` or `WeightNorm` overwrite,
-            and Variables of a class with behaviour of its own. Then nothing is frozen.
+            that is not a parameter, weights that `SpectralNorm` or `WeightNorm`
+            overwrite, and Variables of a class with behaviour of its own. Then nothing
+            is frozen.
         TypeError: If ``model``, ``filter`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns one of the Variables.
 

@@ -36,7 +36,7 @@ def at(pattern: str) -> Pattern:
         A predicate ``(path, leaf) -> bool``; equal patterns are equal.
 
     Raises:
-        TypeError: If ``pattern`` is no string.
+        TypeError: If ``pattern`` is not a string.
         ValueError: If it is malformed.
 
     Example:

@@ -73,7 +73,7 @@ class Stack(Module, Generic[L]):
     Raises:
         ValueError: If ``length`` is not positive, or a layer keeps Variables that
             ``make`` did not make, such as streams of ``rngs``.
-        TypeError: If ``length`` is no whole number, ``rngs`` no `Rngs`, or ``make``
+        TypeError: If ``length`` is not a whole number, ``rngs`` not `Rngs`, or ``make``
             makes no Module.
 
     Example:

@@ -248,8 +248,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Raises:
             TypeError: If ``grads`` is missing, or passed as the model.
             ValueError: If ``wrt`` selects other paths in ``grads`` than in ``model``,
-                if a gradient has another shape than its parameter, or is no number of
-                its kind, or if the optimizer's state does not match. Gradients may
+                if a gradient has another shape than its parameter, or is not a
+                number of its kind, or if the optimizer's state differs. Gradients may
                 have one more axis in front, if ``tx`` takes them per example.
             TraceContextError: If another trace owns the model or the optimizer.
 

@@ -251,7 +251,7 @@ def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
     """The layouts of both factors of a weight, in the file and in our adapted layers.
 
     Args:
-        weight: The layout of the weight, which is no fused one.
+        weight: The layout of the weight, which is not a fused one.
         num_outputs: How many of our axes, the last ones, are outputs.
 
     Returns:
@@ -378,7 +378,7 @@ def _check_base(name: str, source: Source, layer: _AdaptableLayer, base: str) ->
 def _prepare(
     model: Any, layers: Mapping[str, _AdaptableLayer], kinds: Mapping[str, _Adaptation]
 ) -> tuple[list[Path], bool]:
-    """Adapts the layers, or checks that these, and these alone, are adapted.
+    """Adapts the layers, or checks that exactly these are adapted.
 
     Returns:
         Their paths, and whether they were not adapted before.

@@ -142,7 +142,7 @@ def _left(parts: Mapping[str, _Part], chosen: Container[str]) -> dict[str, _Shap
 
 
 def _parts(layers: Iterable[_Layer]) -> dict[str, _Part]:
-    """Takes layers that differ in indices alone together."""
+    """Joins layers that differ only in indices."""
     shapes: dict[str, dict[str, _Shape]] = {}
     indices: dict[str, set[tuple[int, ...]]] = {}
     for pattern, numbers, tensors in layers:

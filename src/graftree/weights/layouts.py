@@ -246,7 +246,7 @@ def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
     return pieces, slice(start - first * inner, stop - first * inner)
 
 
-# Reading what was written. What is refused raises a ValueError with the reason alone,
+# Reading what was written. What is refused raises a ValueError with only the reason,
 # up to `parse`.
 
 

@@ -184,7 +184,7 @@ class OpenFile:
         self.stream.close()
 
     def read_bytes(self, offset: int, size: int) -> bytes:
-        """Reads what is no data: a header."""
+        """Reads what is not data: a header."""
         data = bytearray(size)
         with Explained(self.name):
             self._fill(memoryview(data), offset)

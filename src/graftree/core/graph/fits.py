@@ -180,7 +180,7 @@ def _paired(path: Path, leaf: Any, given: Any) -> tuple[Pair, list[tuple[Path, A
     found = [offered.pop(paths.spelled(below), None) for below, _ in parts]
     left = [((*path, *below), x) for below, x in offered.values()]
     got = [None if x is None else x[1] for x in found]
-    # ``None`` is no leaf: checkpoints have it, or have nothing there.
+    # ``None`` is not a leaf: checkpoints have it, or have nothing there.
     lacking = [
         below
         for (below, held), x in zip(parts, got, strict=True)
@@ -281,7 +281,7 @@ def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
         what = "" if _are_equal(dtype, other_dtype) else "dtype"
     if not what:
         return None
-    # That both are abstract, as when a file is compared, is no news.
+    # That both are abstract, as when a file is compared, is not news.
     alike = isinstance(held, jax.ShapeDtypeStruct) is isinstance(
         given, jax.ShapeDtypeStruct
     )

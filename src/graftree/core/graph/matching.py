@@ -7,7 +7,7 @@ what checkpoints do to states:
     object                    state
     layers/0/kernel           layers/'0'/kernel          integer keys as strings
     kernel                    kernel/value               a level below each Variable
-    nothing                   layers/_pytree__state      ``None``, which is no leaf
+    nothing                   layers/_pytree__state      ``None``, which is not a leaf
 
 Nothing here writes.
 """

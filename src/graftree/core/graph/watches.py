@@ -507,7 +507,7 @@ class StructureWatch:
                 if nodes.kind_of(value) is Leaf.STATIC:
                     self._data[place, key] = value
         else:
-            # Such objects have no stamps, and what they list is read from them alone.
+            # Such objects have no stamps, and what they list is read only from them.
             self._unseen.append(place)
             self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
             self._add_static(row.metadata)
@@ -559,7 +559,7 @@ class _Weak(weakref.ref[Any]):
 
 
 def may_be_weak(node: Any) -> bool:
-    """Whether there are weak references to an object: not if it has slots alone."""
+    """Whether there are weak references to an object: not if it only has slots."""
     return type(node).__weakrefoffset__ != 0
 
 

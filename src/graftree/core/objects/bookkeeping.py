@@ -334,7 +334,7 @@ def _holders(obj: Any) -> int:
 
 
 class _Probe:
-    """Its ``vars`` are held by itself alone."""
+    """Its ``vars`` are held only by itself."""
 
 
 # What a variable of a function counts for differs between versions of Python, so each

@@ -188,7 +188,7 @@ def _find_name(wanted: Any) -> str:
     """The longest path to an object from a local name; empty if there is none."""
     frames = [*_frames()]
     # What runs a program (runpy, a notebook) holds its names in a dict of its own, and
-    # `run_globals['model']` is no name of the program's.
+    # `run_globals['model']` is not a name of the program's.
     namespaces = {id(frame.f_globals) for frame in frames}
     paths = [
         _path_below(value, name, wanted, {*namespaces})

@@ -51,7 +51,7 @@ Observer = Callable[[ModuleCall, Callable[[], Any]], Any]
 # their own: the last part of a policy. It goes wherever the object goes.
 OUTPUT_DTYPE = "_output_dtype"
 
-# Objects of the core are no layers: their methods have names of their own.
+# Objects of the core are not layers: their methods have names of their own.
 _PACKAGE = "graftree.core."
 
 
@@ -166,7 +166,7 @@ def named(method: F) -> F:
     """Makes the calls of a method known.
 
     Raises:
-        TypeError: If it is no plain function, or one that does later what it does.
+        TypeError: If it is not a plain function, or one that does later what it does.
     """
     made = known(method)
     if made is method:

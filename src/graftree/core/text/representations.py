@@ -298,7 +298,7 @@ def _is_end(x: Any) -> bool:
 
 # What ``dir`` lists, and so what a notebook or shell offers on Tab: all that users can
 # call, read or set. It leaves out the private names of this library and of the standard
-# library, and attributes that are no identifiers, such as the numbers under which a
+# library, and attributes that are not identifiers, such as the numbers under which a
 # List keeps its items. These three are ``__dir__`` methods.
 
 

@@ -24,7 +24,7 @@ def describe_form(dtype: Any, shape: Sequence[Any]) -> str:
 
 
 def describe_shape(shape: Sequence[Any]) -> str:
-    """A shape alone, as in ``[2,3]``."""
+    """Only a shape, as in ``[2,3]``."""
     return f"[{','.join(map(str, shape))}]"
 
 

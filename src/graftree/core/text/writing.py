@@ -276,7 +276,7 @@ class Writer:
         self.open: dict[int, Any] = {}
 
     def write(self, x: Any) -> str:
-        """The text of an object or value, which is no part of another text."""
+        """The text of an object or value, which is not part of another text."""
         outer, _active.writer = active(), self
         try:
             return self.value(x)

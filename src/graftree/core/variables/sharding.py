@@ -86,7 +86,7 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
             ``None``.
 
     Raises:
-        TypeError: If they are no pairs.
+        TypeError: If they are not pairs.
 
     Example:
         >>> kernel = nnx.Param(

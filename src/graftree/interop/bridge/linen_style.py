@@ -291,7 +291,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
 
         Raises:
             TypeError: If an attribute named by ``method`` is not callable.
-            flax.errors.ApplyModuleInvalidMethodError: If ``method`` is no function.
+            flax.errors.ApplyModuleInvalidMethodError: If ``method`` is not a function.
         """
         function = _function(type(self), method)
         module = graph_functional.clone(self, graph=True)

@@ -331,7 +331,7 @@ class ToLinen(linen.Module):
         args: Arguments for it.
         kwargs: Keyword arguments for it.
         skip_rng: Whether it takes no ``rngs``, an `Rngs` with all streams of Linen.
-        metadata_fn: Makes what Linen keeps of a Variable; ``None`` for its value alone.
+        metadata_fn: Makes what Linen keeps of a Variable; ``None`` for only its value.
 
     Warns:
         UserWarning: If ``apply`` is given variables that the Module has not, or not
@@ -550,7 +550,7 @@ def to_linen(
     Args:
         nnx_class: Makes the Module.
         *args: Arguments for it.
-        metadata_fn: Makes what Linen keeps of a Variable; ``None`` for its value alone.
+        metadata_fn: Makes what Linen keeps of a Variable; ``None`` for only its value.
         name: The name of the Linen Module.
         skip_rng: Whether ``nnx_class`` takes no ``rngs``.
         abstract_init: Has no effect.

@@ -7,10 +7,10 @@ programs within 1.5 ms.
 
 `fast` makes of such a function one program, in which each operation is kept apart from
 the others by a barrier, and takes and gives arrays in their usual order of axes. So XLA
-makes of each what it makes of it alone, and all bits are those of one operation after
-the other. It does nothing else: without it, layers are as right and
-slower. In a trace, where JAX records operations, the function runs as it is, or is
-recorded once for equal shapes.
+makes of each what it makes of a single one, and all bits are those of one operation
+after the other. It does nothing else: without it, layers are as right and slower. In a
+trace, where JAX records operations, the function runs as it is, or is recorded once for
+equal shapes.
 
 Libraries that quantize, count or record put functions of their own in place of JAX's,
 for a while. So a layer looks a function up when it calls it, also the default of an

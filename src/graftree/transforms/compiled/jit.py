@@ -94,7 +94,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         return jax.jit(self.interior(self._row), **self._jax_options)
 
     def _called(self) -> Any:
-        """What JAX compiles; where observers watch, for them alone."""
+        """What JAX compiles; where observers watch, only for them."""
         apart = running.stack.apart
         return self.jitted_fn if apart is None else apart.function(self, self._compiled)
 

@@ -53,7 +53,7 @@ def scan(
         unroll: As in ``jax.lax.scan``.
         in_axes: For each positional argument `Carry`, the axis to scan, or ``None``; a
             pytree prefix of these; for an object it may be a `StateAxes`, which may
-            have `Carry`, too. `Carry` alone if there is just the carry.
+            have `Carry`, too. Only `Carry` if there is just the carry.
         out_axes: The same of the output, without ``None``.
         transform_metadata: ``{nnx.PARTITION_NAME: name}`` tells the annotations of the
             Variables about the axis.
@@ -188,7 +188,7 @@ def _find_carry(axes: Any, argument: str) -> int | None:
 
 
 def _check_axes(prefix: Prefix, argument: str) -> None:
-    """Refuses what is no axis; it would count as ``None``."""
+    """Refuses what is not an axis; it would count as ``None``."""
     for axis in prefix.values:
         if not (axis is None or axis is Carry or isinstance(axis, Integral)):
             raise ValueError(

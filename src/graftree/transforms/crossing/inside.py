@@ -90,7 +90,7 @@ class Returned:
 
     @functools.cached_property
     def variables(self) -> tuple[VariableDef | None, ...]:
-        """What the leaves of the output are, if it is plain; empty for arrays alone."""
+        """What the leaves of the output are, if it is plain; empty for only arrays."""
         definitions = [slot.variable for slot in self.out.slots]
         return tuple(definitions) if any(definitions) else ()
 

@@ -122,7 +122,7 @@ class Plan:
         self.is_flat = may_read and _are_same(tree[0], leaves)
         self._reader = reader(tree, leaves) if may_read and not self.is_flat else None
         # Where the leaves for JAX come from: Variables of objects, by position, bare
-        # ones and what is no Variable, by their numbers.
+        # ones and what is not a Variable, by their numbers.
         kinds = [*map(nodes.kind_of, leaves)]
         places = [n for n, kind in enumerate(kinds) if kind is Leaf.VARIABLE]
         numbers = {id(leaves[place]): n for n, place in enumerate(places)}
@@ -150,7 +150,7 @@ class Plan:
     def _add_others(
         self, row: Row, passed: Passed, packed: Packed, kinds: Sequence[Any]
     ) -> None:
-        """Notes where leaves come from that are no Variables.
+        """Notes where leaves come from that are not Variables.
 
         They are leaves of the arguments, or attributes of objects, or they stay: what
         is in a container is the same as long as the watch holds.

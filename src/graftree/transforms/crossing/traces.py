@@ -46,7 +46,7 @@ class Placed:
     is_committed: bool
 
 
-# For each leaf a `Placed`, ``None`` for what is no array of JAX, or a pytree of such.
+# For each leaf a `Placed`, ``None`` if it is not an array of JAX, or a pytree of these.
 Placement = Sequence[Any]
 
 
@@ -136,7 +136,7 @@ def on_repetition(listener: Listener) -> None:
 
 
 def heed(traces: Traces, function: Callable[..., Any]) -> None:
-    """Calls the listeners if the latest traces differ in their signatures alone."""
+    """Calls the listeners if the latest traces differ only in their signatures."""
     latest = traces.listed()[-COUNT:]
     if len(latest) < COUNT or traces.is_told:
         return

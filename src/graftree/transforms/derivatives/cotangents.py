@@ -200,7 +200,7 @@ class Argnums(Rebuilt):
     """The positional arguments that ``argnums`` or ``nondiff_argnums`` name.
 
     Args:
-        given: Their numbers, and DiffStates; or one alone.
+        given: Their numbers, and DiffStates; or a single one.
         argument: What this is called.
         transform: The public name of the transform.
         mode: What propagates.
@@ -209,7 +209,7 @@ class Argnums(Rebuilt):
 
     Attributes:
         mode: What propagates.
-        is_single: Whether it is one alone.
+        is_single: Whether it is a single one.
         numbers: Their numbers, as given.
         row: Gives the row of a call with so many positional arguments.
     """
