@@ -127,7 +127,7 @@ class CheckpointError(GraftreeError, OSError, ValueError):
         ... except nnx.errors.CheckpointError as error:
         ...     print(error)
         There is no checkpoint at /no/such/folder: nothing is there.
-        Its parent is no folder: /no/such.
+        Its parent is not a folder: /no/such.
     """
 
 

@@ -106,11 +106,11 @@ MALFORMED = {
     "a}": "a brace has no counterpart",
     "a[-1]": "[-1] counts from the end",
     "a[:-1]": "[:-1] counts from the end",
-    "a[b]": "[b] is no index, range, star or quoted key",
-    "a[0:4:2]": "[0:4:2] is no index",
+    "a[b]": "[b] is not an index, range, star or quoted key",
+    "a[0:4:2]": "[0:4:2] is not an index",
     "a**": "'**' must be a step by itself, got 'a**'",
-    "a.(q|v)": "'(q|v)' is no name: patterns have stars only",
-    r"blocks\d": "is no name: patterns have stars only",
+    "a.(q|v)": "'(q|v)' is not a name: patterns have stars only",
+    r"blocks\d": "is not a name: patterns have stars only",
 }
 
 

@@ -337,7 +337,7 @@ def test_a_model_that_keeps_more_with_each_call_is_told_where(act):
 
 @pytest.mark.parametrize("token", [-1, -100, 2**31, 2**32 + 3])
 def test_what_is_no_token_is_told(model, token):
-    with pytest.raises(ValueError, match=f"{token} is no token.*\n.*pad={token}"):
+    with pytest.raises(ValueError, match=f"{token} is not a token.*\n.*pad={token}"):
         generate(model, np.array([[1, token]]), max_new_tokens=1)
     made = generate(model, [[1, token]], max_new_tokens=1, pad=token)
     assert made.lists() == [continued(model, [1], 1)]

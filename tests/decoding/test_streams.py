@@ -165,7 +165,7 @@ def test_a_cache_is_no_part_of_the_model():
     ([[1]], {"chunk": 0}, "stream: chunk is at least 1"),
     ([[]], {}, "stream needs prompts"),
     ([[1]], {"sampler": SAMPLER}, "stream needs key="),
-    ([[1, -1]], {}, "stream: -1 is no token"),
+    ([[1, -1]], {}, "stream: -1 is not a token"),
     ids=["chunk", "empty", "key", "token"],
 )
 def test_wrong_arguments_are_errors_at_the_call(model, wrong, more, error):

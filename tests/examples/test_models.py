@@ -117,7 +117,7 @@ def test_folders_without_weights_or_settings(checkpoint, capsys, tmp_path):
     for config, said in (
         ((checkpoint / "config.json").read_text(), "it has no .safetensors file"),
         ('{"model_type": "gpt2"}', "gelu_new"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
     ):
         (tmp_path / "config.json").write_text(config)
         assert program.main([str(tmp_path)]) == 2

@@ -226,8 +226,8 @@ def test_a_text_names_parts_in_any_order(text):
     ("compute=", "'compute=' is not of the form"),
     ("param=f32", "no part 'param' (did you mean 'params'?)"),
     ("params=f32, params=bf16", "params is given twice"),
-    ("compute=bf61", "no floating dtype of a policy (did you mean 'bf16'?)"),
-    ("compute=int8", "'int8' is no floating dtype"),
+    ("compute=bf61", "not a floating dtype of a policy (did you mean 'bf16'?)"),
+    ("compute=int8", "'int8' is not a floating dtype"),
     ("compute=f64", "64-bit types switched off"),
 )
 def test_a_text_that_cannot_be_read_says_why(text, told):
@@ -239,7 +239,7 @@ def test_a_text_that_cannot_be_read_says_why(text, told):
 def test_a_policy_that_is_no_text_is_refused():
     with pytest.raises(TypeError, match="got int"):
         Policy.parse(32)
-    with pytest.raises(ValueError, match="no floating dtype"):
+    with pytest.raises(ValueError, match="not a floating dtype"):
         Policy(params=jnp.int32)
 
 

@@ -263,7 +263,7 @@ def test_keep_leaves_a_part_as_it_is(model):
     "exceptions, told",
     ({"blok[*]": "compute=f32"}, "exceptions='blok[*]' matches no module"),
     ({nnx.Conv: "compute=f32"}, "exceptions=Conv matches no module"),
-    ({"head": "compute=f33"}, "'f33' is no floating dtype"),
+    ({"head": "compute=f33"}, "'f33' is not a floating dtype"),
     ({"blocks": "output=f32"}, "List has no plain method __call__"),
 )
 def test_a_wrong_exception_is_an_error_and_changes_nothing(model, exceptions, told):

@@ -352,10 +352,10 @@ class Doubled(nnx.Param):
 
 
 REFUSED = {
-    "statistics": (lambda: Model(), "norm.mean: BatchStat is no parameter"),
+    "statistics": (lambda: Model(), "norm.mean: BatchStat is not a parameter"),
     "keys": (
         lambda: nnx.Dict(dropout=nnx.Dropout(0.5, rngs=nnx.Rngs(0))),
-        "dropout.rngs.key: RngKey is no parameter",
+        "dropout.rngs.key: RngKey is not a parameter",
     ),
     "behaviour": (
         lambda: nnx.Dict(weight=Doubled(jnp.ones(1))),

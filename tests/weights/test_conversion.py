@@ -107,8 +107,8 @@ def test_tensors_come_through_bit_by_bit(run, tmp_path, case, options):
 @tables.cases(
     "case, options, message",
     ("nested", [], "no tensors by name\n  epoch: int\n  model: dict of 1\n.*--key"),
-    ("nested", ["--key", "model.x"], "model.x is no dict .* NoneType"),
-    ("one", [], "it is no dict of tensors, .* Tensor"),
+    ("nested", ["--key", "model.x"], "model.x is not a dict .* NoneType"),
+    ("one", [], "it is not a dict of tensors, .* Tensor"),
     ("odd", [], r"'x': Tensor torch.qint8\[2\]"),
     ("refused", [], r"ValueError: WeightsUnpickler error: a class\n.*\n.*state_dict\("),
     ("later", [], "PyTorch ended with the status 7, and nothing was written"),

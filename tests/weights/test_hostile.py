@@ -94,7 +94,7 @@ FILES = {
     "a string": (file('"a"'), "a brace, and has '\"a\"'"),
     "no JSON": (file("{a:1}"), "character 1, which has 'a:1}'"),
     "an object without an end": (spelt('{"a":@'), "Expecting ',' .* has ''"),
-    "a comma too many": (spelt('{"a":@,}'), "no JSON: .* has ',?}'"),
+    "a comma too many": (spelt('{"a":@,}'), "not JSON: .* has ',?}'"),
     "text after the end": (file("{}x"), "Extra data at character 2, .* has 'x'"),
     "zeros after the end": (file(b"{}\0\0"), r"Extra data .* has '\\x00\\x00'"),
     "two headers": (file("{}{}"), "Extra data .* has '{}'"),
@@ -148,14 +148,14 @@ FILES = {
     "an unknown dtype": (one(dtype="F33"), "unknown dtype 'F33'"),
     "a dtype in small letters": (one(dtype="f32"), "unknown dtype 'f32'"),
     "an object dtype": (one(dtype="|O"), r"unknown dtype '\|O'"),
-    "a dtype that is a number": (raw(dtype="32"), "the dtype 32 is no text"),
-    "a dtype that is null": (raw(dtype="null"), "the dtype null is no text"),
+    "a dtype that is a number": (raw(dtype="32"), "the dtype 32 is not text"),
+    "a dtype that is null": (raw(dtype="null"), "the dtype null is not text"),
     "a dtype of half bytes": (
         one(bytes(1), dtype="F4", data_offsets=[0, 1]),
         "dtype F4, of which a byte has no whole element",
     ),
     # Shapes.
-    "a negative size": (one(shape=[-2]), "has the number '-2', which is no size"),
+    "a negative size": (one(shape=[-2]), "has the number '-2', which is not a size"),
     "two negative sizes": (one(shape=[-2, -1]), "the number '-2'"),
     "a size that is a fraction": (raw(shape="[2.0]"), r"the shape \[2\.0\] should be"),
     "a size with an exponent": (raw(shape="[2e0]"), r"the shape \[2\.0\]"),
@@ -316,10 +316,10 @@ ZIPPED = archive(("a.npy", ARRAY), compression=zipfile.ZIP_DEFLATED)
 # An archive with one file, ``a.npy``.
 INNER = {
     "no array inside": (b"hello, hello, hello", "'a': ValueError"),
-    "a pickle": (npy(np.array([print], object)), "dtype object, which is no number"),
-    "text": (npy(np.array(["x"])), "which is no number"),
-    "dates": (npy(np.array(["2020"], "M8[Y]")), "dtype datetime64.* no number"),
-    "rows with fields": (npy(np.zeros(2, "f4,i4")), "which is no number"),
+    "a pickle": (npy(np.array([print], object)), "dtype object, which is not a number"),
+    "text": (npy(np.array(["x"])), "which is not a number"),
+    "dates": (npy(np.array(["2020"], "M8[Y]")), "dtype datetime64.* not a number"),
+    "rows with fields": (npy(np.zeros(2, "f4,i4")), "which is not a number"),
     "bfloat16": (npy(np.zeros(2, "V2")), "bfloat16 and float8 so, and loses which"),
     "a shape larger than the data": (
         npy(SIX, b"(6,), }  ", b"(60,), } "),
@@ -337,7 +337,7 @@ ARCHIVES = {
     "nothing": (b"", "BadZipFile"),
     "a zip that is cut off": (PAIR[:-30], "BadZipFile"),
     "its beginning is missing": (PAIR[200:], "tensor 'a': "),
-    "no array": (archive(("a.txt", b"x")), "is no array"),
+    "no array": (archive(("a.txt", b"x")), "is not an array"),
     "a name twice": (PAIR.replace(b"b.npy", b"a.npy"), "'a': is there twice"),
     "a compressed one, damaged": (ZIPPED[:60].ljust(64, b"\0") + ZIPPED[64:], "'a': "),
     **{name: (archive(("a.npy", data)), text) for name, (data, text) in INNER.items()},
@@ -381,10 +381,10 @@ INDEXES = {
     "no weight_map": (b'{"metadata": {}}', "it has no weight_map"),
     "a weight_map that is a list": (b'{"weight_map": ["a"]}', "no weight_map"),
     "an index that is a list": (b"[]", "it has no weight_map"),
-    "an index that is no JSON": (b"{", "it is no JSON"),
+    "an index that is not JSON": (b"{", "it is not JSON"),
     "an index that is not UTF-8": (b'{"\xff": 1}', "it is not UTF-8, at byte 2"),
     "an index that nests": (b"[" * 999_999, "it nests too deeply"),
-    "a number of many digits": (b'{"x": %s}' % (9999 * b"9"), "no JSON: Exceeds"),
+    "a number of many digits": (b'{"x": %s}' % (9999 * b"9"), "not JSON: Exceeds"),
     "a tensor twice in the index": (
         b'{"weight_map": {"a": "x", "a": "%s"}}' % ONE.encode(),
         "it has the key 'a' twice",
@@ -546,7 +546,7 @@ def test_a_damaged_file_is_refused_or_read_as_the_library_reads_it(rounds):
 @pytest.mark.parametrize("name", ["none.safetensors", "none.npz", "none.json", "none"])
 def test_what_is_not_there_is_said(tmp_path, name):
     assert refusal(tmp_path / name).endswith("nothing is there")
-    assert "Its parent is no folder: " in refusal(tmp_path / "folder" / name)
+    assert "Its parent is not a folder: " in refusal(tmp_path / "folder" / name)
 
 
 def test_what_is_no_source_is_a_type_error():

@@ -112,7 +112,7 @@ def test_keys_of_a_path_may_be_tuples_and_names_may_not():
 
 REFUSED = {
     "an index from nowhere": ({"a": "blocks[{i}].up"}, "'i' of 'blocks"),
-    "a brace": ({"a.{i": "embed"}, "is no name of tensors"),
+    "a brace": ({"a.{i": "embed"}, "is not a name of tensors"),
     "a malformed path": ({"a": "blocks["}, "is malformed: expected a step at"),
     "a path twice": ({"a": "embed", "b": "embed"}, "is in the line 'a' too"),
     "two spellings": ({"a": "blocks[0].up", "b": "blocks.0.up"}, "in the line 'a' too"),

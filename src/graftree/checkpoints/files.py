@@ -288,7 +288,7 @@ def _beside(folder: Any) -> str:
     if orbax_side.is_remote(folder):
         return ""
     if not parent.is_dir():
-        return f"\nIts parent is no folder: {parent}."
+        return f"\nIts parent is not a folder: {parent}."
     names = sorted(path.name for path in parent.iterdir() if orbax_side.is_tree(path))
     return f"\nBeside it are: {', '.join(names[:10])}." if names else ""
 

@@ -584,7 +584,7 @@ def _check_names(objects: Mapping[str, Any]) -> None:
     for name, obj in objects.items():
         if not name.isidentifier() or name.startswith("__") or name in _TAKEN:
             raise ValueError(
-                f"Checkpoints.save: {name!r} is no name for a saved object: choose "
+                f"Checkpoints.save: {name!r} is not a name for a saved object: choose "
                 "another identifier."
             )
         if obj is None:

@@ -186,7 +186,7 @@ def _check_places(stored: Sequence[StoredValue], function: str) -> None:
         if x.place and not _can_be_named(name):
             raise ValueError(
                 errors.message(
-                    f"nnx.checkpoints.{function}: {name!r} is no name on disk.",
+                    f"nnx.checkpoints.{function}: {name!r} is not a name on disk.",
                     where=f"{x.path!r}",
                     way_out="Rename the key: a name is text, not empty, and doesn't "
                     "end with a slash.",

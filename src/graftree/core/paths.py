@@ -236,5 +236,5 @@ def key_of(step: PathStep) -> Key:
         key = ast.literal_eval(text)
         hash(key)
     except (ValueError, SyntaxError, TypeError):
-        raise ValueError(f"[{text}] is no index or quoted key") from None
+        raise ValueError(f"[{text}] is not an index or quoted key") from None
     return key

@@ -278,7 +278,7 @@ def _name(text: str) -> _Matcher:
     if "**" in text:
         raise ValueError(f"'**' must be a step by itself, got {text!r}")
     if _UNUSUAL.search(text):
-        raise ValueError(f"{text!r} is no name: patterns have stars only")
+        raise ValueError(f"{text!r} is not a name: patterns have stars only")
     if "*" in text:
         parts = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
         return lambda key: parts.fullmatch(str(key)) is not None
@@ -300,5 +300,7 @@ def _item(text: str) -> _Matcher:
     try:
         literal = paths.key_of(paths.PathStep(text, True))
     except ValueError:
-        raise ValueError(f"[{text}] is no index, range, star or quoted key") from None
+        raise ValueError(
+            f"[{text}] is not an index, range, star or quoted key"
+        ) from None
     return lambda key: type(key) is type(literal) and key == literal

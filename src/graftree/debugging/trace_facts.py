@@ -170,7 +170,7 @@ def _warn_of_values(latest: Sequence[Trace], function: Callable[..., Any]) -> bo
     logging.getLogger("graftree").warning(
         "%s is traced and compiled for each value of the static attribute %s, the "
         "latest being %s. If it changes as the program runs, make it a Variable, whose "
-        "value is no part of the program; if it is a new object each "
+        "value is not part of the program; if it is a new object each "
         "time, such as an optimizer or a lambda, create it once. "
         "nnx.debugging.explain_recompile says more.",
         decorators.name_of(function),

@@ -295,7 +295,7 @@ def _tokens(call: str, row: Any, pad: int | None) -> np.ndarray:
     wrong = tokens[(tokens < 0) | (tokens > _LARGEST)]
     if wrong.size:
         raise ValueError(
-            f"{call}: {wrong[0]} is no token: tokens are from 0 to "
+            f"{call}: {wrong[0]} is not a token: tokens are from 0 to "
             f"{_LARGEST}.\nIf it fills up the rows, say so: pad={wrong[0]}."
         )
     return tokens.astype(np.int32)

@@ -295,7 +295,7 @@ def _parted(batches: dict[int, Any], count: int) -> dict[int, Any]:
                 f"{_CALL} can't part the batch into {count} parts.",
                 where="\n".join(wrong) or "no argument has arrays outside of objects",
                 way_out="Give each array of the batch a first axis that is a multiple "
-                "of micro_batches, and list arguments that are no batches in whole=.",
+                "of micro_batches, and list arguments that are not batches in whole=.",
             )
         )
     return jax.tree.map(

@@ -160,7 +160,7 @@ def _floating(part: str, given: Any) -> np.dtype[Any]:
     name = _SHORT.get(given, given) if isinstance(given, str) else _name_of(given)
     if name not in _DTYPES:
         raise ValueError(
-            f"{part}={given!r} is no floating dtype of a policy"
+            f"{part}={given!r} is not a floating dtype of a policy"
             f"{_near(str(given))}.\n{_WAY_OUT}"
         )
     if name == "float64" and not jax.config.read("jax_enable_x64"):

@@ -439,7 +439,7 @@ def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
     if not _is_key(leaf):
         leaf = np.asarray(leaf)
         if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_):
-            return f"has the dtype {leaf.dtype}: it is no array of numbers"
+            return f"has the dtype {leaf.dtype}: it is not an array of numbers"
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
     spec = sharding.spec

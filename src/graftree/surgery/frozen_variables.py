@@ -233,7 +233,7 @@ _NO_PARAMETERS = (BatchStat, Cache, Intermediate, OptState, RngState)
 def _reason_against(variable: Variable[Any], is_overwritten: bool) -> str | None:
     cls = type(variable)
     if isinstance(variable, _NO_PARAMETERS):
-        return f"{cls.__name__} is no parameter"
+        return f"{cls.__name__} is not a parameter"
     if is_overwritten:
         return "SpectralNorm or WeightNorm overwrites it in each call"
     if _TYPE in variables.metadata_of(variable):

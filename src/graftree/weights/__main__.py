@@ -50,7 +50,7 @@ def _check(path: str, out: str, overwrite: bool) -> None:
     stored_tensors.OpenFile(path).close()
     found, way_out = stored_tensors.found_in(path) or ("", "")
     if found not in stored_tensors.OF_TORCH:
-        what = f"it is {found}" if found else "it is no file of torch.save"
+        what = f"it is {found}" if found else "it is not a file of torch.save"
         raise refusal(path, what, way_out=way_out)
     if not out.endswith(SUFFIX):
         way_out = f"Choose a name that ends with {SUFFIX}."

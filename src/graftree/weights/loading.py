@@ -264,7 +264,7 @@ def _error(
         ways.append("dtype= says to which dtype the arrays are converted.")
     if not all(are_floating):
         ways.append(
-            "dtype= is for floating numbers alone. ignore= the others, or convert them "
+            "dtype= is only for floating numbers. ignore= the others, or convert them "
             "first, and load the dict of tensors."
         )
     ways += _prefix_hint([name for name, _ in lacking], extra)

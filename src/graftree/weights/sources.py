@@ -158,7 +158,7 @@ def _member(
         return refusal(file.name, what, name)
 
     if not info.filename.endswith(".npy"):
-        raise refused("is no array (.npy)")
+        raise refused("is not an array (.npy)")
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:
@@ -168,7 +168,7 @@ def _member(
     if not _is_numeric(dtype):
         is_lost = dtype.kind == "V" and dtype.names is None
         lost = ": NumPy stores bfloat16 and float8 so, and loses which it was"
-        raise refused(f"dtype {dtype}, which is no number{lost * is_lost}")
+        raise refused(f"dtype {dtype}, which is not a number{lost * is_lost}")
     if len(shape) > stored_tensors.MAX_RANK or min(shape, default=0) < 0:
         raise refused(f"the shape {[*shape][:65]}")
     stored, size = Stored(dtype, shape), info.file_size - header_size

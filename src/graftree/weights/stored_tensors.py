@@ -115,7 +115,9 @@ def bounds_of(shape: Sequence[int], index: Sequence[slice]) -> list[Bounds]:
         ValueError: If it has another rank, or a step.
     """
     if len(index) != len(shape) or any(part.step not in (None, 1) for part in index):
-        raise ValueError(f"{index} is no slice of step 1 of the shape {tuple(shape)}.")
+        raise ValueError(
+            f"{index} is not a slice of step 1 of the shape {tuple(shape)}."
+        )
     bounds = []
     for size, part in zip(shape, index, strict=True):
         start, stop, _ = part.indices(size)
@@ -306,7 +308,7 @@ class Explained(NamedTuple):
         what = _REASONS.get(type(error), error.strerror or type(error).__name__)
         parent, way_out = os.path.dirname(os.path.abspath(self.path)), self.way_out
         if not way_out and not os.path.isdir(parent):
-            way_out = f"Its parent is no folder: {parent}."
+            way_out = f"Its parent is not a folder: {parent}."
         found = refusal(self.path, what, way_out=way_out, verb=self.verb)
         found.errno = error.errno
         return found

@@ -222,7 +222,7 @@ def _blanks(name: str) -> tuple[str, ...]:
     found, rest = _BLANK.findall(name), _BLANK.sub("", name)
     if "{" in rest or "}" in rest or not all(map(str.isidentifier, found)):
         raise misuse(
-            f"{name!r} is no name of tensors.",
+            f"{name!r} is not a name of tensors.",
             way_out="An index stands in braces, with a name of its own: '{i}'.",
         )
     return tuple(dict.fromkeys(found))

@@ -109,7 +109,7 @@ def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
     def size(text: str) -> int:
         # The most are the digits of 2**64: converting more would take long.
         if text.startswith("-") or len(text) > 20:
-            what = f"its header has the number {quoted(text[:21])}, which is no size"
+            what = f"its header has the number {quoted(text[:21])}, which is not a size"
             raise refusal(file, what)
         return int(text)
 
@@ -156,9 +156,9 @@ def _json(
         said = "nests too deeply"
     except json.JSONDecodeError as error:
         found = quoted(error.doc[error.pos : error.pos + 20])
-        said = f"is no JSON: {error.msg} at character {error.pos}, which has {found}"
+        said = f"is not JSON: {error.msg} at character {error.pos}, which has {found}"
     except ValueError as error:
-        said = f"is no JSON: {error}"
+        said = f"is not JSON: {error}"
     raise refusal(file, f"{what} {said}")
 
 
@@ -191,7 +191,7 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
         raise refused(f"no {' and no '.join(missing)}")
     dtype, shape, offsets = map(fields.__getitem__, _FIELDS)
     if not isinstance(dtype, str):
-        raise refused(f"the dtype {_shown(dtype)} is no text")
+        raise refused(f"the dtype {_shown(dtype)} is not text")
     for field, sizes in (("shape", shape), ("offsets", offsets)):
         # Booleans are integers in Python.
         if not isinstance(sizes, list) or {*map(type, sizes)} - {int}:
@@ -290,7 +290,7 @@ def places_of(path: str) -> dict[str, str]:
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict):
         what = "it has no weight_map, from names of tensors to names of files"
-        way_out = "It is no index of safetensors files."
+        way_out = "It is not an index of safetensors files."
         raise refusal(path, what, way_out=way_out)
     for name, file in places.items():
         if not isinstance(file, str):

@@ -66,7 +66,9 @@ def _items(path: str, key: str) -> dict[Any, Any]:
     for part in key.split(".") if key else []:
         found = found.get(part) if isinstance(found, dict) else None
     if not isinstance(found, dict):
-        what = f"{key or 'it'} is no dict of tensors, but of type {_described(found)}"
+        what = (
+            f"{key or 'it'} is not a dict of tensors, but of type {_described(found)}"
+        )
         raise refusal(path, what, way_out="")
     return found
 
