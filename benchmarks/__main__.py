@@ -7,14 +7,7 @@ import platform
 
 import jax
 
-from benchmarks import (
-    argument_rows,
-    gauges,
-    generation,
-    language_model_rows,
-    rows,
-    tables,
-)
+from benchmarks import gauges, rows, tables
 
 PEERS = ("flax", "equinox")
 
@@ -25,35 +18,19 @@ def main() -> None:
     effort = gauges.QUICK if options.quick else gauges.FULL
     if options.fastest:
         effort = dataclasses.replace(effort, pick=min)
-    table = tables.markdown if options.markdown else tables.text
     print(_setting(effort))
-    quick = options.quick
-    groups = (
-        *rows.groups(quick),
-        *argument_rows.groups(quick),
-        *language_model_rows.groups(quick),
-    )
-    for group in (*groups, *generation.groups()):
+    for group in rows.all_groups(options.quick):
         if options.only in group.name:
-            operations = [row.set_up() for row in group.rows]
-            figures = group.quantity.measure(operations, effort)
-            print(table(group, figures), flush=True)
+            print(tables.markdown(group, group.measure(effort)), flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="few short turns: some minutes in all"
-    )
-    parser.add_argument(
-        "--only", default="", metavar="TEXT", help="groups whose name has this text"
-    )
-    parser.add_argument(
-        "--fastest",
-        action="store_true",
-        help="the fastest turn, not the median: for a machine that is not idle",
-    )
-    parser.add_argument("--markdown", action="store_true", help="tables for a page")
+    option = parser.add_argument
+    option("--quick", action="store_true", help="few short turns: some minutes in all")
+    option("--only", default="", metavar="TEXT", help="groups whose name has this text")
+    fastest = "the fastest turn, not the median: for a machine that is not idle"
+    option("--fastest", action="store_true", help=fastest)
     return parser
 
 

@@ -15,16 +15,15 @@ for attention, causal, half of the 12 of its two products (Chowdhery et al., 202
 import argparse
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import graftree
-from benchmarks import decoding, gauges, language_model_rows, libraries
+from benchmarks import gauges, groups, language_model_rows, rows, tables
+from benchmarks.groups import Group
 from benchmarks.language_models import Setting
-from benchmarks.libraries import FLAX, GRAFTREE, RAW
-from examples.lm.model import Config
+from examples.lm.model import Config, LanguageModel
 
 GPT2_SMALL = Setting(
     Config(vocabulary=50_304, layers=12, width=768, heads=12, kv_heads=12, hidden=672),
@@ -66,10 +65,25 @@ def main(arguments: list[str] | None = None) -> None:
     effort = dataclasses.replace(effort, pick=min)
     peak = options.peak or peak_of(jax.devices()[0].device_kind)
     print(_setting(setting, peak))
-    _print("train step", "tokens/s", _training(setting, effort), _share(setting, peak))
+    tokens = groups.per_second(setting.num_tokens, "tokens")
+    training = Group(
+        "train step",
+        tokens,
+        language_model_rows.rows_of(language_model_rows.new_step, setting),
+    )
+    for row, speed in zip(training.rows, _print(training, effort), strict=True):
+        share = 100 * speed * flops_per_token(setting) / peak if peak else math.nan
+        print(f"{row.library}: {share:.1f} % of peak")
     if not options.no_decoding:
-        title = f"decode step, {decoding.BATCH} rows"
-        _print(title, "steps/s", _decoding(effort))
+        steps = groups.per_second(1, "steps")
+        decoding = groups.in_default_mode(rows.decode_step(12))
+        _print(dataclasses.replace(decoding, quantity=steps), effort)
+
+
+def _print(group: Group, effort: gauges.Effort) -> list[float]:
+    figures = group.measure(effort)
+    print(tables.markdown(group, figures), flush=True)
+    return figures
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,16 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
-    parser.add_argument("--stacked", action="store_true", help="the blocks as a Stack")
-    parser.add_argument("--remat", action="store_true", help="compute blocks again")
-    parser.add_argument("--batch", type=int, help="rows per step; 8")
-    parser.add_argument(
-        "--peak",
-        type=float,
-        help="operations per second of the device, if unknown here",
-    )
-    parser.add_argument("--no-decoding", action="store_true", help="train alone")
+    option = parser.add_argument
+    option("--tiny", action="store_true", help="sizes for a CPU")
+    option("--stacked", action="store_true", help="the blocks as a Stack")
+    option("--remat", action="store_true", help="compute blocks again")
+    option("--batch", type=int, help="rows per step; 8")
+    option("--peak", type=float, help="operations per second, of an unknown device")
+    option("--no-decoding", action="store_true", help="only train")
     return parser
 
 
@@ -100,19 +111,11 @@ def peak_of(device_kind: str) -> float | None:
 
 def num_parameters(config: Config) -> int:
     """The number of parameters of a model."""
-    return sum(math.prod(shape) for shape in _shapes(config))
-
-
-def _shapes(config: Config) -> list[tuple[int, ...]]:
-    width, head = config.width, config.width // config.heads
-    block = [
-        *[(width, heads, head) for heads in (config.heads, *[config.kv_heads] * 2)],
-        (config.heads, head, width),
-        *[(width, config.hidden)] * 3,
-        *[(width,)] * 2,
-    ]
-    table = (config.vocabulary, width)
-    return [*block * config.layers, *[table] * 2, (width,)]
+    with graftree.use_eager_sharding(False):
+        model = graftree.eval_shape(
+            lambda: LanguageModel(config, rngs=graftree.Rngs(0))
+        )
+    return sum(x.size for x in jax.tree.leaves(graftree.state(model, graftree.Param)))
 
 
 def flops_per_token(setting: Setting) -> float:
@@ -121,36 +124,6 @@ def flops_per_token(setting: Setting) -> float:
     multiplied = num_parameters(config) - config.vocabulary * config.width
     attention = 6 * config.layers * config.width * setting.length
     return 6 * multiplied + attention
-
-
-def _training(setting: Setting, effort: gauges.Effort) -> dict[str, float]:
-    names = (RAW, *libraries.installed(GRAFTREE, FLAX))
-    steps = [language_model_rows.new_step(name, setting) for name in names]
-    seconds = gauges.seconds_per_call(steps, effort)
-    return {n: setting.num_tokens / s for n, s in zip(names, seconds, strict=True)}
-
-
-def _decoding(effort: gauges.Effort, depth: int = 12) -> dict[str, float]:
-    found = libraries.installed(GRAFTREE, FLAX)
-    steps = {RAW: decoding.raw(depth)}
-    steps |= {name: decoding.nnx(nnx, depth) for name, nnx in found.items()}
-    seconds = gauges.seconds_per_call([*steps.values()], effort)
-    return {name: 1 / s for name, s in zip(steps, seconds, strict=True)}
-
-
-def _share(setting: Setting, peak: float | None) -> Any:
-    if peak is None:
-        return lambda speed: "unknown peak"
-    return lambda speed: (
-        f"{100 * speed * flops_per_token(setting) / peak:.1f} % of peak"
-    )
-
-
-def _print(title: str, unit: str, speeds: dict[str, float], share: Any = None) -> None:
-    print(f"\n{title:28}{unit:>14}{'/ raw':>8}")
-    for name, speed in speeds.items():
-        line = f"  {name:26}{speed:>14,.0f}{speed / speeds[RAW]:>8.2f}"
-        print(line + (f"  {share(speed)}" if share else ""), flush=True)
 
 
 def _setting(setting: Setting, peak: float | None) -> str:

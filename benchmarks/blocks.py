@@ -2,6 +2,10 @@
 
 The function of raw JAX does the same mathematics on the same numbers, down to the key
 of each dropout: that of its stream, folded with the number of times it was used.
+
+Such blocks do other things in training than in evaluation, so ``train()`` and
+``eval()`` change static attributes of all of them. The functions of raw JAX are two,
+and nothing is switched.
 """
 
 import functools
@@ -10,7 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks import perceptrons
+from benchmarks import perceptrons, steps
+from benchmarks.gauges import Operation
+from benchmarks.groups import Made
 from benchmarks.perceptrons import WIDTH
 
 RATE = 0.1
@@ -88,11 +94,9 @@ def _dropout(state: Any, x: jax.Array) -> Any:
 
 
 @functools.cache
-def nnx_class(nnx: Any) -> type:
-    """The class of the model, for Graftree or Flax NNX."""
-
+def _block_class(nnx: Any) -> type:
     class Block(nnx.Module):
-        def __init__(self, *, rngs):
+        def __init__(self, rngs):
             self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
             self.norm = nnx.BatchNorm(
                 WIDTH, momentum=MOMENTUM, epsilon=EPSILON, rngs=rngs
@@ -102,24 +106,85 @@ def nnx_class(nnx: Any) -> type:
         def __call__(self, x):
             return self.dropout(nnx.relu(self.norm(self.linear(x))))
 
-    class Blocks(nnx.Module):
-        def __init__(self, depth, *, rngs):
-            self.blocks = nnx.List([Block(rngs=rngs) for _ in range(depth)])
-
-        def __call__(self, x):
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    return Blocks
+    return Block
 
 
 def nnx_model(nnx: Any, depth: int) -> Any:
     """The blocks as an object, with the values of `parameters` and `states`."""
-    model = nnx_class(nnx)(depth, rngs=nnx.Rngs(0))
+    model = perceptrons.chain(nnx)(_block_class(nnx), depth, nnx.Rngs(0))
     for block, values, state in zip(
-        model.blocks, parameters(depth), states(depth), strict=True
+        model.layers, parameters(depth), states(depth), strict=True
     ):
         block.linear.kernel[...] = values["kernel"]
         block.dropout.rngs.key[...] = state["key"]
     return model
+
+
+# ------------------------------------------------------------------------- train steps
+
+
+def raw(depth: int) -> steps.Step:
+    """One step of Adam in plain JAX."""
+    params, batch = parameters(depth), perceptrons.batch()
+    return steps.raw(loss, params, batch, state=states(depth))
+
+
+def nnx(nnx: Any, depth: int, **mode: bool) -> steps.Step:
+    """The same on an object of Graftree or Flax NNX."""
+    return _step(nnx, nnx_model(nnx, depth), **mode)
+
+
+def _step(nnx: Any, model: Any, **mode: bool) -> steps.Step:
+    loss, batch = perceptrons.nnx_loss, perceptrons.batch()
+    return steps.nnx(nnx, loss, model, batch, has_state=True, **mode)
+
+
+# -------------------------------------------- a train step and an evaluation in turns
+
+
+def _raw_in_turns(depth: int) -> Operation:
+    """Both functions take the same values."""
+    step, batch = raw(depth), perceptrons.batch()
+    params = parameters(depth)
+    _, treedef = jax.tree.flatten((params, steps.ADAM.init(params), states(depth)))
+
+    @jax.jit
+    def evaluate(leaves, x, y):
+        params, _, state = jax.tree.unflatten(treedef, leaves)
+        return evaluated(params, state, x, y)
+
+    def operation():
+        step()
+        return evaluate(step.objects["leaves"], *batch.values())
+
+    return operation
+
+
+def _in_turns(nnx: Any, depth: int, **mode: bool) -> Operation:
+    """One model, switched before each, for Graftree or Flax NNX."""
+    model, batch = nnx_model(nnx, depth), perceptrons.batch()
+    step, evaluate = _step(nnx, model, **mode), nnx.jit(perceptrons.nnx_loss, **mode)
+
+    def operation():
+        model.train()
+        step()
+        model.eval()
+        return evaluate(model, *batch.values())
+
+    return operation
+
+
+def nnx_view(nnx: Any, depth: int) -> Operation:
+    """A view of the model is evaluated, and nothing is switched."""
+    model, batch = nnx_model(nnx, depth), perceptrons.batch()
+    view = nnx.view(model, deterministic=True, use_running_average=True)
+    step, evaluate = _step(nnx, model), nnx.jit(perceptrons.nnx_loss)
+
+    def operation():
+        step()
+        return evaluate(view, *batch.values())
+
+    return operation
+
+
+IN_TURNS = Made(_raw_in_turns, _in_turns)

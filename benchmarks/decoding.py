@@ -60,11 +60,9 @@ def raw(depth: int) -> Operation:
 
     @jax.jit
     def function(params, caches, x):
-        changed = []
-        layers = jax.tree.unflatten(params_def, params)
-        for layer, before in zip(
-            layers, jax.tree.unflatten(caches_def, caches), strict=True
-        ):
+        changed, layers = [], jax.tree.unflatten(params_def, params)
+        caches = jax.tree.unflatten(caches_def, caches)
+        for layer, before in zip(layers, caches, strict=True):
             seen, after = attend(x @ layer["project"], before)
             x = x + seen @ layer["out"]
             changed.append(after)
@@ -79,11 +77,9 @@ def raw(depth: int) -> Operation:
 
 
 @functools.cache
-def nnx_class(nnx: Any) -> type:
-    """The class of the model, for Graftree or Flax NNX."""
-
+def _layer_class(nnx: Any) -> type:
     class Layer(nnx.Module):
-        def __init__(self, *, rngs):
+        def __init__(self, rngs):
             linear = functools.partial(nnx.Linear, use_bias=False, rngs=rngs)
             self.project = linear(WIDTH, 3 * WIDTH)
             self.out = linear(WIDTH, WIDTH)
@@ -98,26 +94,17 @@ def nnx_class(nnx: Any) -> type:
                 variable[...] = after[name]
             return x + self.out(seen)
 
-    class Decoder(nnx.Module):
-        def __init__(self, depth, *, rngs):
-            self.layers = nnx.List([Layer(rngs=rngs) for _ in range(depth)])
-
-        def __call__(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return jnp.tanh(x)
-
-    return Decoder
+    return Layer
 
 
 def nnx(nnx: Any, depth: int, **mode: bool) -> Operation:
     """Decode step on an object, for Graftree or Flax NNX, in one of the three modes."""
-    model = nnx_class(nnx)(depth, rngs=nnx.Rngs(0))
+    model = perceptrons.chain(nnx)(_layer_class(nnx), depth, nnx.Rngs(0))
     for layer, values in zip(model.layers, parameters(depth), strict=True):
         layer.project.kernel[...] = values["project"]
         layer.out.kernel[...] = values["out"]
     x = perceptrons.batch()["x"]
-    function = nnx.jit(lambda model, x: model(x), **mode)
+    function = nnx.jit(lambda model, x: jnp.tanh(model(x)), **mode)
 
     def operation():
         nonlocal x

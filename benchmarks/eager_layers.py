@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks import gpts
 from benchmarks.gauges import Operation
 
 WIDTH, HEADS, LENGTH, BATCH = 8, 2, 4, 2
@@ -56,27 +57,13 @@ def _linear(params: Parameters, x: jax.Array) -> jax.Array:
     return jnp.dot(x, params["kernel"]) + params["bias"]
 
 
-def _normalized(
-    params: Parameters, x: jax.Array, mean: jax.Array, square: jax.Array, epsilon: float
-) -> tuple[jax.Array, jax.Array]:
-    """The inputs, normalized, and the variance."""
-    variance = jnp.maximum(0.0, square - jnp.square(mean))
-    factor = jax.lax.rsqrt(variance + epsilon) * params["scale"]
-    return (x - mean) * factor + params["bias"], variance
-
-
-def _layer_norm(params: Parameters, x: jax.Array) -> jax.Array:
-    mean = jnp.mean(x, -1, keepdims=True)
-    square = jnp.mean(jnp.square(x), -1, keepdims=True)
-    return _normalized(params, x, mean, square, 1e-6)[0]
-
-
 def _batch_norm(params: Parameters, x: jax.Array) -> jax.Array:
     mean, square = jnp.mean(x, 0), jnp.mean(jnp.square(x), 0)
-    y, variance = _normalized(params, x, mean, square, 1e-5)
+    variance = jnp.maximum(0.0, square - jnp.square(mean))
+    factor = jax.lax.rsqrt(variance + 1e-5) * params["scale"]
     for name, new in {"mean": mean, "var": variance}.items():
         params[name] = MOMENTUM * params[name] + (1 - MOMENTUM) * new
-    return y
+    return (x - mean) * factor + params["bias"]
 
 
 def _attention(
@@ -101,7 +88,7 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 RAW: dict[str, dict[str, Callable[[Parameters, jax.Array], jax.Array]]] = {
     "Linear": {"jnp": _linear},
-    "LayerNorm": {"jnp": _layer_norm},
+    "LayerNorm": {"jnp": gpts.norm},
     "BatchNorm": {"jnp": _batch_norm},
     "MultiHeadAttention": {
         "jnp.einsum": _attention(_attend),

@@ -2,9 +2,12 @@
 
 What a library remembers of a model must go when the model goes. The models are two
 Variables around the same two arrays; one is made, called and dropped after the other.
+
+A course has four figures: *first* and *last*, the median seconds per call in the first
+and last tenth; *objects* of Python and bytes of *resident* memory that stayed, per
+model, after the first tenth (zero bytes where the system does not tell).
 """
 
-import dataclasses
 import functools
 import gc
 import os
@@ -17,35 +20,18 @@ from typing import Any
 import jax
 
 from benchmarks import perceptrons
-
-
-@dataclasses.dataclass(frozen=True)
-class Course:
-    """What many calls with fresh models cost.
-
-    Attributes:
-        first: Seconds per call in the first tenth, the median.
-        last: The same in the last tenth.
-        objects: Python objects that stayed, per model, after the first tenth.
-        resident: Bytes of resident memory that stayed, per model, after the first
-            tenth; zero where the system does not tell.
-    """
-
-    first: float
-    last: float
-    objects: float
-    resident: float
+from benchmarks.groups import Made
 
 
 @functools.cache
-def raw(count: int) -> Course:
+def raw(count: int) -> dict[str, float]:
     """Fresh lists of arrays, through ``jax.jit``."""
     function = jax.jit(lambda leaves, x: x @ leaves[0] + leaves[1][None])
     return _course(lambda kernel, bias: [kernel, bias], function, count)
 
 
 @functools.cache
-def nnx(nnx: Any, count: int, **mode: bool) -> Course:
+def nnx(nnx: Any, count: int, **mode: bool) -> dict[str, float]:
     """Fresh objects of Graftree or Flax NNX, in one of the three modes."""
 
     class Model(nnx.Module):
@@ -59,7 +45,15 @@ def nnx(nnx: Any, count: int, **mode: bool) -> Course:
     return _course(Model, nnx.jit(lambda model, x: model(x), **mode), count)
 
 
-def _course(make: Callable[..., Any], function: Any, count: int) -> Course:
+def figure(name: str) -> Made:
+    """What gives one figure of courses."""
+    return Made(
+        lambda count: lambda: raw(count)[name],
+        lambda library, count, **mode: lambda: nnx(library, count, **mode)[name],
+    )
+
+
+def _course(make: Callable[..., Any], function: Any, count: int) -> dict[str, float]:
     (values,) = perceptrons.parameters(1)
     x = perceptrons.batch()["x"]
 
@@ -77,12 +71,12 @@ def _course(make: Callable[..., Any], function: Any, count: int) -> Course:
     first = calls(tenth)
     objects, resident = _objects(), _resident_bytes()
     last = calls(count - tenth)[-tenth:]
-    return Course(
-        first=statistics.median(first),
-        last=statistics.median(last),
-        objects=(_objects() - objects) / (count - tenth),
-        resident=(_resident_bytes() - resident) / (count - tenth),
-    )
+    return {
+        "first": statistics.median(first),
+        "last": statistics.median(last),
+        "objects": (_objects() - objects) / (count - tenth),
+        "resident": (_resident_bytes() - resident) / (count - tenth),
+    }
 
 
 def _objects() -> int:

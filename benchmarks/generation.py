@@ -9,7 +9,7 @@ write all rows of the cache at the same place: the row ``one length alone``.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftree
-from benchmarks import gauges, language_models
+from benchmarks import groups, language_models
 from benchmarks.gauges import Operation
+from benchmarks.groups import Group, Row
 from benchmarks.libraries import GRAFTREE, RAW
-from benchmarks.rows import Group, Quantity, Row
 from examples.models.llama import Config, Llama
 
 SMALL = Config(
@@ -67,32 +67,25 @@ class Setting:
         return Llama(self.config, rngs=graftree.Rngs(0))
 
 
-def groups() -> list[Group]:
+def all_groups() -> list[Group]:
     """All measurements."""
+    ragged = {1: "prompt", 8: "prompts of different lengths"}
     return [
-        _group(Setting(1)),
-        _group(Setting(8)),
-        _group(Setting(8, is_ragged=False)),
+        *(_group(Setting(batch), words) for batch, words in ragged.items()),
+        _group(Setting(8, is_ragged=False), "prompts of one length"),
     ]
 
 
-def _group(setting: Setting) -> Group:
-    count = setting.batch * setting.count
-
-    def measure(operations: Sequence[Operation], effort: gauges.Effort) -> list[float]:
-        return [count / x for x in gauges.seconds_per_call(operations, effort)]
-
+def _group(setting: Setting, prompts: str) -> Group:
     rows = [
         Row(RAW, "", functools.partial(raw, setting)),
         Row(GRAFTREE, "", functools.partial(ours, setting)),
     ]
-    lengths = "prompts of different lengths" if setting.batch > 1 else "prompt"
     if not setting.is_ragged:
-        lengths = "prompts of one length"
         uniform = functools.partial(raw, setting, is_uniform=True)
         rows.append(Row(RAW, "one length alone", uniform))
-    name = f"greedy decoding, {setting.batch} {lengths}"
-    quantity = Quantity("tokens/s", 1, measure, digits=0)
+    name = f"greedy decoding, {setting.batch} {prompts}"
+    quantity = groups.per_second(setting.batch * setting.count, "tokens")
     return Group(name, quantity, tuple(rows), "0.95 raw")
 
 

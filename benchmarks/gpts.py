@@ -3,7 +3,12 @@
 Learned positions, blocks that normalize first, causal attention, a head tied to the
 embedding. Raw JAX is the program that one would write without a library: functions of
 dicts. Each call of what `raw` and `nnx` give makes a new function, so that JAX traces
-anew; only the functions of JAX itself have been traced before, for all alike.
+again; only the functions of JAX itself have been traced before, for all alike.
+
+At the end is a block with the library's own attention, and the size of the program that
+it becomes. Raw JAX is what one would write for the same layout of parameters. What is
+counted are equations of the jaxpr, nested ones included: what tracing makes, and every
+later pass of JAX walks.
 """
 
 import functools
@@ -14,7 +19,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks import steps
+from benchmarks import gauges, steps
+from benchmarks.gauges import Operation
+from benchmarks.groups import Made
 
 WIDTH = 32
 HEADS = 4
@@ -22,13 +29,11 @@ VOCABULARY = 64
 LENGTH = 16
 BATCH = 2
 EPSILON = 1e-6
+PROJECTIONS = ("query", "key", "value")
+MLP = {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
 LINEARS = {  # per block: inputs and outputs
-    "query": (WIDTH, WIDTH),
-    "key": (WIDTH, WIDTH),
-    "value": (WIDTH, WIDTH),
-    "out": (WIDTH, WIDTH),
-    "up": (WIDTH, 4 * WIDTH),
-    "down": (4 * WIDTH, WIDTH),
+    **dict.fromkeys((*PROJECTIONS, "out"), (WIDTH, WIDTH)),
+    **MLP,
 }
 NORMS = ("norm_attention", "norm_mlp")
 
@@ -47,19 +52,20 @@ def parameters(depth: int) -> dict[str, Any]:
     def linear(shape):
         return {"kernel": draw(next(keys), shape), "bias": jnp.zeros(shape[1])}
 
-    def norm():
-        return {"scale": jnp.ones(WIDTH), "bias": jnp.zeros(WIDTH)}
-
     def block():
         linears = {name: linear(shape) for name, shape in LINEARS.items()}
-        return linears | {name: norm() for name in NORMS}
+        return linears | {name: _norm_parameters() for name in NORMS}
 
     return {
         "embed": draw(next(keys), (VOCABULARY, WIDTH)),
         "positions": draw(next(keys), (LENGTH, WIDTH)),
         "blocks": [block() for _ in range(depth)],
-        "norm": norm(),
+        "norm": _norm_parameters(),
     }
+
+
+def _norm_parameters() -> dict[str, jax.Array]:
+    return {"scale": jnp.ones(WIDTH), "bias": jnp.zeros(WIDTH)}
 
 
 def _cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -99,12 +105,11 @@ def _loss(params: dict[str, Any], x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _block(params: dict[str, Any], h: jax.Array) -> jax.Array:
     x = norm(params["norm_attention"], h)
-    attended = attention(
-        _linear(params["query"], x),
-        _linear(params["key"], x),
-        _linear(params["value"], x),
-    )
-    h = h + _linear(params["out"], attended)
+    attended = attention(*[_linear(params[name], x) for name in PROJECTIONS])
+    return _mlp(params, h + _linear(params["out"], attended))
+
+
+def _mlp(params: dict[str, Any], h: jax.Array) -> jax.Array:
     x = norm(params["norm_mlp"], h)
     return h + _linear(params["down"], jax.nn.gelu(_linear(params["up"], x)))
 
@@ -181,3 +186,125 @@ def _nnx_model(nnx: Any, params: dict[str, Any]) -> Any:
         for name in LINEARS:
             getattr(block, name).kernel[...] = values[name]["kernel"]
     return model
+
+
+def lowering(make: Callable[[], steps.Step]) -> Operation:
+    """Tracing and lowering, as in a first call."""
+    return lambda: make().lower()
+
+
+def _at_many_depths(make: Callable[[], steps.Step]) -> Operation:
+    return gauges.at_many_depths(lowering(make))
+
+
+def _lines(make: Callable[[], steps.Step]) -> Operation:
+    """The length of what XLA gets from that."""
+    return lambda: make().lower().as_text().count("\n")
+
+
+def _made(operation_of: Callable[..., Operation]) -> Made:
+    return Made(
+        lambda depth: operation_of(raw(depth)),
+        lambda library, depth, **mode: operation_of(nnx(library, depth, **mode)),
+    )
+
+
+LOWERING, LINES = _made(_at_many_depths), _made(_lines)
+
+
+# --------------------------------------------- a block with the attention of a library
+
+INPUTS = (2, 16, WIDTH)
+KERNELS = {
+    **dict.fromkeys(PROJECTIONS, (WIDTH, HEADS, WIDTH // HEADS)),
+    "out": (HEADS, WIDTH // HEADS, WIDTH),
+    **MLP,
+}
+# Equations that only stand for others, which are counted themselves.
+CALLS = ("jit", "pjit", "custom_jvp_call")
+
+
+def inputs() -> jax.Array:
+    """A batch of sequences."""
+    return jax.random.normal(jax.random.key(1), INPUTS)
+
+
+def block_parameters() -> dict[str, dict[str, jax.Array]]:
+    """The parameters of the block as nested dicts."""
+    keys = jax.random.split(jax.random.key(0), len(KERNELS))
+    draw = jax.nn.initializers.normal(0.1)
+    linears = {
+        name: {
+            "kernel": draw(key, shape),
+            "bias": jnp.zeros(shape[1:] if name in PROJECTIONS else shape[-1:]),
+        }
+        for key, (name, shape) in zip(keys, KERNELS.items(), strict=True)
+    }
+    return linears | {name: _norm_parameters() for name in NORMS}
+
+
+def raw_block(params: Any, h: jax.Array) -> jax.Array:
+    """The block as a function."""
+    x = norm(params["norm_attention"], h)
+    heads = [_contracted(params[name], x, axes=1) for name in PROJECTIONS]
+    attended = jax.nn.dot_product_attention(*heads, is_causal=True)
+    return _mlp(params, h + _contracted(params["out"], attended, axes=2))
+
+
+def _contracted(params: Any, x: jax.Array, axes: int) -> jax.Array:
+    last = tuple(range(x.ndim - axes, x.ndim))
+    contracted = (last, tuple(range(axes)))
+    y = jax.lax.dot_general(x, params["kernel"], (contracted, ((), ())))
+    return y + params["bias"]
+
+
+@functools.cache
+def _nnx_block_class(nnx: Any) -> type:
+    class Block(nnx.Module):
+        def __init__(self, *, rngs):
+            self.norm_attention = nnx.LayerNorm(WIDTH, epsilon=EPSILON, rngs=rngs)
+            self.attention = nnx.MultiHeadAttention(
+                HEADS, WIDTH, decode=False, rngs=rngs
+            )
+            self.norm_mlp = nnx.LayerNorm(WIDTH, epsilon=EPSILON, rngs=rngs)
+            self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
+            self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+
+        def __call__(self, h):
+            h = h + self.attention(self.norm_attention(h), is_causal=True)
+            return h + self.down(nnx.gelu(self.up(self.norm_mlp(h))))
+
+    return Block
+
+
+def nnx_block(nnx: Any) -> Any:
+    """The block as an object, with the values of `block_parameters`."""
+    block = _nnx_block_class(nnx)(rngs=nnx.Rngs(0))
+    values = block_parameters()
+    for name in KERNELS:
+        owner = block if name in MLP else block.attention
+        getattr(owner, name).kernel[...] = values[name]["kernel"]
+    return block
+
+
+def _counting(block: Callable[..., jax.Array], model: Any, of: str) -> Operation:
+    """The number of equations that tracing the block gives, or its gradient."""
+
+    def loss(model, h):
+        return jnp.sum(block(model, h) ** 2)
+
+    function = block if of == "forward" else jax.grad(loss)
+    return lambda: _count(jax.make_jaxpr(function)(model, inputs()).jaxpr)
+
+
+def _count(jaxpr: Any) -> int:
+    own = sum(equation.primitive.name not in CALLS for equation in jaxpr.eqns)
+    values = jax.tree.leaves([[*equation.params.values()] for equation in jaxpr.eqns])
+    inner = [getattr(value, "jaxpr", value) for value in values]
+    return own + sum(_count(value) for value in inner if hasattr(value, "eqns"))
+
+
+EQUATIONS = Made(
+    lambda of: _counting(raw_block, block_parameters(), of),
+    lambda nnx, of: _counting(lambda m, h: m(h), nnx_block(nnx), of),
+)

@@ -7,22 +7,15 @@ Layouts of eight devices are measured where there are eight:
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from benchmarks import gauges, language_models, language_models_flax, libraries
+from benchmarks import gauges, groups, language_models, language_models_flax, libraries
+from benchmarks.groups import Group, Row
 from benchmarks.language_models import SMALL, Setting
 from benchmarks.libraries import FLAX, GRAFTREE, RAW
-from benchmarks.rows import (
-    KILOBYTES,
-    MILLISECONDS,
-    OWN_MILLISECONDS,
-    Group,
-    Quantity,
-    Row,
-)
 from examples.lm.model import Config
 
 # So small that tracing is all there is to do.
@@ -34,7 +27,7 @@ LAYOUTS = {
 }
 
 
-def groups(quick: bool = False) -> list[Group]:
+def all_groups(quick: bool = False) -> list[Group]:
     """All measurements; if ``quick``, of unrolled blocks alone."""
     devices = jax.device_count()
     found = []
@@ -50,25 +43,25 @@ def groups(quick: bool = False) -> list[Group]:
 def _groups_of(name: str, mesh: Any, stacked: bool) -> list[Group]:
     small = Setting(dataclasses.replace(SMALL, stacked=stacked), mesh)
     deep = Setting(dataclasses.replace(DEEP, stacked=stacked), mesh, batch=8, length=16)
-    speed = Quantity(
-        "tokens/s", 1, functools.partial(_tokens_per_second, small.num_tokens), digits=0
-    )
-    instructions = Quantity("lines", 1, gauges.reading, digits=0)
+    # Devices that share the cores of one machine are now faster, now slower.
+    speed = groups.per_second(small.num_tokens, "tokens", longer=4)
     return [
-        Group(f"{name}: speed", speed, _rows(new_step, small), "0.98 raw"),
-        Group(
-            f"{name}: trace and lower 12 layers",
-            MILLISECONDS,
-            _rows(lowerings, deep),
-            "1.10 raw",
-        ),
-        Group(f"{name}: compile", OWN_MILLISECONDS, _rows(compilations, small)),
-        Group(f"{name}: temporaries", KILOBYTES, _rows(temporaries, small), "1.01 raw"),
-        Group(f"{name}: lines of HLO", instructions, _rows(lines, small)),
+        Group(f"{name}: {title}", quantity, rows_of(operation_of, setting), target)
+        for title, quantity, operation_of, setting, target in (
+            ("speed", speed, new_step, small, "0.98 raw"),
+            (
+                "trace and lower 12 layers",
+                *(groups.MILLISECONDS, lowerings, deep, "1.10 raw"),
+            ),
+            ("compile", groups.OWN_MILLISECONDS, compilations, small, ""),
+            ("temporaries", groups.KILOBYTES, temporaries, small, "1.01 raw"),
+            ("lines of HLO", groups.LINES, lines, small, ""),
+        )
     ]
 
 
-def _rows(operation_of: Callable[..., Any], setting: Setting) -> tuple[Row, ...]:
+def rows_of(operation_of: Callable[..., Any], setting: Setting) -> tuple[Row, ...]:
+    """Raw JAX, Graftree and Flax NNX, as far as installed."""
     return tuple(
         Row(name, "", functools.partial(operation_of, name, setting))
         for name in (RAW, *libraries.installed(GRAFTREE, FLAX))
@@ -84,19 +77,11 @@ def new_step(library: str, setting: Setting) -> Any:
     return language_models_flax.step(libraries.installed(FLAX)[FLAX], setting)
 
 
-def _tokens_per_second(
-    num_tokens: int, operations: Sequence[Any], effort: gauges.Effort
-) -> list[float]:
-    # Devices that share the cores of one machine are now faster, now slower.
-    longer = dataclasses.replace(effort, budget=4 * effort.budget)
-    return [num_tokens / x for x in gauges.seconds_per_call(operations, longer)]
-
-
 def lowerings(library: str, setting: Setting) -> Callable[[], Any]:
     """Tracing and lowering, each time without any of JAX's caches.
 
     So it is what the first call of a program takes: the functions of JAX itself are
-    traced anew as well, for all alike.
+    traced again as well, for all alike.
     """
     step = new_step(library, setting)
 

@@ -4,6 +4,7 @@ JAX runs the function at each call, and so does each library. What may differ is
 takes to bring the objects in and out, and how long a layer takes under the transform.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +19,25 @@ STEPS = 3
 NAMES = ("value_and_grad", "vmap", "scan")
 
 
+def _apply(params: Any, x: jax.Array) -> jax.Array:
+    for kernel, bias in params:
+        x = x @ kernel + bias
+    return x
+
+
+def _operation(name: str, module: Any, call: Any, model: Any, **mode: bool) -> Any:
+    """The transform of a library, over a function of its model and the inputs."""
+    x = perceptrons.batch()["x"]
+
+    def loss(model, x):
+        return jnp.sum(call(model, x) ** 2)
+
+    if name == "value_and_grad":
+        return partial(module.value_and_grad(loss, **mode), model, x)
+    mapped = module.vmap(loss, in_axes=(None, 0), **mode)
+    return partial(mapped, model, jnp.stack([x] * STEPS))
+
+
 def raw(name: str) -> Operation:
     """The same by hand, over a list of pairs of arrays."""
     # A bias of the rank of the outputs: nothing is computed that a layer doesn't.
@@ -25,60 +45,26 @@ def raw(name: str) -> Operation:
         (layer["kernel"], layer["bias"][None])
         for layer in perceptrons.parameters(DEPTH)
     ]
-    x = perceptrons.batch()["x"]
-
-    def apply(params, x):
-        for kernel, bias in params:
-            x = x @ kernel + bias
-        return x
-
-    def loss(params, x):
-        return jnp.sum(apply(params, x) ** 2)
-
-    if name == "value_and_grad":
-        differentiated = jax.value_and_grad(loss)
-        return lambda: differentiated(params, x)
-    if name == "vmap":
-        xs = jnp.stack([x] * STEPS)
-        mapped = jax.vmap(loss, in_axes=(None, 0))
-        return lambda: mapped(params, xs)
-    steps = jnp.arange(STEPS)
+    if name != "scan":
+        return _operation(name, jax, _apply, params)
 
     def body(x, _):
-        return apply(params, x), 0.0
+        return _apply(params, x), 0.0
 
-    return lambda: jax.lax.scan(body, x, steps)
+    x = perceptrons.batch()["x"]
+    return partial(jax.lax.scan, body, x, jnp.arange(STEPS))
 
 
 def nnx(nnx: Any, name: str, **mode: bool) -> Operation:
     """The transform of Graftree or Flax NNX, over an object with linear layers."""
-
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            width = perceptrons.WIDTH
-            self.layers = nnx.List(
-                [nnx.Linear(width, width, rngs=rngs) for _ in range(DEPTH)]
-            )
-
-        def __call__(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    def loss(model, x):
-        return jnp.sum(model(x) ** 2)
+    make = partial(nnx.Linear, perceptrons.WIDTH, perceptrons.WIDTH)
+    model = perceptrons.chain(nnx)(lambda rngs: make(rngs=rngs), DEPTH, nnx.Rngs(0))
+    if name != "scan":
+        return _operation(name, nnx, lambda model, x: model(x), model, **mode)
 
     def body(x, model, _):
         return model(x), 0.0
 
-    model, x = Model(nnx.Rngs(0)), perceptrons.batch()["x"]
-    if name == "value_and_grad":
-        differentiated = nnx.value_and_grad(loss, **mode)
-        return lambda: differentiated(model, x)
-    if name == "vmap":
-        xs = jnp.stack([x] * STEPS)
-        mapped = nnx.vmap(loss, in_axes=(None, 0), **mode)
-        return lambda: mapped(model, xs)
-    axes, steps = (nnx.Carry, None, 0), jnp.arange(STEPS)
-    scanned = nnx.scan(body, in_axes=axes, out_axes=(nnx.Carry, 0), **mode)
-    return lambda: scanned(x, model, steps)
+    axes = {"in_axes": (nnx.Carry, None, 0), "out_axes": (nnx.Carry, 0)}
+    scanned = nnx.scan(body, **axes, **mode)
+    return partial(scanned, perceptrons.batch()["x"], model, jnp.arange(STEPS))

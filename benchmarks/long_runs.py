@@ -9,15 +9,15 @@ import numpy as np
 
 from benchmarks import calls, perceptrons
 from benchmarks.gauges import Operation
+from benchmarks.groups import Made
 
 LAYERS = 4
 
 
-def slowest_calls(make: Callable[[], Operation], count: int) -> Callable[[], float]:
+def _slowest_calls(call: Operation, count: int) -> Callable[[], float]:
     """How much longer than the median the slowest in a thousand warm calls take."""
 
     def operation():
-        call = make()
         for _ in range(10):
             jax.block_until_ready(call())
         seconds = np.empty(count)
@@ -30,17 +30,7 @@ def slowest_calls(make: Callable[[], Operation], count: int) -> Callable[[], flo
     return operation
 
 
-def raw_call() -> Operation:
-    """A call of plain JAX."""
-    return calls.raw(LAYERS)
-
-
-def nnx_call(nnx: Any, **mode: bool) -> Operation:
-    """A call of Graftree or Flax NNX."""
-    return calls.nnx(nnx, LAYERS, **mode)
-
-
-def tracing(lower: Callable[[], Any], variables: int) -> Callable[[], float]:
+def _tracing(lower: Callable[[], Any], variables: int) -> Callable[[], float]:
     """Seconds of tracing and lowering, per Variable."""
 
     def operation():
@@ -51,8 +41,8 @@ def tracing(lower: Callable[[], Any], variables: int) -> Callable[[], float]:
     return operation
 
 
-def raw_lower(variables: int) -> Callable[[], Any]:
-    """Traces and lowers an MLP with so many arrays, anew each time."""
+def _raw_lower(variables: int) -> Callable[[], Any]:
+    """Traces and lowers an MLP with so many arrays, each time again."""
     leaves, treedef = jax.tree.flatten(perceptrons.parameters(variables // 2))
     x = perceptrons.batch()["x"]
 
@@ -65,10 +55,17 @@ def raw_lower(variables: int) -> Callable[[], Any]:
     return lower
 
 
-def nnx_lower(nnx: Any, variables: int, **mode: bool) -> Callable[[], Any]:
+def _nnx_lower(nnx: Any, variables: int, **mode: bool) -> Callable[[], Any]:
     """The same for an object with so many Variables."""
-    model = perceptrons.nnx_class(nnx)(
-        variables // 2, perceptrons.WIDTH, rngs=nnx.Rngs(0)
-    )
-    x = perceptrons.batch()["x"]
+    model, x = perceptrons.nnx_new(nnx, variables // 2), perceptrons.batch()["x"]
     return lambda: nnx.jit(lambda model, x: model(x), **mode).lower(model, x)
+
+
+SLOWEST = Made(
+    lambda count: _slowest_calls(calls.raw(LAYERS), count),
+    lambda nnx, count, **mode: _slowest_calls(calls.nnx(nnx, LAYERS, **mode), count),
+)
+TRACING = Made(
+    lambda count: _tracing(_raw_lower(count), count),
+    lambda nnx, count, **mode: _tracing(_nnx_lower(nnx, count, **mode), count),
+)

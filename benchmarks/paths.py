@@ -1,50 +1,76 @@
 """What it costs that the path of the running module is known, beside doing without."""
 
-from collections.abc import Callable
+import types
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from benchmarks import calls, gpts, perceptrons
 from benchmarks.gauges import Operation
-from graftree.core.objects import methods
+from benchmarks.groups import MICROSECONDS, MILLISECONDS, Group, Row
+from benchmarks.libraries import GRAFTREE, RAW
 
 LAYERS = 4
-WIDTH = 8
 
 
-def trace(nnx: Any, depth: int, named: bool) -> Operation:
-    """Traces and lowers the train step of a GPT, with operations named or not."""
+def groups_of(nnx: Any, depth: int) -> list[Group]:
+    """Each with a row of raw JAX, and with paths off and on."""
+
+    def group(title, quantity, raw, make):
+        rows = [
+            Row(GRAFTREE, f"paths {word}", partial(make, nnx, is_on))
+            for word, is_on in (("off", False), ("on", True))
+        ]
+        return Group(f"paths of modules: {title}", quantity, (raw, *rows))
+
+    gpt = Row(RAW, "functions of dicts", lambda: gpts.lowering(gpts.raw(depth)))
+    call = Row(RAW, "flat list", partial(calls.raw, LAYERS))
+    eager = Row(RAW, "by hand", _raw_eager)
+    title = f"trace the train step of a GPT, {depth} layers"
+    return [
+        group(title, MILLISECONDS, gpt, partial(_trace, depth)),
+        group("a warm call", MICROSECONDS, call, _warm_call),
+        group("Linear, eager", MICROSECONDS, eager, _eager),
+    ]
+
+
+def _named(nnx: Any, named: bool) -> Any:
+    return nnx.config.temp_flip_flag("graftree_named_scopes", named)
+
+
+def _trace(depth: int, nnx: Any, named: bool) -> Operation:
     make = gpts.nnx(nnx, depth)
 
     def operation():
-        with nnx.config.temp_flip_flag("graftree_named_scopes", named):
+        with _named(nnx, named):
             return make().lower()
 
     return operation
 
 
-def warm_call(nnx: Any, named: bool) -> Operation:
-    """Calls a compiled function that was traced with operations named or not."""
+def _warm_call(nnx: Any, named: bool) -> Operation:
+    """A compiled function that was traced with operations named or not."""
     call = calls.nnx(nnx, LAYERS)
-    with nnx.config.temp_flip_flag("graftree_named_scopes", named):
+    with _named(nnx, named):
         call()
     return call
 
 
-def raw_eager() -> Operation:
-    """A linear layer by hand."""
-    (layer,) = perceptrons.parameters(1, WIDTH)
-    x = perceptrons.batch(WIDTH)["x"]
+def _raw_eager() -> Operation:
+    (layer,), x = perceptrons.parameters(1), perceptrons.batch()["x"]
     return lambda: jnp.dot(x, layer["kernel"]) + layer["bias"][None]
 
 
-def eager(nnx: Any, wrapped: bool) -> Operation:
-    """Calls a linear layer, or its method as it was written."""
-    layer = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
-    x: jax.Array = perceptrons.batch(WIDTH)["x"]
+def _eager(nnx: Any, wrapped: bool) -> Operation:
+    """A linear layer, or its method as it was written."""
+    (layer,), x = perceptrons.nnx_model(nnx, 1).layers, perceptrons.batch()["x"]
     if wrapped:
         return lambda: layer(x)
-    method: Callable[..., Any] = methods.function_of(nnx.Linear.__call__)
-    return lambda: method(layer, x)
+    known = nnx.Linear.__call__  # it shows the attributes of the function in it
+    call = types.FunctionType(
+        *(known.__code__, known.__globals__, known.__name__),
+        *(known.__defaults__, known.__closure__),
+    )
+    call.__kwdefaults__ = known.__kwdefaults__
+    return partial(call, layer, x)

@@ -5,10 +5,14 @@ of the call.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from benchmarks import steps
+from benchmarks.groups import Made
 
 WIDTH = 8
 BATCH = 4
@@ -55,26 +59,33 @@ def loss(params: Parameters, state: Any, x: jax.Array, y: jax.Array) -> Any:
 
 
 @functools.cache
-def nnx_class(nnx: Any) -> type:
-    """The class of the MLP, for Graftree or Flax NNX, whichever ``nnx`` is."""
+def chain(nnx: Any, after: Callable[[Any], Any] = lambda x: x) -> type:
+    """The class of layers that are called in a row, and ``after`` behind each.
 
-    class MLP(nnx.Module):
-        def __init__(self, depth, width, *, rngs):
-            self.layers = nnx.List(
-                [nnx.Linear(width, width, rngs=rngs) for _ in range(depth)]
-            )
+    It takes what makes a layer, how many to make, and their Rngs.
+    """
+
+    class Chain(nnx.Module):
+        def __init__(self, make, depth, rngs):
+            self.layers = nnx.List([make(rngs) for _ in range(depth)])
 
         def __call__(self, x):
             for layer in self.layers:
-                x = nnx.relu(layer(x))
+                x = after(layer(x))
             return x
 
-    return MLP
+    return Chain
+
+
+def nnx_new(nnx: Any, depth: int, width: int = WIDTH) -> Any:
+    """The MLP as an object with random parameters, for Graftree or Flax NNX."""
+    make = functools.partial(nnx.Linear, width, width)
+    return chain(nnx, nnx.relu)(lambda rngs: make(rngs=rngs), depth, nnx.Rngs(0))
 
 
 def nnx_model(nnx: Any, depth: int, width: int = WIDTH) -> Any:
-    """The MLP as an object, with the values of `parameters`."""
-    model = nnx_class(nnx)(depth, width, rngs=nnx.Rngs(0))
+    """The same with the values of `parameters`."""
+    model = nnx_new(nnx, depth, width)
     for layer, values in zip(model.layers, parameters(depth, width), strict=True):
         layer.kernel[...], layer.bias[...] = values["kernel"], values["bias"]
     return model
@@ -89,8 +100,7 @@ def nnx_loss(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 @functools.cache
-def equinox_class(equinox: Any) -> type:
-    """The class of the MLP, for Equinox."""
+def _equinox_class(equinox: Any) -> type:
 
     class MLP(equinox.Module):
         layers: list
@@ -109,13 +119,50 @@ def equinox_class(equinox: Any) -> type:
     return MLP
 
 
+def equinox_new(equinox: Any, depth: int, width: int = WIDTH) -> Any:
+    """The MLP as a value with random parameters."""
+    return _equinox_class(equinox)(depth, width, key=jax.random.key(0))
+
+
 def equinox_model(equinox: Any, depth: int, width: int = WIDTH) -> Any:
-    """The MLP as a value, with the values of `parameters`."""
+    """The same with the values of `parameters`."""
 
     def arrays_of(model):
         return [a for layer in model.layers for a in (layer.weight, layer.bias)]
 
-    model = equinox_class(equinox)(depth, width, key=jax.random.key(0))
+    model = equinox_new(equinox, depth, width)
     values = parameters(depth, width)
     arrays = [a for layer in values for a in (layer["kernel"].T, layer["bias"])]
     return equinox.tree_at(arrays_of, model, arrays)
+
+
+# ------------------------------------------------------------------------- train steps
+
+
+def raw(depth: int, width: int = WIDTH, **options: Any) -> steps.Step:
+    """One step of Adam in plain JAX."""
+    return steps.raw(loss, parameters(depth, width), batch(width), **options)
+
+
+def nnx(nnx: Any, depth: int, width: int = WIDTH, **options: Any) -> steps.Step:
+    """The same on an object of Graftree or Flax NNX; takes a mode, too."""
+    model = nnx_model(nnx, depth, width)
+    return steps.nnx(nnx, nnx_loss, model, batch(width), **options)
+
+
+def equinox(equinox: Any, depth: int, **options: Any) -> steps.Step:
+    """The same on an Equinox module."""
+    model = equinox_model(equinox, depth)
+    return steps.equinox(equinox, nnx_loss, model, batch(), **options)
+
+
+def _raw_in_place(depth: int) -> steps.Step:
+    return steps.raw_refs(loss, parameters(depth), batch())
+
+
+def _nnx_in_place(nnx: Any, depth: int) -> steps.Step:
+    make = functools.partial(nnx_model, nnx, depth)
+    return steps.nnx_refs(nnx, nnx_loss, make, batch())
+
+
+IN_PLACE = Made(_raw_in_place, _nnx_in_place)

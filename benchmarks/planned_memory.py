@@ -4,9 +4,18 @@ These are exact and do not depend on the machine's load, so that a library can b
 to the program that one writes by hand. There are five of that: a train step, the same
 with donated arguments, and the gradient of layers that are scanned, scanned and
 rematerialized, and scanned in groups. The layers are residual MLPs, all in one stack.
+
+At the end: how much a donated train step needs at its peak, over the size of its state.
+There is what Python holds when a step begins, and what XLA allocates for the step: its
+temporaries, and those outputs that don't take the place of a donated input. Both are
+exact, on every backend: the first is the sum over the arrays alive, the second is in
+the plan of the compiled program. A library that holds the arrays of the step before, or
+whose outputs don't meet their donated inputs, has a second copy of the state in one of
+the two, and so a figure larger by one.
 """
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import perceptrons, steps
+from benchmarks.gauges import Operation
+from benchmarks.groups import Made
 
 WIDTH = 64
 BATCH = 32
@@ -33,18 +44,13 @@ PROGRAMS = (
 )
 
 
-def raw(program: str, part: str) -> Callable[[], int]:
-    """The bytes of a part of a program in plain JAX."""
-    return _read(functools.partial(_raw, program), part)
+def _read(compiled: Callable[..., Any]) -> Callable[..., Operation]:
+    """The bytes of a part of the program that ``compiled`` gives."""
 
+    def operation_of(*args: Any, part: str, **mode: bool) -> Operation:
+        return lambda: getattr(compiled(*args, **mode).memory_analysis(), PARTS[part])
 
-def nnx(nnx: Any, program: str, part: str, **mode: bool) -> Callable[[], int]:
-    """The bytes for Graftree or Flax NNX, in one of the three modes."""
-    return _read(functools.partial(_nnx, nnx, program, **mode), part)
-
-
-def _read(compiled: Callable[[], Any], part: str) -> Callable[[], int]:
-    return lambda: getattr(compiled().memory_analysis(), PARTS[part])
+    return operation_of
 
 
 def _inputs() -> jax.Array:
@@ -57,9 +63,7 @@ def _inputs() -> jax.Array:
 @functools.cache
 def _raw(program: str) -> Any:
     if "train" in program:
-        params = perceptrons.parameters(DEPTH, WIDTH)
-        batch, donate = perceptrons.batch(WIDTH), "donated" in program
-        step = steps.raw(perceptrons.loss, params, batch, donate=donate)
+        step = perceptrons.raw(DEPTH, WIDTH, donate="donated" in program)
         return step.lower().compile()
     stack = jax.eval_shape(parameters)
 
@@ -86,8 +90,12 @@ def _raw_forward(program: str, params: Any, x: jax.Array) -> jax.Array:
         layer = jax.checkpoint(layer)
     if program != "nested scan":
         return jax.lax.scan(layer, x, params)[0]
-    groups = jax.tree.map(lambda p: p.reshape(GROUPS, -1, *p.shape[1:]), params)
+    groups = jax.tree.map(_grouped, params)
     return jax.lax.scan(lambda x, group: jax.lax.scan(layer, x, group), x, groups)[0]
+
+
+def _grouped(stacked: jax.Array) -> jax.Array:
+    return stacked.reshape(GROUPS, -1, *stacked.shape[1:])
 
 
 # ----------------------------------------------------------------- Graftree, Flax NNX
@@ -96,12 +104,9 @@ def _raw_forward(program: str, params: Any, x: jax.Array) -> jax.Array:
 @functools.cache
 def _nnx(nnx: Any, program: str, **mode: bool) -> Any:
     if "train" in program:
-        model = perceptrons.nnx_model(nnx, DEPTH, WIDTH)
-        batch, donate = perceptrons.batch(WIDTH), "donated" in program
-        loss = perceptrons.nnx_loss
-        step = steps.nnx(nnx, loss, model, batch, donate=donate, **mode)
-        return step.lower().compile()
-    stack = nnx_stack(nnx, GROUPS if program == "nested scan" else None, **mode)
+        options = {"donate": "donated" in program, **mode}
+        return perceptrons.nnx(nnx, DEPTH, WIDTH, **options).lower().compile()
+    stack = _nnx_stack(nnx, program, **mode)
 
     def loss(stack, x):
         return jnp.sum(_nnx_forward(nnx, program, stack, x, **mode) ** 2)
@@ -124,14 +129,13 @@ def _nnx_class(nnx: Any) -> type:
     return Layer
 
 
-def nnx_stack(nnx: Any, groups: int | None = None, **mode: bool) -> Any:
+def _nnx_stack(nnx: Any, program: str, **mode: bool) -> Any:
     """All layers as one object, with the values of `parameters`."""
     make = nnx.vmap(lambda key: _nnx_class(nnx)(nnx.Rngs(key)), **mode)
     stack = make(jax.random.split(jax.random.key(0), DEPTH))
     for name, value in parameters().items():
-        shape = (DEPTH,) if groups is None else (groups, DEPTH // groups)
-        kernel = getattr(stack, name).kernel
-        kernel.set_value(value.reshape(*shape, *value.shape[1:]))
+        value = _grouped(value) if program == "nested scan" else value
+        getattr(stack, name).kernel.set_value(value)
     return stack
 
 
@@ -152,10 +156,53 @@ def _nnx_forward(
 
 def nnx_outputs(nnx: Any, program: str, **mode: bool) -> jax.Array:
     """What the layers compute, to be compared."""
-    stack = nnx_stack(nnx, GROUPS if program == "nested scan" else None, **mode)
+    stack = _nnx_stack(nnx, program, **mode)
     return _nnx_forward(nnx, program, stack, _inputs(), **mode)
 
 
 def raw_outputs(program: str) -> jax.Array:
     """What the layers compute in plain JAX."""
     return _raw_forward(program, parameters(), _inputs())
+
+
+BYTES = Made(_read(_raw), _read(_nnx))
+
+
+# ----------------------------------------------------------- the peak of a train step
+
+PEAK_DEPTH = 4
+PEAK_WIDTH = 256
+
+PEAK = Made(
+    lambda: peak(lambda: perceptrons.raw(PEAK_DEPTH, PEAK_WIDTH, donate=True)),
+    lambda nnx, **mode: peak(
+        lambda: perceptrons.nnx(nnx, PEAK_DEPTH, PEAK_WIDTH, donate=True, **mode)
+    ),
+)
+
+
+def peak(make: Callable[[], steps.Step]) -> Operation:
+    """Trains a few times with a new step and gives the peak, in states."""
+
+    def operation():
+        before = _live_bytes()
+        step = make()
+        for _ in range(3):
+            step()
+        held = _live_bytes() - before
+        plan = step.lower().compile().memory_analysis()
+        outputs = plan.output_size_in_bytes - plan.alias_size_in_bytes
+        return (held + outputs + plan.temp_size_in_bytes) / _state_bytes()
+
+    return operation
+
+
+def _live_bytes() -> int:
+    gc.collect()
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def _state_bytes() -> int:
+    params = perceptrons.parameters(PEAK_DEPTH, PEAK_WIDTH)
+    state = (params, steps.ADAM.init(params))
+    return sum(array.nbytes for array in jax.tree.leaves(state))

@@ -3,12 +3,20 @@
 ``python -m benchmarks.reading`` prints a line for each of a few common calls: how many
 calls of functions of the library it makes, how many functions these are, and in how
 many files they stand. JAX's own functions and the user's don't count.
+
+Then it prints the same of the first eager call of five layers, here, in Flax NNX and in
+Equinox: the lines of code of the class, with those of the classes that it derives from
+below ``Module``, and of all functions that the call goes through. Lines of code have no
+blank lines, comments or docstrings.
 """
 
+import ast
 import functools
+import inspect
 import pathlib
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -16,8 +24,8 @@ import jax.numpy as jnp
 import optax
 
 import graftree as nnx
-
-PACKAGE = str(pathlib.Path(nnx.__file__).parent)
+from benchmarks import libraries, tables
+from benchmarks.libraries import EQUINOX, FLAX, GRAFTREE
 
 
 class MLP(nnx.Module):
@@ -32,25 +40,134 @@ class MLP(nnx.Module):
         return self.second(nnx.relu(self.first(x)))
 
 
-def followed(call: Callable[[], Any]) -> tuple[int, int, int]:
-    """The calls, functions and files of the package that a call goes through."""
-    calls: list[tuple[str, str, int]] = []
+def followed(call: Callable[[], Any], library: Any = nnx) -> list[types.CodeType]:
+    """The functions of a library that a call goes through, each time that they run."""
+    package = str(pathlib.Path(library.__file__).parent)
+    calls: list[types.CodeType] = []
 
     def note(frame: Any, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE):
-            calls.append((code.co_filename, code.co_name, code.co_firstlineno))
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code)
 
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return len(calls), len(set(calls)), len({file for file, _, _ in calls})
+    return calls
+
+
+def files_of(codes: Iterable[types.CodeType]) -> int:
+    """In how many files functions stand."""
+    return len({code.co_filename for code in codes})
+
+
+# ------------------------------------------------------------------------- five layers
+
+NAMES = ("Linear", "Dropout", "BatchNorm", "MultiHeadAttention", "LSTMCell")
+X = jnp.ones((2, 3, 8))
+
+
+def layers_of(library: Any) -> dict[str, tuple[type, Callable[[], Any]]]:
+    """The classes of Graftree or Flax NNX, and a call of each."""
+    rngs, (x, h) = library.Rngs(0), X[:, 0, None].swapaxes(0, 1).repeat(2, 0)
+    layers = (
+        library.Linear(8, 8, rngs=rngs),
+        library.Dropout(0.5, rngs=rngs),
+        library.BatchNorm(8, rngs=rngs),
+        library.MultiHeadAttention(2, 8, decode=False, rngs=rngs),
+        library.LSTMCell(8, 8, rngs=rngs),
+    )
+    linear, dropout, norm, attention, cell = layers
+    calls = (
+        lambda: linear(x),
+        lambda: dropout(x),
+        lambda: norm(x),
+        lambda: attention(X),
+        lambda: cell((h, h), x),
+    )
+    classes = map(type, layers)
+    return dict(zip(NAMES, zip(classes, calls, strict=True), strict=True))
+
+
+def layers_of_equinox(eqx: Any) -> dict[str, tuple[type, Callable[[], Any]]]:
+    """The same of Equinox, whose layers take a single example."""
+    key, x = jax.random.key(0), X[0, 0]
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(8, "batch", mode="batch")
+    axes = {"in_axes": (0, None), "out_axes": (0, None), "axis_name": "batch"}
+    layers = (
+        eqx.nn.Linear(8, 8, key=key),
+        eqx.nn.Dropout(0.5),
+        norm,
+        eqx.nn.MultiheadAttention(2, 8, key=key),
+        eqx.nn.LSTMCell(8, 8, key=key),
+    )
+    linear, dropout, norm, attention, cell = layers
+    calls = (
+        lambda: linear(x),
+        lambda: dropout(x, key=key),
+        lambda: jax.vmap(norm, **axes)(X[0], state),
+        lambda: attention(X[0], X[0], X[0]),
+        lambda: cell(x, (x, x)),
+    )
+    classes = map(type, layers)
+    return dict(zip(NAMES, zip(classes, calls, strict=True), strict=True))
+
+
+@functools.cache
+def _code_lines(file: str) -> frozenset[int]:
+    """The numbers of the lines of a file that hold code."""
+    text = pathlib.Path(file).read_text()
+    found = {
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.strip().startswith("#")
+    }
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
+            docstring = node.body[0]
+            found -= {*range(docstring.lineno, (docstring.end_lineno or 0) + 1)}
+    return frozenset(found)
+
+
+def lines_of(objects: Iterable[Any]) -> int:
+    """How many lines of code the classes or functions have, each line once."""
+    found = set()
+    for x in objects:
+        file = inspect.getfile(x)
+        lines, first = inspect.getsourcelines(x)
+        spanned = {*range(first, first + len(lines))} & _code_lines(file)
+        found |= {(file, number) for number in spanned}
+    return len(found)
+
+
+def print_layers() -> None:
+    """Prints the table of the five layers."""
+    figures = ["lines of the class", "functions of a call", "files", "lines of these"]
+    print("", tables.head(["layer", "library"], figures), sep="\n")
+    found = libraries.installed(GRAFTREE, FLAX, EQUINOX)
+    made = {
+        name: layers_of_equinox(x) if name == EQUINOX else layers_of(x)
+        for name, x in found.items()
+    }
+    for layer in NAMES:
+        for name, layers in made.items():
+            cls, call = layers[layer]
+            bases = _below_module(cls, found[name])
+            codes = {*followed(call, found[name])}
+            counts = lines_of(bases), len(codes), files_of(codes), lines_of(codes)
+            print(tables.line([layer, name, *map(str, counts)]))
+
+
+def _below_module(cls: type, library: Any) -> list[type]:
+    """The class, and those that it derives from, but for Module and what is above."""
+    module = library.Module
+    return [base for base in cls.__mro__ if issubclass(base, module) and base != module]
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the tables."""
     x, y = jnp.ones((3, 4)), jnp.ones((3, 2))
 
     def loss(model: MLP) -> jax.Array:
@@ -89,10 +206,12 @@ def main() -> None:
         "Linear.__call__": lambda: linear(x),
         "Linear.__init__": lambda: nnx.Linear(4, 8, rngs=rngs),
     }
-    print(f"{'':28}{'calls':>8}{'functions':>11}{'files':>7}")
+    print(tables.head(["call"], ["calls", "functions", "files"]))
     for name, call in rows.items():
-        calls, functions, files = followed(call)
-        print(f"{name:28}{calls:8,}{functions:11}{files:7}")
+        codes = followed(call)
+        counts = len(codes), len({*codes}), files_of(codes)
+        print(tables.line([name, *(f"{count:,}" for count in counts)]))
+    print_layers()
 
 
 if __name__ == "__main__":

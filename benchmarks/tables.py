@@ -1,40 +1,37 @@
-"""Tables of what was measured, as text or as Markdown.
+"""Tables of what was measured, in Markdown: for a page, and to be read as they are.
 
 Beside each figure stand its ratio to raw JAX and, for Graftree, the ratios to the
 peers: to Flax NNX in the same mode, and to Equinox.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from benchmarks.groups import Group, Row
 from benchmarks.libraries import EQUINOX, FLAX, GRAFTREE, RAW
-from benchmarks.rows import Group, Row
-
-HEADER = ("/ raw", "/ Flax", "/ Equinox", "target")
 
 
-def text(group: Group, figures: Sequence[float]) -> str:
-    """The figures of a group, for a terminal."""
-    lines = [f"\n{group.name:58}" + _aligned(group.quantity.unit, *HEADER)]
-    for row, cells in _cells(group, figures):
-        lines.append(f"  {label(row):56}" + _aligned(*cells))
-    return "\n".join(line.rstrip() for line in lines)
+def line(cells: Iterable[str]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |"
 
 
-def _aligned(figure: str, *ratios: str) -> str:
-    *ratios, target = ratios
-    return f"{figure:>11}" + "".join(f"{r:>11}" for r in ratios) + f"  {target}"
+def head(texts: Sequence[str], cells: Sequence[str]) -> str:
+    """The two rows above: of columns with text, and then of those with numbers."""
+    marks = [":--"] * len(texts) + ["--:"] * len(cells)
+    return f"{line([*texts, *cells])}\n{line(marks)}"
 
 
 def markdown(group: Group, figures: Sequence[float]) -> str:
-    """The figures of a group, for a page; without columns that would be empty."""
-    header = [group.name, group.quantity.unit, *HEADER]
-    body = [[label(row), *cells] for row, cells in _cells(group, figures)]
-    used = [any(column) for column in zip(*body, strict=True)]
-    lines = [
-        " | ".join(cell for cell, keep in zip(cells, used, strict=True) if keep)
-        for cells in (header, [":--"] + ["--:"] * (len(header) - 1), *body)
+    """The figures of a group, without columns that would be empty."""
+    cells = _cells(group, figures)
+    header = [group.quantity.unit, "/ raw", "/ Flax", "/ Equinox", "target"]
+    used = [any(column) for column in zip(*cells, strict=True)]
+    header, *cells = [
+        [cell for cell, keep in zip(row, used, strict=True) if keep]
+        for row in (header, *cells)
     ]
-    return "\n" + "\n".join(f"| {line} |" for line in lines)
+    lines = [line([label(r), *c]) for r, c in zip(group.rows, cells, strict=True)]
+    return "\n".join(["", head([group.name], header), *lines])
 
 
 def label(row: Row) -> str:
@@ -42,30 +39,27 @@ def label(row: Row) -> str:
     return f"{row.library}, {row.variant}" if row.variant else row.library
 
 
-def _cells(group: Group, figures: Sequence[float]) -> list[tuple[Row, list[str]]]:
-    """Each row with its figure, its ratios and the target."""
-    measured = dict(zip(group.rows, figures, strict=True))
+def _cells(group: Group, figures: Sequence[float]) -> list[list[str]]:
+    """Of each row its figure, its ratios and the target."""
+    measured = [*zip(group.rows, figures, strict=True)]
+    digits = group.quantity.digits
 
-    def figure_of(library, variant=None):
-        matches = (
-            figure
-            for row, figure in measured.items()
+    def ratio(figure, library, variant=None):
+        others = (
+            other
+            for row, other in measured
             if row.library == library and variant in (None, row.variant)
         )
-        return next(matches, None)
-
-    def ratio(figure, other):
+        other = next(others, None)
         has_ratio = group.quantity.has_ratios and other is not None
         return f"{figure / other:.2f}" if has_ratio else ""
 
     def cells(row, figure):
-        digits = group.quantity.digits
-        scaled = round(figure * group.quantity.scale, digits)
-        yield f"{scaled + 0.0:,.{digits}f}"  # no minus before a zero
-        yield ratio(figure, figure_of(RAW))
+        yield f"{round(figure, digits) + 0.0:,.{digits}f}"  # no minus before a zero
+        yield ratio(figure, RAW)
         is_ours = row.library == GRAFTREE
-        yield ratio(figure, figure_of(FLAX, row.variant)) if is_ours else ""
-        yield ratio(figure, figure_of(EQUINOX)) if is_ours else ""
+        yield ratio(figure, FLAX, row.variant) if is_ours else ""
+        yield ratio(figure, EQUINOX) if is_ours else ""
         yield group.target if is_ours else ""
 
-    return [(row, [*cells(row, figure)]) for row, figure in measured.items()]
+    return [[*cells(row, figure)] for row, figure in measured]

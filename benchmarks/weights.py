@@ -17,6 +17,7 @@ that its users load: a whole file, or slices; both transpose as the model needs 
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -28,6 +29,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import graftree as nnx
+from benchmarks import tables
+from examples.models import llama, pretrained
+from graftree.weights import saving, sources
 
 PEER = "safetensors"
 # Devices of each process.
@@ -59,20 +69,22 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures all layouts and prints a table."""
     options = _parser().parse_args(arguments)
     if options.child is not None:
-        print(json.dumps(dataclasses.asdict(_measure(options))), flush=True)
+        task = argparse.Namespace(**json.loads(options.child))
+        print(json.dumps(dataclasses.asdict(_measure(task))), flush=True)
         return
     folder = options.folder / f"{options.layers}x{options.width}"
     for kind in ("one", "several"):
         write(folder / kind, options)
-    sizes = sorted(path.stat().st_size for path in (folder / "one").glob("*.safe*"))
-    two = sum(sorted(_tensor_sizes(folder / "one"))[-2:])
-    print(f"checkpoint of {sum(sizes):,} bytes; its two largest tensors: {two:,} bytes")
+    with sources.open(folder / "one") as source:
+        two = sum(sorted(stored.nbytes for stored in source.tensors.values())[-2:])
+    size = sum(path.stat().st_size for path in (folder / "one").glob("*.safe*"))
+    print(f"checkpoint of {size:,} bytes; its two largest tensors: {two:,} bytes")
     print(f"load average of the machine: {os.getloadavg()[0]:.1f}")
     loaders = LOADERS if importlib.util.find_spec(PEER) else LOADERS[:1]
     if len(loaders) == 1:
         print(f"no {PEER}: pip install {PEER}, to see the peer beside it")
-    print("| layout | files | loader | read / local | memory / two largest | s |")
-    print("| :-- | :-- | :-- | --: | --: | --: |", flush=True)
+    figures = ["read / local", "memory / two largest", "s"]
+    print(tables.head(["layout", "files", "loader"], figures), flush=True)
     for layout in [name for name in LAYOUTS if options.layout in name]:
         for kind in ("one", "several"):
             _print_rows(layout, folder / kind, loaders, two, options)
@@ -86,10 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--layers", type=int, default=18, help="90 MB each, with the other defaults")
     add("--width", type=int, default=2048, help="of the model")
     add("--turns", type=int, default=3, help="of which the fastest counts")
-    add("--child", type=int, help=argparse.SUPPRESS)
     add("--layout", default="", metavar="TEXT", help="layouts whose name has this text")
-    for name in ("loader", "port"):
-        add(f"--{name}", help=argparse.SUPPRESS)
+    add("--child", help=argparse.SUPPRESS)
     return parser
 
 
@@ -110,15 +120,8 @@ def _print_rows(
         reads = [found.read / found.local for found in taken[0]]
         peak = max(found.peak for turn in taken for found in turn)
         read = f"{max(reads):.3f}" if loader == LOADERS[0] else "mapped"
-        cells = (
-            layout,
-            folder.name,
-            loader,
-            read,
-            f"{peak / two:.2f}",
-            f"{seconds:.2f}",
-        )
-        print(f"| {' | '.join(cells)} |", flush=True)
+        cells = (layout, folder.name, loader, read)
+        print(tables.line([*cells, f"{peak / two:.2f}", f"{seconds:.2f}"]), flush=True)
 
 
 def _start(layout: str, folder: pathlib.Path, loader: str, options: Any) -> list[Found]:
@@ -130,10 +133,10 @@ def _start(layout: str, folder: pathlib.Path, loader: str, options: Any) -> list
     for number, devices in enumerate(LAYOUTS[layout]):
         flags = f"--xla_force_host_platform_device_count={devices}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-        command = [sys.executable, "-m", "benchmarks.weights", f"--child={number}"]
-        command += [f"--layout={layout}", f"--loader={loader}", f"--port={port}"]
-        command += [f"--folder={folder}", f"--layers={options.layers}"]
-        command += [f"--width={options.width}"]
+        task = {"number": number, "layout": layout, "loader": loader, "port": port}
+        task |= {"layers": options.layers, "width": options.width}
+        child = json.dumps(task | {"folder": str(folder)})
+        command = [sys.executable, "-m", "benchmarks.weights", f"--child={child}"]
         processes.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
         )
@@ -148,8 +151,6 @@ def _start(layout: str, folder: pathlib.Path, loader: str, options: Any) -> list
 
 def config_of(options: Any) -> Any:
     """The sizes of the model."""
-    from examples.models import llama
-
     width = options.width
     return llama.Config(
         vocab_size=width * 16,
@@ -167,22 +168,12 @@ def config_of(options: Any) -> Any:
 
 def abstract_model(options: Any) -> Any:
     """The model without values."""
-    import graftree as nnx
-    from examples.models import llama
-
     config = config_of(options)
     return nnx.eval_shape(lambda: llama.Llama(config, rngs=nnx.Rngs(0)))
 
 
 def write(folder: pathlib.Path, options: Any) -> None:
     """Writes the checkpoint, if it is not there: as one file, or as several."""
-    import jax.numpy as jnp
-    import numpy as np
-
-    import graftree as nnx
-    from examples.models import llama
-    from graftree.weights import saving
-
     if folder.exists():
         return
     rng = np.random.default_rng(0)
@@ -198,11 +189,8 @@ def write(folder: pathlib.Path, options: Any) -> None:
         shape = tensor.solved.file_shape
         is_wide = len(shape) == 1 or "embed" in tensor.name
         dtype = np.dtype(np.float32 if is_wide else jnp.bfloat16)
-        outs.append(
-            saving.NewTensor(
-                tensor.name, dtype, shape, lambda a=(shape, is_wide): make(*a)
-            )
-        )
+        values = functools.partial(make, shape, is_wide)
+        outs.append(saving.NewTensor(tensor.name, dtype, shape, values))
     size = sum(out.stored.nbytes for out in outs)
     shard = size // 5 if folder.name == "several" else None
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -211,25 +199,16 @@ def write(folder: pathlib.Path, options: Any) -> None:
     partial.rename(folder)
 
 
-def _tensor_sizes(folder: pathlib.Path) -> Iterator[int]:
-    from graftree.weights import sources
-
-    with sources.open(folder) as source:
-        yield from (stored.nbytes for stored in source.tensors.values())
-
-
 # ------------------------------------------------------------------ one process
 
 
 def _measure(options: Any) -> Found:
     """Loads in this process, and says what that took."""
-    import jax
-
     devices = LAYOUTS[options.layout]
     if len(devices) > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
-            f"localhost:{options.port}", len(devices), options.child
+            f"localhost:{options.port}", len(devices), options.number
         )
     load = {
         LOADERS[0]: _ours,
@@ -253,8 +232,6 @@ def _measure(options: Any) -> Found:
 
 def _sums(arrays: Any) -> dict[str, float]:
     """The sums of all local parts by shape: the order of arrays does not matter."""
-    import numpy as np
-
     found: dict[str, float] = {}
     for x in arrays:
         for shard in x.addressable_shards:
@@ -269,11 +246,6 @@ def _sums(arrays: Any) -> dict[str, float]:
 
 
 def _shardings(model: Any) -> Any:
-    import jax
-
-    import graftree as nnx
-    from examples.models import pretrained
-
     if jax.device_count() == 1:
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return jax.tree.map(lambda _: device, nnx.state(model))
@@ -284,11 +256,6 @@ Load = Callable[[], list[Any]]
 
 
 def _ours(options: Any) -> Load:
-    import jax
-
-    import graftree as nnx
-    from examples.models import llama
-
     model = abstract_model(options)
     shardings = _shardings(model)
 
@@ -303,9 +270,6 @@ def _ours(options: Any) -> Load:
 
 def _targets(options: Any) -> dict[str, tuple[Any, Any]]:
     """Of each tensor: the shape in the model, and where it goes."""
-    import graftree as nnx
-    from examples.models import llama
-
     model = abstract_model(options)
     found = {}
     places = dict(nnx.to_flat_state(_shardings(model)))
@@ -318,7 +282,6 @@ def _targets(options: Any) -> dict[str, tuple[Any, Any]]:
 
 def _whole_files(options: Any) -> Load:
     """What most users write: all tensors as NumPy arrays, then onto the devices."""
-    import jax
     from safetensors.numpy import load_file
 
     def tensors(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
@@ -361,7 +324,7 @@ def _of_files(
     def load() -> Any:
         return [
             placed(name, tensor, *targets[name])
-            for path in sorted(options.folder.glob("*.safetensors"))
+            for path in sorted(pathlib.Path(options.folder).glob("*.safetensors"))
             for name, tensor in tensors(path)
         ]
 
@@ -369,9 +332,6 @@ def _of_files(
 
 
 def _of_slices(name: str, tensor: Any, shape: Any, sharding: Any) -> Any:
-    import jax
-    import numpy as np
-
     def part(index: tuple[slice, ...]) -> Any:
         if len(shape) == 1:
             return tensor[index[0]]

@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from matplotlib import figure
+from matplotlib import axes, figure
 
 
 def write(picture: figure.Figure, path: pathlib.Path, dpi: int = 120) -> None:
@@ -23,3 +23,9 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def tidy(plot: axes.Axes) -> None:
+    """Gives a plot a grid, and takes the lines above and on the right away."""
+    plot.grid(alpha=0.3)
+    plot.spines[["top", "right"]].set_visible(False)

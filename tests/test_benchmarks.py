@@ -11,33 +11,29 @@ import pytest
 import safetensors
 
 import graftree as nnx
-from benchmarks import __main__ as program
 from benchmarks import (
+    __main__ as program,
     accelerator,
-    argument_rows,
     eager_layers,
     fresh_models,
     gauges,
     generation,
     gpts,
+    groups,
     libraries,
-    memory,
     perceptrons,
     planned_memory,
     rows,
-    steps,
     tables,
-    transformer_blocks,
     weights,
 )
-from examples.lm import train
 from tests import programs
 
 COMPUTING = [
     rows.train_step(1),
     rows.train_step(1, donate=True),
-    rows.in_default_mode(rows.train_step(1, passing="nested in a dict")),
-    rows.in_default_mode(rows.train_step(1, passing="keywords")),
+    groups.in_default_mode(rows.train_step(1, passing="nested in a dict")),
+    groups.in_default_mode(rows.train_step(1, passing="keywords")),
     rows.train_step_in_place(1),
     rows.forward_call(1),
     rows.plain_jit_of_state(2),
@@ -102,9 +98,9 @@ def test_transformer_blocks_are_traced_to_no_more_than_the_pure_function(of):
 
 
 def test_transformer_blocks_compute_what_the_pure_function_computes():
-    x = transformer_blocks.inputs()
-    found = programs.in_one_program(transformer_blocks.nnx_block(nnx), x)
-    expected = jax.jit(transformer_blocks.raw)(transformer_blocks.parameters(), x)
+    x = gpts.inputs()
+    found = programs.in_one_program(gpts.nnx_block(nnx), x)
+    expected = jax.jit(gpts.raw_block)(gpts.block_parameters(), x)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -139,7 +135,7 @@ def test_forms_give_as_many_arrays(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "row", rows.in_default_mode(rows.trace(1)).rows, ids=tables.label
+    "row", groups.in_default_mode(rows.of_a_gpt(1)[0]).rows, ids=tables.label
 )
 def test_each_lowering_traces_the_model_again(row, monkeypatch):
     traced, attention = [], gpts.attention
@@ -156,10 +152,9 @@ def test_each_lowering_traces_the_model_again(row, monkeypatch):
 @pytest.mark.long
 def test_peak_memory_tells_one_copy_of_the_state_from_two():
     def peak(donate):
-        params = perceptrons.parameters(memory.DEPTH, memory.WIDTH)
-        batch = perceptrons.batch(memory.WIDTH)
-        step = functools.partial(steps.raw, perceptrons.loss, params, batch)
-        return memory.peak(lambda: step(donate=donate))()
+        sizes = planned_memory.PEAK_DEPTH, planned_memory.PEAK_WIDTH
+        step = functools.partial(perceptrons.raw, *sizes, donate=donate)
+        return planned_memory.peak(step)()
 
     assert peak(donate=False) == pytest.approx(2, abs=0.05)
     assert peak(donate=True) < 1.5
@@ -184,8 +179,8 @@ def test_compiled_programs_need_the_memory_of_those_by_hand(program):
 
 def test_fresh_models_are_counted_after_the_first_tenth():
     course = fresh_models.raw(20)
-    assert course.first > 0 and course.last > 0
-    assert course.objects < 5  # below zero where objects of other tests go meanwhile
+    assert course["first"] > 0 and course["last"] > 0
+    assert course["objects"] < 5  # below zero where objects of other tests go meanwhile
 
 
 @pytest.mark.long
@@ -213,25 +208,34 @@ def test_first_readings_warm_up_and_of_the_others_one_is_picked(pick, picked):
 
 
 LIBRARIES = ("raw JAX", "Graftree", "Flax NNX", "Equinox")
-GROUP = rows.Group(
+GROUP = groups.Group(
     "call",
-    rows.MICROSECONDS,
-    tuple(rows.Row(library, "", jax.devices) for library in LIBRARIES),
+    groups.MICROSECONDS,
+    tuple(groups.Row(library, "", jax.devices) for library in LIBRARIES),
     target="1.10 raw",
 )
-FIGURES = [1e-6, 2e-6, 8e-6, 4e-6]
+FIGURES = [1.0, 2.0, 8.0, 4.0]
 
 
 def test_table_compares_with_raw_jax_and_graftree_with_its_peers():
-    title, raw, ours, *peers = tables.text(GROUP, FIGURES).strip().splitlines()
-    assert title.split()[:2] == ["call", "µs"]
-    assert raw.split() == ["raw", "JAX", "1.0", "1.00"]
-    assert ours.split() == ["Graftree", "2.0", "2.00", "0.25", "0.50", "1.10", "raw"]
-    assert peers[0].split() == ["Flax", "NNX", "8.0", "8.00"]
+    assert tables.markdown(GROUP, FIGURES).strip().splitlines()[:5] == [
+        "| call | µs | / raw | / Flax | / Equinox | target |",
+        "| :-- | --: | --: | --: | --: | --: |",
+        "| raw JAX | 1.0 | 1.00 |  |  |  |",
+        "| Graftree | 2.0 | 2.00 | 0.25 | 0.50 | 1.10 raw |",
+        "| Flax NNX | 8.0 | 8.00 |  |  |  |",
+    ]
 
 
-def test_markdown_leaves_out_columns_without_figures():
-    group = rows.Group("call", rows.MICROSECONDS, GROUP.rows[:2])
+def test_figures_are_in_the_unit_of_their_quantity():
+    values = iter([1e-6, 2e-6])
+    rows = [groups.Row(name, "", lambda: values.__next__) for name in LIBRARIES[:2]]
+    group = groups.Group("course", groups.COURSE_MICROSECONDS, tuple(rows))
+    assert group.measure(gauges.QUICK) == pytest.approx([1.0, 2.0])
+
+
+def test_tables_leave_out_columns_without_figures():
+    group = groups.Group("call", groups.MICROSECONDS, GROUP.rows[:2])
     assert tables.markdown(group, FIGURES[:2]).strip().splitlines() == [
         "| call | µs | / raw |",
         "| :-- | --: | --: |",
@@ -241,21 +245,21 @@ def test_markdown_leaves_out_columns_without_figures():
 
 
 def test_ratios_are_left_out_where_the_figure_should_be_zero():
-    group = rows.Group("stays", rows.OBJECTS, GROUP.rows[:2])
-    lines = tables.text(group, [0.0, -0.001]).splitlines()
-    assert lines[-1].split() == ["Graftree", "0.00"]
+    group = groups.Group("stays", groups.OBJECTS, GROUP.rows[:2])
+    lines = tables.markdown(group, [0.0, -0.001]).splitlines()
+    assert lines[-1] == "| Graftree | 0.00 |"
 
 
 def test_program_prints_the_groups_asked_for(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["benchmarks", "--quick", "--only", "merge"])
     program.main()
     titles = [row for row in capsys.readouterr().out.splitlines() if "/ raw" in row]
-    assert [title.split(",")[0] for title in titles] == ["merge"]
+    assert [title.split(",")[0] for title in titles] == ["| merge"]
 
 
 @pytest.mark.parametrize(
     "group",
-    [x for x in argument_rows.groups(quick=True) if "4 layers" in x.name],
+    [groups.in_default_mode(group) for group in rows.other_arguments(4)],
     ids=lambda group: group.name.split(",")[0],
 )
 def test_calls_with_arguments_that_are_no_objects_run(group):
@@ -264,13 +268,14 @@ def test_calls_with_arguments_that_are_no_objects_run(group):
 
 
 def test_names_of_groups_are_unique():
-    names = [group.name for group in (*rows.groups(), *argument_rows.groups())]
+    names = [group.name for group in rows.all_groups()]
     assert len(set(names)) == len(names)
 
 
-def test_quick_programs_leave_out_rows_but_no_group():
-    full, quick = rows.groups(), rows.groups(quick=True)
-    assert len(full) == len(quick)
+def test_quick_programs_leave_out_rows_but_no_group_of_unrolled_layers():
+    full, quick = rows.all_groups(), rows.all_groups(quick=True)
+    stacks = [group for group in full if "a Stack" in group.name]
+    assert len(quick) == len(full) - len(stacks)
     slow = [group for group in quick if "200 layers" in group.name]
     assert {row.library for group in slow for row in group.rows} == {*LIBRARIES[:2]}
 
@@ -285,15 +290,11 @@ def test_accelerators_train_and_decode_with_small_sizes(capsys):
     for part in ("train step", "decode step", "% of peak", "peak 1e+12/s"):
         assert part in printed
     for library in (libraries.RAW, *libraries.installed(libraries.GRAFTREE)):
-        assert printed.count(f"  {library}  ") == 2
+        assert printed.count(f"| {library}") == 2
 
 
 def test_the_model_has_the_parameters_of_gpt_2_small():
-    config = accelerator.GPT2_SMALL.config
-    with nnx.use_eager_sharding(False):
-        model = nnx.eval_shape(lambda: train.LanguageModel(config, rngs=nnx.Rngs(0)))
-    count = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    assert count == accelerator.num_parameters(config)
+    count = accelerator.num_parameters(accelerator.GPT2_SMALL.config)
     assert count == pytest.approx(124e6, rel=0.01)
 
 

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import inspect
 import json
+import re
 import sys
 import types
 
@@ -35,7 +36,8 @@ def fails(violations):
 # Sub-modules of the public namespace whose names come from files of their own.
 PUBLIC_MODULES = (
     *(nnx.checkpoints, nnx.debugging, nnx.decoding, nnx.memory),
-    *(nnx.metrics, nnx.precision, nnx.sharding, nnx.surgery, nnx.weights),
+    *(nnx.metrics, nnx.precision, nnx.sharding, nnx.surgery),
+    *(nnx.training, nnx.weights),
 )
 
 
@@ -225,6 +227,22 @@ def test_folders_hold_a_docstring_and_nothing_else():
         if source.module not in ("graftree", *[x.__name__ for x in PUBLIC_MODULES])
         if len(source.tree.body) != 1
     )
+
+
+def test_maps_of_folders_name_each_file_and_no_other():
+    faults = []
+    for source in sources.package():
+        if source.path.name != "__init__.py" or source.module == "graftree":
+            continue
+        folder = sources.ROOT / source.path.parent
+        chart = source.text.partition("\nfrom ")[0]
+        files = {path.stem for path in folder.iterdir()}
+        here = {name for name in files if not name.startswith("__")}
+        words = {*re.findall(r"\w+", chart)}
+        gone = {*re.findall(r"(?<![\w/])(\w+)\.py\b", chart)} - files
+        faults += [f"{source.path}: no word of {name}" for name in here - words]
+        faults += [f"{source.path}: there is no {name}.py" for name in gone]
+    fails(faults)
 
 
 def test_import_loads_nothing_that_jax_does_not_load():

@@ -36,11 +36,7 @@ def main() -> int:
 
 def check(page: pages.Page) -> int:
     """Prints what a page says wrongly; gives 1 if there is any."""
-    faults = [
-        f"{page.path}:{result.block.line}: {result.fault}"
-        for result in running.run(page)
-        if result.fault
-    ]
+    faults = running.faults(page, running.run(page))
     print(f"{page.name}: {len(page.blocks)} blocks, {len(faults)} faults")
     print(*faults, sep="\n", end="\n" if faults else "")
     return bool(faults)

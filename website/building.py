@@ -175,7 +175,7 @@ def run_page(path: pathlib.Path, kept: pathlib.Path) -> Outcome:
     results, faults = [], []
     try:
         results = [*running.run(page)]
-        faults = [f"{path}:{r.block.line}: {r.fault}" for r in results if r.fault]
+        faults = running.faults(page, results)
     except Exception as error:  # one page that fails must not hide the others
         faults = [f"{path}: {type(error).__name__}: {error}"]
     target.write_text(_for_mkdocs(page, results))

@@ -5,6 +5,7 @@ needs no entry here.
 """
 
 import dataclasses
+import functools
 import inspect
 import types
 from collections.abc import Iterator
@@ -135,6 +136,7 @@ TOPICS = {
             "Optimizers": "training.optimizers",
             "Averages of parameters": "training.ema",
             "States of training": "training.train_states",
+            "Early stopping": "training.early_stopping",
         },
     ),
     "metrics": Topic(
@@ -259,7 +261,7 @@ def _file_of(name: str, value: Any) -> str:
 
 
 def sections_of(topic: Topic) -> dict[str, list[str]]:
-    """For each heading of a page its names, in the order of ``nnx.__all__``."""
+    """For each heading of a page its names, in the order of their files."""
     return {
         heading: [name for name, at in places().items() if at == (topic.title, heading)]
         for heading in topic.sections
@@ -279,7 +281,7 @@ def places() -> dict[str, tuple[str, str]]:
         for file in text.split()
     }
     found = {}
-    for name, value in public_names().items():
+    for name, value in sorted(public_names().items(), key=_order):
         if name.startswith("initializers."):
             file = "nn.initializers"
         else:
@@ -291,6 +293,21 @@ def places() -> dict[str, tuple[str, str]]:
             )
         found[name] = files[owner]
     return found
+
+
+def _order(item: tuple[str, Any]) -> tuple[str, int, str]:
+    """The file and line of a name, then the name; JAX's own by name alone."""
+    name, value = item
+    is_ours = getattr(value, "__module__", "").startswith("graftree.")
+    return _file_of(name, value), _line(value) if is_ours else 0, name
+
+
+@functools.cache
+def _line(value: Any) -> int:
+    try:
+        return inspect.getsourcelines(value)[1]
+    except (TypeError, OSError):  # such as a type variable
+        return 0
 
 
 def _is_within(file: str, owner: str) -> bool:

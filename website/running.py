@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from website import outputs, pages
@@ -64,6 +64,11 @@ def run(page: pages.Page) -> Iterator[Result]:
             if block.can_run:
                 output = _output(block, page, program.__dict__)
                 yield Result(block, output, _open_figure())
+
+
+def faults(page: pages.Page, results: Iterable[Result]) -> list[str]:
+    """What is not as the page says, each with its place, as editors link it."""
+    return [f"{page.path}:{x.block.line}: {x.fault}" for x in results if x.fault]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import platform
 
 import jax
 
+from benchmarks import tables
 from benchmarks.issues import figures
 from benchmarks.libraries import FLAX, GRAFTREE
 
@@ -21,10 +22,10 @@ def main() -> None:
     )
     parser.add_argument("programs", nargs="*", default=figures.PROGRAMS)
     print(_setting())
-    print(f"\n| problem | figure | {' | '.join(OPTIONS)} |\n| :-- | :-- | --: | --: |")
+    print("", tables.head(["problem", "figure"], [*OPTIONS]), sep="\n")
     for program in parser.parse_args().programs:
         for row in _rows(program):
-            print(f"| {' | '.join(row)} |", flush=True)
+            print(tables.line(row), flush=True)
 
 
 def _rows(program: str) -> list[list[str]]:

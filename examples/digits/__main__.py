@@ -4,41 +4,17 @@ Wrong options and an unusable output folder are answered at once: one line, exit
 """
 
 import argparse
-import contextlib
 import pathlib
-import signal
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
 
-INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A parser that leaves the usage out of its error messages."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints ``message`` as one line and exits with code 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """Returns a converter for an option that takes ``least`` to ``most``."""
-
-    def convert(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = None
-        if number is None or not least <= number <= most:
-            raise argparse.ArgumentTypeError(
-                f"expected a whole number from {least} to {most}, got {text!r}"
-            )
-        return number
-
-    return convert
+from examples.command_lines import (
+    INTERRUPTED,
+    OneLineParser,
+    interrupts_deferred,
+    make_writable,
+    whole_number,
+)
 
 
 def make_parser() -> OneLineParser:
@@ -48,67 +24,15 @@ def make_parser() -> OneLineParser:
         description="Trains a small network on 1,797 real handwritten digits.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "--epochs",
-        type=whole_number(1, 1000),
-        default=20,
-        metavar="N",
-        help="how often to go over the training digits",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=whole_number(1, 1024),
-        default=64,
-        metavar="N",
-        help="digits per training step",
-    )
-    parser.add_argument(
-        "--seed",
-        type=whole_number(0, 2**31 - 1),
-        default=0,
-        metavar="N",
-        help="decides the split, the first weights, the order and the dropout",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("out/digits"),
-        metavar="DIR",
-        help="folder for the checkpoint and the pictures; made if missing",
-    )
+    add, number = parser.add_argument, whole_number(1, 1000)
+    decides = "decides the split, the first weights, the order and the dropout"
+    made = "folder for the checkpoint and the pictures; made if missing"
+    folder = pathlib.Path("out/digits")
+    add("--epochs", type=number, default=20, metavar="N", help="over all digits")
+    add("--batch-size", type=number, default=64, metavar="N", help="digits per step")
+    add("--seed", type=whole_number(0, 2**31 - 1), default=0, metavar="N", help=decides)
+    add("--output", type=pathlib.Path, default=folder, metavar="DIR", help=made)
     return parser
-
-
-def make_writable(folder: pathlib.Path) -> None:
-    """Makes ``folder`` if it is missing, and tries that files can be made in it.
-
-    Raises:
-        OSError: If either is impossible.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    # Asking for the permission bits is not enough: disks can be full or read-only.
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(b"x")
-
-
-@contextlib.contextmanager
-def interrupts_deferred() -> Iterator[threading.Event]:
-    """Turns Ctrl-C into an event to look at.
-
-    An exception in its place could cut a training step in two, and crashes the
-    interpreter when it hits the import of some extension modules.
-    """
-    interrupted = threading.Event()
-
-    def note(*_: object) -> None:
-        interrupted.set()
-        print("Ctrl-C: finishing the step in progress", file=sys.stderr)
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -87,8 +87,7 @@ def _draw_curve(plot: axes.Axes, history: Sequence[train.Epoch], score: str) -> 
     plot.set_xlim(0.5, len(history) + 0.5)
     whole_numbers = ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
     plot.xaxis.set_major_locator(whole_numbers)
-    plot.grid(alpha=0.3)
-    plot.spines[["top", "right"]].set_visible(False)
+    pictures.tidy(plot)
 
 
 def draw_misclassified(

@@ -8,20 +8,20 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from examples.digits.__main__ import (
+from examples.command_lines import (
     INTERRUPTED,
+    SIMULATED,
     OneLineParser,
     interrupts_deferred,
     make_writable,
+    simulate,
     whole_number,
 )
 from examples.lm import processes, settings
 from examples.lm.settings import Settings, WrongOption
-
-SIMULATED = "--xla_force_host_platform_device_count"
 
 # Options that take a whole number: least, most, and what it is.
 NUMBERS = {
@@ -80,71 +80,38 @@ def make_parser() -> OneLineParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     default = Settings()
-    parser.add_argument(
+    add = parser.add_argument
+    mesh = (
+        "sizes of axes, some of data, fsdp and tensor, as in fsdp=4,tensor=2 "
+        "(default: all devices along data)"
+    )
+    devices = "devices that the CPU simulates (default: as many as --mesh has)"
+    several = (
+        "processes on this machine that share the devices, as on a cluster; "
+        f"without --mesh, each has {processes.EACH} (default: one)"
+    )
+    counts = {"devices": (1024, devices), "processes": (64, several)}
+    absent: dict[str, Any] = {"default": argparse.SUPPRESS}
+    add(
         "--mesh",
-        type=converted(settings.parse_mesh),
-        default=argparse.SUPPRESS,
+        type=settings.converted(settings.parse_mesh),
         metavar="AXES",
-        help="sizes of axes, some of data, fsdp and tensor, as in fsdp=4,tensor=2 "
-        "(default: all devices along data)",
+        help=mesh,
+        **absent,
     )
-    parser.add_argument(
-        "--devices",
-        type=whole_number(1, 1024),
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="devices that the CPU simulates (default: as many as --mesh has)",
-    )
-    parser.add_argument(
-        "--processes",
-        type=whole_number(1, 64),
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="processes on this machine that share the devices, as on a cluster; "
-        f"without --mesh, each has {processes.EACH} (default: one)",
-    )
-    parser.add_argument("--stack", action="store_true", help="blocks as an nnx.Stack")
-    parser.add_argument(
-        "--remat", action="store_true", help="compute blocks again in gradients"
-    )
-    for name, (least, most, meaning) in NUMBERS.items():
-        parser.add_argument(
-            f"--{name}",
-            type=whole_number(least, most),
-            default=getattr(default, name.replace("-", "_")),
-            metavar="N",
-            help=meaning,
-        )
-    for name, (convert, metavar, meaning) in OTHERS.items():
-        parser.add_argument(
-            f"--{name}",
-            type=convert,
-            default=getattr(default, name),
-            metavar=metavar,
-            help=meaning,
-        )
+    for name, (most, meaning) in counts.items():
+        number = whole_number(1, most)
+        add(f"--{name}", type=number, metavar="N", help=meaning, **absent)
+    add("--stack", action="store_true", help="blocks as an nnx.Stack")
+    add("--remat", action="store_true", help="compute blocks again in gradients")
+    numbers = {
+        name: (whole_number(least, most), "N", meaning)
+        for name, (least, most, meaning) in NUMBERS.items()
+    }
+    for name, (convert, metavar, meaning) in (numbers | OTHERS).items():
+        value = getattr(default, name.replace("-", "_"))
+        add(f"--{name}", type=convert, default=value, metavar=metavar, help=meaning)
     return parser
-
-
-def converted(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns a converter whose errors argparse shows."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except WrongOption as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-def simulate(devices: int) -> None:
-    """Has the CPU simulate devices, if JAX is not loaded yet."""
-    if "jax" in sys.modules:
-        return
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    others = [flag for flag in flags if not flag.startswith(SIMULATED)]
-    os.environ["XLA_FLAGS"] = " ".join([*others, f"{SIMULATED}={devices}"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from examples.digits.__main__ import OneLineParser
+from examples.command_lines import OneLineParser
 
 
 def make_parser() -> OneLineParser:
@@ -20,20 +20,11 @@ def make_parser() -> OneLineParser:
         "their curves over each other.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "folders",
-        nargs="+",
-        type=pathlib.Path,
-        metavar="FOLDER",
-        help="the --output of a run; the others are compared with the first",
-    )
-    parser.add_argument(
-        "--picture",
-        type=pathlib.Path,
-        default=pathlib.Path("out/lm-layouts.png"),
-        metavar="FILE",
-        help="where to draw the curves",
-    )
+    add, picture = parser.add_argument, pathlib.Path("out/lm-layouts.png")
+    runs = "the --output of a run; the others are compared with the first"
+    drawn = "where to draw the curves"
+    add("folders", nargs="+", type=pathlib.Path, metavar="FOLDER", help=runs)
+    add("--picture", type=pathlib.Path, default=picture, metavar="FILE", help=drawn)
     return parser
 
 

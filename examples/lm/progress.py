@@ -1,15 +1,12 @@
-"""The live display of the training: a bar that moves, and a line at each test.
-
-Where output is not a terminal (a pipe, a log file), only the lines are printed.
-"""
+"""The live display of the training: a bar that moves, and a line at each test."""
 
 import math
 import time
 from typing import Self
 
 from rich import console as rich_console
-from rich import progress as rich_progress
 
+from examples import bars
 from examples.lm.curves import Curve
 
 
@@ -46,7 +43,7 @@ class Clock:
         return self._steps * self._tokens / self._seconds if self._seconds else 0.0
 
 
-class Display:
+class Display(bars.Bar):
     """Shows how training goes while it is entered as a context.
 
     Args:
@@ -59,45 +56,28 @@ class Display:
     def __init__(
         self, console: rich_console.Console, curve: Curve, steps: int, clock: Clock
     ):
-        self._curve = curve
-        self._steps = steps
-        self._clock = clock
-        self._bar = rich_progress.Progress(
-            rich_progress.TextColumn("step {task.completed}/{task.total}"),
-            rich_progress.BarColumn(),
-            rich_progress.TextColumn("{task.fields[scores]}"),
-            rich_progress.TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        done = len(curve.training)
-        self._task = self._bar.add_task("", total=steps, completed=done, scores="")
+        self._curve, self._steps, self._clock = curve, steps, clock
+        text = "step {task.completed}/{task.total}"
+        super().__init__(console, text, steps, len(curve.training), scores="")
 
     def __enter__(self) -> Self:
-        self._bar.start()
         self._clock.restart()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        return super().__enter__()
 
     def show_step(self) -> None:
         """Counts a step, and moves the bar."""
         self._clock.tick()
         loss = self._curve.training[-1]
-        scores = f"loss {loss:.4f}, {self._clock.tokens_per_second:,.0f} tokens/s"
-        self._bar.update(self._task, advance=1, scores=scores)
+        self.step(f"loss {loss:.4f}, {self._clock.tokens_per_second:,.0f} tokens/s")
 
     def show_test(self) -> None:
         """Prints the line of a test, whose time doesn't count."""
         step, held_out = self._curve.held_out[-1]
         width = len(str(self._steps))
-        self._bar.console.print(
+        self.line(
             f"step {step:{width}}/{self._steps}"
             f"   training: loss {self._curve.training[-1]:.4f}"
             f"   held-out: loss {held_out:.4f}, {held_out / math.log(2):.3f} bits/byte"
-            f"   {self._clock.tokens_per_second:,.0f} tokens/s",
-            highlight=False,
-            soft_wrap=True,
+            f"   {self._clock.tokens_per_second:,.0f} tokens/s"
         )
         self._clock.restart()

@@ -133,5 +133,4 @@ def _smoothed(losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
 def _finish(plot: axes.Axes) -> None:
     plot.set_xlabel("step")
     plot.set_ylabel("nats per byte")
-    plot.grid(alpha=0.3)
-    plot.spines[["top", "right"]].set_visible(False)
+    pictures.tidy(plot)

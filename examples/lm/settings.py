@@ -3,9 +3,10 @@
 Nothing here needs JAX: a wrong option is answered before JAX is loaded.
 """
 
+import argparse
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 AXES = ("data", "fsdp", "tensor")
@@ -146,3 +147,15 @@ def parse_mesh(text: str) -> dict[str, int]:
             )
         sizes[axis] = int(size)
     return sizes
+
+
+def converted(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns a converter whose errors argparse shows."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except WrongOption as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert

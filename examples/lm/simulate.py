@@ -11,24 +11,25 @@ losses and no speeds, and a compiler for TPUs or GPUs plans memory and communica
 its own way.
 """
 
-import argparse
 import dataclasses
 import functools
+import math
 import os
 import resource
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from examples import command_lines
+from examples.command_lines import OneLineParser, whole_number
+from examples.lm.settings import converted, in_words, parse_mesh
 
 if TYPE_CHECKING:
     from examples.lm.layouts import Layout
     from examples.lm.model import Config
 
 POLICY = "params=f32, compute=bf16, output=f32"
-# Says to a process that it has the devices.
-MARK = "GRAFTREE_SIMULATED_DEVICES"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Plan:
         layers: As in `model.Config`; likewise the rest.
     """
 
-    mesh: tuple[tuple[str, int], ...] = (("fsdp", 64), ("tensor", 4))
+    mesh: Mapping[str, int] = dataclasses.field(
+        default_factory=lambda: {"fsdp": 64, "tensor": 4}
+    )
     batch: int = 256
     length: int = 2048
     layers: int = 32
@@ -55,14 +58,11 @@ class Plan:
     @property
     def devices(self) -> int:
         """How many devices the mesh has."""
-        count = 1
-        for _, size in self.mesh:
-            count *= size
-        return count
+        return math.prod(self.mesh.values())
 
 
 TINY = Plan(
-    mesh=(("fsdp", 4), ("tensor", 2)),
+    mesh={"fsdp": 4, "tensor": 2},
     batch=8,
     length=16,
     layers=2,
@@ -76,46 +76,25 @@ TINY = Plan(
 
 def plan_of(arguments: Sequence[str]) -> Plan:
     """Reads a command line."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m examples.lm.simulate", description="A step for many devices."
     )
-    parser.add_argument("--tiny", action="store_true", help="small sizes, 8 devices")
-    parser.add_argument("--mesh", help="axes and sizes, e.g. fsdp=64,tensor=4")
-    names = [field.name for field in dataclasses.fields(Plan) if field.name != "mesh"]
-    for name in names:
-        default = getattr(Plan, name)
-        parser.add_argument(f"--{name}", type=int, help=f"default: {default}")
+    add, size = parser.add_argument, whole_number(1, 2**20)
+    add("--tiny", action="store_true", help="small sizes, 8 devices")
+    add("--mesh", type=converted(parse_mesh), help="as in fsdp=64,tensor=4")
+    for field in dataclasses.fields(Plan)[1:]:
+        add(f"--{field.name}", type=size, help=f"default: {field.default}")
     given = vars(parser.parse_args(arguments))
-    changes: dict[str, Any] = {k: given[k] for k in names if given[k] is not None}
-    if given["mesh"]:
-        try:
-            pairs = [part.split("=") for part in given["mesh"].split(",")]
-            changes["mesh"] = tuple((name, int(size)) for name, size in pairs)
-        except ValueError:
-            parser.error(f"--mesh: expected axis=size,..., got {given['mesh']!r}")
-    wrong = [name for name, size in changes.items() if name != "mesh" and size < 1]
-    if wrong or any(size < 1 for _, size in changes.get("mesh", ())):
-        parser.error(f"--{(wrong or ['mesh'])[0]}: expected sizes of at least 1")
-    return dataclasses.replace(TINY if given["tiny"] else Plan(), **changes)
+    plan = TINY if given.pop("tiny") else Plan()
+    changes = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(plan, **changes)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Simulates in a process that has the devices, since JAX counts them at its start.
-
-    Returns:
-        The exit code: that of the process.
-    """
+    """Simulates what the options say; returns the exit code."""
     plan = plan_of(arguments)
-    if os.environ.get(MARK) != str(plan.devices):
-        flags = f"--xla_force_host_platform_device_count={plan.devices}"
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
-            MARK: str(plan.devices),
-        }
-        command = [sys.executable, "-m", "examples.lm.simulate", *arguments]
-        return subprocess.run(command, env=environment, check=False).returncode
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    command_lines.simulate(plan.devices)  # JAX counts them when it starts
     simulate(plan)
     return 0
 
@@ -125,20 +104,12 @@ def simulate(plan: Plan) -> None:
     from examples.lm import layouts, train
     from examples.lm.model import Config
 
-    config = Config(
-        vocabulary=plan.vocabulary,
-        layers=plan.layers,
-        width=plan.width,
-        heads=plan.heads,
-        kv_heads=plan.kv_heads,
-        hidden=plan.hidden,
-        stacked=True,
-        remat=True,
-    )
-    sizes = " x ".join(f"{name}={size}" for name, size in plan.mesh)
-    print(f"{plan.devices} simulated devices: {sizes}")
+    sizes = ("vocabulary", "layers", "width", "heads", "kv_heads", "hidden")
+    sizes = {name: getattr(plan, name) for name in sizes}
+    config = Config(**sizes, stacked=True, remat=True)
+    print(f"{plan.devices} simulated devices: {in_words(plan.mesh)}")
     print(f"batch: {plan.batch} texts of {plan.length} tokens; {POLICY}; AdamW; remat")
-    layout = layouts.make(dict(plan.mesh))
+    layout = layouts.make(plan.mesh)
     began = time.perf_counter()
     with layout.in_force():
         model, optimizer, tokens = abstract_arguments(plan, config, layout)
@@ -177,8 +148,6 @@ def abstract_arguments(
 
 def show_parameters(model: Any, optimizer: Any) -> None:
     """Prints how many parameters there are, and what a device holds of them."""
-    import math
-
     import graftree as nnx
 
     report = nnx.sharding.report(model)

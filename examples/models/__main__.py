@@ -11,8 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from examples.digits.__main__ import OneLineParser, whole_number
-from examples.lm.__main__ import simulate
+from examples.command_lines import OneLineParser, simulate, whole_number
 
 EPILOG = """Padding: Hugging Face leaves out of a prompt whatever equals the token for
 padding. The tokens beside shared/hf/qwen3 were made so, with 0: its prompt has a 0 that

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import graftree as nnx
+from examples.models import decoders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,49 +72,22 @@ class Block(nnx.Module):
         return x + self.down(nnx.gelu(self.up(self.mlp_norm(x))))
 
 
-class GPT2(nnx.Module):
+class GPT2(decoders.Decoder):
     """Says for each token which one follows."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        self.config = config
-        self.max_length = config.n_positions
-        self.embed = nnx.Embed(config.vocab_size, config.n_embd, rngs=rngs)
-        self.positions = nnx.Embed(config.n_positions, config.n_embd, rngs=rngs)
+        width, heads = config.n_embd, config.n_head
+        super().__init__(config.n_positions, (heads, width // heads))
+        self.embed = nnx.Embed(config.vocab_size, width, rngs=rngs)
+        self.positions = nnx.Embed(config.n_positions, width, rngs=rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.n_layer)])
-        self.norm = nnx.LayerNorm(
-            config.n_embd, epsilon=config.layer_norm_epsilon, rngs=rngs
-        )
+        self.norm = nnx.LayerNorm(width, epsilon=config.layer_norm_epsilon, rngs=rngs)
 
-    def init_cache(
-        self, batch: int, max_length: int
-    ) -> list[nnx.decoding.KeyValueCache]:
-        """Makes what the model keeps of the tokens so far."""
-        heads = self.config.n_head
-        return [
-            nnx.decoding.KeyValueCache(
-                batch,
-                max_length,
-                kv_heads=heads,
-                head_dim=self.config.n_embd // heads,
-                dtype=self.embed.embedding.dtype,
-            )
-            for _ in self.blocks
-        ]
-
-    def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        positions: jax.Array | None = None,
-        cache: Any = None,
-    ) -> jax.Array:
-        """Maps tokens ``[batch, length]`` to logits ``[batch, length, vocab_size]``."""
+    def embed_tokens(self, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
+        """Maps tokens ``[batch, length]`` to ``[batch, length, n_embd]``."""
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        x = self.embed(tokens) + self.positions(positions)
-        for i, block in enumerate(self.blocks):
-            x = block(x, positions, None if cache is None else cache[i])
-        return self.embed.attend(self.norm(x))
+        return self.embed(tokens) + self.positions(positions)
 
 
 BLOCK = "transformer.h.{i}"

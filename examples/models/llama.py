@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 import graftree as nnx
+from examples.models import decoders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,54 +130,25 @@ class Block(nnx.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Llama(nnx.Module):
+class Llama(decoders.Decoder):
     """Says for each token which one follows."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        self.config = config
-        self.max_length = config.max_position_embeddings
-        self.embed = nnx.Embed(config.vocab_size, config.hidden_size, rngs=rngs)
+        heads = config.num_key_value_heads, config.head_dim
+        super().__init__(config.max_position_embeddings, heads)
+        sizes = config.vocab_size, config.hidden_size
+        self.embed = nnx.Embed(*sizes, rngs=rngs)
         self.blocks = nnx.List(
             [Block(config, rngs) for _ in range(config.num_hidden_layers)]
         )
-        self.norm = nnx.RMSNorm(
-            config.hidden_size, epsilon=config.rms_norm_eps, rngs=rngs
-        )
+        self.norm = nnx.RMSNorm(sizes[1], epsilon=config.rms_norm_eps, rngs=rngs)
         self.head = nnx.data(None)
         if not config.tie_word_embeddings:
-            self.head = nnx.Linear(
-                config.hidden_size, config.vocab_size, use_bias=False, rngs=rngs
-            )
+            self.head = nnx.Linear(*sizes[::-1], use_bias=False, rngs=rngs)
 
-    def init_cache(
-        self, batch: int, max_length: int
-    ) -> list[nnx.decoding.KeyValueCache]:
-        """Makes what the model keeps of the tokens so far."""
-        config = self.config
-        return [
-            nnx.decoding.KeyValueCache(
-                batch,
-                max_length,
-                kv_heads=config.num_key_value_heads,
-                head_dim=config.head_dim,
-                dtype=self.embed.embedding.dtype,
-            )
-            for _ in self.blocks
-        ]
-
-    def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        positions: jax.Array | None = None,
-        cache: Any = None,
-    ) -> jax.Array:
-        """Maps tokens ``[batch, length]`` to logits ``[batch, length, vocab_size]``."""
-        x = self.embed(tokens)
-        for i, block in enumerate(self.blocks):
-            x = block(x, positions, None if cache is None else cache[i])
-        x = self.norm(x)
-        return self.embed.attend(x) if self.head is None else self.head(x)
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Maps ``[batch, length, hidden_size]`` to ``[batch, length, vocab_size]``."""
+        return super().logits(x) if self.head is None else self.head(x)
 
 
 BLOCK = "model.layers.{i}"

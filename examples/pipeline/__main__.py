@@ -7,42 +7,35 @@ It compares the pipeline with the same model without one, says what each device 
 and sends, and trains the model on the text of ``pipeline.py``. Devices are simulated.
 """
 
-import argparse
-import os
 import pathlib
 import sys
 import time
 from collections.abc import Sequence
 
+from examples.command_lines import OneLineParser, simulate, whole_number
+
 LENGTH = 32
+NUMBERS = {"stages": 4, "layers": 8, "micro-batches": 8, "batch": 16, "steps": 20}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the example; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m examples.pipeline", description="A pipeline."
     )
-    parser.add_argument("--stages", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=20)
+    for name, default in NUMBERS.items():
+        parser.add_argument(f"--{name}", type=whole_number(1, 10**6), default=default)
     given = parser.parse_args(arguments)
-    if min(vars(given).values()) < 1:
-        parser.error("all numbers must be at least 1")
     if given.layers % given.stages:
         parser.error(f"{given.stages} stages can't share {given.layers} layers evenly")
     if given.batch % given.micro_batches:
         parser.error(f"{given.micro_batches} micro-batches don't divide {given.batch}")
-    # Before the backend is made: it has as many devices as there are stages.
-    flag = f"--xla_force_host_platform_device_count={given.stages}"
-    os.environ["XLA_FLAGS"] = f"{flag} {os.environ.get('XLA_FLAGS', '')}".strip()
-    return run(
-        given.stages, given.layers, given.micro_batches, given.batch, given.steps
-    )
+    simulate(given.stages)
+    run(**vars(given))
+    return 0
 
 
-def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) -> int:
+def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) -> None:
     """Compares, reports and trains."""
     import jax
     import jax.numpy as jnp
@@ -92,7 +85,6 @@ def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) ->
             if number == 1 or number == steps or number % 5 == 0:
                 print(f"step {number:3}: loss {loss:.4f}")
     print(f"{steps} steps in {time.perf_counter() - began:.1f} s")
-    return 0
 
 
 if __name__ == "__main__":

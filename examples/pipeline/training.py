@@ -1,41 +1,36 @@
 """A language model with a pipeline inside, and its training step."""
 
+import dataclasses
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 import graftree as nnx
-from examples.lm import layouts
-from examples.lm.model import Block, Config
+from examples.lm import layouts, train
+from examples.lm.model import Block, Config, LanguageModel
 from examples.pipeline import pipeline
 
 
-class PipelinedModel(nnx.Module):
+class PipelinedModel(LanguageModel):
     """The language model of ``examples/lm``, its blocks divided into stages.
 
     All stages have the embedding, the last norm and the head, as in GPipe's figure 2
     of a model whose ends are small.
 
     Attributes:
-        embed: Kernel ``[vocabulary, width]``.
         blocks: A Stack, of which each stage has a part.
-        norm: RMSNorm of the last block's output.
-        head: Kernel ``[width, vocabulary]``.
     """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        self.embed = nnx.Embed(config.vocabulary, config.width, rngs=rngs)
+        super().__init__(dataclasses.replace(config, layers=0), rngs=rngs)
         self.blocks = nnx.Stack(
             lambda rngs: Block(config, rngs),
             config.layers,
             remat=config.remat,
             axis_name=pipeline.STAGE,
             rngs=rngs,
-        )
-        self.norm = nnx.RMSNorm(config.width, rngs=rngs)
-        self.head = nnx.Linear(
-            config.width, config.vocabulary, use_bias=False, rngs=rngs
         )
 
     def __call__(
@@ -84,9 +79,8 @@ def loss_fn(
     micro_batches: int,
 ) -> jax.Array:
     """Returns the mean loss of each token after those before it, in nats."""
-    logits = model(tokens[:, :-1], mesh, micro_batches).astype(jnp.float32)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-    return losses.mean()
+    call = functools.partial(model, mesh=mesh, micro_batches=micro_batches)
+    return train.loss_fn(call, tokens)
 
 
 @nnx.jit(static_argnames=("mesh", "micro_batches"))

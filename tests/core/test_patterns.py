@@ -13,8 +13,7 @@ import typing
 
 import jax
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import graftree as nnx
 from graftree import filterlib as filters

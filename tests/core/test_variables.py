@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from hypothesis import given, strategies as st
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import graftree as nnx
 from tests import tables, zoo

@@ -8,12 +8,13 @@ import textwrap
 import jax
 import pytest
 
+import graftree as nnx
 from tests import sources, tables
 from website import building, outputs, pages, running, writing
 
 PAGES = pages.all_pages()
 
-# Written by `python -m benchmarks --markdown`.
+# Written by `python -m benchmarks`.
 GENERATED = {"look_up/measurements.md"}
 
 
@@ -26,8 +27,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_prints_what_the_page_says(page, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     with jax.numpy_rank_promotion("allow"):  # as readers have it
-        wrong = [result for result in running.run(page) if result.fault]
-    faults = [f"{page.path}:{x.block.line}: {x.fault}" for x in wrong]
+        faults = running.faults(page, running.run(page))
     assert not faults, "\n".join(faults)
 
 
@@ -64,6 +64,29 @@ def _anchors(text):
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     words = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in plain]
     return {re.sub(r"[-\s]+", "-", heading) for heading in words}
+
+
+ABOUT_THE_CODE = ["look_up/design.md", "look_up/glossary.md", "../CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("name", ABOUT_THE_CODE)
+def test_what_a_page_names_of_our_code_is_there(name):
+    """`folder/file.py`, `folder/`, `nnx.name`, and `file.name` of a file of ours."""
+    text = (pages.DOCS / name).read_text()
+    words = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    files = {source.path: source for source in sources.repository()}
+    places = {f"/{path}" for path in files}
+    places |= {f"/{folder}/" for path in files for folder in path.parents}
+    named = re.findall(r"`((?:\w+/)*(?:\w+\.py|\w+/))`", words)
+    gone = {x for x in named if not any(place.endswith(f"/{x}") for place in places)}
+    for file, defined in re.findall(r"`(\w+)\.(?!py`)(\w+)`", words):
+        texts = [x.text for path, x in files.items() if path.stem == file]
+        is_there = any(re.search(rf"\b{defined}\b", text) for text in texts)
+        if texts and not is_there and file != "flax":
+            gone.add(f"{file}.{defined}")
+        if file == "nnx" and not hasattr(nnx, defined):
+            gone.add(f"nnx.{defined}")
+    assert not gone
 
 
 # ------------------------------------------------------------------------- the notebook

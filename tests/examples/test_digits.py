@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from examples.digits import __main__ as command
-from examples.digits import data, experiment, models, report, train
-from examples.speech import __main__ as speech
-from examples.speech import model, pretrained, recordings, segments
+from examples import command_lines
+from examples.digits import __main__ as command, data, experiment, models, report, train
+from examples.speech import __main__ as speech, model, pretrained, recordings, segments
 from tests import interpreters, tables
 from tests.examples import commands
 from tests.examples.commands import PNG_SIGNATURE, error_line
@@ -74,7 +73,7 @@ def test_output_folder_holds_new_pictures_and_a_checkpoint_only(finished):
 
 def test_missing_output_folder_is_made(tmp_path):
     folder = tmp_path / "made" / "by the run"
-    command.make_writable(folder)
+    command_lines.make_writable(folder)
     assert folder.is_dir() and not list(folder.iterdir())
 
 
@@ -138,7 +137,7 @@ def test_interrupt_before_the_training_ends_it_with_a_line(
 
 def test_deferred_interrupt_raises_nothing_and_restores_the_handler():
     handler = signal.getsignal(signal.SIGINT)
-    with command.interrupts_deferred() as interrupted:
+    with command_lines.interrupts_deferred() as interrupted:
         signal.raise_signal(signal.SIGINT)
         assert interrupted.is_set()
     assert signal.getsignal(signal.SIGINT) is handler

@@ -11,10 +11,8 @@ import graftree as nnx
 from examples.flax_programs import __main__ as for_flax
 from examples.lm import hlo
 from examples.lm.model import Config
-from examples.models import __main__ as program
-from examples.models import gpt2, llama, pretrained, qwen3
-from examples.pipeline import __main__ as command
-from examples.pipeline import pipeline, training
+from examples.models import __main__ as program, gpt2, llama, pretrained, qwen3
+from examples.pipeline import __main__ as command, pipeline, training
 from tests import programs, tables
 from tests.weights import checkpoints_of_hf
 

@@ -271,10 +271,11 @@ def write_too_much(folder, context=contextlib.nullcontext):
     small, big = array_of(10), array_of(1_000_000)
     single, other, series = (folder / name for name in ("single", "other", "series"))
     checkpoints.save(single, small)
-    with context(), checkpoints.Checkpoints(series) as kept:
+    with context(), checkpoints.Checkpoints(series, keep=1, best="loss") as kept:
 
         def keep(step, model):
-            kept.save(step, model=model)
+            # The best that is whole is 1, in the place of which nothing comes.
+            kept.save(step, model=model, scores={"loss": (0, -1)[model is big]})
             kept.wait()
 
         messages = all_tried(
@@ -286,6 +287,8 @@ def write_too_much(folder, context=contextlib.nullcontext):
             lambda: keep(2, big),
             lambda: keep(2, small),
         )
+        if kept.best_step() != 1:
+            raise AssertionError(f"the best step is {kept.best_step()}")
         for path in (single, series / "1" / "model", series / "2" / "model"):
             read = checkpoints.restore(path, array_of(10))
             if numbers(read) != numbers(small):

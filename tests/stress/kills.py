@@ -19,7 +19,9 @@ Each process goes on where the last one was killed: that way, or at a random tim
 SIGKILL. After each kill the process that started them reads what is on disk:
 
 - What was reported as finished loads, with the right values, unless newer steps have
-  taken its place: of a series the two newest steps, and the single checkpoint.
+  taken its place: of a series the two newest steps and the best one, and the single
+  checkpoint. The best one is the best of all that were ever finished; many scores are
+  equal, or NaN.
 - What else the API lists loads with the right values too; what it doesn't list gives an
   error.
 
@@ -30,6 +32,7 @@ others.
 import argparse
 import collections
 import functools
+import math
 import os
 import pathlib
 import random
@@ -49,6 +52,7 @@ from graftree import checkpoints, errors
 from tests.stress import starts
 
 KEEP = 2
+BEST = "loss"
 SIZE = 200_000
 
 # The operations of Python; TensorStore has its own, in between.
@@ -120,6 +124,24 @@ def step_of(objects):
     return step
 
 
+def score_of(step):
+    """The score of a step: NaN, or one of a few numbers, so that many are equal."""
+    return float(np.random.default_rng([step, 7]).choice([math.nan, *range(30)]))
+
+
+def best_of(steps, mode):
+    """The step with the best score, of equal ones the first; `None` if all are NaN."""
+    numbers = [(score_of(step), step) for step in sorted(steps)]
+    scored = [pair for pair in numbers if not math.isnan(pair[0])]
+    sign = {"min": 1, "max": -1}[mode]
+    return min(scored, key=lambda pair: sign * pair[0], default=(0.0, None))[1]
+
+
+def series_at(folder, mode):
+    """A series that keeps the newest steps and the best one."""
+    return checkpoints.Checkpoints(folder, keep=KEEP, best=BEST, mode=mode)
+
+
 def single_step(folder):
     """The step of the single checkpoint; -1 if there is none."""
     try:
@@ -157,11 +179,11 @@ def _changes(event, arguments):
     return isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
 
 
-def save_on(folder, rounds, rng, before=0, tell=starts.tell):
+def save_on(folder, rounds, rng, mode, before=0, tell=starts.tell):
     """Saves until it is killed, or for a number of rounds."""
     series, single = os.path.join(folder, "series"), os.path.join(folder, "single")
     objects, position = make_objects(), Position()
-    with checkpoints.Checkpoints(series, keep=KEEP) as kept:
+    with series_at(series, mode) as kept:
         latest = kept.restore_latest(**objects, position=position)
         if latest is not None:
             assert step_of(objects) == latest == position.state["position"]
@@ -181,7 +203,8 @@ def save_on(folder, rounds, rng, before=0, tell=starts.tell):
             step += 1
             fill(objects, position, step)
             tell("begin", "series", step)
-            kept.save(step, **objects, position=position)
+            scores = {BEST: score_of(step)}
+            kept.save(step, scores=scores, **objects, position=position)
             if waiting is not None:
                 tell("done", "series", waiting)
             waiting = step
@@ -211,11 +234,14 @@ class Expected:
                 self.done[rest[0]].add(int(rest[1]))
 
 
-def check_series(folder, expected):
+def check_series(folder, expected, mode):
     """Reads a series as a new process would; returns its steps."""
     begun, done = expected.begun["series"], expected.done["series"]
-    with checkpoints.Checkpoints(folder, keep=KEEP) as kept:
+    with series_at(folder, mode) as kept:
         steps = kept.steps()
+        best = best_of(done | {*steps}, mode)
+        if kept.best_step() != best:
+            raise AssertionError(f"best {kept.best_step()} of {steps}; it was {best}")
         newest = max([*steps, *done], default=-1)
         needed = {step for step in (newest - 1, newest) if step in done}
         if not needed <= {*steps} or newest > begun:
@@ -224,6 +250,8 @@ def check_series(folder, expected):
             check_step(functools.partial(kept.restore, step), step)
         if steps:
             check_step(kept.restore_latest, steps[-1])
+        if best is not None:
+            check_step(kept.restore_best, best)
         if begun not in steps:
             check_absent(kept, folder, begun)
     done |= {*steps}
@@ -283,18 +311,20 @@ PHASES = {
 }
 
 
-def check_rest(folder, steps):
+def check_rest(folder, steps, mode):
     """After a run that was not killed nothing else is there."""
     found = {path.name for path in folder.iterdir()}
     listed = {path.name for path in (folder / "series").iterdir()}
-    if found != {"series", "single"} or listed != {*map(str, steps[-KEEP:])}:
+    kept = {*steps[-KEEP:], best_of(steps, mode)} - {None}
+    if found != {"series", "single"} or listed != {*map(str, kept)}:
         raise AssertionError(f"left behind: {found} {listed}")
 
 
 def one_kill(folder, number, options, rng, expected, counts):
     """Starts, kills, reads; counts in which phase it hit."""
     seed = f"--seed={options.seed} {number}"
-    command, moment = ["tests.stress.kills", "--save", folder, seed], None
+    command = ["tests.stress.kills", "--save", folder, seed, f"--mode={options.mode}"]
+    moment = None
     if rng.random() < 0.5:
         command.append(f"--before={rng.randrange(1, 400)}")
     else:
@@ -306,7 +336,8 @@ def one_kill(folder, number, options, rng, expected, counts):
     hit = phase(folder)
     counts[hit] += 1
     counts["by time" if before is None else f"before {before.split()[0]}"] += 1
-    steps = check_series(folder / "series", expected)
+    steps = check_series(folder / "series", expected, options.mode)
+    counts["the best step was older than the newest ones"] += len(steps) > KEEP
     return steps, check_single(folder / "single", expected), hit, before
 
 
@@ -321,10 +352,11 @@ def run(options):
             if options.verbose:
                 print(number, *seen, flush=True)
         lines = []
-        save_on(folder, 8, rng, tell=lambda *words: lines.append(words))
+        save_on(folder, 8, rng, options.mode, tell=lambda *words: lines.append(words))
         expected.read(lines)
         expected.done["series"].add(expected.begun["series"])
-        check_rest(folder, check_series(folder / "series", expected))
+        steps = check_series(folder / "series", expected, options.mode)
+        check_rest(folder, steps, options.mode)
         check_single(folder / "single", expected)
     return counts, expected
 
@@ -334,6 +366,7 @@ def read_options(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", default="0")
+    parser.add_argument("--mode", default="min", help="which score is the best: max")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--save", metavar="DIRECTORY", help="saves until it is killed")
     parser.add_argument("--before", type=int, default=0, help="kills itself")
@@ -344,7 +377,8 @@ def main():
     """Kills as often as the command line says, and says what was seen."""
     options = read_options()
     if options.save:
-        save_on(options.save, 1000, random.Random(options.seed), options.before)
+        rng = random.Random(options.seed)
+        save_on(options.save, 1000, rng, options.mode, options.before)
         return
     counts, expected = run(options)
     done = {what: len(steps) for what, steps in expected.done.items()}

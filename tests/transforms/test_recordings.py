@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import checkify
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import graftree as nnx
 from tests import meshes, zoo

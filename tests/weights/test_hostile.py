@@ -576,8 +576,11 @@ def test_values_that_are_no_arrays_of_numbers_are_listed(value, text):
 OTHERS = {
     "a.pt": (b"PK\x03\x04\x00\x00\x08\x08" + bytes(22) + b"a/data.pkl", "torch.load('"),
     "b.bin": (b"\x80\x02}q\x00." + bytes(40), "torch.load('"),
+    "b.pt": (b"\x80\x04\x95\n\0\0\0\0" + bytes(40), "convert '"),
     "c.gguf": (b"GGUF\x03\x00\x00\x00" + bytes(40), "gguf.GGUFReader('"),
-    "d.h5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "h5py"),
+    "d.h5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "h5py.File('"),
+    "d.keras": (b"PK\x03\x04" + bytes(26) + b"metadata.json", "Unzip it"),
+    "d.msgpack": (b"\x81\xa6params\x82\xa5Dense" + bytes(40), "open('"),
     "e.safetensors": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     "f.safetensors": (b"<!DOCTYPE html><html></html>", "get it again"),
     "g.safetensors": (b"PK\x03\x04" + bytes(26) + b"x.npy" + bytes(9), "with .npz"),

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree.weights import saving, sources, stored_tensors, tensor_files
-from tests import sources as tests_sources
-from tests import tables
+from tests import sources as tests_sources, tables
 from tests.weights import test_hostile as hostile
 from tests.weights.tensors import Tensor, mesh, numbers
 from tests.weights.test_hostile import GOOD

@@ -17,8 +17,8 @@ lists all differences, before anything is written.
 # The files of this folder:
 #
 # - `files.py`: one object in one folder, `save` and `restore`.
-# - `series.py`: the steps of a training run, `Checkpoints`; `data_states.py`: the
-#   positions of data iterators, as JSON.
+# - `series.py`: the steps of a training run, `Checkpoints`; `step_scores.py`: which of
+#   them is the best; `data_states.py`: the positions of data iterators, as JSON.
 # - `stored_trees.py`: an object as a tree on disk, and back: all is compared, then
 #   read; `orbax_side.py`: all that we ask of Orbax.
 # - `processes.py`: what several processes do together; one writer at a time; is it time
@@ -26,10 +26,11 @@ lists all differences, before anything is written.
 # - `strict_loading.py`: a state from anywhere into an object, all or an error.
 
 from graftree import namespaces
-from graftree.checkpoints.files import restore as restore
-from graftree.checkpoints.files import save as save
+from graftree.checkpoints.files import restore as restore, save as save
 from graftree.checkpoints.series import Checkpoints as Checkpoints
-from graftree.checkpoints.strict_loading import Loaded as Loaded
-from graftree.checkpoints.strict_loading import load_state as load_state
+from graftree.checkpoints.strict_loading import (
+    Loaded as Loaded,
+    load_state as load_state,
+)
 
 __dir__ = namespaces.lister(__name__)

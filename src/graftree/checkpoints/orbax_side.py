@@ -234,6 +234,14 @@ def write(folder: Any, tree: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------- reading
 
 
+def read_note(folder: Any) -> Mapping[str, Any]:
+    """What was saved with a step besides its objects (``custom_metadata``)."""
+    file = folder / STEP_FILE
+    if not file.exists():
+        return {}
+    return json.loads(file.read_text()).get("custom_metadata") or {}
+
+
 class Fact(NamedTuple):
     """What is stored at a path."""
 

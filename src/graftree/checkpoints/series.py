@@ -5,11 +5,12 @@
     │   ├── model/             an object, as `save` writes it
     │   ├── optimizer/
     │   ├── data/metadata      the states of a data iterator, as JSON
-    │   └── _CHECKPOINT_METADATA
+    │   └── _CHECKPOINT_METADATA   with the scores of the step, if it has some
     └── 200.orbax-checkpoint-tmp/      being written, or left by a run that was killed
 
 A save copies the arrays to the host and returns; one thread of Orbax writes them, and
-one of ours waits for it and deletes what need not be kept.
+one of ours waits for it and deletes what need not be kept. A step is deleted only when
+a newer one is whole, and the best one only when a better one is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 
@@ -30,10 +31,12 @@ from graftree.checkpoints import (
     files,
     orbax_side,
     processes,
+    step_scores,
     stored_trees,
     strict_loading,
 )
 from graftree.core.graph import updates
+from graftree.training import early_stopping
 
 _DELETED = ".graftree-deleted"
 
@@ -49,9 +52,14 @@ class Checkpoints:
         directory: Where the steps are; it is made by the first save.
         keep: How many steps stay on disk, the newest ones; ``None`` keeps all.
         every: `save` skips steps that are not multiples of it.
+        best: The name of the score by which one more step is kept, the best one on
+            disk; ``None`` keeps none. Pass it again when you resume.
+        mode: Whether the best score is the smallest, ``"min"``, or the largest,
+            ``"max"``.
 
     Raises:
-        ValueError: If ``keep`` or ``every`` is less than one.
+        ValueError: If ``keep`` or ``every`` is less than one, or ``mode`` is another
+            word.
 
     Example:
         >>> import tempfile
@@ -71,12 +79,18 @@ class Checkpoints:
         *,
         keep: int | None = 3,
         every: int = 1,
+        best: str | None = None,
+        mode: Literal["min", "max"] = "min",
     ) -> None:
         for name, number in (("keep", keep), ("every", every)):
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise ValueError(f"Checkpoints expects {name} >= 1, got {number!r}.")
+        if best is not None and not (isinstance(best, str) and best):
+            raise ValueError(f"Checkpoints expects best='loss' or so, got {best!r}.")
+        early_stopping.check_mode(mode, "Checkpoints")
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
+        self._best, self._mode = best, mode
         self._checkpointer: Any = None  # made by the first save
         self._lock = processes.Lock(
             self._directory / processes.LOCK_ENDING, self._directory
@@ -85,7 +99,14 @@ class Checkpoints:
         self._failure: BaseException | None = None
         self._is_closed = False
 
-    def save(self, step: int, *, force: bool = False, **objects: Any) -> bool:
+    def save(
+        self,
+        step: int,
+        *,
+        force: bool = False,
+        scores: Mapping[str, Any] | None = None,
+        **objects: Any,
+    ) -> bool:
         """Begins to save objects under a step; they may be changed or donated at once.
 
         It waits for the save before it, if that is still being written.
@@ -94,6 +115,9 @@ class Checkpoints:
             step: The number of the step; greater than those saved before.
             force: Whether to save though ``step`` is not a multiple of ``every``: at
                 the end, or when the program is to stop.
+            scores: How good the step is: numbers, or arrays ``[]``, by name. They are
+                stored with it. A score that is NaN is never the best; of equal ones
+                the earlier is.
             **objects: What to save, by name: objects as for `save`, and data iterators
                 (anything with ``get_state`` and ``set_state``).
 
@@ -104,7 +128,9 @@ class Checkpoints:
             CheckpointError: If the step, or a later one, has been saved; if the folder
                 can't be written; if somebody else saves there; or if the save before
                 failed.
-            TypeError: If part of an object can't be stored.
+            TypeError: If part of an object can't be stored, or a score is no number.
+            ValueError: If the score is missing that decides which step is the best, or
+                if scores differ between processes.
 
         Example:
             >>> import tempfile
@@ -120,16 +146,19 @@ class Checkpoints:
         if not force and step % self._every:
             self._raise_failure()
             return False
+        found = step_scores.checked(scores, self._best)
         self.wait()
         self._lock.take()
         try:
-            self._begin(step, objects)
+            self._begin(step, objects, found)
         except BaseException:
             self._lock.rest()
             raise
         return True
 
-    def _begin(self, step: int, objects: dict[str, Any]) -> None:
+    def _begin(
+        self, step: int, objects: dict[str, Any], scores: dict[str, float]
+    ) -> None:
         self._check_new(step)
         items = {name: _item(name, obj) for name, obj in objects.items()}
         folder = self._directory / str(step)
@@ -139,7 +168,8 @@ class Checkpoints:
                 self._checkpointer = _checkpointer()
             args = orbax_side.load().args.Composite(**items)
             try:
-                self._checkpointer.save(folder, args=args)
+                note = step_scores.as_note(scores)
+                self._checkpointer.save(folder, args=args, custom_metadata=note)
             except BaseException:
                 self._drop_checkpointer()
                 raise
@@ -176,16 +206,49 @@ class Checkpoints:
             ...     print(checkpoints.restore_latest(rngs=rngs))
             None
         """
-        step = self.latest_step()
-        if step is None:
-            return None
-        return int(self._restore(self._newest, objects).name)
+        return self._restore_found(self.latest_step, "", objects)
 
-    def _newest(self) -> Any:
-        step = self.latest_step()
-        if step is None:
-            raise self._no_step("")
-        return self._directory / str(step)
+    def restore_best(self, **objects: Any) -> int | None:
+        """Fills objects with what was saved under the best step: as `restore_latest`.
+
+        Args:
+            **objects: The objects to fill, by the names under which they were saved.
+
+        Returns:
+            The step; ``None`` if nothing has been saved, and nothing is changed.
+
+        Raises:
+            CheckpointError: If the score of no step on disk is a number.
+            ValueError: If no ``best`` was given when this object was made.
+
+        Example:
+            >>> import tempfile
+            >>> model = nnx.Dict(weight=nnx.Param(jnp.array(0.0)))
+            >>> folder = tempfile.mkdtemp()
+            >>> with nnx.checkpoints.Checkpoints(folder, keep=1, best="loss") as kept:
+            ...     for step, loss in enumerate([0.5, 0.2, 0.3, 0.4]):
+            ...         model.weight[...] = jnp.array(10.0 * step)
+            ...         saved = kept.save(step, model=model, scores={"loss": loss})
+            ...     print(kept.steps(), kept.restore_best(model=model))
+            [1, 3] 1
+            >>> model.weight[...].item()
+            10.0
+        """
+        which = f" whose score {self._best!r} is a number"
+        return self._restore_found(self.best_step, which, objects)
+
+    def _restore_found(
+        self, find_step: Callable[[], int | None], which: str, objects: dict[str, Any]
+    ) -> int | None:
+        def find() -> Any:
+            step = find_step()
+            if step is None:
+                raise self._no_step(which)
+            return self._directory / str(step)
+
+        if find_step() is None and not self.steps():
+            return None
+        return int(self._restore(find, objects).name)
 
     def restore(self, step: int, **objects: Any) -> None:
         """Fills objects with what was saved under a step: as `restore_latest`.
@@ -241,6 +304,31 @@ class Checkpoints:
             None
         """
         return max(self.steps(), default=None)
+
+    def best_step(self) -> int | None:
+        """The step on disk with the best score; ``None`` if there is none.
+
+        Raises:
+            CheckpointError: If scores can't be read.
+            ValueError: If no ``best`` was given when this object was made.
+
+        Example:
+            >>> import tempfile
+            >>> best = {"best": "accuracy", "mode": "max"}
+            >>> with nnx.checkpoints.Checkpoints(tempfile.mkdtemp(), **best) as kept:
+            ...     for step, accuracy in enumerate([0.5, 0.8, 0.7, float("nan")]):
+            ...         scores = {"accuracy": accuracy}
+            ...         saved = kept.save(step, rngs=nnx.Rngs(0), scores=scores)
+            ...     print(kept.best_step())
+            1
+        """
+        if self._best is None:
+            raise ValueError(
+                "Checkpoints: nothing says which step is the best.\nName the score "
+                'that does when you make it: Checkpoints(directory, best="loss").'
+            )
+        self.wait()
+        return processes.agreed(self._best_on_disk() if processes.is_first() else None)
 
     def should_stop(self, step: int) -> bool:
         """Whether the program is about to be stopped, so that it should save and end.
@@ -393,10 +481,28 @@ class Checkpoints:
             return []
         return sorted(int(x.name) for x in self._directory.iterdir() if _is_step(x))
 
+    def _best_on_disk(self) -> int | None:
+        with orbax_side.explained(orbax_side.READING, self._directory):
+            steps = self._listed_steps()
+            for _ in range(_MOST_LISTINGS):
+                best = self._best_of(steps)
+                # What another program deleted meanwhile had no score to be read.
+                before, steps = steps, self._listed_steps()
+                if steps == before:
+                    break
+            return best
+
+    def _best_of(self, steps: list[int]) -> int | None:
+        folders = {step: self._directory / str(step) for step in steps}
+        return step_scores.best_of(folders, self._best, self._mode)
+
     def _delete_old(self) -> None:
         steps = self._steps_on_disk()
-        for step in steps[: -self._keep] if self._keep else []:
-            _delete(self._directory / str(step))
+        old = steps[: -self._keep] if self._keep else []
+        best = self._best_of(steps) if old and self._best else None
+        for step in old:
+            if step != best:
+                _delete(self._directory / str(step))
 
     def _clear(self) -> None:
         """Deletes what runs that were killed, and saves that failed, have left."""

@@ -36,8 +36,7 @@ from graftree.core import paths
 from graftree.core.graph import fits, flattening, nodes
 from graftree.core.graph.fits import Misfit, Pair
 from graftree.core.states import flat_states
-from graftree.core.variables import partitioning, variables
-from graftree.core.variables import values as variable_values
+from graftree.core.variables import partitioning, values as variable_values, variables
 from graftree.core.variables.variables import Variable
 
 

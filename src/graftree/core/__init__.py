@@ -2,8 +2,9 @@
 
     paths  filters  ownership  stamps     keys of leaves; which leaves are meant; which
     imprints  pickling  patterns          trace may write; has anything changed since;
-    walks                                 static values told apart; what is in a pickle;
-       |                                  which parts of a model are meant; the walk
+    walks  exporting                      static values told apart; what is in a pickle;
+       |                                  which parts of a model are meant; the walk;
+       |                                  our objects in the files of ``jax.export``
        v
     text/          how objects print
     variables/     the box: a value, its metadata, the trace that owns it

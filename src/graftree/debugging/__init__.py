@@ -28,14 +28,16 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 
 import graftree.debugging.lost_updates as _lost_updates  # noqa: F401 it reports itself
 from graftree import namespaces
-from graftree.debugging.displays import display_to_html as display_to_html
-from graftree.debugging.displays import full_repr as full_repr
-from graftree.debugging.module_calls import intercept as intercept
-from graftree.debugging.module_calls import named as named
-from graftree.debugging.nans import NanReport as NanReport
-from graftree.debugging.nans import find_nans as find_nans
-from graftree.debugging.recompiles import Explanation as Explanation
-from graftree.debugging.recompiles import at_most_traces as at_most_traces
-from graftree.debugging.recompiles import explain_recompile as explain_recompile
+from graftree.debugging.displays import (
+    display_to_html as display_to_html,
+    full_repr as full_repr,
+)
+from graftree.debugging.module_calls import intercept as intercept, named as named
+from graftree.debugging.nans import NanReport as NanReport, find_nans as find_nans
+from graftree.debugging.recompiles import (
+    Explanation as Explanation,
+    at_most_traces as at_most_traces,
+    explain_recompile as explain_recompile,
+)
 
 __dir__ = namespaces.lister(__name__)

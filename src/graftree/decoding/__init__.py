@@ -17,13 +17,16 @@ values, `KeyValueCache`. Without more the likeliest token is taken;
 # caches.py        keys and values of the tokens so far; attention with and without them
 
 from graftree import namespaces
-from graftree.decoding.caches import KeyValueCache as KeyValueCache
-from graftree.decoding.caches import attend as attend
-from graftree.decoding.generation import Generated as Generated
-from graftree.decoding.generation import generate as generate
-from graftree.decoding.generation import stream as stream
-from graftree.decoding.sampling import History as History
-from graftree.decoding.sampling import RepetitionPenalty as RepetitionPenalty
-from graftree.decoding.sampling import Sampler as Sampler
+from graftree.decoding.caches import KeyValueCache as KeyValueCache, attend as attend
+from graftree.decoding.generation import (
+    Generated as Generated,
+    generate as generate,
+    stream as stream,
+)
+from graftree.decoding.sampling import (
+    History as History,
+    RepetitionPenalty as RepetitionPenalty,
+    Sampler as Sampler,
+)
 
 __dir__ = namespaces.lister(__name__)

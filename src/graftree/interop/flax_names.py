@@ -22,8 +22,7 @@ from graftree import namespaces
 from graftree.core.modules.refs import with_vars
 from graftree.core.states.pure_dicts import as_pure
 from graftree.core.variables.variables import Variable
-from graftree.interop import name_tables as tables
-from graftree.interop import older_functions
+from graftree.interop import name_tables as tables, older_functions
 from graftree.sharding.placement import as_abstract
 
 _PATHS = frozenset({*tables.MODULES, *tables.ALIASES, *tables.SAME})
@@ -166,7 +165,7 @@ def install() -> None:
         setattr(module, "__dir__", _lister(path, module, origins))  # noqa: B010
     for path, target in tables.ALIASES.items():
         _register(path, importlib.import_module(_full(target)))
-    for path in ("compat", "nn", "training", "transforms"):
+    for path in ("compat", "nn", "transforms"):
         module = sys.modules[_full(path)]
         setattr(module, "__dir__", _lister(path, module, {}))  # noqa: B010
 

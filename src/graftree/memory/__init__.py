@@ -16,10 +16,11 @@ their paths; ``|`` combines them.
 
 from graftree import namespaces
 from graftree.memory.accumulation import value_and_grad as value_and_grad
-from graftree.memory.keeping import offload as offload
-from graftree.memory.keeping import save as save
-from graftree.memory.reports import SavedReport as SavedReport
-from graftree.memory.reports import SavedValue as SavedValue
-from graftree.memory.reports import saved as saved
+from graftree.memory.keeping import offload as offload, save as save
+from graftree.memory.reports import (
+    SavedReport as SavedReport,
+    SavedValue as SavedValue,
+    saved as saved,
+)
 
 __dir__ = namespaces.lister(__name__)

@@ -10,8 +10,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
+from jax.nn import (
+    celu as celu,
+    elu as elu,
+    gelu as gelu,
+    glu as glu,
+    hard_sigmoid as hard_sigmoid,
+    hard_silu as hard_silu,
+    hard_swish as hard_swish,
+    hard_tanh as hard_tanh,
+    identity as identity,
+    leaky_relu as leaky_relu,
+    log_sigmoid as log_sigmoid,
+    log_softmax as log_softmax,
+    logsumexp as logsumexp,
+    one_hot as one_hot,
+    relu as relu,
+    relu6 as relu6,
+    selu as selu,
+    sigmoid as sigmoid,
+    silu as silu,
+    soft_sign as soft_sign,
+    softmax as softmax,
+    softplus as softplus,
+    standardize as standardize,
+    swish as swish,
+)
+from jax.numpy import tanh as tanh
 
 from graftree.annotations import ArrayLike, Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
@@ -20,61 +46,6 @@ from graftree.nn.support import arguments, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num
-
-__all__ = [
-    "PReLU",
-    "celu",
-    "elu",
-    "gelu",
-    "glu",
-    "hard_sigmoid",
-    "hard_silu",
-    "hard_swish",
-    "hard_tanh",
-    "identity",
-    "leaky_relu",
-    "log_sigmoid",
-    "log_softmax",
-    "logsumexp",
-    "one_hot",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "silu",
-    "soft_sign",
-    "softmax",
-    "softplus",
-    "standardize",
-    "swish",
-    "tanh",
-]
-
-celu = jax.nn.celu
-elu = jax.nn.elu
-gelu = jax.nn.gelu
-glu = jax.nn.glu
-hard_sigmoid = jax.nn.hard_sigmoid
-hard_silu = jax.nn.hard_silu
-hard_swish = jax.nn.hard_swish
-hard_tanh = jax.nn.hard_tanh
-identity = jax.nn.identity
-leaky_relu = jax.nn.leaky_relu
-log_sigmoid = jax.nn.log_sigmoid
-log_softmax = jax.nn.log_softmax
-logsumexp = jax.nn.logsumexp
-one_hot = jax.nn.one_hot
-relu = jax.nn.relu
-relu6 = jax.nn.relu6
-selu = jax.nn.selu
-sigmoid = jax.nn.sigmoid
-silu = jax.nn.silu
-soft_sign = jax.nn.soft_sign
-softmax = jax.nn.softmax
-softplus = jax.nn.softplus
-standardize = jax.nn.standardize
-swish = jax.nn.swish
-tanh = jnp.tanh
 
 
 class PReLU(Module):

@@ -8,54 +8,33 @@ positional arguments and do not keep it.
 
 from __future__ import annotations
 
-import jax
+import sys
+import typing
 
-from graftree.annotations import Initializer
+from jax.nn.initializers import (
+    constant as constant,
+    delta_orthogonal as delta_orthogonal,
+    glorot_normal as glorot_normal,
+    glorot_uniform as glorot_uniform,
+    he_normal as he_normal,
+    he_uniform as he_uniform,
+    kaiming_normal as kaiming_normal,
+    kaiming_uniform as kaiming_uniform,
+    lecun_normal as lecun_normal,
+    lecun_uniform as lecun_uniform,
+    normal as normal,
+    ones as ones,
+    orthogonal as orthogonal,
+    truncated_normal as truncated_normal,
+    uniform as uniform,
+    variance_scaling as variance_scaling,
+    xavier_normal as xavier_normal,
+    xavier_uniform as xavier_uniform,
+    zeros as zeros,
+)
 
-__all__ = [
-    "Initializer",
-    "constant",
-    "delta_orthogonal",
-    "glorot_normal",
-    "glorot_uniform",
-    "he_normal",
-    "he_uniform",
-    "kaiming_normal",
-    "kaiming_uniform",
-    "lecun_normal",
-    "lecun_uniform",
-    "normal",
-    "ones",
-    "ones_init",
-    "orthogonal",
-    "truncated_normal",
-    "uniform",
-    "variance_scaling",
-    "xavier_normal",
-    "xavier_uniform",
-    "zeros",
-    "zeros_init",
-]
-
-constant = jax.nn.initializers.constant
-delta_orthogonal = jax.nn.initializers.delta_orthogonal
-glorot_normal = jax.nn.initializers.glorot_normal
-glorot_uniform = jax.nn.initializers.glorot_uniform
-he_normal = jax.nn.initializers.he_normal
-he_uniform = jax.nn.initializers.he_uniform
-kaiming_normal = jax.nn.initializers.kaiming_normal
-kaiming_uniform = jax.nn.initializers.kaiming_uniform
-lecun_normal = jax.nn.initializers.lecun_normal
-lecun_uniform = jax.nn.initializers.lecun_uniform
-normal = jax.nn.initializers.normal
-ones = jax.nn.initializers.ones
-orthogonal = jax.nn.initializers.orthogonal
-truncated_normal = jax.nn.initializers.truncated_normal
-uniform = jax.nn.initializers.uniform
-variance_scaling = jax.nn.initializers.variance_scaling
-xavier_normal = jax.nn.initializers.xavier_normal
-xavier_uniform = jax.nn.initializers.xavier_uniform
-zeros = jax.nn.initializers.zeros
+from graftree import namespaces
+from graftree.annotations import Initializer as Initializer
 
 
 def zeros_init() -> Initializer:
@@ -76,3 +55,7 @@ def ones_init() -> Initializer:
         True
     """
     return ones
+
+
+if not typing.TYPE_CHECKING:
+    __all__ = namespaces.public_names(sys.modules[__name__])

@@ -593,7 +593,7 @@ class StackedRNN(Module):
             )
         stream = self.rngs if rngs is None else rngs
         stream = stream.carry if isinstance(stream, Rngs) else stream
-        carries, outputs = [], inputs
+        carries, outputs = [], jnp.asarray(inputs)
         for layer, carry in zip(self.layers, first, strict=True):
             if carries:
                 outputs = self.dropout(outputs)

@@ -18,10 +18,11 @@
 
 from graftree import namespaces
 from graftree.precision.dtype_policies import Policy as Policy
-from graftree.precision.dtype_reports import DtypeReport as DtypeReport
-from graftree.precision.dtype_reports import report as report
+from graftree.precision.dtype_reports import (
+    DtypeReport as DtypeReport,
+    report as report,
+)
 from graftree.precision.dynamic_scales import DynamicScale as DynamicScale
-from graftree.precision.models import default as default
-from graftree.precision.models import set_policy as set_policy
+from graftree.precision.models import default as default, set_policy as set_policy
 
 __dir__ = namespaces.lister(__name__)

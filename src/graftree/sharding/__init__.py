@@ -17,11 +17,12 @@ spread over processes.
 # - `placement_reports.py`: where each array is, and how many bytes a device holds.
 
 from graftree import namespaces
-from graftree.sharding.placement import constrain as constrain
-from graftree.sharding.placement import fetch as fetch
-from graftree.sharding.placement import global_batch as global_batch
-from graftree.sharding.placement import init as init
-from graftree.sharding.placement_reports import Report as Report
-from graftree.sharding.placement_reports import report as report
+from graftree.sharding.placement import (
+    constrain as constrain,
+    fetch as fetch,
+    global_batch as global_batch,
+    init as init,
+)
+from graftree.sharding.placement_reports import Report as Report, report as report
 
 __dir__ = namespaces.lister(__name__)

@@ -21,8 +21,11 @@ from graftree import _jax, errors
 from graftree.core import paths
 from graftree.core.graph import flattening, functional, traversals
 from graftree.core.states import pure_dicts
-from graftree.core.variables import partitioning, variables
-from graftree.core.variables import sharding as variable_sharding
+from graftree.core.variables import (
+    partitioning,
+    sharding as variable_sharding,
+    variables,
+)
 from graftree.core.variables.variables import Variable
 from graftree.transforms import recordings
 

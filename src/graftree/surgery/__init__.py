@@ -21,15 +21,18 @@ list of equal layers into an `nnx.Stack` and back; `at` makes a filter of a patt
 #   `lora_layers.py`: onto which, what they are then, and their new Variables.
 
 from graftree import namespaces
-from graftree.surgery.adaptations import add_lora as add_lora
-from graftree.surgery.adaptations import merge_lora as merge_lora
-from graftree.surgery.adaptations import remove_lora as remove_lora
-from graftree.surgery.frozen_variables import Frozen as Frozen
-from graftree.surgery.frozen_variables import freeze as freeze
-from graftree.surgery.frozen_variables import unfreeze as unfreeze
+from graftree.surgery.adaptations import (
+    add_lora as add_lora,
+    merge_lora as merge_lora,
+    remove_lora as remove_lora,
+)
+from graftree.surgery.frozen_variables import (
+    Frozen as Frozen,
+    freeze as freeze,
+    unfreeze as unfreeze,
+)
 from graftree.surgery.replacements import replace as replace
 from graftree.surgery.selections import at as at
-from graftree.surgery.stacking import stack as stack
-from graftree.surgery.stacking import unstack as unstack
+from graftree.surgery.stacking import stack as stack, unstack as unstack
 
 __dir__ = namespaces.lister(__name__)

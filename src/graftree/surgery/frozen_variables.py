@@ -18,8 +18,7 @@ from graftree.annotations import Filter, Path
 from graftree.core import filters, paths, patterns
 from graftree.core.imprints import HashableMapping
 from graftree.core.rng.streams import RngState
-from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables import values, variables
+from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.kinds import BatchStat, Cache, Intermediate, Param
 from graftree.core.variables.variables import A, Variable
 from graftree.surgery import selections

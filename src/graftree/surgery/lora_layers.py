@@ -28,8 +28,7 @@ from graftree import _jax
 from graftree.annotations import Dtype, Initializer, Path
 from graftree.core import paths
 from graftree.core.objects import bookkeeping
-from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables import values, variables
+from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, linear, lora
 from graftree.nn.support import arguments

@@ -16,8 +16,7 @@ from graftree.core.modules import containers
 from graftree.core.rng.streams import Rngs
 from graftree.core.states import pure_dicts
 from graftree.core.text import representations
-from graftree.core.variables import sharding as variable_sharding
-from graftree.core.variables import variables
+from graftree.core.variables import sharding as variable_sharding, variables
 from graftree.surgery import replacements, selections, stacks
 from graftree.surgery.stacks import Stack
 from graftree.transforms import recordings

@@ -34,8 +34,11 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.states import pure_dicts, states
 from graftree.core.text import representations, short_forms
-from graftree.core.variables import partitioning, variables
-from graftree.core.variables import sharding as variable_sharding
+from graftree.core.variables import (
+    partitioning,
+    sharding as variable_sharding,
+    variables,
+)
 from graftree.core.variables.variables import Variable
 from graftree.surgery import stack_loops
 from graftree.transforms import maps

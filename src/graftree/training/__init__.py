@@ -1,8 +1,20 @@
 """What a training loop needs besides the model.
 
-- ``optimizers.py``: an Optax transformation together with its state.
-- ``step_checks.py``: errors for an optimizer, model and gradients that do not match.
-- ``metrics/``: statistics of many batches.
-- ``ema.py``: exponential moving averages of Variables.
-- ``train_states.py``: skeleton, params and optimizer state as one immutable pytree.
+    stopping = nnx.training.EarlyStopping(patience=10)
+
+Optimizers, metrics and averages are in the namespace ``nnx`` itself.
 """
+
+# The files of this folder:
+#
+# - `optimizers.py`: an Optax transformation together with its state; `step_checks.py`:
+#   errors for an optimizer, model and gradients that do not match.
+# - `metrics/`: statistics of many batches; `early_stopping.py`: which result is better,
+#   and is it time to stop?
+# - `ema.py`: exponential moving averages of Variables.
+# - `train_states.py`: skeleton, params and optimizer state as one immutable pytree.
+
+from graftree import namespaces
+from graftree.training.early_stopping import EarlyStopping as EarlyStopping
+
+__dir__ = namespaces.lister(__name__)

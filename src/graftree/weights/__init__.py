@@ -8,6 +8,7 @@
 A `Mapping` says which tensor of a file is which array of a model, with which axes, and
 is read in both directions. All tensors and all arrays must be accounted for, or an
 error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of PEFT.
+``python -m graftree.weights convert model.pt`` makes a safetensors file of PyTorch's.
 """
 
 # The files of this folder:
@@ -21,12 +22,14 @@ error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of 
 # - `tensor_files.py`: safetensors files, checked, and indexes of several.
 # - `stored_tensors.py`: a tensor in a file, the bytes of its slices, and a `Source` of
 #   such; a file that is open, and what it is if it has another format.
+# - `__main__.py`, `torch_files.py`: a file of `torch.save` as a safetensors file.
 
 from graftree import namespaces
-from graftree.weights.adapters import load_adapter as load_adapter
-from graftree.weights.adapters import save_adapter as save_adapter
-from graftree.weights.drafts import Draft as Draft
-from graftree.weights.drafts import draft as draft
+from graftree.weights.adapters import (
+    load_adapter as load_adapter,
+    save_adapter as save_adapter,
+)
+from graftree.weights.drafts import Draft as Draft, draft as draft
 from graftree.weights.loading import load as load
 from graftree.weights.saving import save as save
 from graftree.weights.tables import Mapping as Mapping

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -312,38 +313,72 @@ class Explained(NamedTuple):
 
 
 # Files of weights in other formats: how each begins, what it is, and the way to its
-# tensors, where ``PATH`` stands for the file.
+# tensors, where ``PATH`` stands for the file. Of a zip archive the name of the first
+# file in it comes after 30 bytes.
 
 _LOAD = (
     "Load the tensors themselves, nnx.weights.load(tensors, ...), with\n  tensors = "
 )
 _TORCH = (
-    f"{_LOAD}torch.load(PATH, map_location='cpu', weights_only=True)\n"
+    "Where PyTorch is installed, this writes a .safetensors file beside it:\n"
+    f"  python -m graftree.weights convert PATH\nOr load{_LOAD.removeprefix('Load')}"
+    "torch.load(PATH, map_location='cpu', weights_only=True)\n"
     "or the dict in it that has the tensors by name."
 )
-_FORMATS = (
-    (b"PK\x03\x04", "a zip archive, as torch.save writes it", _TORCH),
-    (b"\x80\x02", "a pickle, as older versions of torch.save write it", _TORCH),
-    (
-        b"GGUF",
-        "a GGUF file, of llama.cpp",
-        "Get the .safetensors files that it was made of. Or, of the package gguf: "
-        f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
-        "             for t in gguf.GGUFReader(PATH).tensors}",
-    ),
-    (
-        b"\x89HDF\r\n\x1a\n",
-        "an HDF5 file, as Keras writes it",
-        "Read its arrays with h5py into a dict by name, and load that.",
-    ),
-    (b"\x93NUMPY", "a single array of NumPy", f"{_LOAD}{{name: numpy.load(PATH)}}"),
-    (
-        b"version https://git-lfs",
-        "a pointer of Git LFS, which stands for the file",
-        "Get the file itself: git lfs pull",
-    ),
-    (b"<", "a web page", "The download went to another address: get it again."),
+_HDF5 = (
+    f"{_LOAD}{{}}\n  h5py.File(PATH).visititems(lambda name, x: tensors.update(\n"
+    "      {name: x[()]} if isinstance(x, h5py.Dataset) else {}))"
 )
+OF_TORCH = (
+    "a zip archive, as torch.save writes it",
+    "a pickle, as older versions of torch.save write it",
+)
+_FORMATS = [
+    (re.compile(pattern, re.DOTALL), what, way_out)
+    for pattern, what, way_out in (
+        (
+            rb"PK\x03\x04.{26}[^/]*\.npy",
+            "an .npz archive",
+            "Give it a name that ends with .npz.",
+        ),
+        (
+            rb"PK\x03\x04.{26}metadata\.json",
+            "a .keras archive",
+            "Unzip it: model.weights.h5 in it has the arrays.",
+        ),
+        (rb"PK\x03\x04", OF_TORCH[0], _TORCH),
+        (rb"\x80[\x02-\x05]", OF_TORCH[1], _TORCH),
+        (
+            rb"GGUF",
+            "a GGUF file, of llama.cpp",
+            "Get the .safetensors files that it was made of. Or, of the package gguf: "
+            f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
+            "             for t in gguf.GGUFReader(PATH).tensors}",
+        ),
+        (rb"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes it", _HDF5),
+        (
+            rb"([\x81-\x8f]|\xde..|\xdf....)([\xa1-\xbf]|\xd9.)[ -~]",
+            "a MessagePack file, as Flax writes it",
+            f"{_LOAD}flax.traverse_util.flatten_dict(\n      flax.serialization."
+            "msgpack_restore(open(PATH, 'rb').read()), sep='.')",
+        ),
+        (
+            rb"\x93NUMPY",
+            "a single array of NumPy",
+            f"{_LOAD}{{name: numpy.load(PATH)}}",
+        ),
+        (
+            rb"version https://git-lfs",
+            "a pointer of Git LFS, which stands for the file",
+            "Get the file itself: git lfs pull",
+        ),
+        (
+            rb"\s*(?i:<!doctype html|<html)",
+            "a web page",
+            "The download went to another address: get it again.",
+        ),
+    )
+]
 
 
 def found_in(path: str) -> tuple[str, str] | None:
@@ -359,10 +394,7 @@ def found_in(path: str) -> tuple[str, str] | None:
             begin = file.read(200)
     except OSError:
         return None
-    # The name of the first file in a zip archive is in its first bytes.
-    if begin.startswith(b"PK") and b".npy" in begin:
-        return "an .npz archive", "Give it a name that ends with .npz."
-    for magic, what, way_out in _FORMATS:
-        if begin.startswith(magic):
+    for pattern, what, way_out in _FORMATS:
+        if pattern.match(begin):
             return what, way_out.replace("PATH", repr(path))
     return None

@@ -12,8 +12,7 @@ import functools
 import itertools
 import re
 import types
-from collections.abc import Iterator, Sequence
-from collections.abc import Mapping as MappingABC
+from collections.abc import Iterator, Mapping as MappingABC, Sequence
 from typing import Any, NamedTuple
 
 import jax

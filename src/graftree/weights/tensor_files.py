@@ -84,8 +84,8 @@ def _header_size(file: OpenFile) -> int:
         what = f"it has {file.size} bytes, and a header alone has more"
         raise refusal(file.name, what)
     size = int.from_bytes(file.read_bytes(0, 8), "little")
-    other = stored_tensors.found_in(file.name)
-    if other is not None and 8 + size > file.size:
+    is_wrong = size > MAX_SIZE or 8 + size > file.size
+    if is_wrong and (other := stored_tensors.found_in(file.name)):
         raise refusal(file.name, f"it is {other[0]}", way_out=other[1])
     said = f"its header would have {size} bytes, and"
     if size > MAX_SIZE:

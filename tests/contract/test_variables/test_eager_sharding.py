@@ -11,8 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental.layout import Format, Layout
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import graftree as nnx
 from tests import tables

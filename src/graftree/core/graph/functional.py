@@ -24,8 +24,7 @@ from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states import flat_states, states
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import State
-from graftree.core.variables import values
-from graftree.core.variables import variables as variables_module
+from graftree.core.variables import values, variables as variables_module
 from graftree.core.variables.variables import Variable
 
 Node = TypeVar("Node")

@@ -33,8 +33,7 @@ from graftree.core.objects import bookkeeping, classes, pytrees
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
-from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables import values, variables
+from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.variables import MISSING, Variable
 
 Path = tuple[Any, ...]

@@ -18,8 +18,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.annotations import Filter, Path
-from graftree.core import filters as filterlib
-from graftree.core import paths
+from graftree.core import filters as filterlib, paths
 from graftree.core.text import descriptions, representations
 from graftree.core.variables import operators
 

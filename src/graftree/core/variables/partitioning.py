@@ -19,9 +19,11 @@ from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import ownership, paths
 from graftree.core.text import representations
-from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables import sharding as variable_sharding
-from graftree.core.variables import variables
+from graftree.core.variables import (
+    metadata as variable_metadata,
+    sharding as variable_sharding,
+    variables,
+)
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.core.variables.variables import Variable
 

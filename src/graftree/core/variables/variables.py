@@ -31,8 +31,12 @@ from graftree import _jax, errors
 from graftree.core import ownership, pickling, stamps
 from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.text import descriptions, representations
-from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables import operators, sharding, values
+from graftree.core.variables import (
+    metadata as variable_metadata,
+    operators,
+    sharding,
+    values,
+)
 from graftree.core.variables.metadata import VariableMetadata
 
 A = TypeVar("A")

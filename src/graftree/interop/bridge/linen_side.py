@@ -26,8 +26,7 @@ from graftree.core.variables import kinds, partitioning
 from graftree.core.variables.variables import Variable
 
 try:
-    from flax import core, linen, struct
-    from flax import errors as linen_errors
+    from flax import core, errors as linen_errors, linen, struct
     from flax.core import meta
     from flax.linen import module as _linen_modules
 except ImportError as error:

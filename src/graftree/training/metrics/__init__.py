@@ -15,22 +15,26 @@
 # - `scores.py`: what scikit-learn has besides: of numbers, and of classes.
 
 from graftree import namespaces
-from graftree.training.metrics.averages import Accuracy as Accuracy
-from graftree.training.metrics.averages import Average as Average
-from graftree.training.metrics.averages import Metric as Metric
-from graftree.training.metrics.averages import MetricState as MetricState
-from graftree.training.metrics.averages import MultiMetric as MultiMetric
-from graftree.training.metrics.averages import Statistics as Statistics
-from graftree.training.metrics.averages import Welford as Welford
-from graftree.training.metrics.scores import ConfusionMatrix as ConfusionMatrix
-from graftree.training.metrics.scores import F1Score as F1Score
-from graftree.training.metrics.scores import MeanAbsoluteError as MeanAbsoluteError
-from graftree.training.metrics.scores import MeanSquaredError as MeanSquaredError
-from graftree.training.metrics.scores import Perplexity as Perplexity
-from graftree.training.metrics.scores import Precision as Precision
-from graftree.training.metrics.scores import R2Score as R2Score
-from graftree.training.metrics.scores import Recall as Recall
-from graftree.training.metrics.scores import RocAuc as RocAuc
-from graftree.training.metrics.scores import TopKAccuracy as TopKAccuracy
+from graftree.training.metrics.averages import (
+    Accuracy as Accuracy,
+    Average as Average,
+    Metric as Metric,
+    MetricState as MetricState,
+    MultiMetric as MultiMetric,
+    Statistics as Statistics,
+    Welford as Welford,
+)
+from graftree.training.metrics.scores import (
+    ConfusionMatrix as ConfusionMatrix,
+    F1Score as F1Score,
+    MeanAbsoluteError as MeanAbsoluteError,
+    MeanSquaredError as MeanSquaredError,
+    Perplexity as Perplexity,
+    Precision as Precision,
+    R2Score as R2Score,
+    Recall as Recall,
+    RocAuc as RocAuc,
+    TopKAccuracy as TopKAccuracy,
+)
 
 __dir__ = namespaces.lister(__name__)

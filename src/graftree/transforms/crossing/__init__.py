@@ -18,7 +18,8 @@ of JAX's own cache key, and the static part of a result comes with a cached call
 - ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
   ``debug_info.py``: what JAX says of a traced function is about the user's.
 - ``decorators.py``: forms of use; static and donated arguments.
-- ``programs.py``: control flow outside of a trace: traced each time, compiled once.
+- ``programs.py``: control flow outside of a trace: traced each time, compiled once;
+  ``jaxprs.py``: programs as JAX records them.
 - ``reports.py``: what is refused, or warned of; ``guards.py``: no tracer stays in a
   static attribute, no array ref comes where JAX takes none.
 

@@ -1,0 +1,67 @@
+"""Weights of PyTorch as safetensors: ``python -m graftree.weights convert model.pt``.
+
+PyTorch reads in a process of its own, where a bad file does no harm. What is written is
+whole when it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+
+from graftree import errors
+from graftree.weights import saving, stored_tensors
+from graftree.weights.stored_tensors import refusal
+from graftree.weights.tensor_files import SUFFIX
+
+
+def main() -> None:
+    """Does what the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m graftree.weights", description=str(__doc__).partition("\n")[0]
+    )
+    parser.add_argument("command", choices=["convert"])
+    parser.add_argument("file", help="what torch.save has written")
+    parser.add_argument("out", nargs="?", help="model.safetensors for model.pt")
+    parser.add_argument("--key", default="", help="of the dict in it, as state_dict")
+    parser.add_argument("--overwrite", action="store_true", help="replaces the output")
+    given = parser.parse_args()
+    out = given.out or os.path.splitext(given.file)[0] + SUFFIX
+    try:
+        _check(given.file, out, given.overwrite)
+    except errors.WeightsError as error:
+        sys.exit(str(error))
+    command = [sys.executable, "-m", "graftree.weights.torch_files"]
+    status = subprocess.run([*command, given.file, out, given.key]).returncode
+    if status not in (0, 1):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(out + saving.PARTIAL)
+        what = f"PyTorch ended with the status {status}, and nothing was written"
+        sys.exit(str(refusal(given.file, what)))
+    sys.exit(status)
+
+
+def _check(path: str, out: str, overwrite: bool) -> None:
+    """Raises unless it is a file of PyTorch's, PyTorch is there, and ``out`` free."""
+    stored_tensors.OpenFile(path).close()
+    found, way_out = stored_tensors.found_in(path) or ("", "")
+    if found not in stored_tensors.OF_TORCH:
+        what = f"it is {found}" if found else "it is no file of torch.save"
+        raise refusal(path, what, way_out=way_out)
+    if not out.endswith(SUFFIX):
+        way_out = f"Choose a name that ends with {SUFFIX}."
+        raise refusal(out, f"it is no {SUFFIX} file", way_out=way_out, verb="write")
+    if os.path.exists(out) and not overwrite:
+        way_out = "Choose another name, or pass --overwrite."
+        raise refusal(out, "it exists", way_out=way_out, verb="write")
+    if importlib.util.find_spec("torch") is None:
+        what = "PyTorch, which reads it, is not installed"
+        raise refusal(path, what, way_out="pip install torch")
+
+
+if __name__ == "__main__":
+    main()

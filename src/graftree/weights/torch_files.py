@@ -1,0 +1,87 @@
+"""A file of ``torch.save`` as a safetensors file: what `__main__` has a process do.
+
+Of tensors that share their numbers, each is written with all of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from graftree.weights import saving, sources
+from graftree.weights.stored_tensors import refusal
+
+
+def main() -> None:
+    """Reads the path, the path to write, and the key from the command line."""
+    path, out, key = sys.argv[1:]
+    try:
+        _convert(path, out, key)
+    except Exception as error:
+        sys.exit(str(error))
+
+
+def _convert(path: str, out: str, key: str) -> None:
+    items = _items(path, key)
+    tensors = {
+        name: x
+        for name, x in items.items()
+        if isinstance(name, str) and hasattr(x, "detach")
+    }
+    others = [f"{n}: {_described(x)}" for n, x in items.items() if n not in tensors]
+    if not tensors:
+        what = "\n".join(["it has no tensors by name", *others[:20]])
+        raise refusal(path, what, way_out="If one of these has them: --key NAME")
+    with sources.open(tensors) as source:
+
+        def read(name: str) -> np.ndarray:
+            return source.read(name, [slice(None)] * len(source.tensors[name].shape))
+
+        outs = [
+            saving.NewTensor(name, x.dtype, x.shape, functools.partial(read, name))
+            for name, x in source.tensors.items()
+        ]
+        saving.write(out, outs, metadata={"format": "pt"})
+    print(f"{out}: {len(outs)} tensors")
+    for line in others[:20]:
+        print(f"left out: {line}")
+
+
+def _items(path: str, key: str) -> dict[Any, Any]:
+    """What is in the file, or in the dict at a key of it."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    is_zip = zipfile.is_zipfile(path)  # Of which tensors are read one by one.
+    try:
+        found = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
+    except Exception as error:
+        what = f"{type(error).__name__}: {_reason(error)}"
+        way_out = "If it has more than tensors, save those where it was made:\n  "
+        way_out += "torch.save(model.state_dict(), PATH)"
+        raise refusal(path, what, way_out=way_out) from error
+    for part in key.split(".") if key else []:
+        found = found.get(part) if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        what = f"{key or 'it'} is no dict of tensors, but of type {_described(found)}"
+        raise refusal(path, what, way_out="")
+    return found
+
+
+def _described(x: Any) -> str:
+    size = f" of {len(x)}" if isinstance(x, dict | list | tuple) else ""
+    return type(x).__name__ + size
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, without PyTorch's advice to run code that is in the file."""
+    lines = str(error).strip().splitlines() or [""]
+    chosen = next((line for line in lines if "WeightsUnpickler" in line), lines[0])
+    return chosen.strip().partition(". ")[0]
+
+
+if __name__ == "__main__":
+    main()
