@@ -23,6 +23,7 @@ WORDS = {
     r"look(s|ed|ing)? into": "inspect",
     r"CI runs (the|its) code": "nothing: it is not about the reader",
     r"without your word": "unless you allow it",
+    r"(?<!there\s)(is|are|was|were) no (?!longer|more|less|better)\w+": "is not a ...",
     r"has(n't| not) the": "does not have the",
 }
 
@@ -67,6 +68,7 @@ def test_pages_docstrings_and_messages_have_plain_words():
     ("`told`, and\n```python\nanew\n```\n", 0),
     ("It looks into them, whoever mended it.", 3),
     ("canewton, retold_, amends", 0),
+    ("It is no list. There is no list; it is no longer one.", 1),
 )
 def test_a_finding_may_be_over_two_lines_and_is_none_in_code(text, found):
     assert len([*findings("page.md", without_code(text))]) == found

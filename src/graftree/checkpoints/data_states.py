@@ -80,7 +80,7 @@ def _read(name: str, folder: Any) -> list[Any]:
     file = folder / FILE
     if not file.exists():
         raise errors.CheckpointError(
-            f"{name} is no data iterator on disk: there is no {file}.\nRestore it into "
+            f"{name} is not a data iterator on disk: there is no {file}.\nRestore it into "
             f"an object with Variables; or leave it out, {name}=None; or restore "
             "another step."
         )

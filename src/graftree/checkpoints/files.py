@@ -92,7 +92,7 @@ def _check_replaceable(folder: Any, overwrite: bool) -> None:
     elif orbax_side.is_tree(folder) or _is_empty(folder):
         return
     else:
-        what, way_out = "is no checkpoint, so it is not replaced", "Choose"
+        what, way_out = "is not a checkpoint, so it is not replaced", "Choose"
     raise errors.CheckpointError(
         f"nnx.checkpoints.save: {folder} {what}.\n{way_out} another path."
     )

@@ -195,8 +195,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: If the names are not those that were saved, or the step
-                can't be read. One that is deleted meanwhile is no error: then it is the
-                next one that is read.
+                can't be read. If one is deleted meanwhile, that is not an error: the
+                next one is read.
             StateMismatchError: If an object does not fit; it lists all differences.
 
         Example:

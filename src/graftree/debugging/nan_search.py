@@ -429,7 +429,7 @@ def _told(value: Any, kind: int, source: str) -> str:
 
 
 def _is_reason(source: Finding | None, kind: int) -> bool:
-    # An infinity that stands in the program is no reason for others.
+    # An infinity that stands in the program is not a reason for others.
     return source is not None and (kind == NAN or not source.is_constant)
 
 

@@ -106,8 +106,8 @@ def unstack(model: Any, where: Any = Stack) -> list[Path]:
 def _layers_of(stack: Any) -> containers.List[Any]:
     if not isinstance(stack, Stack):
         raise ValueError(
-            f"nnx.surgery.unstack: a {type(stack).__name__} is selected, which is no "
-            "Stack."
+            f"nnx.surgery.unstack: a {type(stack).__name__} is selected, which is not "
+            "a Stack."
         )
     return containers.List([stacks.layer_at(stack, i) for i in range(len(stack))])
 
@@ -158,8 +158,8 @@ def _check_layers(layers: Any, shared: set[int]) -> None:
     """Raises unless they are layers that differ in nothing but values."""
     if not isinstance(layers, containers.List) or not len(layers):
         raise ValueError(
-            f"nnx.surgery.stack: a {type(layers).__name__} is selected, which is no "
-            "List of layers.\nSelect nnx.Lists, with at least one layer each."
+            f"nnx.surgery.stack: a {type(layers).__name__} is selected, which is not "
+            "a List of layers.\nSelect nnx.Lists, with at least one layer each."
         )
     _check_apart(layers, shared)
     call = "nnx.surgery.stack:"

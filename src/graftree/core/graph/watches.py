@@ -333,7 +333,7 @@ class StructureWatch:
         self._stamped: list[Any] = [classes.changes]
         self._places = [0]  # of their rows
         self._states: dict[int, tuple[Any, type]] = {}
-        self._data: dict[tuple[int, Any], Any] = {}  # that is no array
+        self._data: dict[tuple[int, Any], Any] = {}  # not arrays
         self.variables = [x for x in self._numbered.values() if isinstance(x, Variable)]
         self._statics: dict[int, Any] = {}
         self._mirrored: list[dict[Any, Any]] = []

@@ -402,8 +402,8 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
 
     Returns:
         For each class that defines ``set_view`` its name, then the parameters with
-        their annotation, default and description from the docstring; ``""`` if there
-        is no such class.
+        their annotation, default and description from the docstring; ``""`` if no
+        such class exists.
 
     Example:
         >>> print(nnx.view_info(nnx.Dropout(0.5)))

@@ -99,7 +99,7 @@ def _method_in(frame: FrameType) -> _RunningMethod | None:
     if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
         return None
     if module.startswith(("graftree.core.", "jax.")):
-        return None  # objects of the core are no layers
+        return None  # objects of the core are not layers
     name, obj = code.co_name, _python.locals_of(frame).get("self")
     is_public = name == "__call__" or not name.startswith("_")
     if not (is_public and isinstance(obj, DataObject)):
