@@ -80,8 +80,8 @@ def _read(name: str, folder: Any) -> list[Any]:
     file = folder / FILE
     if not file.exists():
         raise errors.CheckpointError(
-            f"{name} is not a data iterator on disk: there is no {file}.\nRestore it into "
-            f"an object with Variables; or leave it out, {name}=None; or restore "
+            f"{name} is not a data iterator on disk: there is no {file}.\nRestore it "
+            f"into an object with Variables; or leave it out, {name}=None; or restore "
             "another step."
         )
     try:

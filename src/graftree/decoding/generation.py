@@ -119,8 +119,8 @@ def generate(
         TypeError: If ``prompts`` are not lists of integers, if the model lacks
             ``init_cache``, or if a processor returns anything but logits.
         ValueError: If a prompt is empty, or too long; if a token is negative, or is not
-            an int32; if a sampler that draws gets no key; or if a call of the model adds
-            or replaces Variables, or changes their shapes. It may write to those that
+            an int32; if a sampler that draws gets no key; or if a call of the model
+            adds or replaces Variables, or changes their shapes. It may write to those that
             it has, as a Dropout in training mode does.
 
     Example:
