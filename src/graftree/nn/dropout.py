@@ -30,8 +30,8 @@ class Dropout(Module):
         broadcast_dims: Axes along which one random choice is shared.
         deterministic: Whether to drop nothing; ``None``: each call must say.
         rng_collection: The stream to draw from.
-        rngs: Forked to make the layer's own stream: an Rngs, of which it is the stream
-            ``rng_collection``, or an RngStream. ``None``: each call must give one.
+        rngs: Forked to make the layer's own stream: the stream ``rng_collection`` of an
+            Rngs, or an RngStream. ``None``: each call must give one.
 
     Attributes:
         rngs: The layer's own RngStream, or ``None``.
@@ -136,7 +136,7 @@ class Dropout(Module):
         )
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """Sets how the layer of a view works.
+        """Sets how the view's layer works.
 
         Args:
             deterministic: Whether inputs pass through untouched.
