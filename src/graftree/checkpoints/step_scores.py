@@ -26,7 +26,7 @@ def checked(given: Any, best: str | None) -> dict[str, float]:
         best: The name that must be there, if any must.
 
     Raises:
-        TypeError: If it is no dict, or a value no number.
+        TypeError: If it is not a dict, or a value is not a number.
         ValueError: If that name is missing, or if processes have other numbers.
     """
     if not isinstance(given, Mapping | None):

@@ -573,7 +573,7 @@ class LSTMCell(VectorCell):
             inputs: ``[*batch, in_features]``.
 
         Returns:
-            ``(c', h')``, and ``h'`` once more as outputs.
+            ``(c', h')``, and ``h'`` again as outputs.
 
         Raises:
             ValueError: If the carry is not two arrays.

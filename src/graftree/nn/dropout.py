@@ -94,8 +94,8 @@ class Dropout(Module):
                 Rngs, an RngStream, or the key itself. ``None``: the layer's own stream.
 
         Returns:
-            ``inputs`` itself, if nothing is to be dropped. Else a new array of the same
-            shape, sharding and dtype; that of integers is the default float.
+            ``inputs`` itself, if nothing is dropped. Otherwise a new array of the same
+            shape, sharding and dtype; for integers, the default float.
 
         Raises:
             ValueError: If neither the call nor the attribute says whether to be

@@ -480,12 +480,12 @@ class Einsum(Contraction):
                 ``None``: the one that follows from the operands.
 
         Returns:
-            A new array, of the shape that the equation says.
+            A new array, with the shape that the equation gives.
 
         Raises:
             ValueError: If there is no equation, if it lacks ``->`` or two operands; if
-                ``inputs`` or kernel do not have the axes that it says; or if ``dtype``
-                is neither floating nor complex.
+                ``inputs`` or kernel do not have its axes; or if ``dtype`` is neither
+                floating nor complex.
             TypeError: If the bias does not fit the result, or ``inputs`` is not
                 numeric.
         """
@@ -627,7 +627,7 @@ class Embed(Module):
         """Looks up rows by number.
 
         Negative numbers count from the end. A number outside the table gives a row of
-        NaN; but a table with a single row gives that row for every number.
+        NaN, but a table with a single row gives that row for every number.
 
         Args:
             inputs: Integers, signed or unsigned, of any shape.

@@ -263,10 +263,10 @@ class MultiHeadAttention(Module):
         """Attends from ``inputs_q`` to ``inputs_k`` and ``inputs_v``.
 
         When decoding, a call takes one token per sequence, adds its key and value to
-        the cache at ``cache_index``, and attends to all tokens so far; token by token
-        that gives what one causal call gives for the whole sequence. A full cache is an
-        error; but inside a transform, where the index is not known, further tokens
-        replace the last one, and ``cache_index > max_length`` shows it afterwards.
+        the cache at ``cache_index``, and attends to all tokens so far. Token by token,
+        this gives what one causal call gives for the whole sequence. A full cache is an
+        error. Inside a transform, where the index is not known, further tokens replace
+        the last one instead, and ``cache_index > max_length`` shows it afterwards.
 
         Args:
             inputs_q: ``[*batch, queries, in_features]``; batch axes are optional.
@@ -278,15 +278,15 @@ class MultiHeadAttention(Module):
             deterministic: Overrides the attribute, if not ``None``.
             rngs: Where the key for dropout comes from: the stream ``dropout`` of an
                 Rngs, or an RngStream. ``None``: the layer's own stream.
-            sow_weights: Whether the weights are recorded, for ``nnx.capture``, as the
+            sow_weights: Whether to record the weights, for ``nnx.capture``, as the
                 Intermediate ``attention_weights``, ``[*batch, heads, queries, keys]``.
             decode: Overrides the attribute, if not ``None``.
             is_causal: Whether query ``i`` sees only the keys ``0 .. i``. Decoding is
                 causal anyway.
             out_sharding: The sharding of the result on a mesh with explicit axes.
             qkv_sharding: That of queries, keys and values.
-            input_positions: Passed on to ``attention_fn`` if given. When decoding, and
-                if ``attention_fn`` has a parameter of this name, ``None`` means
+            input_positions: Passed on to ``attention_fn`` if given. When decoding, if
+                ``attention_fn`` has a parameter of this name, ``None`` means
                 ``cache_index``.
 
         Returns:

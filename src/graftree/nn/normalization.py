@@ -125,8 +125,8 @@ class BatchNorm(moments.Norm):
                 complex, the running mean keeps only its real part.
             use_running_average: Overrides the attribute, if not ``None``.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
-                statistics. A feature none of whose positions count is normalized with
-                its running statistics, and these stay as they are.
+                statistics. A feature without such positions is normalized with its
+                running statistics, which do not change.
 
         Returns:
             A new array of the shape of ``x``.
@@ -137,7 +137,7 @@ class BatchNorm(moments.Norm):
                 boolean or can't be broadcast to ``x``, or if ``dtype`` is neither
                 floating nor complex. The statistics are then unchanged.
             TypeError: If ``x`` has the wrong number of features or is not numeric. The
-                statistics are then unchanged, too.
+                statistics are then unchanged too.
         """
         use_running_average = arguments.setting(
             self, "use_running_average", use_running_average

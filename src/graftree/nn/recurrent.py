@@ -141,8 +141,8 @@ class RNN(Module):
             inputs: ``[*batch, time, *features]``, or ``[time, *batch, *features]``; any
                 number of batch axes, or none.
             initial_carry: The carry of the first step; ``None``: the cell makes one.
-            seq_lengths: How many steps each sequence has, ``[*batch]``; what follows is
-                padding. The outputs there are not masked. ``None``: all of them.
+            seq_lengths: How many steps each sequence has, ``[*batch]``; the rest is
+                padding. The outputs there are not masked. ``None``: all steps.
             return_carry: Overrides the attribute, if not ``None``; so do the next
                 three.
             time_major: See `RNN`.
@@ -153,7 +153,7 @@ class RNN(Module):
 
         Returns:
             The outputs, in the layout of the inputs; or a tuple of the carry and the
-            outputs. The carry is that after the last step of each sequence, or the
+            outputs. The carry is the one after the last step of each sequence, or the
             first carry for an empty one.
 
         Raises:
@@ -462,8 +462,8 @@ class Bidirectional(Module):
             the outputs.
 
         Raises:
-            ValueError: If ``initial_carry`` is not a pair; and as `RNN`.
-            TypeError: As `RNN`.
+            ValueError: If ``initial_carry`` is not a pair; and as for `RNN`.
+            TypeError: As for `RNN`.
         """
         return_carry = self.return_carry if return_carry is None else return_carry
         time_major = self.time_major if time_major is None else time_major
@@ -567,10 +567,10 @@ class StackedRNN(Module):
 
         Args:
             inputs: ``[*batch, time, features]``, or ``[time, *batch, features]``.
-            initial_carry: The first carry of each layer; that of a layer of two
-                directions is a pair. ``None``: the cells make them.
+            initial_carry: The first carry of each layer, a pair for a layer with two
+                directions. ``None``: the cells make them.
             seq_lengths: How many steps each sequence has, ``[*batch]``; ``None``: all.
-            return_carry: Whether the last carries are returned, too.
+            return_carry: Whether to return the last carries too.
             time_major: Whether time is the first axis of inputs and outputs.
             rngs: Gives the keys of the first carries: an Rngs from its stream
                 ``carry``, or an RngStream. ``None``: its own stream.
@@ -580,9 +580,9 @@ class StackedRNN(Module):
             tuple, and the outputs.
 
         Raises:
-            ValueError: If there is not one ``initial_carry`` for each layer; and as
+            ValueError: If there is not one ``initial_carry`` for each layer; and as for
                 `RNN`.
-            TypeError: As `RNN`.
+            TypeError: As for `RNN`.
         """
         count = len(self.layers)
         first = (None,) * count if initial_carry is None else initial_carry

@@ -95,8 +95,8 @@ class RoPE(Module):
         Args:
             x: Vectors of even size, ``[*batch, length, size]``.
             input_positions: The positions, ``[length]``, or broadcastable to
-                ``[*batch, length]``; fractions and negative ones are fine. They are
-                not looked up in the tables. ``None``: ``0 .. length - 1``.
+                ``[*batch, length]``; they may be fractional or negative, and are not
+                looked up in the tables. ``None``: ``0 .. length - 1``.
 
         Returns:
             A new array of the shape of ``x``, in its dtype; for integers in float32.

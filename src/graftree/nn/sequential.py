@@ -60,7 +60,7 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
 
         Raises:
             TypeError: If a layer can't be called, or if it takes a keyword argument
-                that the previous layer supplied as well.
+                that the previous layer also supplied.
 
         Example:
             >>> nnx.Sequential(lambda x: (x, 2), lambda x, y: x - y)(5)

@@ -192,7 +192,7 @@ class _UnsettledError(Exception):
         """``x``, of the type that the layer returned.
 
         Raises:
-            TypeError: If that is no floating type for a floating type, or wider.
+            TypeError: If that is wider, or not a floating type for a floating type.
         """
         pairs = zip(*map(jax.tree.leaves, (self.given, self.types)), strict=True)
         if not all(_may_become(old.dtype, new.dtype) for old, new in pairs):

@@ -117,9 +117,9 @@ class Stack(Module, Generic[L]):
 
         Args:
             x: The input of the first layer: an array, or a pytree of arrays. If the
-                layers return another floating dtype, it is cast to that first.
-            *args: Further arguments, the same for all layers. What layers write to an
-                object, such as an `Rngs`, the next one sees, and the caller.
+                layers return another floating dtype, it is first cast to that.
+            *args: Further arguments, the same for all layers. What a layer writes to an
+                object, such as an `Rngs`, is seen by the next one and the caller.
             **kwargs: Further keyword arguments, likewise. Arguments without arrays,
                 such as flags, stay what they are.
 
@@ -204,7 +204,7 @@ class Stack(Module, Generic[L]):
     @overload
     def __getitem__(self, index: slice) -> Stack[L]: ...
     def __getitem__(self, index: int | slice) -> L | Stack[L]:
-        """A layer, or a Stack of some; the Variables are copies, not to be written.
+        """A layer, or a Stack of some; its Variables are copies: do not write them.
 
         Raises:
             IndexError: If there is no such layer, or none in a slice.
@@ -223,7 +223,7 @@ class Stack(Module, Generic[L]):
         return refs.with_vars(part, mutable=False)
 
     def __setitem__(self, index: int, layer: L) -> None:
-        """Copies the values of a layer like these to the place of one.
+        """Replaces the values of one layer by those of a layer like these.
 
         Raises:
             IndexError: If there is no such layer.

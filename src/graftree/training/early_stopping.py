@@ -105,7 +105,7 @@ class EarlyStopping(pytrees.Pytree):
         """Counts an evaluation.
 
         Args:
-            score: A number, or an array ``[]``. NaN is no improvement.
+            score: A number, or an array ``[]``. NaN is not an improvement.
 
         Returns:
             Whether it improves on the best one so far.

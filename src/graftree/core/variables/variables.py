@@ -557,7 +557,7 @@ def may_write(variable: Variable[Any]) -> bool:
 def check_owned(variable: Variable[Any], path: str = "") -> None:
     """Raises if another trace owns the Variable: nothing in it may change then.
 
-    A class may have a ``_check_valid_context`` of its own, which is asked instead.
+    A class may have its own ``_check_valid_context``, which is called instead.
     """
     if type(variable)._check_valid_context is not _check_trace:
         variable._check_valid_context(lambda: str(ownership.variable_error(variable)))

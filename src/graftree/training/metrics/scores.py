@@ -233,7 +233,7 @@ class _Classification(_Sums):
             labels: Classes, ``[*batch]``, int32 or int64.
             mask: Weights, usually booleans, for the first axes of the labels. ``None``
                 counts each label once. The result is nan if a row counts whose label
-                is no class, or whose logits hold a nan.
+                is not a class, or whose logits hold a nan.
 
         Raises:
             ValueError: If the shapes do not fit, or the labels have another dtype; or
