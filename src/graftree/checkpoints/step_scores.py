@@ -1,7 +1,7 @@
 """The scores of a step: checked, stored in its note, and the best of several steps.
 
-The note is JSON in a file that Orbax has in the folder of a step, which has its name
-only when that file is written, too: no whole step is without its scores.
+The note is JSON in a file that Orbax keeps in the folder of a step. The folder gets its
+name only when that file is written too: no whole step lacks its scores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def checked(given: Any, best: str | None) -> dict[str, float]:
         best: The name that must be there, if any must.
 
     Raises:
-        TypeError: If it is no dict, or a value no number.
+        TypeError: If it is not a dict, or a value is not a number.
         ValueError: If that name is missing, or if processes have other numbers.
     """
     if not isinstance(given, Mapping | None):

@@ -227,7 +227,7 @@ def key_of(step: PathStep) -> Key:
     """The key that a step is, as `key_text` prints it; a name of digits is an index.
 
     Raises:
-        ValueError: If what is in brackets is no literal, or can't be a key.
+        ValueError: If what is in brackets is not a literal, or can't be a key.
     """
     text = step.text
     if not step.is_item:

@@ -47,7 +47,7 @@ class Pattern:
         text: The pattern, as described above.
 
     Raises:
-        TypeError: If it is no string.
+        TypeError: If it is not a string.
         ValueError: If it is malformed.
 
     Example:

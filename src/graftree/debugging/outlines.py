@@ -178,7 +178,7 @@ def _prefixes(path: Path) -> list[Path]:
 def of_all(root: Any) -> dict[int, ObjectInfo]:
     """The objects of a model by ``id``; of a shared one, its first path counts.
 
-    A shared Variable belongs to its first owner alone.
+    A shared Variable belongs only to its first owner.
     """
     objects = dict(first_paths(root))
     infos = {path: ObjectInfo(path, {}, {}) for path in objects}

@@ -1,7 +1,7 @@
 """The source at a path: a file, a set of files, or what a folder has; arrays by name.
 
-Of an ``.npz`` archive of NumPy nothing is unpickled. If an array is stored as it is,
-which is what `numpy.savez` does, slices are read; if compressed, all of it.
+Nothing in a NumPy ``.npz`` archive is unpickled. If an array is stored uncompressed, as
+`numpy.savez` does, slices are read; if compressed, all of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
 
     Raises:
         WeightsError: If it can't be read, is damaged, or is one of several.
-        TypeError: If it is none of these, or if a value is no array.
+        TypeError: If it is none of these, or if a value is not an array.
     """
     if isinstance(source, Mapping):
         return _of_arrays(source)
@@ -213,7 +213,7 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Source:
     PyTorch is not imported: its tensors are known by what they can do.
 
     Raises:
-        TypeError: If a name is no string, or a value no array of numbers.
+        TypeError: If a name is not a string, or a value not an array of numbers.
     """
     source = f"the {type(arrays).__name__} of {len(arrays)} arrays"
     held = dict(arrays)

@@ -21,7 +21,7 @@ as cheaply as it can, whether each is still what its row says:
     static values that may be changed        their imprints are compared
     the value of a Variable, an array        not at all: it is not structure
 
-A watch holds Variables and containers, but no object besides their members. So mostly
+A watch holds Variables and containers, but no object besides their members. So usually
 it keeps no model alive; `StructureWatch.reaches` tells.
 """
 

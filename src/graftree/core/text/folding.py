@@ -6,7 +6,7 @@ always holds:
 
 - what is referred to from outside of a value too is equal to itself alone: siblings
   that share it are equal, those that have copies of it are not;
-- no ``==`` of a foreign class is trusted: its instances equal themselves alone.
+- no ``==`` of a foreign class is trusted: its instances equal only themselves.
 
 A value is compared by its *tokens*: what it is made of, in preorder. Skeletons won't do
 for this. They tell apart two functions with the same code, as the key of a compiled
