@@ -75,7 +75,7 @@ class PromoteDtypeFn(Protocol):
 
         Args:
             args: Arrays, or ``None`` for absent ones, which stay ``None``.
-            dtype: The wanted dtype, or ``None`` for the one that JAX's promotion
+            dtype: The dtype to convert to, or ``None`` for the one that JAX's promotion
                 of all ``args`` gives.
             inexact: Whether integers become floats.
 

@@ -136,7 +136,7 @@ def temp_flip_flag(var_name: str, var_value: Any) -> Iterator[None]:
     """Sets a flag for the whole process while the context lasts.
 
     Args:
-        var_name: The flag; ``flax_`` at its start may be left out.
+        var_name: The flag; you may leave out ``flax_`` at its start.
         var_value: Its value inside.
 
     Raises:
@@ -194,9 +194,9 @@ def trace_under(name: str, value: Any) -> None:
 class ScopedDefault:
     """A thread-local default: a plain call sets it, ``with`` and ``@`` scope it.
 
-    Constructing one sets the value at once. Used in a ``with`` statement it is undone
-    on exit; used as a decorator it holds during calls only. A plain call inside a
-    ``with`` block lasts until that block ends.
+    Constructing one sets the value at once. A ``with`` statement undoes it on exit; as
+    a decorator, it holds only during calls. A plain call inside a ``with`` block lasts
+    until that block ends.
 
     Attributes:
         prev_value: What was in force before.

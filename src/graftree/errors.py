@@ -39,7 +39,7 @@ FlaxError = GraftreeError
 
 
 class TraceContextError(GraftreeError):
-    """An object was about to be changed by a trace that does not own it.
+    """A trace was about to change an object that it does not own.
 
     Raised before anything is written. Storing a tracer in an object that outlives
     the trace would leak it; pass the object as an argument of the transform instead.
@@ -58,7 +58,7 @@ class TraceContextError(GraftreeError):
 
 
 class ImmutableVariableError(GraftreeError):
-    """A Variable that was made read-only was about to be written.
+    """A read-only Variable was about to be written.
 
     Example:
         >>> issubclass(nnx.errors.ImmutableVariableError, nnx.errors.GraftreeError)
@@ -75,8 +75,8 @@ class StateMismatchError(GraftreeError, ValueError):
         missing: The paths that the object has and the state lacks.
         unexpected: The paths that the state has and the object lacks.
         misfits: The leaves that differ in shape or dtype, each with its ``path``, what
-            differs (``what``), and how it is in the object (``expected``) and in the
-            state (``given``).
+            differs (``what``), what the object has (``expected``) and what the state
+            has (``given``).
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -118,8 +118,8 @@ class StaticArgumentError(GraftreeError, TypeError, ValueError):
 class CheckpointError(GraftreeError, OSError, ValueError):
     """A checkpoint can't be written or read.
 
-    There is none, it is not whole, it is something else, or the disk refuses. If the
-    operating system did, ``errno`` says why.
+    It does not exist, is incomplete, is something else, or the disk refuses. If the
+    operating system refused, ``errno`` says why.
 
     Example:
         >>> try:
@@ -134,7 +134,7 @@ class CheckpointError(GraftreeError, OSError, ValueError):
 class WeightsError(GraftreeError, OSError, ValueError):
     """A file of weights can't be written or read.
 
-    It is damaged, or says what can't be; or the disk refuses, and ``errno`` says why.
+    It is damaged or claims the impossible; or the disk refuses, and ``errno`` says why.
 
     Example:
         >>> issubclass(nnx.errors.WeightsError, nnx.errors.GraftreeError)
@@ -143,7 +143,7 @@ class WeightsError(GraftreeError, OSError, ValueError):
 
 
 class LostUpdateWarning(UserWarning):
-    """A change was made inside a transform that does not reach the caller.
+    """A change made inside a transform does not reach the caller.
 
     Example:
         >>> import warnings
@@ -160,7 +160,7 @@ class LostUpdateWarning(UserWarning):
 
 
 class OrderWarning(UserWarning):
-    """A function iterates over an `nnx.Dict` in another order than outside of a trace.
+    """A function iterates over an `nnx.Dict` in another order than outside a trace.
 
     Example:
         >>> issubclass(nnx.errors.OrderWarning, UserWarning)
@@ -169,11 +169,12 @@ class OrderWarning(UserWarning):
 
 
 class OneAxisWarning(UserWarning):
-    """Something like an image is given to a convolution over one axis.
+    """A convolution over one axis got something like an image.
 
-    In PyTorch and Keras ``kernel_size=3`` means all axes of an image. Here it means one
-    axis, and the others are batch axes. It is given where the layer was made with an
-    int and its inputs have at least four axes, once for each line that calls it.
+    In PyTorch and Keras, ``kernel_size=3`` means all axes of an image. Here it means
+    one axis, and the others are batch axes. The warning appears if the layer was made
+    with an int and its inputs have at least four axes, once for each line that calls
+    it.
 
     Example:
         >>> import warnings
@@ -187,7 +188,7 @@ class OneAxisWarning(UserWarning):
 
 
 class UnknownLayerWarning(UserWarning):
-    """A model has layers in which a policy of precision can set nothing.
+    """A model has layers in which a precision policy can set nothing.
 
     Example:
         >>> import warnings
@@ -212,7 +213,7 @@ def message(what: str, *, where: str = "", way_out: str = "") -> str:
         way_out: What to write instead; may be empty.
 
     Returns:
-        The parts, each on lines of its own, ``where`` indented by two spaces.
+        The parts, each on its own lines, ``where`` indented by two spaces.
 
     Example:
         >>> print(nnx.errors.message("Wrong.", where="args[0]", way_out="Fix it."))

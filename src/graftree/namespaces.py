@@ -1,7 +1,7 @@
 """Which names of a module are public, and so listed by `dir`.
 
-A chapter like `graftree.precision` imports its public names, and is imported itself
-when it is first used. What else its namespace has are its files.
+A chapter like `graftree.precision` imports its public names, and is imported when it is
+first used. Otherwise its namespace has only its files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Saves models and whole trainings to disk, and restores them.
+"""Saves models and whole training runs to disk, and restores them.
 
     nnx.checkpoints.save(folder, model)
     model = nnx.checkpoints.restore(folder, nnx.eval_shape(make_model))
@@ -9,9 +9,9 @@
             ...
             checkpoints.save(step, model=model, optimizer=optimizer)
 
-`load_state(model, state)` writes what any other checkpoint gave, strictly by path. The
-files are Orbax's: ``pip install orbax-checkpoint``. What does not fit is an error that
-lists all differences, before anything is written.
+`load_state(model, state)` writes a state from any other checkpoint, strictly by path.
+The files are Orbax's: ``pip install orbax-checkpoint``. If something does not fit, an
+error lists all differences before anything is written.
 """
 
 # The files of this folder:

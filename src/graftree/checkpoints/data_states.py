@@ -1,7 +1,7 @@
 """The states of data iterators as JSON: what `get_state` gives and `set_state` takes.
 
-No pickle: a checkpoint runs no code when it is read. What JSON lacks is an object with
-one key that begins with ``$``:
+No pickle: reading a checkpoint runs no code. What JSON lacks becomes an object with one
+key that begins with ``$``:
 
     bytes                 {"$bytes": base64}
     NumPy arrays          {"$array": base64, "dtype": "float32", "shape": [2, 3]}

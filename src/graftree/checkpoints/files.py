@@ -25,23 +25,23 @@ NEW, OLD = ".graftree-new", ".graftree-old"
 def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> None:
     """Saves an object to a folder; returns when all of it is on disk.
 
-    Stored is what ``nnx.state(obj)`` lists, in the layout of Orbax checkpoints of
-    `flax.nnx`; a shared Variable once, of an array ref its content. The structure is
-    not stored: `restore` takes it from an object. In a program of several processes all
-    of them call it.
+    Stores what ``nnx.state(obj)`` lists, in the layout of Orbax checkpoints of
+    `flax.nnx`: a shared Variable once, of an array ref its content. It does not store
+    the structure: `restore` takes that from an object. In a program of several
+    processes, all must call it.
 
     Args:
-        path: The folder; relative, with ``~``, or remote (``gs://...``). Its parents
-            are made.
+        path: The folder; may be relative, begin with ``~``, or be remote
+            (``gs://...``). Its parents are made.
         obj: A Module, State, Optimizer, Rngs, metric, Variable, or another pytree of
             arrays and numbers; also tuples, lists and dicts of them.
-        overwrite: Whether the path may be that of a checkpoint, which is replaced. At
-            every moment a whole checkpoint is on disk, which `restore` finds.
+        overwrite: Whether to replace a checkpoint at this path. At every moment a whole
+            checkpoint is on disk, which `restore` finds.
 
     Raises:
         CheckpointError: If the folder exists, or can't be written; or if somebody else
             saves to it.
-        TypeError: If a leaf can't be stored; all such paths are listed, and nothing is
+        TypeError: If a leaf can't be stored; lists all such paths, and nothing is
             written.
         ValueError: If two paths have the same name on disk, or one has none.
 
@@ -142,21 +142,21 @@ def restore(
 ) -> T:
     """Reads an object from a folder.
 
-    All paths, shapes and dtypes are compared before an array is read. Arrays go
-    straight onto the shardings that ``like`` has, whatever the number of devices and
-    processes was when they were saved; onto the default device where it has none.
+    All paths, shapes and dtypes are compared before any array is read. Arrays go
+    straight onto the shardings of ``like``, or the default device where it has none,
+    however many devices and processes there were when they were saved.
 
     Args:
         path: What `save` wrote; or a checkpoint of a State, a Module, an Optimizer or a
-            pure dict by a program for `flax.nnx`; or the folder of a step with several
-            objects, for a dict of them.
-        like: An object of the structure to restore, concrete or abstract
-            (`nnx.eval_shape`, `nnx.get_abstract_model`). It stays as it is.
-        missing: Which leaves of ``like`` may be missing on disk; the new object has
+            pure dict from a program for `flax.nnx`; or the folder of a step with
+            several objects, for a dict of them.
+        like: An object with the structure to restore, concrete or abstract
+            (`nnx.eval_shape`, `nnx.get_abstract_model`). It is not changed.
+        missing: Which leaves of ``like`` may be missing on disk; the new object gets
             copies of their values. A pattern of paths such as ``"head.**"``, a class
             such as `nnx.LoRAParam`, a function of path and leaf, ``...`` for all, or a
             list of these. ``None`` for none.
-        unexpected: Which leaves on disk may be left there; of the same forms.
+        unexpected: Which leaves on disk may be left there; in the same forms.
         cast: Whether dtypes may differ: arrays get those of ``like``, of the same kind
             (floating, complex, integer). An integer that does not fit is an error.
 
@@ -165,7 +165,7 @@ def restore(
 
     Raises:
         CheckpointError: If there is no whole checkpoint, or it can't be read.
-        StateMismatchError: If the checkpoint does not fit; it lists all differences.
+        StateMismatchError: If the checkpoint does not fit; lists all differences.
 
     Example:
         >>> import tempfile

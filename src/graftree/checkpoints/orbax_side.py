@@ -1,7 +1,7 @@
 """What we ask of Orbax, in one place: write a tree, read what is there, read arrays.
 
-Orbax is imported when it is first needed. Its log, which goes to the screen of a
-program that never asked for it, is kept back while it works for us.
+Orbax is imported when it is first needed. While it works for us, we hold back its log,
+which would go to the screen of a program that never asked for it.
 
     a folder that Orbax wrote
     ├── _METADATA              each leaf: its path, and what kind of value it is

@@ -1,10 +1,10 @@
 """The processes around a save: those of one program, other writers, and its own end.
 
 - A program of several processes: who acts, who waits, what they must agree on. With one
-  process nothing of that does anything.
+  process none of this does anything.
 - One writer at a time in a folder: a `Lock` of the operating system, on a file there.
 - Is the program about to be stopped? Answered between steps, so that it can save.
-- The end of a program that did not wait for its last save: it is waited for.
+- The end of a program that did not wait for its last save: we wait for it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@
     │   └── _CHECKPOINT_METADATA   with the scores of the step, if it has some
     └── 200.orbax-checkpoint-tmp/      being written, or left by a run that was killed
 
-A save copies the arrays to the host and returns; one thread of Orbax writes them, and
-one of ours waits for it and deletes what need not be kept. A step is deleted only when
-a newer one is whole, and the best one only when a better one is.
+A save copies the arrays to the host and returns; a thread of Orbax writes them, and one
+of ours waits for it and deletes what need not be kept. A step is deleted only when a
+newer one is whole, and the best one only when a better one is.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _DELETED = ".graftree-deleted"
 
 
 class Checkpoints:
-    """Saves a training run every few steps, and brings it back.
+    """Saves a training run every few steps, and restores it.
 
-    In a program of several processes all of them make the same calls. From its first
-    save until `close` no other `Checkpoints`, nor another program, can save there; any
+    In a program of several processes, all must make the same calls. From its first save
+    until `close`, no other `Checkpoints` and no other program can save there; any
     number can read.
 
     Args:
-        directory: Where the steps are; it is made by the first save.
-        keep: How many steps stay on disk, the newest ones; ``None`` keeps all.
-        every: `save` skips steps that are not multiples of it.
-        best: The name of the score by which one more step is kept, the best one on
-            disk; ``None`` keeps none. Pass it again when you resume.
+        directory: Where the steps are; the first save makes it.
+        keep: How many of the newest steps to keep on disk; ``None`` keeps all.
+        every: `save` skips steps that are not multiples of this.
+        best: The name of a score; the step with the best one on disk is also kept.
+            ``None`` keeps no such step. Pass it again when you resume.
         mode: Whether the best score is the smallest, ``"min"``, or the largest,
             ``"max"``.
 
@@ -107,17 +107,17 @@ class Checkpoints:
         scores: Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> bool:
-        """Begins to save objects under a step; they may be changed or donated at once.
+        """Begins to save objects under a step; you may change or donate them at once.
 
-        It waits for the save before it, if that is still being written.
+        Waits for the previous save, if that is still being written.
 
         Args:
             step: The number of the step; greater than those saved before.
-            force: Whether to save though ``step`` is not a multiple of ``every``: at
-                the end, or when the program is to stop.
+            force: Whether to save even if ``step`` is not a multiple of ``every``: at
+                the end, or when the program is about to stop.
             scores: How good the step is: numbers, or arrays ``[]``, by name. They are
-                stored with it. A score that is NaN is never the best; of equal ones
-                the earlier is.
+                stored with it. NaN is never the best score; of equal scores, the
+                earlier is the best.
             **objects: What to save, by name: objects as for `save`, and data iterators
                 (anything with ``get_state`` and ``set_state``).
 
@@ -126,11 +126,11 @@ class Checkpoints:
 
         Raises:
             CheckpointError: If the step, or a later one, has been saved; if the folder
-                can't be written; if somebody else saves there; or if the save before
+                can't be written; if somebody else saves there; or if the previous save
                 failed.
             TypeError: If part of an object can't be stored, or a score is not a number.
-            ValueError: If the score is missing that decides which step is the best, or
-                if scores differ between processes.
+            ValueError: If the score that decides which step is best is missing, or if
+                scores differ between processes.
 
         Example:
             >>> import tempfile
@@ -184,8 +184,8 @@ class Checkpoints:
         """Fills objects with what was saved last: all of them, or none.
 
         Variables stay the same objects, and arrays go onto the shardings that they have
-        now. All objects of the step must be named, so that none is forgotten; ``None``
-        leaves one on disk.
+        now. Name all objects of the step, so that none is forgotten; ``None`` leaves
+        one on disk.
 
         Args:
             **objects: The objects to fill, by the names under which they were saved.
@@ -194,10 +194,10 @@ class Checkpoints:
             The step; ``None`` if nothing has been saved, and nothing is changed.
 
         Raises:
-            CheckpointError: If the names are not those that were saved, or the step
-                can't be read. If one is deleted meanwhile, that is not an error: the
-                next one is read.
-            StateMismatchError: If an object does not fit; it lists all differences.
+            CheckpointError: If the names differ from the saved ones, or the step can't
+                be read. If it is deleted meanwhile, that is not an error: the next one
+                is read.
+            StateMismatchError: If an object does not fit; lists all differences.
 
         Example:
             >>> import tempfile
@@ -209,7 +209,7 @@ class Checkpoints:
         return self._restore_found(self.latest_step, "", objects)
 
     def restore_best(self, **objects: Any) -> int | None:
-        """Fills objects with what was saved under the best step: as `restore_latest`.
+        """Fills objects with what was saved under the best step, as `restore_latest`.
 
         Args:
             **objects: The objects to fill, by the names under which they were saved.
@@ -218,7 +218,7 @@ class Checkpoints:
             The step; ``None`` if nothing has been saved, and nothing is changed.
 
         Raises:
-            CheckpointError: If the score of no step on disk is a number.
+            CheckpointError: If no step on disk has a number as its score.
             ValueError: If no ``best`` was given when this object was made.
 
         Example:
@@ -251,14 +251,14 @@ class Checkpoints:
         return int(self._restore(find, objects).name)
 
     def restore(self, step: int, **objects: Any) -> None:
-        """Fills objects with what was saved under a step: as `restore_latest`.
+        """Fills objects with what was saved under a step, as `restore_latest`.
 
         Args:
             step: The number of the step.
             **objects: The objects to fill, by the names under which they were saved.
 
         Raises:
-            CheckpointError: If there is no such step; those that there are are listed.
+            CheckpointError: If there is no such step; lists the steps on disk.
 
         Example:
             >>> import tempfile
@@ -285,7 +285,7 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """The steps on disk, in order; waits for the one that is being written.
+        """The steps on disk, in order; waits for the one being written.
 
         Example:
             >>> import tempfile
@@ -352,11 +352,11 @@ class Checkpoints:
         return processes.should_stop(self, operator.index(step))
 
     def wait(self) -> None:
-        """Returns when all that was saved is on disk.
+        """Returns when everything saved is on disk.
 
         Raises:
-            CheckpointError: If a save failed. It is raised once, by this or the next
-                call of any other method.
+            CheckpointError: If a save failed. Raised once, by this or the next call of
+                any other method.
 
         Example:
             >>> import tempfile
@@ -369,7 +369,7 @@ class Checkpoints:
         self._raise_failure()
 
     def close(self) -> None:
-        """Waits, and gives back what was taken: threads, the folder, SIGTERM's handler.
+        """Waits, and releases what was taken: threads, the folder, SIGTERM's handler.
 
         Raises:
             CheckpointError: If the last save failed.

@@ -1,7 +1,7 @@
 """The scores of a step: checked, stored in its note, and the best of several steps.
 
-The note is JSON in a file that Orbax has in the folder of a step, which has its name
-only when that file is written, too: no whole step is without its scores.
+The note is JSON in a file that Orbax keeps in the folder of a step. The folder gets its
+name only when that file is written too: no whole step lacks its scores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Objects as Orbax stores them, and the way back.
 
 A checkpoint is a tree of arrays: what ``nnx.state(obj)`` lists, each Variable as a
-folder with the single entry ``value``, all keys as strings. It is the layout of
-checkpoints that programs for Flax NNX write, so each side reads the other's.
+folder with the single entry ``value``, all keys as strings. Programs for Flax NNX write
+the same layout, so each side reads the other's.
 
     model.layers[0].kernel        layers/0/kernel/value
     optimizer.opt_state[0].count  opt_state/0/count/value
@@ -12,10 +12,10 @@ Plain containers around objects (tuples, dicts, a `TrainState`) are taken apart 
 so that numbers in them are stored too; objects by our own walk, which stores what is
 shared once. On disk are arrays, NumPy arrays and Python numbers.
 
-What is on disk is compared as a state of abstract arrays with an abstract copy of the
-object, by `core/graph/fits.py`, and `strict_loading.Choice` decides what may differ:
-the same as for a state in memory. Then each value is made as the object has it: in the
-same form, on the same devices.
+`core/graph/fits.py` compares what is on disk, as a state of abstract arrays, with an
+abstract copy of the object, and `strict_loading.Choice` decides what may differ: the
+same as for a state in memory. Then each value is made as the object has it: in the same
+form, on the same devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Filling an object with a state that came from elsewhere: all of it, or an error.
+"""Filling an object with a state from elsewhere: all of it, or an error.
 
 `load_state` compares first (`core/graph/fits.py`), then makes the arrays as the object
 has them (dtype, sharding, NumPy or JAX), and writes last, with `nnx.update`.
@@ -30,7 +30,7 @@ class Loaded:
         loaded: How many leaves of the object were written.
         kept: The paths of those that kept what they had.
         dropped: The paths in the state that were not used.
-        cast: The paths of those whose dtype was changed to that of the object.
+        cast: The paths of those whose dtype became that of the object.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -55,11 +55,11 @@ def load_state(
 ) -> Loaded:
     """Fills an object with a state, in place: all of it, or nothing and an error.
 
-    Every leaf of the object must be in the state with its shape and dtype, and nothing
+    The state must hold every leaf of the object, with its shape and dtype, and nothing
     else; the options say what may differ. Only values are taken: Variables keep their
-    identity, type and metadata. Each array comes onto the sharding of the value that it
+    identity, type and metadata. Each array gets the sharding of the value that it
     replaces, and is NumPy's where that is. Python scalars become arrays where the
-    object has arrays. An array of JAX that is in place already is not copied.
+    object has arrays. A JAX array that is already in place is not copied.
 
     Args:
         obj: A Module, an optimizer, a container of them or any other object; concrete,
@@ -72,8 +72,8 @@ def load_state(
             `nnx.LoRAParam`, a function of path and leaf, ``...`` for all, or a list of
             these. ``None`` for none.
         unexpected: Which leaves of the state may be left out because ``obj`` lacks
-            them; of the same forms. Paths are spelled as ``obj`` would: without the
-            level ``value``, and with integers.
+            them; in the same forms. Spell paths as ``obj`` would: without the level
+            ``value``, and with integers.
         cast: Whether dtypes may differ: a floating dtype becomes the one that ``obj``
             has, and so do complex and integer ones. Precision may be lost; a number
             out of the range of the new dtype is an error. Kinds never mix: no integers
@@ -87,9 +87,8 @@ def load_state(
         StateMismatchError: If anything differs that the options don't permit. It lists
             all differences by path, and nothing has been written. Also if a leaf that
             may be missing is abstract: it has no value to keep.
-        TypeError: If ``state`` is none of these forms.
-        ValueError: If ``obj`` is abstract and its shardings belong to no mesh that is
-            in force.
+        TypeError: If ``state`` has none of these forms.
+        ValueError: If ``obj`` is abstract and its shardings belong to no mesh in force.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

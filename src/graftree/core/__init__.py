@@ -1,9 +1,9 @@
 """Objects and their functional form, from values up to models.
 
-    paths  filters  ownership  stamps     keys of leaves; which leaves are meant; which
+    paths  filters  ownership  stamps     keys of leaves; which leaves to select; which
     imprints  pickling  patterns          trace may write; has anything changed since;
     walks  exporting                      equal static values; what is in a pickle;
-       |                                  which parts of a model are meant; the walk;
+       |                                  which parts of a model to select; the walk;
        |                                  our objects in the files of ``jax.export``
        v
     text/          how objects print

@@ -2,9 +2,9 @@
 
 A predicate is a function ``(path, leaf) -> bool``. A filter is a predicate or a short
 form of one (a class, a tag, ``...``); `to_predicate` turns every filter into a
-predicate. The predicates of this file are immutable, hashable and equal by content,
-so they can be keys of a dict and part of a cache key. Of several filters, a leaf goes
-to the first that matches it.
+predicate. The predicates of this file are immutable, hashable and equal by content, so
+they can be keys of a dict and part of a cache key. With several filters, a leaf goes to
+the first that matches it.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def filters_to_predicates(filters: Iterable[Filter]) -> tuple[Predicate, ...]:
 
     Raises:
         TypeError: If one of them is not a filter.
-        ValueError: If ``...`` or ``True`` stands before another filter, which could
-            then never match.
+        ValueError: If ``...`` or ``True`` comes before another filter, which could then
+            never match.
 
     Example:
         >>> nnx.filterlib.filters_to_predicates([nnx.Param, ...])[1]
@@ -132,7 +132,7 @@ class WithTag:
     """Matches leaves whose attribute ``tag`` equals the given one.
 
     Args:
-        tag: The tag; that of a random key or count is the name of its stream.
+        tag: The tag; for a random key or count, the name of its stream.
 
     Example:
         >>> nnx.WithTag("dropout")((), nnx.Variable(0, tag="dropout"))
@@ -155,8 +155,8 @@ class PathContains:
 
     Args:
         key: The key to look for.
-        exact: Whether a key of the path must equal ``key``; otherwise it is enough
-            that ``str(key)`` is a substring of one.
+        exact: Whether a key of the path must equal ``key``; otherwise it is enough that
+            ``str(key)`` is a substring of one.
 
     Example:
         >>> nnx.PathContains("kernel")(("linear", "kernel"), None)

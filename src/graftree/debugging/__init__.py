@@ -7,10 +7,10 @@
     with nnx.debugging.intercept(model, nnx.Linear, f):
         model(x)                                     # f sees what each Linear returns
 
-    @nnx.debugging.named                             # a method that goes by its name
+    @nnx.debugging.named                             # a method known by its name
     def encode(self, x): ...
 
-`nnx.tabulate(model, x)` is the table of its layers, `nnx.display(model)` draws it in a
+`nnx.tabulate(model, x)` is a table of its layers, `nnx.display(model)` draws it in a
 notebook; `full_repr` and `display_to_html` give all of it as text and as a file.
 """
 

@@ -2,7 +2,7 @@
 
 Treescope is optional and is imported only when it draws. It asks objects for a
 ``__treescope_repr__``; ours answer with the function that this file registers. So a
-notebook in which treescope is active needs no call to `display`.
+notebook with treescope active needs no call to `display`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graftree.core.text import descriptions, representations, writing
 
 
 def display(*args: Any) -> None:
-    """Shows objects: in a notebook as trees to click through, elsewhere as text.
+    """Shows objects: as clickable trees in a notebook, elsewhere as text.
 
     Args:
         *args: Any values. Without treescope, a notebook shows text too.
@@ -34,7 +34,7 @@ def display(*args: Any) -> None:
 
 
 def display_to_html(path: str | os.PathLike[str], *objects: Any) -> None:
-    """Writes objects to an HTML file, as trees to click through in any browser.
+    """Writes objects to an HTML file, as clickable trees for any browser.
 
     Args:
         path: The file, which is replaced if it exists. It needs no other file.
@@ -80,7 +80,7 @@ def full_repr(x: Any) -> str:
     The ``repr`` of a large object is shortened: equal siblings are folded, attributes
     that have their defaults are left out, arrays are shapes. To get the full one
     everywhere, set the flag: ``nnx.config.update("graftree_repr_lines", None)``. It is
-    the number of lines up to which a ``repr`` is not shortened, 150 at first.
+    the number of lines up to which a ``repr`` is not shortened, by default 150.
 
     Args:
         x: Any value.

@@ -1,13 +1,13 @@
-"""Warns of updates that are lost, since a transform of JAX got objects as arguments.
+"""Warns of lost updates, when a transform of JAX got objects as arguments.
 
-JAX hands a function that it traces copies of its arguments, and takes nothing back but
-what the function returns. `core.ownership.Rebuilt` knows what was written into such
-copies and was not read since. Here is said what of it counts, and how it is reported
-once the arguments are gone. All of that is while JAX traces.
+JAX gives a function that it traces copies of its arguments, and takes back only what
+the function returns. `core.ownership.Rebuilt` knows what was written into such copies
+and has not been read since. This file says which writes count, and reports them once
+the arguments are gone. All of this happens while JAX traces.
 
-Not counted are values that `sow` and `perturb` record, what is written while a program
-is only looked at (`jax.eval_shape`, `jax.make_jaxpr`), the counts of a bare `Rngs`, and
-those of a Module in evaluation mode.
+Not counted are values that `sow` and `perturb` record, writes while a program is only
+inspected (`jax.eval_shape`, `jax.make_jaxpr`), the counts of a bare `Rngs`, and those
+of a Module in evaluation mode.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 
 `record` traces a call of the model and lists the calls below it, by the paths of their
 objects; nothing is run. What a call costs is counted in the finished program, where it
-is marked. Of what is mapped or differentiated there the call itself is not in it; so it
-is traced once more, by itself.
+is marked. A call that is mapped or differentiated there is not in it as such, so it is
+traced once more, by itself.
 
 The operations are those of the program before XLA optimizes it. So they say what a
 layer asks for, not what the machine does. The body of a loop counts once.
@@ -46,19 +46,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def named(method: F) -> F:
-    """Names what a method computes after the path of its object and itself.
+    """Names what a method computes after the path of its object and the method.
 
     A call ``model(x)`` is known by the path of the object: in the names of operations
     and so in profiles, to `intercept`, and in the policies of `nnx.remat`. With this
-    decorator so are the calls of another method, whose name then ends the path, and
-    what they call has its whole path, too.
+    decorator, so are the calls of another method: its name ends the path, and what it
+    calls also has its whole path.
 
     Args:
-        method: A function in the body of a class. It goes below decorators that give
-            something else than a function, such as ``nnx.jit`` or ``property``.
+        method: A function in the body of a class. Put this decorator below those that
+            return something other than a function, such as ``nnx.jit`` or ``property``.
 
     Returns:
-        What stands for the function in the class, and has all of its attributes.
+        What stands for the function in the class, with all of its attributes.
 
     Raises:
         TypeError: If it is not a plain function, or a generator or coroutine function.
@@ -89,19 +89,19 @@ def intercept(
     the context, and those traced in it are not used outside. Such values must not be
     kept; ``jax.debug.callback`` brings them out.
 
-    Not seen are copies of the model that plain JAX or `merge` make, methods bound
-    before the context, and calls that return before they run, as of coroutines.
+    It does not see copies of the model that plain JAX or `merge` make, methods bound
+    before the context, and calls that return before they run, such as coroutines.
 
     Args:
         model: A Module, or another Pytree that holds modules.
         filter: Which modules, by path and object, such as ``nnx.Linear`` or ``...``.
         f: Called as ``f(path, module, args, output)``: the keys from ``model`` to the
-            module, the module, its positional arguments (keywords that have a position
-            among them) and what it returned. What it returns takes the place of the
-            output, unless that is ``None``.
+            module, the module, its positional arguments (including keywords that have a
+            position) and its output. Unless ``f`` returns ``None``, its result replaces
+            the output.
 
     Raises:
-        TypeError: If ``model`` is not a Pytree, or the filter is none.
+        TypeError: If ``model`` is not a Pytree, or the filter is not a filter.
 
     Example:
         >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
@@ -160,8 +160,8 @@ class CallInfo:
         path: The keys from the model to it; a method other than ``__call__`` ends it.
         inputs_repr: The inputs, as the table shows them.
         outputs: The output, with an `ArrayRepr` for each array.
-        flops: The floating-point operations of the call, ``None`` if unasked.
-        vjp_flops: Those of the call and its derivative, ``None`` if unasked.
+        flops: The floating-point operations of the call; ``None`` if not counted.
+        vjp_flops: Those of the call and its derivative; ``None`` if not counted.
 
     Example:
         >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)

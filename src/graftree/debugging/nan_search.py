@@ -12,9 +12,9 @@ What is computed from a value that isn't finite inherits the earliest finding of
 inputs. So what counts is decided at the end, by the results: NaN behind a mask, or
 minus infinity before a softmax, is in none of them.
 
-Calls, branches and rematerialized parts are gone into. A loop runs compiled; if it gave
-what its inputs don't explain, it runs again step by step, and the step that did is gone
-into. What can't be gone into is one operation.
+The search enters calls, branches and rematerialized parts. A loop runs compiled; if it
+gave what its inputs don't explain, it runs again step by step, and the search enters
+the step that did. What it can't enter is one operation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Finding:
         number: Findings are numbered in the order of the operations.
         kind: ``NAN`` or ``INF``.
         source: ``"operation"``, ``"argument"`` or ``"constant"``.
-        operation: The name of JAX's operation; that of a constant takes it in.
+        operation: The name of JAX's operation; for a constant, the one that takes it.
         argument: Where it was in the arguments, as in ``model.layers[0].kernel``.
         place: The modules and transforms around the operation.
         line: The line of the user's program, as in ``train.py:41 loss``.

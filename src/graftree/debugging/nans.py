@@ -23,29 +23,29 @@ _NAME = "debugging.find_nans"
 
 
 def find_nans(f: Callable[..., Any]) -> Callable[..., NanReport]:
-    """Tells where a value that is not finite first arises, forward or backward.
+    """Finds where a non-finite value first arises, forward or backward.
 
     Runs the operations of ``f`` one by one, also those inside ``nnx.jit``, ``grad``,
-    ``scan``, ``cond``, ``remat`` and the like, and looks at each output. NaN and
-    infinities count if a result comes from them, be it an output of ``f`` or what it
-    writes to its arguments. So a mask of ``-inf`` is not a finding, nor NaN that
-    ``jnp.where`` leaves out of the forward and the backward pass. An infinity that
-    stands in the program counts only as the cause of NaN.
+    ``scan``, ``cond``, ``remat`` and the like, and checks each output. NaN and
+    infinities count if a result comes from them: an output of ``f``, or what it writes
+    to its arguments. So a mask of ``-inf`` is not a finding, nor is NaN that
+    ``jnp.where`` leaves out of the forward and the backward pass. An infinity that is
+    written in the program counts only as the cause of NaN.
 
     Operations are rounded one by one, where a compiled program may keep more digits.
-    Arrays are followed as wholes: of two origins of NaN in one array, the first counts.
-    Loops run compiled, and step by step only if they gave values that are not finite.
-    Callbacks run, too. What runs inside a kernel or ``shard_map`` is one operation.
+    Arrays are tracked as wholes: of two origins of NaN in one array, the first counts.
+    Loops run compiled, and step by step only if they gave non-finite values. Callbacks
+    run too. What runs inside a kernel or ``shard_map`` is one operation.
 
     Args:
         f: A function that can be traced, also one made by ``nnx.jit`` or ``jax.jit``; a
-            method; or a Module that is called. Arguments that are not arrays or
-            objects, such as numbers, are constants.
+            method; or a Module to call. Arguments that are not arrays or objects, such
+            as numbers, are constants.
 
     Returns:
         A function with the arguments of ``f`` that returns a `NanReport`: false if all
-        is well, and a few lines of text. It gives no output of ``f`` and writes to none
-        of its arguments: random streams, statistics and refs stay as they are.
+        is well, and a few lines of text. It does not return outputs of ``f`` or write
+        to its arguments: random streams, statistics and refs stay as they are.
 
     Raises:
         ValueError: At a call inside a trace, where arguments have no values.
@@ -133,8 +133,8 @@ class NanReport:
     Attributes:
         first: The first finding that a result comes from: an argument or an operation
             that gave NaN or an infinity. ``None`` if there is none.
-        first_nan: The first one of NaN, which may be the same; ``None`` if no result
-            has NaN.
+        first_nan: The first finding of NaN, which may be the same; ``None`` if no
+            result has NaN.
 
     Example:
         >>> report = nnx.debugging.find_nans(jnp.sqrt)(jnp.array([4.0, -1.0]))

@@ -40,8 +40,8 @@ class Explanation:
     Attributes:
         name: The name of the function.
         traces: How often it was traced.
-        recompiles: How often what had been traced was compiled again, for other
-            placements of arrays.
+        recompiles: How often an earlier trace was compiled again, for other placements
+            of arrays.
         rows: All differences, trace by trace; see `Cause`.
 
     Example:
@@ -78,19 +78,18 @@ def _times(count: int) -> str:
 def explain_recompile(f: Callable[..., Any]) -> Explanation:
     """Says why a compiled function was traced again.
 
-    JAX traces and compiles a function again when it is called with something that the
-    compiled program depends on and that it has not seen: another shape or dtype,
-    another static attribute or argument, another structure of a model, another
-    configuration of JAX. Each trace is compared with the nearest earlier one, and each
-    difference is listed with its path.
+    JAX traces and compiles a function again when something that the compiled program
+    depends on is new: another shape or dtype, another static attribute or argument,
+    another structure of a model, another configuration of JAX. Each trace is compared
+    with the nearest earlier one, and each difference is listed with its path.
 
-    Nothing needs to be switched on before. The latest 16 traces of a function are
-    known, as long as JAX keeps what it compiled for them.
+    You need not switch anything on first. The latest 16 traces of a function are known,
+    as long as JAX keeps what it compiled for them.
 
     Args:
-        f: What `nnx.jit`, `nnx.jit_partial` or, of such a function,
-            `nnx.cached_partial` or ``functools.partial`` gave; also a bound method
-            that is decorated with `nnx.jit`.
+        f: The result of `nnx.jit` or `nnx.jit_partial`, or of `nnx.cached_partial` or
+            ``functools.partial`` of such a function; also a bound method decorated with
+            `nnx.jit`.
 
     Returns:
         An object that prints as a table, and has the attributes ``traces``, the number
@@ -123,7 +122,7 @@ def at_most_traces(f: Callable[..., Any], n: int) -> Iterator[None]:
     For tests: a training loop should trace its step once.
 
     Args:
-        f: As in `explain_recompile`.
+        f: As for `explain_recompile`.
         n: How many traces are fine; 0 if the function must not be traced at all.
 
     Raises:
@@ -277,8 +276,8 @@ class Cause(NamedTuple):
 
     Attributes:
         trace: The number of the trace, counted from 1.
-        against: The number of the earlier trace, the nearest; it is the same number if
-            the trace was compiled again.
+        against: The number of the nearest earlier trace; the same number if the trace
+            was compiled again.
         path: Where they differ, as in ``net.blocks[0].rate`` or ``x``.
         what: What differs: "shape", "static attribute", "added", ...
         was: What was there in the earlier trace, in words.

@@ -1,7 +1,7 @@
 """Summaries of models as tables: calls, shapes, Variables, sizes, operations.
 
-What is in it is found by `module_calls` and `outlines`. It is drawn by rich, which is
-optional and is imported only then.
+`module_calls` and `outlines` find what is in a table. Rich draws it; it is optional and
+imported only then.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def tabulate(
     """Summarizes a model in a table of the calls that it makes for some inputs.
 
     A row is a call of ``__call__`` or another public method of an object in the model:
-    its path, class, inputs, outputs and Variables, with the sizes of all that are in
-    the object. Calls that an object makes again for inputs of the same shapes have no
-    row of their own. Nothing is computed, and the model stays as it is.
+    its path, class, inputs, outputs and Variables, with the sizes of all Variables in
+    the object. Repeated calls for inputs of the same shapes get no separate row.
+    Nothing is computed, and the model stays as it is.
 
     Without inputs, a model that needs some is listed part by part: paths, classes and
     Variables. Parts that differ only in an index are one row, such as ``blocks/0-11``,
     with the sizes of each.
 
     The total leaves out random state. It says how much is trainable (Params) and how
-    much frozen (`surgery.freeze`), if anything is, and always where calls are not
+    much is frozen (`surgery.freeze`), if anything is, and always where calls are not
     listed.
 
     Args:
@@ -69,7 +69,7 @@ def tabulate(
         *input_args: The positional arguments of the call.
         depth: How long the paths of rows may be; ``None``: any length.
         method: The name of the method to call.
-        row_filter: Which calls become rows; which parts, where calls are not listed.
+        row_filter: Which calls become rows, or which parts where calls are not listed.
             The default leaves out draws of keys.
         table_kwargs: For ``rich.table.Table``.
         column_kwargs: For ``rich.table.Table.add_column``.

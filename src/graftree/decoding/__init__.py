@@ -7,7 +7,7 @@
         part.lists()                                # the same tokens, as they are made
 
 Prompts of different lengths go through one compiled program with a cache of keys and
-values, `KeyValueCache`. Without more the likeliest token is taken;
+values, `KeyValueCache`. By default the likeliest token is taken;
 ``sampler=nnx.decoding.Sampler(temperature=0.8, top_k=40)`` draws instead, and
 ``processors=`` are functions that change the logits first.
 """

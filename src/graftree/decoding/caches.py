@@ -1,12 +1,12 @@
 """Keys and values of the tokens so far, so that none is computed twice.
 
-A cache keeps all tokens, or with a window the last ones, in a ring. There the token at
+A cache keeps all tokens or, with a window, the last ones in a ring. There the token at
 position ``p`` is in slot ``p % slots``. Positions of a sequence have no gaps, so the
-newest of them says which one is in each slot, and nothing else has to be stored.
+newest one says which position is in each slot, and nothing else has to be stored.
 
-A chunk of several tokens may be longer than the ring: then the first ones of the chunk
-need what its last ones replace. So they see the ring as it was, followed by the chunk.
-A single token needs nothing of what it replaces, and sees the ring as it is afterwards.
+A chunk of several tokens may be longer than the ring: its first tokens then need what
+its last ones replace. So they see the ring as it was, followed by the chunk. A single
+token needs nothing that it replaces, and sees the ring as it is afterwards.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class KeyValueCache(Module):
     """The keys and values of an attention layer, for a batch of sequences.
 
     The token at a position is kept in the slot of that number; with a window shorter
-    than ``max_length``, in a ring of ``window`` slots. A token whose position is
-    negative is padding: it is not kept, and no token sees it.
+    than ``max_length``, in a ring of ``window`` slots. A token with a negative position
+    is padding: it is not kept, and no token sees it.
 
     Args:
         batch: The number of sequences.
         max_length: The number of slots for each.
         kv_heads: The number of heads of keys and values.
         head_dim: The features of a head.
-        dtype: Of keys and values.
+        dtype: The dtype of keys and values.
         window: How many tokens a token sees, itself included, as ``sliding_window`` of
             `nnx.dot_product_attention`; ``None``: all. With a window, each call must
             continue at the position after the last one, without gaps.
@@ -98,20 +98,20 @@ class KeyValueCache(Module):
         Num[Array, "batch seen kv_heads head_dim"],
         Bool[Array, "batch 1 length seen"],
     ]:
-        """Adds the keys and values of tokens, and gives all that these tokens may see.
+        """Adds the keys and values of tokens; returns all that these tokens may see.
 
         Args:
             key: ``[batch, length, kv_heads, head_dim]``.
             value: Likewise.
             positions: Where in its sequence each token is, ``int[batch, length]``;
-                negative for padding. Without a ring, one behind the last slot is not
-                kept.
+                negative for padding. Without a ring, a token beyond the last slot is
+                not kept.
 
         Returns:
             Keys, values, and which of them each token sees, ``bool[batch, 1, length,
-            seen]``: those at its own position and before, within the window. They are
-            those of the slots; for several tokens and a ring, what was in the slots,
-            followed by those of the tokens.
+            seen]``: those at its own position and before, within the window. Keys and
+            values are those of the slots; for several tokens and a ring, what was in
+            the slots, followed by those of the tokens.
 
         Raises:
             ValueError: If the shapes don't fit the cache.
@@ -186,9 +186,9 @@ def attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> Num[Array, "batch length heads head_dim"]:
-    """Causal attention of a language model, with a cache or without one.
+    """Causal attention of a language model, with or without a cache.
 
-    So one ``__call__`` serves training, where a call has the whole sequence, and
+    One ``__call__`` then serves training, where a call has the whole sequence, and
     decoding, where it has the next tokens.
 
     Args:
@@ -206,7 +206,7 @@ def attend(
         ``[batch, length, heads, head_dim]``.
 
     Raises:
-        ValueError: If the windows differ, if a cache comes without positions, or as
+        ValueError: If the windows differ, if a cache comes without positions, or as for
             `KeyValueCache.extend` and `nnx.dot_product_attention`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Prompts in, tokens out: one compiled program for all prompts of about one length.
+"""Prompts in, tokens out: one compiled program for all prompts of similar length.
 
     generate    _begin, then _go_on to the end, in one program
     stream      _begin in a first program, then _go_on for a few tokens in a second
@@ -39,9 +39,9 @@ class Generated:
     Attributes:
         tokens: ``int32[batch, max_new_tokens]``; zeros follow the end of a sequence. A
             part that `stream` yields has the tokens of that part only.
-        lengths: How many of them count, ``int32[batch]``, the stop included.
-        stop_lengths: How many tokens the stop has that ended the sequence,
-            ``int32[batch]``; 0 if none has, or, in a part, if it had ended before.
+        lengths: How many of them count, ``int32[batch]``, including the stop.
+        stop_lengths: How many tokens the stop that ended the sequence has,
+            ``int32[batch]``; 0 if none ended it or, in a part, if it had ended before.
 
     Example:
         >>> tokens, lengths = jnp.array([[4, 5, 0], [6, 7, 8]]), jnp.array([2, 3])
@@ -60,7 +60,7 @@ class Generated:
         """The tokens that count, a list for each prompt.
 
         Args:
-            with_stop: Whether they include the stop that ended a sequence.
+            with_stop: Whether to include the stop that ended a sequence.
         """
         lengths = self.lengths if with_stop else self.lengths - self.stop_lengths
         rows = zip(self.tokens, np.maximum(lengths, 0), strict=True)
@@ -81,33 +81,32 @@ def generate(
 ) -> Generated:
     """Continues prompts with a language model, all of a batch at once.
 
-    The prompts are read in one call, then tokens are made one by one, within one
-    compiled program. It is recompiled for other numbers of prompts and tokens, for
-    prompts of another padded length, for other stops and other functions as processors,
-    but not for prompts of other lengths. The cache is part of the program, and written
-    in place.
+    One compiled program reads the prompts in one call, then makes tokens one by one. It
+    is recompiled for other numbers of prompts and tokens, for prompts of another padded
+    length, and for other stops and other functions as processors, but not for prompts
+    of other lengths. The cache is part of the program, which writes it in place.
 
     Args:
         model: Has two methods. ``init_cache(batch, max_length)`` makes what it keeps of
-            the tokens so far, usually a `KeyValueCache` for each layer; and a call
+            the tokens so far, usually a `KeyValueCache` for each layer. A call
             ``model(tokens, positions=positions, cache=cache)`` takes tokens and their
             positions, ``int[batch, length]`` each, adds them to the cache and returns
             logits, ``[batch, length, vocabulary]``. Padding has position -1. If it has
-            an attribute ``max_length``, no sequence gets longer, padding included.
+            an attribute ``max_length``, no sequence gets longer, including padding.
         prompts: Tokens, ``int[batch, length]``, or a list of lists of different
             lengths.
-        max_new_tokens: How many tokens are made for each prompt.
+        max_new_tokens: How many tokens to make for each prompt.
         sampler: How they are chosen: by default always the likeliest one.
         processors: Functions that change the logits before the sampler gets them, one
             after the other: ``processor(logits, history)`` takes float logits,
-            ``[batch, vocabulary]``, and a `History`, and returns new logits. A
-            function is part of the program, with all that it closes over; arrays that
-            may change belong into a pytree or Module with a ``__call__``, such as
+            ``[batch, vocabulary]``, and a `History`, and returns new logits. A function
+            is part of the program, with all that it closes over; put arrays that may
+            change into a pytree or Module with a ``__call__``, such as
             `RepetitionPenalty`.
         key: A random key, for a sampler that draws.
         stop: What ends a sequence: tokens, or sequences of tokens that the model makes
-            one after the other. A part of the prompt is never part of a stop.
-        pad: A token that is not part of the prompts, but fills up their rows, on either
+            one after the other. The prompt is never part of a stop.
+        pad: A token that is not part of the prompts but fills up their rows, on either
             side; it is left out.
         padded_length: The length to which prompts are padded; ``None``: the next power
             of two, at least 16. At most the ``max_length`` of the model.
@@ -118,9 +117,9 @@ def generate(
     Raises:
         TypeError: If ``prompts`` are not lists of integers, if the model lacks
             ``init_cache``, or if a processor returns anything but logits.
-        ValueError: If a prompt is empty, or too long; if a token is negative, or is not
-            an int32; if a sampler that draws gets no key; or if a call of the model
-            adds or replaces Variables, or changes their shapes. It may write to those that
+        ValueError: If a prompt is empty or too long; if a token is negative, or not an
+            int32; if a sampler that draws gets no key; or if a call of the model adds
+            or replaces Variables, or changes their shapes. It may write to those that
             it has, as a Dropout in training mode does.
 
     Example:
@@ -155,19 +154,19 @@ def stream(
 ) -> Iterator[Generated]:
     """Yields the tokens of `generate` as they are made.
 
-    The tokens are the same, for the same arguments. Two programs are compiled, one that
-    reads the prompts, and one that makes ``chunk`` tokens. Each part that is yielded
-    costs a call of the latter and a copy from the device, so larger chunks are faster.
+    The tokens are the same, for the same arguments. Two programs are compiled: one
+    reads the prompts, the other makes ``chunk`` tokens. Each part costs a call of the
+    second and a copy from the device, so larger chunks are faster.
 
-    The model may be used between two parts; what it holds then makes the next tokens.
-    A caller that needs no more tokens just leaves the loop: what the model has written
-    to its Variables is what the parts so far wrote.
+    You may use the model between two parts; what it holds then makes the next tokens.
+    If you need no more tokens, just leave the loop: the Variables of the model then
+    hold what the parts so far wrote.
 
     Args:
         model: See `generate`.
         prompts: See `generate`.
-        max_new_tokens: How many tokens are made for each prompt, at most.
-        chunk: How many tokens of each sequence are yielded at once.
+        max_new_tokens: How many tokens to make for each prompt, at most.
+        chunk: How many tokens of each sequence to yield at once.
         sampler: See `generate`.
         processors: See `generate`.
         key: See `generate`.

@@ -2,7 +2,7 @@
 
 Sampler             draws from the distribution that logits stand for
 History             the tokens so far, which processors see
-RepetitionPenalty   a processor: makes tokens less likely that were there before
+RepetitionPenalty   a processor: makes tokens that occurred before less likely
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Sampler:
     Logits are divided by the temperature, then cut to the ``top_k`` largest, then to
     the smallest set of tokens whose probabilities sum up to ``top_p``, then to those
     with at least ``min_p`` of the largest probability, in this order. Of equal ones the
-    first stay, as `jax.numpy.argmax` has it; one always stays.
+    first stay, as with `jax.numpy.argmax`; one always stays.
 
     Args:
         temperature: Below 1, likely tokens become likelier; 0 takes the likeliest one.
         top_k: How many tokens are left to choose from; ``None``: all.
-        top_p: The probability that those left to choose from have together; ``None``:
-            all of it.
-        min_p: The least probability of those left to choose from, as a fraction of the
-            largest; ``None``: any.
+        top_p: The total probability of the tokens left to choose from; ``None``: all
+            of it.
+        min_p: The least probability of the tokens left to choose from, as a fraction of
+            the largest; ``None``: any.
 
     Raises:
         ValueError: If a value is out of its range.
@@ -194,7 +194,7 @@ class History:
         """How often each token of a vocabulary occurs in each row.
 
         Args:
-            vocabulary: The number of tokens that there are.
+            vocabulary: The number of tokens in it.
 
         Returns:
             ``int32[batch, vocabulary]``.
@@ -211,17 +211,17 @@ Processor: TypeAlias = Callable[[jax.Array, History], jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RepetitionPenalty:
-    """Makes tokens less likely that the prompt or the new text has already.
+    """Makes tokens that the prompt or the new text already has less likely.
 
-    A logit ``x`` of such a token becomes ``x / penalty`` if it is positive, else
-    ``x * penalty``. How often the token occurs makes no difference. It is a processor:
+    A logit ``x`` of such a token becomes ``x / penalty`` if it is positive, otherwise
+    ``x * penalty``. How often the token occurs does not matter. It is a processor:
     ``generate(..., processors=[RepetitionPenalty(1.2)])``.
 
     Args:
         penalty: Above 1, tokens that occurred become less likely; below 1, likelier.
 
     Raises:
-        ValueError: If the penalty is not above 0, or infinite.
+        ValueError: If the penalty is not above 0, or is infinite.
 
     Example:
         >>> length = jnp.array([2])

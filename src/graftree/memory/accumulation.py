@@ -1,8 +1,8 @@
-"""Gradients of a batch by parts: memory for one part instead of the whole.
+"""Gradients of a batch in parts: memory for one part instead of the whole batch.
 
-The parts are computed one after the other in a loop, and only the sum of their
-gradients is kept. A part has every n-th row of the batch, not a run of rows: so if the
-batch is divided among devices, each part is too, and no row moves.
+A loop computes the parts one after the other, and keeps only the sum of their
+gradients. A part has every n-th row of the batch, not a run of rows: so if the batch is
+divided among devices, each part is too, and no row moves.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ def value_and_grad(
     has_aux: bool = False,
     whole: Sequence[int] = (),
 ) -> Callable[..., Any]:
-    """Like `nnx.value_and_grad`, but of one part of the batch after the other.
+    """Like `nnx.value_and_grad`, but takes one part of the batch after the other.
 
     For a loss that is a mean over the batch, value and gradients are those of the whole
     batch, up to rounding: they are the means over the parts, summed in float32 or
-    wider. What the function does to its objects (statistics, random streams, metrics)
-    it does once per part.
+    wider. The function changes its objects (statistics, random streams, metrics) once
+    per part.
 
     Args:
         f: The loss, as for `nnx.value_and_grad`.
         micro_batches: The number of parts, which divides the size of the batch.
         argnums: What is differentiated, as for `nnx.value_and_grad`.
         has_aux: Whether ``f`` returns a pair of the loss and something else.
-        whole: The positions of further arguments of which each part gets all; like
+        whole: The positions of further arguments that each part gets whole; like
             ``argnums``, from the end if negative.
 
     Returns:
-        A function of positional arguments, to be called in `nnx.jit`: outside it is
-        traced and compiled at each call. Arguments with Variables, and those that are
-        differentiated, are for all parts; the arrays in all others are batches, parted
+        A function of positional arguments. Call it in `nnx.jit`: outside, each call
+        traces and compiles it. Arguments with Variables, and those that are
+        differentiated, are for all parts; the arrays in all others are batches, split
         along their first axis. It returns what `nnx.value_and_grad` does; the second
-        output of ``f`` comes stacked along a new first axis, with an entry per part.
+        output of ``f`` is stacked along a new first axis, with an entry per part.
 
     Raises:
         ValueError: If ``micro_batches`` is not positive; at a call, if it doesn't
-            divide the first axis of an array, there is no batch, or if ``f`` changes
+            divide the first axis of an array, if there is no batch, or if ``f`` changes
             the structure of an object in each part, as by ``sow``.
-        TypeError: If ``micro_batches`` is not a whole number; at a call, if there is no
-            argument of a number in ``argnums`` or ``whole``, or the second output of
-            ``f`` is not made of arrays.
+        TypeError: If ``micro_batches`` is not a whole number; at a call, if a number in
+            ``argnums`` or ``whole`` is not the position of an argument, or the second
+            output of ``f`` is not made of arrays.
 
     Example:
         >>> def loss_fn(model, batch):

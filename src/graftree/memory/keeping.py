@@ -39,14 +39,14 @@ T = TypeVar("T")
 def name(x: T, name: str) -> T:
     """Names a value, so that a policy of `nnx.remat` can keep it by its name.
 
-    It costs nothing: the compiled program is the same. The name holds for what is
-    returned, so what should use the kept value must be computed from that. It is one
-    with ``jax.ad_checkpoint.checkpoint_name``.
+    It costs nothing: the compiled program is the same. The name is on the returned
+    value, so compute from that what should use the kept value. It is the same kind of
+    name as that of ``jax.ad_checkpoint.checkpoint_name``.
 
     Args:
-        x: An array, or a pytree of arrays; what else is in it has no name. Not an
-            object: of a Variable pass the value, ``variable[...]``.
-        name: The name, the same for as many values as you like.
+        x: An array, or a pytree of arrays; anything else in it gets no name. Not an
+            object: for a Variable, pass the value, ``variable[...]``.
+        name: The name; as many values as you like may have the same one.
 
     Returns:
         ``x``, with the same values, dtypes and shardings.
@@ -82,29 +82,29 @@ def name(x: T, name: str) -> T:
 
 
 def save(*where: Any) -> SavePolicy:
-    """A policy for `nnx.remat` and `nnx.Stack`: keeps these values, and no others.
+    """A policy for `nnx.remat` and `nnx.Stack`: keeps only these values.
 
     A path begins at the argument of the function that the module is in. So in
     ``nnx.remat(Block.__call__)`` and in a `Stack`, where all layers are one program, it
-    begins at the layer, and in ``nnx.remat(loss_fn)`` at the model. Of what the
+    begins at the layer, and in ``nnx.remat(loss_fn)`` at the model. For what the
     function closes over, it begins at the object whose method calls the function, or
     else at the module itself.
 
     Args:
-        *where: Names given by `nnx.name`, and modules, of which the output is kept:
-            patterns of paths, as in ``"blocks[*].attention"``, which end in the name of
-            a method that is named (`debugging.named`); classes; functions of path and
-            module; ``...`` for everything. Patterns select names, too.
+        *where: Names given by `nnx.name`, and modules whose output to keep: patterns of
+            paths, as in ``"blocks[*].attention"``, which end in the name of a method
+            that is named (`debugging.named`); classes; functions of path and module;
+            ``...`` for everything. Patterns select names too.
 
     Returns:
-        The policy. With ``|`` it is combined with others, also with those of
+        The policy. Combine it by ``|`` with others, also with those of
         ``jax.checkpoint_policies``: the first that keeps a value says where.
 
     Raises:
         TypeError: If something in ``where`` is none of these.
-        ValueError: If there is nothing, or a pattern is malformed; and when a function
-            is traced with the policy, if something matches no name and no module
-            there. It is only a warning if a ``custom_vjp`` may hide it.
+        ValueError: If ``where`` is empty, or a pattern is malformed; and when a
+            function is traced with the policy, if something matches no name and no
+            module there. It is only a warning if a ``custom_vjp`` may hide it.
 
     Example:
         >>> class Block(nnx.Module):
@@ -124,10 +124,10 @@ def save(*where: Any) -> SavePolicy:
 
 
 def offload(*where: Any) -> SavePolicy:
-    """Like `save`, but what is kept waits in the memory of the host.
+    """Like `save`, but keeps the values in the memory of the host.
 
-    It is copied there on the way forward, and back when it is needed. That takes time
-    on the bus, and none of the device's memory. Where device and host are one, as on a
+    They are copied there in the forward pass, and back when needed. This takes time on
+    the bus, but none of the device's memory. Where device and host are one, as on a
     CPU, it saves nothing.
 
     Args:
@@ -137,8 +137,8 @@ def offload(*where: Any) -> SavePolicy:
         The policy; ``save("a") | offload("b", "c")`` keeps one on the device.
 
     Raises:
-        TypeError: As `save`.
-        ValueError: As `save`; and when a function is traced with the policy, if the
+        TypeError: As for `save`.
+        ValueError: As for `save`; and when a function is traced with the policy, if the
             devices can't use the memory ``pinned_host``.
 
     Example:

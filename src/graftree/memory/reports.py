@@ -1,8 +1,8 @@
-"""What is kept for the way back of a gradient, by the paths of modules.
+"""What is kept for the backward pass of a gradient, by the paths of modules.
 
-A function is traced together with the first half of its derivative. The arrays that the
-second half gets from it are looked for in the program: which operation made them, in
-which module. Calls and loops are gone into.
+A function is traced together with the first half of its derivative. The program says
+which operation made the arrays that the second half gets from it, and in which module.
+The search enters calls and loops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graftree.transforms.recordings import NameStack
 
 @dataclasses.dataclass(frozen=True)
 class SavedValue:
-    """An array that is kept for the way back.
+    """An array that is kept for the backward pass.
 
     Attributes:
         path: The module in which it was computed, as in ``model.blocks[3].mlp``; the
@@ -55,7 +55,7 @@ class SavedValue:
 
 @dataclasses.dataclass(frozen=True)
 class SavedReport:
-    """What is kept for the way back; it prints as a table.
+    """What is kept for the backward pass; prints as a table.
 
     Attributes:
         values: The arrays, in the order of the program: arguments first.
@@ -72,7 +72,7 @@ class SavedReport:
 
     @property
     def bytes(self) -> int:
-        """The bytes that are kept besides the arguments and constants, which are there.
+        """The bytes kept besides arguments and constants, which exist anyway.
 
         What is in the memory of the host does not count.
         """
@@ -131,24 +131,23 @@ def saved(
 ) -> SavedReport:
     """Lists what a function keeps for its gradient, and which module made it.
 
-    It is what ``jax.ad_checkpoint.print_saved_residuals`` lists, with the paths of
-    modules. Nothing is computed. It is what JAX asks for; a compiler may find a way to
-    do with less, or copy.
+    The list is that of ``jax.ad_checkpoint.print_saved_residuals``, with the paths of
+    modules. Nothing is computed. It is what JAX asks for; a compiler may get by with
+    less, or copy.
 
     Args:
-        f: What is differentiated, as for `nnx.grad`; a Module, or its method; it may
+        f: What is differentiated, as for `nnx.grad`; a Module, or its method; may
             return any arrays.
         *args: Its arguments; arrays may be ``jax.ShapeDtypeStruct``.
         argnums: What is differentiated, as for `nnx.grad`.
-        has_aux: Whether ``f`` returns a pair, of which the second is not
-            differentiated.
+        has_aux: Whether ``f`` returns a pair whose second entry is not differentiated.
         **kwargs: Its keyword arguments.
 
     Returns:
         A `SavedReport`, which prints as a table.
 
     Raises:
-        ValueError: As `nnx.grad`.
+        ValueError: As for `nnx.grad`.
 
     Example:
         >>> class Block(nnx.Module):

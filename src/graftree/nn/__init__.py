@@ -3,9 +3,9 @@
 - ``support/``: what layers share
 - ``initializers``, ``activations``: functions that layers take
 - ``linear``, ``conv``: contractions with a kernel, and look-up; convolutions
-- ``normalization``: the layers; ``moments``: mean, variance and what is done with them
+- ``normalization``: the layers; ``moments``: mean, variance and how layers use them
 - ``dropout``, ``pooling``: random zeros; windows or images reduced
-- ``cells``: one step of time; ``recurrent``: sequences of them, in both directions
+- ``cells``: one time step; ``recurrent``: sequences of them, in both directions
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
   ``multi_head_attention``: the layer, and how it decodes
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized

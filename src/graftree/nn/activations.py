@@ -1,7 +1,7 @@
-"""Activation functions, and the one that has a parameter.
+"""Activation functions, and the one layer with a parameter.
 
-All functions are the very objects of ``jax.nn`` (``tanh`` that of ``jax.numpy``), so
-they act elementwise on arrays of any shape and are differentiable. Two are synonyms:
+The functions are those of ``jax.nn`` itself (``tanh`` that of ``jax.numpy``), so they
+act elementwise on arrays of any shape and are differentiable. Two are synonyms:
 ``swish is silu`` and ``hard_swish is hard_silu``.
 """
 
@@ -54,7 +54,7 @@ class PReLU(Module):
     Computes ``x`` where ``x >= 0`` and ``negative_slope * x`` elsewhere.
 
     Args:
-        negative_slope_init: The slope to start with.
+        negative_slope_init: The initial slope.
         dtype: The dtype of the computation and the output; ``None``: that of the
             inputs, to which the slope is then cast.
         param_dtype: The dtype in which the slope is stored.

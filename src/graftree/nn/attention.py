@@ -1,16 +1,16 @@
-"""Dot-product attention as functions, and the masks that say who may look at whom.
+"""Dot-product attention as functions, and the masks that say which keys a query sees.
 
-Two paths lead to the same result. The *fused* one is ``jax.nn.dot_product_attention``,
-which is JAX's to compute as it likes (so far with plain operations that XLA fuses). The
-*explicit* one computes the weights as an array, which is needed to drop some at random,
-to record them, or to compute what JAX's function does not: `dot_product_attention` says
-when. All input is checked before anything is recorded.
+Two paths lead to the same result. The *fused* one is ``jax.nn.dot_product_attention``;
+JAX decides how to compute it (so far with plain operations that XLA fuses). The
+*explicit* one computes the weights as an array. You need that to drop weights at
+random, to record them, or to compute what JAX's function does not:
+`dot_product_attention` says when. All input is checked before anything is recorded.
 
-Shapes are those of a batch of sequences: ``[*batch, length, heads, depth]``. Fewer key
-and value heads than query heads are shared by neighbouring query heads (grouped-query
+Shapes are those of a batch of sequences: ``[*batch, length, heads, depth]``. With fewer
+key and value heads than query heads, neighbouring query heads share them (grouped-query
 attention): query head ``h`` of ``H`` uses key head ``h // (H // key heads)``. A mask
 broadcasts to ``[*batch, heads, queries, keys]``, the shape of the attention weights; an
-entry that is false or zero takes a key away from a query.
+entry that is false or zero hides a key from a query.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def dot_product_attention(
     cap. A query that sees no key gets the plain average of all values; with ``sinks``
     it gets zeros.
 
-    `jax.nn.dot_product_attention` does it, except where it can't: when dropout is
-    active, when the weights are recorded (``module``), with a soft cap or sinks, when
-    key and value differ in depth or number of heads, in float32 with a ``precision``,
-    and in other dtypes than float32 and bfloat16: its softmax is float32, and float16
-    does not work on all platforms. Then the weights are computed as an array, in
-    ``dtype``, by a softmax in float32 or wider.
+    Calls `jax.nn.dot_product_attention`, except where that cannot do it: when dropout
+    is active, when the weights are recorded (``module``), with a soft cap or sinks,
+    when key and value differ in depth or number of heads, in float32 with a
+    ``precision``, and in dtypes other than float32 and bfloat16: its softmax is
+    float32, and float16 does not work on all platforms. The weights are then computed
+    as an array, in ``dtype``, with a softmax in float32 or wider.
 
-    Left to itself, that function takes XLA's kernels on all platforms, up to JAX 0.12.
-    ``implementation="cudnn"`` asks for the fused one of NVIDIA GPUs, as in
+    By default, that function uses XLA's kernels on all platforms, up to JAX 0.12.
+    ``implementation="cudnn"`` asks for the fused kernel of NVIDIA GPUs, as in
     ``MultiHeadAttention(..., attention_fn=functools.partial(dot_product_attention,
     implementation="cudnn"))``; it takes bfloat16 and float16.
 
@@ -93,18 +93,18 @@ def dot_product_attention(
             ``nnx.capture``.
         promote_dtype: Called as ``promote_dtype((query, key, value), dtype=dtype)``.
         is_causal: Whether query ``i`` sees only the keys ``0 .. i``.
-        scale: What dot products are multiplied by; ``None``: ``1 / sqrt(depth)``.
+        scale: The factor of the dot products; ``None``: ``1 / sqrt(depth)``.
         sliding_window: With ``is_causal``: how many keys a query sees, its own
             included, so query ``i`` sees ``i - sliding_window + 1 .. i``. This is what
             Hugging Face calls ``sliding_window``.
         logits_soft_cap: Keeps scaled dot products between minus and plus this positive
             number; bias and masks come after it.
         sinks: A logit for each query head, ``[heads]``, that takes part in the softmax
-            and has no value: the weights of the keys then sum to less than one.
+            but has no value: the weights of the keys then sum to less than one.
         key_value_seq_lengths: How many of the keys each sequence has, ``int[*batch]``;
-            those behind are not seen.
-        implementation: Passed to JAX's function where that is used; ``None``: JAX's
-            choice.
+            later keys are not seen.
+        implementation: Passed to JAX's function where that is used; ``None`` lets JAX
+            choose.
 
     Returns:
         An array ``[*batch, queries, heads, v_depth]``.
@@ -525,7 +525,7 @@ def make_attention_mask(
             real one, for example, or the number of the document it belongs to.
         key_input: One entry per key, ``[*batch, keys]``.
         pairwise_fn: Says which pairs may meet; called with two arrays that broadcast
-            against each other. By default, those of two nonzero entries.
+            against each other. By default, pairs of two nonzero entries.
         extra_batch_dims: How many axes of size one to put in front.
         dtype: The dtype of the mask.
 
@@ -551,10 +551,10 @@ def make_causal_mask(
     extra_batch_dims: int = 0,
     dtype: Dtype = jnp.float32,
 ) -> Shaped[Array, "*extra_and_batch 1 length length"]:
-    """Lets every token look at itself and those before it.
+    """Lets every token see itself and those before it.
 
     Args:
-        x: An array ``[*batch, length]``, of which only the shape counts.
+        x: An array ``[*batch, length]``; only its shape matters.
         extra_batch_dims: How many axes of size one to put in front.
         dtype: The dtype of the mask.
 
@@ -578,7 +578,7 @@ def make_causal_mask(
 def combine_masks(
     *masks: Shaped[ArrayLike, "..."] | None, dtype: Dtype = jnp.float32
 ) -> Shaped[Array, "..."] | None:
-    """Combines masks: a key counts where all of them let it through.
+    """Combines masks: a query sees a key where all of them allow it.
 
     Args:
         *masks: Masks of the same rank that broadcast against each other; ``None``

@@ -1,9 +1,9 @@
-"""Recurrent cells: what a recurrent network does in one step of time.
+"""Recurrent cells: what a recurrent network does in one time step.
 
 A cell maps ``(carry, inputs)`` to ``(new_carry, outputs)``. The carry is what it
 remembers: the state ``h``, or for the LSTM cells the memory ``c`` and the state, each
 ``[*batch, hidden_features]``. `RNN` applies a cell along a sequence; any Module with
-the members of `RNNCellBase` is one.
+the members of `RNNCellBase` is a cell.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def modified_orthogonal(
         dtype: The dtype of the result; half precision is fine.
 
     Returns:
-        An array with orthonormal columns, or rows if there are fewer of these.
+        An array with orthonormal columns, or rows if it has fewer rows.
 
     Example:
         >>> from graftree.nn.recurrent import modified_orthogonal
@@ -284,7 +284,7 @@ def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
 
 
 class SimpleCell(VectorCell):
-    """The classic recurrent cell: one activation, of inputs and carry together.
+    """The classic recurrent cell: one activation of inputs and carry together.
 
     Computes ``h' = activation_fn(dense_i(x) + dense_h(h))``, with ``h`` added to the
     sum if ``residual``. Carry and output are both ``h'``.
@@ -422,7 +422,7 @@ class GatedCell(VectorCell):
 
 
 class GRUCell(GatedCell):
-    """A gated recurrent unit: gates decide how much of the carry is kept.
+    """A gated recurrent unit: gates decide how much of the carry to keep.
 
     With inputs ``x`` and carry ``h`` it computes
 
@@ -573,7 +573,7 @@ class LSTMCell(VectorCell):
             inputs: ``[*batch, in_features]``.
 
         Returns:
-            ``(c', h')``, and ``h'`` once more as outputs.
+            ``(c', h')``, and ``h'`` again as outputs.
 
         Raises:
             ValueError: If the carry is not two arrays.

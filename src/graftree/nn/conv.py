@@ -65,8 +65,8 @@ def _sizes(given: int | Sequence[int]) -> tuple[int, ...]:
 class Conv(Convolution):
     """A convolution with a learned kernel.
 
-    Slides ``kernel`` over the spatial axes of the inputs and contracts it with each
-    window, then adds ``bias``.
+    Slides ``kernel`` over the spatial axes of the inputs, contracts it with each
+    window, and adds ``bias``.
 
     Args:
         in_features: Number of channels of the inputs.
@@ -87,13 +87,13 @@ class Conv(Convolution):
             - an int: that many zeros on all sides
             - a sequence with an int or a ``(low, high)`` pair per spatial axis
 
-        input_dilation: Step between neighbouring inputs; for larger steps zeros are
-            put between them.
+        input_dilation: Step between neighbouring inputs; larger steps put zeros
+            between them.
         kernel_dilation: Step between the inputs that one kernel touches ("atrous").
         feature_group_count: Number of groups that the channels are split into, each
-            convolved by itself.
+            convolved separately.
         use_bias: Whether there is a bias.
-        mask: Multiplied with the kernel on each call; of the kernel's shape.
+        mask: Multiplied with the kernel on each call; has the kernel's shape.
         dtype: The dtype of the computation and the output; ``None``: inferred from
             inputs and Params.
         param_dtype: The dtype in which the Params are stored.
@@ -411,7 +411,7 @@ class ConvTranspose(Convolution):
     """A transposed convolution with a learned kernel.
 
     Adds up one copy of ``kernel`` per position of the inputs, weighted by the input
-    there, the copies of neighbours ``strides`` apart; then adds ``bias``.
+    there, with neighbouring copies ``strides`` apart; then adds ``bias``.
 
     Args:
         in_features: Number of channels of the inputs.
@@ -424,14 +424,14 @@ class ConvTranspose(Convolution):
             - ``"SAME"``: so that the outputs are ``strides`` times as long as the
               inputs
             - ``"VALID"``: nothing is cut off, so all copies are there in full
-            - ``"CIRCULAR"``: as long as ``"SAME"``, what sticks out at one end is added
+            - ``"CIRCULAR"``: as long as ``"SAME"``; what sticks out at one end is added
               at the other, as on a torus
             - an int, or a sequence with an int or a ``(low, high)`` pair per spatial
               axis: the padding of the dilated inputs, as in ``jax.lax.conv_transpose``
 
         kernel_dilation: Step between the outputs that one input reaches.
         use_bias: Whether there is a bias.
-        mask: Multiplied with the kernel on each call; of the kernel's shape.
+        mask: Multiplied with the kernel on each call; has the kernel's shape.
         dtype: The dtype of the computation and the output; ``None``: inferred from
             inputs and Params.
         param_dtype: The dtype in which the Params are stored.

@@ -30,8 +30,8 @@ class Dropout(Module):
         broadcast_dims: Axes along which one random choice is shared.
         deterministic: Whether to drop nothing; ``None``: each call must say.
         rng_collection: The stream to draw from.
-        rngs: Forked to make the layer's own stream: an Rngs, of which it is the stream
-            ``rng_collection``, or an RngStream. ``None``: each call must give one.
+        rngs: Forked to make the layer's own stream: the stream ``rng_collection`` of an
+            Rngs, or an RngStream. ``None``: each call must give one.
 
     Attributes:
         rngs: The layer's own RngStream, or ``None``.
@@ -94,8 +94,8 @@ class Dropout(Module):
                 Rngs, an RngStream, or the key itself. ``None``: the layer's own stream.
 
         Returns:
-            ``inputs`` itself, if nothing is to be dropped. Else a new array of the same
-            shape, sharding and dtype; that of integers is the default float.
+            ``inputs`` itself, if nothing is dropped. Otherwise a new array of the same
+            shape, sharding and dtype; for integers, the default float.
 
         Raises:
             ValueError: If neither the call nor the attribute says whether to be
@@ -136,7 +136,7 @@ class Dropout(Module):
         )
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """Sets how the layer of a view works.
+        """Sets how the view's layer works.
 
         Args:
             deterministic: Whether inputs pass through untouched.

@@ -1,9 +1,9 @@
-"""Initializers: functions ``(key, shape, dtype) -> array`` that make first values.
+"""Initializers: functions ``(key, shape, dtype) -> array`` that make initial values.
 
-All but the three at the end are the very objects of ``jax.nn.initializers``. Of these,
-``ones`` and ``zeros`` are initializers themselves; the others make one when called, as
-in ``initializers.normal(stddev=0.02)``. Layers call an initializer with three
-positional arguments and do not keep it.
+All but the three at the end are those of ``jax.nn.initializers`` itself. Of these,
+``ones`` and ``zeros`` are initializers; the others make one when called, as in
+``initializers.normal(stddev=0.02)``. Layers call an initializer with three positional
+arguments and do not keep it.
 """
 
 from __future__ import annotations

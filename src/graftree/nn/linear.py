@@ -2,8 +2,8 @@
 
 ``Linear`` contracts the last axis, ``LinearGeneral`` any axes, ``Einsum`` what an
 equation says. ``Embed`` looks rows up, and contracts with them where outputs are tied.
-The contraction itself is an argument, so it can be replaced, for example by a quantized
-one.
+The contraction itself is an argument, so you can replace it, for example with a
+quantized one.
 """
 
 from __future__ import annotations
@@ -235,15 +235,15 @@ class LinearGeneral(Contraction):
     Contracts the inputs with the kernel over ``axis``. Along the ``batch_axis``, if
     any, kernel and bias differ from entry to entry.
 
-    The kernel is initialized as a matrix and then reshaped, so it has the values, and
-    their variance, of a `Linear` between flattened features.
+    The kernel is initialized as a matrix and then reshaped, so its values, and their
+    variance, are those of a `Linear` between flattened features.
 
     Args:
-        in_features: Sizes of the contracted axes of the inputs, in the order that these
-            axes have there. An int means one axis, here and below.
+        in_features: Sizes of the contracted axes of the inputs, in the order of these
+            axes there. An int means one axis, here and below.
         out_features: Sizes of the new axes, which come last in the outputs.
-        axis: The axes to contract, always taken from left to right, whatever order
-            they are given in.
+        axis: The axes to contract, always taken from left to right, in whatever order
+            you give them.
         batch_axis: Leading axes along which kernel and bias vary, mapped to their
             sizes: ``{0: size}``, ``{0: size, 1: size}`` and so on.
         use_bias: Whether there is a bias.
@@ -405,8 +405,8 @@ class Einsum(Contraction):
     Its elements are laid out in the order of these letters in the result.
 
     Args:
-        einsum_str: The equation, ``"inputs,kernel->outputs"``, with ellipses where
-            wanted; spaces are ignored. ``None``: each call gives one.
+        einsum_str: The equation, ``"inputs,kernel->outputs"``, optionally with
+            ellipses; spaces are ignored. ``None``: each call gives one.
         kernel_shape: The shape of the kernel.
         bias_shape: The shape of the bias; ``None``: there is none.
         dtype: The dtype of the computation and the output; ``None``: inferred from
@@ -480,12 +480,12 @@ class Einsum(Contraction):
                 ``None``: the one that follows from the operands.
 
         Returns:
-            A new array, of the shape that the equation says.
+            A new array, with the shape that the equation gives.
 
         Raises:
             ValueError: If there is no equation, if it lacks ``->`` or two operands; if
-                ``inputs`` or kernel do not have the axes that it says; or if ``dtype``
-                is neither floating nor complex.
+                ``inputs`` or kernel do not have its axes; or if ``dtype`` is neither
+                floating nor complex.
             TypeError: If the bias does not fit the result, or ``inputs`` is not
                 numeric.
         """
@@ -627,7 +627,7 @@ class Embed(Module):
         """Looks up rows by number.
 
         Negative numbers count from the end. A number outside the table gives a row of
-        NaN; but a table with a single row gives that row for every number.
+        NaN, but a table with a single row gives that row for every number.
 
         Args:
             inputs: Integers, signed or unsigned, of any shape.

@@ -1,8 +1,8 @@
 """Low-rank adaptation: a small trainable change to a large frozen map.
 
 ``LoRA`` is the change by itself, or wrapped around any module; ``LoRALinear`` is a
-`Linear` that has one. Since ``lora_b`` starts with zeros, neither changes anything
-until it is trained.
+`Linear` that has one. Since ``lora_b`` starts as zeros, neither changes anything until
+it is trained.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LoRAParam(Param[A]):
 
 
 class LoRA(Module):
-    """A map of low rank, added to what a module computes.
+    """A low-rank map, added to what a module computes.
 
     Computes ``x @ lora_a @ lora_b``, plus ``base_module(x)`` if there is one.
 
@@ -53,8 +53,8 @@ class LoRA(Module):
         in_features: Size of the last axis of the inputs.
         lora_rank: The rank: size of the axis between the two matrices.
         out_features: Size of the last axis of the outputs.
-        base_module: The module to adapt, a function of the inputs; kept as it is, not
-            copied. ``None``: there is none.
+        base_module: The module to adapt, a function of the inputs; kept, not copied.
+            ``None``: there is none.
         dtype: The dtype of the computation, and of the inputs that the base module
             gets; ``None``: inferred from inputs and parameters.
         param_dtype: The dtype in which the parameters are stored.
@@ -68,7 +68,7 @@ class LoRA(Module):
 
     Attributes:
         lora_a: LoRAParam, ``[in_features, lora_rank]``.
-        lora_b: LoRAParam, ``[lora_rank, out_features]``, at first zeros.
+        lora_b: LoRAParam, ``[lora_rank, out_features]``, initially zeros.
         base_module: The module to adapt, or ``None``.
 
     Raises:
@@ -168,8 +168,8 @@ class LoRALinear(linear.Linear):
     """A `Linear` with a low-rank adaptation.
 
     Computes ``inputs @ kernel + bias + inputs @ lora.lora_a @ lora.lora_b``. Kernel and
-    bias are those that a Linear with the same arguments has, so its state fits: train
-    a Linear, ``nnx.update`` the LoRALinear with it, and then train the `LoRAParam`s.
+    bias are those of a Linear with the same arguments, so its state fits: train a
+    Linear, ``nnx.update`` the LoRALinear with it, and then train the `LoRAParam`s.
 
     Args:
         in_features: Size of the last axis of the inputs.

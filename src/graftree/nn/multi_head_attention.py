@@ -2,9 +2,9 @@
 
 A call checks its input, then projects, attends, and writes last: a call that fails
 leaves caches and random streams as they were. The cache is three Variables of the
-layer: keys and values, ``[*batch, max_length, heads, depth]``, of which the first
-``index`` entries are filled, and the index. A step asks for what the cache will hold,
-attends to that, and writes last.
+layer: keys and values, ``[*batch, max_length, heads, depth]``, whose first ``index``
+entries are filled, and the index. A step asks for what the cache will hold, attends to
+that, and writes last.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class MultiHeadAttention(Module):
         broadcast_dropout: Whether all batch entries and heads drop the same weights.
         dropout_rate: The probability that an attention weight is dropped, in
             ``[0, 1)``.
-        deterministic: Whether nothing is dropped; ``None``: each call must say.
+        deterministic: Whether to drop nothing; ``None``: each call must say.
         precision: Passed to the contractions.
         kernel_init: Initializer of the kernels.
         out_kernel_init: That of the kernel of ``out``; ``None``: ``kernel_init``.
         bias_init: Initializer of the biases.
         out_bias_init: That of the bias of ``out``; ``None``: ``bias_init``.
         use_bias: Whether the projections have biases.
-        attention_fn: Called like `dot_product_attention`, with keywords. For options
+        attention_fn: Called like `dot_product_attention`, with keywords. To set options
             of that function, fill them in: ``functools.partial(
             nnx.dot_product_attention, logits_soft_cap=50.0)``.
         decode: Whether calls decode; ``None``: each call must say.
@@ -101,12 +101,12 @@ class MultiHeadAttention(Module):
         rngs: The layer's own RngStream for dropout, or ``None``.
         cached_key, cached_value: Cache, ``[*batch, max_length, num_kv_heads,
             head_dim]``, or ``None``; made by `init_cache`.
-        cache_index: Cache, an int32: how many tokens were decoded.
+        cache_index: Cache, an int32: how many tokens have been decoded.
 
     Raises:
         ValueError: If ``num_heads`` does not divide ``qkv_features``, or
             ``num_kv_heads`` does not divide ``num_heads``.
-        AttributeError: If ``rngs`` has no stream ``params``; or none for dropout.
+        AttributeError: If ``rngs`` has no stream ``params``, or none for dropout.
 
     Example:
         >>> layer = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
@@ -263,10 +263,10 @@ class MultiHeadAttention(Module):
         """Attends from ``inputs_q`` to ``inputs_k`` and ``inputs_v``.
 
         When decoding, a call takes one token per sequence, adds its key and value to
-        the cache at ``cache_index``, and attends to all tokens so far; token by token
-        that gives what one causal call gives for the whole sequence. A full cache is an
-        error; but inside a transform, where the index is not known, further tokens
-        replace the last one, and ``cache_index > max_length`` shows it afterwards.
+        the cache at ``cache_index``, and attends to all tokens so far. Token by token,
+        this gives what one causal call gives for the whole sequence. A full cache is an
+        error. Inside a transform, where the index is not known, further tokens replace
+        the last one instead, and ``cache_index > max_length`` shows it afterwards.
 
         Args:
             inputs_q: ``[*batch, queries, in_features]``; batch axes are optional.
@@ -278,15 +278,15 @@ class MultiHeadAttention(Module):
             deterministic: Overrides the attribute, if not ``None``.
             rngs: Where the key for dropout comes from: the stream ``dropout`` of an
                 Rngs, or an RngStream. ``None``: the layer's own stream.
-            sow_weights: Whether the weights are recorded, for ``nnx.capture``, as the
+            sow_weights: Whether to record the weights, for ``nnx.capture``, as the
                 Intermediate ``attention_weights``, ``[*batch, heads, queries, keys]``.
             decode: Overrides the attribute, if not ``None``.
             is_causal: Whether query ``i`` sees only the keys ``0 .. i``. Decoding is
                 causal anyway.
             out_sharding: The sharding of the result on a mesh with explicit axes.
             qkv_sharding: That of queries, keys and values.
-            input_positions: Passed on to ``attention_fn`` if given. When decoding, and
-                if ``attention_fn`` has a parameter of this name, ``None`` means
+            input_positions: Passed on to ``attention_fn`` if given. When decoding, if
+                ``attention_fn`` has a parameter of this name, ``None`` means
                 ``cache_index``.
 
         Returns:
@@ -379,7 +379,7 @@ class MultiHeadAttention(Module):
         return [query, key, value]
 
     def init_cache(self, input_shape: Shape, dtype: Dtype = jnp.float32) -> None:
-        """Makes an empty cache, with new Variables in place of old ones.
+        """Makes an empty cache; new Variables replace old ones.
 
         Args:
             input_shape: ``(*batch, max_length, features)``, the shape of the inputs of
@@ -407,7 +407,7 @@ class MultiHeadAttention(Module):
         batch_size: int | Shape | None = None,
         max_length: int | None = None,
     ) -> None:
-        """Sets how the layer of a view works.
+        """Sets how the view's layer works.
 
         Args:
             deterministic: Whether attention weights are never dropped.

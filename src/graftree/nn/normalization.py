@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 class BatchNorm(moments.Norm):
     """Normalizes each feature over the batch, and remembers the statistics.
 
-    While training (``use_running_average=False``) a call uses mean and variance of its
-    inputs, over all axes but ``axis``, and moves the running statistics towards them:
+    While training (``use_running_average=False``), a call uses mean and variance of its
+    inputs over all axes but ``axis``, and moves the running statistics towards them:
     ``running = momentum * running + (1 - momentum) * current``. Otherwise it uses the
     running statistics and changes nothing.
 
     Args:
         num_features: Size of the inputs along ``axis``.
         use_running_average: Whether to use the running statistics; ``None``: each call
-            says so.
+            says.
         axis: The feature axis, or axes.
         momentum: How much of the running statistics a training call keeps.
         epsilon: Added to the variance.
@@ -58,9 +58,9 @@ class BatchNorm(moments.Norm):
         scale_metadata: Metadata of the Param ``scale``.
 
     Attributes:
-        mean: BatchStat, ``[num_features]``, float32: the running mean, at first zeros.
-        var: BatchStat, ``[num_features]``, float32: the running population variance, at
-            first ones.
+        mean: BatchStat, ``[num_features]``, float32: the running mean, initially zeros.
+        var: BatchStat, ``[num_features]``, float32: the running population variance,
+            initially ones.
         scale: Param, ``[num_features]``, or ``None``.
         bias: Param, ``[num_features]``, or ``None``.
 
@@ -125,8 +125,8 @@ class BatchNorm(moments.Norm):
                 complex, the running mean keeps only its real part.
             use_running_average: Overrides the attribute, if not ``None``.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
-                statistics. A feature none of whose positions count is normalized with
-                its running statistics, and these stay as they are.
+                statistics. A feature without such positions is normalized with its
+                running statistics, which do not change.
 
         Returns:
             A new array of the shape of ``x``.
@@ -137,7 +137,7 @@ class BatchNorm(moments.Norm):
                 boolean or can't be broadcast to ``x``, or if ``dtype`` is neither
                 floating nor complex. The statistics are then unchanged.
             TypeError: If ``x`` has the wrong number of features or is not numeric. The
-                statistics are then unchanged, too.
+                statistics are then unchanged too.
         """
         use_running_average = arguments.setting(
             self, "use_running_average", use_running_average
@@ -171,11 +171,11 @@ class BatchNorm(moments.Norm):
         return sharding.kept(new, old)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
-        """Sets how the layer of a view works.
+        """Sets how the view's layer works.
 
         Args:
             use_running_average: Whether to use the running statistics instead of those
-                of the inputs, and to leave them as they are.
+                of the inputs, and to leave them unchanged.
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average
@@ -497,7 +497,7 @@ class RMSNorm(moments.Norm):
 class InstanceNorm(_SampleNorm):
     """Normalizes each feature of each sample over its positions.
 
-    The arguments that are not listed are those of `LayerNorm`.
+    Arguments not listed here are those of `LayerNorm`.
 
     Args:
         feature_axes: The axes along which scale and bias vary. Statistics are computed
@@ -561,7 +561,7 @@ class GroupNorm(moments.Norm):
     group this is a `LayerNorm` over all axes but the first, with groups of one feature
     an `InstanceNorm`.
 
-    The arguments that are not listed are those of `LayerNorm`.
+    Arguments not listed here are those of `LayerNorm`.
 
     Args:
         num_features: Size of the last axis of the inputs.

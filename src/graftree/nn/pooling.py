@@ -1,4 +1,4 @@
-"""Pooling: windows, or whole images, reduced to their average, maximum or minimum.
+"""Pooling: reduces windows, or whole images, to their average, maximum or minimum.
 
 The functions come first; the layers with the same names do the same, for `Sequential`,
 and the global ones reduce all spatial axes. Inputs are ``[*batch, *spatial, features]``
@@ -35,7 +35,7 @@ def pool(
 
     Args:
         inputs: ``[*batch, *window axes, features]``.
-        init: The value that the reduction starts with, and that padding consists of.
+        init: The initial value of the reduction, and the value of padding.
         reduce_fn: Reduces two arrays to one, elementwise: ``jax.lax.add``, for example.
         window_shape: The extent of the windows per axis; an int is that of all axes
             but the first and the last, or of the first, if there are only two.
@@ -114,8 +114,8 @@ def avg_pool(
         window_shape: As for `pool`.
         strides: As for `pool`.
         padding: As for `pool`; padding counts as zeros.
-        count_include_pad: Whether padding counts in the number that the sum of a window
-            is divided by.
+        count_include_pad: Whether the number by which a window's sum is divided counts
+            padding.
 
     Returns:
         An array ``[*batch, *out axes, features]`` of the dtype of ``inputs``; integers
@@ -278,8 +278,8 @@ class AvgPool(_WindowPool):
         window_shape: As for `MaxPool`.
         strides: As for `MaxPool`.
         padding: As for `MaxPool`. It counts as zeros.
-        count_include_pad: Whether padding counts in the number that the sum of a window
-            is divided by.
+        count_include_pad: Whether the number by which a window's sum is divided counts
+            padding.
 
     Example:
         >>> x = jnp.array([1.0, 2.0, 3.0]).reshape(1, 3, 1)
@@ -353,8 +353,8 @@ class GlobalMaxPool(_GlobalPool):
     """Takes the maximum over all spatial axes.
 
     Args:
-        num_spatial_axes: How many axes, those before the last, are spatial; all before
-            them are batch axes. ``None``: all but the first and the last.
+        num_spatial_axes: How many axes before the last are spatial; all before these
+            are batch axes. ``None``: all but the first and the last.
 
     Raises:
         ValueError: If ``num_spatial_axes`` is less than one.

@@ -1,8 +1,8 @@
 """Recurrent networks: a cell applied along a sequence, in both directions, in layers.
 
-`RNN` is a scan over time; `Bidirectional` and `StackedRNN` are made of it. Its cell may
-be any Module with the members of `RNNCellBase`; what the cell keeps in Variables, such
-as the count of random keys, goes from step to step and comes back to the caller's cell.
+`RNN` is a scan over time; `Bidirectional` and `StackedRNN` build on it. Its cell may be
+any Module with the members of `RNNCellBase`; what the cell keeps in Variables, such as
+the count of random keys, goes from step to step and comes back to the caller's cell.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class RNN(Module):
         cell: The cell.
         time_major: Whether inputs and outputs are ``[time, *batch, *features]``, not
             ``[*batch, time, *features]``.
-        return_carry: Whether the last carry is returned, too.
+        return_carry: Whether to return the last carry too.
         reverse: Whether to begin with the last step of each sequence.
         keep_order: Whether the outputs of a reversed sequence are put in the order of
-            the inputs; else they are in the order in which they were made.
+            the inputs; otherwise they stay in the order in which they were made.
         unroll: How many steps are unrolled in the compiled loop.
         state_axes: What the steps do with the state of the cell, by filters: `Carry`
-            goes from step to step, ``None`` is the same for each of them, and an
-            integer is an axis of which each step gets its slice. ``None``: everything
-            is carried.
+            goes from step to step, ``None`` is the same for each step, and an integer
+            is an axis along which each step gets its slice. ``None``: everything is
+            carried.
         broadcast_rngs: A filter for random streams of the cell. Those that match give
-            the same keys in every step, and others in the next call.
+            the same keys in every step, and other keys in the next call.
         rngs: Where the keys of the first carry come from: ``True`` for a stream with a
             constant seed; an Rngs, whose stream ``carry`` is forked, or an RngStream,
             which is forked; ``False`` for none.
@@ -141,8 +141,8 @@ class RNN(Module):
             inputs: ``[*batch, time, *features]``, or ``[time, *batch, *features]``; any
                 number of batch axes, or none.
             initial_carry: The carry of the first step; ``None``: the cell makes one.
-            seq_lengths: How many steps each sequence has, ``[*batch]``; what follows is
-                padding. The outputs there are not masked. ``None``: all of them.
+            seq_lengths: How many steps each sequence has, ``[*batch]``; the rest is
+                padding. The outputs there are not masked. ``None``: all steps.
             return_carry: Overrides the attribute, if not ``None``; so do the next
                 three.
             time_major: See `RNN`.
@@ -153,7 +153,7 @@ class RNN(Module):
 
         Returns:
             The outputs, in the layout of the inputs; or a tuple of the carry and the
-            outputs. The carry is that after the last step of each sequence, or the
+            outputs. The carry is the one after the last step of each sequence, or the
             first carry for an empty one.
 
         Raises:
@@ -336,12 +336,12 @@ def flip_sequences(
     Args:
         inputs: ``[*batch, time, *features]``, or ``[time, *batch, *features]``.
         seq_lengths: The length of each sequence without padding, ``[*batch]``;
-            ``None``: all of them.
+            ``None``: nothing is padding.
         num_batch_dims: The number of batch axes.
         time_major: Whether time is the first axis.
 
     Returns:
-        A new array of the same shape; the padding is reversed, too.
+        A new array of the same shape; the padding is reversed too.
 
     Example:
         >>> from graftree.nn.recurrent import flip_sequences
@@ -370,15 +370,15 @@ class Bidirectional(Module):
 
     Args:
         forward_rnn: The network that begins with the first step.
-        backward_rnn: The one that begins with the last step.
+        backward_rnn: The network that begins with the last step.
         merge_fn: A function of the outputs of both for the same steps; the default
             joins their last axes.
         time_major: Whether inputs and outputs are ``[time, *batch, *features]``, not
             ``[*batch, time, *features]``.
-        return_carry: Whether the last carries are returned, too.
+        return_carry: Whether to return the last carries too.
         rngs: Where the keys of the first carries come from: ``True`` for a stream with
             a constant seed; an Rngs, whose stream ``carry`` is forked; an RngStream,
-            which is kept; ``False``: from those of the two networks.
+            which is kept; ``False``: from the streams of the two networks.
 
     Attributes:
         rngs: An RngStream that both use, or ``None``.
@@ -462,8 +462,8 @@ class Bidirectional(Module):
             the outputs.
 
         Raises:
-            ValueError: If ``initial_carry`` is not a pair; and as `RNN`.
-            TypeError: As `RNN`.
+            ValueError: If ``initial_carry`` is not a pair; and as for `RNN`.
+            TypeError: As for `RNN`.
         """
         return_carry = self.return_carry if return_carry is None else return_carry
         time_major = self.time_major if time_major is None else time_major
@@ -507,8 +507,8 @@ class StackedRNN(Module):
         num_layers: How many layers there are.
         bidirectional: Whether the layers are `Bidirectional`. Each then gives
             ``2 * hidden_features``, those of the forward direction first.
-        dropout_rate: The rate of `Dropout` between layers; none after the last one.
-        rngs: Gives the keys of the parameters, and of the dropout.
+        dropout_rate: The rate of `Dropout` between layers; the last one has none.
+        rngs: Gives the keys of the parameters and of the dropout.
 
     Attributes:
         layers: A List of `RNN` or `Bidirectional`.
@@ -567,10 +567,10 @@ class StackedRNN(Module):
 
         Args:
             inputs: ``[*batch, time, features]``, or ``[time, *batch, features]``.
-            initial_carry: The first carry of each layer; that of a layer of two
-                directions is a pair. ``None``: the cells make them.
+            initial_carry: The first carry of each layer, a pair for a layer with two
+                directions. ``None``: the cells make them.
             seq_lengths: How many steps each sequence has, ``[*batch]``; ``None``: all.
-            return_carry: Whether the last carries are returned, too.
+            return_carry: Whether to return the last carries too.
             time_major: Whether time is the first axis of inputs and outputs.
             rngs: Gives the keys of the first carries: an Rngs from its stream
                 ``carry``, or an RngStream. ``None``: its own stream.
@@ -580,9 +580,9 @@ class StackedRNN(Module):
             tuple, and the outputs.
 
         Raises:
-            ValueError: If there is not one ``initial_carry`` for each layer; and as
+            ValueError: If there is not one ``initial_carry`` for each layer; and as for
                 `RNN`.
-            TypeError: As `RNN`.
+            TypeError: As for `RNN`.
         """
         count = len(self.layers)
         first = (None,) * count if initial_carry is None else initial_carry

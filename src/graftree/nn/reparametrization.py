@@ -1,14 +1,14 @@
-"""Wrappers that normalize the weights of a layer before each call of it.
+"""Wrappers that normalize the weights of a layer before each call.
 
 ``SpectralNorm`` divides matrices by their largest singular value, ``WeightNorm`` gives
-vectors of weights a length that is learned separately.
+weight vectors a length that is learned separately.
 
-**Both overwrite the weights**: the layer holds the normalized ones from the first call
-on, in training and in evaluation, and the original magnitude is gone. Keep a
-copy (``nnx.clone``) where that matters.
+**Both overwrite the weights**: from the first call on, in training and in evaluation,
+the layer holds the normalized ones, and the original magnitude is gone. Keep a copy
+(``nnx.clone``) where that matters.
 
-Everything is checked and computed before anything is written, and a call of the layer
-that fails leaves weights and statistics as they were.
+Everything is checked and computed before anything is written; if a call of the layer
+fails, weights and statistics stay as they were.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _KERNELS = filters.PathContains("kernel")
 class SpectralNorm(Module):
     """Divides the matrices of a layer by their largest singular value, at each call.
 
-    The singular value ``sigma`` of ``W`` is estimated by power iteration, which goes on
-    from where the last call left off: ``n_steps`` times
+    The singular value ``sigma`` of ``W`` is estimated by power iteration, which resumes
+    where the last call left off: ``n_steps`` times
 
         v = l2(u W^T),  u = l2(v W)    with l2(a) = a / sqrt(sum(a^2) + epsilon)
 
-    and then ``sigma = v W u^T``. Derivatives see the last formula only, where ``u`` and
-    ``v`` are constants.
+    and then ``sigma = v W u^T``. Derivatives see only the last formula, with ``u`` and
+    ``v`` as constants.
 
-    Every Param of at least two axes is such a matrix; if it has more, all but the last
-    are taken as one.
+    Every Param with at least two axes is such a matrix; if it has more, all but the
+    last count as one.
 
     **Each call overwrites the weights of the layer**, in evaluation as well. So from
     the second call on ``sigma`` is about one, unless training has moved the weights.
@@ -59,8 +59,8 @@ class SpectralNorm(Module):
         layer_instance: The layer; it is kept and changed, not copied.
         n_steps: Steps of power iteration per call; less than one switches it off.
         epsilon: Added to squared lengths.
-        dtype: The dtype to which new weights are rounded; they are stored in that of
-            the Param. ``None``: that of the Param.
+        dtype: The dtype to which new weights are rounded; they are stored in the dtype
+            of the Param. ``None``: that of the Param.
         param_dtype: The dtype in which the statistics are stored.
         error_on_non_matrix: Whether Params with more than two axes are an error.
         update_stats: Whether calls store ``u`` and ``sigma``.
@@ -71,7 +71,7 @@ class SpectralNorm(Module):
         use_running_average: Whether calls leave the statistics as they are; ``train()``
             and ``eval()`` set it.
         batch_stats: The statistics, BatchStats by path: for each Param
-            ``(*path, "u")``, ``[1, last axis]``, random at first, and
+            ``(*path, "u")``, ``[1, last axis]``, initially random, and
             ``(*path, "sigma")``, ``[]``.
 
     Raises:
@@ -194,8 +194,8 @@ class WeightNorm(Module):
     which extends over all axes but ``feature_axes``: direction and length are learned
     separately.
 
-    **Each call overwrites the weights of the layer**, in evaluation as well. The length
-    that a vector had at first is lost; ``scales`` start with ones.
+    **Each call overwrites the weights of the layer**, in evaluation as well. The
+    original length of a vector is lost; ``scales`` start as ones.
 
     Args:
         layer_instance: The layer; it is kept and changed, not copied.
@@ -210,17 +210,17 @@ class WeightNorm(Module):
         variable_filter: Which Variables of the layer to normalize.
         promote_dtype: Called as ``promote_dtype((weights,), dtype=dtype)`` with the new
             weights, in float32 or wider.
-        rngs: Source of the keys for ``scale_init``. Nothing is drawn, its counts stay:
-            keys are derived from the next one and the path of the kernel, so two equal
-            layers wrapped right one after the other get the same scales.
+        rngs: Source of the keys for ``scale_init``. Nothing is drawn and its counts
+            stay: keys are derived from the next one and the path of the kernel, so two
+            equal layers wrapped one right after the other get the same scales.
 
     Attributes:
         layer_instance: The layer.
-        scales: Params by the path of the kernel in the layer, each of the sizes of
+        scales: Params by the path of the kernel in the layer, each with the sizes of
             ``feature_axes``; or ``None``.
 
     Raises:
-        ValueError: If a feature axis does not exist. It is an IndexError, too.
+        ValueError: If a feature axis does not exist. It is also an IndexError.
         AttributeError: If scales are wanted and ``rngs`` has no stream ``params``.
 
     Example:

@@ -1,9 +1,9 @@
 """Rotary position embedding: positions as rotations of queries and keys.
 
-Each pair of features is a point of the plane, turned by an angle that grows with the
-position, for each pair at a speed of its own. Dot products of two vectors then depend
-on how far apart they are, not on where they are. The two features of a pair are half of
-the embedding apart: ``x[i]`` and ``x[i + size / 2]``.
+Each pair of features is a point in the plane, rotated by an angle that grows with the
+position, each pair at its own speed. Dot products of two vectors then depend on how far
+apart they are, not on where they are. The two features of a pair are half an embedding
+apart: ``x[i]`` and ``x[i + size / 2]``.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class RoPE(Module):
 
     With ``angle = position / theta**(2 * i / size)``, the pair ``x1 = x[i]``,
     ``x2 = x[i + size / 2]`` becomes ``x1 * cos(angle) - x2 * sin(angle)``,
-    ``x2 * cos(angle) + x1 * sin(angle)``. These are the pairs of Hugging Face, so
-    weights from there fit as they are. The angles are computed in float32 or wider,
-    even for half-precision inputs.
+    ``x2 * cos(angle) + x1 * sin(angle)``. Hugging Face pairs features the same way, so
+    its weights fit unchanged. The angles are computed in float32 or wider, even for
+    half-precision inputs.
 
     Args:
         theta: How slowly the slowest pairs turn.
-        embedding_size: Size of the embeddings that tables are made for; ``None``: no
-            tables, everything is computed at each call.
-        max_seq_len: Number of positions that tables are made for; required with
+        embedding_size: Size of the embeddings to make tables for; ``None``: no tables,
+            each call computes everything.
+        max_seq_len: Number of positions to make tables for; required with
             ``embedding_size``.
 
     Attributes:
@@ -95,8 +95,8 @@ class RoPE(Module):
         Args:
             x: Vectors of even size, ``[*batch, length, size]``.
             input_positions: The positions, ``[length]``, or broadcastable to
-                ``[*batch, length]``; fractions and negative ones are fine. They are
-                not looked up in the tables. ``None``: ``0 .. length - 1``.
+                ``[*batch, length]``; they may be fractional or negative, and are not
+                looked up in the tables. ``None``: ``0 .. length - 1``.
 
         Returns:
             A new array of the shape of ``x``, in its dtype; for integers in float32.
@@ -113,9 +113,9 @@ class RoPE(Module):
         x: Num[ArrayLike, "*batch length heads size"],
         input_positions: Num[ArrayLike, "*positions length"] | None = None,
     ) -> Inexact[Array, "*batch length heads size"]:
-        """Rotates queries or keys as attention has them, each head alike.
+        """Rotates queries or keys in the layout of attention, each head alike.
 
-        The same as calling with the length and the heads transposed, without that.
+        Like calling with length and heads transposed, but without transposing.
 
         Args:
             x: Vectors of even size, ``[*batch, length, heads, size]``.
@@ -126,7 +126,7 @@ class RoPE(Module):
             A new array of the shape of ``x``, in its dtype; for integers in float32.
 
         Raises:
-            ValueError: As calling.
+            ValueError: As for a call.
 
         Example:
             >>> x = jax.random.normal(jax.random.key(0), (3, 2, 8))
@@ -221,7 +221,7 @@ def dot_product_attention_with_rope(
     """Computes `dot_product_attention` of rotated queries and keys.
 
     Made to be the ``attention_fn`` of a `MultiHeadAttention`, with ``rope`` filled in
-    by ``functools.partial``. While decoding, that passes the positions of the queries.
+    by ``functools.partial``. While decoding, it passes the positions of the queries.
 
     Args:
         query: ``[*batch, queries, heads, depth]``, ``depth`` even.
@@ -231,8 +231,8 @@ def dot_product_attention_with_rope(
             ``[*batch, heads, length, depth]`` and positions that broadcast to
             ``[*batch, heads, length]``, or ``None``.
         input_positions: Positions, ``[queries]`` or ``[*batch, queries]``: of queries
-            and keys if there are as many keys; else of the queries, and the keys have
-            ``0, 1, ...``. ``None``: both have ``0, 1, ...``.
+            and keys if there are equally many; otherwise of the queries, and the keys
+            have ``0, 1, ...``. ``None``: both have ``0, 1, ...``.
         **kwargs: Passed on to `dot_product_attention`.
 
     Returns:

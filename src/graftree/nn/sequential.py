@@ -1,4 +1,4 @@
-"""Sequential: layers that are applied one after the other."""
+"""Sequential: layers applied one after the other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
     """Applies layers one after the other.
 
     A tuple that a layer returns becomes the positional arguments of the next one, a
-    dict its keyword arguments, anything else its only argument. Keyword arguments of
-    the call are offered to every layer, which gets those that its signature names; so
-    ``rngs=`` and ``deterministic=`` reach the layers that take them.
+    dict its keyword arguments, anything else its only argument. Each layer also gets
+    those keyword arguments of the call that its signature names; so ``rngs=`` and
+    ``deterministic=`` reach the layers that take them.
 
     Args:
         *fns: The layers: Modules or functions.
@@ -25,7 +25,7 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
         layers: The layers, as a `List`.
 
     Raises:
-        ValueError: If Modules are passed in a list or tuple, and not one by one.
+        ValueError: If Modules are passed in a list or tuple, not one by one.
 
     Example:
         >>> model = nnx.Sequential(lambda x: x + 1, lambda x, *, scale: x * scale)
@@ -60,7 +60,7 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
 
         Raises:
             TypeError: If a layer can't be called, or if it takes a keyword argument
-                that the previous layer supplied as well.
+                that the previous layer also supplied.
 
         Example:
             >>> nnx.Sequential(lambda x: (x, 2), lambda x, y: x - y)(5)
@@ -134,10 +134,10 @@ def has_keyword_arg(func: Callable[..., Any], name: str) -> bool:
         name: The name of the argument.
 
     Returns:
-        True if there is one that is keyword-only, or positional or keyword.
+        True if it has one that is keyword-only, or positional or keyword.
 
     Raises:
-        ValueError: If ``func`` is a built-in function without signature.
+        ValueError: If ``func`` is a built-in function without a signature.
 
     Example:
         >>> nnx.helpers.has_keyword_arg(lambda x, *, key: x, "key")

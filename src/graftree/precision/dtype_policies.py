@@ -32,16 +32,17 @@ _WAY_OUT = (
 class Policy:
     """The dtypes of a model, or of a part of it.
 
-    Functions that take a policy take its text, too: ``"params=f32, compute=bf16"``.
+    Functions that take a policy also take its text: ``"params=f32, compute=bf16"``.
 
     Args:
-        params: In which dtype parameters are stored; ``None``: as they are.
-        compute: In which dtype layers compute, and what they return; ``None``: as it
-            was.
-        output: To which dtype the result of a call is cast; ``None``: it is not cast.
+        params: The dtype in which parameters are stored; ``None``: unchanged.
+        compute: The dtype in which layers compute, and which they return; ``None``:
+            unchanged.
+        output: The dtype to which the result of a call is cast; ``None``: it is not
+            cast.
 
     Raises:
-        ValueError: If a part is not a floating dtype, or float64 while JAX has it
+        ValueError: If a part is not a floating dtype, or is float64 while JAX has it
             switched off.
 
     Example:

@@ -1,8 +1,8 @@
-"""Which dtypes the operations of a program have that precision hangs on.
+"""The dtypes of those operations of a program that precision depends on.
 
 A function is traced, and its program read: matrix products, convolutions, and the sums
-and maxima of norms and softmax, each with the path of the module that it is in. Calls,
-loops, branches and rematerialized parts are gone into, kernels are not.
+and maxima of norms and softmax, each with the path of its module. The search enters
+calls, loops, branches and rematerialized parts, but not kernels.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ class Operation:
     """An operation of a program, or several that are alike.
 
     Attributes:
-        path: The module that it is in, as in ``net.blocks[3].attn.query``; empty if it
-            is in none.
+        path: Its module, as in ``net.blocks[3].attn.query``; empty if it is in none.
         direction: ``"forward"``, ``"backward"``, or ``"recomputed"`` where `nnx.remat`
-            does the forward pass again.
+            repeats the forward pass.
         name: ``"dot"``, ``"conv"``, ``"sum"`` or ``"max"``.
         operands: The dtypes of the operands.
         result: The dtype of the result, in which it is accumulated as far as the
@@ -57,7 +56,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class DtypeReport:
-    """The operations of a program that precision hangs on; it prints as a table.
+    """The operations of a program that precision depends on; prints as a table.
 
     Attributes:
         operations: In the order of the program.
@@ -107,20 +106,20 @@ class DtypeReport:
 
 
 def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
-    """Lists in which dtypes a function multiplies, convolves and sums.
+    """Lists the dtypes in which a function multiplies, convolves and sums.
 
     Nothing is computed, and nothing that the function writes reaches its arguments.
 
     Args:
         f: A function that can be traced, such as a train step, also one made by
-            ``nnx.jit``; a method; or a Module that is called.
+            ``nnx.jit``; a method; or a Module to call.
         *args: Its arguments; arrays may be ``jax.ShapeDtypeStruct``, also those in
             Variables. Arguments that are not arrays or objects are constants.
         **kwargs: Its keyword arguments.
 
     Returns:
-        The operations on floating numbers, by the path of the module that they are in,
-        forward and backward; to print, or to ask.
+        The operations on floating numbers, forward and backward, by the path of their
+        module; print it or query it.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

@@ -23,10 +23,10 @@ class DynamicScale(Pytree):
     The smallest numbers of float16 are about 6e-8, and many gradients are smaller. So
     the loss is multiplied by ``scale``, and the gradients are divided by it in float32.
     Where a gradient is infinite or NaN, the scale is too large: the step is skipped and
-    the scale multiplied by ``backoff_factor``. After ``growth_interval`` steps in a row
-    that were not skipped, the next of them multiplies it by ``growth_factor``.
+    the scale is multiplied by ``backoff_factor``. After ``growth_interval`` steps in a
+    row that were not skipped, the next such step multiplies it by ``growth_factor``.
 
-    A step is two lines, which also leave alone what a skipped step must not change:
+    A step is two lines. They also protect what a skipped step must not change:
 
         loss, grads = scaler.value_and_grad(loss_fn)(model, batch)
         scaler.update(optimizer, model, grads)
@@ -35,14 +35,14 @@ class DynamicScale(Pytree):
     model, and keep it in checkpoints.
 
     Args:
-        scale: The first scale.
-        growth_factor: By what the scale grows; more than one.
-        backoff_factor: By what it shrinks; between zero and one.
+        scale: The initial scale.
+        growth_factor: The factor by which the scale grows; more than one.
+        backoff_factor: The factor by which it shrinks; between zero and one.
         growth_interval: After how many finite steps it grows.
         minimum_scale: The scale does not shrink below this.
 
     Attributes:
-        scale: Variable, a float32: the present scale.
+        scale: Variable, a float32: the current scale.
         finite_steps: Variable, an int32: how many steps in a row were finite.
         is_finite: Variable, a bool: whether the gradients of the last step were.
 
@@ -114,16 +114,16 @@ class DynamicScale(Pytree):
                 the outputs of a policy with ``output=f32`` are: it is multiplied by the
                 scale in float32 or wider.
             has_aux: Whether ``f`` returns a pair.
-            axis_name: A mapped axis to average the gradients over; then all devices
+            axis_name: A mapped axis to average the gradients over; all devices then
                 agree whether they are finite.
             **options: The other options of `nnx.value_and_grad`, such as ``argnums``.
 
         Returns:
             A function with the arguments of ``f`` that returns ``(value, gradients)``,
             the value as ``f`` gives it, the gradients divided by the scale, in float32
-            or wider. It moves the scale, and sets ``is_finite``. If a gradient is not
-            finite, all that ``f`` changed in its arguments is as it was, such as the
-            statistics of `BatchNorm`, but for random streams.
+            or wider. It adjusts the scale and sets ``is_finite``. If a gradient is not
+            finite, everything that ``f`` changed in its arguments, such as the
+            statistics of `BatchNorm`, is restored, except random streams.
 
         Example:
             >>> scaler = nnx.precision.DynamicScale(scale=2.0**10)
@@ -172,13 +172,13 @@ class DynamicScale(Pytree):
         self.is_finite[...] = is_finite
 
     def update(self, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Updates a model by an optimizer, unless the last gradients were not finite.
+        """Updates a model with an optimizer, if the last gradients were finite.
 
-        Then model and optimizer stay as they are, the count of steps included.
+        Otherwise model and optimizer stay as they are, including the count of steps.
 
         Args:
             optimizer: An `nnx.Optimizer`, or anything with such a method ``update``.
-            *args: The arguments of that: the model and the gradients.
+            *args: The arguments of ``update``: the model and the gradients.
             **kwargs: Its keyword arguments.
 
         Example:

@@ -1,14 +1,13 @@
 """Sets the dtypes of the layers of a model, at once or while they are made.
 
-What a layer has is in its attributes: ``dtype``, in which it computes, and
-``param_dtype``, in which its Params are stored. So a policy is nothing but these, the
-cast of the Params, and that of results; a layer made with these arguments is the same.
+The dtypes of a layer are attributes: ``dtype``, in which it computes, and
+``param_dtype``, in which its Params are stored. A policy is just these, the cast of the
+Params, and that of results; a layer made with these arguments is the same.
 
-A policy for the layers that are made in a context is set in each model when its
-outermost constructor is done, as `set_policy` would, but for what the arguments of a
-layer say. The layers inside, such as the projections of attention, are made by code of
-this library that passes all arguments: what counts there are the arguments of the outer
-one.
+A policy for layers made in a context is set in each model when its outermost
+constructor is done, as `set_policy` would, except for what the arguments of a layer
+say. Inner layers, such as the projections of attention, are made by code of this
+library that passes all arguments: there, the arguments of the outer layer count.
 """
 
 from __future__ import annotations
@@ -49,42 +48,42 @@ def set_policy(
     exceptions: Exceptions | None = None,
     strict: bool = False,
 ) -> Applied:
-    """Sets in which dtypes a model stores its Params, computes, and returns results.
+    """Sets the dtypes in which a model stores its Params, computes and returns results.
 
-    It changes the layers of the model in place, all or none: their attributes ``dtype``
+    Changes the layers of the model in place, all or none: their attributes ``dtype``
     and ``param_dtype``, and the dtype of their Params. Other Variables stay as they
     are: running statistics, random streams, caches. So does the state of an optimizer,
-    which is best made afterwards.
+    so make the optimizer afterwards.
 
-    Normalization layers compute in float32 or wider, and return what the other layers
-    do; the softmax of attention is float32 in any case.
+    Normalization layers compute in float32 or wider, and return the same dtype as the
+    other layers; the softmax of attention is always float32.
 
     Args:
         model: A Module, or another object that holds layers.
         policy: The dtypes; ``params`` and ``compute`` are required. ``output`` is the
             dtype to which floating results of ``model(...)`` itself are cast.
-        exceptions: Policies of parts, or ``"keep"`` to leave a part as it is. A key is
-            what selects modules: a class, a pattern of paths as in ``"blocks[*].mlp"``,
-            or a function of path and module. A part is meant with all that is in it,
-            but for ``output``. The innermost part counts, then the last exception; what
-            an exception does not say is as it would be without it.
-        strict: Whether layers that it does not know are an error.
+        exceptions: Policies of parts, or ``"keep"`` to leave a part as it is. A key
+            selects modules: a class, a pattern of paths as in ``"blocks[*].mlp"``, or a
+            function of path and module. A part includes everything in it, except for
+            ``output``. The innermost part counts, then the last exception; what an
+            exception does not say is as it would be without it.
+        strict: Whether unknown layers are an error.
 
     Returns:
-        What was set, layer by layer, to print; and in ``unknown`` the layers that it
-        does not know: modules with Params of their own but without ``dtype``.
+        What was set, layer by layer, to print; and in ``unknown`` the unknown layers:
+        modules that have their own Params but no ``dtype``.
 
     Raises:
-        TypeError: If ``model`` is not an object with layers, or an exception selects
-            nothing that could be.
+        TypeError: If ``model`` is not an object with layers, or an exception's key is
+            not of these kinds.
         ValueError: If the policy or an exception can't be read or lacks a part, an
             exception matches no module, a shared module or Variable would get two
-            dtypes, the result of something is to be cast that is not called, or there
-            are unknown layers and ``strict`` is set. Then nothing has changed.
+            dtypes, a result is to be cast of something that is not called, or there are
+            unknown layers and ``strict`` is set. Then nothing has changed.
         TraceContextError: If another trace owns a part of the model.
 
     Warns:
-        UnknownLayerWarning: If there are layers that it does not know.
+        UnknownLayerWarning: If there are unknown layers.
 
     Example:
         >>> rngs = nnx.Rngs(0)
@@ -450,7 +449,7 @@ class SetLayer:
 
 @dataclasses.dataclass(frozen=True)
 class UnknownLayer:
-    """A module with Params of its own that does not say in which dtype it computes.
+    """A module with its own Params that does not say in which dtype it computes.
 
     Attributes:
         path: Its keys, from the model.
@@ -532,17 +531,16 @@ def default(
 ) -> Iterator[None]:
     """A context in which layers are made with the dtypes of a policy.
 
-    A model made in it is as `set_policy` would make it, but for layers that are given
-    ``dtype`` (other than ``None``) or ``param_dtype`` as arguments: these win. Random
-    numbers are drawn in float32, or in the ``param_dtype`` that a layer is given, and
-    then rounded to the dtype of ``params``: the seed gives the numbers that it gives
-    without a policy. The policy holds in this thread, also for models that ``nnx.jit``
+    A model made in it is as `set_policy` would make it, except that the arguments
+    ``dtype`` (other than ``None``) and ``param_dtype`` of a layer win. Random numbers
+    are drawn in float32, or in the ``param_dtype`` of a layer's arguments, and then
+    rounded to the dtype of ``params``: a seed gives the same numbers as without a
+    policy. The policy holds in this thread, also for models that ``nnx.jit``
     makes: functions compiled before are traced again.
 
     Args:
         policy: As for `set_policy`. ``output`` is for the models themselves: modules
-            that were called for, not those made in the constructor of another one, and
-            that have a ``__call__``.
+            with a ``__call__`` that are not made in the constructor of another module.
         exceptions: As for `set_policy`; paths begin at the model.
 
     Raises:

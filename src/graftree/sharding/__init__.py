@@ -6,7 +6,7 @@
     batch = nnx.sharding.global_batch(rows_of_this_process, sharding)
 
 The rules say which axis of the mesh divides a named axis, as in ``[("hidden",
-"tensor")]``; without a mesh all of it does nothing. `fetch` reads a value that is
+"tensor")]``; without a mesh, none of this does anything. `fetch` reads a value that is
 spread over processes.
 """
 

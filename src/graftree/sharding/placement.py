@@ -1,8 +1,8 @@
-"""Values placed on a mesh: activations, models being made, what processes have.
+"""Places values on a mesh: activations, models being made, what processes have.
 
-`constrain` places values inside of a model by the names of their axes. `init` makes a
-model where it belongs: each device computes its own part. `global_batch` makes arrays
-of all processes of what each has, `fetch` reads them in each.
+`constrain` places values inside a model by the names of their axes. `init` makes a
+model where it belongs: each device computes its own part. `global_batch` joins what
+each process has into arrays of all processes; `fetch` reads these in each process.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def constrain(x: T, names: Sequence[Any]) -> T:
     Call it where a model should say how its activations are divided, as in
     ``x = nnx.sharding.constrain(x, ("batch", None, "embed"))``. Without a mesh it does
     nothing. On axes of type Auto it is ``jax.lax.with_sharding_constraint``, on
-    Explicit ones ``jax.sharding.reshard``; axes that `jax.shard_map` has taken (Manual)
-    are left out. Gradients are placed alike. Compiled functions are traced
+    Explicit ones ``jax.sharding.reshard``; it skips axes that `jax.shard_map` has taken
+    (Manual). Gradients are placed the same way. Functions that are compiled are traced
     again where other rules or another mesh are in force.
 
     Args:
         x: An array, or a pytree of arrays, all with axes of these names.
         names: What each axis is: a name that `logical_axis_rules` know or an axis of
             the mesh, a tuple of such names, or ``None`` for an axis that is not
-            divided. Axes at the end may be left out, they are not divided either.
+            divided. You may leave out axes at the end; they are not divided either.
 
     Returns:
         The same values, placed.
@@ -130,19 +130,19 @@ def init(
     mesh: jax.sharding.Mesh,
     rules: Sequence[tuple[str, Any]] = (),
 ) -> T:
-    """Makes a model on a mesh, as its Variables are annotated.
+    """Makes a model on a mesh, as the annotations of its Variables say.
 
     The function is compiled, so that no device ever holds more than its part of an
-    array, and all devices have part in making it. The numbers are those that the
-    function gives without a mesh: what JAX would cut to 32 bits stays on the host, and
-    so do Python numbers.
+    array, and all devices help to make it. The numbers are those that the function
+    gives without a mesh: what JAX would cut to 32 bits stays on the host, and so do
+    Python numbers.
 
     Args:
         make: Makes the model; also a tuple of a model and its optimizer, whose state
             goes where the parameters are, or where their ``optimizer_sharding`` says.
             It is traced twice.
         mesh: The devices. What is not annotated is on all of them.
-        rules: What logical names of axes in annotations stand for: pairs of a name and
+        rules: What the logical axis names in annotations stand for: pairs of a name and
             an axis of the mesh, a tuple of axes, or ``None``.
 
     Returns:
@@ -150,7 +150,7 @@ def init(
 
     Raises:
         ValueError: If the mesh has no axis of a name, or the devices can't divide an
-            axis of an array; it lists all of these by path. Nothing has been made.
+            axis of an array; lists all of these by path. Nothing has been made.
         TypeError: If ``rules`` are not pairs.
 
     Example:
@@ -232,7 +232,7 @@ def as_abstract(tree: T, graph: bool | None = None) -> T:
 def get_abstract_model(
     init_fn: Callable[[], Any], mesh: jax.sharding.Mesh, *, graph: bool | None = None
 ) -> tuple[Any, Any]:
-    """The structure and the sharded shapes of the model that a function makes.
+    """Gives the structure and sharded shapes of the model that a function makes.
 
     Args:
         init_fn: Makes the model; it is not run, only traced.
@@ -381,10 +381,10 @@ _WAY_OUT = (
 
 
 def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Makes arrays of all processes of the rows that each process has.
+    """Joins the rows of each process into arrays of all processes.
 
     Args:
-        batch: A pytree of NumPy arrays, or what converts to them, or of random keys:
+        batch: A pytree of NumPy arrays, of what converts to them, or of random keys:
             the rows of this process. All processes have the same number of rows.
         sharding: Where the rows go, e.g. ``NamedSharding(mesh, P("data"))``.
 
@@ -394,7 +394,7 @@ def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
 
     Raises:
         ValueError: If an axis of an array can't be divided among the devices, or it has
-            no such axis, or no numbers; it lists all of these by path.
+            no such axis, or no numbers; lists all of these by path.
 
     Example:
         >>> mesh = jax.make_mesh((4,), ("data",))
@@ -472,14 +472,14 @@ def fetch(tree: Any) -> Any:
     """Reads arrays that are spread over processes, in each of them.
 
     All processes must call it, with the same tree: what one process lacks, the others
-    send. A metric that was computed of a global batch is read like that.
+    send. Use it, for example, to read a metric of a global batch.
 
     Args:
         tree: A pytree of arrays and Variables; also an object.
 
     Returns:
-        The same tree with NumPy arrays, the whole of each. Random keys stay keys, and
-        what is not a number, such as a string, stays what it is.
+        The same tree with whole NumPy arrays. Random keys stay keys, and what is not a
+        number, such as a string, stays what it is.
 
     Example:
         >>> metric = nnx.metrics.Average()

@@ -79,7 +79,7 @@ class Report:
     __repr__ = __str__
 
     def draw(self, path: str) -> None:
-        """Prints a picture of where the parts of an array are; it needs ``rich``.
+        """Draws where the parts of an array are; needs ``rich``.
 
         Args:
             path: The path of an array of one or two axes, as in the table.
@@ -116,8 +116,8 @@ def report(tree: Any) -> Report:
     """Says where the arrays of an object are, and how many bytes each device holds.
 
     Args:
-        tree: An object, also an abstract one; a State; a pytree of these. An array that
-            occurs more than once counts once.
+        tree: An object, also an abstract one; a State; a pytree of these. A repeated
+            array counts once.
 
     Returns:
         A `Report`, which prints as a table.

@@ -5,9 +5,10 @@
     nnx.surgery.add_lora(model, "**.{query,value}", rank=8, rngs=rngs)
     nnx.surgery.merge_lora(model)                             # into the kernels
 
-What is meant is said by a pattern of paths, a class or a function; what matches nothing
-is an error. Everything is checked before the first change. `stack` and `unstack` turn a
-list of equal layers into an `nnx.Stack` and back; `at` makes a filter of a pattern.
+Select parts by a pattern of paths, a class or a function; a selection that matches
+nothing is an error. Everything is checked before the first change. `stack` and
+`unstack` turn a list of equal layers into an `nnx.Stack` and back; `at` turns a pattern
+into a filter.
 """
 
 # The files of this folder:

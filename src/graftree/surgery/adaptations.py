@@ -1,8 +1,8 @@
 """LoRA onto the layers of a model.
 
-A layer stays the same object with the same Variables at the same paths; it only becomes
-one of a class in `lora_layers.py`, with the attribute ``lora``. So what is shared stays
-shared, and the checkpoints of the plain model still fit.
+A layer stays the same object with the same Variables at the same paths; only its class
+changes, to one in `lora_layers.py`, and it gets the attribute ``lora``. So what is
+shared stays shared, and checkpoints of the plain model still fit.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def add_lora(
 
     The kernel of a layer then counts as ``kernel + alpha / rank * lora_a @ lora_b``.
     Its own Variables stay at their paths; the new ones are below them, at
-    ``lora.lora_a`` and ``lora.lora_b``, and are sharded like the axes of the kernel
-    that they have. Since ``lora_b`` starts with zeros, the outputs are what they were.
-    `Linear`, `LinearGeneral` (so the four of attention), `Conv` and `Embed` can be
-    adapted, also in a `Stack`.
+    ``lora.lora_a`` and ``lora.lora_b``, and are sharded like the axes that they share
+    with the kernel. Since ``lora_b`` starts as zeros, the outputs do not change yet.
+    You can adapt `Linear`, `LinearGeneral` (so the four of attention), `Conv` and
+    `Embed`, also in a `Stack`.
 
     Args:
         model: A Module, or another object or container of layers.
@@ -54,7 +54,7 @@ def add_lora(
             (see `at`), a class, a function of path and module, or a list of these.
         rank: The rank of the adaptations.
         rngs: Gives each layer two keys of the stream ``params``, in the order of paths.
-        alpha: The scale times the rank; ``None``: the scale is one.
+        alpha: The scale times the rank; ``None``: a scale of one.
         param_dtype: The dtype in which the new Variables are stored; ``None``: the
             ``param_dtype`` of the layer.
         a_initializer: Initializer of ``lora_a``, called with the shape of a matrix.
@@ -62,11 +62,11 @@ def add_lora(
         param_type: The class of the new Variables.
 
     Returns:
-        The paths of the layers, of each the first.
+        The first path of each layer.
 
     Raises:
         ValueError: If nothing is selected, or something that can't be adapted: another
-            kind of module, one with LoRA already, a subclass of the user's, grouped and
+            kind of module, one that already has LoRA, your own subclass, grouped and
             masked convolutions, layers in `SpectralNorm` or `WeightNorm`. Then nothing
             has changed.
         TypeError: If ``model`` or ``where`` have the wrong type.
@@ -112,8 +112,8 @@ def merge_lora(model: Any, where: Any = ...) -> list[Path]:
     """Adds what low-rank adaptations learned to the kernels, in place.
 
     Each kernel becomes ``kernel + scale * lora_a @ lora_b``, computed in float32 or
-    wider, in its own dtype; the layer is what it was before `add_lora`. Layers made as
-    `nnx.LoRALinear` become Linear.
+    wider, in its own dtype; the layer becomes what it was before `add_lora`. Layers
+    made as `nnx.LoRALinear` become Linear.
 
     Args:
         model: A Module, or another object or container of layers.
@@ -121,11 +121,11 @@ def merge_lora(model: Any, where: Any = ...) -> list[Path]:
             class, a function of path and module, or a list of these.
 
     Returns:
-        The paths of the layers, of each the first.
+        The first path of each layer.
 
     Raises:
         ValueError: If no layer there has LoRA; or if the kernel of one is shared, which
-            would change others, or is not what the layer computes with; or, outside of
+            would change others, or is not what the layer computes with; or, outside
             transforms, if a sum is not finite in the dtype of the kernel. Then nothing
             has changed.
         TypeError: If ``model`` or ``where`` have the wrong type.
@@ -155,14 +155,14 @@ def merge_lora(model: Any, where: Any = ...) -> list[Path]:
 
 
 def remove_lora(model: Any, where: Any = ...) -> list[Path]:
-    """Takes low-rank adaptations off, in place, and forgets what they learned.
+    """Removes low-rank adaptations, in place, and discards what they learned.
 
     Args:
         model: A Module, or another object or container of layers.
         where: The parts of the model in which the layers are, as for `merge_lora`.
 
     Returns:
-        The paths of the layers, of each the first.
+        The first path of each layer.
 
     Raises:
         ValueError: If no layer there has LoRA.

@@ -3,8 +3,8 @@
 A frozen Variable stays the same object at the same paths, with its value, sharing and
 metadata. Only its class changes, to `Frozen`, which is not a Param: so gradients and
 optimizers with ``wrt=nnx.Param`` leave it out, and so does everything else that selects
-Params. The class that it had is kept in its metadata, where updates by the state of
-another model don't reach it.
+Params. Its metadata keep the class that it had, where updates by the state of another
+model don't reach it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def _leaf(raw: Any) -> Any:
 class Frozen(Variable[A], leaf=_leaf):
     """A Variable that `freeze` took out of training.
 
-    It is not a Param, so ``wrt=nnx.Param`` skips it. Its value is a constant to
-    differentiation, also as a leaf of a pytree, as in a plain ``jax.grad`` of a whole
-    model, where the gradient is zero. (``get_raw_value()`` returns what is stored as it
-    is, and so do leaves inside of a further ``nnx`` transform there.) It may be
-    written, for example by loading a checkpoint. The metadata entry ``frozen_type`` is
+    It is not a Param, so ``wrt=nnx.Param`` does not select it. Its value is a constant
+    to differentiation, also as a leaf of a pytree, as in a plain ``jax.grad`` of a
+    whole model, where the gradient is zero. (``get_raw_value()`` returns what is stored
+    as it is, and so do leaves inside a further ``nnx`` transform there.) You may write
+    to it, for example by loading a checkpoint. The metadata entry ``frozen_type`` is
     the class that it had.
 
     Example:
@@ -84,13 +84,13 @@ def _constant(value: Any) -> Any:
 def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path]:
     """Takes Variables out of training, in place: no gradients, no optimizer state.
 
-    Each becomes a `Frozen` Variable and is not a Param; it keeps its identity, value,
-    paths and metadata, so checkpoints stay the same, and what is shared stays shared.
-    Make optimizers after freezing: one that was made before has state for what is
-    frozen now, and its updates raise.
+    Each becomes a `Frozen` Variable, which is not a Param; it keeps its identity,
+    value, paths and metadata, so checkpoints stay the same, and what is shared stays
+    shared. Make optimizers after freezing: one made before has state for what is now
+    frozen, and its updates raise.
 
-    Statistics such as those of `BatchNorm` are not parameters. They change as before:
-    ``encoder.eval()`` keeps them as they are.
+    Statistics such as those of `BatchNorm` are not parameters. They keep changing;
+    ``encoder.eval()`` holds them fixed.
 
     Args:
         model: A Module, or another object or container of Variables.
@@ -98,16 +98,16 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
             ``nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam))``.
         where: The parts of the model in which they are: a pattern of paths such as
             ``"encoder.blocks[:6]"`` (see `at`), a class of modules, a function of path
-            and object, or a list of these. A part is meant with all that is in it.
+            and object, or a list of these. A part includes everything in it.
 
     Returns:
-        The paths of what is frozen now and was not before.
+        The paths of what is now frozen and was not before.
 
     Raises:
         ValueError: If nothing is selected, or a Variable that can't be frozen: state
             that is not a parameter, weights that `SpectralNorm` or `WeightNorm`
-            overwrite, and Variables of a class with behaviour of its own. Then nothing
-            is frozen.
+            overwrite, and Variables of a class with its own behaviour. Then nothing is
+            frozen.
         TypeError: If ``model``, ``filter`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns one of the Variables.
 
@@ -157,7 +157,7 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
         where: The parts of the model in which they are, as for `freeze`.
 
     Returns:
-        The paths of what was frozen and is not now.
+        The paths of what was frozen and no longer is.
 
     Raises:
         ValueError: If nothing frozen is selected.

@@ -1,7 +1,7 @@
-"""Layers with a low-rank adaptation: onto which it goes, and what they are then.
+"""Layers with a low-rank adaptation: which ones can have it, and what they become.
 
-Each is a layer of the kind that it was, with the same Variables at the same paths, and
-one more attribute, ``lora``. Its kernel counts as ``kernel + scale * lora_a @ lora_b``,
+Each stays a layer of its kind, with the same Variables at the same paths, and gets one
+more attribute, ``lora``. Its kernel counts as ``kernel + scale * lora_a @ lora_b``,
 computed from left to right, so that the product of the two is never made:
 
     layer            lora_a                      lora_b
@@ -10,7 +10,7 @@ computed from left to right, so that the product of the two is never made:
     Conv             [*kernel_size, in, rank]    [rank, out]
     Embed            [num_embeddings, rank]      [rank, features]
 
-In front of these are leading axes, those of a `Stack`.
+A `Stack` adds leading axes in front.
 """
 
 from __future__ import annotations

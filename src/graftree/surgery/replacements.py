@@ -1,8 +1,8 @@
 """Sub-modules replaced by others, in place, wherever they are.
 
-A module is replaced at all places from which the rest of the model refers to it. What
-the module itself refers to stays, so that its replacement may contain it. Lists and
-dicts are changed; tuples, which can't be, give way to new ones.
+A module is replaced wherever the rest of the model refers to it. What the module itself
+refers to stays, so its replacement may contain it. Lists and dicts are changed in
+place; tuples, which can't be, are replaced by new ones.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from graftree.surgery.selections import ModelPart
 def replace(model: Any, where: Any, by: Any) -> list[Path]:
     """Replaces sub-modules of a model, in place.
 
-    A module that is shared is replaced once, at all its places. All new modules are
-    made and checked before the first one is put in.
+    A shared module is replaced once, in all its places. All new modules are made and
+    checked before the first one is put in.
 
     Args:
         model: A Module, or another object or container of modules.
@@ -40,12 +40,12 @@ def replace(model: Any, where: Any, by: Any) -> list[Path]:
             the module itself to keep it. Or a module, for exactly one match.
 
     Returns:
-        The paths of the modules that were replaced, of each the first.
+        The first path of each module that was replaced.
 
     Raises:
-        ValueError: If nothing is selected, the model itself, or a module inside of
-            another one that is selected; if ``by`` returns ``None`` or what does not
-            fit; or if it is a module and several match. Then nothing is replaced.
+        ValueError: If nothing is selected, the model itself, or a module inside another
+            selected one; if ``by`` returns ``None`` or something that does not fit; or
+            if it is a module and several match. Then nothing is replaced.
         TypeError: If ``model``, ``where`` or ``by`` have the wrong type.
         TraceContextError: If another trace owns an object that would change.
 

@@ -1,8 +1,8 @@
 """Which parts of a model are selected: modules, containers and Variables, by path.
 
 Each part is found once, with the first path that leads to it; parents come first. A
-part that is shared is selected by a pattern if one of its paths matches. Classes and
-predicates see the first path only.
+pattern selects a shared part if one of its paths matches. Classes and predicates see
+only the first path.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from graftree.nn import reparametrization
 def at(pattern: str) -> Pattern:
     """A filter that matches paths, for all functions that take filters.
 
-    Where a filter is wanted, a string is the tag of a Variable; this makes one of a
-    pattern of paths. It can be combined by ``nnx.All``, ``nnx.Any`` and ``nnx.Not``.
+    A string that is used as a filter is the tag of a Variable; this makes a filter of a
+    pattern of paths. Combine it with ``nnx.All``, ``nnx.Any`` and ``nnx.Not``.
 
     Args:
         pattern: A path such as ``"encoder.blocks[3].mlp"``: ``*`` is any one step or a

@@ -3,11 +3,11 @@
 It does what a list of the layers would do. What always holds, in every mode:
 
 - What a layer writes to itself is kept, Variables and other attributes.
-- What the layers write to an object among their arguments, such as ``rngs``, the next
-  layer sees, and the caller: objects go round with ``x``. Arrays are the same for all.
-- A loop has one type of ``x`` for all layers, a list has not: its first layer may be
-  given another dtype, or sharding, than the rest. If all layers return one type, ``x``
-  becomes that before the first.
+- What a layer writes to an object among its arguments, such as ``rngs``, is seen by the
+  next layer and the caller: objects go round with ``x``. Arrays are the same for all.
+- A loop has one type of ``x`` for all layers; a list need not: its first layer may get
+  another dtype, or sharding, than the rest. If all layers return one type, ``x`` is
+  converted to it before the first.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class _UnsettledError(Exception):
         """``x``, of the type that the layer returned.
 
         Raises:
-            TypeError: If that is not a floating type for a floating type, or wider.
+            TypeError: If that is wider, or not a floating type for a floating type.
         """
         pairs = zip(*map(jax.tree.leaves, (self.given, self.types)), strict=True)
         if not all(_may_become(old.dtype, new.dtype) for old, new in pairs):

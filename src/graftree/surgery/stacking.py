@@ -32,9 +32,9 @@ def stack(
 ) -> list[Path]:
     """Turns Lists of equal layers into a `Stack` each, in place.
 
-    The values are those of the layers, which the model has no more. What applies the
-    layers in a loop calls the Stack instead. A checkpoint of the model as it was is
-    loaded before, or into `unstack` of an abstract model.
+    The values are those of the layers, which leave the model. Code that applied the
+    layers in a loop must call the Stack instead. Load a checkpoint of the old model
+    beforehand, or into `unstack` of an abstract model.
 
     Args:
         model: A Module, or another object or container of modules; also an abstract
@@ -49,9 +49,9 @@ def stack(
         The paths of the Lists.
 
     Raises:
-        ValueError: If nothing is selected, something else than a List of layers, or
+        ValueError: If nothing is selected, something other than a List of layers, or
             layers that share Variables; then nothing has changed, nor in the next case.
-        StateMismatchError: If layers differ in more than values, also in dtypes, or
+        StateMismatchError: If layers differ in more than values (dtypes included), or
             hold what no JAX array can. NumPy arrays and Python numbers become arrays.
         TypeError: If ``model`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns an object that would change.
@@ -87,8 +87,8 @@ def unstack(model: Any, where: Any = Stack) -> list[Path]:
         The paths of the Stacks.
 
     Raises:
-        ValueError: If nothing is selected, or something else than a Stack; then nothing
-            has changed.
+        ValueError: If nothing is selected, or something other than a Stack; then
+            nothing has changed.
         TypeError: If ``model`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns an object that would change.
 

@@ -1,14 +1,13 @@
 """Equal layers in a loop.
 
-A program that applies 24 layers one by one is 24 times as large as the program of one
-layer in a loop, and takes as much longer to trace and to compile. A `Stack` keeps one
-layer, whose Variables have a first axis with an entry per layer, and applies it with
-`scan` (`stack_loops.py`). Its numbers are those of a list of layers that the same calls
-made.
+A program that applies 24 layers one by one is 24 times as large as a loop over one
+layer, and takes that much longer to trace and to compile. A `Stack` keeps one layer,
+whose Variables have a first axis with an entry per layer, and applies it with `scan`
+(`stack_loops.py`). Its numbers are those of a list of layers made by the same calls.
 
-Equal layers are one program, so they may differ in nothing but values: `check_alike`
-says so wherever a layer becomes one of them. At the end of the file, stacked arrays,
-which may be abstract ones, are taken apart and put together.
+Equal layers are one program, so they may differ only in values: `check_alike` checks
+that wherever a layer joins them. The end of the file takes stacked arrays, which may be
+abstract, apart and puts them together.
 """
 
 from __future__ import annotations
@@ -55,16 +54,16 @@ class Stack(Module, Generic[L]):
     list of layers, each stacked along a first axis.
 
     Args:
-        make: Makes a layer with the random streams that it is given. It is traced once.
-            A layer that needs streams of its own forks them, as `Dropout` does.
+        make: Makes a layer from the random streams that it gets. It is traced once. A
+            layer that needs its own streams forks them, as `Dropout` does.
         length: The number of layers, at least one.
         rngs: The streams for ``make``; the layers draw from them in order.
-        remat: Whether the layers are computed again in gradients, as by `remat`; or the
-            policy of that, from ``jax.checkpoint_policies`` or ``nnx.memory``, whose
-            paths begin at the layer.
+        remat: Whether gradients compute the layers again, as by `remat`; or the policy
+            for that, from ``jax.checkpoint_policies`` or ``nnx.memory``, whose paths
+            begin at the layer.
         unroll: How many layers a step of the loop has, as in `scan`.
         axis_name: The logical or mesh axis of the layers: the first axis in the
-            sharding annotations of their Variables, of those without one, too.
+            sharding annotations of their Variables, including those without one.
             ``None``: not sharded.
 
     Attributes:
@@ -73,8 +72,8 @@ class Stack(Module, Generic[L]):
     Raises:
         ValueError: If ``length`` is not positive, or a layer keeps Variables that
             ``make`` did not make, such as streams of ``rngs``.
-        TypeError: If ``length`` is not a whole number, ``rngs`` not `Rngs`, or ``make``
-            makes no Module.
+        TypeError: If ``length`` is not a whole number, ``rngs`` is not an `Rngs`, or
+            ``make`` does not return a Module.
 
     Example:
         >>> def make(rngs):
@@ -118,9 +117,9 @@ class Stack(Module, Generic[L]):
 
         Args:
             x: The input of the first layer: an array, or a pytree of arrays. If the
-                layers return another floating dtype, it is cast to that first.
-            *args: Further arguments, the same for all layers. What layers write to an
-                object, such as an `Rngs`, the next one sees, and the caller.
+                layers return another floating dtype, it is first cast to that.
+            *args: Further arguments, the same for all layers. What a layer writes to an
+                object, such as an `Rngs`, is seen by the next one and the caller.
             **kwargs: Further keyword arguments, likewise. Arguments without arrays,
                 such as flags, stay what they are.
 
@@ -149,7 +148,7 @@ class Stack(Module, Generic[L]):
 
         Raises:
             ValueError: If an array in ``values`` has another first axis.
-            TypeError: As for a call; if a layer returns no pair.
+            TypeError: As for a call; if a layer does not return a pair.
 
         Example:
             >>> class Scale(nnx.Module):
@@ -171,7 +170,7 @@ class Stack(Module, Generic[L]):
         )
 
     def each(self, function: Callable[[L], Any]) -> Any:
-        """Calls a function with every layer, as by `vmap`: what it changes is kept.
+        """Calls a function with every layer, as by `vmap`, and keeps what it changes.
 
         Args:
             function: A function of a layer, e.g. one that makes its cache.
@@ -205,7 +204,7 @@ class Stack(Module, Generic[L]):
     @overload
     def __getitem__(self, index: slice) -> Stack[L]: ...
     def __getitem__(self, index: int | slice) -> L | Stack[L]:
-        """A layer, or a Stack of some; the Variables are copies, not to be written.
+        """A layer, or a Stack of some; its Variables are copies: do not write them.
 
         Raises:
             IndexError: If there is no such layer, or none in a slice.
@@ -224,7 +223,7 @@ class Stack(Module, Generic[L]):
         return refs.with_vars(part, mutable=False)
 
     def __setitem__(self, index: int, layer: L) -> None:
-        """Copies the values of a layer like these to the place of one.
+        """Replaces the values of one layer by those of a layer like these.
 
         Raises:
             IndexError: If there is no such layer.

@@ -1,4 +1,4 @@
-"""Scores of evaluations: which of two is better, and when to stop: `EarlyStopping`."""
+"""Evaluation scores: which of two is better, and when to stop: `EarlyStopping`."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ def as_number(score: Any, name: str) -> float:
 
 
 class EarlyStopping(pytrees.Pytree):
-    """Says when a training has stopped getting better.
+    """Says when training has stopped improving.
 
-    Its counts are Variables, so a checkpoint can hold it: a run that is resumed stops
-    where it would have stopped. Call it outside of compiled functions.
+    Its counts are Variables, so a checkpoint can hold it: a resumed run stops where it
+    would have stopped. Call it outside of compiled functions.
 
     Args:
-        patience: After how many evaluations in a row without an improvement to stop.
-        min_delta: By how much more than this a score must be better to count as an
-            improvement; not negative.
+        patience: How many evaluations in a row without an improvement to wait for.
+        min_delta: A score must be better by more than this to count as an improvement;
+            not negative.
         mode: Whether the best score is the smallest, ``"min"``, or the largest,
             ``"max"``.
 
     Attributes:
         best_metric: The best score so far, a Variable; infinite before the first.
-        patience_count: How many evaluations ago that was, a Variable.
+        patience_count: How many evaluations ago that score was, a Variable.
         patience: As given; static.
         min_delta: As given; static.
         mode: As given; static.
 
     Raises:
-        ValueError: If ``patience`` is less than one, ``min_delta`` negative, or
-            ``mode`` another word.
+        ValueError: If ``patience`` is less than one, ``min_delta`` is negative, or
+            ``mode`` is another word.
 
     Example:
         >>> stopping = nnx.training.EarlyStopping(patience=2)
@@ -108,7 +108,7 @@ class EarlyStopping(pytrees.Pytree):
             score: A number, or an array ``[]``. NaN is not an improvement.
 
         Returns:
-            Whether it is an improvement on the best one so far.
+            Whether it improves on the best one so far.
 
         Raises:
             TypeError: If it is anything else, or traced.
@@ -127,5 +127,5 @@ class EarlyStopping(pytrees.Pytree):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the last ``patience`` evaluations brought no improvement."""
+        """Whether none of the last ``patience`` evaluations was an improvement."""
         return self.patience_count.get_value() >= self.patience

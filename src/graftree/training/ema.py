@@ -34,8 +34,8 @@ class EMA(pytrees.Pytree):
     near one, keep the params in float32, because rounding loses small changes.
 
     Args:
-        params: A Module, State or other node whose Variables to follow. Their arrays
-            are copied, so the model may be donated.
+        params: A Module, State or other node with the Variables to follow. Their arrays
+            are copied, so you may donate the model.
         decay: The weight of the old average, between 0 and 1.
         only: The filter that selects the leaves to follow; all must be Variables.
         graph: Whether shared references are followed (graph mode). ``None`` means
@@ -84,7 +84,7 @@ class EMA(pytrees.Pytree):
                 in the model; its leaves are Variables or arrays.
 
         Raises:
-            ValueError: If the paths differ, or shapes.
+            ValueError: If paths or shapes differ.
             TraceContextError: If another trace owns the averages.
 
         Example:
@@ -119,14 +119,14 @@ class EMA(pytrees.Pytree):
         """Returns a model that holds the averages.
 
         Args:
-            model: A node with the structure of the model that is followed.
+            model: A node with the structure of the model that the EMA follows.
 
         Returns:
-            A new object of the same structure. The Variables that the EMA follows are
-            those of the EMA and change with later updates; the others are the model's.
+            A new object of the same structure. For the Variables that it follows, it
+            has the EMA's, which change with later updates; the others are the model's.
 
         Raises:
-            ValueError: If ``model`` lacks a path of the EMA, or in tree mode shares a
+            ValueError: If ``model`` lacks a path of the EMA or, in tree mode, shares a
                 Variable.
 
         Example:

@@ -1,9 +1,9 @@
 """Optimizers: an Optax transformation together with its state.
 
-An `Optimizer` does not hold the model: each `Optimizer.update` takes it again. It keeps
+An `Optimizer` does not hold the model: you pass it to each `Optimizer.update`. It keeps
 the state of one Optax transformation for the leaves that ``wrt`` selects, boxed in
-Variables so that it takes part in ``split``, ``jit`` and checkpoints like any other
-state. What always holds:
+Variables so that ``split``, ``jit`` and checkpoints treat it like any other state. What
+always holds:
 
 - Optax sees States: of Variables in ``init``, of plain arrays in ``update``;
 - all Variables stay the same objects, only their raw values change;
@@ -47,7 +47,7 @@ _OLD_USE = (
 
 
 class OptState(Variable):
-    """A Variable that belongs to an optimizer; as a filter it selects all of its state.
+    """A Variable of an optimizer; as a filter, it selects all optimizer state.
 
     Example:
         >>> import optax
@@ -95,7 +95,7 @@ def to_opt_state(tree: Any) -> Any:
 
     Returns:
         A new tree of the same structure. It shares the arrays of ``tree``, except those
-        that are moved because metadata annotates a sharding.
+        that move because metadata annotates a sharding.
 
     Raises:
         ValueError: If an array cannot have the annotated sharding.
@@ -164,7 +164,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         model: A Module, or any other node, State, dict or list that holds the leaves to
             optimize. It is only read.
         tx: An Optax gradient transformation.
-        wrt: The filter that selects what is optimized, usually ``nnx.Param``. It may
+        wrt: The filter that selects what to optimize, usually ``nnx.Param``. It may
             select arrays outside of Variables too.
         graph: Whether shared references are followed (graph mode). ``None`` means
             the default in force at each use.
@@ -236,7 +236,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Variable runs.
 
         Args:
-            model: The model, with the structure that the optimizer was made for.
+            model: The model, with the structure for which the optimizer was made.
             grads: A State, or any other node in which ``wrt`` selects the same paths as
                 in ``model``; what ``wrt`` does not select is ignored.
             **kwargs: Passed on to ``tx.update``, with Variables replaced by their
@@ -248,9 +248,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Raises:
             TypeError: If ``grads`` is missing, or passed as the model.
             ValueError: If ``wrt`` selects other paths in ``grads`` than in ``model``,
-                if a gradient has another shape than its parameter, or is not a
-                number of its kind, or if the optimizer's state differs. Gradients may
-                have one more axis in front, if ``tx`` takes them per example.
+                if a gradient differs from its parameter in shape or kind of number, or
+                if the optimizer's state does not match. If ``tx`` takes gradients per
+                example, they may have one more axis in front.
             TraceContextError: If another trace owns the model or the optimizer.
 
         Example:
@@ -474,8 +474,8 @@ def _optax() -> types.ModuleType:
 class ModelAndOptimizer(Optimizer[M]):
     """An `Optimizer` that keeps the model it trains.
 
-    Deprecated in favor of `Optimizer`: a model that is in two arguments of a transform
-    is passed twice.
+    Deprecated in favor of `Optimizer`: a transform passes a model twice if it is in two
+    of its arguments.
 
     Args:
         model: As for `Optimizer`; kept as the attribute ``model``, the same object.

@@ -1,7 +1,7 @@
 """TrainState: skeleton, params and optimizer state in one immutable pytree.
 
 The functional counterpart of a Module with an `Optimizer`: each step returns a new
-object, and plain JAX transforms take and return it. Subclasses become frozen
+object, and plain JAX transforms accept and return it. Subclasses become frozen
 dataclasses and registered pytrees without a decorator.
 """
 
@@ -139,14 +139,14 @@ class TrainState(_FrozenPytree, Generic[M]):
         )
 
     def apply(self, state: State | str, *states: State | str) -> Any:
-        """Returns a stand-in for the model, to be called with the given state.
+        """Returns a stand-in for the model that you call with the given state.
 
         Args:
             state: A State, or the name of a field that holds one.
             *states: More of them; together they must be the whole state of the model.
 
         Returns:
-            An object to call like the model, or whose methods to call. Each call
+            An object that you call like the model; so are its methods. Each call
             returns ``(output, (graphdef, state))``, with the state after the call.
 
         Raises:
@@ -216,7 +216,7 @@ class TrainState(_FrozenPytree, Generic[M]):
             A new object.
 
         Raises:
-            TypeError: If there is no field of that name.
+            TypeError: If no field has that name.
 
         Example:
             >>> import optax

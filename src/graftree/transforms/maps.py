@@ -1,8 +1,8 @@
 """Functions mapped over an axis of objects and arrays, or over devices.
 
 `vmap` and `pmap` map them over an axis, and `shard_map` runs them on each device, on
-its part of the arguments. `transform_metadata` does the part of the first two that
-concerns the names of axes, for the mapping transforms of JAX.
+its part of the arguments. `transform_metadata` handles the names of axes as the first
+two do, for the mapping transforms of JAX.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def vmap(
     Args:
         f: The function.
         in_axes: The axis of each positional argument: an integer, ``None``, a pytree
-            prefix of these, or for an object a `StateAxes`. Keyword arguments are
+            prefix of these or, for an object, a `StateAxes`. Keyword arguments are
             mapped over axis 0.
         out_axes: The axis of the output; new objects in it are stacked there.
-        axis_name: A name of the axis, for collectives.
+        axis_name: A name for the axis, for collectives.
         axis_size: Its size, if no argument is mapped.
         spmd_axis_name: As in ``jax.vmap``.
         transform_metadata: ``{nnx.PARTITION_NAME: name}`` tells the annotations of the
@@ -66,8 +66,8 @@ def vmap(
         The mapped function, or a decorator if ``f`` is not given.
 
     Raises:
-        ValueError: If a prefix contains what it can't, or ``f`` is a method bound to a
-            Module; at a call, for aliases with different axes.
+        ValueError: If a prefix contains something that it can't, or ``f`` is a method
+            bound to a Module; at a call, for aliases with different axes.
 
     Example:
         >>> @nnx.vmap(in_axes=0, out_axes=0)
@@ -121,11 +121,11 @@ def pmap(
 ) -> Any:
     """Maps a function over devices with ``jax.pmap``; otherwise like `vmap`.
 
-    With graph updates there are no keyword arguments.
+    With graph updates it takes no keyword arguments.
 
     Args:
         f: The function.
-        axis_name: A name of the axis, for collectives.
+        axis_name: A name for the axis, for collectives.
         in_axes: See `vmap`.
         out_axes: See `vmap`.
         static_broadcasted_argnums: Positions of arguments that are compile-time
@@ -273,13 +273,13 @@ def transform_metadata(
     partition: str | None,
     graph: bool | None = None,
 ) -> Any:
-    """Keeps the sharding annotations of Variables right inside a mapped function.
+    """Keeps the sharding annotations of Variables correct inside a mapped function.
 
-    `vmap` does that itself if it is given ``transform_metadata``; this is for any
-    transform that takes an axis away, such as ``jax.vmap`` and ``jax.lax.scan``. Wrap
-    the function inside of it, with the same axes. The function sees Variables without
-    the name of the axis; what it writes to them is kept, and new Variables that it
-    returns get the name.
+    `vmap` does that itself if you pass it ``transform_metadata``; this is for any
+    transform that removes an axis, such as ``jax.vmap`` and ``jax.lax.scan``. Wrap the
+    function inside it, with the same axes. The function sees Variables without the name
+    of the axis; what it writes to them is kept, and new Variables that it returns get
+    the name.
 
     Args:
         f: The function. Its keyword arguments become positional ones.
@@ -292,8 +292,8 @@ def transform_metadata(
         The wrapped function, or a decorator if ``f`` is not given.
 
     Raises:
-        ValueError: If a prefix contains what it can't; at a call, if the annotation of
-            a Variable has another name, or if an argument is returned.
+        ValueError: If a prefix contains something that it can't; at a call, if the
+            annotation of a Variable has another name, or if an argument is returned.
 
     Example:
         >>> @jax.vmap
@@ -339,11 +339,11 @@ def shard_map(
 
     Inside, Variables and arrays have the shapes of the parts that their specs give to
     one device. What the function writes to a Variable comes back with its spec. With
-    graph updates all Variables that have a spec come back sharded by it, also those
-    that it did not write.
+    graph updates, all Variables with a spec come back sharded by it, even those that
+    the function did not write.
 
     Args:
-        f: The function; it takes positional arguments only.
+        f: The function; it takes only positional arguments.
         mesh: The devices.
         in_specs: The spec of each argument: a ``PartitionSpec``, or a pytree prefix of
             them; for an object it may be a `StateSharding`.
@@ -355,11 +355,11 @@ def shard_map(
 
     Returns:
         The sharded function, or a decorator if ``f`` is not given. Its ``inner`` is
-        what ``jax.shard_map`` gave.
+        what ``jax.shard_map`` returned.
 
     Raises:
-        ValueError: If a prefix contains what it can't, or ``f`` is a method bound to a
-            Module; at a call, for aliases with different specs.
+        ValueError: If a prefix contains something that it can't, or ``f`` is a method
+            bound to a Module; at a call, for aliases with different specs.
         TypeError: At a call, for keyword arguments.
 
     Example:

@@ -1,14 +1,14 @@
 """Functions seen through the programs that JAX records of them.
 
-`eval_shape` tells their shapes, `make_jaxpr` shows the program, `checkify` runs it with
+`eval_shape` gives their shapes, `make_jaxpr` shows the program, `checkify` runs it with
 its checks. Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*: they
 have all of a model but its numbers. `eval_shape` makes them, and under a mesh says
 where each array would be (`sharding/placement.py` has the rest).
 
-For tools that read programs there is `crossing`: any function, any arguments, nothing
-is written. Arguments that are neither arrays nor objects are constants there, whatever
-they are; of the output, arrays and objects count. A `NameStack` says where in a program
-an operation is: the names of modules are the scopes in which their methods are traced
+`crossing` is for tools that read programs: it takes any function and any arguments, and
+writes nothing. Arguments that are neither arrays nor objects are constants there; of
+the output, arrays and objects count. A `NameStack` says where in a program an operation
+is: the names of modules are the scopes in which their methods are traced
 (`core/objects/running.py`).
 """
 
@@ -56,25 +56,25 @@ def eval_shape(
     graph_updates: bool | None = None,
     **kwargs: Any,
 ) -> A:
-    """The output of a function with shapes instead of arrays; computes nothing.
+    """Gives the output of a function, with shapes for arrays; computes nothing.
 
     Nothing that the function writes to its arguments reaches the caller's objects.
 
     Args:
-        f: The function, or a Module that is called.
-        *args: Its arguments. Arrays in them may be ``jax.ShapeDtypeStruct``, those in
-            Variables too.
+        f: The function, or a Module to call.
+        *args: Its arguments. Arrays in them may be ``jax.ShapeDtypeStruct``, also those
+            in Variables.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether arguments may be returned, as new objects.
         **kwargs: Its keyword arguments.
 
     Returns:
-        New objects with ``jax.ShapeDtypeStruct`` for each array. Under a mesh, those in
-        Variables have shardings: as annotated, else replicated.
+        New objects with a ``jax.ShapeDtypeStruct`` for each array. Under a mesh, those
+        in Variables have shardings: as annotated, otherwise replicated.
 
     Raises:
-        ValueError: If ``f`` is a method bound to a Module, or, without graph updates,
-            if two arguments have a Variable in common or one is returned.
+        ValueError: If ``f`` is a method bound to a Module or, without graph updates, if
+            two arguments share a Variable or one is returned.
 
     Example:
         >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -232,8 +232,8 @@ def checkify(
     Updates of the arguments reach the caller's objects whether or not a check failed.
 
     Args:
-        f: The function. With graph updates it takes keyword arguments, too.
-        errors: What is checked, such as ``jax.experimental.checkify.float_checks``; by
+        f: The function. With graph updates it also takes keyword arguments.
+        errors: What to check, such as ``jax.experimental.checkify.float_checks``; by
             default the calls of ``jax.experimental.checkify.check``.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
@@ -246,7 +246,7 @@ def checkify(
         ValueError: If ``f`` is a method bound to a Module; at a call, for aliases that
             the mode doesn't allow.
         TypeError: At a call without graph updates, for keyword arguments.
-        NotImplementedError: If JAX lacks its function, or that works otherwise.
+        NotImplementedError: If JAX lacks its function, or it works differently.
 
     Example:
         >>> from jax.experimental import checkify

@@ -6,9 +6,9 @@
     nnx.weights.save("copy.safetensors", model, mapping)
 
 A `Mapping` says which tensor of a file is which array of a model, with which axes, and
-is read in both directions. All tensors and all arrays must be accounted for, or an
-error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of PEFT.
-``python -m graftree.weights convert model.pt`` makes a safetensors file of PyTorch's.
+works in both directions. All tensors and all arrays must be accounted for, or an error
+lists what is left. `load_adapter` and `save_adapter` handle LoRA adapters of PEFT.
+``python -m graftree.weights convert model.pt`` turns a PyTorch file into safetensors.
 """
 
 # The files of this folder:

@@ -1,7 +1,7 @@
 """Weights of PyTorch as safetensors: ``python -m graftree.weights convert model.pt``.
 
-PyTorch reads in a process of its own, where a bad file does no harm. What is written is
-whole when it is there.
+PyTorch reads in a separate process, where a bad file does no harm. A file that is there
+is whole.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """LoRA adapters in the format of PEFT: a file of factors, and a config beside it.
 
-PEFT names the factors of a layer after its weight, ``q_proj.lora_A.weight``, and
-``wte.lora_embedding_A`` of an embedding; the table that loads the weights of the model
-says which layer that is. Beside the factors of embeddings and of the head PEFT writes
+PEFT names the factors of a layer after its weight: ``q_proj.lora_A.weight``, or
+``wte.lora_embedding_A`` for an embedding. The table that loads the weights of the model
+says which layer that is. Beside the factors of embeddings and of the head, PEFT writes
 their own weights, which must be those of the model. How factors are stored follows from
-the weight; inputs and outputs are in the order that they have there, heads included:
+the weight; inputs and outputs are in the same order as there, heads included:
 
     weight in the file      lora_A               lora_B
     [out, in]               [rank, in]           [out, rank]
@@ -86,22 +86,22 @@ class _AdaptableLayer(NamedTuple):
 def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     """Loads a LoRA adapter of PEFT onto a model, in place: all of it, or none.
 
-    If the model has no adapted layers, those that the adapter has factors for are
-    adapted, as by `nnx.surgery.add_lora`. If it has some, they must be the same ones,
+    If the model has no adapted layers, the layers for which the adapter has factors are
+    adapted, as by `nnx.surgery.add_lora`. If it has some, they must be the same layers,
     with the same rank and scale. As in PEFT, the `attend` of an Embed is not adapted.
 
     Args:
         folder: Has an ``adapter_config.json`` and an ``adapter_model.safetensors``.
         model: The model, with its own weights.
-        mapping: The table by which the weights of the model are loaded.
+        mapping: The table that loads the weights of the model.
 
     Returns:
         The paths of the adapted layers.
 
     Raises:
         ValueError: If the adapter has layers that the table or the model lacks, or is
-            more than two factors by layer: DoRA, trained biases, whole modules, factors
-            that go with other weights than the model's. Nothing has changed then.
+            more than two factors per layer: DoRA, trained biases, whole modules, or
+            factors for weights other than the model's. Then nothing has changed.
         WeightsError: If a file is damaged.
 
     Example:
@@ -160,13 +160,13 @@ def save_adapter(
     Args:
         folder: Gets an ``adapter_config.json`` and an ``adapter_model.safetensors``.
         model: The model; its adapted layers are found.
-        mapping: The table by which its weights are loaded.
+        mapping: The table that loads its weights.
         base_model: Where PEFT finds the model itself.
         task_type: What PEFT wraps the model for; ``None``: nothing in particular.
 
     Raises:
-        ValueError: If no layer is adapted, the table lacks one that is, or `attend` of
-            an Embed is adapted, too.
+        ValueError: If no layer is adapted, the table lacks one that is, or the `attend`
+            of an Embed is adapted too.
 
     Example:
         >>> import pathlib, tempfile

@@ -1,8 +1,8 @@
 """A first version of a table, from the names in a file and a model.
 
-Names of tensors and paths of layers are compared with indices taken out, so that all
+Names of tensors and paths of layers are compared without their indices, so that all
 blocks are one line. What has the right number, the right shapes and the most similar
-name comes first. It is a draft: a person reads it, and completes what is left open.
+name comes first. It is a draft: read it, and complete what is left open.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _MEANING: dict[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """What `draft` found; prints as the source of a table, to be read and completed.
+    """What `draft` found; prints as the source of a table, for you to complete.
 
     Attributes:
-        entries: The lines for which there is a choice, the best one taken.
-        doubtful: Names for which other paths would have fitted too, with these.
+        entries: The lines for which there is a choice, with the best one.
+        doubtful: Names that other paths would also fit, with these paths.
         names: Names in the file that are left, with their shapes.
         paths: Paths in the model that are left, with their shapes.
 

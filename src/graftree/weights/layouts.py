@@ -9,17 +9,17 @@ einops:
     o 1 -> o                    an axis of size 1 that only the file has
     i o ~k -> k i o             ``k`` runs backwards in the file
 
-A tensor that is made of several arrays is *fused*. They lie one after the other along
-the axis or group with a plus, each with its own size; or, where the axis ``part`` is,
-one in turn with the others:
+A tensor that consists of several arrays is *fused*. They lie one after the other along
+the axis or group with a plus, each with its own size; or they alternate along the axis
+``part``:
 
     +(h d) e -> e h d           queries, keys and values, one after the other
     (g +h d) e -> e (g h) d     within each of g groups
     (h part d) e -> e h d       within each head
 
-All sizes follow from the shapes of our arrays. Only of a group on our side all axes but
-one need sizes, as here of ``g``. So each layout can be read in both directions, and one
-that can't is refused.
+All sizes follow from the shapes of our arrays. Only in a group on our side do all axes
+but one need sizes, as ``g`` does here. So each layout can be read in both directions,
+and one that can't is an error.
 """
 
 from __future__ import annotations

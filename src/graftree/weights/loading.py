@@ -1,8 +1,8 @@
 """Weights from a file into a model: all of them, or an error.
 
-Names, shapes and dtypes are compared first, from the headers of the file; then each
+Names, shapes and dtypes are compared first, from the headers of the file. Then each
 device gets its part of each array, read from the file piece by piece, one array at a
-time; and the model is written last. Nothing that is divided is ever whole on the host.
+time. The model is written last. A divided array is never whole on the host.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def load(
 ) -> M:
     """Fills a model with the weights of a file, in place: all of them, or none.
 
-    Every tensor of the file has its place in the model, and every array of the model
-    its tensors, or the call says otherwise. Each process reads only the bytes that its
-    devices hold.
+    Every tensor of the file must have its place in the model, and every array of the
+    model its tensors, unless the call says otherwise. Each process reads only the bytes
+    that its devices hold.
 
     Args:
         path: A ``.safetensors`` file, an index of several, a folder with either, or an
@@ -52,24 +52,23 @@ def load(
             arrays or PyTorch tensors by name.
         model: The model; also an abstract one, as made by `nnx.eval_shape`.
         mapping: An `nnx.weights.Mapping`, or a dict of its lines.
-        dtype: The dtype of the arrays: one for all that are floating, a dict of
-            patterns of paths and dtypes, or ``"file"`` for those of the file. ``None``:
-            those of the model, of which none may be less precise than the file's.
+        dtype: The dtype of the arrays: one for all floating arrays, a dict of patterns
+            of paths and dtypes, or ``"file"`` for those of the file. ``None``: those of
+            the model, none of which may be less precise than the file's.
         shardings: Where the arrays go: a sharding for all, or a tree of them like the
             state of the model, as `nnx.get_named_sharding` makes. ``None``: where the
-            arrays of the model are; those of an abstract model where they are annotated
-            to be.
-        missing: Which arrays of the model may be missing in the file and stay what they
-            are: a pattern of paths such as ``"head.**"``, a class, a function of path
-            and leaf, or a list of these. Random streams, caches and Intermediates are
-            never in a file.
+            arrays of the model are, or where an abstract model's annotations put them.
+        missing: Which arrays of the model may be missing in the file and keep their
+            values: a pattern of paths such as ``"head.**"``, a class, a function of
+            path and leaf, or a list of these. Random streams, caches and Intermediates
+            are never in a file.
 
     Returns:
         The model.
 
     Raises:
         StateMismatchError: If the file lacks tensors, has others, or has other shapes
-            or dtypes. It lists them all, and nothing has changed.
+            or dtypes. It lists all of these, and nothing has changed.
         WeightsError: If the file is damaged.
         ValueError: If the mapping does not fit the model; if tied tensors differ; if a
             pattern of ``dtype`` matches no floating array, or JAX lacks a dtype.

@@ -1,10 +1,10 @@
 """Weights of a model into safetensors files: all of them, under the names of a table.
 
-There is one file, or a set with an index, as Hugging Face names them. All is written
-under names with ``.partial`` at the end, and renamed when it is on disk. So a write
-that fails, or is killed, leaves the files that were there. Where a set takes the names
-of an older one, the older index goes first and the new one comes last: at no moment
-does an index stand beside files of another set.
+There is one file, or a set with an index, as Hugging Face names them. Files are written
+under names that end in ``.partial``, and renamed when they are on disk. So a write that
+fails, or is killed, leaves the files that were there. Where a set takes the names of an
+older one, the older index is deleted first and the new one comes last: an index never
+stands beside files of another set.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def save(
 ) -> None:
     """Writes the weights of a model to a file, or to several.
 
-    What `load` reads with the same table comes back bit by bit, names, shapes and
-    dtypes included. The file is written beside its place first, so that it is whole
-    when it is there. Of several processes all must call it, and the first one writes.
+    What `load` read with the same table is written back bit by bit, names, shapes and
+    dtypes included. The file is first written beside its place, so it is whole when it
+    is there. With several processes, all must call it, and the first one writes.
 
     Args:
-        path: A file; it is replaced. With ``shard_bytes`` a folder.
+        path: A file; it is replaced. With ``shard_bytes``, a folder.
         model: The model.
         mapping: An `nnx.weights.Mapping`, or a dict of its lines.
         shard_bytes: The most bytes of tensors in a file. The folder gets as many files
-            as are needed, and an index, named as by Hugging Face; if one is enough, one
+            as needed, and an index, named as by Hugging Face; if one is enough, one
             file ``model.safetensors``. ``None``: one file.
         metadata: Strings that are written in front; ``None``: ``{"format": "pt"}``,
             which readers of Hugging Face ask for.
@@ -63,8 +63,8 @@ def save(
             Intermediates never are.
 
     Raises:
-        ValueError: If the mapping does not fit the model, or leaves out arrays of it;
-            or if the model is abstract.
+        ValueError: If the mapping does not fit the model, or leaves out some of its
+            arrays; or if the model is abstract.
 
     Example:
         >>> import pathlib, tempfile

@@ -1,7 +1,7 @@
 """The source at a path: a file, a set of files, or what a folder has; arrays by name.
 
-Of an ``.npz`` archive of NumPy nothing is unpickled. If an array is stored as it is,
-which is what `numpy.savez` does, slices are read; if compressed, all of it.
+Nothing in a NumPy ``.npz`` archive is unpickled. If an array is stored uncompressed, as
+`numpy.savez` does, slices are read; if compressed, all of it.
 """
 
 from __future__ import annotations

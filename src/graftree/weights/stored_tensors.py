@@ -3,10 +3,10 @@
 What a `Source` says of its tensors was checked when it was made. It reads on demand and
 keeps nothing of what it has read.
 
-Which bytes of a tensor belong to a slice of it say `bounds_of` and `runs`. Axes are
-first merged: one that is taken whole belongs to the axis before it. So each of those
-that are left, but for the first, is taken in part, and the last one is a run of bytes
-without a gap:
+`bounds_of` and `runs` say which bytes of a tensor belong to a slice of it. Axes are
+first merged: one that is taken whole belongs to the axis before it. So each axis that
+is left, except the first, is taken in part, and the last one is a run of bytes without
+a gap:
 
     float32[6,4,5], [1:3, :, :]   one axis of 120, from 20 to 60   1 run of 160 bytes
     float32[6,4,5], [:, 1:2, :]   6 of 6, and 5 to 10 of 20        6 runs of 20 bytes

@@ -1,8 +1,8 @@
 """Tables: which tensors of a file are which arrays of a model.
 
-A table is read against a model, in either direction: `Mapping.tensors` gives the list
-of all tensors that a file of this model has, each with the arrays it is made of, their
-layout, and its shape. Loading and saving both follow that list.
+A table is read against a model, in either direction: `Mapping.tensors` lists all
+tensors that a file of this model has, each with the arrays it is made of, their layout,
+and its shape. Loading and saving both follow that list.
 """
 
 from __future__ import annotations
@@ -74,27 +74,26 @@ class Mapping:
     Each line has a name in the file on its left, and on its right:
 
     - a path: ``"lm_head.weight": "head.kernel"``. A layer of this library knows how
-      PyTorch stores it, so that its kernel is transposed as it must be; what is not in
-      such a layer is the same on both sides.
+      PyTorch stores it, so its kernel is transposed as needed; what is not in such a
+      layer is the same on both sides.
     - the path of a layer: ``"lm_head": "head"`` is all that the layer has, as PyTorch
       calls it: ``lm_head.weight``, and ``lm_head.bias`` if there is one. For any other
       Module it is what its attributes have, under their own names.
     - a path and a layout: ``("head.kernel", "i o -> i o")``, for a file that stores it
-      otherwise; sizes may follow: ``("x", "(g k) o -> (k g) o", {"g": 2})``.
-    - a list of paths and a layout with ``+`` or ``part``, for a tensor that is made of
+      differently; sizes may follow: ``("x", "(g k) o -> (k g) o", {"g": 2})``.
+    - a list of paths and a layout with ``+`` or ``part``, for a tensor that consists of
       several: ``(["q.kernel", "k.kernel"], "+(h d) e -> e h d")``.
 
     ``{i}`` stands for an index: ``"layers.{i}.norm": "blocks[{i}].norm"``. The blocks
     may be a list, or a `Stack`, whose arrays have all layers along their first axis. An
-    index that is only in the name is stacked, too. One table fits both forms. Elements
-    that lack what a line is about are not in that line, so that the layers of a list
-    may differ.
+    index that is only in the name is stacked too. One table fits both forms. A line
+    skips elements that lack what it is about, so the layers of a list may differ.
 
     Args:
         entries: The lines.
-        ignore: Patterns of names in files that the model has no use for, such as
+        ignore: Patterns of names in files that the model does not need, such as
             ``"**.rotary_emb.inv_freq"``.
-        tied: Names that are others once more: ``{"lm_head.weight":
+        tied: Names that repeat others: ``{"lm_head.weight":
             "model.embed_tokens.weight"}``. A file may lack them; where it has them,
             they must be equal. They are not written.
 

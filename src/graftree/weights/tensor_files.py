@@ -8,13 +8,13 @@ A file is (all numbers little-endian, offsets from where the data begins)
                as JSON in UTF-8, from the first byte on, with spaces at the end
     data       each tensor in C order; they follow each other without gaps
 
-A header is checked when the file is opened. What this takes, the library takes too, and
-reads the same. Refused beyond what that refuses: keys that come twice, fields besides
-the three, anything before the first brace, and shapes that no array can have. Reading
-one takes some twenty times the memory that it has itself.
+A header is checked when the file is opened. What we accept, the library accepts too,
+and reads the same. We refuse more than it does: repeated keys, fields besides the
+three, anything before the first brace, and shapes that no array can have. Reading a
+header takes some twenty times its own memory.
 
 An index says in which file each tensor is. It is not trusted: its files must be in its
-own folder, and each must hold just the tensors that the index says.
+own folder, and each must hold exactly the tensors that the index says.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A file of ``torch.save`` as a safetensors file: what `__main__` has a process do.
 
-Of tensors that share their numbers, each is written with all of its own.
+Tensors that share their numbers are each written in full.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The functional form of objects: split and merge, state, clone, call.
 
-The leaves of a State *are* the Variables of the object; only `clone`, and functions
-asked to with an argument, copy them. `merge` matches a state to a skeleton by path.
-What `call` returns finds a method by attributes and items. What changes an object in
-place is in `updates.py`.
+The leaves of a State *are* the Variables of the object; only `clone` copies them, and
+functions with an argument that asks for it. `merge` matches a state to a skeleton by
+path. What `call` returns finds a method by attributes and items. Functions that change
+an object in place are in `updates.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def flatten(
         node: Any object, container, Variable or array.
         with_paths: Whether to return the leaves with their paths. If False, graph mode
             returns raw values instead of Variables.
-        ref_index: The numbers of objects met earlier, extended in place. Objects in it
+        ref_index: The numbers of objects seen earlier, extended in place. Objects in it
             become references and are not entered. Ignored in tree mode, like
             ``ref_outer_index``.
         ref_outer_index: The numbers that objects have outside a transform, recorded in
@@ -97,7 +97,7 @@ def unflatten(
             order.
         index_ref: Objects by number, extended in place; pass the same one to several
             calls to share objects between them.
-        outer_index_outer_ref: Existing objects by number, to be reused: once all checks
+        outer_index_outer_ref: Existing objects by number, to reuse: once all checks
             have passed, they are updated in place.
         copy_variables: Whether to copy the Variables of the state.
         recreate_variables: Whether to wrap raw values in Variables where the GraphDef
@@ -164,7 +164,7 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
 
     Returns:
         ``(graphdef, state, ...)``, one State per filter. The leaves of the States are
-        the Variables and arrays of ``node``. The state of a Variable or array is that
+        the Variables and arrays of ``node``. The state of a Variable or array is the
         object itself.
 
     Raises:
@@ -223,7 +223,7 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:
-        A State; with several filters a tuple of States. The leaves are those of
+        A State; with several filters, a tuple of States. The leaves are those of
         ``node``, not copies.
 
     Raises:
@@ -289,20 +289,20 @@ def merge(
     """Builds an object from its structure and its states; the inverse of `split`.
 
     States are matched by path, so their order does not matter. Integer keys may be
-    given as strings. Shapes and dtypes are not compared: a GraphDef knows none.
+    strings. Shapes and dtypes are not compared: a GraphDef has none.
     `nnx.checkpoints.load_state` compares those of an object.
 
     Args:
         graphdef_or_graphstate: A GraphDef followed by states, or one or more
             GraphStates.
-        *state_list: States, mappings, FlatStates, a bare leaf, or one list of leaves
-            in order.
+        *state_list: States, mappings, FlatStates, a bare leaf, or a list of leaves in
+            order.
         copy: Whether to copy the Variables; by default the object shares them.
         recreate_variables: Whether to wrap raw values in Variables where the GraphDef
             has one.
 
     Returns:
-        A new object, owned by the current trace. No ``__init__`` is run.
+        A new object, owned by the current trace. No ``__init__`` runs.
 
     Raises:
         ValueError: If leaves are missing or unexpected; the message lists their paths.
@@ -394,7 +394,7 @@ def clone(
         node: Any object, container, Variable or array.
         variables: Whether to copy the Variables; if False, the copy shares them.
         arrays: Whether to copy the arrays into new buffers; by default the copy shares
-            them, and loses them to a function that donates the original.
+            them, and loses them if a function donates the original.
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:

@@ -15,8 +15,8 @@ from graftree.core.text import representations
 class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
     """A State together with the GraphDef it fills; made by `unpack`.
 
-    Reads and writes go to the State. As a JAX pytree it has the paths of the State, and
-    the GraphDef is static.
+    Reads and writes go to the State. As a JAX pytree, it has the paths of the State,
+    and the GraphDef is static.
 
     Args:
         graphdef: The structure.

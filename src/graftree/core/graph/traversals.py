@@ -1,8 +1,8 @@
 """Walks over objects: listing, mapping, and finding what is shared.
 
-Graph mode visits static attributes and bookkeeping too, and each object that is tracked
-by identity once. Tree mode sees what JAX sees, with Variables as leaves, and refuses
-shared references and cycles.
+Graph mode also visits static attributes and bookkeeping, and each object that is
+tracked by identity once. Tree mode sees what JAX sees, with Variables as leaves; shared
+references and cycles are errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def iter_graph(
 
     Args:
         node: Any object or container.
-        graph: ``True`` visits static attributes and bookkeeping too, each object once;
+        graph: ``True`` also visits static attributes and bookkeeping, each object once;
             ``False`` visits what JAX sees. ``None`` takes the default.
 
     Yields:
@@ -235,8 +235,8 @@ def map(
 
     Args:
         f: Called with the Variables of ``node`` themselves. If it returns a Variable,
-            that one is used; any other value is wrapped in a Variable with the type and
-            metadata of the original.
+            that one is used; any other value is wrapped in a Variable with the
+            original's type and metadata.
         node: Any object, container, Variable or array; it is not changed.
         graph: The mode; ``None`` takes the default.
         recreate_variables: Whether to wrap values; if False, they are used as they are.
@@ -361,7 +361,7 @@ def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
 
     Returns:
         For each graph node, Variable, ref or array that occurs more than once, the list
-        of its paths. Objects below a repeated node are listed at its first path only.
+        of its paths. Objects below a repeated node are listed only at its first path.
 
     Example:
         >>> class Tied(nnx.Module):

@@ -1,7 +1,7 @@
 """Changing an object in place: `update` writes a state into it, `pop` takes one out.
 
-Both have two steps: the whole change is planned and checked, then it is carried out. So
-a failed call changes nothing.
+Both have two steps: plan and check the whole change, then carry it out. So a failed
+call changes nothing.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ Step = Callable[[], None]
 def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> None:
     """Writes a state into an object, in place.
 
-    A Variable keeps its identity and type; from a Variable it takes the value and the
-    metadata, from anything else the value. Paths that the state lacks are left alone,
-    new paths become new attributes (with copies of the Variables), and shapes may
-    change, as in Flax. A NumPy array that replaces a JAX array is converted, and
+    A Variable keeps its identity and type; it takes value and metadata from a Variable,
+    only the value from anything else. Paths that the state lacks are left alone, new
+    paths become new attributes (with copies of the Variables), and shapes may change,
+    as in Flax. A NumPy array that replaces a JAX array is converted, and
     ``{"value": array}``, as in checkpoints restored without types, is read as the
     array.
 
@@ -54,12 +54,12 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
         node: The object.
         state: A State, mapping, FlatState, GraphState or a pytree with the structure of
             ``node`` (such as gradients).
-        *state_list: Further states; of equal paths the last one counts.
+        *state_list: Further states; of equal paths, the last one counts.
         strict: Whether the state must have every leaf of the object, with its shape and
-            dtype, and nothing else. `nnx.checkpoints.load_state` takes exceptions.
+            dtype, and nothing else. `nnx.checkpoints.load_state` allows exceptions.
 
     Raises:
-        StateMismatchError: If ``strict`` is set and the state differs; it lists all
+        StateMismatchError: If ``strict`` is set and the state differs; lists all
             differences by path. It is a ValueError.
         ValueError: If the state does not fit the object, e.g. has a mapping where the
             object has an array. Like the other errors, it leaves the object unchanged.
@@ -369,7 +369,7 @@ def pop(node: Any, *filter_list: Filter) -> Any:
             and leaves that match none stay in the object.
 
     Returns:
-        A State; with several filters a tuple of States.
+        A State; with several filters, a tuple of States.
 
     Raises:
         ValueError: If no filter is given, or a matching leaf is an item of a list or

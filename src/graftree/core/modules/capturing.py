@@ -1,8 +1,8 @@
 """What Modules record while they run, and calls that return it.
 
-A Module records by `sow` and `perturb`. For the time of a call, `capture` gives every
-Module below its subject a data attribute, one Variable per recorded type, each holding
-a dict ``name -> value``:
+A Module records with `sow` and `perturb`. During a call, `capture` gives every Module
+below its subject a data attribute, one Variable per recorded type, each holding a dict
+``name -> value``:
 
     vars(module)["__captures__"] = (Intermediate({}), Perturbation({}), ...)
 
@@ -11,19 +11,19 @@ Being state like any other, these buffers go through lifted transforms. `sow` an
 Variables: a value of an inner trace that never comes back raises instead of leaking.
 What always holds:
 
-- A call that raises leaves no buffer behind, neither do copies of Modules it made.
+- A call that raises leaves no buffer behind, nor do copies of Modules it made.
 - A nested call on the same Module puts its own buffers in front of those of the outer
-  call: a type that both record goes to the inner call only, other types still reach
-  the outer one. The outer buffers are back when the inner call ends.
+  call: a type that both record goes only to the inner call, other types still reach the
+  outer one. The outer buffers are back when the inner call ends.
 - Two threads that capture the same Module take turns, and a third thread that calls it
   does not see the buffers.
 
-With ``method_outputs=`` a call ``module.f(x)`` records its output, too. So for the time
-of the call each Module is given another class: a subclass of its own, made here, that
-overrides each method with one that also records. The wrappers have to sit on a class,
-since Python looks up ``__call__`` there, and since a class, unlike wrappers in an
-instance, survives the flattening of lifted transforms. The class of the user stays as
-it is for everyone else, also in other threads.
+With ``method_outputs=``, a call ``module.f(x)`` also records its output. So during the
+call, each Module gets another class: a subclass of its own, made here, that overrides
+each method with one that also records. The wrappers must be on a class, because Python
+looks up ``__call__`` there, and because a class, unlike wrappers in an instance,
+survives the flattening of lifted transforms. The user's class stays as it is for
+everyone else, also in other threads.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Sower:
         init_fn: Callable[[], Any] = tuple_init,
         capture_noop: bool | None = None,
     ) -> bool:
-        """Records a value for the caller that ran this Module through `capture`.
+        """Records a value for the caller of this Module through `capture`.
 
         Args:
             variable_type: The kind of Variable to record it as, or its registered
@@ -309,7 +309,7 @@ def records_no_outputs(cls: type[T]) -> type[T]:
         cls: A class, e.g. of a container; methods that subclasses define are recorded.
 
     Returns:
-        ``cls``, so that this can be used as a decorator.
+        ``cls``, so that you can use this as a decorator.
     """
     _machinery.update(cls.__mro__)
     return cls
@@ -337,19 +337,19 @@ def capture(
     Args:
         fn: A Module, a bound method of one, or a function whose first argument is a
             Module or a node that contains some. If it is a Variable type, it counts as
-            the first of ``var_types``, and a decorator is returned.
+            the first of ``var_types``, and the result is a decorator.
         *var_types: The types of Variables to return; a subclass does not match.
         init: Values to start recording from, by path and Variable type, e.g. the
             perturbations of an earlier call. They are returned only if their type is in
             ``var_types``.
-        method_outputs: The type as which the output of every method called on a nested
-            Module (``__call__`` and public names) is recorded, under the name of the
-            method. The outermost method is left out if ``fn`` is a bound method.
+        method_outputs: Records the output of every method called on a nested Module
+            (``__call__`` and public names) as this type, under the name of the method.
+            The outermost method is left out if ``fn`` is a bound method.
 
     Returns:
         A function with the arguments of ``fn``. It returns what ``fn`` returns; with
-        ``var_types`` a tuple of that and one State per type, nested by Module path. A
-        shared Module records under the first of its paths.
+        ``var_types``, a tuple of that and one State per type, nested by Module path. A
+        shared Module records under its first path.
 
     Raises:
         TypeError: If ``fn`` is not callable, or one of ``var_types`` is not a Variable

@@ -1,16 +1,16 @@
 """List and Dict: containers that are Modules.
 
-Unlike a Python list or dict in an attribute, they are nodes of their own: their items
-are attributes, each with its own status, and sharing a container is seen. An item is
-kept in ``vars`` under a name, and shows in paths under a key:
+Unlike a Python list or dict in an attribute, they are nodes: their items are
+attributes, each with its own status, and a shared container is recognized. An item is
+kept in ``vars`` under a name, and appears in paths under a key:
 
     container   item                 name     key
     List        items[3]             "3"      3
     Dict        items["a"]           "a"      "a"
     Dict        items["items"]       "@items" "items"    (the name is a method's)
 
-A structural change of a `List` (insert, pop, reverse, ...) moves items together with
-their status, and happens completely or not at all.
+A structural change of a `List` (insert, pop, reverse, ...) moves items with their
+status, and happens completely or not at all.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
 
     Args:
         it: The items; ``None`` for an empty List. The rules for attributes decide
-            whether an item is data or static, unless it is marked with ``nnx.data`` or
+            whether an item is data or static, unless you mark it with ``nnx.data`` or
             ``nnx.static``.
 
     Raises:
@@ -320,9 +320,9 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
     Items are also attributes: ``d["a"]`` is ``d.a``. The exception is a key that is the
     name of a method, such as ``d["items"]``.
 
-    Items come in the order in which they were inserted. What a transform, `clone` or
-    `merge` makes of a Dict has them sorted, like the State. Where the order counts, as
-    for layers that are applied one after the other, take a `List`.
+    Items are in the order of insertion. What a transform, `clone` or `merge` makes of a
+    Dict has them sorted, like the State. Where the order matters, as for layers that
+    are applied one after the other, use a `List`.
 
     Args:
         items: A mapping or pairs, as for ``dict``.

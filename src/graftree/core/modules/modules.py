@@ -2,13 +2,13 @@
 
 `Module` adds three things to `Pytree`: setting attributes on all nested Modules
 (`set_attributes`, `train`, `eval`), recording values inside a call (`sow`, `perturb`:
-see `capturing.py`), and being what `iter_modules` looks for. It holds no
-state of its own, so a Module without these needs may as well be a Pytree.
+see `capturing.py`), and being what `iter_modules` looks for. It holds no state itself,
+so a Module that needs none of these may as well be a Pytree.
 
 A view is a second object over the same Variables, configured differently: `view` calls
 every ``set_view`` in it, `with_attributes` sets attributes by name. Its nodes and
-containers are new, its Variables, arrays and static values are those of the input. So
-the input is never changed, and training either one trains both.
+containers are new; its Variables, arrays and static values are those of the input. So
+the input never changes, and training either one trains both.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def view(
 ) -> N:
     """Copies ``node`` and configures the copy through its ``set_view`` methods.
 
-    Each ``set_view`` is called with those of the options that its signature names,
-    children before parents.
+    Each ``set_view`` gets the options that its signature names; children come before
+    parents.
 
     Args:
         node: A Module, or any node that contains Modules.
@@ -401,9 +401,9 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
         graph: The mode; ``None`` takes the default.
 
     Returns:
-        For each class that defines ``set_view`` its name, then the parameters with
-        their annotation, default and description from the docstring; ``""`` if no
-        such class exists.
+        For each class that defines ``set_view``: its name, then the parameters with
+        annotation, default and description from the docstring; ``""`` if there is no
+        such class.
 
     Example:
         >>> print(nnx.view_info(nnx.Dropout(0.5)))

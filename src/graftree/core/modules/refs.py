@@ -2,8 +2,8 @@
 
 A ``jax.Ref`` is an array that plain JAX transforms write in place. A Variable with
 ``ref=True`` holds one, so that ``jax.jit(step)(model)`` changes the model and returns
-nothing. What JAX forbids for refs (being returned, differentiated, or passed twice) is
-undone by converting: `to_arrays` before ``jax.grad``, `to_refs` after a model was made.
+nothing. JAX does not let refs be returned, differentiated, or passed twice. For that,
+convert the model: `to_arrays` before ``jax.grad``, `to_refs` after a model was made.
 
 All functions here return a new object and leave their argument unchanged. The two share
 whatever needs no conversion, including Variables.
@@ -57,7 +57,7 @@ def with_vars(
         node: Any object, container, State or Variable; it is not changed.
         hijax: Their new ``hijax``; ``None`` keeps the old one.
         ref: Whether to store their values in array refs; ``None`` keeps them as stored.
-        mutable: ``False`` makes them read-only, ``True`` undoes that, ``None`` does
+        mutable: ``False`` makes them read-only, ``True`` undoes this, ``None`` does
             neither.
         only: A filter for the Variables to convert.
         allow_duplicates: Whether Variables that occur more than once may be converted;
@@ -100,7 +100,7 @@ def to_refs(node: N, /, only: Any = ...) -> N:
         only: A filter for the Variables and arrays to convert.
 
     Returns:
-        A new object. It shares with ``node`` what is in refs already.
+        A new object. It shares with ``node`` what is already in refs.
 
     Raises:
         ValueError: If a Variable or array to convert occurs more than once.

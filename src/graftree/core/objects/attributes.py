@@ -41,7 +41,7 @@ def register_data_type(type_: type[T], /) -> type[T]:
         type_: The type; its subclasses are not registered.
 
     Returns:
-        ``type_``, so that this can be used as a decorator.
+        ``type_``, so that you can use this as a decorator.
 
     Example:
         >>> @nnx.register_data_type
@@ -59,8 +59,8 @@ def register_data_type(type_: type[T], /) -> type[T]:
 def is_data(value: Any, /) -> bool:
     """Whether a value is data by itself: an array, a ref, a Variable or a Pytree.
 
-    Lists, dicts and tuples are not, even if they hold arrays; NumPy arrays and
-    instances of registered types are.
+    NumPy arrays and instances of registered types are data too. Lists, dicts and tuples
+    are not, even if they hold arrays.
 
     Args:
         value: Any value.
@@ -261,7 +261,7 @@ def dataclass(
     """Makes a Pytree class a dataclass; it keeps the repr of Pytrees.
 
     Args:
-        cls: The class; leave it out to give options.
+        cls: The class; leave it out to pass options.
         init: As in ``dataclasses.dataclass``, like all further options.
         eq: See ``init``.
         order: See ``init``.

@@ -61,7 +61,7 @@ class TrackedMethod:
     Calls with anything else are those of the function.
 
     Args:
-        function: What is called: usually a plain function.
+        function: What is called, usually a plain function.
         name: The name of the method.
         adds_name: Whether the name of the method is part of those of JAX's operations.
     """
@@ -166,7 +166,7 @@ def named(method: F) -> F:
     """Makes the calls of a method known.
 
     Raises:
-        TypeError: If it is not a plain function, or one that does later what it does.
+        TypeError: If it is not a plain function, or one that does its work later.
     """
     made = known(method)
     if made is method:

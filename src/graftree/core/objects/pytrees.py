@@ -2,8 +2,8 @@
 
 Every subclass of `Pytree` is a registered JAX pytree (unless declared otherwise): its
 data attributes are the children, in the order of their names; the static ones and the
-table of statuses are the treedef. What an object holds besides its attributes is in
-`bookkeeping.py`, what is known of its class in `classes.py`.
+table of statuses are the treedef. `bookkeeping.py` has what an object holds besides its
+attributes, `classes.py` what is known of its class.
 
 What always holds: a static attribute contains no array; only the owning trace sets or
 deletes attributes; every structural change is stamped (see `stamps.py`).
@@ -114,8 +114,8 @@ class Pytree(
     """A base class for objects that are pytrees and graph nodes.
 
     Attributes are data (arrays, Variables, other Pytrees: the children of the pytree)
-    or static (everything else: part of its structure). The status is declared with
-    `data` or `static`, or inferred from the first value assigned.
+    or static (everything else: part of its structure). Declare the status with `data`
+    or `static`; otherwise it is inferred from the first value assigned.
 
     Args of the class statement:
         pytree: Whether instances are JAX pytrees; ``False`` makes them leaves, which
@@ -254,7 +254,7 @@ classes.forget()
 
 
 class Object(Pytree, pytree=False):
-    """A `Pytree` that is a graph node only: JAX sees it as a leaf.
+    """A `Pytree` that is only a graph node: JAX sees it as a leaf.
 
     Raises:
         ValueError: If a subclass is declared with ``pytree=True``.
@@ -302,12 +302,12 @@ def touch(obj: Any) -> None:
 
     `jit` and other functions remember the structure of an object until it changes. They
     notice attributes that are set and deleted, also through ``vars(obj)`` and in
-    classes with a ``__setattr__`` of their own. The one change that they miss is a
-    direct ``object.__setattr__(obj, ...)``.
+    classes with their own ``__setattr__``. They miss only a direct
+    ``object.__setattr__(obj, ...)``.
 
     Args:
-        obj: The Pytree or Variable that changed. Changed objects inside it must be
-            touched one by one.
+        obj: The Pytree or Variable that changed. Touch changed objects inside it one
+            by one.
 
     Raises:
         TypeError: If ``obj`` is neither a Pytree nor a Variable.

@@ -8,9 +8,9 @@ streams derived from them, and how; they share one way of doing so, in two forms
 * as a copy (otherwise): the result is a copy of the object with other streams; it
   shares the Variables that were not derived with the input.
 
-Either way each stream gives one key away, so its count is one higher afterwards, and no
-key is drawn twice. All keys are derived before the first stream is changed. Each of the
-three is a decorator as well: without an object, it acts on the arguments of a function.
+Either way, each stream gives away one key, so its count is one higher afterwards, and
+no key is drawn twice. All keys are derived before the first stream changes. Each of the
+three is also a decorator: without an object, it acts on the arguments of a function.
 
 `backup_keys` reads the keys of streams, `restore_rngs` and `reseed` write them. Writing
 replaces the values of Variables, never the Variables or streams.
@@ -102,7 +102,7 @@ def split_rngs(
 
     Args:
         node: An object that holds streams. If left out, the result is a decorator that
-            acts on all arguments of a function, for the duration of each call.
+            acts on all arguments of a function during each call.
         splits: The shape of the new keys; an integer is the size of their only axis.
         only: Which streams to split. The filter must match both Variables of a stream:
             use the name of a stream, a path filter or `RngState`.
@@ -113,9 +113,9 @@ def split_rngs(
             default in force.
 
     Returns:
-        In place: the `SplitBackups`, which restore the streams with a count that is one
-        higher than before. Otherwise: a new object with the new streams, which shares
-        all other Variables with ``node``; the counts in ``node`` are one higher.
+        In place: the `SplitBackups`, which restore the streams with counts one higher
+        than before. Otherwise: a new object with the new streams, which shares all
+        other Variables with ``node``; the counts in ``node`` are one higher.
 
     Raises:
         ValueError: If ``squeeze`` is set and ``splits`` is not 1, if a stream was split
@@ -148,11 +148,11 @@ def fork_rngs(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """Replaces random streams by independent ones made of a key drawn from each.
+    """Replaces random streams by independent ones made from a key drawn from each.
 
     Args:
         node: An object that holds streams. If left out, the result is a decorator that
-            acts on all arguments of a function, for the duration of each call.
+            acts on all arguments of a function during each call.
         split: ``None`` forks all streams; a size forks and splits all of them. A
             mapping of filters to sizes, or to ``None`` for no split, acts on the
             streams that a filter matches; the first that matches both Variables of a
@@ -200,10 +200,10 @@ def with_rngs(
 ) -> Any:
     """Makes a copy of an object with random streams derived from its own.
 
-    Filters are called with the path of a stream and the `RngStream`, so that a string
-    is the name of a stream. Of the filters of one rule the first that matches counts.
-    If several rules match, ``split`` precedes ``broadcast`` and that precedes ``fork``,
-    even where a later rule is more specific. At most one of the matching filters may be
+    Filters are called with the path of a stream and the `RngStream`, so a string is the
+    name of a stream. Within one rule, the first filter that matches counts. If several
+    rules match, ``split`` precedes ``broadcast``, which precedes ``fork``, even where a
+    later rule is more specific. At most one of the matching filters may be something
     other than ``...`` and ``True``.
 
     Args:
@@ -214,7 +214,7 @@ def with_rngs(
         fork: Streams to fork: a filter or a sequence of filters.
         broadcast: Streams to broadcast, as for `RngStream.broadcast`: a size for all,
             or a mapping of filters to sizes.
-        only: Restricts all three to the streams that it matches.
+        only: Limits all three to the streams that it matches.
         graph: Whether ``node`` is a graph or a tree; ``None`` means the default in
             force.
         graph_updates: Must be off in graph mode; ``None`` means the default in force.
@@ -403,7 +403,7 @@ def _check_shape(old: Variable, new: Variable) -> None:
 class SplitBackups(Iterable[Backup]):
     """The state of streams before they were split or forked in place.
 
-    As a context manager it restores them on exit, also after an exception.
+    As a context manager, it restores them on exit, even after an exception.
 
     Attributes:
         backups: Tuples of a stream, its key and its count, for `restore_rngs`.
@@ -436,8 +436,8 @@ def restore_rngs(backups: Iterable[Backup], /) -> None:
     """Writes keys, and counts where given, back into their streams.
 
     Args:
-        backups: What `split_rngs` and `fork_rngs` return in place or `backup_keys`
-            returns: tuples ``(stream, key)`` or ``(stream, key, count)``.
+        backups: What `split_rngs` and `fork_rngs` return in place, or what
+            `backup_keys` returns: tuples ``(stream, key)`` or ``(stream, key, count)``.
 
     Raises:
         TraceContextError: If a stream belongs to another trace.
@@ -492,10 +492,10 @@ def reseed(
 ) -> None:
     """Gives the random streams inside an object new keys, and sets their counts to 0.
 
-    For each name a fresh stream is made of the given seed or key; the streams of that
-    name inside ``node`` get keys drawn from it, in the order of `iter_graph`. Layers
-    get their keys from a `Rngs` in the same way, so a reseeded model draws what one
-    built with that seed would draw.
+    For each name, a fresh stream is made from the given seed or key; the streams of
+    that name inside ``node`` get keys drawn from it, in the order of `iter_graph`.
+    Layers get their keys from an `Rngs` in the same way, so a reseeded model draws what
+    one built with that seed would draw.
 
     Args:
         node: An object that holds streams; it is changed in place.
@@ -505,7 +505,7 @@ def reseed(
             ``"match_shape"`` splits the new key to that shape. Or a function
             ``(path, scalar_key, target_shape) -> key`` that is called for every stream.
         **stream_keys: A seed or a key per stream name. Names that ``node`` lacks are
-            ignored; ``default`` applies to the streams of that name only.
+            ignored; ``default`` applies only to the streams of that name.
 
     Raises:
         ValueError: If the policy is unknown; if it is ``"scalars_only"`` and the key of

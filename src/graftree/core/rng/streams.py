@@ -1,11 +1,11 @@
 """Random keys as objects: a stream of keys, and a set of named streams.
 
-A `RngStream` holds a base key and a count, both Variables, so that a model which holds
+An `RngStream` holds a base key and a count, both Variables, so a model that holds
 streams is split, mapped and checkpointed with them. Drawing gives the key
 ``fold_in(key, count)`` and then adds one to the count; the base key never changes. So
 the n-th draw, from 0, is ``jax.random.fold_in(key, n)``, in every trace and on every
-device. A `Rngs` is a set of streams with names; asked for a name that it lacks, it
-answers with its ``default`` stream.
+device. An `Rngs` is a set of named streams; for a name that it lacks, it gives its
+``default`` stream.
 
 Both are callable (a call draws a key) and offer the distributions of ``jax.random`` and
 the initializers of ``jax.nn.initializers`` as methods that need no key. Every call of a
@@ -70,7 +70,7 @@ class RngState(Variable[jax.Array]):
 
 
 class RngKey(RngState):
-    """The base key of a `RngStream`.
+    """The base key of an `RngStream`.
 
     Example:
         >>> jax.random.key_data(nnx.Rngs(7).default.key[...])
@@ -79,7 +79,7 @@ class RngKey(RngState):
 
 
 class RngCount(RngState):
-    """How many keys were drawn from a `RngStream`.
+    """How many keys were drawn from an `RngStream`.
 
     Example:
         >>> rngs = nnx.Rngs(0)
@@ -223,8 +223,8 @@ class RngStream(RandomMethods, pytrees.Pytree):
 
     Attributes:
         tag: The name of the stream.
-        key: The base key, a `RngKey`.
-        count: How many keys were drawn, a `RngCount` with the shape of the key.
+        key: The base key, an `RngKey`.
+        count: How many keys were drawn, an `RngCount` with the shape of the key.
 
     Raises:
         ValueError: If ``key`` is anything else.
@@ -271,7 +271,7 @@ class RngStream(RandomMethods, pytrees.Pytree):
 
     @methods.observable
     def split(self, k: Size) -> RngStream:
-        """Draws a key and makes a stream of ``k`` different keys of it.
+        """Draws a key and makes a stream of ``k`` different keys from it.
 
         Args:
             k: The shape of the new key; an integer is the size of its only axis.
@@ -383,10 +383,10 @@ def _warn_of_split() -> None:
 
 
 class Rngs(RandomMethods, pytrees.Pytree):
-    """A set of random streams with names.
+    """A set of named random streams.
 
     Each stream is an attribute. Any other name stands for the stream ``default``, if
-    there is one, so that ``rngs.params`` and ``rngs.dropout`` may be the same stream.
+    there is one, so ``rngs.params`` and ``rngs.dropout`` may be the same stream.
     Calling the object draws from ``default``, and so do its distributions and
     initializers.
 
@@ -475,7 +475,7 @@ class Rngs(RandomMethods, pytrees.Pytree):
         Args:
             k: The shape of the new keys, or a mapping of filters to shapes. The first
                 filter that matches a stream counts; it is called with the path ``()``
-                and the stream, so that a string is the name of a stream.
+                and the stream, so a string is the name of a stream.
 
         Returns:
             A new `Rngs`. A stream that no filter matches, or whose size is ``None``, is

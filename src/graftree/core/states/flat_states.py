@@ -1,12 +1,12 @@
 """Nested mappings as flat ones, and back; `FlatState`, the flat form of a State.
 
-A nested mapping is a mapping whose values are leaves or again nested mappings; its
-flat form maps paths (tuples of keys) to leaves. The functions keep insertion order, and
-leaves are passed on as they are.
+A nested mapping is a mapping whose values are leaves or nested mappings; its flat form
+maps paths (tuples of keys) to leaves. The functions keep insertion order, and pass on
+leaves as they are.
 
-The paths of a FlatState never change, the list of its leaves is the caller's to write.
-A FlatState that comes from one object is sorted and has each path once; merging keeps
-it sorted, and keeps both entries where two FlatStates have the same path.
+The paths of a FlatState never change; the caller may write to the list of its leaves. A
+FlatState from one object is sorted and has each path once; merging keeps it sorted, and
+keeps both entries where two FlatStates have the same path.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
             *flat_states: Further FlatStates.
 
         Returns:
-            A new FlatState with all entries, sorted. Entries of equal paths are all
-            kept, later ones last. A single FlatState is returned itself.
+            A new FlatState with all entries, sorted. Entries with equal paths are all
+            kept, later ones last. A single FlatState is returned as it is.
 
         Example:
             >>> a, b = nnx.FlatState([(("a",), 1)], sort=True), nnx.FlatState(
@@ -202,7 +202,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         """Converts to a State with these leaves.
 
         Returns:
-            A new State; of equal paths the last one counts.
+            A new State; of equal paths, the last one counts.
 
         Raises:
             ValueError: If a path is empty, or leads through the leaf of another path.
@@ -304,8 +304,8 @@ def flatten_mapping(
 
     Args:
         xs: The nested mapping.
-        keep_empty_nodes: Whether to store `empty_node` for an empty mapping, which is
-            otherwise dropped. An empty root always gives ``{}``.
+        keep_empty_nodes: Whether to store `empty_node` for an empty mapping; otherwise
+            it is dropped. An empty root always gives ``{}``.
         is_leaf: A function of path and mapping, called on each mapping including the
             root; where it returns True, the mapping is stored as a leaf.
         sep: A separator to join the keys of each path, which must then be strings.

@@ -51,15 +51,15 @@ def replace_by_pure_dict(
 ) -> None:
     """Replaces leaves of a state by those of a nested dict, in place.
 
-    A Variable is not written: a new one takes its place in the state, so an object
-    that shares it is not touched.
+    Variables are not written: new ones replace them in the state, so an object that
+    shares them does not change.
 
     Args:
         state: The state to change. Types and shapes of values may change, and leaves
             that ``pure_dict`` lacks stay; `nnx.checkpoints.load_state` allows neither.
-        pure_dict: Nested dicts of new values. Integer keys may be given as strings.
+        pure_dict: Nested dicts of new values. Integer keys may be strings.
         replace_fn: A function of old leaf and new value that returns the new leaf; by
-            default ``old.replace(new)`` if there is such a method, else the new value.
+            default ``old.replace(new)`` if that method exists, otherwise the new value.
 
     Raises:
         ValueError: If ``pure_dict`` has a path that ``state`` lacks; then nothing is

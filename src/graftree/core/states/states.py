@@ -2,9 +2,9 @@
 
 A State wraps plain nested dicts: reading a sub-mapping gives a view of the inner dict,
 so writes go through, and storing a State stores its dict. Leaves are passed on as they
-are, so that the Variables in the state of an object are the object's own. Listings and
-JAX follow the order of `paths.sort_key`. The functions of this file take any mapping
-where they take a State; empty sub-mappings vanish in what they return.
+are, so the Variables in the state of an object are the object's own. Listings and JAX
+follow the order of `paths.sort_key`. The functions of this file take any mapping where
+they take a State; what they return has no empty sub-mappings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
 class State(MutableMapping[K, V], representations.Representable):
     """A nested mapping of leaves, with access by item and by attribute.
 
-    A JAX pytree whose children are sorted by key. Subclasses are registered, too;
+    A JAX pytree whose children are sorted by key. Subclasses are registered too;
     reading a sub-mapping of one returns an instance of it.
 
     Args:
@@ -457,12 +457,12 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
 
     Args:
         state: The first state: a State, a GraphState or another nested mapping.
-        *states: Further states; of equal paths the last one counts.
+        *states: Further states; of equal paths, the last one counts.
         cls: The class of the result.
 
     Returns:
-        A new state of the same leaves; a single State of class ``cls`` is returned
-        itself.
+        A new state of the same leaves; a single State of class ``cls`` is returned as
+        it is.
 
     Raises:
         TypeError: If one of the states is not a mapping.

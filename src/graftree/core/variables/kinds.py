@@ -111,7 +111,7 @@ def variable_name_from_type(
     """Returns the first name under which a Variable type is registered.
 
     Args:
-        typ: The type; its subclasses have names of their own.
+        typ: The type; its subclasses have their own names.
         allow_register: Whether to register an unknown type under its class name.
 
     Raises:
@@ -150,7 +150,7 @@ def register_variable_name(
     Args:
         name: The name.
         typ: The type; leave it out to get a class decorator.
-        overwrite: Whether the name may be taken from another type.
+        overwrite: Whether to take the name from another type that has it.
 
     Returns:
         ``typ``, or a decorator.

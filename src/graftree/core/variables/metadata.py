@@ -166,7 +166,7 @@ def with_metadata(
     on_remove_axis: Any = (),
     **metadata: Any,
 ) -> Callable[..., VariableMetadata]:
-    """Wraps an initializer so that the Variable made of its result has metadata.
+    """Wraps an initializer so that the Variable made from its result has metadata.
 
     Args:
         initializer: Called with the arguments of the wrapper.
@@ -301,8 +301,8 @@ def var_defaults(
 ) -> VarDefaults | VarDefaultsContext:
     """Returns the defaults of new Variables; with arguments, sets them.
 
-    Setting them takes effect immediately, for this thread. The result is a context
-    manager and a decorator that restores the previous defaults.
+    They take effect immediately, for this thread. The result is a context manager and a
+    decorator that restores the previous defaults.
 
     Args:
         hijax: The default of ``Variable(..., hijax=)``; ``None`` leaves it.

@@ -70,8 +70,8 @@ def get_var_pspec(variable: Variable[Any]) -> PartitionSpec | None:
         variable: The Variable.
 
     Returns:
-        Its spec. Without an annotation: an empty one if the value has a shape, else
-        ``None``.
+        Its spec. Without an annotation: an empty one if the value has a shape,
+        otherwise ``None``.
 
     Raises:
         ValueError: If the axis rules in force contradict those of the Variable.
@@ -98,9 +98,9 @@ def get_partition_spec(tree: A) -> A:
         tree: The pytree; it is not changed.
 
     Returns:
-        A new tree of the same structure. In place of each Variable it has one of the
-        same type and metadata that holds the spec; in place of any other leaf an empty
-        spec if that has a shape, else ``None``.
+        A new tree of the same structure. In place of each Variable it has one with the
+        same type and metadata that holds the spec; in place of any other leaf, an empty
+        spec if the leaf has a shape, otherwise ``None``.
 
     Raises:
         ValueError: If the axis rules in force contradict those of a Variable.
@@ -126,7 +126,7 @@ def get_named_sharding(tree: A, mesh: Mesh) -> A:
 
     Args:
         tree: The pytree; it is not changed.
-        mesh: The mesh that the names in the annotations are axes of.
+        mesh: The mesh whose axes the annotations name.
 
     Returns:
         The tree of `get_partition_spec` with a ``NamedSharding`` for each spec, as

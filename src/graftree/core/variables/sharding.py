@@ -1,8 +1,8 @@
 """Partition annotations of Variables: axis rules, specs, and placement at creation.
 
 A Variable may name, per dimension, the mesh axis that splits it (metadata
-``out_sharding``). Names may be logical ones that rules map to mesh axes; metadata keeps
-the logical names, only specs and placed arrays see the mesh axes.
+``out_sharding``). Names may be logical: rules map them to mesh axes. Metadata keeps the
+logical names; only specs and placed arrays see the mesh axes.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ class Variable(
     Args:
         value: Any value: an array, a NumPy array, a scalar, a pytree, ``None``, or the
             `VariableMetadata` that `with_metadata` makes. It is stored as it is.
-        hijax: Whether writes inside a plain JAX transform must not be lost: they are
-            an error if there is no ref. ``None`` takes the default of `var_defaults`.
+        hijax: Whether writes inside a plain JAX transform must not be lost: without a
+            ref, they are an error. ``None`` takes the default of `var_defaults`.
         ref: Whether to store the value in a ``jax.Ref``, so that plain JAX transforms
             change it in place. ``None`` takes the default of `var_defaults`.
         eager_sharding: Whether an ``out_sharding`` annotation places the value now.
@@ -259,11 +259,11 @@ class Variable(
             raw[index] = value
 
     def get_raw_value(self) -> Any:
-        """Returns what is stored: without hooks, and a ref as a ref."""
+        """Returns what is stored: runs no hooks, and returns a ref as a ref."""
         return self._raw_value
 
     def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
-        """Stores ``value`` as it is, without hooks; a ref is replaced.
+        """Stores ``value`` as it is, without hooks; replaces a ref.
 
         Raises:
             TraceContextError: If another trace owns the Variable.
@@ -557,7 +557,7 @@ def may_write(variable: Variable[Any]) -> bool:
 def check_owned(variable: Variable[Any], path: str = "") -> None:
     """Raises if another trace owns the Variable: nothing in it may change then.
 
-    A class may have a ``_check_valid_context`` of its own, which is asked instead.
+    A class may have its own ``_check_valid_context``, which is called instead.
     """
     if type(variable)._check_valid_context is not _check_trace:
         variable._check_valid_context(lambda: str(ownership.variable_error(variable)))

@@ -85,7 +85,7 @@ def stream(layer: Any, given: Any, tag: str) -> RngStream | None:
 def canonicalize_dtype(
     *args: Any, dtype: Dtype | None = None, inexact: bool = True
 ) -> Dtype:
-    """Finds the dtype in which a computation on ``args`` is done.
+    """Finds the dtype for a computation on ``args``.
 
     Args:
         *args: Arrays or Python scalars; ``None`` entries are ignored.
@@ -98,8 +98,8 @@ def canonicalize_dtype(
         ``args``.
 
     Raises:
-        ValueError: If ``inexact`` and the given ``dtype`` is not; or if there is
-            neither an array nor a dtype.
+        ValueError: If ``inexact`` is set and the given ``dtype`` is not inexact; or if
+            there is neither an array nor a dtype.
 
     Example:
         >>> from graftree.nn.support import arguments
@@ -133,7 +133,7 @@ def promote_dtype(
 
     Args:
         args: Arrays, Python scalars, lists of numbers, or ``None``.
-        dtype: The wanted dtype; ``None`` takes what `canonicalize_dtype` infers.
+        dtype: The dtype to convert to; ``None`` takes what `canonicalize_dtype` infers.
         inexact: Whether integers become floats.
 
     Returns:

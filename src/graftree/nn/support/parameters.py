@@ -1,8 +1,8 @@
 """How the constructors of layers make Params and keep settings.
 
-A Param draws exactly one key from the stream ``params``, also when its initializer
-ignores the key, so that switching an initializer never changes the other Params. An
-absent Param is ``None`` in a *data* attribute, so that one can be assigned later.
+A Param draws exactly one key from the stream ``params``, even when its initializer
+ignores the key, so switching an initializer never changes the other Params. An absent
+Param is ``None`` in a *data* attribute, so that you can assign one later.
 """
 
 from __future__ import annotations

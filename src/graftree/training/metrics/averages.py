@@ -1,9 +1,9 @@
 """Metrics: running statistics over batches.
 
 A metric is a Pytree whose counters are `MetricState` Variables: `update` adds a batch,
-`compute` returns the statistic so far, `reset` starts again. All three work eagerly and
-in every transform, and keep the shapes and dtypes of the counters, so a metric that was
-made under ``vmap`` stays vectorized.
+`compute` returns the statistic so far, `reset` starts over. All three work eagerly and
+in every transform, and keep the shapes and dtypes of the counters, so a metric made
+under ``vmap`` stays vectorized.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Metric(pytrees.Pytree):
         raise _must_override("__init__")
 
     def reset(self) -> None:
-        """Starts again, in place.
+        """Starts over, in place.
 
         Raises:
             NotImplementedError: If the subclass does not override it.
@@ -168,7 +168,7 @@ class Average(Metric):
         """Returns the mean of all values so far; nan if there are none.
 
         Returns:
-            A float32 array of the shape of the counters, usually a scalar.
+            A float32 array with the shape of the counters, usually a scalar.
 
         Example:
             >>> nnx.metrics.Average().compute()
@@ -320,7 +320,7 @@ class Statistics:
     Attributes:
         mean: The mean.
         standard_error_of_mean: The standard deviation divided by the root of the count.
-        standard_deviation: That of the population, which divides by the count.
+        standard_deviation: That of the population: it divides by the count.
 
     Example:
         >>> nnx.metrics.Statistics(1.0, 0.1, 0.2).replace(mean=2.0)
@@ -338,7 +338,7 @@ class Statistics:
             **updates: New values by field name.
 
         Raises:
-            TypeError: If there is no field of that name.
+            TypeError: If no field has that name.
         """
         return dataclasses.replace(self, **updates)
 
@@ -346,7 +346,7 @@ class Statistics:
 class Welford(Metric):
     """Mean, standard error and standard deviation of all values so far.
 
-    Merges the moments of each batch into those so far. That stays accurate where the
+    Merges the moments of each batch into those so far. This stays accurate where the
     difference of two sums of squares would cancel.
 
     Args:
@@ -488,7 +488,7 @@ class MultiMetric(Metric):
         Args:
             **updates: Passed to every metric, which reads what it knows. ``mask`` is
                 either one mask for all, or a dict of masks by metric name; a metric
-                without a mask is not given that keyword.
+                without a mask does not get that keyword.
 
         Raises:
             TypeError: If the argument of a metric is missing.
@@ -517,6 +517,6 @@ class MultiMetric(Metric):
         """Returns the statistics of all metrics so far.
 
         Returns:
-            A new dict in the order in which the metrics were given.
+            A new dict, in the order in which you gave the metrics.
         """
         return {name: getattr(self, name).compute() for name in self._metric_names}

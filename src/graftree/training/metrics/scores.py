@@ -1,7 +1,7 @@
 """Scores of predictions, as in scikit-learn, over batches.
 
-Each is computed from sums over weighted rows (`_Sums`), so they are the same however
-the rows are divided: into batches, or over devices whose counters are added. Precision,
+Each is computed from sums over weighted rows (`_Sums`), so it is the same however the
+rows are divided: into batches, or over devices whose counters are added. Precision,
 recall and their mean come from one count, `ConfusionMatrix`.
 """
 
@@ -123,7 +123,7 @@ class MeanSquaredError(_Regression):
     Attributes:
         sums: Of the squares and the weights, float32. All metrics from here on keep
             their sums like this.
-        remainders: What rounding took from the sums, so that they count to ``2**48``.
+        remainders: What the sums lost to rounding, so that they count to ``2**48``.
 
     Example:
         >>> error = nnx.metrics.MeanSquaredError()
@@ -160,8 +160,8 @@ class R2Score(_Regression):
     under ``nnx.vmap``.
 
     Targets far from zero lose no digits, because the sums are about the mean of the
-    first batch. So counters of several devices can't be added, unlike those of the
-    other metrics; arrays that are sharded over devices need no such sum.
+    first batch. So you can't add counters of several devices, unlike those of the other
+    metrics; arrays that are sharded over devices need no such sum.
 
     Attributes:
         center: The mean of the targets of the first batch.
@@ -195,7 +195,7 @@ class R2Score(_Regression):
         """Returns the score of all rows so far; nan if there are none.
 
         Returns:
-            At most 1. Where all targets are equal, 1 if the predictions are, too, and
+            At most 1. Where all targets are equal, 1 if the predictions equal them,
             otherwise 0, as in scikit-learn.
         """
         number, residual, first, second = jnp.moveaxis(self._totals(), -1, 0)
@@ -262,8 +262,8 @@ class _Classification(_Sums):
 class TopKAccuracy(_Classification):
     """How often the label is among the ``k`` largest logits.
 
-    Of equal logits that of the lower class comes first, as in `Accuracy`; scikit-learn
-    begins with the higher.
+    Of equal logits, that of the lower class comes first, as in `Accuracy`; scikit-learn
+    puts the higher first.
 
     Args:
         k: How many classes are predicted for each row.
@@ -318,14 +318,14 @@ class Perplexity(_Classification):
         """Returns the perplexity so far; nan without rows.
 
         Returns:
-            1 for a model that is always sure and right, the number of classes for one
-            that knows nothing.
+            1 for a model that is always certain and right, the number of classes for
+            one that knows nothing.
         """
         return jnp.exp(super().compute())
 
 
 class ConfusionMatrix(_Classification):
-    """How many rows of each class were taken for each class.
+    """How many rows of each class were predicted as each class.
 
     Args:
         num_classes: How many classes there are.
@@ -370,7 +370,7 @@ class ConfusionMatrix(_Classification):
 
         Returns:
             ``[classes, classes]``: the rows are the labels, the columns the
-            predictions. Counts above ``2**24`` are rounded, in what is returned only.
+            predictions. Counts above ``2**24`` are rounded, but only in this result.
         """
         return self._totals()
 
@@ -438,15 +438,15 @@ class _ClassScore(ConfusionMatrix):
 
 
 class Precision(_ClassScore):
-    """How many of the rows that were taken for a class are of it.
+    """The share of the rows predicted as a class that belong to it.
 
     Args:
-        num_classes: How many classes there are. Those that never occur count, too, as
+        num_classes: How many classes there are. Classes that never occur count too, as
             with scikit-learn's ``labels=range(num_classes)``.
         average: As in scikit-learn. ``"binary"``: the score of class 1; ``"micro"``: of
             all classes together; ``"macro"``: the mean over classes; ``"weighted"``:
-            that weighted by how often each class is a label; ``None``: the scores of
-            all classes.
+            that mean, weighted by how often each class is a label; ``None``: the score
+            of each class.
         threshold: As for `ConfusionMatrix`.
 
     Raises:
@@ -468,7 +468,7 @@ class Precision(_ClassScore):
 
 
 class Recall(_ClassScore):
-    """How many of the rows of a class were taken for it.
+    """The share of the rows of a class that were predicted as it.
 
     Args:
         *args: As for `Precision`.
@@ -510,11 +510,11 @@ class F1Score(_ClassScore):
 class RocAuc(_Classification):
     """The area under the ROC curve: how often a positive row is above a negative one.
 
-    Memory is constant: two histograms of the 65,536 numbers of bfloat16. Scores that
-    are equal when rounded to that count as a half, for scores of any range. `max_error`
-    bounds what that changes. For the exact area keep all scores, and give them to
+    Memory is constant: two histograms of the 65,536 numbers of bfloat16. Scores of any
+    range that are equal when rounded to bfloat16 count as a half; `max_error` bounds
+    what that changes. For the exact area, keep all scores and pass them to
     ``sklearn.metrics.roc_auc_score``. Prefer logits to probabilities, which are close
-    together near 1; two logits of a row are one score, ``logits[:, 1] - logits[:, 0]``.
+    together near 1; for two logits a row, the score is ``logits[:, 1] - logits[:, 0]``.
 
     Example:
         >>> area = nnx.metrics.RocAuc()
@@ -543,7 +543,7 @@ class RocAuc(_Classification):
         """Returns how far `compute` may be from the exact area of the rows so far.
 
         Returns:
-            Half the share of pairs, of a positive and a negative row, in one bin.
+            Half the share of pairs of a positive and a negative row in the same bin.
         """
         negatives, positives = self._shares()
         return jnp.sum(positives * negatives, axis=-1) / 2

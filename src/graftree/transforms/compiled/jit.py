@@ -41,7 +41,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         fun: The function.
         mode: What propagates.
         bound: The first arguments, if they are the same at each call.
-        shardings: Of the arguments, and of the output.
+        shardings: The shardings of the arguments and of the output.
         statics: Positions and names of static arguments.
         donated: Those of arguments whose buffers may be reused.
         **options: Other options of ``jax.jit``.
@@ -129,12 +129,12 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         return Call(self.fun, self._row, (*bound, *args), kwargs, statics)
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
-        """Traces the function for arguments, which stay as they are.
+        """Traces the function for arguments, which do not change.
 
         Args:
             *args: Arguments of the function; ``jax.ShapeDtypeStruct`` may stand for
                 arrays, also in Variables.
-            **kwargs: Keyword arguments of it.
+            **kwargs: Its keyword arguments.
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
@@ -201,15 +201,15 @@ def jit(
     """Compiles a function over objects with ``jax.jit``.
 
     Changes that the function makes to its arguments reach the caller's objects after
-    the call: the values of Variables always, attributes with ``graph_updates``. A
-    function that raises changes nothing.
+    the call: values of Variables always, attributes with ``graph_updates``. A function
+    that raises changes nothing.
 
     Args:
         fun: The function. Its arguments and outputs may contain Modules, Variables,
             arrays and containers of them.
         in_shardings: The sharding of each positional argument that is not static: a
             pytree prefix of shardings, ``None`` for "as it comes"; for an object it may
-            be a `StateSharding`. With graph updates all Variables take theirs on, also
+            be a `StateSharding`. With graph updates, all Variables get theirs, even
             those that don't change.
         out_shardings: The sharding of the output.
         static_argnums: Positions of arguments that are compile-time constants.
@@ -221,13 +221,13 @@ def jit(
         device: See ``jax.jit``.
         backend: See ``jax.jit``.
         inline: See ``jax.jit``.
-        graph: Whether shared references are kept (graph mode) or refused (tree mode);
-            ``None`` takes the default.
+        graph: Whether shared references are kept (graph mode) or are an error (tree
+            mode); ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
 
     Returns:
-        The compiled function, which has the methods ``eval_shape``, ``trace`` and
-        ``lower`` of ``jax.jit``; or a decorator if ``fun`` is not given.
+        The compiled function, with the methods ``eval_shape``, ``trace`` and ``lower``
+        of ``jax.jit``; or a decorator if ``fun`` is not given.
 
     Raises:
         ValueError: If ``fun`` is a method bound to a Module; at a call, for aliases

@@ -42,15 +42,15 @@ def jit_partial(
 ) -> JitWrapped[..., R]:
     """`jit` with the first arguments bound: all the objects that the function uses.
 
-    The values of their Variables may change between calls, and are updated by calls.
-    What else changes in them makes the next call trace again.
+    The values of their Variables may change between calls, and calls update them. Any
+    other change in them makes the next call trace again.
 
     Args:
         fun: The function.
         *partial_args: Its first arguments.
         in_shardings: See `jit`; one entry per bound argument, then one per argument of
             a call.
-        out_shardings: See `jit`, like all that follow. Positions are those of the
+        out_shardings: See `jit`, as for all that follow. Positions are those of the
             arguments of ``fun``.
         static_argnums: See ``out_shardings``.
         static_argnames: See ``out_shardings``.
@@ -68,8 +68,8 @@ def jit_partial(
         The compiled function of the other arguments.
 
     Raises:
-        ValueError: If graph updates are on, ``fun`` is a method bound to a Module, or
-            in tree mode a Variable occurs twice; at a call, if an argument contains a
+        ValueError: If graph updates are on, ``fun`` is a method bound to a Module, or a
+            Variable occurs twice in tree mode; at a call, if an argument contains a
             Variable, or the function changes the metadata of one.
 
     Example:
@@ -146,8 +146,8 @@ def cached_partial(
 
     The copies share their Variables with the originals, so both see all updates. When
     anything else changes in the originals (``model.eval()``, a replaced layer), the
-    next call makes new copies. The function may change the structure of the copies for
-    a while, but must leave it as it was.
+    next call makes new copies. The function may change the structure of the copies, but
+    must restore it before it returns.
 
     Args:
         f: The function, such as one made by `jit`.
@@ -157,11 +157,11 @@ def cached_partial(
 
     Returns:
         The function of the other arguments. Where ``f`` returns a bound object, it
-        returns the copy: at each call the same one, while the originals don't change.
+        returns the copy: the same one at each call while the originals don't change.
 
     Raises:
-        ValueError: If graph updates are off; at a call, if the structure of a copy is
-            another afterwards. Then the call is undone.
+        ValueError: If graph updates are off; at a call, if the structure of a copy
+            differs afterwards. Then the call is undone.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

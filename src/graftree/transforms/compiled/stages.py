@@ -1,8 +1,8 @@
 """The stages of compilation: `Traced`, `Lowered`, `Compiled`, as in ``jax.stages``.
 
-JAX's stages know groups of leaves and a result (`inside`). Those here say the same
-about the arguments and the output of the user's function: in the place of a leaf is
-what JAX says of it, and objects around it are fresh ones of the same structure.
+JAX's stages know groups of leaves and a result (`inside`). The stages here describe the
+arguments and the output of the user's function: in place of a leaf is what JAX says of
+it, and the objects around it are fresh ones of the same structure.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class Lowered(Stage[R]):
 class Compiled(Stage[R]):
     """A compiled function for arguments of one structure, shapes and dtypes.
 
-    It is called like the function, without its static arguments. Changes reach the
-    objects that are passed, which need not be those it was compiled for.
+    Call it like the function, without its static arguments. Changes reach the objects
+    that you pass, which need not be those it was compiled for.
     """
 
     def __init__(self, stage: Any, jit_wrapped: Any) -> None:

@@ -1,9 +1,9 @@
 """``cond`` and ``switch``: the data decide which of several functions runs.
 
-The branches share the operands as values of the trace around them. Each makes objects
-of its own from these, and returns the values of all their Variables, so that branches
-may write different ones. What is static must come out of every branch alike. JAX would
-say so in terms of what is inside here; `_Branches` says it first, in the user's.
+The branches share the operands as values of the trace around them. Each makes its own
+objects from these, and returns the values of all their Variables, so that branches may
+write different ones. What is static must be equal after every branch. JAX would report
+that in terms of what is inside here; `_Branches` reports it first, in the user's terms.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def cond(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> R:
-    """Calls one of two functions, as a scalar says, with ``jax.lax.cond``.
+    """Calls one of two functions, chosen by a scalar, with ``jax.lax.cond``.
 
-    The functions may write different Variables of the operands. Outside of a compiled
-    function they are traced on each call, and see what they capture as it is now.
+    The functions may write different Variables of the operands. Outside a compiled
+    function they are traced on each call, and see what they capture as it is then.
 
     Args:
         pred: Which function: a boolean or a number.
@@ -55,8 +55,8 @@ def cond(
         The output of the function.
 
     Raises:
-        TypeError: If the outputs of the functions, or what they make of the operands,
-            differ in structure, shapes or dtypes.
+        TypeError: If the outputs of the functions, or the operands after them, differ
+            in structure, shapes or dtypes.
         ValueError: For aliases that the mode doesn't allow.
 
     Example:
@@ -82,8 +82,8 @@ def switch(
     """Calls one of many functions, by its number, with ``jax.lax.switch``.
 
     Args:
-        index: Which function, an integer; too small a number means the first, too large
-            a one the last.
+        index: Which function, an integer; a number that is too small means the first,
+            one that is too large the last.
         branches: The functions; see `cond`.
         *operands: Any arguments, with objects in them.
         graph: The mode; ``None`` takes the default.

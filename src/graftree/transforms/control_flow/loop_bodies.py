@@ -48,7 +48,7 @@ from graftree.transforms.crossing.signatures import Signature, Slot
 class Carry:
     """In the axes of `scan`: what goes from one step to the next.
 
-    The class itself is used, not an instance of it.
+    Use the class itself, not an instance.
 
     Example:
         >>> def add(total, x):

@@ -52,20 +52,20 @@ def while_loop(
     """Applies a function while a condition holds, with ``jax.lax.while_loop``.
 
     Args:
-        cond_fun: Tells of a value whether to go on. What it writes is dropped.
+        cond_fun: Says for a value whether to continue. What it writes is dropped.
         body_fun: Returns the next value: the same objects, in the same structure.
-        init_val: The first value; it may contain objects.
+        init_val: The initial value; it may contain objects.
         graph: The mode; ``None`` takes the default.
-        graph_updates: Whether the objects (else just their Variables) keep identity.
+        graph_updates: Whether the objects keep their identity, or just their Variables.
 
     Returns:
-        The last value. Its objects are the caller's own; without graph updates their
-        Variables are.
+        The last value. Its objects are the caller's own; without graph updates, only
+        their Variables are.
 
     Raises:
         ValueError: If the body returns other objects; for aliases that the mode
             doesn't allow.
-        TypeError: If the structure of the value changes; it is a ``ValueError``, too.
+        TypeError: If the structure of the value changes; it is also a ``ValueError``.
 
     Example:
         >>> counter = nnx.Variable(jnp.array(0))
@@ -138,7 +138,7 @@ def fori_loop(
         lower: The first integer.
         upper: The integer after the last one.
         body_fun: Called as ``body_fun(i, value)``; see `while_loop`.
-        init_val: The first value; it may contain objects.
+        init_val: The initial value; it may contain objects.
         unroll: As in ``jax.lax.fori_loop``.
         graph: The mode; ``None`` takes the default.
         graph_updates: See `while_loop`.

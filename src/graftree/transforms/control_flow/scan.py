@@ -43,8 +43,8 @@ def scan(
     scanned, and each step gets a slice of it; or it is the same for all steps. What a
     step writes to a scanned Variable comes back on the same axis. What it writes to a
     Variable that is the same for all steps is kept without graph updates, and dropped
-    with graph updates. With these, a step may set static attributes of the carry, as
-    ``model.train()`` does, if the steps after it do the same.
+    with them. With graph updates, a step may set static attributes of the carry, as
+    ``model.train()`` does, if later steps do the same.
 
     Args:
         f: The function.
@@ -53,8 +53,8 @@ def scan(
         unroll: As in ``jax.lax.scan``.
         in_axes: For each positional argument `Carry`, the axis to scan, or ``None``; a
             pytree prefix of these; for an object it may be a `StateAxes`, which may
-            have `Carry`, too. Only `Carry` if there is just the carry.
-        out_axes: The same of the output, without ``None``.
+            also have `Carry`. Just `Carry` if the carry is the only argument.
+        out_axes: The same for the output, without ``None``.
         transform_metadata: ``{nnx.PARTITION_NAME: name}`` tells the annotations of the
             Variables about the axis.
         graph: The mode; ``None`` takes the default.
@@ -62,14 +62,14 @@ def scan(
 
     Returns:
         The scanned function, or a decorator if ``f`` is not given. Objects in the carry
-        that it returns are the caller's own; in tree mode and without graph updates
-        just their Variables are.
+        that it returns are the caller's own; in tree mode and without graph updates,
+        only their Variables are.
 
     Raises:
-        ValueError: If the axes contain what they can't, or ``f`` is a method bound to a
-            Module; at a call, if the carry has other objects out than in.
-        TypeError: At a call, if the structure of the carry changes; it is a
-            ``ValueError``, too.
+        ValueError: If the axes contain something that they can't, or ``f`` is a method
+            bound to a Module; at a call, if a step returns other objects in the carry.
+        TypeError: At a call, if the structure of the carry changes; it is also a
+            ``ValueError``.
 
     Example:
         >>> @nnx.vmap

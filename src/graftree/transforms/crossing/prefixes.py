@@ -63,11 +63,11 @@ class PrefixMapping(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class DiffState(PrefixMapping):
-    """Selects what is differentiated in one argument.
+    """Selects what to differentiate in one argument.
 
     Args:
         argnum: The position of the argument.
-        filter: Which leaves of the objects there are differentiated.
+        filter: Which leaves of the objects there to differentiate.
 
     Example:
         >>> bias = nnx.DiffState(0, nnx.PathContains("bias"))
@@ -277,25 +277,24 @@ def prefix(
 ) -> Any:
     """Makes a prefix of axes, shardings or specs for objects, by filters.
 
-    Use it for ``in_axes``, ``out_axes``, ``in_shardings``, ``in_specs`` and so on where
-    there are no graph updates. With them, `StateAxes` and `StateSharding` do that.
+    Use it for ``in_axes``, ``out_axes``, ``in_shardings``, ``in_specs`` and so on
+    without graph updates. With them, use `StateAxes` and `StateSharding`.
 
     Args:
         node: An object or a pytree of them; ``jax.ShapeDtypeStruct`` may stand for
-            arrays. For several arguments of a call give a tuple of all of them.
-        filter_map: A mapping from filters to values, of which the first match counts;
-            or a function of path and leaf that returns the value. Paths start at
-            ``node``.
+            arrays. For several arguments of a call, give a tuple of all of them.
+        filter_map: A mapping from filters to values, where the first match counts; or a
+            function of path and leaf that returns the value. Paths start at ``node``.
         graph: Whether the prefix is for graph mode or for tree mode; ``None`` takes the
             mode in force.
 
     Returns:
-        ``node`` with a value instead of each Variable and each other leaf; in
-        graph mode with a `TreeState` instead of each object.
+        ``node`` with a value instead of each Variable and each other leaf; in graph
+        mode with a `TreeState` instead of each object.
 
     Raises:
         ValueError: If no filter matches a leaf; in tree mode, if a Variable occurs
-            twice; in graph mode, if it has different values where it occurs.
+            twice; in graph mode, if a Variable gets different values in its places.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

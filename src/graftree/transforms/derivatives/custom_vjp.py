@@ -1,4 +1,4 @@
-"""``custom_vjp``: functions over objects with gradients that the user defines.
+"""``custom_vjp``: functions over objects with gradients that you define.
 
 Each call makes a ``jax.custom_vjp`` of functions of groups of leaves:
 
@@ -6,8 +6,8 @@ Each call makes a ``jax.custom_vjp`` of functions of groups of leaves:
     others   leaves without: substate that is not selected, ``nondiff_argnums``
     fixed    what in these JAX can't take, such as strings; closed over
 
-Only what the function changes comes back through JAX. So what it leaves alone has its
-gradient from elsewhere, also if the user's rule doesn't pass on what it is given.
+Only what the function changes comes back through JAX. So what it does not change gets
+its gradient from elsewhere, even if the user's rule doesn't pass on what it gets.
 """
 
 from __future__ import annotations
@@ -71,26 +71,26 @@ def custom_vjp(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """A function whose gradient is defined by the user, with ``jax.custom_vjp``.
+    """A function whose gradient you define, with ``jax.custom_vjp``.
 
-    The rules are given by ``f.defvjp(fwd, bwd)``. ``fwd`` has the arguments of ``fun``
-    and returns its output and a residual: any pytree, with objects in it. ``bwd`` gets
-    the arguments without gradient, the residual and ``g``, and returns a tuple with a
+    Give the rules by ``f.defvjp(fwd, bwd)``. ``fwd`` has the arguments of ``fun`` and
+    returns its output and a residual: any pytree, with objects in it. ``bwd`` gets the
+    arguments without gradient, the residual and ``g``, and returns a tuple with a
     cotangent, or ``None`` for zero, for each other argument.
 
-    With graph updates ``g`` is ``(input_updates_g, out_g)``. The first has for each of
-    these arguments a State of cotangents: of what ``fun`` wrote, else zeros. The tuple
-    that ``bwd`` returns has the same form, without the substate that isn't
-    differentiable. Without graph updates ``g`` is the cotangent of the output, and the
-    cotangent of an object is an object. A ``bwd`` that has a keyword argument
-    ``updates_g`` gets the cotangents of what ``fun`` wrote, ``None`` for the rest. With
-    any other, that part of the gradient is dropped, with a `LostUpdateWarning`.
+    With graph updates, ``g`` is ``(input_updates_g, out_g)``. The first has a State of
+    cotangents for each of these arguments: of what ``fun`` wrote, otherwise zeros. The
+    tuple that ``bwd`` returns has the same form, without the substate that isn't
+    differentiable. Without graph updates, ``g`` is the cotangent of the output, and the
+    cotangent of an object is an object. A ``bwd`` with a keyword argument ``updates_g``
+    gets the cotangents of what ``fun`` wrote, ``None`` for the rest. Without it, that
+    part of the gradient is dropped, with a `LostUpdateWarning`.
 
     Args:
         fun: The function. What it, or ``fwd``, writes to its arguments is kept.
         nondiff_argnums: Positions of arguments without a gradient, which may be any
-            values, and with graph updates no objects. There, a `DiffState` says what of
-            an argument *is* differentiable.
+            values, but not objects with graph updates. With these, a `DiffState` says
+            what of an argument *is* differentiable.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
 
@@ -122,7 +122,7 @@ def custom_vjp(
 
 
 class CustomVjp(Rebuilt, decorators.Method[P, R]):
-    """A function with a gradient of its own; call it like the function.
+    """A function with its own gradient; call it like the function.
 
     Args:
         fun: The function.
@@ -133,8 +133,8 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         fun: The function that was given.
         nondiff_argnums: What was given.
         graph: Whether shared references are kept.
-        fwd: The rule for the way forward; ``None`` before `defvjp`.
-        bwd: The rule for the way back; likewise.
+        fwd: The rule for the forward pass; ``None`` before `defvjp`.
+        bwd: The rule for the backward pass; likewise.
         symbolic_zeros: What `defvjp` was given; likewise.
     """
 
@@ -162,8 +162,8 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         """Defines the gradient; see `custom_vjp`.
 
         Args:
-            fwd: The rule for the way forward.
-            bwd: The rule for the way back.
+            fwd: The rule for the forward pass.
+            bwd: The rule for the backward pass.
             symbolic_zeros: As in ``jax.custom_vjp``; the ``CustomVJPPrimal`` are then
                 the values of the Variables in the arguments of ``fwd``.
         """

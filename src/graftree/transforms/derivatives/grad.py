@@ -1,8 +1,8 @@
 """``grad`` and ``value_and_grad``: gradients of functions over objects; ``remat``.
 
-The leaves are parted into those that are differentiated and the rest. `cotangents`
-gives gradients their form. What a gradient needs of the values on the way forward is
-kept, or with `remat` computed again.
+The leaves are split into those that are differentiated and the rest. `cotangents` gives
+gradients their form. What a gradient needs from the forward pass is kept or, with
+`remat`, computed again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def grad(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """A function that gives the gradient of ``f``; see `value_and_grad`.
+    """Makes a function that gives the gradient of ``f``; see `value_and_grad`.
 
     Args:
         f: See `value_and_grad`; so are the other arguments.
@@ -91,12 +91,12 @@ def grad(
         has_aux: Whether ``f`` returns a pair.
         holomorphic: As in ``jax.grad``.
         allow_int: As in ``jax.grad``.
-        reduce_axes: Not supported any more; leave it empty.
+        reduce_axes: No longer supported; leave it empty.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
 
     Returns:
-        A function that returns the gradients, or with ``has_aux`` a pair of them and
+        A function that returns the gradients or, with ``has_aux``, a pair of them and
         the second output of ``f``.
 
     Raises:
@@ -140,10 +140,10 @@ def value_and_grad(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """A function that gives the value and the gradient of ``f``.
+    """Makes a function that gives the value and the gradient of ``f``.
 
     Args:
-        f: A function that returns a real scalar, or with ``has_aux`` a pair of it and
+        f: A function that returns a real scalar or, with ``has_aux``, a pair of it and
             anything else. Its arguments may contain objects.
         argnums: Which positional arguments to differentiate, and what of them: an
             integer, a `DiffState`, or a sequence of these. With graph updates, an
@@ -151,12 +151,12 @@ def value_and_grad(
         has_aux: Whether ``f`` returns a pair.
         holomorphic: As in ``jax.grad``.
         allow_int: As in ``jax.grad``.
-        reduce_axes: Not supported any more; leave it empty.
-        graph: Whether shared references are kept (graph mode) or refused (tree mode);
-            ``None`` takes the default.
-        graph_updates: Whether structural changes reach the caller's objects. Then the
-            gradient of an object is a State; else all its leaves are differentiated,
-            and the gradient is an object of the same type.
+        reduce_axes: No longer supported; leave it empty.
+        graph: Whether shared references are kept (graph mode) or are an error (tree
+            mode); ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects. If so, the
+            gradient of an object is a State; otherwise all its leaves are
+            differentiated, and the gradient is an object of the same type.
 
     Returns:
         A function with the arguments of ``f`` that returns ``(value, gradients)``, or
@@ -317,12 +317,11 @@ def remat(
 
     Args:
         f: The function; also a method, as a decorator.
-        prevent_cse: Whether the compiler is kept from finding out that something is
-            computed twice, and doing it once. In a `scan` it can't; ``False`` is faster
-            there.
+        prevent_cse: Whether to keep the compiler from merging the two computations into
+            one. In a `scan` it can't merge them; ``False`` is faster there.
         static_argnums: Positions of arguments that are compile-time constants.
-        policy: Which intermediate values are kept all the same: by names and modules,
-            made by `nnx.memory.save` or `nnx.memory.offload`; or one of
+        policy: Which intermediate values to keep anyway: by names and modules, made by
+            `nnx.memory.save` or `nnx.memory.offload`; or one of
             ``jax.checkpoint_policies``; ``None`` keeps none.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
@@ -333,7 +332,7 @@ def remat(
     Raises:
         ValueError: If ``f`` is a method bound to a Module, or a position is out of
             range; at a call, for aliases that the mode doesn't allow, and if the policy
-            names what isn't there.
+            names something that isn't there.
 
     Example:
         >>> class Block(nnx.Module):

@@ -73,18 +73,17 @@ def vjp(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """The output of ``f`` and a function that pulls cotangents of it back.
+    """Gives the output of ``f`` and a function that pulls its cotangents back.
 
     All leaves of the arguments are differentiated. What ``f`` writes to Variables is
-    kept. There is no such function with graph updates: pass ``graph=False`` or
+    kept. Graph updates are not supported: pass ``graph=False`` or
     ``graph_updates=False``.
 
     Args:
         f: The function. Without it, the result is a decorator.
         *primals: Its arguments. Without them, the result is a function of them.
-        has_aux: Whether ``f`` returns a pair, of which only the first is
-            differentiated.
-        reduce_axes: Not supported any more; leave it empty.
+        has_aux: Whether ``f`` returns a pair; only its first entry is differentiated.
+        reduce_axes: No longer supported; leave it empty.
         graph: The mode; ``None`` takes the default.
         graph_updates: Must be false in graph mode.
 
@@ -129,18 +128,17 @@ def jvp(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """The output of ``f`` and its derivative in the direction of ``tangents``.
+    """Gives the output of ``f`` and its derivative in the direction of ``tangents``.
 
-    What ``f`` writes to Variables is kept. There is no such function with graph
-    updates: pass ``graph=False`` or ``graph_updates=False``.
+    What ``f`` writes to Variables is kept. Graph updates are not supported: pass
+    ``graph=False`` or ``graph_updates=False``.
 
     Args:
         f: The function. Without it, the result is a decorator.
         primals: The tuple of its arguments. Without it, the result is a function of
             ``primals`` and ``tangents``.
         tangents: A tuple of the same form.
-        has_aux: Whether ``f`` returns a pair, of which only the first is
-            differentiated.
+        has_aux: Whether ``f`` returns a pair; only its first entry is differentiated.
         graph: The mode; ``None`` takes the default.
         graph_updates: Must be false in graph mode.
 
@@ -150,7 +148,7 @@ def jvp(
 
     Raises:
         NotImplementedError: With graph updates.
-        TypeError: If the tangents haven't the form of the primals.
+        TypeError: If the tangents differ in form from the primals.
         ValueError: If ``f`` is a method bound to a Module, or for aliases that the mode
             doesn't allow.
 
