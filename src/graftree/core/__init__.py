@@ -2,7 +2,7 @@
 
     paths  filters  ownership  stamps     keys of leaves; which leaves to select; which
     imprints  pickling  patterns          trace may write; has anything changed since;
-    walks  exporting                      static values told apart; what is in a pickle;
+    walks  exporting                      equal static values; what is in a pickle;
        |                                  which parts of a model to select; the walk;
        |                                  our objects in the files of ``jax.export``
        v

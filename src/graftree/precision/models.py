@@ -536,7 +536,7 @@ def default(
     are drawn in float32, or in the ``param_dtype`` of a layer's arguments, and then
     rounded to the dtype of ``params``: a seed gives the same numbers as without a
     policy. The policy holds in this thread, also for models that ``nnx.jit``
-    makes: functions compiled before are traced anew.
+    makes: functions compiled before are traced again.
 
     Args:
         policy: As for `set_policy`. ``output`` is for the models themselves: modules
