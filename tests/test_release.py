@@ -36,6 +36,7 @@ def test_the_citation_is_that_of_the_newest_release():
 def test_the_package_has_the_version_of_the_newest_release():
     assert nnx.__version__ == released()[0]
     assert f"Version {nnx.__version__};" in README
+    assert f"copyright: Graftree {nnx.__version__} " in text("mkdocs.yml")
 
 
 def test_unreleased_changes_come_first():
