@@ -39,8 +39,8 @@ def constrain(x: T, names: Sequence[Any]) -> T:
     ``x = nnx.sharding.constrain(x, ("batch", None, "embed"))``. Without a mesh it does
     nothing. On axes of type Auto it is ``jax.lax.with_sharding_constraint``, on
     Explicit ones ``jax.sharding.reshard``; it skips axes that `jax.shard_map` has taken
-    (Manual). Gradients are placed the same way. Functions that are compiled are traced
-    again where other rules or another mesh are in force.
+    (Manual). Gradients are placed the same way. Compiled functions are traced again
+    where other rules or another mesh are in force.
 
     Args:
         x: An array, or a pytree of arrays, all with axes of these names.
