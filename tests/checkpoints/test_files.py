@@ -233,7 +233,7 @@ def test_existing_checkpoint_is_replaced_only_on_request(tmp_path):
 
 def test_other_folders_are_never_replaced(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(errors.CheckpointError, match="no checkpoint, so it is not"):
+    with pytest.raises(errors.CheckpointError, match="not a checkpoint, so it is not"):
         checkpoints.save(tmp_path, nnx.Rngs(0), overwrite=True)
     assert os.listdir(tmp_path) == ["thesis.tex"]
 

@@ -347,7 +347,7 @@ def test_wrong_objects_are_refused(tmp_path):
         with pytest.raises(ValueError, match="expects a step >= 0, got -1"):
             checkpoints.save(-1, rngs=nnx.Rngs(0))
         for name in ("_METADATA", "_CHECKPOINT_METADATA", "__", "é.", ""):
-            with pytest.raises(ValueError, match="no name for a saved object"):
+            with pytest.raises(ValueError, match="not a name for a saved object"):
                 checkpoints.save(1, **{name: nnx.Rngs(0)})
         assert checkpoints.steps() == []
     with pytest.raises(ValueError, match="save: it has been closed"):

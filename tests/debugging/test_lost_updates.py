@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import graftree as nnx
+from tests.transforms.crossing.test_costs import python_calls
 
 X = jnp.ones((2, 3))
 
@@ -302,6 +303,16 @@ def test_a_function_that_fails_is_not_warned_of(lost):
     with pytest.raises(ZeroDivisionError):
         jax.jit(fails)(Net(), X)
     assert not lost()
+
+
+def test_arguments_that_leak_cost_nothing_outside_of_a_trace(lost):
+    leaked, net = [], Net()
+    steps = functools.partial(python_calls, jax.tree.flatten, net)
+    before = steps(), steps()
+    jax.jit(lambda net: (leaked.append(net), net(X))[1])(net)
+    assert steps() == before[1]
+    assert not lost()
+    leaked.clear()
 
 
 def test_nothing_is_kept_alive():

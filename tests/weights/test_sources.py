@@ -279,7 +279,7 @@ def test_axes_taken_whole_make_runs_longer():
 
 @pytest.mark.parametrize("index", [np.s_[::2,], np.s_[:, :], ()])
 def test_what_is_no_slice_of_step_one_is_refused(index):
-    with pytest.raises(ValueError, match="no slice of step 1"):
+    with pytest.raises(ValueError, match="not a slice of step 1"):
         stored_tensors.bounds_of((4,), index)
 
 

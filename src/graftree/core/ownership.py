@@ -18,7 +18,7 @@ from typing import Any
 from graftree import _jax, _python, errors
 
 # The token of the innermost trace; an object's owner is compared with it by identity.
-current = _jax.current_trace
+current, no_trace = _jax.current_trace, _jax.no_trace
 
 # Where running functions reach an object, as in ``model.layers[0].weight``; or "".
 _name_of: list[Callable[[Any], str]] = [lambda obj: ""]
@@ -80,7 +80,7 @@ def report_lost_by(
 def owner_when_unflattened() -> Any:
     """The owner of an object that is unflattened now; called by what JAX calls."""
     trace = current()
-    if trace is _jax.no_trace:
+    if trace is no_trace:
         return trace
     frame = _jax.caller_of_unflatten()
     if frame is None:  # somebody else, as by `jax.tree.map`

@@ -64,7 +64,7 @@ def flatten_node(
     Messages name ``function`` as the one that was called.
     """
     sharing = config.graph_mode(graph)
-    if ownership.unread:
+    if ownership.unread and ownership.current() is not ownership.no_trace:
         _note_read(node)
     memos, members = _memos_of(node)
     known = memos.get(sharing)

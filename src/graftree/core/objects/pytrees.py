@@ -481,7 +481,7 @@ def _register(cls: type[Pytree]) -> None:
 
     def flatten(obj: Any) -> Any:
         # The aux of the last time, if it is still true: then JAX need not compare it.
-        if ownership.unread:
+        if ownership.unread and ownership.current() is not ownership.no_trace:
             note_read(obj)
         entries = obj.__dict__
         try:

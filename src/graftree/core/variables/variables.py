@@ -90,7 +90,7 @@ class VariableMeta(type):
 
 def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
     def flatten(variable: Any) -> Any:
-        if ownership.unread:
+        if ownership.unread and ownership.current() is not ownership.no_trace:
             note_read(variable)
         entries = variable.__nnx_metadata__
         return (variable._raw_value,), entries if entries.is_fixed else entries.noted()
