@@ -43,7 +43,7 @@ def warn_user(text: str, category: type[Warning]) -> None:
 _NOT_THE_USERS = ("graftree.", "jax.")
 
 
-class Running(NamedTuple):
+class ActiveCall(NamedTuple):
     """Tells whether a call of a function still runs, and keeps nothing of it alive.
 
     Attributes:
@@ -55,7 +55,7 @@ class Running(NamedTuple):
     code: CodeType
 
     @classmethod
-    def of(cls, frame: FrameType) -> Running:
+    def of(cls, frame: FrameType) -> ActiveCall:
         """The call with this frame."""
         return cls(id(frame), frame.f_code)
 

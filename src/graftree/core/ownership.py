@@ -4,9 +4,9 @@ A Variable or Pytree belongs to the trace in which it was made (or unflattened, 
 copied). Only that trace may write it: a write from an inner trace would leave a tracer
 in an object that outlives the trace. Reading is always allowed.
 
-Arguments that JAX itself rebuilds for a function that it traces belong to a `Rebuilt`,
-which stands for the trace and notes what is written: if nobody reads it before the
-function has returned, it is lost.
+Arguments that JAX itself rebuilds for a function that it traces belong to
+`RebuiltArguments`, which stand for the trace and note what is written: if nobody reads
+it before the function has returned, it is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def name_objects_by(find: Callable[[Any], str]) -> None:
     _name_of[:] = [find]
 
 
-class Rebuilt:
+class RebuiltArguments:
     """Owns the arguments that JAX rebuilt for one call of a function that it traces.
 
     The arguments hold it, and it holds none of them: so it goes with them.
@@ -42,7 +42,7 @@ class Rebuilt:
 
     __slots__ = ("__weakref__", "arguments", "function", "trace", "writes")
 
-    def __init__(self, trace: Any, function: _python.Running) -> None:
+    def __init__(self, trace: Any, function: _python.ActiveCall) -> None:
         self.trace, self.function = trace, function
         self.arguments: Any = None  # what the listener knows of them
         self.writes: dict[int, Any] = {}
@@ -65,13 +65,14 @@ class Rebuilt:
 
 # Where something was written that nobody has read. Usually empty, which is soon asked.
 unread = set[int]()
-_listener: list[Callable[[Rebuilt, Any, str], None]] = [lambda *_: None]
-_reporter: list[Callable[[Rebuilt], None]] = [lambda _: None]
-_latest: list[Callable[[], Rebuilt | None]] = [lambda: None]
+_listener: list[Callable[[RebuiltArguments, Any, str], None]] = [lambda *_: None]
+_reporter: list[Callable[[RebuiltArguments], None]] = [lambda _: None]
+_latest: list[Callable[[], RebuiltArguments | None]] = [lambda: None]
 
 
 def report_lost_by(
-    note: Callable[[Rebuilt, Any, str], None], report: Callable[[Rebuilt], None]
+    note: Callable[[RebuiltArguments, Any, str], None],
+    report: Callable[[RebuiltArguments], None],
 ) -> None:
     """Sets who notes writes into what JAX rebuilt, and who reports those lost."""
     _listener[:], _reporter[:] = [note], [report]
@@ -85,9 +86,9 @@ def owner_when_unflattened() -> Any:
     frame = _jax.caller_of_unflatten()
     if frame is None:  # somebody else, as by `jax.tree.map`
         return trace
-    latest, function = _latest[0](), _python.Running.of(frame)
+    latest, function = _latest[0](), _python.ActiveCall.of(frame)
     if latest is None or latest.trace is not trace or latest.function != function:
-        latest = Rebuilt(trace, function)
+        latest = RebuiltArguments(trace, function)
         _latest[:] = [weakref.ref(latest)]
     return latest
 
@@ -95,12 +96,12 @@ def owner_when_unflattened() -> Any:
 def is_current(owner: Any) -> bool:
     """Whether this owner stands for the current trace."""
     trace = current()
-    return owner is trace or (type(owner) is Rebuilt and owner.trace is trace)
+    return owner is trace or (type(owner) is RebuiltArguments and owner.trace is trace)
 
 
 def token_of(owner: Any) -> Any:
     """The token of the trace that an owner stands for."""
-    return owner.trace if type(owner) is Rebuilt else owner
+    return owner.trace if type(owner) is RebuiltArguments else owner
 
 
 _WAY_OUT = (

@@ -1,8 +1,8 @@
 """Warns of lost updates, when a transform of JAX got objects as arguments.
 
 JAX gives a function that it traces copies of its arguments, and takes back only what
-the function returns. `core.ownership.Rebuilt` knows what was written into such copies
-and has not been read since. This file says which writes count, and reports them once
+the function returns. `core.ownership.RebuiltArguments` knows what was written into such
+copies and has not been read since. This file says which writes count, and reports them once
 the arguments are gone. All of this happens while JAX traces.
 
 Not counted are values that `sow` and `perturb` record, writes while a program is only
@@ -30,7 +30,7 @@ _MOST_SEEN = 10_000  # objects in the arguments
 _FLAGS = ("deterministic", "use_running_average")
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a program."""
 
     file: str
@@ -48,12 +48,12 @@ class Arguments(NamedTuple):
     """
 
     function: str
-    caller: _python.Running
+    caller: _python.ActiveCall
     names: dict[int, str]
     uncounted: set[int]
 
 
-def _note(rebuilt: ownership.Rebuilt, obj: Any, attribute: str) -> None:
+def _note(rebuilt: ownership.RebuiltArguments, obj: Any, attribute: str) -> None:
     frames = [*_frames()]
     if rebuilt.arguments is None:
         rebuilt.arguments = _arguments(rebuilt.function, frames) or ()
@@ -62,7 +62,7 @@ def _note(rebuilt: ownership.Rebuilt, obj: Any, attribute: str) -> None:
     name = rebuilt.arguments.names.get(id(obj), f"a {type(obj).__name__}")
     users = (frame for frame in frames if not _is_internal(frame))
     frame = next(users, frames[-1])
-    place = Place(frame.f_code.co_filename, frame.f_lineno)
+    place = SourceLine(frame.f_code.co_filename, frame.f_lineno)
     written = f"{name}.{attribute}" if attribute else name
     rebuilt.writes.setdefault(id(obj), {})[written] = place
 
@@ -83,13 +83,15 @@ def _is_internal(frame: FrameType) -> bool:
     return module.partition(".")[0] == "graftree" or _jax.is_of_jax(frame)
 
 
-def _arguments(function: _python.Running, frames: list[FrameType]) -> Arguments | None:
+def _arguments(
+    function: _python.ActiveCall, frames: list[FrameType]
+) -> Arguments | None:
     """Those of the function that JAX called; ``None`` if nothing in them can be lost.
 
     If JAX's own function does not run any more, it returned what it rebuilt. Then it
     is the user's, like whatever he makes himself.
     """
-    running_now = [_python.Running.of(frame) for frame in frames]
+    running_now = [_python.ActiveCall.of(frame) for frame in frames]
     if function not in running_now or any(map(_jax.is_analysis, frames)):
         return None
     place = running_now.index(function)
@@ -132,12 +134,12 @@ def _is_evaluated(objects: Sequence[Any]) -> bool:
     return any(flags) and False not in flags
 
 
-def _report(rebuilt: ownership.Rebuilt) -> None:
+def _report(rebuilt: ownership.RebuiltArguments) -> None:
     arguments: Any = rebuilt.arguments
     # If the function failed, its arguments live on in the traceback, and go later.
-    if arguments.caller not in map(_python.Running.of, _frames()):
+    if arguments.caller not in map(_python.ActiveCall.of, _frames()):
         return
-    names: dict[Place, list[str]] = {}
+    names: dict[SourceLine, list[str]] = {}
     for written in rebuilt.writes.values():
         for name, place in written.items():
             names.setdefault(place, []).append(name)
@@ -151,7 +153,7 @@ def _report(rebuilt: ownership.Rebuilt) -> None:
 _reported: dict[Any, Any] = {}
 
 
-def _message(function: str, place: Place, names: list[str]) -> str:
+def _message(function: str, place: SourceLine, names: list[str]) -> str:
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return errors.message(
         f"What `{function}` writes into its arguments is lost: JAX gave it copies, and "

@@ -448,7 +448,7 @@ def _takes_positions(attention_fn: Callable[..., Any]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeyValueCache:
+class DecodingVariables:
     """The Variables that a layer decodes with.
 
     Attributes:
@@ -515,16 +515,16 @@ class KeyValueCache:
         self.index[...] += 1
 
 
-def _empty_cache(shape: Shape, dtype: Dtype) -> KeyValueCache:
+def _empty_cache(shape: Shape, dtype: Dtype) -> DecodingVariables:
     """Makes a cache for keys and values of this shape."""
-    return KeyValueCache(
+    return DecodingVariables(
         Cache(jnp.zeros(shape, dtype)),
         Cache(jnp.zeros(shape, dtype)),
         Cache(jnp.zeros((), jnp.int32)),
     )
 
 
-def _cache_of(layer: Any) -> KeyValueCache:
+def _cache_of(layer: Any) -> DecodingVariables:
     """Finds the cache of a layer that is about to decode.
 
     Args:
@@ -543,4 +543,4 @@ def _cache_of(layer: Any) -> KeyValueCache:
         )
     for variable in boxes:
         variables.check_write(variable)
-    return KeyValueCache(*boxes)
+    return DecodingVariables(*boxes)

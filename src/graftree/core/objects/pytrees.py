@@ -390,14 +390,14 @@ def replace_attributes(
 
 def _note_write(obj: Any, name: str, value: Any) -> None:
     owner = bookkeeping.state_of(obj).owner
-    if type(owner) is ownership.Rebuilt and _is_array(value):
+    if type(owner) is ownership.RebuiltArguments and _is_array(value):
         owner.note_write(obj, name)
 
 
 def note_read(obj: Any) -> None:
     """Notes that an object is taken apart."""
     owner = bookkeeping.state_of(obj).owner
-    if type(owner) is ownership.Rebuilt:
+    if type(owner) is ownership.RebuiltArguments:
         owner.note_read(obj)
 
 

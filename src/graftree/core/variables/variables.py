@@ -575,7 +575,7 @@ def take_over(variable: Variable[Any]) -> None:
 def note_read(variable: Variable[Any]) -> None:
     """Notes that a Variable is taken apart."""
     owner = owner_of(variable)
-    if type(owner) is ownership.Rebuilt:
+    if type(owner) is ownership.RebuiltArguments:
         owner.note_read(variable)
 
 
@@ -592,7 +592,7 @@ def check_write(variable: Variable[Any], raw: Any = MISSING, path: str = "") -> 
     if raw is not MISSING and is_ref:
         values.check_fits(variable._raw_value, raw, path)
     owner = owner_of(variable)
-    if type(owner) is ownership.Rebuilt and not is_ref:
+    if type(owner) is ownership.RebuiltArguments and not is_ref:
         owner.note_write(variable)
 
 
