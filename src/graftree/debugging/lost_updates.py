@@ -2,8 +2,8 @@
 
 JAX gives a function that it traces copies of its arguments, and takes back only what
 the function returns. `core.ownership.RebuiltArguments` knows what was written into such
-copies and has not been read since. This file says which writes count, and reports them once
-the arguments are gone. All of this happens while JAX traces.
+copies and has not been read since. This file says which writes count, and reports them
+once the arguments are gone. All of this happens while JAX traces.
 
 Not counted are values that `sow` and `perturb` record, writes while a program is only
 inspected (`jax.eval_shape`, `jax.make_jaxpr`), the counts of a bare `Rngs`, and those
