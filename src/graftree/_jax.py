@@ -366,15 +366,12 @@ def caller_of_unflatten() -> types.FrameType | None:
 
     If it calls a function of the user, these are its arguments.
     """
-    frame = _python.frame_above(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("jax."):
-            if module not in _UNFLATTENING:
-                return frame
-        elif not module.startswith("graftree.core"):
+    for frame in _python.frames_above(1):
+        module = _python.module_of(frame)
+        if not module.startswith(("jax.", "graftree.core")):
             return None
-        frame = frame.f_back
+        if module.startswith("jax.") and module not in _UNFLATTENING:
+            return frame
     return None
 
 

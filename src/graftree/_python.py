@@ -11,22 +11,40 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 
-def frame_above(count: int) -> FrameType | None:
-    """The frame of the function so many calls above the caller; 0 is the caller's.
+def frames_above(count: int) -> Iterator[FrameType]:
+    """The running functions, innermost first, from so many calls above the caller on.
 
-    It serves paths in messages, the stack level of warnings, and the placements that
-    `nnx.debugging.explain_recompile` tells of. Without it, for which it gives ``None``,
-    these are lost.
+    Those who keep them begin with 1, not with 0: in their own frame they are a cycle.
+
+    It serves paths in messages, the lines of warnings, the placements that
+    `nnx.debugging.explain_recompile` tells of, and the warning of lost updates. Without
+    it, where it gives none, these are lost.
     """
     frame = inspect.currentframe()
     for _ in range(count + 1):
         frame = frame and frame.f_back
-    return frame
+    return _chain(frame)
+
+
+def _chain(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def module_of(frame: FrameType) -> str:
+    """The name of the module of a running function."""
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a running function is neither ours nor JAX's."""
+    return not module_of(frame).startswith(("graftree.", "jax."))
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
@@ -34,13 +52,9 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
     It serves warnings from the depth of a layer. Without frames it is a line of ours.
     """
-    frame, level = frame_above(1), 2
-    while frame and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
-        frame, level = frame.f_back, level + 1
+    levels = enumerate(frames_above(0), 1)
+    level = next((number for number, frame in levels if is_users(frame)), 1)
     warnings.warn(text, category, stacklevel=level)
-
-
-_NOT_THE_USERS = ("graftree.", "jax.")
 
 
 class ActiveCall(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -54,33 +54,16 @@ class Arguments(NamedTuple):
 
 
 def _note(rebuilt: ownership.RebuiltArguments, obj: Any, attribute: str) -> None:
-    frames = [*_frames()]
+    frames = [*_python.frames_above(1)]
     if rebuilt.arguments is None:
         rebuilt.arguments = _arguments(rebuilt.function, frames) or ()
     if not rebuilt.arguments or id(obj) in rebuilt.arguments.uncounted:
         return
     name = rebuilt.arguments.names.get(id(obj), f"a {type(obj).__name__}")
-    users = (frame for frame in frames if not _is_internal(frame))
-    frame = next(users, frames[-1])
+    frame = next(filter(_python.is_users, frames), frames[-1])
     place = SourceLine(frame.f_code.co_filename, frame.f_lineno)
     written = f"{name}.{attribute}" if attribute else name
     rebuilt.writes.setdefault(id(obj), {})[written] = place
-
-
-def _frames() -> Iterator[FrameType]:
-    """The running functions above the caller, innermost first.
-
-    Without the caller: it may hold them in its own frame, and that would be a cycle.
-    """
-    frame = _python.frame_above(2)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_internal(frame: FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "")
-    return module.partition(".")[0] == "graftree" or _jax.is_of_jax(frame)
 
 
 def _arguments(
@@ -137,7 +120,7 @@ def _is_evaluated(objects: Sequence[Any]) -> bool:
 def _report(rebuilt: ownership.RebuiltArguments) -> None:
     arguments: Any = rebuilt.arguments
     # If the function failed, its arguments live on in the traceback, and go later.
-    if arguments.caller not in map(_python.ActiveCall.of, _frames()):
+    if arguments.caller not in map(_python.ActiveCall.of, _python.frames_above(0)):
         return
     names: dict[SourceLine, list[str]] = {}
     for written in rebuilt.writes.values():

@@ -210,7 +210,7 @@ def _calls(
         return None
     try:
         return module_calls.record(obj, method, args, kwargs, counter)
-    except Exception:
+    except TypeError:
         # The signature of a Sequential doesn't say that its first layer needs inputs.
         if any(p.kind is takes_any for p in parameters):
             return None

@@ -437,11 +437,11 @@ def _level_of_user() -> int:
 
     `Mapping.items` and its like have frames of their own.
     """
-    frame, level = _python.frame_above(1), 1
-    while frame and frame.f_back and frame.f_globals.get("__name__", "") in _FRAMES:
-        frame, level = frame.f_back, level + 1
-    name = frame.f_globals.get("__name__", "") if frame else "graftree."
-    return 0 if name.startswith("graftree.") else level
+    for level, frame in enumerate(_python.frames_above(1), 1):
+        module = _python.module_of(frame)
+        if module not in _FRAMES:
+            return 0 if module.startswith("graftree.") else level
+    return 0
 
 
 _FRAMES = (__name__, "_collections_abc", "collections.abc")

@@ -16,7 +16,7 @@ function leads to it, as in ``model.layers[0].weight``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ class _RunningMethod(NamedTuple):
 
 
 def _method_in(frame: FrameType) -> _RunningMethod | None:
-    code, module = frame.f_code, str(frame.f_globals.get("__name__"))
+    code, module = frame.f_code, _python.module_of(frame)
     # Up to Python 3.12, reading the locals of a function keeps them until it returns.
     if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
         return None
@@ -123,21 +123,13 @@ def _place_outermost(frame: ModuleCall) -> None:
         frame = frame.parent
     if isinstance(frame, NamedArguments):
         return
-    for around in filter(None, map(_method_in, _frames())):
+    for around in filter(None, map(_method_in, _python.frames_above(0))):
         if around.obj is not frame.module:
             outer = ModuleCall(around.name, None, (around.obj,))
             place = outer.find(frame.module)
             if place is not None:
                 frame.place = place
                 frame = outer
-
-
-def _frames() -> Iterator[FrameType]:
-    """The running functions, innermost first."""
-    frame = _python.frame_above(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _article(name: str) -> str:
@@ -186,14 +178,14 @@ _MOST_SEEN = 10_000
 
 def _find_name(wanted: Any) -> str:
     """The longest path to an object from a local name; empty if there is none."""
-    frames = [*_frames()]
+    frames = [*_python.frames_above(1)]
     # What runs a program (runpy, a notebook) holds its names in a dict of its own, and
     # `run_globals['model']` is not a name of the program's.
     namespaces = {id(frame.f_globals) for frame in frames}
     paths = [
         _path_below(value, name, wanted, {*namespaces})
         for frame in frames
-        if not frame.f_globals.get("__name__", "").startswith(_INTERNAL)
+        if not _python.module_of(frame).startswith(_INTERNAL)
         for name, value in [*_python.locals_of(frame).items()]
     ]
     return "".join([step.text for step in max(paths, key=len, default=())])

@@ -170,8 +170,7 @@ def follow(*callers: CodeType) -> None:
     def heed(event: str, duration_secs: float, **facts: Any) -> None:
         if event != _EVENT:
             return
-        frame = _python.frame_above(1)
-        while frame is not None:
+        for frame in _python.frames_above(1):
             given = _python.locals_of(frame) if frame.f_code in callers else {}
             if "groups" in given:
                 signature, values, _roles = packing.join(given["groups"])
@@ -179,6 +178,5 @@ def follow(*callers: CodeType) -> None:
                 if traces is not None:  # a plan of what JAX does not compile
                     traces.add_placement(signature, values)
                 return
-            frame = frame.f_back
 
     jax.monitoring.register_event_duration_secs_listener(heed)
