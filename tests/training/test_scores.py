@@ -155,8 +155,7 @@ def test_every_way_gives_the_same(name, way):
     np.testing.assert_allclose(found.compute(), expected.compute(), rtol=2e-6)
 
 
-# The sums of R2Score are about a center of their own.
-@pytest.mark.parametrize("name", sorted(EVERY.keys() - {"r2_score"}))
+@every
 def test_counters_of_devices_can_be_added(name):
     metric, batch = EVERY[name]
     mesh = meshes.mesh_of(data=8)

@@ -51,18 +51,30 @@ class _Sums(averages.Metric):
         self._add(jnp.stack([_weighted(values, weights), jnp.sum(weights)]))
 
     def _add(self, amounts: jax.Array) -> None:
-        old = self.sums[...]
-        amounts = amounts.astype(old.dtype)
-        new = old + amounts
-        # The error of an addition, exactly: Knuth, The Art of Computer Programming,
-        # vol. 2, section 4.2.2, theorem B.
-        added = new - old
-        lost = (old - (new - added)) + (amounts - added)
-        self.sums[...] = new
-        self.remainders[...] += jnp.where(jnp.isfinite(new), lost, 0)
+        self.sums[...], lost = _exact_sum(
+            self.sums[...], amounts.astype(self.sums.dtype)
+        )
+        self.remainders[...] += lost
 
     def _totals(self) -> jax.Array:
         return self.sums[...] + self.remainders[...]
+
+
+def _exact_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A sum, and what rounding took from it: Knuth, TAOCP 2, 4.2.2, theorem B."""
+    total = a + b
+    added = total - a
+    lost = (a - (total - added)) + (b - added)
+    return total, jnp.where(jnp.isfinite(total), lost, 0)
+
+
+def _exact_product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A product of float32, and what rounding took: Dekker, 1971, section 5."""
+    product = a * b
+    a_high, b_high = (jax.lax.reduce_precision(x, 8, 11) for x in (a, b))
+    a_low, b_low = a - a_high, b - b_high
+    lost = a_high * b_high - product + a_high * b_low + a_low * b_high + a_low * b_low
+    return product, jnp.where(jnp.isfinite(product), lost, 0)
 
 
 def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -159,12 +171,9 @@ class R2Score(_Regression):
     elements are one output; for the score of each output, make and update the metric
     under ``nnx.vmap``.
 
-    Targets far from zero lose no digits, because the sums are about the mean of the
-    first batch. So you can't add counters of several devices, unlike those of the other
-    metrics; arrays that are sharded over devices need no such sum.
-
-    Attributes:
-        center: The mean of the targets of the first batch.
+    Targets far from zero cost no digits up to a mean of some 10,000 times their
+    deviation: the squares are summed with what rounding takes from them. Adding the
+    counters of several devices rounds once more, without that.
 
     Example:
         >>> score = nnx.metrics.R2Score()
@@ -176,20 +185,21 @@ class R2Score(_Regression):
 
     def __init__(self) -> None:
         self._start(4)
-        self.center = averages.MetricState(jnp.array(0, jnp.float32))
-
-    def reset(self) -> None:
-        """Sets all counters to zero, in place."""
-        super().reset()
-        averages.reset_counters(self.center)
 
     def _add_batch(self, predictions: Any, targets: Any, weights: Any) -> None:
-        number, center = jnp.sum(weights), self.center[...]
+        number = jnp.sum(weights).astype(jnp.float32)
         mean = _weighted(targets, weights) / averages.or_one(number)
-        center = jnp.where(self.sums[0] == 0, mean.astype(center.dtype), center)
-        terms = (predictions - targets) ** 2, targets - center, (targets - center) ** 2
-        self.center[...] = center
-        self._add(jnp.stack([number, *(_weighted(x, weights) for x in terms)]))
+        mean = mean.astype(jnp.float32)
+        apart = targets - mean
+        residual = _weighted((predictions - targets) ** 2, weights)
+        first, second = _weighted(apart, weights), _weighted(apart**2, weights)
+        # Of the targets themselves: number mean + first, and
+        # number mean^2 + 2 mean first + second.
+        part, lost = _exact_product(number, mean)
+        square, lost_of_square = _exact_product(part, mean)
+        second = second + 2 * mean * first + lost * mean + lost_of_square
+        self._add(jnp.stack([number, residual, part, square]))
+        self._add(jnp.stack([0 * number, 0 * number, first + lost, second]))
 
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the score of all rows so far; nan if there are none.
@@ -198,12 +208,24 @@ class R2Score(_Regression):
             At most 1. Where all targets are equal, 1 if the predictions equal them,
             otherwise 0, as in scikit-learn.
         """
-        number, residual, first, second = jnp.moveaxis(self._totals(), -1, 0)
-        variation = second - first**2 / number
-        # What the rounding of the center makes of targets that are all equal.
-        rounding = number * (self.center[...] * jnp.finfo(jnp.float32).eps) ** 2
+        number, residual, first, _ = jnp.moveaxis(self._totals(), -1, 0)
+        mean = first / number
+        variation = self._variation(mean)
+        rounding = number * (mean * jnp.finfo(jnp.float32).eps) ** 2
         of_constant = jnp.where(residual > 0, 0, 1 + residual)  # nan stays nan
         return jnp.where(variation <= rounding, of_constant, 1 - residual / variation)
+
+    def _variation(self, mean: jax.Array) -> jax.Array:
+        """The sum of squares about the mean: second - 2 mean first + number mean^2."""
+        number, _, first, second = jnp.moveaxis(self.sums[...], -1, 0)
+        further, _, of_first, of_second = jnp.moveaxis(self.remainders[...], -1, 0)
+        cross, lost_of_cross = _exact_product(-2 * mean, first)
+        part, lost_of_part = _exact_product(number, mean)
+        square, lost_of_square = _exact_product(part, mean)
+        total, lost = _exact_sum(second, cross)
+        total, lost_of_total = _exact_sum(total, square)
+        lost += lost_of_cross + lost_of_square + lost_of_total + of_second
+        return total + (lost + mean * (lost_of_part + further * mean - 2 * of_first))
 
 
 class _Classification(_Sums):
