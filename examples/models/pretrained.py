@@ -50,7 +50,7 @@ def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} has a {type(content).__name__}, and no settings")
     return content
