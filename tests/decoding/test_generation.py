@@ -54,6 +54,61 @@ def test_prompts_of_different_lengths(model):
     assert made.lists() == [continued(model, prompt, 5) for prompt in PROMPTS]
 
 
+class SlotsOfItsOwn(nnx.Module):
+    def __init__(self, batch, length):
+        self.key, self.value = (nnx.Cache(jnp.zeros((batch, length, 8))) for _ in "kv")
+
+
+class WritesItsOwnCache(nnx.Module):
+    """A model as people write it: two layers, a cache by index, a mask of -inf."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(20, 8, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(8, 24, rngs=rngs) for _ in range(2)])
+        self.out = nnx.Linear(8, 20, rngs=rngs)
+
+    def init_cache(self, batch, length):
+        return [SlotsOfItsOwn(batch, length) for _ in self.layers]
+
+    def seen(self, key, value, positions, cache):
+        rows = jnp.arange(len(positions))[:, None]
+        for held, new in ((cache.key, key), (cache.value, value)):
+            held[...] = held[...].at[rows, positions].set(new)
+        slots = jnp.arange(cache.key.shape[1])[None, None]
+        return cache.key[...], cache.value[...], positions[:, :, None] >= slots
+
+    def __call__(self, tokens, *, positions, cache):
+        x = self.embed(tokens)
+        for layer, held in zip(self.layers, cache, strict=True):
+            query, key, value = jnp.split(layer(x), 3, axis=-1)
+            key, value, mask = self.seen(key, value, positions, held)
+            weights = jnp.einsum("bqd,bkd->bqk", query, key)
+            x += jax.nn.softmax(jnp.where(mask, weights, -jnp.inf)) @ value
+        return self.out(x)
+
+
+class WithAWindow(WritesItsOwnCache):
+    def init_cache(self, batch, length):
+        sizes = {"kv_heads": 1, "head_dim": 8, "window": 4}
+        make = nnx.decoding.KeyValueCache
+        return [make(batch, length, **sizes) for _ in self.layers]
+
+    def seen(self, key, value, positions, cache):
+        key, value = key[:, :, None], value[:, :, None]
+        key, value, mask = cache.extend(key, value, positions)
+        return key[:, :, 0], value[:, :, 0], mask[:, 0]
+
+
+@pytest.mark.parametrize("kind", [WritesItsOwnCache, WithAWindow])
+def test_padding_reaches_no_token_where_all_that_is_masked_is_infinite(kind):
+    model = kind(nnx.Rngs(0))
+    made = generate(model, PROMPTS, max_new_tokens=6).lists()
+    for prompt, found in zip(PROMPTS, made, strict=True):
+        alone = generate(model, [prompt], max_new_tokens=6, padded_length=len(prompt))
+        assert alone.lists() == [found]
+    assert len({tuple(row) for row in made}) > 1
+
+
 def family(name):
     """A model for sequences of 48 tokens."""
     if name == "gpt2":

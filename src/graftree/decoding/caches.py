@@ -46,6 +46,7 @@ class KeyValueCache(Module):
         key, value: Cache, ``[batch, slots, kv_heads, head_dim]``, with
             ``min(max_length, window)`` slots.
         window: As given.
+        is_ring: Whether the window is shorter than ``max_length``.
 
     Raises:
         ValueError: If the window is less than one.
@@ -86,7 +87,7 @@ class KeyValueCache(Module):
         self.key = Cache(jnp.zeros(shape, dtype))
         self.value = Cache(jnp.zeros(shape, dtype))
         self.window = window
-        self._is_ring = slots < max_length
+        self.is_ring = slots < max_length
 
     def extend(
         self,
@@ -118,7 +119,7 @@ class KeyValueCache(Module):
         """
         self._check(key, value, positions)
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
-        if self._is_ring:
+        if self.is_ring:
             return self._extend_ring(key, value, positions)
         self._write(key, value, positions)
         slots = jnp.arange(self.key.shape[1])[None, None, None]
@@ -136,6 +137,9 @@ class KeyValueCache(Module):
             sees = _in_ring(last, size) >= 0
             return self.key[...], self.value[...], sees[:, None, None]
         count = (positions >= 0).sum(axis=1, keepdims=True)
+        # What no mask takes out again: padding may have become NaN in the layer below.
+        is_token = (positions >= 0)[:, :, None, None]
+        key, value = jnp.where(is_token, key, 0), jnp.where(is_token, value, 0)
         seen = jnp.concatenate([_in_ring(last - count, size), positions], axis=1)
         seen, back = seen[:, None], positions[:, :, None] - seen[:, None]
         sees = (seen >= 0) & (back >= 0) & (back < size)

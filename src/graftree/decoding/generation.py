@@ -22,9 +22,16 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.graph import differences, flattening, functional, watches
+from graftree.core.graph import (
+    differences,
+    flattening,
+    functional,
+    traversals,
+    watches,
+)
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
+from graftree.decoding.caches import KeyValueCache
 from graftree.decoding.sampling import History, Processor, Sampler
 from graftree.transforms.compiled import jit
 from graftree.transforms.control_flow import loops
@@ -91,8 +98,10 @@ def generate(
             the tokens so far, usually a `KeyValueCache` for each layer. A call
             ``model(tokens, positions=positions, cache=cache)`` takes tokens and their
             positions, ``int[batch, length]`` each, adds them to the cache and returns
-            logits, ``[batch, length, vocabulary]``. Padding has position -1. If it has
-            an attribute ``max_length``, no sequence gets longer, including padding.
+            logits, ``[batch, length, vocabulary]``. Padding follows a prompt, at the
+            positions after it, or at -1 if there is a `KeyValueCache` that is a ring.
+            If the model has an attribute ``max_length``, no sequence gets longer,
+            including padding.
         prompts: Tokens, ``int[batch, length]``, or a list of lists of different
             lengths.
         max_new_tokens: How many tokens to make for each prompt.
@@ -428,8 +437,11 @@ def _begin(model: Any, task: _Task) -> _Progress:
     """Reads the prompts, and chooses the first token of each."""
     batch, length = task.tokens.shape
     cache = model.init_cache(batch, length + task.count)
-    positions = jnp.arange(length)[None]
-    positions = jnp.where(positions < task.lengths[:, None], positions, -1)
+    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+    held = [x for _, x in traversals.iter_graph(cache, graph=True)]
+    if any(isinstance(x, KeyValueCache) and x.is_ring for x in held):
+        # In a ring, padding would take the slots of tokens.
+        positions = jnp.where(positions < task.lengths[:, None], positions, -1)
     logits = model(task.tokens, positions=positions, cache=cache)
     last = jnp.take_along_axis(logits, (task.lengths - 1)[:, None, None], axis=1)[:, 0]
     zeros = jnp.zeros(batch, jnp.int32)
