@@ -107,7 +107,7 @@ def make_blocks(names, size):
     (("embed", "wrong"), 8, "'wrong' means 'tensor', no axis of the mesh"),
     (("embed", None), 6, "axis 0 ('embed') has the size 6, which 4 devices"),
     (("embed", "model"), 8, "'embed' and 'model' both stand for the axis 'model'"),
-    (("embed", None, None), 8, "for the shape (8, 8)"),
+    (("embed", None, None), 8, "3 names ('embed', None, None) for the shape (8, 8)"),
 )
 def test_all_annotations_that_do_not_fit_are_named(kind, names, size, words):
     mesh = mesh_of(kind, data=2, model=4)
