@@ -1,7 +1,10 @@
 """Comparing object graphs by Python's means only: no library function is asked."""
 
+import contextlib
+
 import jax
 import numpy as np
+import pytest
 
 import graftree as nnx
 from tests import strategies
@@ -109,6 +112,22 @@ def snapshot(x):
 
     walk(x, ())
     return found
+
+
+@contextlib.contextmanager
+def unchanged(*objects):
+    """Asserts that objects are afterwards what they were before."""
+    before = snapshot(objects)
+    yield
+    assert snapshot(objects) == before
+
+
+@contextlib.contextmanager
+def raises(kind, *phrases):
+    """An exception of some kind is raised, and its message has all phrases."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert not [phrase for phrase in phrases if phrase not in str(caught.value)]
 
 
 def keys_of(x):
