@@ -116,7 +116,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("text", MALFORMED)
 def test_malformed_patterns_are_refused_with_reason_and_way_out(text):
-    told = MALFORMED[text], repr(text), "Write a path such as"
+    told = repr(text), MALFORMED[text], "Write a path such as"
     with comparisons.raises(ValueError, *told):
         patterns.to_predicate(text)
 

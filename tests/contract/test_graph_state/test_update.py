@@ -495,7 +495,7 @@ def test_containers_that_contain_themselves_are_refused_in_graph_mode(call):
 
 @EACH
 def test_objects_that_are_no_pytrees_are_refused(name):
-    with comparisons.raises(ValueError, "pytree=False", "Found at path", "0", name):
+    with comparisons.raises(ValueError, name, "pytree=False", "Found at path", "0"):
         TREE_FUNCTIONS[name]([Hidden()])
     with pytest.raises(ValueError, match="pytree=False") as error:
         TREE_FUNCTIONS[name](Hidden())

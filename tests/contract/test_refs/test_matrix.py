@@ -262,7 +262,7 @@ def test_a_new_ref_leaves_no_program_without_graph_updates(case):
         assert isinstance(out.w.get_raw_value(), jax.Ref)
         assert flat(out.w) == [10.0, 20.0]
         return
-    with raises(ValueError, RETURNED, ".out", "['made'].w", "nnx.to_arrays"):
+    with raises(ValueError, ".out", "['made'].w", RETURNED, "nnx.to_arrays"):
         case(body)
 
 
@@ -271,7 +271,7 @@ def test_the_error_for_a_new_ref_has_its_path(value_mode):
         with nnx.var_defaults(ref=True):
             return nnx.Dict(bn=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
 
-    with raises(ValueError, RETURNED, "nnx.jit", ".out.bn.bias"):
+    with raises(ValueError, "nnx.jit", ".out.bn.bias", RETURNED):
         nnx.jit(make, **value_mode)()
 
 

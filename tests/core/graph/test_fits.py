@@ -100,9 +100,11 @@ def test_all_differences_are_listed_at_once():
     assert isinstance(error, ValueError)
     assert error.missing == (("layers", 5, "w"), ("nested", "b", 0))
     assert error.unexpected == (("layers_5", "w"),)
-    misfits = [(("key",), "dtype")]
-    misfits += [(("layers", i, "w"), what) for i, what in ((3, "shape"), (4, "dtype"))]
-    assert [(x.path, x.what) for x in error.misfits] == misfits
+    assert [(x.path, x.what) for x in error.misfits] == [
+        (("key",), "dtype"),
+        (("layers", 3, "w"), "shape"),
+        (("layers", 4, "w"), "dtype"),
+    ]
     for line in (
         "missing: layers/5/w",
         "missing: nested/b/0",
@@ -398,7 +400,7 @@ def test_mappings_for_arrays_are_listed_and_nothing_changes(is_ref):
     model = nnx.Dict(a=nnx.Param(ZEROS), b=nnx.List([stat]), c=nnx.Param(np.zeros(1)))
     given = {"a": ONES, "b": {0: {"x": 1, "y": 2}}, "c": {"value": {"z": 3}}}
     where = "b/0: the BatchStat holds float32[2,3], got a dict with the keys 'x', 'y'"
-    told = "can't take the place of an array", where, "c: the Param holds"
+    told = "can't take the place of an array", "c: the Param holds", where
     with comparisons.raises(ValueError, *told, "Pass the array at that path"):
         nnx.update(model, given)
     assert model.a[...].tolist() == [0.0, 0.0]

@@ -303,7 +303,7 @@ def test_split_goes_before_broadcast_before_fork(rules, expected):
 def test_two_specific_rules_for_one_stream_are_refused(value_mode):
     rngs = nnx.Rngs(a=0, b=1)
     fork = "fork matches filter PathContains('b', exact=True)"
-    told = "multiple rules", "('b',)", "split matches filter 'b'", fork
+    told = "('b',)", "multiple rules", "split matches filter 'b'", fork
     with comparisons.raises(ValueError, *told):
         nnx.with_rngs(rngs, split={"b": 4}, fork=nnx.PathContains("b"), **value_mode)
     assert counts(rngs) == {"a": 0, "b": 0}

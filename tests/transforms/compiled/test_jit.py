@@ -528,7 +528,7 @@ def test_outputs_are_placed_elsewhere_than_the_arguments(mode):
 def test_shared_variable_needs_one_sharding(graph_mode):
     step = nnx.jit(lambda a, b: None, in_shardings=(ROWS, COLUMNS), **graph_mode)
     shared = nnx.Param(jnp.ones((8, 4)))
-    told = "Inconsistent aliasing detected", "Node: Param", "0/a: ", "1/b: ", str(ROWS)
+    told = "Inconsistent aliasing detected", "Node: Param", f"0/a: {ROWS}", "1/b: "
     with comparisons.raises(ValueError, *told):
         step({"a": shared}, {"b": shared})
     assert is_placed(shared, jnp.ones(()).sharding)

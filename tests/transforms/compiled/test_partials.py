@@ -248,8 +248,10 @@ class Passing(Gate):
 
 class Net(nnx.Module):
     def __init__(self):
-        ones = dict.fromkeys(("kernel_init", "bias_init"), nnx.initializers.ones)
-        self.layer = nnx.Linear(2, 2, **ones, rngs=nnx.Rngs(0))
+        ones = nnx.initializers.ones
+        self.layer = nnx.Linear(
+            2, 2, kernel_init=ones, bias_init=ones, rngs=nnx.Rngs(0)
+        )
         self.gate = Gate()
         self.scale, self.sizes, self.array = 1.0, [1.0], jnp.array(1.0)
         self.extra = nnx.data([nnx.Param(jnp.array(1.0), factor=[1.0])])

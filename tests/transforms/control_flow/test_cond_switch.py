@@ -161,28 +161,35 @@ DIFFERENCES = {
     "out: a Param in {0}, a BatchStat in {1}": (one, lambda p: nnx.BatchStat(1.0)),
     r"out: \[\*\] in {0}, \(\*,\) in {1}": (lambda p: [1], lambda p: (1,)),
     "out, metadata 'tag': 'y' in {0}, nothing in {1}": (
-        *(lambda p: nnx.Param(1.0, tag="y"), one),
+        lambda p: nnx.Param(1.0, tag="y"),
+        one,
     ),
     r"out.value: \[\*\] in {0}, \(\*,\) in {1}": (
-        *(lambda p: nnx.Param([1.0]), lambda p: nnx.Param((1.0,))),
+        lambda p: nnx.Param([1.0]),
+        lambda p: nnx.Param((1.0,)),
     ),
     r"operands\[0\]\.b, metadata 'tag': 'y' in {0}, 'x' in {1}": (
-        *(lambda p: p.b.set_metadata(tag="y"), nothing),
+        lambda p: p.b.set_metadata(tag="y"),
+        nothing,
     ),
     r"operands\[0\]\.a\.value: \[\*\] in {0}, \* in {1}": (
-        *(lambda p: p.a.set_value([1.0]), nothing),
+        lambda p: p.a.set_value([1.0]),
+        nothing,
     ),
 }
 STRUCTURES = {
     r"operands\[0\]\.static: 1 in {0}, nothing in {1}": (set_to(1), nothing),
     r"operands\[0\]\.b: a BatchStat in {0}, nothing in {1}": (
-        *(nothing, lambda p: delattr(p, "b")),
+        nothing,
+        lambda p: delattr(p, "b"),
     ),
     r"operands\[0\]\.static: 1 in {0}, 2 in {1}": (set_to(1), set_to(2)),
     "out: a known object in {0}, a Param in {1}": (lambda p: p.a, one),
 }
-BRANCHES = {"cond": ("true_fun", "false_fun")}
-BRANCHES["switch"] = r"branches\[0\]", r"branches\[1\]"
+BRANCHES = {
+    "cond": ("true_fun", "false_fun"),
+    "switch": (r"branches\[0\]", r"branches\[1\]"),
+}
 
 
 def is_untouched(operand):

@@ -35,9 +35,6 @@ IN_MODEL = changes.VALUES | changes.STATICS | changes.OBJECTS | changes.STRUCTUR
 SWITCHES = [*changes.STATICS, "mode", "static below"]
 
 
-ones = jnp.ones
-
-
 def increased(tree):
     return jax.tree.map(lambda x: x + 1, tree)
 
@@ -49,7 +46,9 @@ def in_model(change):
 # Each is given what `arguments` gives, and 0 or 1.
 IN_ARGUMENTS = {
     "value in a State": lambda tree, k: tree["state"]["b"].set_value(jnp.ones(k + 1)),
-    "dict as a value": lambda tree, k: tree["state"]["b"].set_value({"p": ones(k + 1)}),
+    "dict as a value": lambda tree, k: tree["state"]["b"].set_value(
+        {"p": jnp.ones(k + 1)}
+    ),
     "Variable in a State": lambda tree, k: tree["state"].update(b=param(1)),
     "kind in a State": lambda tree, k: tree["state"].update(b=nnx.Cache(jnp.ones(2))),
     "array in a State": lambda tree, k: tree["state"].update(b=jnp.ones(2)),
