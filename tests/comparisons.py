@@ -1,7 +1,11 @@
 """Comparing object graphs by Python's means only: no library function is asked."""
 
+import contextlib
+import re
+
 import jax
 import numpy as np
+import pytest
 
 import graftree as nnx
 from tests import strategies
@@ -109,6 +113,19 @@ def snapshot(x):
 
     walk(x, ())
     return found
+
+
+@contextlib.contextmanager
+def unchanged(*objects):
+    """Asserts that objects are afterwards what they were before."""
+    before = snapshot(objects)
+    yield
+    assert snapshot(objects) == before
+
+
+def raises(kind, *phrases):
+    """Expects an exception with a message that has all phrases, in this order."""
+    return pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, phrases)))
 
 
 def keys_of(x):

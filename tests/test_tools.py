@@ -48,9 +48,11 @@ def test_environment_is_read_at_import_and_what_is_wrong_in_it_is_named():
     program = """if True:
         import importlib, os
         from graftree import config
-        for word in "y Yes t TRUE on 1 n No f FALSE off 0".split():
-            os.environ["NNX_GRAPH_MODE"] = word
-            print(int(importlib.reload(config).nnx_graph_mode), end="")
+        for word in "y Yes t TRUE on 1 n No f FALSE oFf 0".split():
+            os.environ["NNX_GRAPH_MODE"] = os.environ["NNX_GRAPH_UPDATES"] = word
+            read = importlib.reload(config)
+            assert read.nnx_graph_updates is read.nnx_graph_mode
+            print(int(read.nnx_graph_mode), end="")
         os.environ["FLAX_MAX_REPR_DEPTH"] = "3"
         print(importlib.reload(config).flax_max_repr_depth)
         for name, value in ("NNX_GRAPH_MODE", "maybe"), ("FLAX_MAX_REPR_DEPTH", "x"):

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 import graftree as nnx
 from graftree import filterlib as filters
 from graftree.core import paths, patterns
-from tests import tables, zoo
+from tests import comparisons, strategies, tables, zoo
 
 MATCHES = [
     ("encoder", ["encoder"], ["encoder.mlp", "encoder2", "decoder"]),
@@ -64,9 +64,8 @@ def read(text):
             return Reader((*object.__getattribute__(self, "path"), key))
 
     dot = "" if not text or text.startswith("[") else "."
-    return object.__getattribute__(
-        eval(f"root{dot}{text}", {"root": Reader(())}), "path"
-    )
+    reader = eval(f"root{dot}{text}", {"root": Reader(())})
+    return object.__getattribute__(reader, "path")
 
 
 @pytest.mark.parametrize(("text", "matching", "others"), MATCHES)
@@ -76,6 +75,7 @@ def test_patterns_match_whole_paths(text, matching, others):
         assert [pattern(read(path)) for path in some] == [expected] * len(some)
 
 
+@strategies.examples(40, 300)
 @given(st.lists(st.text(min_size=1) | st.integers(0, 99), min_size=1).map(tuple))
 def test_a_printed_path_is_the_pattern_of_itself(path):
     assert read(paths.dotted(path)) == path
@@ -116,10 +116,9 @@ MALFORMED = {
 
 @pytest.mark.parametrize("text", MALFORMED)
 def test_malformed_patterns_are_refused_with_reason_and_way_out(text):
-    with pytest.raises(ValueError, match=re.escape(MALFORMED[text])) as error:
+    told = repr(text), MALFORMED[text], "Write a path such as"
+    with comparisons.raises(ValueError, *told):
         patterns.to_predicate(text)
-    assert repr(text) in str(error.value)
-    assert "Write a path such as" in str(error.value)
 
 
 def test_selections_are_patterns_classes_predicates_and_lists_of_these():
@@ -180,6 +179,7 @@ def test_keys_of_one_type_have_the_order_of_python(keys):
 KEYS = st.integers() | st.text() | st.tuples(st.integers() | st.text())
 
 
+@strategies.examples(40, 300)
 @given(st.lists(st.lists(KEYS).map(tuple), unique=True))
 def test_order_of_paths_is_that_of_their_keys_and_numbers_come_first(some):
     ordered = [path for path, _ in paths.sorted_by_path([(p, None) for p in some])]
@@ -224,9 +224,9 @@ def test_an_object_of_another_trace_is_named_by_where_it_was_reached(transform):
         layer.tag = "x"
 
     for change, where in ((write, "layers[0].w"), (rename, "layers[0]")):
-        with pytest.raises(nnx.errors.TraceContextError) as caught:
+        refused = nnx.errors.TraceContextError
+        with comparisons.raises(refused, f"at model.{where}\n"):
             transform(lambda x, change=change: change(model.layers[0], x))(1.0)
-        assert f"at model.{where}\n" in str(caught.value)
 
 
 def test_the_longest_path_from_a_local_name_is_found():
@@ -292,9 +292,8 @@ def test_callable_is_its_own_predicate():
 
 @pytest.mark.parametrize("invalid", [3, 1.5, {"a"}], ids=str)
 def test_anything_else_is_refused(invalid):
-    with pytest.raises(TypeError, match="Invalid collection filter") as caught:
+    with comparisons.raises(TypeError, "Invalid collection filter", repr(invalid)):
         filters.to_predicate(invalid)
-    assert repr(invalid) in str(caught.value)
 
 
 @tables.cases(
@@ -373,9 +372,9 @@ def test_filters_are_frozen_and_take_what_they_combine_by_position():
 
 @pytest.mark.parametrize("rest", [..., True])
 def test_rest_must_come_last(rest):
-    with pytest.raises(ValueError, match="can only be used as the last filters") as e:
+    told = "can only be used as the last filters", f"{rest!r} at index 1"
+    with comparisons.raises(ValueError, *told):
         filters.filters_to_predicates(["a", rest, int])
-    assert f"{rest!r} at index 1" in str(e.value)
 
 
 def test_rest_may_follow_rest_and_predicates_may_stand_anywhere():

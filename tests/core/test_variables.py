@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import graftree as nnx
-from tests import tables, zoo
+from tests import strategies, tables, zoo
 
 ImmutableVariableError = nnx.errors.ImmutableVariableError
 
@@ -198,14 +198,6 @@ def test_arrays_convert_with_dtype_and_copy_and_leave_operators_to_the_variable(
     assert isinstance(out, np.ndarray) and out.tolist() == [2.0, 2.0]
 
 
-def test_operators_of_a_class_go_through_its_get_value():
-    class Doubled(nnx.Variable):
-        def get_value(self, **kwargs):
-            return 2 * super().get_value(**kwargs)
-
-    assert (Doubled(3) + 1, 1 - Doubled(3), -Doubled(3)) == (7, -5, -6)
-
-
 def test_operators_have_names_and_those_refused_name_type_and_symbol():
     for name in ("add", "radd", "matmul", "neg", "len", "iadd", "eq", "divmod"):
         assert getattr(nnx.Variable, f"__{name}__").__name__ == f"__{name}__"
@@ -234,10 +226,6 @@ def test_names_of_types():
         nnx.variable_type_from_name("nope")
     made = nnx.variable_type_from_name("made_without_dict", allow_register=True)
     assert not hasattr(made(1), "__dict__")
-    named = type("Named", (nnx.Variable,), {})
-    for name in ("named_first", "named_second"):
-        nnx.register_variable_name(name, named)
-    assert nnx.variable_name_from_type(named) == "named_first"
 
 
 # ------------------------------------------------------------------------ static values
@@ -300,6 +288,7 @@ nested = st.recursive(
 )
 
 
+@strategies.examples(40, 200)
 @given(nested)
 def test_copies_of_nested_values_have_equal_skeletons(value):
     assert skeleton(value) == skeleton(copy.deepcopy(value))

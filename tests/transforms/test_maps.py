@@ -224,19 +224,15 @@ NUMBERS = np.arange(8.0, dtype=np.float32)
 
 
 def on_mesh(mode, in_specs, out_specs, **options):
-    return nnx.shard_map(
-        mesh=MESH, in_specs=in_specs, out_specs=out_specs, **options, **mode
-    )
+    specs = {"in_specs": in_specs, "out_specs": out_specs}
+    return nnx.shard_map(mesh=MESH, **specs, **options, **mode)
 
 
 def test_a_model_is_split_by_a_prefix(value_mode):
     model = zoo.Box(up=nnx.Param(NUMBERS + 1), down=nnx.Param(NUMBERS))
     before = model.up.get_value()
-    prefix = nnx.prefix(
-        model,
-        {nnx.PathContains("up"): P("data"), ...: SPLIT.spec},
-        graph=value_mode["graph"],
-    )
+    specs = {nnx.PathContains("up"): P("data"), ...: SPLIT.spec}
+    prefix = nnx.prefix(model, specs, graph=value_mode["graph"])
 
     @on_mesh(value_mode, (prefix, P()), P())
     def apply(model, x):
@@ -299,10 +295,9 @@ def test_no_spec_is_the_empty_spec(mode):
 def test_aliases_with_other_specs_are_refused(graph_mode):
     variable = nnx.Param(NUMBERS)
     phrase = r"(?s)Inconsistent aliasing detected.*in nnx.shard_map:.*0: P.*1: P"
+    add = on_mesh(graph_mode, (P("data"), P()), None)(lambda a, b: a + b)
     with pytest.raises(ValueError, match=phrase):
-        on_mesh(graph_mode, (P("data"), P()), None)(lambda a, b: a + b)(
-            variable, variable
-        )
+        add(variable, variable)
 
 
 def test_specs_that_do_not_fit_are_named(mode):

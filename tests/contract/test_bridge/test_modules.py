@@ -196,9 +196,8 @@ def test_other_modules_are_made_once_for_calls_of_one_module():
     class Inner(Module):
         @compact
         def __call__(self, x):
-            norm = nnx.bridge.nnx_in_bridge_mdl(
-                lambda rngs: nnx.BatchNorm(3, rngs=rngs)
-            )
+            make = lambda rngs: nnx.BatchNorm(3, rngs=rngs)  # noqa: E731
+            norm = nnx.bridge.nnx_in_bridge_mdl(make)
             return norm(nnx.bridge.linen_in_bridge_mdl(nn.Dense(3))(x))
 
     class Net(Module):
@@ -483,9 +482,7 @@ def test_collections_are_merged_by_path(freeze):
     assert jax.tree.structure(again) == jax.tree.structure(flax.core.unfreeze(given))
 
 
-@pytest.mark.parametrize(
-    "second", [{"a": ONES}, {"a": {"b": ONES}}], ids=["variable", "mapping"]
-)
+@tables.cases("second", {"a": ONES}, {"a": {"b": ONES}}, ids=["variable", "mapping"])
 @pytest.mark.parametrize("flip", [False, True])
 def test_two_variables_at_a_path_are_an_error(second, flip):
     given = [("params", {"a": ONES}), ("batch_stats", second)]

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import catalog, random_arrays
+from tests import catalog, random_arrays, tables
 
 ones = jnp.ones
 
@@ -125,9 +125,7 @@ def test_wrong_inputs_are_named_inside_programs(row):
         fails(make(), lambda layer: call(layer, inputs), error, message)  # noqa: B023
 
 
-MASKS = [ones(shape, bool) for shape in ((2, 4, 3), 4, (1, 2, 5, 3))] + [
-    ones((2, 5, 3))
-]
+MASKS = [*(ones(x, bool) for x in ((2, 4, 3), 4, (1, 2, 5, 3))), ones((2, 5, 3))]
 
 
 @pytest.mark.parametrize("make", [BATCH, LAYER, RMS, INSTANCE])
@@ -319,9 +317,7 @@ def test_promotion_of_embed_may_stay_with_integers_in_a_look_up():
 WEIGHTS = nnx.nn.attention.dot_product_attention_weights
 
 
-@pytest.mark.parametrize(
-    ("function", "count"), [(nnx.dot_product_attention, 3), (WEIGHTS, 2)]
-)
+@tables.cases("function, count", (nnx.dot_product_attention, 3), (WEIGHTS, 2))
 def test_promotion_of_attention_gets_what_is_compared(function, count):
     promote = Recorder(nnx.nn.dtypes.promote_dtype)
     x = ones((1, 2, 1, 4))

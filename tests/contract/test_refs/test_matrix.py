@@ -17,6 +17,7 @@ import optax
 import pytest
 
 import graftree as nnx
+from tests.comparisons import raises
 from tests.contract.test_transforms import matrix
 from tests.contract.test_transforms.matrix import MESH, SPEC, Case, X, flat
 from tests.zoo import Box, Kind
@@ -29,13 +30,13 @@ def beside(body):
     return lambda number, *args: (number**2, body(*args))
 
 
+def derived(derive, f, args, mode):
+    return derive(beside(f), has_aux=True, **mode)(1.0, *args)
+
+
 BESIDE = {
-    "grad": lambda f, args, mode: nnx.grad(beside(f), has_aux=True, **mode)(1.0, *args)[
-        1
-    ],
-    "value_and_grad": lambda f, args, mode: nnx.value_and_grad(
-        beside(f), has_aux=True, **mode
-    )(1.0, *args)[0][1],
+    "grad": lambda *call: derived(nnx.grad, *call)[1],
+    "value_and_grad": lambda *call: derived(nnx.value_and_grad, *call)[0][1],
 }
 ROWS = {
     name: dataclasses.replace(row, call=BESIDE.get(name, row.call))
@@ -231,19 +232,18 @@ def test_an_input_comes_back_as_itself(case):
 def test_an_input_may_not_be_returned_without_graph_updates(case):
     m = model()
     before = matrix.facts(case, m)
-    with pytest.raises(ValueError, match="Duplicate Param") as caught:
+    with raises(ValueError, "Duplicate Param", "  - .out"):
         case(lambda model, x: model.w, m)
-    assert "  - .out" in str(caught.value)
     assert matrix.facts(case, m) == before
 
 
 OUTPUT = tuple(name for name, row in ROWS.items() if not row.has_output)
 
 
-@cases(
-    modes=("graph_updates",),
-    without=(*OUTPUT, *DETACHED, "scan broadcast", "scan carry"),
-)
+SCANS = "scan broadcast", "scan carry"
+
+
+@cases(modes=("graph_updates",), without=(*OUTPUT, *DETACHED, *SCANS))
 def test_a_new_ref_leaves_with_graph_updates(case):
     out = case(lambda x: Box(w=nnx.Param(x, ref=True), bare=jax.new_ref(x)))
     assert isinstance(out.w.get_raw_value(), jax.Ref) and isinstance(out.bare, jax.Ref)
@@ -262,10 +262,8 @@ def test_a_new_ref_leaves_no_program_without_graph_updates(case):
         assert isinstance(out.w.get_raw_value(), jax.Ref)
         assert flat(out.w) == [10.0, 20.0]
         return
-    with pytest.raises(ValueError, match=RETURNED) as caught:
+    with raises(ValueError, ".out", "['made'].w", RETURNED, "nnx.to_arrays"):
         case(body)
-    assert ".out" in str(caught.value) and "['made'].w" in str(caught.value)
-    assert "nnx.to_arrays" in str(caught.value)
 
 
 def test_the_error_for_a_new_ref_has_its_path(value_mode):
@@ -273,9 +271,8 @@ def test_the_error_for_a_new_ref_has_its_path(value_mode):
         with nnx.var_defaults(ref=True):
             return nnx.Dict(bn=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
 
-    with pytest.raises(ValueError, match=RETURNED) as caught:
+    with raises(ValueError, "nnx.jit", ".out.bn.bias", RETURNED):
         nnx.jit(make, **value_mode)()
-    assert "nnx.jit" in str(caught.value) and ".out.bn.bias" in str(caught.value)
 
 
 # --------------------------------------------------------------------------- exceptions
@@ -326,20 +323,10 @@ def in_cond(model, x):
     return nnx.cond(x[0] > 0, add_one, add_one, model, x)
 
 
-REFUSED = {
-    **{
-        name: (matrix.ROWS[name].call, add_one)
-        for name in ("grad", "pmap", "shard_map")
-    },
-    "vmap broadcast": (lambda f, args, mode: over_x(f, mode)(*args), add_one),
-    "vmap of cond": (
-        lambda f, args, mode: over_x(f, mode)(args[0], X[:, None]),
-        in_cond,
-    ),
-    "vmap of scan": (
-        lambda f, args, mode: nnx.vmap(f, **mode)(stacked(args[0]), X),
-        in_scan,
-    ),
+REFUSED = {x: (matrix.ROWS[x].call, add_one) for x in ("grad", "pmap", "shard_map")} | {
+    "vmap broadcast": (lambda f, x, mode: over_x(f, mode)(*x), add_one),
+    "vmap of cond": (lambda f, x, mode: over_x(f, mode)(x[0], X[:, None]), in_cond),
+    "vmap of scan": (lambda f, x, mode: nnx.vmap(f, **mode)(stacked(x[0]), X), in_scan),
 }
 
 

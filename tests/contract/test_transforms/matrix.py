@@ -81,10 +81,21 @@ def _applied(transform, **options):
     return lambda f, args, mode: transform(f, **options, **mode)(*args)
 
 
+_UNMAPPED = {"in_axes": None, "out_axes": None}
+
+
 def _custom_vjp(body, args, mode):
     f = nnx.custom_vjp(body, **mode)
     f.defvjp(lambda *args: (f(*args), None), lambda residual, g: None)
     return f(*args)
+
+
+def _jit_partial(body, args, mode):
+    return nnx.jit_partial(body, *args[:-1], **mode)(args[-1])
+
+
+def _cached_partial(body, args, mode):
+    return nnx.cached_partial(nnx.jit(body, **mode), *args[:-1], **mode)(args[-1])
 
 
 def _scan_carry(body, args, mode):
@@ -100,6 +111,15 @@ def _scan_broadcast(body, args, mode):
     axes = (*[None for _ in args[:-1]], 0)
     scanned = nnx.scan(body, in_axes=axes, out_axes=0, **mode)
     return scanned(*args[:-1], args[-1][None])
+
+
+def _vjp(body, args, mode):
+    return nnx.vjp(_scalar(body), *args, has_aux=True, **mode)[2]
+
+
+def _jvp(body, args, mode):
+    """The tangents are the primals, which have the types that tangents must have."""
+    return nnx.jvp(_scalar(body), args, args, has_aux=True, **mode)[2]
 
 
 def _while_loop(body, args, mode):
@@ -124,48 +144,28 @@ def _transform_metadata(body, args, mode):
     return nnx.transform_metadata(body, **axes, graph=mode["graph"])(*args)
 
 
+_LOOP = {"inputs": r"\.init_val", "is_fixed": True, "has_output": False}
+_BRANCHES = {"inputs": r"\.operands", "writes_all": MODES}
 ROWS = {
     "jit": Row(_applied(nnx.jit), "jit"),
     "compiled": Row(
         lambda f, args, mode: nnx.jit(f, **mode).lower(*args).compile()(*args), "jit"
     ),
-    "jit_partial": Row(
-        lambda f, args, mode: nnx.jit_partial(f, *args[:-1], **mode)(args[-1]),
-        "jit_partial",
-        PLAIN,
-    ),
+    "jit_partial": Row(_jit_partial, "jit_partial", PLAIN),
     "cached_partial": Row(
-        lambda f, args, mode: nnx.cached_partial(
-            nnx.jit(f, **mode), *args[:-1], **mode
-        )(args[-1]),
-        "cached_partial",
-        ("graph_updates",),
-        is_fixed=True,
+        _cached_partial, "cached_partial", ("graph_updates",), is_fixed=True
     ),
     "grad": Row(lambda f, args, mode: _derivative(nnx.grad)(f, args, mode)[1], "grad"),
     "value_and_grad": Row(
         lambda f, args, mode: _derivative(nnx.value_and_grad)(f, args, mode)[0][1],
         "value_and_grad",
     ),
-    "vjp": Row(
-        lambda f, args, mode: nnx.vjp(_scalar(f), *args, has_aux=True, **mode)[2],
-        "vjp",
-        PLAIN,
-        r"\.primals",
-    ),
-    # The tangents are the primals, which have the types that tangents must have.
-    "jvp": Row(
-        lambda f, args, mode: nnx.jvp(_scalar(f), args, args, has_aux=True, **mode)[2],
-        "jvp",
-        PLAIN,
-        r"\.primals",
-    ),
+    "vjp": Row(_vjp, "vjp", PLAIN, r"\.primals"),
+    "jvp": Row(_jvp, "jvp", PLAIN, r"\.primals"),
     "custom_vjp": Row(_custom_vjp, "custom_vjp", traces=False),
     "remat": Row(_applied(nnx.remat), "remat"),
     "vmap": Row(_applied(nnx.vmap), "vmap"),
-    "vmap broadcast": Row(
-        _applied(nnx.vmap, in_axes=None, out_axes=None, axis_size=2), "vmap"
-    ),
+    "vmap broadcast": Row(_applied(nnx.vmap, **_UNMAPPED, axis_size=2), "vmap"),
     "pmap": Row(_applied(nnx.pmap), "pmap"),
     "shard_map": Row(
         _applied(nnx.shard_map, mesh=MESH, in_specs=SPEC, out_specs=SPEC),
@@ -177,31 +177,19 @@ ROWS = {
     "scan broadcast": Row(
         _scan_broadcast, "scan", is_fixed=True, drops=("graph_updates",)
     ),
-    "while_loop": Row(
-        _while_loop, "while_loop", inputs=r"\.init_val", is_fixed=True, has_output=False
-    ),
-    "fori_loop": Row(
-        _fori_loop, "fori_loop", inputs=r"\.init_val", is_fixed=True, has_output=False
-    ),
+    "while_loop": Row(_while_loop, "while_loop", **_LOOP),
+    "fori_loop": Row(_fori_loop, "fori_loop", **_LOOP),
     "cond": Row(
-        lambda f, args, mode: nnx.cond(True, f, f, *args, **mode),
-        "cond",
-        inputs=r"\.operands",
-        writes_all=MODES,
+        lambda f, args, mode: nnx.cond(True, f, f, *args, **mode), "cond", **_BRANCHES
     ),
     "switch": Row(
         lambda f, args, mode: nnx.switch(1, [f, f], *args, **mode),
         "switch",
-        inputs=r"\.operands",
-        writes_all=MODES,
+        **_BRANCHES,
     ),
-    "checkify": Row(
-        lambda f, args, mode: nnx.checkify(f, **mode)(*args)[1], "checkify"
-    ),
+    "checkify": Row(lambda f, x, mode: nnx.checkify(f, **mode)(*x)[1], "checkify"),
     "eval_shape": Row(
-        lambda f, args, mode: nnx.eval_shape(f, *args, **mode),
-        "eval_shape",
-        drops=MODES,
+        lambda f, x, mode: nnx.eval_shape(f, *x, **mode), "eval_shape", drops=MODES
     ),
     "make_jaxpr": Row(
         _applied(nnx.make_jaxpr), "make_jaxpr", PLAIN, drops=MODES, has_output=False

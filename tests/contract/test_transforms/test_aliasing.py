@@ -1,5 +1,6 @@
 """Identity, aliases, closures, static values (contract, sections 1.3 to 1.5)."""
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -11,19 +12,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons, zoo
-from tests.contract.test_transforms.matrix import (
-    PLAIN,
-    ROWS,
-    SLOW,
-    Case,
-    X,
-    cases,
-    check_usable,
-    flat,
-    tracers_in,
-    write,
-)
+from tests import zoo
+from tests.comparisons import raises, unchanged
+from tests.contract.test_transforms import matrix
 from tests.modes import BY_NAME, GRAPH_UPDATES
 
 SHARING = ("graph_updates", "graph")
@@ -43,32 +34,32 @@ def pins_aliases(row):
     return row.transform in ("eval_shape", "custom_vjp")
 
 
-@cases(lambda row: not pins_aliases(row), modes=SHARING)
+@matrix.cases(lambda row: not pins_aliases(row), modes=SHARING)
 def test_what_arguments_share_is_one_object_inside(case):
     """A Module in two, a Variable of two that is one itself, a cycle in one."""
 
     def f(model, tree, a, b, variable, cyclic, x):
         again = tree["m"][0]
         assert model is again and model.a is again.a
-        write(model.a, model.a + x)
-        write(again.a, again.a + x)
+        matrix.write(model.a, model.a + x)
+        matrix.write(again.a, again.a + x)
         assert a.a is b.b.c and b.b.c is variable
-        write(a.a, a.a + x)
-        write(variable, variable * 2)
+        matrix.write(a.a, a.a + x)
+        matrix.write(variable, variable * 2)
         assert cyclic.a is cyclic.b.c and cyclic.me is cyclic
-        write(cyclic.a, cyclic.a + x)
-        write(cyclic.b.c, cyclic.b.c + x)
+        matrix.write(cyclic.a, cyclic.a + x)
+        matrix.write(cyclic.b.c, cyclic.b.c + x)
 
     model, (a, b), cyclic = zoo.Parts(), nested(), nested()[1]
     cyclic.a, cyclic.me = cyclic.b.c, cyclic
     case(f, model, {"m": [model]}, a, b, a.a, cyclic)
     new = [[21.0, 42.0], [22.0, 44.0], [21.0, 42.0]]
     expected = new if case.keeps_values else [[1.0, 2.0]] * 3
-    assert [flat(m.a) for m in (model, a, cyclic)] == expected
+    assert [matrix.flat(m.a) for m in (model, a, cyclic)] == expected
     assert b.b.c is a.a
     assert cyclic.a is cyclic.b.c and cyclic.me is cyclic
-    assert not tracers_in(cyclic)
-    check_usable(case, model, a)
+    assert not matrix.tracers_in(cyclic)
+    matrix.check_usable(case, model, a)
 
 
 def check_report(error, case, first, second):
@@ -83,19 +74,17 @@ def check_report(error, case, first, second):
     assert (f"nnx.compat.{name}" in message) <= hasattr(nnx.compat, name)
 
 
-@cases(modes=("tree",))
+@matrix.cases(modes=("tree",))
 def test_trees_refuse_aliases_and_name_both_paths(case):
-    a, b = objects = nested()
-    before = comparisons.snapshot(objects)
-    with pytest.raises(ValueError, match="Duplicate") as error:
+    a, b = nested()
+    with unchanged(a, b), pytest.raises(ValueError, match="Duplicate") as error:
         case(lambda a, b, x: None, a, b)
     inputs = case.row.inputs
     check_report(error, case, rf"{inputs}(\[\d\])*\.a", rf"{inputs}(\[\d\])*\.b\.c")
-    assert comparisons.snapshot(objects) == before
-    check_usable(case, a)
+    matrix.check_usable(case, a)
 
 
-@cases(modes=("tree",))
+@matrix.cases(modes=("tree",))
 def test_trees_refuse_a_variable_twice_in_one_object_and_cycles(case):
     model = nested()[1]
     model.a = model.b.c
@@ -122,13 +111,13 @@ def test_custom_vjp_refuses_aliases_without_graph_updates(value_mode):
         f(variable, variable)
 
 
-@cases(without=SLOW)
+@matrix.cases(without=matrix.SLOW)
 def test_arrays_and_objects_without_variables_may_be_shared(case):
     def f(a, b, x, y, z):
         assert (a is b) is case.shares
         return x + y + z
 
-    case(f, empty := zoo.Box(k=1), empty, X, X)
+    case(f, empty := zoo.Box(k=1), empty, matrix.X, matrix.X)
     assert empty.k == 1
 
 
@@ -147,7 +136,7 @@ RETURNS = {
 _OTHER_AXES = ("scan carry", "scan broadcast")
 
 
-@cases(
+@matrix.cases(
     lambda row: row.has_output,
     modes=("graph_updates",),
     without=("eval_shape", "cached_partial", *_OTHER_AXES),
@@ -157,32 +146,30 @@ def test_returned_inputs_are_the_objects_of_the_caller(case):
     out = case(lambda m, x: {name: f(m, x) for name, (f, _) in RETURNS.items()}, model)
     assert out["object"] is model and out["part"] is model.left
     assert out["Variable"][1] is out["holder"]["new"].c is model.a
-    assert flat(out["holder"]["new"].b) == [20.0, 40.0]
-    check_usable(case, model)
+    assert matrix.flat(out["holder"]["new"].b) == [20.0, 40.0]
+    matrix.check_usable(case, model)
 
 
-@cases(lambda row: row.has_output, modes=PLAIN)
+@matrix.cases(lambda row: row.has_output, modes=matrix.PLAIN)
 @pytest.mark.parametrize("name", ["object", "holder"])
 def test_returned_inputs_are_refused_without_graph_updates(name, case):
     f, path = RETURNS[name]
     model = zoo.Parts()
-    before = comparisons.snapshot(model)
-    with pytest.raises(ValueError, match="Duplicate") as error:
+    with unchanged(model), pytest.raises(ValueError, match="Duplicate") as error:
         case(f, model)
     inputs = rf"({case.row.inputs}|\.carry)"
     check_report(error, case, rf"{inputs}(\[0\])*\.(a|left\.w)", OUT + path)
-    assert comparisons.snapshot(model) == before
-    check_usable(case, model)
+    matrix.check_usable(case, model)
 
 
-@cases(lambda row: row.has_output, modes=PLAIN)
+@matrix.cases(lambda row: row.has_output, modes=matrix.PLAIN)
 def test_returned_inputs_without_variables_are_copies(case):
-    model = zoo.Box(inner=zoo.Box(k=3), a=nnx.Param(X))
+    model = zoo.Box(inner=zoo.Box(k=3), a=nnx.Param(matrix.X))
     out = case(lambda m, x: m.inner, model)
     assert out is not model.inner and out.k == 3
 
 
-@cases(lambda row: row.has_output, modes=SHARING, without=SLOW)
+@matrix.cases(lambda row: row.has_output, modes=SHARING, without=matrix.SLOW)
 def test_new_object_at_two_places_is_one_object(case):
     def f(m, x):
         new = zoo.Box(a=nnx.Param(x * 2))
@@ -192,7 +179,7 @@ def test_new_object_at_two_places_is_one_object(case):
     assert rest["again"] is first and rest["part"] is first.a
 
 
-@cases(lambda row: row.has_output, modes=("tree",))
+@matrix.cases(lambda row: row.has_output, modes=("tree",))
 def test_trees_refuse_a_new_object_at_two_places(case):
     def f(m, x):
         new = zoo.Box(a=nnx.Param(x * 2))
@@ -216,19 +203,22 @@ def test_eval_shape_returns_inputs_as_new_objects(part):
 # ----------------------------------------------------------------------------- closures
 
 
-@cases(without=SLOW)
+@matrix.cases(without=matrix.SLOW)
 def test_captured_objects_can_be_read(case):
+    def add(m, x):
+        matrix.write(m.a, m.a + outer.a.sum() + outer.left.w[0] * outer.k)
+
     model, outer = zoo.Parts(), zoo.Parts()
-    before = comparisons.snapshot(outer)
-    case(
-        lambda m, x: write(m.a, m.a + outer.a.sum() + outer.left.w[0] * outer.k), model
-    )
-    assert flat(model.a) == ([11.0, 12.0] if case.keeps_values else [1.0, 2.0])
-    assert comparisons.snapshot(outer) == before
+    with unchanged(outer):
+        case(add, model)
+    assert matrix.flat(model.a) == ([11.0, 12.0] if case.keeps_values else [1.0, 2.0])
 
 
 WRITES = {
-    "value": (lambda m, x: write(m.a, x), "Cannot mutate Param from a different trace"),
+    "value": (
+        lambda m, x: matrix.write(m.a, x),
+        "Cannot mutate Param from a different trace",
+    ),
     "part of a value": (lambda m, x: m.a.__setitem__(0, 1.0), "Cannot mutate Param"),
     "metadata": (lambda m, x: m.a.set_metadata(tag="y"), "Cannot mutate Param"),
     "attribute": (
@@ -241,25 +231,25 @@ WRITES = {
 }
 
 
-@cases(lambda row: row.traces)
+@matrix.cases(lambda row: row.traces)
 def test_captured_objects_can_not_be_written(case):
-    model, outer = objects = zoo.Parts(), zoo.Parts()
-    before = comparisons.snapshot(objects)
+    model, outer = zoo.Parts(), zoo.Parts()
+    refused = nnx.errors.TraceContextError
 
     def f(m, x):
-        write(m.a, m.a + x)
+        matrix.write(m.a, m.a + x)
         for change, message in WRITES.values():
-            with pytest.raises(nnx.errors.TraceContextError, match=message):
+            with pytest.raises(refused, match=message):
                 change(outer, x)
-        write(outer.a, x)
+        matrix.write(outer.a, x)
 
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
+    message = "Cannot mutate Param"
+    with unchanged(model, outer), pytest.raises(refused, match=message):
         case(f, model)
-    assert comparisons.snapshot(objects) == before
-    check_usable(case, outer)
+    matrix.check_usable(case, outer)
 
 
-@cases(lambda row: row.traces and row.has_output, modes=PLAIN)
+@matrix.cases(lambda row: row.traces and row.has_output, modes=matrix.PLAIN)
 def test_captured_variables_can_not_be_returned(case):
     outer = zoo.Parts()
     with pytest.raises(ValueError, match="Cannot return captured Variable") as error:
@@ -267,43 +257,43 @@ def test_captured_variables_can_not_be_returned(case):
     message = str(error.value)
     assert "Param" in message and f"nnx.{case.row.transform}" in message
     assert re.search(rf"Found at path: {OUT}\[1\]\.c$", message, re.MULTILINE)
-    check_usable(case, outer)
+    matrix.check_usable(case, outer)
 
 
 STRICT = ("jit", "vmap", "pmap", "scan", "shard_map")
 
 
-@cases(lambda row: row.transform in STRICT, modes=("graph_updates",))
+@matrix.cases(lambda row: row.transform in STRICT, modes=("graph_updates",))
 @pytest.mark.parametrize("part", [lambda m: m, lambda m: m.a])
 def test_captured_objects_can_not_be_returned(part, case):
     outer = zoo.Parts()
     message = "Cannot extract graph node from different trace level"
     with pytest.raises(ValueError, match=message):
         case(lambda m, x: part(outer), zoo.Parts())
-    check_usable(case, outer)
+    matrix.check_usable(case, outer)
 
 
 COPYING = ("grad", "remat", "cond", "switch", "checkify", "eval_shape")
 
 
-@cases(lambda row: row.transform in COPYING, modes=("graph_updates",))
+@matrix.cases(lambda row: row.transform in COPYING, modes=("graph_updates",))
 def test_captured_objects_are_returned_as_copies(case):
     outer = zoo.Parts()
     out = case(lambda m, x: outer, zoo.Parts())
     assert type(out) is zoo.Parts and out is not outer and out.a is not outer.a
     if case.row.transform != "eval_shape":
-        assert flat(out.a) == [1.0, 2.0]
-    check_usable(case, outer)
+        assert matrix.flat(out.a) == [1.0, 2.0]
+    matrix.check_usable(case, outer)
 
 
 # -------------------------------------------------------- captured objects as arguments
 
 OUTER = {
-    "jax.jit": lambda f: jax.jit(f)(X),
-    "jax.eval_shape": lambda f: jax.eval_shape(f, X),
-    "jax.vmap": lambda f: jax.vmap(f)(jnp.stack([X, X])),
-    "jax.grad": lambda f: jax.grad(lambda x: (f(x), x.sum())[1])(X),
-    "nnx.jit": lambda f: nnx.jit(f)(X),
+    "jax.jit": lambda f: jax.jit(f)(matrix.X),
+    "jax.eval_shape": lambda f: jax.eval_shape(f, matrix.X),
+    "jax.vmap": lambda f: jax.vmap(f)(jnp.stack([matrix.X, matrix.X])),
+    "jax.grad": lambda f: jax.grad(lambda x: (f(x), x.sum())[1])(matrix.X),
+    "nnx.jit": lambda f: nnx.jit(f)(matrix.X),
 }
 
 
@@ -313,17 +303,19 @@ TYPICAL = ("jit", "grad", "vmap", "scan", "cond")
 PAIRS = [
     (outer, name, row.modes[(i + j) % len(row.modes)])
     for i, outer in enumerate(OUTER)
-    for j, (name, row) in enumerate(ROWS.items())
+    for j, (name, row) in enumerate(matrix.ROWS.items())
     if row.transform in TYPICAL
 ]
 
 
 def under(outer, pairs=PAIRS, condition=lambda row: True):
     """Runs a test with all rows under one transform, and with some under each."""
-    rows = {name: row for name, row in ROWS.items() if condition(row)}
+    rows = {name: row for name, row in matrix.ROWS.items() if condition(row)}
     under_one = [(outer, name, mode) for name in rows for mode in rows[name].modes]
     listed = [
-        pytest.param(outer, Case(ROWS[name], mode), id=f"{outer}-{name}-{mode}")
+        pytest.param(
+            outer, matrix.Case(matrix.ROWS[name], mode), id=f"{outer}-{name}-{mode}"
+        )
         for outer, name, mode in dict.fromkeys([*under_one, *pairs])
     ]
     return pytest.mark.parametrize(("outer", "case"), listed)
@@ -332,37 +324,32 @@ def under(outer, pairs=PAIRS, condition=lambda row: True):
 @under("jax.eval_shape")
 def test_captured_objects_can_be_read_under_every_transform(outer, case):
     model, seen = zoo.Parts(), []
-    before = comparisons.snapshot(model)
 
     def f(x):
         case(lambda m, x: seen.append((m.a + m.left.w).shape), model)
         return x
 
-    OUTER[outer](f)
-    assert seen and comparisons.snapshot(model) == before
-    check_usable(case, model)
+    with unchanged(model):
+        OUTER[outer](f)
+    assert seen
+    matrix.check_usable(case, model)
 
 
 def check_refused(outer, change, reaches_caller, case):
-    model = zoo.Parts()
-    before = comparisons.snapshot(model)
-
     def f(x):
         case(change, model)
         return x
 
-    if reaches_caller:
-        with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
-            OUTER[outer](f)
-    else:
+    model = zoo.Parts()
+    refused = pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate")
+    with unchanged(model), refused if reaches_caller else contextlib.nullcontext():
         OUTER[outer](f)
-    assert comparisons.snapshot(model) == before
-    check_usable(case, model)
+    matrix.check_usable(case, model)
 
 
 @under("jax.jit", condition=lambda row: row.transform != "cached_partial")
 def test_captured_objects_can_not_be_written_under_any_transform(outer, case):
-    check_refused(outer, lambda m, x: write(m.a, x), case.keeps_values, case)
+    check_refused(outer, lambda m, x: matrix.write(m.a, x), case.keeps_values, case)
 
 
 def change_structure(m, x):
@@ -549,11 +536,11 @@ def test_data_is_refused_as_a_static_argument(transform, name):
     f = transform(lambda x, y: 1.0, **{option: number})
     args = [jnp.ones(1), jnp.ones(1)]
     args[number] = DATA[name]()
-    with pytest.raises(nnx.errors.StaticArgumentError) as error:
+    told = f"argument {number}: {type(args[number]).__name__}"
+    advice = "Pass it as an ordinary argument"
+    with raises(nnx.errors.StaticArgumentError, told, advice) as error:
         f(*args)
     assert isinstance(error.value, TypeError) and isinstance(error.value, ValueError)
-    assert f"argument {number}: {type(args[number]).__name__}" in str(error.value)
-    assert "Pass it as an ordinary argument" in str(error.value)
 
 
 def test_a_hashable_object_without_data_may_be_static():

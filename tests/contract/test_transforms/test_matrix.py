@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons, modes
+from tests import modes
+from tests.comparisons import unchanged
 from tests.contract.test_transforms.matrix import (
     MESH,
     SLOW,
@@ -108,18 +109,16 @@ def test_metadata_reaches_the_variables_of_the_caller(case):
 # ---------------------------------------------------------------------------- structure
 
 
+def has(name, *numbers):
+    return lambda m: flat(getattr(m, name)) == [*numbers]
+
+
 # Changes of the structure, and how a model is known to have been changed so.
 STRUCTURE = {
-    "array": (
-        lambda m, x: setattr(m, "array", m.array + x),
-        lambda m: flat(m.array) == [15.0, 26.0],
-    ),
+    "array": (lambda m, x: setattr(m, "array", m.array + x), has("array", 15.0, 26.0)),
     "static": (lambda m, x: setattr(m, "k", 5), lambda m: m.k == 5),
     "new static": (lambda m, x: setattr(m, "s", "s"), lambda m: m.s == "s"),
-    "new array": (
-        lambda m, x: setattr(m, "y", x * 2),
-        lambda m: flat(m.y) == [20.0, 40.0],
-    ),
+    "new array": (lambda m, x: setattr(m, "y", x * 2), has("y", 20.0, 40.0)),
     "new Variable": (
         lambda m, x: setattr(m, "v", nnx.Param(m.a * 7, tag="n")),
         lambda m: flat(m.v) == [7.0, 14.0] and m.v.tag == "n",
@@ -181,10 +180,8 @@ def test_swapped_parts_keep_their_identity(case):
 @cases(lambda row: row.is_fixed and row.transform.endswith("loop"))
 def test_loops_refuse_state_that_was_not_there(case):
     model = Parts()
-    before = comparisons.snapshot(model)
-    with pytest.raises((TypeError, ValueError)):
+    with unchanged(model), pytest.raises((TypeError, ValueError)):
         case(lambda m, x: setattr(m, "new", nnx.Param(x * 2)), model)
-    assert comparisons.snapshot(model) == before
     check_usable(case, model)
 
 
@@ -208,11 +205,9 @@ def test_failed_functions_change_nothing(case):
         raise RuntimeError("stop")
 
     model = Parts()
-    before = comparisons.snapshot(model)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="stop"):
+        with unchanged(model), pytest.raises(RuntimeError, match="stop"):
             case(fails, model)
-        assert comparisons.snapshot(model) == before
     check_usable(case, model)
 
 
@@ -259,9 +254,7 @@ BACKWARD = {
     "grad in jit": lambda loss, m, mode: nnx.jit(nnx.grad(loss, **mode), **mode)(m),
     "jit": _grad_of(lambda loss, mode: nnx.jit(loss, **mode)),
     "remat": _grad_of(lambda loss, mode: nnx.remat(loss, **mode)),
-    "cond": _grad_of(
-        lambda loss, mode: lambda m: nnx.cond(True, loss, loss, m, **mode)
-    ),
+    "cond": _grad_of(lambda f, mode: lambda m: nnx.cond(True, f, f, m, **mode)),
     "custom_vjp": _own_rule,
 }
 
@@ -274,10 +267,8 @@ def loss_that_fails(m):
 @pytest.mark.parametrize("name", BACKWARD)
 def test_exceptions_of_the_backward_pass_change_nothing(name, mode):
     model = Parts()
-    before = comparisons.snapshot(model)
-    with pytest.raises(RuntimeError, match="backward"):
+    with unchanged(model), pytest.raises(RuntimeError, match="backward"):
         BACKWARD[name](loss_that_fails, model, mode)
-    assert comparisons.snapshot(model) == before
     write(model.a, X)
 
 
@@ -352,9 +343,9 @@ def test_streams_advance_as_often_as_they_are_drawn_from(case):
 @pytest.mark.parametrize("stage", ["lower", "trace", "eval_shape"])
 def test_stages_change_nothing(stage, mode):
     model = Parts()
-    before = comparisons.snapshot(model)
-    getattr(nnx.jit(change_everything, **mode), stage)(model, X)
-    assert comparisons.snapshot(model) == before and not tracers_in(model)
+    with unchanged(model):
+        getattr(nnx.jit(change_everything, **mode), stage)(model, X)
+    assert not tracers_in(model)
 
 
 def test_scan_broadcasts_or_carries_what_is_written(mode):
@@ -373,12 +364,10 @@ def test_scan_broadcasts_or_carries_what_is_written(mode):
 
 
 def test_jit_partial_refuses_new_metadata(value_mode):
-    model = Parts()
-    before = comparisons.snapshot(model)
+    model, message = Parts(), "Variable metadata changed inside jit"
     f = nnx.jit_partial(lambda m, x: m.a.set_metadata(tag="y"), model, **value_mode)
-    with pytest.raises(ValueError, match="Variable metadata changed inside jit"):
+    with unchanged(model), pytest.raises(ValueError, match=message):
         f(X)
-    assert comparisons.snapshot(model) == before
 
 
 def test_branches_may_write_different_variables(mode):
@@ -406,9 +395,7 @@ def sharded(f, axes, out_axis, mode):
 
 
 def by_axes(transform):
-    return lambda f, axes, out_axis, mode: transform(
-        f, in_axes=axes, out_axes=out_axis, **mode
-    )
+    return lambda f, ins, out, mode: transform(f, in_axes=ins, out_axes=out, **mode)
 
 
 # Called with a function, the axis of each argument and that of the output.
@@ -445,13 +432,11 @@ def test_outputs_may_have_another_axis_than_the_arguments(name, mode):
 @each_mapped
 def test_one_object_has_one_axis(name, graph_mode):
     model = square()
-    before = comparisons.snapshot(model)
     different = MAPPED[name](lambda a, b: a.a * 1, (0, None), 0, graph_mode)
     axes = r"0/a: P.*1/a: P" if name == "shard_map" else r"0/a: 0.*1/a: None"
     phrase = rf"(?s)Inconsistent aliasing detected.*Param.*{axes}"
-    with pytest.raises(ValueError, match=phrase):
+    with unchanged(model), pytest.raises(ValueError, match=phrase):
         different(model, model)
-    assert comparisons.snapshot(model) == before
 
 
 @each_mapped

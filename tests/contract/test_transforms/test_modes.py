@@ -8,7 +8,6 @@ other than transforms do in each mode, is tested in ``test_graph_state/test_upda
 
 import contextlib
 import importlib
-import threading
 
 import jax.numpy as jnp
 import pytest
@@ -16,6 +15,7 @@ import pytest
 import graftree as nnx
 from tests.contract.test_transforms.matrix import MESH, SPEC, X, flat
 from tests.modes import GRAPH, GRAPH_UPDATES, TREE
+from tests.threads import run_in_threads
 from tests.zoo import Box, Parts
 
 # Options with which a function ``f(a, b, x)`` can be transformed and then called.
@@ -146,9 +146,7 @@ def test_flags_are_the_default_of_all_threads(flag):
     try:
         nnx.config.update(flag, False)
         look()
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
+        run_in_threads(look)
         with nnx.set_graph_mode(True), nnx.set_graph_updates(True):
             look()
     finally:
@@ -336,12 +334,6 @@ each_setting = pytest.mark.parametrize(
 )
 
 
-def in_another_thread(function):
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
-
-
 @each_setting
 def test_a_context_restores_also_after_an_exception(setting, current, default):
     with pytest.raises(KeyError), setting(not default) as bound:
@@ -384,14 +376,14 @@ def test_decorated_functions_run_under_the_value(setting, current, default):
 def test_other_threads_see_the_default(setting, current, default):
     seen = []
     with setting(not default):
-        in_another_thread(lambda: seen.append(current()))
+        run_in_threads(lambda: seen.append(current()))
     assert seen == [default]
 
 
 @each_setting
 def test_a_plain_call_counts_at_once_in_this_thread_only(setting, current, default):
     seen = []
-    in_another_thread(lambda: (setting(not default), seen.append(current())))
+    run_in_threads(lambda: (setting(not default), seen.append(current())))
     assert seen == [not default] and current() is default
 
 

@@ -1,12 +1,13 @@
 """Captures, without the mapped transforms (contract, section 14)."""
 
-import threading
+import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.threads import run_in_threads
 
 
 class Block(nnx.Module):
@@ -176,11 +177,7 @@ def test_captures_in_threads_do_not_disturb_each_other():
             results.append(seen == {("y",): (scale,)})
 
     results = []
-    threads = [threading.Thread(target=work, args=(s,)) for s in (2.0, 3.0, 5.0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*(functools.partial(work, scale) for scale in (2.0, 3.0, 5.0)))
     assert results == [True] * 60
 
 
@@ -215,7 +212,8 @@ def test_init_feeds_perturbations_and_need_not_be_returned():
     assert captured(model, 1.0, init=moved) == (2.5, {("y",): (2.0,)})
 
 
-def test_gradients_of_perturbations_are_those_of_the_values():
+@pytest.mark.parametrize("grad", [nnx.grad, jax.grad])
+def test_gradients_of_perturbations_are_those_of_the_values(grad):
     model = Model()
     _, zeros = nnx.capture(model, nnx.Perturbation)(1.0)
 
@@ -223,8 +221,8 @@ def test_gradients_of_perturbations_are_those_of_the_values():
         out, seen = nnx.capture(model, nnx.Intermediate, init=perturbations)(1.0)
         return out**2, seen
 
-    grads, seen = nnx.grad(loss, argnums=(0, 1), has_aux=True)(model, zeros)
-    assert values(grads[0])[("layers", 0, "scale")] == 36.0
+    grads, seen = grad(loss, argnums=(0, 1), has_aux=True)(model, zeros)
+    assert values(nnx.state(grads[0]))[("layers", 0, "scale")] == 36.0
     assert values(grads[1]) == {("layers", 0, "p"): 36.0, ("layers", 1, "p"): 12.0}
     assert len(values(nnx.merge_state(grads[1], seen))) == 4
 

@@ -506,10 +506,11 @@ def test_dicts_are_equal_as_mappings_and_hashed_by_identity():
 
 @pytest.mark.parametrize("key", [1, ("a",), None])
 def test_keys_are_strings(key):
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="Expected a string as the key of a Dict"):
         nnx.Dict({key: 1})
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="Expected a string as the key of a Dict"):
         nnx.Dict()[key] = 1
+    assert key not in nnx.Dict()
 
 
 def test_keys_may_be_names_of_methods():

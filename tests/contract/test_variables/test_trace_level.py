@@ -70,21 +70,16 @@ def box():
     )
 
 
+BYPASSED = {"_unsafe_bypass_check": True}
 MUTATIONS = {
     "v[...] = x": (lambda m, x: setitem(m.array, ..., x), "Param"),
     "v[...] = 0": (lambda m, x: setitem(m.array, ..., 0.0), "Param"),
     "v[0] = x": (lambda m, x: setitem(m.array, 0, x), "Param"),
     "set_value": (lambda m, x: m.array.set_value(x), "Param"),
     "set_raw_value": (lambda m, x: m.array.set_raw_value(x), "Param"),
-    "bypassed": (
-        lambda m, x: m.array.set_raw_value(x, _unsafe_bypass_check=True),
-        "Param",
-    ),
+    "bypassed": (lambda m, x: m.array.set_raw_value(x, **BYPASSED), "Param"),
     "copy_from": (lambda m, x: m.array.copy_from(nnx.Param(x)), "Param"),
-    "update_from_state": (
-        lambda m, x: m.array.update_from_state(nnx.Param(x)),
-        "Param",
-    ),
+    "from a state": (lambda m, x: m.array.update_from_state(nnx.Param(x)), "Param"),
     "metadata": (lambda m, x: m.array.set_metadata(tag="y"), "Param"),
     "metadata by dict": (lambda m, x: m.array.set_metadata({"tag": "y"}), "Param"),
     "metadata by name": (lambda m, x: m.array.set_metadata("tag", "y"), "Param"),
@@ -156,9 +151,9 @@ TYPICAL = ("v[...] = x", "v[...] = 0", "metadata", "v['a'] = x", "setattr", "del
 TYPICAL += ("new attribute", "dict update", "sow", "draw")
 
 
-@pytest.mark.parametrize(
-    ("transform", "mutation"),
-    [
+@tables.cases(
+    "transform, mutation",
+    *[
         (transform, mutation)
         for transform in TRANSFORMS
         for mutation in MUTATIONS
@@ -346,9 +341,7 @@ def test_merged_and_unflattened_objects_belong_to_the_trace():
     assert f(state).tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("transform", "expected"), [("jit", 1.0), ("scan", 2.0), ("checkpoint", 1.0)]
-)
+@tables.cases("transform, expected", ("jit", 1.0), ("scan", 2.0), ("checkpoint", 1.0))
 def test_ref_backed_variables_may_be_written_from_inside(transform, expected):
     count = nnx.Variable(jnp.array(0.0), ref=True)
 
@@ -494,9 +487,7 @@ def test_objects_that_refuse_it_stay_as_they_are(write):
 
 @pytest.mark.parametrize("write", OWN_WRITES.values(), ids=OWN_WRITES)
 def test_the_check_of_the_base_class_is_that_of_the_trace(write):
-    model = family(
-        lambda self, error_msg: nnx.Module._check_valid_context(self, error_msg)
-    )()
+    model = family(lambda self, told: nnx.Module._check_valid_context(self, told))()
     before = outcome(model)
     with pytest.raises(TraceContextError, match="Cannot mutate"):
         in_a_trace(write, model)

@@ -28,9 +28,8 @@ def array_variable():
 
 def test_reading_a_whole_array_gives_the_stored_object():
     variable = nnx.Param(value := jnp.ones(2))
-    assert (
-        variable[...] is variable.get_value() is variable.get_value(index=...) is value
-    )
+    assert variable[...] is variable.get_value() is value
+    assert variable.get_value(index=...) is value
 
 
 def test_reading_at_an_index_reads_the_array():
@@ -218,6 +217,7 @@ class Doubled(nnx.Variable):
 def test_everything_that_reads_goes_through_get_value():
     variable = Doubled(jnp.array([1.0, 2.0]))
     assert variable[0] == 2.0 and (variable + 1).tolist() == [3.0, 5.0]
+    assert (1 - variable).tolist() == [-1, -3] and (-variable).tolist() == [-2, -4]
     assert jnp.sum(variable) == 6.0 and np.asarray(variable).tolist() == [2.0, 4.0]
     assert "[2., 4.]" in repr(variable)
     with pytest.warns(DeprecationWarning):

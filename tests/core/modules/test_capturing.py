@@ -135,18 +135,6 @@ def test_wrong_arguments_are_refused_at_once_and_a_missing_subject_later(args):
 # ------------------------------------------------------------------------------- init
 
 
-def test_gradients_of_perturbations_by_jax():
-    model, x = Layer(3.0), jnp.array(2.0)
-    _, zeros = nnx.capture(model, nnx.Perturbation)(x)
-
-    def loss(model, zeros):
-        y, seen = recorded(model, x, init=zeros)
-        return y**2, seen["x",]
-
-    (_, grads), seen = jax.grad(loss, argnums=(0, 1), has_aux=True)(model, zeros)
-    assert grads["y"][...] == 12 and seen == (2,)
-
-
 def test_init_is_returned_if_its_type_is_asked_for():
     init = {1: {"y": nnx.Perturbation(jnp.array(7.0))}, "y": 3.0, "z": {"y": 1}}
     found = recorded(run, layers(), 1.0, kind=nnx.Perturbation, init=init)
@@ -174,15 +162,13 @@ VMAPPED = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
 SCANNED = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
 
 
+CARRIED = nnx.scan(in_axes=(SCANNED, nnx.Carry), out_axes=nnx.Carry, length=3)
+
+
 @tables.cases(
     "transform, x, y, stacked",
     (nnx.vmap(in_axes=(VMAPPED, 0)), [0.0, 1.0, 2.0], [0, 2, 4], [0, 1, 2]),
-    (
-        nnx.scan(in_axes=(SCANNED, nnx.Carry), out_axes=nnx.Carry, length=3),
-        1.0,
-        8,
-        [1, 2, 4],
-    ),
+    (CARRIED, 1.0, 8, [1, 2, 4]),
     ids=["vmap", "scan"],
 )
 def test_values_come_out_of_maps_stacked(transform, x, y, stacked):

@@ -136,15 +136,6 @@ def test_dict_without_a_key_raises_key_error(access):
     assert nnx.Dict().pop("z", 0) == 0 and nnx.Dict().get("z") is None
 
 
-@pytest.mark.parametrize("key", [1, None, ("a",)])
-def test_dict_keys_must_be_strings(key):
-    with pytest.raises(TypeError, match="Expected a string as the key of a Dict"):
-        nnx.Dict({key: 1})
-    with pytest.raises(TypeError, match="Expected a string as the key of a Dict"):
-        nnx.Dict()[key] = 1
-    assert key not in nnx.Dict()
-
-
 @pytest.mark.parametrize("key", ["items", "sow", "attribute_key", "@a", "@items"])
 def test_dict_key_may_be_the_name_of_a_method(key):
     items = nnx.Dict()

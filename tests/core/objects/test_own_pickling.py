@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import graftree as nnx
-from tests import tables, zoo
+from tests import strategies, tables, zoo
 
 HEAD = """
 import threading
@@ -139,23 +139,19 @@ METHODS = dict(method.split("\n", 1) for method in METHODS.split("    # ")[1:])
 KINDS = ("getstate", "setstate", "reduce", "args", "copy")
 
 PARTS = st.lists(st.sampled_from(["Slots", "States"]), unique=True)
-CLASSES = st.fixed_dictionaries(
-    {
-        **{
-            kind: st.sampled_from([None, *(x for x in METHODS if x.startswith(kind))])
-            for kind in KINDS
-        },
-        "before": PARTS,
-        "behind": PARTS,
-        "lock": st.sampled_from(["None", "threading.Lock()"]),
-    }
-)
+CLASSES = {
+    kind: st.sampled_from([None, *(x for x in METHODS if x.startswith(kind))])
+    for kind in KINDS
+}
+CLASSES |= {"before": PARTS, "behind": PARTS}
+CLASSES["lock"] = st.sampled_from(["None", "threading.Lock()"])
+CLASSES = st.fixed_dictionaries(CLASSES)
 
 WAYS = {
     "copy": copy.copy,
-    **{
-        f"pickle{n}": lambda x, n=n: pickle.loads(pickle.dumps(x, n)) for n in (2, 4, 5)
-    },
+    "pickle2": lambda x: pickle.loads(pickle.dumps(x, 2)),
+    "pickle4": lambda x: pickle.loads(pickle.dumps(x, 4)),
+    "pickle5": lambda x: pickle.loads(pickle.dumps(x, 5)),
     "cloudpickle": lambda x: pickle.loads(cloudpickle.dumps(x)),
 }
 NUMBERS = itertools.count()
@@ -204,6 +200,7 @@ def test_random_classes_are_copied_as_without_module(choice, base):
         assert outcome(ours, copy.deepcopy) == outcome(plain, copy.deepcopy)
 
 
+@strategies.examples(30, 200)
 @given(CLASSES)
 def test_copies_have_bookkeeping_of_their_own(choice):
     x = made(choice, "nnx.Module")()

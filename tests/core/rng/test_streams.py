@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import tables, threads
+from tests import comparisons, tables, threads
 from tests.core.rng.test_splitting import counts, data, keys, nth_key, shapes
 
 # ------------------------------------------------------------------------- variables
@@ -56,13 +56,10 @@ def test_a_typed_key_is_kept_as_it_is(implementation):
     assert nnx.Rngs(key).default.key.get_raw_value() is key
 
 
-@tables.cases(
-    "value", 1.0, "seed", None, [1], np.array([0, 1], np.uint32), jnp.array([1, 2])
-)
+@tables.cases("value", 1.0, "seed", None, [1], np.zeros(2, "uint32"), jnp.array([1, 2]))
 def test_anything_else_is_refused(value):
-    with pytest.raises(ValueError, match="Invalid rng value") as error:
+    with comparisons.raises(ValueError, "Invalid rng value", str(value)):
         nnx.Rngs(params=value)
-    assert str(value) in str(error.value)
 
 
 # --------------------------------------------------------------------------- drawing
@@ -211,11 +208,10 @@ def test_no_default_stream():
 @tables.cases("rngs, has", (nnx.Rngs(), "no streams"), (nnx.Rngs(b=0, a=1), "'b', 'a'"))
 def test_a_missing_stream_is_told_with_those_there_are(rngs, has):
     # Issue 12: it said no more than that.
-    with pytest.raises(AttributeError, match="named 'params' found") as caught:
+    told = "named 'params' found", f"It has {has}."
+    ways_out = "nnx.Rngs(params=0)", "nnx.Rngs(0)"
+    with comparisons.raises(AttributeError, *told, *ways_out):
         nnx.Linear(2, 3, rngs=rngs)
-    message = str(caught.value)
-    assert f"It has {has}." in message
-    assert "nnx.Rngs(params=0)" in message and "nnx.Rngs(0)" in message
 
 
 def test_only_real_streams_are_in_the_set():

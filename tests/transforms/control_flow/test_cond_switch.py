@@ -147,17 +147,22 @@ def test_simple_branches_share_a_wrapper():
 # ---------------------------------------------------------------------------- errors
 
 
+def one(pair):
+    return nnx.Param(1.0)
+
+
+def set_to(number):
+    return lambda pair: setattr(pair, "static", number)
+
+
 # Of each difference: how it is told, and what the two branches do.
 DIFFERENCES = {
     r"out: an array in {0}, \(\*,\) in {1}": (lambda p: 1.0, lambda p: (1.0,)),
-    "out: a Param in {0}, a BatchStat in {1}": (
-        lambda p: nnx.Param(1.0),
-        lambda p: nnx.BatchStat(1.0),
-    ),
+    "out: a Param in {0}, a BatchStat in {1}": (one, lambda p: nnx.BatchStat(1.0)),
     r"out: \[\*\] in {0}, \(\*,\) in {1}": (lambda p: [1], lambda p: (1,)),
     "out, metadata 'tag': 'y' in {0}, nothing in {1}": (
         lambda p: nnx.Param(1.0, tag="y"),
-        lambda p: nnx.Param(1.0),
+        one,
     ),
     r"out.value: \[\*\] in {0}, \(\*,\) in {1}": (
         lambda p: nnx.Param([1.0]),
@@ -173,22 +178,13 @@ DIFFERENCES = {
     ),
 }
 STRUCTURES = {
-    r"operands\[0\]\.static: 1 in {0}, nothing in {1}": (
-        lambda p: setattr(p, "static", 1),
-        nothing,
-    ),
+    r"operands\[0\]\.static: 1 in {0}, nothing in {1}": (set_to(1), nothing),
     r"operands\[0\]\.b: a BatchStat in {0}, nothing in {1}": (
         nothing,
         lambda p: delattr(p, "b"),
     ),
-    r"operands\[0\]\.static: 1 in {0}, 2 in {1}": (
-        lambda p: setattr(p, "static", 1),
-        lambda p: setattr(p, "static", 2),
-    ),
-    "out: a known object in {0}, a Param in {1}": (
-        lambda p: p.a,
-        lambda p: nnx.Param(1.0),
-    ),
+    r"operands\[0\]\.static: 1 in {0}, 2 in {1}": (set_to(1), set_to(2)),
+    "out: a known object in {0}, a Param in {1}": (lambda p: p.a, one),
 }
 BRANCHES = {
     "cond": ("true_fun", "false_fun"),
@@ -367,11 +363,11 @@ def test_names_are_found_in_what_any_kind_of_remat_records(lift, is_newer):
 
 
 def check_names_are_found(lift):
+    def f(x):
+        return jnp.cos(nnx.name(jnp.sin(x), "a"))
+
     def run(where):
-        f = nnx.remat(
-            lambda x: jnp.cos(nnx.name(jnp.sin(x), "a")), policy=nnx.memory.save(where)
-        )
-        return lift(f)(0.5)
+        return lift(nnx.remat(f, policy=nnx.memory.save(where)))(0.5)
 
     run("a")
     with pytest.raises(ValueError, match="'b'"):

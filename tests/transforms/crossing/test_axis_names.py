@@ -53,13 +53,8 @@ class Recorder(nnx.Param):
     (-2, ("layers", "features"), (3, 2)),
 )
 def test_new_variables_get_the_name_at_the_axis(mode, transform, axis, names, shape):
-    axes = {"in_axes": 0, "out_axes": axis}
-    make = transform(
-        lambda x: annotated(jnp.full(2, x), "features"),
-        transform_metadata=LAYERS,
-        **axes,
-        **mode,
-    )
+    options = {"in_axes": 0, "out_axes": axis, "transform_metadata": LAYERS}
+    make = transform(lambda x: annotated(jnp.full(2, x), "features"), **options, **mode)
     stack = make(jnp.arange(3.0))
     assert (stack.out_sharding, stack.shape) == (names, shape)
 
@@ -90,11 +85,9 @@ def split(x):
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_new_variables_are_placed_as_annotated(mode, is_compiled):
     # Flax NNX leaves them where they were before the axis had its name.
-    carry = {"in_axes": (nnx.Carry, 0), "out_axes": (nnx.Carry, 0)}
-    mapped = nnx.vmap(split, transform_metadata=LAYERS, **mode)
-    scanned = nnx.scan(
-        lambda carry, x: (carry, split(x)), transform_metadata=LAYERS, **carry, **mode
-    )
+    axes, options = (nnx.Carry, 0), {"transform_metadata": LAYERS, **mode}
+    mapped, step = nnx.vmap(split, **options), lambda carry, x: (carry, split(x))
+    scanned = nnx.scan(step, in_axes=axes, out_axes=axes, **options)
 
     def make(x):
         return mapped(x), scanned(jnp.array(0.0), x)[1]
@@ -157,9 +150,8 @@ def test_arguments_lack_the_name_inside_only(mode, transform, axis):
 def test_annotations_of_arguments_keep_their_form(mode):
     spec = P("layers", None)
     for annotation in (spec, NamedSharding(meshes.mesh_of(layers=1), spec)):
-        variable = nnx.Param(
-            jnp.ones((3, 2)), out_sharding=annotation, eager_sharding=False
-        )
+        metadata = {"out_sharding": annotation, "eager_sharding": False}
+        variable = nnx.Param(jnp.ones((3, 2)), **metadata)
         before = variable.get_metadata()
         nnx.vmap(lambda v: None, transform_metadata=LAYERS, **mode)(variable)
         assert variable.get_metadata() == before
@@ -169,9 +161,8 @@ def test_annotations_of_arguments_keep_their_form(mode):
 def test_shared_variables_have_no_name_to_lose(mode):
     shared = annotated(jnp.ones(2), "features")
     check = functools.partial(check_names, ("features",))
-    nnx.vmap(check, in_axes=(None, 0), transform_metadata=LAYERS, **mode)(
-        shared, jnp.ones(3)
-    )
+    see = nnx.vmap(check, in_axes=(None, 0), transform_metadata=LAYERS, **mode)
+    see(shared, jnp.ones(3))
     check(shared)
 
 
@@ -213,10 +204,8 @@ def test_new_attributes_of_arguments_get_the_name():
 
 def test_state_axes_name_what_they_map():
     names = {"out_sharding": ("features",), "eager_sharding": False}
-    pair = zoo.Box(
-        a=annotated(jnp.ones((3, 2)), "layers", "features"),
-        b=nnx.BatchStat(jnp.ones(2), **names),
-    )
+    a = annotated(jnp.ones((3, 2)), "layers", "features")
+    pair = zoo.Box(a=a, b=nnx.BatchStat(jnp.ones(2), **names))
 
     def see(pair):
         assert pair.a.out_sharding == pair.b.out_sharding == ("features",)
@@ -264,9 +253,8 @@ def test_the_axes_of_the_decorator_are_the_first_ones(graph):
         check_names(("features",), layer)
         return annotated(layer[...] + 1, "features")
 
-    check_names(
-        ("layers", "features"), see(annotated(jnp.ones((3, 2)), "layers", "features"))
-    )
+    names = "layers", "features"
+    check_names(names, see(annotated(jnp.ones((3, 2)), *names)))
 
 
 def test_the_decorator_works_in_a_scan_of_jax(graph):
@@ -286,12 +274,8 @@ def test_the_decorator_works_in_a_scan_of_jax(graph):
 
 def test_what_has_no_integer_axis_is_passed_over(graph):
     axes = {"in_axes": (None, 0), "out_axes": None}
-    see = nnx.transform_metadata(
-        functools.partial(check_names, ("features",)),
-        partition="layers",
-        graph=graph,
-        **axes,
-    )
+    check = functools.partial(check_names, ("features",))
+    see = nnx.transform_metadata(check, partition="layers", graph=graph, **axes)
     jax.vmap(see, **axes)(annotated(jnp.ones(2), "features"), jnp.ones(3))
 
 
@@ -328,9 +312,8 @@ def test_keywords_become_positions(graph):
 
 def test_aliases_are_refused_with_different_axes():
     model = stacked()
-    see = nnx.transform_metadata(
-        lambda a, b: None, in_axes=(0, 1), partition="layers", graph=True
-    )
+    options = {"in_axes": (0, 1), "partition": "layers", "graph": True}
+    see = nnx.transform_metadata(lambda a, b: None, **options)
     with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
         see(model, model)
 

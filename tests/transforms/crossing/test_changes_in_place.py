@@ -192,10 +192,7 @@ PUT = {
     "list": (lambda: [1], lambda log, x: log.append(x)),
     "dict": (lambda: {"a": 1}, lambda log, x: log.update(a=(x, 2))),
     "nested": (lambda: {"a": [1]}, lambda log, x: log["a"].append(x)),
-    "object": (
-        lambda: types.SimpleNamespace(a=1),
-        lambda log, x: setattr(log, "a", {"x": x}),
-    ),
+    "object": (lambda: types.SimpleNamespace(a=1), lambda x, y: setattr(x, "a", [y])),
 }
 TRANSFORMS = {
     "jit": nnx.jit,
@@ -218,9 +215,9 @@ def test_a_tracer_is_taken_out_and_told_with_its_path(kind, transform, mode):
 
     with pytest.warns(nnx.errors.LostUpdateWarning, match="static attr") as caught:
         out = TRANSFORMS[transform](f, **mode)(model)
-    message = str(caught[0].message)
     assert transform == "grad" or out == 4.0
-    assert "args[0], at layers/0/log" in message and "nnx.Variable" in message
+    for words in ("args[0], at layers/0/log", "nnx.Variable"):
+        assert words in str(caught[0].message)
     assert model.layers[0].log == make()
 
 

@@ -89,9 +89,7 @@ CONCRETE = {
     "make_jaxpr": lambda: nnx.make_jaxpr(by_kernel, graph=False)(*make()),
     "grad in jit": lambda: nnx.jit(nnx.grad(loss))(*make()),
     "decorated": lambda: nnx.jit(decorated)(*make()),
-    "partial function": lambda: nnx.jit(functools.partial(by_kernel, x=2.0))(
-        make_net()
-    ),
+    "function": lambda: nnx.jit(functools.partial(by_kernel, x=2.0))(make_net()),
 }
 
 
@@ -128,31 +126,27 @@ def step(i, value):
     return value if i > value[1] else (value[0], value[1] + 1)
 
 
+def is_small(state):
+    return state[1] < 3
+
+
+def steps(n):
+    return nnx.fori_loop(0, n, step, make(1))[1]
+
+
 def branch(x, net):
     return x * 2 if x > 0 else x
 
 
 CALLS = {
     "keyword": (by_flag, "train", lambda: nnx.jit(by_flag)(*make(), train=True)),
-    "positions": (
-        by_rest,
-        "rest[0]['k']",
-        lambda: nnx.jit(by_rest)(*make(), {"k": 1.0}),
-    ),
+    "places": (by_rest, "rest[0]['k']", lambda: nnx.jit(by_rest)(*make(), {"k": 1.0})),
     "keywords": (by_others, "others['n']", lambda: nnx.jit(by_others)(*make(), n=2)),
     "scan": (by_input, "x", lambda: nnx.scan(by_input)(jnp.ones(2), jnp.ones(3))),
     "while_cond": (go_on, "state[1]", lambda: nnx.while_loop(go_on, body, (0, 1))),
-    "while_body": (
-        body,
-        "value[1]",
-        lambda: nnx.while_loop(lambda state: state[1] < 3, body, make(1)),
-    ),
+    "while_body": (body, "value[1]", lambda: nnx.while_loop(is_small, body, make(1))),
     "fori_loop": (step, "i and value[1]", lambda: nnx.fori_loop(0, 3, step, make(1))),
-    "fori_loop with traced bounds": (
-        step,
-        "i and value[1]",
-        lambda: jax.jit(lambda n: nnx.fori_loop(0, n, step, make(1))[1])(3),
-    ),
+    "traced bounds": (step, "i and value[1]", lambda: jax.jit(steps)(3)),
     "cond": (branch, None, lambda: nnx.cond(True, branch, branch, 1.0, make_net())),
     "switch": (branch, None, lambda: nnx.switch(0, [branch, step], 1.0, make_net())),
 }

@@ -46,12 +46,10 @@ def test_diff_state_is_a_frozen_pair_that_maps_leaves_by_its_filter():
 
 @pytest.mark.parametrize("in_axes", [[0, None], (0, None), ({"foo": 0}, None)])
 def test_prefixes_are_trees_or_lists(mode, in_axes):
-    scaled = nnx.vmap(
-        lambda first, x: (first["foo"].a * x)[None],
-        in_axes=in_axes,
-        out_axes=1,
-        **mode,
-    )
+    @nnx.vmap(in_axes=in_axes, out_axes=1, **mode)
+    def scaled(first, x):
+        return (first["foo"].a * x)[None]
+
     assert scaled({"foo": make()}, 2.0).tolist() == [[0, 2, 4, 6]]
 
 
@@ -77,10 +75,8 @@ def test_a_prefix_that_does_not_fit_is_named(mode, axes, args, place):
 
 
 @pytest.mark.parametrize("argument", ["in_axes", "out_axes"])
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [([make()], "a container"), (NUMBERS, "an array"), ((), None)],
-    ids=["list", "array", "nothing"],
+@tables.cases(
+    "value, what", ([make()], "a container"), (NUMBERS, "an array"), ((), None)
 )
 def test_state_axes_are_for_one_object(argument, value, what):
     axes = nnx.StateAxes({...: 0})
@@ -180,11 +176,7 @@ def test_a_leaf_without_a_filter_is_named(graph):
         nnx.prefix([make()], {nnx.Param: 0}, graph=graph)
 
 
-@pytest.mark.parametrize(
-    "like",
-    [make, lambda: jax.eval_shape(make), lambda: nnx.eval_shape(make)],
-    ids=["model", "shapes", "eval_shape"],
-)
+@tables.cases("like", make, lambda: jax.eval_shape(make), lambda: nnx.eval_shape(make))
 def test_made_prefixes_are_axes(value_mode, like):
     prefix = nnx.prefix((like(), X3), {**BY_KIND, ...: None}, graph=value_mode["graph"])
     foo = make()
@@ -248,29 +240,27 @@ def test_the_prefix_of_an_object_has_its_skeleton_and_its_values_as_a_state():
 # -------------------------------------------------------------------- what is no prefix
 
 
-def identity(x):
+def same(x):
     return x
 
 
-# Each takes a prefix for the argument of `identity`, or for its output.
+def sharded(*specs, **mode):
+    in_specs, out_specs = specs
+    options = {"mesh": MESH, "in_specs": in_specs, "out_specs": out_specs}
+    return nnx.shard_map(same, **options, **mode)
+
+
+# Each takes a prefix for the argument of `same`, or for its output.
 PLACES = {
-    "vmap in_axes": lambda p, **mode: nnx.vmap(identity, in_axes=(p,), **mode),
-    "vmap out_axes": lambda p, **mode: nnx.vmap(identity, out_axes=(p,), **mode),
-    "pmap in_axes": lambda p, **mode: nnx.pmap(identity, in_axes=(p,), **mode),
-    "pmap out_axes": lambda p, **mode: nnx.pmap(identity, out_axes=(p,), **mode),
-    "scan in_axes": lambda p, **mode: nnx.scan(
-        identity, in_axes=(p,), out_axes=0, **mode
-    ),
-    "jit in_shardings": lambda p, **mode: nnx.jit(identity, in_shardings=(p,), **mode),
-    "jit out_shardings": lambda p, **mode: nnx.jit(
-        identity, out_shardings=(p,), **mode
-    ),
-    "shard_map in_specs": lambda p, **mode: nnx.shard_map(
-        identity, mesh=MESH, in_specs=(p,), out_specs=EMPTY, **mode
-    ),
-    "shard_map out_specs": lambda p, **mode: nnx.shard_map(
-        identity, mesh=MESH, in_specs=EMPTY, out_specs=(p,), **mode
-    ),
+    "vmap in_axes": lambda p, **mode: nnx.vmap(same, in_axes=(p,), **mode),
+    "vmap out_axes": lambda p, **mode: nnx.vmap(same, out_axes=(p,), **mode),
+    "pmap in_axes": lambda p, **mode: nnx.pmap(same, in_axes=(p,), **mode),
+    "pmap out_axes": lambda p, **mode: nnx.pmap(same, out_axes=(p,), **mode),
+    "scan in_axes": lambda p, **mode: nnx.scan(same, in_axes=(p,), out_axes=0, **mode),
+    "jit in_shardings": lambda p, **mode: nnx.jit(same, in_shardings=(p,), **mode),
+    "jit out_shardings": lambda p, **mode: nnx.jit(same, out_shardings=(p,), **mode),
+    "shard_map in_specs": lambda p, **mode: sharded((p,), EMPTY, **mode),
+    "shard_map out_specs": lambda p, **mode: sharded(EMPTY, (p,), **mode),
 }
 
 
@@ -300,11 +290,10 @@ def test_objects_are_no_prefixes_of_graphs(place, graph_mode):
     assert_refused(place, prefix, phrase, graph_mode)
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [nnx.StateAxes({...: 0}), nnx.StateSharding({...: 0}), nnx.DiffState(0, ...)],
-    ids=lambda prefix: type(prefix).__name__,
-)
+FILTERS = nnx.StateAxes({...: 0}), nnx.StateSharding({...: 0}), nnx.DiffState(0, ...)
+
+
+@tables.cases("prefix", *FILTERS, ids=lambda prefix: type(prefix).__name__)
 def test_filters_need_graph_updates(place, value_mode, prefix):
     phrase = f"`{place.split()[1]}` cannot contain `{type(prefix).__name__}` objects"
     assert_refused(place, prefix, phrase, value_mode)

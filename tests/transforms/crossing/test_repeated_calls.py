@@ -19,21 +19,24 @@ from hypothesis import given, strategies as st
 import graftree as nnx
 from graftree import errors
 from tests import changes, strategies, tables, zoo
-from tests.changes import ALIASES, changed, layer, made, param, plain, variables_in
+from tests.changes import ALIASES, changed, layer, made, param, plain
 from tests.modes import BY_NAME, GRAPH, GRAPH_UPDATES, TREE
 
 
 def arguments():
     """A model, a State, Variables in containers, and an array."""
-    state = nnx.State(
-        {"a": {"x": param(1), "y": nnx.Cache(jnp.zeros(1))}, "b": param(2)}
-    )
+    inner = {"x": param(1), "y": nnx.Cache(jnp.zeros(1))}
+    state = nnx.State({"a": inner, "b": param(2)})
     loose = [param(7, 1), (param(8, tag=1), None)]
     return {"model": made(), "state": state, "loose": loose, "x": jnp.ones(())}
 
 
 IN_MODEL = changes.VALUES | changes.STATICS | changes.OBJECTS | changes.STRUCTURES
 SWITCHES = [*changes.STATICS, "mode", "static below"]
+
+
+def increased(tree):
+    return jax.tree.map(lambda x: x + 1, tree)
 
 
 def in_model(change):
@@ -52,12 +55,8 @@ IN_ARGUMENTS = {
     "more in a State": lambda tree, k: tree["state"].update({f"c{k}": param(1, 1)}),
     "less in a State": lambda tree, k: tree["state"].update(a={"x": param(1)}),
     "nested in a State": lambda tree, k: tree["state"]["a"].update(x=param(3)),
-    "metadata of all": lambda tree, k: [
-        x.set_metadata(tag=k) for x in variables_in(tree["state"])
-    ],
-    "mapped State": lambda tree, k: tree.update(
-        state=jax.tree.map(lambda x: x + 1, tree["state"])
-    ),
+    "all metadata": lambda tree, k: nnx.set_metadata(tree["state"], tag=k),
+    "mapped State": lambda tree, k: tree.update(state=increased(tree["state"])),
     "longer": lambda tree, k: tree["loose"].append(param(1, 1)),
     "reversed": lambda tree, k: tree["loose"].reverse(),
     "tuple": lambda tree, k: tree["loose"].__setitem__(0, (param(1, 1), ())),
@@ -89,9 +88,7 @@ def visit(tree):
     model, variables, terms = tree["model"], [], []
     for path, leaf in nnx.to_flat_state(nnx.state(tree)):
         if isinstance(leaf, nnx.Variable):
-            metadata = [
-                leaf.get_metadata(name, None) for name in ("tag", "sizes", "axes")
-            ]
+            metadata = [leaf.get_metadata(x, None) for x in ("tag", "sizes", "axes")]
             factor = number((path, type(leaf).__name__, metadata))
             variables.append(leaf)
             terms += [(factor, x) for x in jax.tree.leaves(leaf.get_value())]
@@ -135,14 +132,13 @@ def weighted_sum(terms):
     """
     np_or_jnp = jnp if any(isinstance(x, jax.core.Tracer) for _, x in terms) else np
     flat = [np_or_jnp.ravel(x).astype("float32") for _, x in terms]
-    weights = [
-        np.full(x.size, f, np.float32) for (f, _), x in zip(terms, flat, strict=True)
-    ]
+    pairs = zip(terms, flat, strict=True)
+    weights = [np.full(x.size, factor, np.float32) for (factor, _), x in pairs]
     return jnp.asarray(np_or_jnp.concatenate(flat) @ np.concatenate(weights))
 
 
 def visit_and_return(tree):
-    return visit(tree), jax.tree.map(lambda x: x + 1, tree["state"])
+    return visit(tree), increased(tree["state"])
 
 
 def visit_model(model):
@@ -319,9 +315,7 @@ def changing(change, k):
 
 
 @EACH
-@pytest.mark.parametrize(
-    "name", sorted((IN_MODEL | ALIASES).keys() - {"class", "flags"})
-)
+@tables.cases("name", *sorted({*IN_MODEL, *ALIASES} - {"class", "flags"}))
 def test_each_change_inside_reaches_the_caller_twice(name, transform):
     ours, theirs = made(), made()
     for k in (1, 0):

@@ -113,10 +113,8 @@ def test_a_failed_rule_of_the_way_forward_changes_nothing(mode):
 
     f = define(lambda model: model.x * 1, lambda *_: (None,), mode, fwd)
     model = counted()
-    before = comparisons.snapshot(model)
-    with pytest.raises(RuntimeError, match="stop"):
+    with comparisons.unchanged(model), pytest.raises(RuntimeError, match="stop"):
         gradient(f, mode)(model)
-    assert comparisons.snapshot(model) == before
 
 
 def test_no_tracer_is_leaked(mode):
@@ -343,9 +341,7 @@ def test_refs_are_written(mode):
 
 
 def test_integers_are_not_for_objects_with_graph_updates():
-    f = define(
-        lambda a, b: b * 1, lambda *_: (1.0,), GRAPH_UPDATES, nondiff_argnums=(0,)
-    )
+    f = define(lambda a, b: b * 1, lambda *_: (1.0,), GRAPH_UPDATES, None, (0,))
     for obj in (two(), nnx.Param(jnp.array(1.0)), [two()]):
         with pytest.raises(TypeError, match="integers to nondiff_argnums for graph"):
             f(obj, 1.0)
@@ -463,9 +459,8 @@ def test_none_stands_for_an_object_in_a_container(graph_mode):
 def test_states_must_have_the_differentiable_leaves():
     def use(found):
         nondiff = (nnx.DiffState(0, nnx.PathContains("x")),)
-        f = define(
-            lambda foo: foo.x * 1, lambda *_: (found,), GRAPH_UPDATES, None, nondiff
-        )
+        rule = lambda *_: (found,)  # noqa: E731
+        f = define(lambda foo: foo.x * 1, rule, GRAPH_UPDATES, None, nondiff)
         return nnx.grad(f)(two())
 
     assert use(nnx.State({"x": jnp.array(5.0)}))["x"][...] == 5.0
