@@ -54,7 +54,7 @@ TOPICS = {
         {
             "Functions of objects": "core.graph.functional core.graph.updates"
             " core.graph.removals",
-            "What they give": "core.graph.graphdefs core.graph.graph_states builtins",
+            "What they give": "core.graph.graphdefs builtins",
             "Walking through objects": "core.graph.traversals",
         },
     ),
@@ -62,8 +62,7 @@ TOPICS = {
         "States",
         "Leaves by path: what `nnx.state` and `nnx.split` give.",
         {
-            "States": "core.states.states core.states.flat_states",
-            "Pure dicts": "core.states.pure_dicts",
+            "States and pure dicts": "core.states.states core.states.flat_states",
         },
     ),
     "filters": Topic(

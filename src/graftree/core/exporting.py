@@ -28,8 +28,7 @@ import numpy as np
 
 from graftree import _jax_registries, errors
 from graftree.core import pickling
-from graftree.core.graph.graph_states import GraphState
-from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.graphdefs import GraphDef, GraphState
 from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import Level, State

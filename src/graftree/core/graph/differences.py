@@ -18,11 +18,10 @@ from graftree.core.graph.graphdefs import (
     GraphDef,
     NodeRef,
     NodeRow,
+    Path,
     Static,
     VariableDef,
 )
-
-Path = tuple[Any, ...]
 
 
 class Absent(enum.Enum):

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 import jax
 
 from graftree import _jax, errors
-from graftree.core import ownership, pickling, stamps
+from graftree.core import ownership, pickling
 from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.text import descriptions, representations
 from graftree.core.variables import (
@@ -526,7 +526,7 @@ descriptions.register_variable_type(Variable)
 
 def touch(variable: Variable[Any]) -> None:
     """`stamps.touch` for a Variable."""
-    stamps.touch_slot(_set_stamp, variable)
+    ownership.touch_slot(_set_stamp, variable)
 
 
 def rebuild(

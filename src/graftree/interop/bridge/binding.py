@@ -26,9 +26,9 @@ import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import paths, stamps, walks
+from graftree.core import ownership, paths, walks
 from graftree.core.graph import functional
-from graftree.core.objects import attributes, bookkeeping, classes
+from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngState
 from graftree.core.states import flat_states, states
@@ -175,7 +175,7 @@ def set_initializing(node: Pytree, value: bool) -> None:
     """Says whether an object makes its variables when it is called."""
     state = bookkeeping.state_of(node)
     state.initializing = value
-    stamps.touch(state)
+    ownership.touch(state)
 
 
 def current_context() -> ModuleStackEntry | None:
@@ -346,7 +346,7 @@ def _adopt_foreign(
 
 
 def _key_of(node: Pytree, name: str) -> Any:
-    return classes.facts_of(type(node)).naming.key_of(name)
+    return attributes.facts_of(type(node)).naming.key_of(name)
 
 
 def _fill(container: Any, state: Any) -> None:

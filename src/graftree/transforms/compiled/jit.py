@@ -14,7 +14,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.config import Propagation
-from graftree.core import stamps
+from graftree.core import ownership
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
@@ -22,10 +22,8 @@ from graftree.transforms.compiled.stages import Lowered, Traced
 from graftree.transforms.crossing import decorators, inside, outside, traces
 from graftree.transforms.crossing.decorators import MISSING, Chosen, Statics
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
-from graftree.transforms.crossing.plans import Plans
-from graftree.transforms.crossing.prefixes import Donation, Prefix
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.plans import NO_PLAN, Plan, Plans
+from graftree.transforms.crossing.prefixes import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.traces import Traces
 
 P = ParamSpec("P")
@@ -105,7 +103,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
                 return out
             if self.is_unseen(args):
                 return self.seen(args, kwargs)
-            made = stamps.clock.now
+            made = ownership.clock.now
             call = self.prepare(args, kwargs)
             self._plans.learn(args, kwargs, call.packed, made)
             groups = call.groups  # `compilations` looks for them here

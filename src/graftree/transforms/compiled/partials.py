@@ -9,17 +9,22 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import _jax, config
-from graftree.core import ownership, stamps
+from graftree.core import ownership
 from graftree.core.graph import flattening, functional
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.watches import StructureWatch
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import debug_info, decorators, packing, reports
+from graftree.transforms.crossing import (
+    debug_info,
+    decorators,
+    packing,
+    refusals,
+)
 from graftree.transforms.crossing.decorators import Statics
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import Row
 
 R = TypeVar("R")
 
@@ -125,7 +130,7 @@ class _JitPartial(JitWrapped):
         kwargs: dict[str, Any],
         statics: Statics | None = None,
     ) -> Call:
-        for path, leaf in reports.labeled({"args": args, "kwargs": kwargs}):
+        for path, leaf in refusals.labeled({"args": args, "kwargs": kwargs}):
             if isinstance(leaf, Variable):
                 raise ValueError(
                     f"Found Variable in non-partial arguments: {path} of a call of "
@@ -226,7 +231,7 @@ class _Snapshot(Rebuilt):
     """How an object is built, and what is needed to make it so again."""
 
     def __init__(self, node: Any) -> None:
-        made, numbers, members = stamps.clock.now, RefMap(), []
+        made, numbers, members = ownership.clock.now, RefMap(), []
         self._node = node
         self._numbers = numbers
         # With one map for both, each object gets its number as its outer number, too.

@@ -28,11 +28,11 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax
-from graftree.core.graph import differences, flattening, tree_checks
+from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.core.rng.streams import RngState
-from graftree.transforms.crossing import packing, programs, reports, signatures
+from graftree.transforms.crossing import packing, programs, refusals, signatures
 from graftree.transforms.crossing.inside import (
     Collected,
     Inside,
@@ -41,7 +41,7 @@ from graftree.transforms.crossing.inside import (
     Returned,
 )
 from graftree.transforms.crossing.packing import Parts, Values
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import Row
 from graftree.transforms.crossing.signatures import Signature, Slot
 
 
@@ -209,12 +209,12 @@ class Rounds:
             if not all(x is y or index in free for index, (x, y) in pairs):
                 raise self._identity_error()
         after[number] = now.signature
-        return [*filter(tree_checks.is_variable_or_ref, now.news)], now.leaves
+        return [*filter(nodes.is_variable_or_ref, now.news)], now.leaves
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
         """Objects that must be the same, whatever else is wrong."""
         if not self._row.mode.structure:
-            return [*filter(tree_checks.is_variable_or_ref, objects)]
+            return [*filter(nodes.is_variable_or_ref, objects)]
         tops = [top for top in signature.skeleton.tops() if top is not LEAF]
         return [objects[x.index] for x in tops if not self._place.may_be_new(x)]
 
@@ -493,7 +493,7 @@ class Loop:
             if axis is not None:  # by filters, it is meant
                 unmeant = unmeant - {*range(*self.signature.span(number).leaves)}
         slots = self.signature.slots
-        reports.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
+        refusals.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
         return [leaf for leaf in changed if leaf.position not in dropped]
 
     def _aligned(self, found: Collected) -> tuple[list[_Aligned], list[_Aligned]]:

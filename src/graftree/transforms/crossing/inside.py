@@ -39,13 +39,12 @@ from graftree.transforms.crossing import (
     decorators,
     guards,
     packing,
-    reports,
-    rows,
+    prefixes,
+    refusals,
     traces,
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
-from graftree.transforms.crossing.prefixes import Occurrence, Prefix
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import Occurrence, Prefix, Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -181,7 +180,7 @@ class Inside:
         )
         self._loses_structure = not (row.mode.structure or row.is_detached)
         if self._loses_structure:
-            self._pytrees = reports.pytrees_in(self.tree)
+            self._pytrees = refusals.pytrees_in(self.tree)
 
     @staticmethod
     def of(row: Row, groups: Sequence[Values]) -> Inside:
@@ -210,7 +209,7 @@ class Inside:
         ):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
-            names = rows.HiddenAxisNames(self._given, self.row.axis_metadata)
+            names = prefixes.HiddenAxisNames(self._given, self.row.axis_metadata)
             out = f(*args, **kwargs)
             names.put_back(self._occurrences(out))
             return out
@@ -273,7 +272,7 @@ class Inside:
         self._check_output(out if linked is None else linked.others, refs)
         output = Signature(skeleton)
         if row.may_differ(self.signature, structure, output):
-            reports.check_consistent(row.name, self._occurrences(out))
+            refusals.check_consistent(row.name, self._occurrences(out))
         parts = (
             changed,
             self._new_in_arguments(structure, structure_leaves),
@@ -367,7 +366,7 @@ class Inside:
             variable = self.objects[definition.index]
             if type(variable) is not definition.type:
                 name = f"{self.row.name}: {slot.name}"
-                raise reports.changed_class_error(variable, definition.type, name)
+                raise refusals.changed_class_error(variable, definition.type, name)
             raw = variable.get_raw_value()
             # A ref that is the same one was written in place, if at all.
             is_forced = position in forced and not _jax.is_ref(raw)
@@ -436,8 +435,8 @@ class Inside:
         if not is_kept:
             leaves = packing.leaves_of(self.signature, self.values, self.objects)
             before, _ = packing.unpack(self.signature, leaves, IndexMap())
-            reports.warn_of_lost_structure(
-                self.row.name, reports.pytrees_in(before), self._pytrees
+            refusals.warn_of_lost_structure(
+                self.row.name, refusals.pytrees_in(before), self._pytrees
             )
 
     # What may not leave.
@@ -452,7 +451,7 @@ class Inside:
                 for slot in self.signature.slots
                 if slot.definition is not None
             ]
-            reports.check_outputs(named, out, row.mode, row.name)
+            refusals.check_outputs(named, out, row.mode, row.name)
         if row.returns_captured and structure:
             return
         new = [obj for obj in refs if obj not in self._numbers]
@@ -461,11 +460,11 @@ class Inside:
             if isinstance(obj, Pytree) and structure:
                 is_owned = bookkeeping.state_of(obj).is_owned()
             if not is_owned and structure:
-                raise reports.extracted_error(obj, row.name)
+                raise refusals.extracted_error(obj, row.name)
             if not is_owned:
-                raise reports.captured_error(obj, out, row.name)
+                raise refusals.captured_error(obj, out, row.name)
         if not (structure or row.is_detached):
-            reports.check_no_refs(new, out, row.name)
+            refusals.check_no_refs(new, out, row.name)
 
     @functools.cached_property
     def _given(self) -> list[Occurrence]:
