@@ -155,6 +155,20 @@ def children(x: Any) -> list[Child]:
     return [] if isinstance(kind, Leaf) else kind.flatten(x)[0]
 
 
+def items(node: Any, kind: GraphKind | TreeKind) -> list[tuple[Any, Any]]:
+    """The keys and values of the children of a node, in the same order."""
+    if kind is PYTREE:
+        entries = vars(node)
+        layout = bookkeeping.table_of(node).layout(classes.facts_of(type(node)).naming)
+        try:
+            return [(key, entries[name]) for name, key, _ in layout]
+        except KeyError:
+            pass  # `_flatten_pytree` settles it
+    elif type(node) in (list, tuple):
+        return [*enumerate(node)]
+    return [(key, value) for key, value, _ in kind.flatten(node)[0]]
+
+
 # Predicates, as clients of the graph protocol know them.
 
 

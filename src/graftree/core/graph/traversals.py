@@ -72,7 +72,7 @@ def _in_graph() -> walks.Below:
 
 def _nodes_in_graph() -> walks.Below:
     """The same without leaves, which most of an object is."""
-    is_new = walks.Once()
+    is_new, kinds = walks.Once(), nodes.KINDS
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
         kind = nodes.kind_of(x)
@@ -80,8 +80,8 @@ def _nodes_in_graph() -> walks.Below:
             return None
         return [
             (key, value)
-            for key, value, _ in kind.flatten(x)[0]
-            if value is not None and not isinstance(nodes.kind_of(value), Leaf)
+            for key, value in nodes.items(x, kind)
+            if value is not None and type(kinds.get(type(value))) is not Leaf
         ]
 
     return below
@@ -96,7 +96,7 @@ def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
     """The children that graph mode visits, with the bookkeeping of Pytrees."""
     if isinstance(kind, Leaf):
         return []
-    listed = [(child.key, child.value) for child in kind.flatten(x)[0]]
+    listed = nodes.items(x, kind)
     if isinstance(x, Pytree):
         entries = bookkeeping.complete(x)
         listed += [(name, entries[name]) for name in bookkeeping.NAMES]
@@ -206,7 +206,7 @@ def _node_children(
                 f"Expected a graph node, got {type(node).__name__}. Pass a Module or "
                 f"another node, or graph=False to nnx.{function} for JAX pytrees."
             )
-        return [(child.key, child.value) for child in kind.flatten(node)[0]]
+        return nodes.items(node, kind)
     if isinstance(node, Pytree) and not attributes.facts_of(type(node)).is_pytree:
         raise nodes.not_a_pytree_error(node, "", function)
     if isinstance(kind, Leaf) or not nodes.is_pytree_node(
