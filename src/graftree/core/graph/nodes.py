@@ -159,7 +159,9 @@ def items(node: Any, kind: GraphKind | TreeKind) -> list[tuple[Any, Any]]:
     """The keys and values of the children of a node, in the same order."""
     if kind is PYTREE:
         entries = vars(node)
-        layout = bookkeeping.table_of(node).layout(classes.facts_of(type(node)).naming)
+        layout = bookkeeping.table_of(node).layout(
+            attributes.facts_of(type(node)).naming
+        )
         try:
             return [(key, entries[name]) for name, key, _ in layout]
         except KeyError:
