@@ -101,7 +101,7 @@ def test_names_function_path_and_line_of_an_optimizer(lost):
 
     train_step(model, optimizer)
     (text,) = lost()
-    assert text.startswith("What `train_step` writes into its arguments is lost")
+    assert text.startswith("`train_step` writes to its arguments")
     assert "model.bias, model.kernel, optimizer." in text
     assert "more" in text
 

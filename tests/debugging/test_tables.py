@@ -1,5 +1,6 @@
 """`nnx.tabulate`: calls, shapes, Variables, and what is trained."""
 
+import functools
 import re
 import sys
 import types
@@ -429,6 +430,19 @@ def test_a_model_that_needs_inputs_is_listed_by_path_without_them():
     assert abstract == table(Deep())
 
 
+def test_functions_in_a_list_are_rows_by_their_names_where_calls_are_not_listed():
+    layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    pool = functools.partial(nnx.max_pool, window_shape=(2, 2))
+    model = nnx.Sequential(layer, nnx.relu, nnx.tanh, pool)
+    listed = [row[:2] for row in rows(table(model))]
+    assert listed[2:] == [
+        ["layers/0", "Linear"],
+        ["layers/1", "relu"],
+        ["layers/2", "tanh"],
+        ["layers/3", "partial"],
+    ]
+
+
 def test_totals_tell_what_is_trained_and_leave_out_random_keys():
     model = Deep(3)
     params, statistics = 3 * (20 + 8) + 20, 3 * 8
@@ -464,11 +478,8 @@ def test_what_differs_or_is_shared_is_not_folded():
 
 
 def test_what_takes_any_inputs_is_called_without_them_if_it_can_be():
-    assert paths(table(nnx.Sequential(linear(), nnx.relu))) == [
-        "",
-        "layers",
-        "layers/0",
-    ]
+    listed = ["", "layers", "layers/0", "layers/1"]
+    assert paths(table(nnx.Sequential(linear(), nnx.relu))) == listed
     assert "┃ inputs" in table(nnx.Sequential(lambda: X, linear()))
 
 

@@ -54,9 +54,10 @@ def tabulate(
     the object. Repeated calls for inputs of the same shapes get no separate row.
     Nothing is computed, and the model stays as it is.
 
-    Without inputs, a model that needs some is listed part by part: paths, classes and
-    Variables. Parts that differ only in an index are one row, such as ``blocks/0-11``,
-    with the sizes of each.
+    Without inputs, a model that needs some is listed part by part: paths, classes (of
+    functions in a list, such as ``nnx.relu`` in a `Sequential`, names) and Variables.
+    Parts that differ only in an index are one row, such as ``blocks/0-11``, with the
+    sizes of each.
 
     The total leaves out random state. It says how much is trainable (Params) and how
     much is frozen (`surgery.freeze`), if anything is, and always where calls are not
@@ -225,7 +226,7 @@ def _parameters(obj: Any) -> list[inspect.Parameter]:
 
 
 def _uncalled(obj: Any) -> list[CallInfo]:
-    """A row for each object in a model, without a call."""
+    """A row for each object in a model, and each function in a list, without a call."""
     return [
         CallInfo(number, id(x), type(x), path, "", None, None, None)
         for number, (path, x) in enumerate(outlines.first_paths(obj))
@@ -341,7 +342,7 @@ class _Drawing:
         known = {"inputs": call.inputs_repr, "outputs": outputs, **costs}
         return [
             outlines.escape(paths.to_string(call.path)),
-            outlines.escape(call.type.__name__),
+            outlines.escape(info.name),
             *[known[name] for name in self.columns],
             *[_cell(info, kind) for kind in self._types],
         ]
