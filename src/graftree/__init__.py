@@ -285,9 +285,9 @@ from graftree.training.optimizers import (
     OptVariable as OptVariable,
 )
 from graftree.training.train_states import TrainState as TrainState
-from graftree.transforms.compiled.jit import jit as jit
-from graftree.transforms.compiled.partials import (
+from graftree.transforms.compiled.jit import (
     cached_partial as cached_partial,
+    jit as jit,
     jit_partial as jit_partial,
 )
 from graftree.transforms.control_flow.cond_switch import cond as cond, switch as switch

@@ -33,7 +33,7 @@ import numpy as np
 from graftree import errors
 from graftree.core import paths
 from graftree.core.graph import differences, flattening
-from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, Repeated
+from graftree.core.graph.differences import ABSENT, Box, Met, MetadataKey, Node
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
 from graftree.core.modules.containers import List
@@ -376,7 +376,7 @@ def _what(path: Path, was: Any, now: Any) -> str:
         return str(last)
     if isinstance(last, MetadataKey):
         return f"metadata {str(last)!r}"
-    if any(isinstance(fact, Repeated) for fact in pair):
+    if any(isinstance(fact, Met) for fact in pair):
         return "sharing"
     is_static = all(isinstance(fact, Static) for fact in pair)
     if len(path) == 1:
@@ -395,7 +395,7 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
     match fact:
         case _ if fact is ABSENT and len(path) == 1:
             return "not passed"
-        case Repeated(path=earlier) if earlier is not None:
+        case Met(path=earlier) if earlier is not None:
             return f"the same as {_where(earlier, facts)}"
         case Node(type=kind) if kind is type(None):
             return "None"

@@ -36,8 +36,8 @@ from graftree.transforms.crossing import packing, programs, refusals, signatures
 from graftree.transforms.crossing.inside import (
     Collected,
     Inside,
-    Leaf,
     Linked,
+    Outgoing,
     Returned,
 )
 from graftree.transforms.crossing.packing import Parts, Values
@@ -264,7 +264,7 @@ def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
-class _Source(NamedTuple):
+class _FoundAt(NamedTuple):
     """Where a leaf is after the loop.
 
     Attributes:
@@ -366,7 +366,7 @@ class Loop:
         assert notes, "JAX traces the step before the loop ends"
         last = carried.by_position()
 
-        def value(source: _Source) -> Any:
+        def value(source: _FoundAt) -> Any:
             if source.axis is None:
                 return last.get(source.number, self.values[source.number])
             return _from_front(stacked[source.number], source.axis)
@@ -417,13 +417,13 @@ class Loop:
             values[position] = inside.values[position][...]
         stacked: list[Any] = []
 
-        def place(value: Any, axis: Any, position: int | None) -> _Source:
+        def place(value: Any, axis: Any, position: int | None) -> _FoundAt:
             if isinstance(axis, int):
                 stacked.append(value)
-                return _Source(len(stacked) - 1, axis)
+                return _FoundAt(len(stacked) - 1, axis)
             if position is None:
                 raise self._new_data_error()
-            return _Source(position)
+            return _FoundAt(position)
 
         ins, outs = self.row.inputs.values, self.row.outputs.values
         sources = [
@@ -479,7 +479,7 @@ class Loop:
             "loop, or give the argument an axis."
         )
 
-    def _without_dropped(self, changed: list[Leaf]) -> list[Leaf]:
+    def _without_dropped(self, changed: list[Outgoing]) -> list[Outgoing]:
         """What changed and is kept; warns of what is not.
 
         With graph updates, what is the same for all steps is not.
@@ -529,12 +529,12 @@ class _Notes(NamedTuple):
     """
 
     returned: Returned
-    sources: list[list[_Source]]
-    refs: list[_Source]
+    sources: list[list[_FoundAt]]
+    refs: list[_FoundAt]
 
 
 # A leaf that leaves a step, and the position of the argument in its place.
-_Aligned = tuple[Leaf, int | None]
+_Aligned = tuple[Outgoing, int | None]
 
 
 def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:

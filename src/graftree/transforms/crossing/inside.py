@@ -2,7 +2,7 @@
 
     Inside      one call: objects of the inner trace, owned by it
     Returned    the static part of what leaves the trace
-    Leaf        a value that leaves it
+    Outgoing    a value that leaves it
 
 A result of `Inside.leave` is ``(Returned, changed, structure, out)``: groups of raw
 values for each of the last three, one group per value of the prefix (`packing.part_of`
@@ -111,7 +111,7 @@ def _as_static(returned: Returned) -> Any:
 jax.tree_util.register_pytree_with_keys(Returned, _as_static, operator.getitem)
 
 
-class Leaf(NamedTuple):
+class Outgoing(NamedTuple):
     """A leaf that leaves a trace.
 
     Attributes:
@@ -130,9 +130,9 @@ class Collected(NamedTuple):
     """What leaves a trace: the static part, and the leaves."""
 
     returned: Returned
-    changed: list[Leaf]
-    structure: list[Leaf]
-    out: list[Leaf]
+    changed: list[Outgoing]
+    structure: list[Outgoing]
+    out: list[Outgoing]
 
 
 class Linked(NamedTuple):
@@ -311,7 +311,7 @@ class Inside:
 
     def _new_in_arguments(
         self, structure: Signature | None, leaves: Sequence[Any]
-    ) -> list[Leaf]:
+    ) -> list[Outgoing]:
         if structure is None:
             return []
         found = self._new(self.row.inputs, structure, leaves, self._numbers, True)
@@ -325,7 +325,7 @@ class Inside:
         leaves: Sequence[Any],
         known: RefMap,
         opens_refs: bool,
-    ) -> list[Leaf]:
+    ) -> list[Outgoing]:
         """Those leaves of a signature that are not known outside, in their groups.
 
         JAX doesn't let refs out; with ``opens_refs`` their content travels.
@@ -336,7 +336,7 @@ class Inside:
             if leaf not in known:
                 raw = flattening.raw_of(leaf)
                 value = raw[...] if opens_refs and _jax.is_ref(raw) else raw
-                found.append(Leaf(position, group, value))
+                found.append(Outgoing(position, group, value))
         return found
 
     def current(self, position: int) -> Any:
@@ -356,7 +356,7 @@ class Inside:
 
     def _find_changes(
         self, forced: frozenset[int]
-    ) -> tuple[list[Leaf], tuple[tuple[int, HashableMapping], ...]]:
+    ) -> tuple[list[Outgoing], tuple[tuple[int, HashableMapping], ...]]:
         """The Variables that changed, and the metadata that did."""
         changed, metadata = [], []
         for position, slot in enumerate(self.signature.slots):
@@ -371,7 +371,7 @@ class Inside:
             # A ref that is the same one was written in place, if at all.
             is_forced = position in forced and not _jax.is_ref(raw)
             if is_forced or not self._is_same(raw, position):
-                changed.append(Leaf(position, self.roles[position], raw))
+                changed.append(Outgoing(position, self.roles[position], raw))
             before, entries = definition.metadata, variables.metadata_of(variable)
             if entries is not before and entries != before:
                 metadata.append((position, entries))
@@ -494,7 +494,10 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
 
 
 def _in_groups(
-    leaves: Iterable[Leaf], count: int, signature: Signature, root: str | None = None
+    leaves: Iterable[Outgoing],
+    count: int,
+    signature: Signature,
+    root: str | None = None,
 ) -> Any:
     """The values of leaves of a signature by group, with their names."""
     return packing.part_of(
@@ -507,12 +510,12 @@ def _in_groups(
     )
 
 
-def _positions(leaves: Sequence[Leaf]) -> tuple[int, ...]:
+def _positions(leaves: Sequence[Outgoing]) -> tuple[int, ...]:
     return tuple([leaf.position for leaf in leaves])
 
 
-def _by_group(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:
-    groups: list[list[Leaf]] = [[] for _ in range(count)]
+def _by_group(leaves: Iterable[Outgoing], count: int) -> list[list[Outgoing]]:
+    groups: list[list[Outgoing]] = [[] for _ in range(count)]
     for leaf in leaves:
         groups[leaf.group].append(leaf)
     return groups

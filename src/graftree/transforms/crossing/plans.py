@@ -219,11 +219,8 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
 
 def _are_leaves_of(packed: Packed, leaves: Sequence[Any]) -> bool:
     """Whether these are what the call took its arguments apart into, and can plan."""
-    return (
-        len(leaves) == len(packed.leaves)
-        and all(map(operator.is_, leaves, packed.leaves))
-        and all(nodes.kind_of(x) in _LEAVES for x in leaves)
-    )
+    is_known = _are_same(leaves, packed.leaves)
+    return is_known and all(nodes.kind_of(x) in _LEAVES for x in leaves)
 
 
 _LEAVES = (Leaf.VARIABLE, Leaf.ARRAY, Leaf.STATIC)
