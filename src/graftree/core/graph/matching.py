@@ -504,7 +504,8 @@ def compare(node: Any, state: Any) -> Fit:
     skeleton, leaves = watches.flatten_node(node, None, "update")
     found = match(node, state)
     listed = dict(zip(skeleton.paths(), leaves, strict=True))
-    path_of = {id(leaf): path for path, leaf in listed.items() if _is_tracked(leaf)}
+    tracked = [x for x in listed.items() if nodes.is_variable_or_ref(x[1])]
+    path_of = {id(leaf): path for path, leaf in tracked}
     given_at: dict[Path, Given] = {}
     left: list[tuple[Path, Any]] = []
     # What has the very path of a leaf comes before what has another one of its paths.
@@ -540,10 +541,6 @@ def match(node: Any, state: Any) -> Match:
     found = Match()
     found.add(Given((), node, state))
     return found
-
-
-def _is_tracked(x: Any) -> bool:
-    return nodes.kind_of(x) in (Leaf.VARIABLE, Leaf.REF)
 
 
 def _shown(path: Path, is_boxed: bool) -> Path:

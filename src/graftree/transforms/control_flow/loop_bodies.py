@@ -20,7 +20,6 @@ last content is written to the caller's.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -198,7 +197,7 @@ class Rounds:
             return [], []
         now = self._take_apart(inside, number, carry)
         identified = self._identified(self.before[number], now.olds)
-        if not _are_same(identified, self._identified(now.signature, now.news)):
+        if not packing.are_same(identified, self._identified(now.signature, now.news)):
             raise self._identity_error()
         if self.before[number] != now.signature and not self._may_settle(number, now):
             raise self.error(number, now.signature)
@@ -258,10 +257,6 @@ class Rounds:
             and before.treedef == now.signature.treedef
             and before.skeleton.leaves() == now.signature.skeleton.leaves()
         )
-
-
-def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 class _FoundAt(NamedTuple):

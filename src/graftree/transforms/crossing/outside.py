@@ -300,8 +300,7 @@ def lift(
     inner = _Transformed(f, transform, row)
 
     def run_once(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(f, row, args, kwargs)
-        return call.run(inner)
+        return Call(f, row, args, kwargs).run(inner)
 
     run = run or run_once
 

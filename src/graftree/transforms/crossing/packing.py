@@ -138,6 +138,11 @@ def is_same_tree(tree: Any, signature: Signature, roots: Sequence[Any]) -> bool:
     return treedef == signature.treedef and all(map(operator.is_, leaves, roots))
 
 
+def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two sequences have the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
 # How leaves travel through JAX.
 
 

@@ -219,7 +219,7 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
 
 def _are_leaves_of(packed: Packed, leaves: Sequence[Any]) -> bool:
     """Whether these are what the call took its arguments apart into, and can plan."""
-    is_known = _are_same(leaves, packed.leaves)
+    is_known = packing.are_same(leaves, packed.leaves)
     return is_known and all(nodes.kind_of(x) in _LEAVES for x in leaves)
 
 
@@ -364,7 +364,7 @@ class Plan:
             if nodes.is_node_module(x)
         ]
         may_read = bool(tree) and not row.statics
-        self.is_flat = may_read and _are_same(tree[0], leaves)
+        self.is_flat = may_read and packing.are_same(tree[0], leaves)
         self._reader = reader(tree, leaves) if may_read and not self.is_flat else None
         # Where the leaves for JAX come from: Variables of objects, by position, bare
         # ones and what is not a Variable, by their numbers.
@@ -590,10 +590,6 @@ def _where(row: Row, tree: Any, packed: Packed) -> Callable[[int], Any] | None:
     return where
 
 
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What takes the members at these places out of a sequence."""
     if len(places) == 1:
@@ -681,7 +677,7 @@ def reader(
     except _Unlike:
         return None
     found = read(tree) or []
-    return read if _are_same(found, leaves) else None
+    return read if packing.are_same(found, leaves) else None
 
 
 def _adder(x: Any) -> _Adder | None:

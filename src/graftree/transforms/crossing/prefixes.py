@@ -142,13 +142,13 @@ class HiddenAxisNames:
     ) -> None:
         self._names = names
         self._mapped = _by_identity(occurrences)
-        self._annotations = {
-            number: variable.get_metadata("out_sharding", None)
-            for number, (variable, _) in self._mapped.items()
-        }
+        self._annotations = self._annotated()
         for variable, axis in self._mapped.values():
             partitioning.remove_axis(variable, _from_start(axis, variable), names)
-        self._shorter = {
+        self._shorter = self._annotated()
+
+    def _annotated(self) -> dict[int, Any]:
+        return {
             number: variable.get_metadata("out_sharding", None)
             for number, (variable, _) in self._mapped.items()
         }
@@ -157,10 +157,8 @@ class HiddenAxisNames:
         """Puts the names back, and into new Variables."""
         for variable, axis in (_by_identity(occurrences) | self._mapped).values():
             number = id(variable)
-            before, inside = (
-                self._annotations.get(number),
-                variable.get_metadata("out_sharding", None),
-            )
+            before = self._annotations.get(number)
+            inside = variable.get_metadata("out_sharding", None)
             partitioning.add_axis(variable, _from_start(axis, variable), self._names)
             # The name of the only axis was all that there was; and the change makes a
             # tuple of a spec.
