@@ -58,9 +58,10 @@ def tabulate(
     Parts that differ only in an index are one row, such as ``blocks/0-11``, with the
     sizes of each.
 
-    The total leaves out random state. It says how much is trainable (Params) and how
-    much is frozen (`surgery.freeze`), if anything is, and always where calls are not
-    listed.
+    The total of a table of calls counts every Variable, also keys and counts of random
+    streams; without calls these are left out. A second line says how much is trainable
+    (Params) and how much is frozen (`surgery.freeze`), if anything is, and always where
+    calls are not listed.
 
     Args:
         obj: The model: a Module or another graph node. Its arrays, and those of the
@@ -321,13 +322,15 @@ class _Drawing:
         return table
 
     def _caption(self) -> str:
-        """How many parameters there are, by whether they are trained."""
-        sizes = {"Trainable": Size(0, 0), "Frozen": Size(0, 0), "Other": Size(0, 0)}
+        """The total, and how much of it is for what."""
+        groups = {"Trainable": Param, "Frozen": Frozen, "Random": RngState}
+        groups["Other"] = Variable
+        sizes = dict.fromkeys(groups, Size(0, 0))
         for kind, size in self.totals.items():
-            if not issubclass(kind, RngState):
-                name = "Trainable" if issubclass(kind, Param) else "Other"
-                name = "Frozen" if issubclass(kind, Frozen) else name
-                sizes[name] = _sum([sizes[name], size])
+            name = next(name for name, type in groups.items() if issubclass(kind, type))
+            sizes[name] = _sum([sizes[name], size])
+        if not self.columns:
+            del sizes["Random"]  # no parameters; a table of calls counts them, as Flax
         lines = f"Total Parameters: {_total(_sum(sizes.values()))}"
         if sizes["Frozen"].elements or not self.columns:
             shown = [f"{name}: {_total(x)}" for name, x in sizes.items() if x.elements]
