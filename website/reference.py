@@ -43,7 +43,7 @@ TOPICS = {
         "Variables",
         "Boxes for values that change. The guide: [objects](../../guides/objects.md).",
         {
-            "Types of Variables": "core.variables.variables core.variables.kinds",
+            "Types of Variables": "core.variables.variables",
             "Metadata and defaults": "core.variables.metadata",
             "Array refs": "core.modules.refs",
         },
@@ -54,7 +54,7 @@ TOPICS = {
         {
             "Functions of objects": "core.graph.functional core.graph.updates"
             " core.graph.removals",
-            "What they give": "core.graph.graphdefs core.graph.graph_states builtins",
+            "What they give": "core.graph.graphdefs builtins",
             "Walking through objects": "core.graph.traversals",
         },
     ),
@@ -62,8 +62,7 @@ TOPICS = {
         "States",
         "Leaves by path: what `nnx.state` and `nnx.split` give.",
         {
-            "States": "core.states.states core.states.flat_states",
-            "Pure dicts": "core.states.pure_dicts",
+            "States and pure dicts": "core.states.states core.states.flat_states",
         },
     ),
     "filters": Topic(

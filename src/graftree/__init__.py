@@ -57,8 +57,7 @@ from graftree.core.graph.functional import (
     unflatten as unflatten,
     unpack as unpack,
 )
-from graftree.core.graph.graph_states import GraphState as GraphState
-from graftree.core.graph.graphdefs import GraphDef as GraphDef
+from graftree.core.graph.graphdefs import GraphDef as GraphDef, GraphState as GraphState
 from graftree.core.graph.traversals import (
     find_duplicates as find_duplicates,
     iter_children as iter_children,
@@ -118,30 +117,18 @@ from graftree.core.rng.streams import (
     RngStream as RngStream,
 )
 from graftree.core.states.flat_states import FlatState as FlatState
-from graftree.core.states.pure_dicts import (
-    as_pure as as_pure,
-    replace_by_pure_dict as replace_by_pure_dict,
-    restore_int_paths as restore_int_paths,
-    to_pure_dict as to_pure_dict,
-)
 from graftree.core.states.states import (
     State as State,
+    as_pure as as_pure,
     filter_state as filter_state,
     from_flat_state as from_flat_state,
     map_state as map_state,
     merge_state as merge_state,
+    replace_by_pure_dict as replace_by_pure_dict,
+    restore_int_paths as restore_int_paths,
     split_state as split_state,
     to_flat_state as to_flat_state,
-)
-from graftree.core.variables.kinds import (
-    BatchStat as BatchStat,
-    Cache as Cache,
-    Intermediate as Intermediate,
-    Param as Param,
-    Perturbation as Perturbation,
-    register_variable_name as register_variable_name,
-    variable_name_from_type as variable_name_from_type,
-    variable_type_from_name as variable_type_from_name,
+    to_pure_dict as to_pure_dict,
 )
 from graftree.core.variables.metadata import (
     VariableMetadata as VariableMetadata,
@@ -159,7 +146,18 @@ from graftree.core.variables.sharding import (
     use_eager_sharding as use_eager_sharding,
     using_eager_sharding as using_eager_sharding,
 )
-from graftree.core.variables.variables import A as A, Variable as Variable
+from graftree.core.variables.variables import (
+    A as A,
+    BatchStat as BatchStat,
+    Cache as Cache,
+    Intermediate as Intermediate,
+    Param as Param,
+    Perturbation as Perturbation,
+    Variable as Variable,
+    register_variable_name as register_variable_name,
+    variable_name_from_type as variable_name_from_type,
+    variable_type_from_name as variable_type_from_name,
+)
 from graftree.debugging.displays import display as display
 from graftree.debugging.summaries import tabulate as tabulate
 from graftree.interop.flax_names import (
@@ -288,18 +286,18 @@ from graftree.training.optimizers import (
     OptVariable as OptVariable,
 )
 from graftree.training.train_states import TrainState as TrainState
-from graftree.transforms.compiled.jit import jit as jit
-from graftree.transforms.compiled.partials import (
+from graftree.transforms.compiled.jit import (
     cached_partial as cached_partial,
+    jit as jit,
     jit_partial as jit_partial,
 )
 from graftree.transforms.control_flow.cond_switch import cond as cond, switch as switch
 from graftree.transforms.control_flow.loop_bodies import Carry as Carry
 from graftree.transforms.control_flow.loops import (
     fori_loop as fori_loop,
+    scan as scan,
     while_loop as while_loop,
 )
-from graftree.transforms.control_flow.scan import scan as scan
 from graftree.transforms.crossing.prefixes import (
     DiffState as DiffState,
     StateAxes as StateAxes,

@@ -17,8 +17,8 @@ error lists all differences before anything is written.
 # The files of this folder:
 #
 # - `files.py`: one object in one folder, `save` and `restore`.
-# - `series.py`: the steps of a training run, `Checkpoints`; `step_scores.py`: which of
-#   them is the best; `data_states.py`: the positions of data iterators, as JSON.
+# - `series.py`: the steps of a training run, `Checkpoints`; which of them is the best;
+#   `data_states.py`: the positions of data iterators, as JSON.
 # - `stored_trees.py`: an object as a tree on disk, and back: all is compared, then
 #   read; `orbax_side.py`: all that we ask of Orbax.
 # - `processes.py`: what several processes do together; one writer at a time; is it time

@@ -11,11 +11,17 @@
 A save copies the arrays to the host and returns; a thread of Orbax writes them, and one
 of ours waits for it and deletes what need not be kept. A step is deleted only when a
 newer one is whole, and the best one only when a better one is.
+
+The scores of a step are stored in its note. The note is JSON in a file that Orbax keeps
+in the folder of a step. The folder gets its name only when that file is written too: no
+whole step lacks its scores.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import operator
 import os
 import threading
@@ -31,7 +37,6 @@ from graftree.checkpoints import (
     files,
     orbax_side,
     processes,
-    step_scores,
     stored_trees,
     strict_loading,
 )
@@ -146,7 +151,7 @@ class Checkpoints:
         if not force and step % self._every:
             self._raise_failure()
             return False
-        found = step_scores.checked(scores, self._best)
+        found = checked(scores, self._best)
         self.wait()
         self._lock.take()
         try:
@@ -168,7 +173,7 @@ class Checkpoints:
                 self._checkpointer = _checkpointer()
             args = orbax_side.load().args.Composite(**items)
             try:
-                note = step_scores.as_note(scores)
+                note = as_note(scores)
                 self._checkpointer.save(folder, args=args, custom_metadata=note)
             except BaseException:
                 self._drop_checkpointer()
@@ -494,7 +499,7 @@ class Checkpoints:
 
     def _best_of(self, steps: list[int]) -> int | None:
         folders = {step: self._directory / str(step) for step in steps}
-        return step_scores.best_of(folders, self._best, self._mode)
+        return best_of(folders, self._best, self._mode)
 
     def _delete_old(self) -> None:
         steps = self._steps_on_disk()
@@ -668,3 +673,68 @@ def _fill(
 def _listed(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-10:]))
     return shown if len(steps) <= 10 else f"..., {shown}"
+
+
+_KEY = "scores"
+
+
+def checked(given: Any, best: str | None) -> dict[str, float]:
+    """The scores that were given for a step, as numbers.
+
+    Args:
+        given: A dict of numbers, or ``None``.
+        best: The name that must be there, if any must.
+
+    Raises:
+        TypeError: If it is not a dict, or a value is not a number.
+        ValueError: If that name is missing, or if processes have other numbers.
+    """
+    if not isinstance(given, Mapping | None):
+        raise TypeError(
+            "Checkpoints.save expects scores to be a dict of numbers by name, got a "
+            f"{type(given).__name__}.\nAn object to save needs another name."
+        )
+    given = {} if given is None else given
+    if best is not None and best not in given:
+        raise ValueError(
+            errors.message(
+                f"Checkpoints.save: the score {best!r} is missing, which decides which "
+                "step is the best.",
+                where=f"scores given: {', '.join(map(repr, given)) or 'none'}",
+                way_out=f"Pass scores={{{best!r}: ...}}; float('nan') for a step that "
+                "should not be the best.",
+            )
+        )
+    found = {
+        name: early_stopping.as_number(score, f"Checkpoints.save: the score {name!r}")
+        for name, score in given.items()
+    }
+    if len({*processes.gathered(json.dumps(found).encode())}) > 1:
+        raise ValueError(
+            "Checkpoints.save: the scores differ between the processes, and only those "
+            "of the first would be saved.\nReduce them over all processes first."
+        )
+    return found
+
+
+def as_note(found: Mapping[str, float]) -> dict[str, Any] | None:
+    """What is stored with a step; ``None`` for nothing."""
+    return {_KEY: found} if found else None
+
+
+def best_of(folders: Mapping[int, Any], name: str | None, mode: str) -> int | None:
+    """The step with the best score of that name; of equal ones the earliest.
+
+    Args:
+        folders: Those of the steps, in order.
+        name: Of the score; steps without it are never the best.
+        mode: Which is better.
+    """
+    best, found = early_stopping.WORST[mode], None
+    for step, folder in folders.items():
+        with orbax_side.explained(orbax_side.READING, folder):
+            score = orbax_side.read_note(folder).get(_KEY, {}).get(name, math.nan)
+            is_better = early_stopping.is_better(score, best, mode)
+        if is_better:
+            best, found = score, step
+    return found

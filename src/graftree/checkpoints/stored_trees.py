@@ -12,8 +12,8 @@ Plain containers around objects (tuples, dicts, a `TrainState`) are taken apart 
 so that numbers in them are stored too; objects by our own walk, which stores what is
 shared once. On disk are arrays, NumPy arrays and Python numbers.
 
-`core/graph/fits.py` compares what is on disk, as a state of abstract arrays, with an
-abstract copy of the object, and `strict_loading.Choice` decides what may differ: the
+`core/graph/matching.py` compares what is on disk, as a state of abstract arrays, with
+an abstract copy of the object, and `strict_loading.Choice` decides what may differ: the
 same as for a state in memory. Then each value is made as the object has it: in the same
 form, on the same devices.
 """
@@ -33,8 +33,8 @@ from graftree.checkpoints import orbax_side, processes, strict_loading
 from graftree.checkpoints.orbax_side import DiskPath, Fact
 from graftree.checkpoints.strict_loading import Choice
 from graftree.core import paths
-from graftree.core.graph import fits, flattening, nodes
-from graftree.core.graph.fits import Misfit, Pair
+from graftree.core.graph import flattening, matching, nodes
+from graftree.core.graph.matching import Misfit, Pair
 from graftree.core.states import flat_states
 from graftree.core.variables import partitioning, values as variable_values, variables
 from graftree.core.variables.variables import Variable
@@ -385,7 +385,7 @@ class Restored:
         """
         node = self._tree.rebuilt([*map(_abstract, self._targets)], boxed=True)
         offer = self._offer()
-        fit = fits.compare(node, flat_states.nest(offer.items()))
+        fit = matching.compare(node, flat_states.nest(offer.items()))
         place_of = {id(x): place for place, x in offer.items()}
         pairs = {pair.path: pair for pair in fit.pairs}
         for holder, targets in self._tree.by_holder(self._targets):

@@ -1,7 +1,7 @@
 """Filling an object with a state from elsewhere: all of it, or an error.
 
-`load_state` compares first (`core/graph/fits.py`), then makes the arrays as the object
-has them (dtype, sharding, NumPy or JAX), and writes last, with `nnx.update`.
+`load_state` compares first (`core/graph/matching.py`), then makes the arrays as the
+object has them (dtype, sharding, NumPy or JAX), and writes last, with `nnx.update`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from graftree import _jax
 from graftree.annotations import Path, Predicate
 from graftree.core import paths, patterns
-from graftree.core.graph import fits, flattening, updates
-from graftree.core.graph.fits import Fit, Misfit, Pair
+from graftree.core.graph import flattening, matching, updates
+from graftree.core.graph.matching import Fit, Misfit, Pair
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 
@@ -101,7 +101,7 @@ def load_state(
     if not isinstance(obj, Variable):
         updates.check_arguments(obj, [state], "nnx.checkpoints.load_state")
     choice = Choice(missing, unexpected, cast)
-    fit = fits.compare(obj, state)
+    fit = matching.compare(obj, state)
     for pair in fit.pairs:
         choice.decide(pair)
     for path, leaf in fit.unexpected:
@@ -235,7 +235,7 @@ _WAYS_OUT = {
 
 def _without_value(path: Path, leaf: Any, raw: Any) -> tuple[Misfit, ...]:
     """What has only a shape or was donated, of what a leaf would hold."""
-    held = fits.describe(flattening.raw_of(leaf))
+    held = matching.describe(flattening.raw_of(leaf))
     return tuple(
         Misfit((*path, *paths.from_jax(below)), "value", held, why)
         for below, x in jax.tree.leaves_with_path(raw)

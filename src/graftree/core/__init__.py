@@ -1,6 +1,6 @@
 """Objects and their functional form, from values up to models.
 
-    paths  filters  ownership  stamps     keys of leaves; which leaves to select; which
+    paths  filters  ownership             keys of leaves; which leaves to select; which
     imprints  pickling  patterns          trace may write; has anything changed since;
     walks  exporting                      equal static values; what is in a pickle;
        |                                  which parts of a model to select; the walk;

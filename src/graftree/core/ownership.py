@@ -1,4 +1,4 @@
-"""Which trace owns an object, and whether it may be written now.
+"""Which trace owns an object, whether it may be written now, and when it was.
 
 A Variable or Pytree belongs to the trace in which it was made (or unflattened, merged,
 copied). Only that trace may write it: a write from an inner trace would leave a tracer
@@ -7,13 +7,23 @@ in an object that outlives the trace. Reading is always allowed.
 Arguments that JAX itself rebuilds for a function that it traces belong to
 `RebuiltArguments`, which stand for the trace and note what is written: if nobody reads
 it before the function has returned, it is lost.
+
+The structure counter tells whether anything has changed since. Every structural
+mutation of an object (an attribute set or deleted, a container changed, metadata
+replaced; not the value of a Variable) takes the next number of one global counter and
+writes it on the object. No number is given twice, so equal numbers mean that nothing
+has changed in between.
+
+The mutation comes first and the stamp after it: a reader of the counter before the
+stamp is written sees a number that will be outdated.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from graftree import _jax, _python, errors
 
@@ -213,3 +223,38 @@ class Owner(TraceState):
 # Pytrees without leaves; unflattening one takes a new snapshot.
 _jax.register_leafless(TraceState)
 _jax.register_leafless(Owner)
+
+
+_numbers = itertools.count(1)
+
+
+class _Clock:
+    """Holds the number that was given out last."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+clock = _Clock()
+
+
+class Stamped(Protocol):
+    """An object that carries the number of its last structural mutation."""
+
+    stamp: int
+
+
+def touch(obj: Stamped) -> None:
+    """Gives ``obj`` the next number; call it after the mutation."""
+    # next() is atomic, so that two threads never share a number.
+    obj.stamp = number = next(_numbers)
+    clock.now = number
+
+
+def touch_slot(write: Callable[[Any, int], None], obj: Any) -> None:
+    """`touch` for an object whose stamp is written by a function."""
+    number = next(_numbers)
+    write(obj, number)
+    clock.now = number

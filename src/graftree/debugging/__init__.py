@@ -22,8 +22,7 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 #   replaced; what a model calls, and what each call costs.
 # - `summaries.py`: `nnx.tabulate`; `outlines.py` words values, and what objects hold.
 # - `displays.py`: objects in notebooks and HTML files, and as text.
-# - `recompiles.py`: why a compiled function was traced again, and how traces differ;
-#   `trace_facts.py`: what a trace depended on.
+# - `recompiles.py`: why a compiled function was traced again, and how traces differ.
 # - `lost_updates.py`: the warning for writes under a transform of JAX itself.
 
 import graftree.debugging.lost_updates as _lost_updates  # noqa: F401 it reports itself

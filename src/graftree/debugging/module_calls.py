@@ -40,7 +40,7 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables.variables import Variable
 from graftree.debugging import outlines
 from graftree.memory import keeping
-from graftree.transforms.crossing import jaxprs
+from graftree.transforms.crossing import programs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -393,13 +393,13 @@ class Computation:
         cls, equations: list[Any], outputs: list[Any], constants: frozenset[Any]
     ) -> Computation:
         """What computes some variables, as far as these equations do."""
-        needed = jaxprs.needed_in(jaxprs.part([], equations, outputs))
+        needed = programs.needed_in(programs.part([], equations, outputs))
         made = {x for equation in needed for x in equation.outvars}
         read = [x for equation in needed for x in equation.invars]
-        given = dict.fromkeys([x for x in read if isinstance(x, jaxprs.Var)])
+        given = dict.fromkeys([x for x in read if isinstance(x, programs.Var)])
         inputs = [x for x in given if x not in made]
         outputs = [x for x in outputs if _is_among(x, made)]
-        return cls(jaxprs.part(inputs, needed, outputs), constants)
+        return cls(programs.part(inputs, needed, outputs), constants)
 
     @property
     def smooth(self) -> Computation:
@@ -426,7 +426,7 @@ class Computation:
 
 
 def _is_among(x: Any, variables: Set[Any]) -> bool:
-    return isinstance(x, jaxprs.Var) and x in variables
+    return isinstance(x, programs.Var) and x in variables
 
 
 def _is_ref(kind: Any) -> bool:
@@ -435,7 +435,7 @@ def _is_ref(kind: Any) -> bool:
 
 def content_type(x: Any) -> jax.ShapeDtypeStruct:
     """The type of a value or a variable of a program; of a ref that of its content."""
-    kind: Any = x.aval if isinstance(x, jaxprs.Var) else jax.typeof(x)
+    kind: Any = x.aval if isinstance(x, programs.Var) else jax.typeof(x)
     kind = kind.inner_aval if _is_ref(kind) else kind
     is_weak = getattr(kind, "weak_type", False)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=is_weak)
@@ -479,7 +479,7 @@ class Marks:
         may also have taken it apart, so that not all outputs are there.
         """
         found: dict[Hashable, Computation] = {}
-        jaxpr, _ = jaxprs.opened(program)
+        jaxpr, _ = programs.opened(program)
         pending = [(jaxpr, frozenset(jaxpr.constvars))]
         while pending:
             jaxpr, constants = pending.pop(0)
@@ -491,7 +491,7 @@ class Marks:
                 (inner, _constants_of(inner, equation, constants))
                 for equation in jaxpr.eqns
                 if _is_as_traced(equation)
-                for inner in jaxprs.programs_in(equation)
+                for inner in programs.programs_in(equation)
             ]
         return found
 

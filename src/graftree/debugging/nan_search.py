@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax
-from graftree.core.text import short_forms
-from graftree.transforms.crossing import jaxprs
+from graftree.core.text import descriptions
+from graftree.transforms.crossing import programs
 from graftree.transforms.recordings import NameStack
 
 # The bits of a code: what is not finite in an array.
@@ -148,7 +148,7 @@ def _frames_of(equation: Any) -> list[str]:
 
 def _as_function(program: Any) -> Callable[..., list[Any]]:
     """A program, closed over its constants, as a compiled function."""
-    jaxpr, constants = jaxprs.opened(program)
+    jaxpr, constants = programs.opened(program)
     return jax.jit(functools.partial(jax.core.eval_jaxpr, jaxpr, constants))
 
 
@@ -209,12 +209,12 @@ class Search:
         self, program: Any, inputs: Sequence[Tracked], context: Context = OUTERMOST
     ) -> list[Tracked]:
         """The outputs of a program."""
-        opened, constants = jaxprs.opened(program)
+        opened, constants = programs.opened(program)
         held = [*map(self._constant, constants), *inputs]
         values = dict(zip([*opened.constvars, *opened.invars], held, strict=True))
 
         def read(variable: Any) -> Tracked:
-            if isinstance(variable, jaxprs.Literal):
+            if isinstance(variable, programs.Literal):
                 return self._constant(variable.val)
             return self.current(values[variable])
 
@@ -232,14 +232,14 @@ class Search:
         self, equation: Any, inputs: list[Tracked], context: Context
     ) -> list[Tracked]:
         name = equation.primitive.name
-        program = jaxprs.called_program(equation)
+        program = programs.called_program(equation)
         if program is not None:
             return self.run(program, inputs, context.of(equation))
         if name == "cond":
             return self._run_branch(equation, inputs, context)
         if name in ("scan", "while"):
             return self._run_loop(equation, inputs, context)
-        outputs = jaxprs.evaluate(equation, [held.value for held in inputs])
+        outputs = programs.evaluate(equation, [held.value for held in inputs])
         return self._check(equation, inputs, outputs, context)
 
     def _run_branch(
@@ -256,7 +256,7 @@ class Search:
         self, equation: Any, inputs: list[Tracked], context: Context
     ) -> list[Tracked]:
         before = _contents(inputs)
-        values = jaxprs.evaluate(equation, [held.value for held in inputs])
+        values = programs.evaluate(equation, [held.value for held in inputs])
         if _has_refs_in_rows(equation, inputs):
             return self._check(equation, inputs, values, context)
         if equation.params.get("length") == 0 or self._explains(inputs, values):
@@ -270,7 +270,7 @@ class Search:
     ) -> list[Tracked]:
         params = equation.params
         length, body = params["length"], params["jaxpr"]
-        constants, carried = jaxprs.scan_counts(params)
+        constants, carried = programs.scan_counts(params)
         start = constants + carried
         fixed, carry, rows = inputs[:constants], inputs[constants:start], inputs[start:]
         step = _as_function(body)
@@ -452,7 +452,7 @@ def _has_refs_in_rows(equation: Any, inputs: list[Tracked]) -> bool:
     """Whether a loop takes slices of refs, which only JAX can."""
     if equation.primitive.name != "scan":
         return False
-    rows = inputs[sum(jaxprs.scan_counts(equation.params)) :]
+    rows = inputs[sum(programs.scan_counts(equation.params)) :]
     return any(_jax.is_ref(held.value) for held in rows)
 
 
@@ -472,10 +472,10 @@ def _restore(contents: list[tuple[Any, Any]]) -> None:
 
 def _last_uses(program: Any) -> list[list[Any]]:
     """For each equation the variables that nothing uses after it."""
-    used = {v for v in program.outvars if not isinstance(v, jaxprs.Literal)}
+    used = {v for v in program.outvars if not isinstance(v, programs.Literal)}
     unused: list[list[Any]] = []
     for equation in reversed(program.eqns):
-        inputs = {v for v in equation.invars if not isinstance(v, jaxprs.Literal)}
+        inputs = {v for v in equation.invars if not isinstance(v, programs.Literal)}
         unused.append([v for v in {*inputs, *equation.outvars} if v not in used])
         used |= inputs
     return unused[::-1]
@@ -539,7 +539,7 @@ def _arising(out: Any, inputs: list[Any]) -> Any:
 def form_of(x: Any) -> str:
     """The dtype and the shape of an array, as in ``float32[2,3]``."""
     x = _content(x)
-    return short_forms.describe_form(_dtype(x), np.shape(x))
+    return descriptions.describe_form(_dtype(x), np.shape(x))
 
 
 def describe(x: Any, kind: int = 0) -> str:

@@ -19,7 +19,7 @@ from graftree.core.graph import nodes, traversals
 from graftree.core.modules.containers import Dict, List
 from graftree.core.objects.attributes import DataObject
 from graftree.core.rng.streams import RngState
-from graftree.core.text import descriptions, representations, short_forms
+from graftree.core.text import descriptions, representations
 from graftree.core.text.representations import Size
 from graftree.core.variables.variables import Variable
 
@@ -46,7 +46,7 @@ class ArrayRepr:
         return cls(tuple(x.shape), x.dtype)
 
     def __str__(self) -> str:
-        return short_forms.describe(self)
+        return descriptions.describe(self)
 
 
 def is_array(x: Any) -> bool:
@@ -106,7 +106,7 @@ def _lines(x: Any) -> list[str]:
     if isinstance(x, (list, tuple)):
         return _list_lines(x) if x else ["[]"]
     if isinstance(x, ArrayRepr):
-        return [f"[dim]{x.dtype}[/dim]{short_forms.describe_shape(x.shape)}"]
+        return [f"[dim]{x.dtype}[/dim]{descriptions.describe_shape(x.shape)}"]
     return [escape(str(x).replace("\n", "\\n"))]
 
 

@@ -19,11 +19,10 @@ from graftree.core.modules.containers import Dict, List
 from graftree.core.objects import methods
 from graftree.core.rng.streams import RngState
 from graftree.core.states.states import State
-from graftree.core.text import representations, short_forms, writing
+from graftree.core.text import descriptions, representations, writing
 from graftree.core.text.representations import Size
-from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import FROZEN_TYPE
-from graftree.core.variables.variables import Variable
+from graftree.core.variables.variables import Param, Variable
 from graftree.debugging import module_calls, outlines
 from graftree.debugging.module_calls import CallInfo, Counter
 from graftree.debugging.outlines import ObjectInfo
@@ -243,7 +242,7 @@ def _folded(
         for (call, _), (_, *cells) in zip(kept, rows, strict=True)
     ]
     found = []
-    for (path, kind, *sizes), numbers in short_forms.groups_of_rows(named):
+    for (path, kind, *sizes), numbers in descriptions.groups_of_rows(named):
         if len(numbers) > 1:
             kind = f"{len(numbers)} x {kind}"
             sizes = [size and f"{size} each" for size in sizes]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from graftree.core.graph import tree_checks
+from graftree.core.graph import nodes
 from graftree.core.rng import model_streams
 
 # The public namespace has all of its names when it installs this module.
@@ -55,7 +55,7 @@ remat = functools.partial(_nnx.remat, **_updates)
 checkify = functools.partial(_nnx.checkify, **_updates)
 eval_shape = functools.partial(_nnx.eval_shape, **_updates)
 
-tree_checks.register_compat(
+nodes.register_compat(
     name
     for name, function in [*globals().items()]
     # These two never work with graph updates.

@@ -26,7 +26,7 @@ from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.interop import graph_contexts
 from graftree.interop.graph_contexts import MergeContext, SplitContext
-from graftree.transforms.crossing import decorators, reports
+from graftree.transforms.crossing import decorators, refusals
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.prefixes import Prefix
 
@@ -274,7 +274,7 @@ def check_consistent_aliasing(
     checked = Prefix(prefix, "prefix", "to_tree", config.GRAPH_UPDATES)
     for occurrence in checked.occurrences(node, True):
         found.setdefault(id(occurrence[1]), []).append(occurrence)
-    reports.check_consistent("to_tree", itertools.chain(*found.values()))
+    refusals.check_consistent("to_tree", itertools.chain(*found.values()))
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:

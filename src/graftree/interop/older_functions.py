@@ -26,7 +26,7 @@ from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv
-from graftree.transforms.crossing import reports
+from graftree.transforms.crossing import refusals
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -244,7 +244,7 @@ def check_no_aliases(
         Traceback (most recent call last):
         ValueError: Duplicate Param...
     """
-    reports.check_none_twice(kwargs, fn_name)
+    refusals.check_none_twice(kwargs, fn_name)
     flat, _ = jax.tree_util.tree_flatten_with_path(kwargs, is_leaf=_is_variable)
     return {
         (jax.tree_util.GetAttrKey(path[0].key), *path[1:]): leaf

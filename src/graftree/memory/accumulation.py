@@ -20,7 +20,7 @@ from graftree.core import paths
 from graftree.core.graph import differences, functional, nodes, traversals
 from graftree.core.variables.variables import Variable
 from graftree.transforms import recordings
-from graftree.transforms.control_flow import loop_bodies, scan
+from graftree.transforms.control_flow import loop_bodies, loops
 from graftree.transforms.crossing import decorators, signatures
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import cotangents, grad
@@ -134,7 +134,7 @@ def _mean(call: Callable[..., Any], objects: Any, parts: Any, count: int) -> Any
         return (objects, _added(sums, means)), aux
 
     carry = loop_bodies.Carry
-    loop = scan.scan(step, in_axes=(carry, 1), out_axes=(carry, 0))
+    loop = loops.scan(step, in_axes=(carry, 1), out_axes=(carry, 0))
     (_, sums), aux = loop((objects, sums), parts)
     if not is_settled:
         aux = jax.tree.map(_with_first, first, aux)

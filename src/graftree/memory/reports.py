@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree.core.objects import methods
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions
 from graftree.memory import keeping
 from graftree.transforms import recordings
-from graftree.transforms.crossing import debug_info, jaxprs
+from graftree.transforms.crossing import debug_info, programs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
 from graftree.transforms.recordings import NameStack
@@ -91,13 +91,13 @@ class SavedReport:
             (
                 x.path or "-",
                 x.why,
-                short_forms.describe(x),
+                descriptions.describe(x),
                 "host" if x.is_offloaded else "device",
             )
             for x in made
         ]
         rows = []
-        for row, numbers in short_forms.groups_of_rows(cells):
+        for row, numbers in descriptions.groups_of_rows(cells):
             size = sum([made[number].bytes for number in numbers])
             rows.append((*row, str(len(numbers)), f"{size:,}"))
         given = sum([x.bytes for x in self.values if _is_given(x)])
@@ -106,7 +106,7 @@ class SavedReport:
             size = f"{self.offloaded_bytes:,}"
             total.insert(0, ("total on the host", "", "", "", "", size))
         head = ("module", "kept", "type", "memory", "count", "bytes")
-        lines = short_forms.aligned([head, *rows, *total])
+        lines = descriptions.aligned([head, *rows, *total])
         return "\n".join([*lines, f"and {given:,} bytes of arguments and constants"])
 
 
@@ -182,7 +182,7 @@ def saved(
 
     traced = debug_info.named_after(f, forward)
     closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
-    program, _ = jaxprs.opened(closed)
+    program, _ = programs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
     kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
     given = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
@@ -195,7 +195,7 @@ def saved(
 
 def _distinct(kept: list[Any]) -> list[Any]:
     """Each variable of a program once; numbers that the program holds are free."""
-    return [*dict.fromkeys([x for x in kept if not isinstance(x, jaxprs.Literal)])]
+    return [*dict.fromkeys([x for x in kept if not isinstance(x, programs.Literal)])]
 
 
 def _value(whole: _Subprogram, variable: Any, arguments: dict[Any, str]) -> SavedValue:
@@ -252,7 +252,7 @@ class _Subprogram:
 
     def origin(self, variable: Any) -> _Origin:
         """Where a value comes from."""
-        if isinstance(variable, jaxprs.Literal) or variable in self._constants:
+        if isinstance(variable, programs.Literal) or variable in self._constants:
             return _Origin(variable, self._path(self._place), "constant")
         if variable in self._made:
             return self._origin_in(variable, *self._made[variable])
@@ -272,12 +272,12 @@ class _Subprogram:
             return _Origin(variable, self._path(place), why)
         if kind in _ALIASES:
             return self.origin(equation.invars[number])
-        inner = jaxprs.programs_in(equation)
+        inner = programs.programs_in(equation)
         if len(inner) != 1 or len(inner[0].outvars) != len(equation.outvars):
             return _Origin(variable, self._path(place), kind)
         given = [*equation.invars]
         if kind == "scan":
-            constants, carried = jaxprs.scan_counts(equation.params)
+            constants, carried = programs.scan_counts(equation.params)
             given[constants : constants + carried] = [None] * carried
         part = _Subprogram(inner[0], place, self._owner, self, given)
         return part.origin(inner[0].outvars[number])

@@ -41,8 +41,8 @@ from jax.numpy import tanh as tanh
 
 from graftree.annotations import ArrayLike, Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
-from graftree.core.variables.kinds import Param
-from graftree.nn.support import arguments, parameters
+from graftree.core.variables.variables import Param
+from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num
@@ -81,7 +81,7 @@ class PReLU(Module):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
-        negative_slope_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        negative_slope_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         self.negative_slope = Param(
             jnp.asarray(negative_slope_init, dtype=param_dtype),

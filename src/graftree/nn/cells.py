@@ -23,7 +23,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import activations, initializers, linear
-from graftree.nn.support import arguments, eager, parameters
+from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -232,7 +232,7 @@ def _set_up(
 
     Both results take the size of the outputs, and further arguments of a `Linear`.
     """
-    parameters.keep(cell, given)
+    arguments.keep(cell, given)
     cell.rngs = _own_stream(given["rngs"], given["keep_rngs"], given["carry_init"])
     names = "dtype param_dtype promote_dtype bias_init bias_metadata rngs".split()
     new_layer = functools.partial(
@@ -349,9 +349,9 @@ class SimpleCell(VectorCell):
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        recurrent_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         from_inputs, from_state = _set_up(self, locals())
         self.dense_h = from_state(hidden_features, use_bias=False)
@@ -410,9 +410,9 @@ class GatedCell(VectorCell):
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        recurrent_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         from_inputs, from_state = _set_up(self, locals())
         size = self.num_gates * hidden_features
@@ -546,9 +546,9 @@ class LSTMCell(VectorCell):
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         keep_rngs: bool = False,
         rngs: Rngs,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        recurrent_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        recurrent_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         from_inputs, from_state = _set_up(self, locals())
         self.ii = from_inputs(hidden_features, use_bias=False)

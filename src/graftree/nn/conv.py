@@ -29,9 +29,9 @@ from graftree.annotations import (
     PromoteDtypeFn,
 )
 from graftree.core.rng.streams import Rngs
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions
 from graftree.nn import linear
-from graftree.nn.support import arguments, eager, parameters
+from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -150,8 +150,8 @@ class Conv(Convolution):
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         kernel_size = _sizes(kernel_size)
         self.kernel_shape = (
@@ -159,13 +159,13 @@ class Conv(Convolution):
             in_features // feature_group_count,
             out_features,
         )
-        parameters.make(
+        arguments.make(
             self,
             locals(),
             kernel=self.kernel_shape,
             bias=(out_features,) if use_bias else None,
         )
-        parameters.keep(self, locals())
+        arguments.keep(self, locals())
 
     def __call__(
         self,
@@ -317,7 +317,7 @@ def _warn_of_one_axis(layer: Convolution, inputs: jax.Array) -> None:
         errors.message(
             f"{name} with kernel_size={size} convolves one axis; the ones before are "
             "batch axes.",
-            where=f"inputs: {short_forms.describe(inputs)}",
+            where=f"inputs: {descriptions.describe(inputs)}",
             way_out=f"For all axes of an image, write kernel_size={whole}.\n"
             f"If one axis is meant, write kernel_size=({size},), or ignore this by "
             "warnings.filterwarnings('ignore', category=nnx.errors.OneAxisWarning).",
@@ -487,16 +487,16 @@ class ConvTranspose(Convolution):
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         self.kernel_size = kernel_size = _sizes(kernel_size)
-        parameters.keep(self, locals())
+        arguments.keep(self, locals())
         channels = (in_features, out_features)
         self.kernel_shape = kernel_size + (
             channels[::-1] if transpose_kernel else channels
         )
-        parameters.make(
+        arguments.make(
             self,
             locals(),
             kernel=self.kernel_shape,

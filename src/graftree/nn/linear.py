@@ -30,15 +30,15 @@ from graftree.core.imprints import HashableMapping
 from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.rng.streams import Rngs
-from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
+from graftree.core.variables.variables import Param
 from graftree.nn import initializers
-from graftree.nn.support import arguments, eager, parameters
+from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Integer, Num
 
-default_kernel_init = parameters.lecun_normal
+default_kernel_init = arguments.lecun_normal
 """The kernel initializer of all layers: truncated normal, variance ``1 / fan_in``."""
 default_bias_init = initializers.zeros
 """The bias initializer of all layers."""
@@ -190,16 +190,16 @@ class Linear(Contraction):
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
-        parameters.make(
+        arguments.make(
             self,
             locals(),
             kernel=(in_features, out_features),
             bias=(out_features,) if use_bias else None,
         )
-        parameters.keep(self, locals())
+        arguments.keep(self, locals())
 
     def __call__(
         self, inputs: Num[ArrayLike, "*batch in_features"], out_sharding: Any = None
@@ -284,7 +284,7 @@ class LinearGeneral(Contraction):
         out_features: int | Sequence[int],
         *,
         axis: int | Sequence[int] = -1,
-        batch_axis: Mapping[int, int] = parameters.NO_METADATA,
+        batch_axis: Mapping[int, int] = arguments.NO_METADATA,
         use_bias: bool = True,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
@@ -296,8 +296,8 @@ class LinearGeneral(Contraction):
         dot_general_cls: Callable[[], DotGeneralT] | None = None,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         self.in_features = arguments.sizes(in_features)
         self.out_features = arguments.sizes(out_features)
@@ -321,7 +321,7 @@ class LinearGeneral(Contraction):
         columns = math.prod(self.out_features)
         kernel_init = _on_flat_shape(kernel_init, (rows, columns))
         bias_init = _on_flat_shape(bias_init, (math.prod(batch) * columns,))
-        parameters.make(
+        arguments.make(
             self,
             locals(),
             kernel=(*batch, *self.in_features, *self.out_features),
@@ -389,7 +389,7 @@ def _on_flat_shape(initializer: Initializer, flat_shape: Shape) -> Initializer:
     """
 
     def initialize(key: jax.Array, shape: Shape, dtype: Dtype) -> Any:
-        value = parameters.first_value(initializer, key, flat_shape, dtype)
+        value = arguments.first_value(initializer, key, flat_shape, dtype)
         if isinstance(value, VariableMetadata):
             raw_value = jnp.reshape(value.raw_value, shape)
             return dataclasses.replace(value, raw_value=raw_value)
@@ -457,13 +457,13 @@ class Einsum(Contraction):
         einsum_op: EinsumT = jnp.einsum,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         if einsum_str is not None:
             einsum_str = _checked(einsum_str)
-        parameters.make(self, locals(), kernel=kernel_shape, bias=bias_shape)
-        parameters.keep(self, locals())
+        arguments.make(self, locals(), kernel=kernel_shape, bias=bias_shape)
+        arguments.keep(self, locals())
 
     def __call__(
         self,
@@ -612,9 +612,9 @@ class Embed(Module):
         embedding_init: Initializer = default_embed_init,
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
-        embedding_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        embedding_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
-        parameters.make(self, locals(), embedding=(num_embeddings, features))
+        arguments.make(self, locals(), embedding=(num_embeddings, features))
         self.num_embeddings = num_embeddings
         self.features = features
         self.dtype = self.embedding.dtype if dtype is None else dtype

@@ -17,10 +17,9 @@ from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
-from graftree.core.variables.kinds import Param
-from graftree.core.variables.variables import A, Variable
+from graftree.core.variables.variables import A, Param, Variable
 from graftree.nn import initializers, linear
-from graftree.nn.support import arguments, parameters
+from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -103,8 +102,8 @@ class LoRA(Module):
         lora_param_type: type[Variable[Any]] = LoRAParam,
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
-        a_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        b_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        a_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        b_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         self.in_features = in_features
         self.out_features = out_features
@@ -115,9 +114,9 @@ class LoRA(Module):
         self.promote_dtype = promote_dtype
 
         a_shape, b_shape = (in_features, lora_rank), (lora_rank, out_features)
-        a = a_initializer(parameters.draw_key(rngs), a_shape, param_dtype)
+        a = a_initializer(arguments.draw_key(rngs), a_shape, param_dtype)
         self.lora_a: Variable[jax.Array] = lora_param_type(a, **a_metadata)
-        b = b_initializer(parameters.draw_key(rngs), b_shape, param_dtype)
+        b = b_initializer(arguments.draw_key(rngs), b_shape, param_dtype)
         self.lora_b: Variable[jax.Array] = lora_param_type(b, **b_metadata)
 
     def __call__(
@@ -220,8 +219,8 @@ class LoRALinear(linear.Linear):
         lora_param_type: type[Variable[Any]] = LoRAParam,
         lora_promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
-        a_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        b_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        a_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        b_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         **kwargs: Any,
     ):
         super().__init__(in_features, out_features, rngs=rngs, **kwargs)

@@ -32,14 +32,14 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables import variables
-from graftree.core.variables.kinds import Cache
+from graftree.core.variables.variables import Cache
 from graftree.nn import attention, linear, normalization
-from graftree.nn.support import arguments, parameters
+from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
 
-    from graftree.core.variables.kinds import Cache
+    from graftree.core.variables.variables import Cache
 
 
 class MultiHeadAttention(Module):
@@ -154,12 +154,12 @@ class MultiHeadAttention(Module):
         out_dot_general_cls: Callable[[], DotGeneralT] | None = None,
         rngs: Rngs,
         keep_rngs: bool = True,
-        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        out_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        out_bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        query_ln_scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        key_ln_scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        out_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        out_bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        query_ln_scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        key_ln_scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         qkv_features = in_features if qkv_features is None else qkv_features
         out_features = in_features if out_features is None else out_features

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from graftree.annotations import ArrayLike, Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables import sharding
-from graftree.core.variables.kinds import BatchStat
+from graftree.core.variables.variables import BatchStat
 from graftree.nn import initializers, moments
 from graftree.nn.moments import NormSettings
-from graftree.nn.support import arguments, eager, parameters
+from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num
@@ -104,8 +104,8 @@ class BatchNorm(moments.Norm):
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
@@ -186,8 +186,8 @@ def _set_up(layer: moments.Norm, given: Mapping[str, Any]) -> None:
     used = {x: given[f"use_{x}"] for x in ("scale", "bias") if f"use_{x}" in given}
     shape = (given["num_features"],)
     shapes = {name: shape if is_used else None for name, is_used in used.items()}
-    parameters.make(layer, given, **shapes)
-    parameters.keep(layer, given)
+    arguments.make(layer, given, **shapes)
+    arguments.keep(layer, given)
 
 
 @eager.fast(*moments.CALLS, once=True)
@@ -390,8 +390,8 @@ class LayerNorm(_SampleNorm):
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         _set_up(self, locals())
 
@@ -459,7 +459,7 @@ class RMSNorm(moments.Norm):
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
-        scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         _set_up(self, locals())
 
@@ -538,8 +538,8 @@ class InstanceNorm(_SampleNorm):
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         _set_up(self, locals())
 
@@ -609,8 +609,8 @@ class GroupNorm(moments.Norm):
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
-        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
-        scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         num_groups, group_size = _split_features(num_features, num_groups, group_size)
         self.feature_axis = -1

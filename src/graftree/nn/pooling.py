@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import ArrayLike, LaxPadding, PaddingLike
 from graftree.core.modules.modules import Module
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions
 from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def pool(
         raise AssertionError(
             f"Pooling with window_shape={window_shape} needs inputs with at least "
             f"{rank + 1} axes, [*batch, *window axes, features], got "
-            f"{short_forms.describe(inputs)}."
+            f"{descriptions.describe(inputs)}."
         )
     steps = arguments.per_axis(strides, rank)
     if len(steps) != rank:

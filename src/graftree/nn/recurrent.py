@@ -26,7 +26,7 @@ from graftree.core.variables.metadata import var_defaults
 from graftree.nn.cells import RNNCellBase
 from graftree.nn.dropout import Dropout
 from graftree.nn.support import arguments
-from graftree.transforms.control_flow import scan
+from graftree.transforms.control_flow import loops
 from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.crossing.prefixes import StateAxes
 
@@ -258,7 +258,7 @@ def _validity(lengths: jax.Array, num_steps: int) -> jax.Array:
 @functools.lru_cache(maxsize=128, typed=True)
 def _scanned_step(state_axes: StateAxes, axis: int, unroll: int) -> Callable[..., Any]:
     """The loop over time; one function for equal options, as `scan` knows functions."""
-    return scan.scan(
+    return loops.scan(
         _step,
         in_axes=(state_axes, Carry, (axis, 0)),
         out_axes=(Carry, axis),

@@ -27,12 +27,11 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.states import states
-from graftree.core.text.short_forms import describe_shape
+from graftree.core.text.descriptions import describe_shape
 from graftree.core.variables import variables
-from graftree.core.variables.kinds import BatchStat, Param
-from graftree.core.variables.variables import Variable
+from graftree.core.variables.variables import BatchStat, Param, Variable
 from graftree.nn import initializers
-from graftree.nn.support import arguments, parameters
+from graftree.nn.support import arguments
 
 _U_INIT = initializers.normal(stddev=0.01)
 _KERNELS = filters.PathContains("kernel")
@@ -114,7 +113,7 @@ class SpectralNorm(Module):
         stats = {}
         for path, param in self._matrices():
             shape = (1, param.shape[-1])
-            u = _U_INIT(parameters.draw_key(rngs), shape, param_dtype)
+            u = _U_INIT(arguments.draw_key(rngs), shape, param_dtype)
             stats[(*path, "u")] = BatchStat(u)
             stats[(*path, "sigma")] = BatchStat(jnp.ones((), param_dtype))
         self.batch_stats = attributes.data(stats)
@@ -267,7 +266,7 @@ class WeightNorm(Module):
 
     def _new_scales(self, rngs: Rngs) -> dict[Path, Param[Any]]:
         """Makes one scale per kernel, without drawing from ``rngs``."""
-        key = parameters.draw_key(functional.clone(rngs))
+        key = arguments.draw_key(functional.clone(rngs))
         scales = {}
         for path, kernel in self._kernels():
             axes = arguments.canonical_axes(self.feature_axes, len(kernel.shape))

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions
 from graftree.transforms import recordings
-from graftree.transforms.crossing import jaxprs
+from graftree.transforms.crossing import programs
 from graftree.transforms.recordings import NameStack
 
 _NAMES = {
@@ -99,10 +99,10 @@ class DtypeReport:
             rows.append((x.path or "-", x.direction, x.name, dtypes))
         listed = [
             (*row, str(sum([self.operations[number].count for number in numbers])))
-            for row, numbers in short_forms.groups_of_rows(rows)
+            for row, numbers in descriptions.groups_of_rows(rows)
         ]
         head = ("module", "pass", "operation", "dtypes", "count")
-        return "\n".join(short_forms.aligned([head, *listed]))
+        return "\n".join(descriptions.aligned([head, *listed]))
 
 
 def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
@@ -136,7 +136,7 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
     """
     function, args, kwargs = recordings.opened(f, args, kwargs)
     call, interior = recordings.crossing("precision.report", function, args, kwargs)
-    program, _ = jaxprs.opened(jax.make_jaxpr(interior)(*call.groups))
+    program, _ = programs.opened(jax.make_jaxpr(interior)(*call.groups))
     owner = type(args[0]).__name__ if args else ""
     return DtypeReport(tuple(_alike(_operations(program, NameStack(), 1, owner))))
 
@@ -166,5 +166,5 @@ def _operations(
                     path, here.direction, kind, operands, str(result), times
                 )
         inner = times * equation.params["length"] if name == "scan" else times
-        for part in jaxprs.programs_in(equation):
+        for part in programs.programs_in(equation):
             yield from _operations(part, here, inner, owner)

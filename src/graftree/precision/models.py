@@ -31,10 +31,9 @@ from graftree.core.modules import containers
 from graftree.core.modules.modules import Module
 from graftree.core.objects import bookkeeping, methods, pytrees, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.text import short_forms
-from graftree.core.variables import kinds, variables
-from graftree.core.variables.kinds import Param
-from graftree.core.variables.variables import Variable
+from graftree.core.text import descriptions
+from graftree.core.variables import variables
+from graftree.core.variables.variables import Param, Variable
 from graftree.nn import moments, reparametrization
 from graftree.nn.linear import Embed
 from graftree.precision import dtype_policies
@@ -355,7 +354,7 @@ def is_layer(x: Any) -> bool:
 
 def is_param(x: Any) -> bool:
     """Whether it is a Variable that a policy stores in its dtype."""
-    return isinstance(x, Variable) and issubclass(kinds.kind_of(x), Param)
+    return isinstance(x, Variable) and issubclass(variables.kind_of(x), Param)
 
 
 def by_kind(layer: Any, policy: Policy) -> Policy:
@@ -483,8 +482,8 @@ class Applied:
             cells = [str(getattr(layer.policy, part) or "-") for part in parts]
             rows.append((paths.dotted(layer.path), layer.kind, *cells))
         text = "\n".join(
-            short_forms.aligned(
-                [("layer", "class", *parts), *short_forms.folded_rows(rows)]
+            descriptions.aligned(
+                [("layer", "class", *parts), *descriptions.folded_rows(rows)]
             )
         )
         if self.unknown:
@@ -502,7 +501,7 @@ def unknown_layer(
 
 def _told(path: Path, variable: Variable[Any]) -> str:
     raw = variable.get_raw_value()
-    kind = f" {short_forms.describe(raw)}" if hasattr(raw, "dtype") else ""
+    kind = f" {descriptions.describe(raw)}" if hasattr(raw, "dtype") else ""
     return paths.dotted(path) + kind
 
 
@@ -512,7 +511,7 @@ def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
     return errors.message(
         "A policy can set nothing in these layers: they have Params, but no attribute "
         "`dtype`. They are as they were.",
-        where="\n".join(short_forms.aligned(short_forms.folded_rows(rows))),
+        where="\n".join(descriptions.aligned(descriptions.folded_rows(rows))),
         way_out="Give their class `dtype` and `param_dtype`, which its methods use; or "
         'say that they are to stay: exceptions={Class: "keep"}.',
     )

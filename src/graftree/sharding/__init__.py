@@ -13,16 +13,17 @@ spread over processes.
 # The files of this folder:
 #
 # - `placement.py`: values placed on a mesh: inside of a model, a model being made,
-#   batches of all processes; names, shapes and a mesh that don't go together.
-# - `placement_reports.py`: where each array is, and how many bytes a device holds.
+#   batches of all processes; names, shapes and a mesh that don't go together; where
+#   each array is, and how many bytes a device holds.
 
 from graftree import namespaces
 from graftree.sharding.placement import (
+    Report as Report,
     constrain as constrain,
     fetch as fetch,
     global_batch as global_batch,
     init as init,
+    report as report,
 )
-from graftree.sharding.placement_reports import Report as Report, report as report
 
 __dir__ = namespaces.lister(__name__)

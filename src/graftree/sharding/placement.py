@@ -3,10 +3,15 @@
 `constrain` places values inside a model by the names of their axes. `init` makes a
 model where it belongs: each device computes its own part. `global_batch` joins what
 each process has into arrays of all processes; `fetch` reads these in each process.
+
+`report` is a table of where the arrays of a model are, by path, with the bytes on each
+device.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -19,8 +24,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from graftree import _jax, errors
 from graftree.core import paths
-from graftree.core.graph import flattening, functional, traversals
-from graftree.core.states import pure_dicts
+from graftree.core.graph import flattening, functional, traversals, watches
+from graftree.core.graph.flattening import raw_of
+from graftree.core.states import states
+from graftree.core.text import descriptions
 from graftree.core.variables import (
     partitioning,
     sharding as variable_sharding,
@@ -170,13 +177,11 @@ def init(
             _explain(make, mesh, error)
             raise
         _check_annotations(abstract, mesh)
-        places = jax.tree.map(lambda x: x.sharding, pure_dicts.as_pure(abstract))
+        places = jax.tree.map(lambda x: x.sharding, states.as_pure(abstract))
         kept: list[Any] = []  # what no device can hold, in the places of their leaves
 
         def arrays() -> Any:
-            leaves, treedef = jax.tree.flatten(
-                pure_dicts.as_pure(functional.state(make()))
-            )
+            leaves, treedef = jax.tree.flatten(states.as_pure(functional.state(make())))
             kept[:] = [leaf if _is_on_host(leaf) else None for leaf in leaves]
             stand_in = [
                 leaf if host is None else jnp.zeros(np.shape(host), bool)
@@ -487,7 +492,7 @@ def fetch(tree: Any) -> Any:
         >>> nnx.sharding.fetch(metric.compute()).item()
         1.5
     """
-    pure = pure_dicts.as_pure(tree)
+    pure = states.as_pure(tree)
     return jax.tree.map(_read, pure)
 
 
@@ -506,3 +511,151 @@ def _read(x: Any) -> Any:
         return multihost_utils.process_allgather(x, tiled=True)
     is_number = isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex))
     return np.asarray(x) if is_number else x
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedArray:
+    """An array.
+
+    Attributes:
+        path: Where it is, as in ``blocks[3].mlp.kernel``.
+        dtype: Its dtype.
+        shape: Its shape.
+        local_shape: The shape of the part that a device holds.
+        spec: The axes of the mesh that divide its axes.
+        num_bytes: The size of the array.
+        local_bytes: The size of the part that a device holds.
+        array: The array itself, or a ``jax.ShapeDtypeStruct``.
+    """
+
+    path: str
+    dtype: Any
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    spec: Any
+    num_bytes: int
+    local_bytes: int
+    array: Any = dataclasses.field(repr=False)
+
+
+class Report:
+    """What `report` found; prints as a table.
+
+    Attributes:
+        rows: A `PlacedArray` for each array.
+        num_bytes: The size of all arrays.
+        bytes_per_device: The most that a device holds of them.
+
+    Example:
+        >>> report = nnx.sharding.report(nnx.Linear(2, 4, rngs=nnx.Rngs(0)))
+        >>> report.rows[1].path, report.rows[1].local_shape, report.num_bytes
+        ('kernel', (2, 4), 48)
+    """
+
+    def __init__(self, rows: Sequence[PlacedArray]) -> None:
+        self.rows = tuple(rows)
+        self.num_bytes = sum(row.num_bytes for row in rows)
+        self.bytes_per_device = _fullest(rows)
+
+    def __str__(self) -> str:
+        lines = [("path", "global", "local", "spec", "bytes", "bytes per device")]
+        lines += [
+            (
+                row.path,
+                descriptions.describe_form(row.dtype, row.shape),
+                descriptions.describe_form(row.dtype, row.local_shape),
+                _in_words(row.spec),
+                f"{row.num_bytes:,}",
+                f"{row.local_bytes:,}",
+            )
+            for row in self.rows
+        ]
+        total = f"{self.num_bytes:,}", f"{self.bytes_per_device:,}"
+        return "\n".join(descriptions.aligned([*lines, ("total", "", "", "", *total)]))
+
+    __repr__ = __str__
+
+    def draw(self, path: str) -> None:
+        """Draws where the parts of an array are; needs ``rich``.
+
+        Args:
+            path: The path of an array of one or two axes, as in the table.
+
+        Raises:
+            KeyError: If there is no array at the path.
+
+        Example:
+            >>> mesh = jax.make_mesh((2,), ("a",))
+            >>> make = lambda: nnx.Param(jnp.ones((4, 4)), out_sharding=("a",))
+            >>> report = nnx.sharding.report({"x": nnx.sharding.init(make, mesh)})
+            >>> report.draw("x")  # doctest: +SKIP
+        """
+        found = {row.path: row.array for row in self.rows}
+        if path not in found:
+            raise KeyError(f"There is no array at {path!r}: {', '.join(found)}.")
+        jax.debug.visualize_array_sharding(found[path])
+
+
+def _fullest(rows: Sequence[PlacedArray]) -> int:
+    """The bytes on the device that holds most; arrays without a place are on all."""
+    held = collections.Counter[Any]()
+    everywhere = 0
+    for row in rows:
+        sharding = getattr(row.array, "sharding", None)
+        if sharding is None:
+            everywhere += row.local_bytes
+        for device in getattr(sharding, "device_set", ()):
+            held[device] += row.local_bytes
+    return everywhere + max(held.values(), default=0)
+
+
+def report(tree: Any) -> Report:
+    """Says where the arrays of an object are, and how many bytes each device holds.
+
+    Args:
+        tree: An object, also an abstract one; a State; a pytree of these. A repeated
+            array counts once.
+
+    Returns:
+        A `Report`, which prints as a table.
+
+    Example:
+        >>> mesh = jax.make_mesh((4,), ("model",))
+        >>> def make():
+        ...     metadata = {"out_sharding": (None, "model")}
+        ...     return nnx.Linear(2, 8, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        >>> nnx.sharding.report(nnx.sharding.init(make, mesh))
+        path    global        local         spec             bytes  bytes per device
+        bias    float32[8]    float32[8]    (replicated)        32                32
+        kernel  float32[2,8]  float32[2,2]  (None, 'model')     64                16
+        total                                                   96                48
+    """
+    skeleton, leaves = watches.flatten_node(tree, None, "report")
+    found: dict[int, PlacedArray] = {}
+    for path, leaf in zip(skeleton.paths(), leaves, strict=True):
+        for below, array in jax.tree_util.tree_leaves_with_path(raw_of(leaf)):
+            if hasattr(array, "shape") and hasattr(array, "dtype"):
+                found.setdefault(id(array), _placed_array((*path, *below), array))
+    return Report([*found.values()])
+
+
+def _placed_array(path: tuple[Any, ...], array: Any) -> PlacedArray:
+    sharding = getattr(array, "sharding", None)
+    local = array.shape if sharding is None else sharding.shard_shape(array.shape)
+    size = array.dtype.itemsize
+    return PlacedArray(
+        paths.dotted(path),
+        array.dtype,
+        array.shape,
+        local,
+        getattr(sharding, "spec", None),
+        math.prod(array.shape) * size,
+        math.prod(local) * size,
+        array,
+    )
+
+
+def _in_words(spec: Any) -> str:
+    """The axes that divide an array."""
+    is_divided = any(entry is not None for entry in spec or ())
+    return f"({', '.join(map(repr, spec))})" if is_divided else "(replicated)"

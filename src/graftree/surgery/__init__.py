@@ -15,9 +15,9 @@ into a filter.
 #
 # - `selections.py`: which parts of a model are meant, by path, class or predicate.
 # - `frozen_variables.py`: parameters taken out of training, and back.
-# - `replacements.py`: sub-modules replaced by others.
+# - `replacements.py`: sub-modules replaced by others; lists of equal layers as one
+#   `Stack`, and back.
 # - `stacks.py`: `Stack`, equal layers by one loop, which is in `stack_loops.py`.
-# - `stacking.py`: lists of equal layers as one `Stack`, and back.
 # - `adaptations.py`: LoRA onto layers, into their kernels, or off again;
 #   `lora_layers.py`: onto which, what they are then, and their new Variables.
 
@@ -32,8 +32,11 @@ from graftree.surgery.frozen_variables import (
     freeze as freeze,
     unfreeze as unfreeze,
 )
-from graftree.surgery.replacements import replace as replace
+from graftree.surgery.replacements import (
+    replace as replace,
+    stack as stack,
+    unstack as unstack,
+)
 from graftree.surgery.selections import at as at
-from graftree.surgery.stacking import stack as stack, unstack as unstack
 
 __dir__ = namespaces.lister(__name__)

@@ -21,7 +21,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import lora
-from graftree.nn.support import arguments, parameters
+from graftree.nn.support import arguments
 from graftree.surgery import frozen_variables, lora_layers, selections
 from graftree.surgery.lora_layers import Factors, LowRank
 from graftree.surgery.selections import ModelPart
@@ -97,7 +97,7 @@ def add_lora(
     made = []
     with arguments.undone_on_failure(*streams):
         for _, layer in found:
-            keys = parameters.draw_key(rngs), parameters.draw_key(rngs)
+            keys = arguments.draw_key(rngs), arguments.draw_key(rngs)
             dtype = layer.param_dtype if param_dtype is None else param_dtype
             factors = Factors(layer, rank, dtype, param_type)
             pair = factors.made(keys, (a_initializer, b_initializer))

@@ -28,7 +28,7 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.text import representations
 from graftree.core.variables import partitioning
 from graftree.core.variables.variables import Variable
-from graftree.transforms.control_flow import loop_bodies, scan
+from graftree.transforms.control_flow import loop_bodies, loops
 from graftree.transforms.crossing import decorators
 from graftree.transforms.derivatives import grad
 
@@ -152,7 +152,7 @@ def _loop(
             )
         return (_fitting(x, out), objects), output
 
-    return scan.scan(
+    return loops.scan(
         body,
         length=options.length,
         unroll=options.unroll.value,

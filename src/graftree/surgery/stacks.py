@@ -25,14 +25,14 @@ from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import differences, flattening, functional, updates
-from graftree.core.graph.fits import Misfit
 from graftree.core.graph.graphdefs import LEAF, Static
+from graftree.core.graph.matching import Misfit
 from graftree.core.modules import modules, refs
 from graftree.core.modules.modules import Module
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.core.states import pure_dicts, states
-from graftree.core.text import representations, short_forms
+from graftree.core.states import states
+from graftree.core.text import descriptions, representations
 from graftree.core.variables import (
     partitioning,
     sharding as variable_sharding,
@@ -41,7 +41,7 @@ from graftree.core.variables import (
 from graftree.core.variables.variables import Variable
 from graftree.surgery import stack_loops
 from graftree.transforms import maps
-from graftree.transforms.control_flow import loop_bodies, scan
+from graftree.transforms.control_flow import loop_bodies, loops
 
 L = TypeVar("L", bound=Module)
 
@@ -288,7 +288,7 @@ def _taken(stack: Stack[L], take: Callable[[Any], Any]) -> L:
     def part(leaf: Any) -> Any:
         if not isinstance(leaf, Variable):
             return take(leaf)
-        return leaf.copy(jax.tree.map(take, pure_dicts.as_pure(leaf)))
+        return leaf.copy(jax.tree.map(take, states.as_pure(leaf)))
 
     graphdef, state = functional.split(stack.layers)
     taken = jax.tree.map(part, state, is_leaf=lambda x: isinstance(x, Variable))
@@ -300,7 +300,7 @@ def _names(axis_name: str | None) -> dict[str, Any]:
 
 
 def _pure_state(node: Any) -> Any:
-    return pure_dicts.as_pure(functional.state(node))
+    return states.as_pure(functional.state(node))
 
 
 # How layers are made.
@@ -316,7 +316,7 @@ def _construct(
         _check_layer(layer, rngs)
         return rngs, layer
 
-    loop = scan.scan(
+    loop = loops.scan(
         step,
         length=length,
         in_axes=loop_bodies.Carry,
@@ -371,7 +371,7 @@ class _Kind:
 
     def __str__(self) -> str:
         weak = ", weak" * self.is_weak + ", abstract" * self.is_abstract
-        return f"{short_forms.describe(self)}{weak}"
+        return f"{descriptions.describe(self)}{weak}"
 
     __repr__ = __str__
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core.objects import pytrees
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 
 # By mode, what every number is better than.
@@ -43,7 +43,7 @@ def as_number(score: Any, name: str) -> float:
     is_real = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.kind != "c"
     if array.shape or not is_real:
         is_array = hasattr(score, "dtype")
-        got = short_forms.describe(array) if is_array else f"a {type(score).__name__}"
+        got = descriptions.describe(array) if is_array else f"a {type(score).__name__}"
         raise TypeError(f"{name} should be a number or an array [], got {got}.")
     return float(array)
 

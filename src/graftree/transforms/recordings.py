@@ -36,12 +36,12 @@ from graftree.transforms.crossing import (
     decorators,
     inside,
     outside,
-    reports,
+    refusals,
 )
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.prefixes import Keywords, Row
 from graftree.transforms.crossing.signatures import Signature, Slot
 
 P = ParamSpec("P")
@@ -95,7 +95,7 @@ def eval_shape(
     )
     call = Call(function, row, args, kwargs)
     if not mode.structure and _is_shared(call.packed.signature):
-        reports.check_inputs((args, kwargs), "eval_shape")
+        refusals.check_inputs((args, kwargs), "eval_shape")
     interior = inside.interior(function, row)
 
     def traced(group: Values) -> Any:

@@ -21,8 +21,8 @@ from jax.sharding import Sharding
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths, patterns, walks
-from graftree.core.graph import fits, flattening, nodes, updates
-from graftree.core.text import short_forms
+from graftree.core.graph import flattening, matching, nodes, updates
+from graftree.core.text import descriptions
 from graftree.core.variables import partitioning, variables
 from graftree.weights import layouts, sources, stored_tensors, tables
 from graftree.weights.stored_tensors import Source, misuse
@@ -209,15 +209,15 @@ def _compare(
 
 def _fit(
     array: Array, parts: _TensorParts, source: Source, dtypes: _Dtypes
-) -> tuple[Any, list[fits.Misfit]]:
+) -> tuple[Any, list[matching.Misfit]]:
     """The dtype of an array, and what does not fit."""
-    wrong, wanted = list[fits.Misfit](), None
-    misfit = functools.partial(fits.Misfit, array.path)
+    wrong, wanted = list[matching.Misfit](), None
+    misfit = functools.partial(matching.Misfit, array.path)
     for tensor, _ in parts.values():
         stored, shape = source.tensors[tensor.name], tensor.solved.file_shape
         if stored.shape != shape:
-            expected = f"{tensor.name} {short_forms.describe_shape(shape)}"
-            given = short_forms.describe_shape(stored.shape)
+            expected = f"{tensor.name} {descriptions.describe_shape(shape)}"
+            given = descriptions.describe_shape(stored.shape)
             wrong.append(misfit("shape", expected, given))
         dtype, is_allowed = dtypes.of(array, stored.dtype)
         wanted = dtype if wanted is None else wanted
@@ -235,14 +235,14 @@ def _error(
     lacking: Sequence[tuple[str, Array]],
     without: Sequence[Array],
     extra: Sequence[str],
-    misfits: Sequence[fits.Misfit],
+    misfits: Sequence[matching.Misfit],
 ) -> errors.StateMismatchError:
     """The error that lists all that does not fit."""
     lists = {
         "missing in the file": [f"{n}, for {tables.describe(x)}" for n, x in lacking],
         "not in the table": [*map(tables.describe, without)],
         "unexpected in the file": [
-            f"{name}: {short_forms.describe(source.tensors[name])}" for name in extra
+            f"{name}: {descriptions.describe(source.tensors[name])}" for name in extra
         ],
         "that don't fit": [
             f"{paths.dotted(m.path)}: expected {m.what} {m.expected}, got {m.given}"

@@ -22,7 +22,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.core import patterns
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions
 from graftree.sharding import placement
 from graftree.weights import stored_tensors, tables, tensor_files
 from graftree.weights.stored_tensors import Stored, misuse, quoted
@@ -325,7 +325,7 @@ def _sorted(outs: Sequence[NewTensor]) -> list[NewTensor]:
 def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
     array = np.asarray(out.make())
     if (array.dtype, array.shape) != (out.stored.dtype, out.stored.shape):
-        said, came = map(short_forms.describe, (out, array))
+        said, came = map(descriptions.describe, (out, array))
         what = f"{said} was announced, and {came} came"
         path = path.removesuffix(PARTIAL)
         raise _refusal(path, what, out.name, "Nothing was replaced.")

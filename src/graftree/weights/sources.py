@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions
 from graftree.weights import stored_tensors, tensor_files
 from graftree.weights.stored_tensors import OpenFile, Source, Stored, misuse, refusal
 from graftree.weights.tensor_files import INDEX, SUFFIX
@@ -173,7 +173,7 @@ def _member(
         raise refused(f"the shape {[*shape][:65]}")
     stored, size = Stored(dtype, shape), info.file_size - header_size
     if size != stored.nbytes:
-        said = f"{short_forms.describe(stored)} has {stored.nbytes} bytes"
+        said = f"{descriptions.describe(stored)} has {stored.nbytes} bytes"
         raise refused(f"{said}, and the file has {size} for it")
     if info.compress_type != zipfile.ZIP_STORED:
         return _Member(info, stored, is_fortran, None)
@@ -284,4 +284,4 @@ def _is_numeric(dtype: np.dtype) -> bool:
 def _described(value: Any) -> str:
     kind = type(value).__name__
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
-    return f"{kind} {short_forms.describe(value)}" if is_array else kind
+    return f"{kind} {descriptions.describe(value)}" if is_array else kind

@@ -22,9 +22,8 @@ from graftree.annotations import Key, Path
 from graftree.core import paths, patterns, walks
 from graftree.core.graph import flattening, nodes
 from graftree.core.rng.streams import RngState
-from graftree.core.text import short_forms
-from graftree.core.variables.kinds import Cache, Intermediate
-from graftree.core.variables.variables import Variable
+from graftree.core.text import descriptions
+from graftree.core.variables.variables import Cache, Intermediate, Variable
 from graftree.surgery import selections, stacks
 from graftree.weights import layouts, torch_layouts
 from graftree.weights.stored_tensors import misuse
@@ -527,4 +526,4 @@ def left_out(model: Any, tensors: Sequence[Tensor]) -> list[Array]:
 
 def describe(array: Array) -> str:
     """An array of a model, for messages."""
-    return f"{paths.dotted(array.path)}: {short_forms.describe(array.value)}"
+    return f"{paths.dotted(array.path)}: {descriptions.describe(array.value)}"

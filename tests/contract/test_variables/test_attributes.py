@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core.objects import bookkeeping, classes, pytrees
+from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.variables import variables
 from tests.zoo import Node
 
@@ -463,8 +463,8 @@ def names_in(*objects):
 OURS = names_in(
     *(nnx.Module, nnx.Object, nnx.List, nnx.Dict, nnx.Rngs, nnx.Linear),
     *(type(nnx.Module), type(nnx.Param), nnx.Param, nnx.Param(1)),
-    *(pytrees.PytreeState, classes.Facts, bookkeeping.AttributeTable),
-    *(bookkeeping, classes, pytrees, variables),
+    *(pytrees.PytreeState, attributes.Facts, bookkeeping.AttributeTable),
+    *(bookkeeping, attributes, pytrees, variables),
 ) | {
     # Those of earlier designs, and what one might think of next.
     *("stamp", "class_hooks", "check_owned", "check_writable", "_value", "_owner"),

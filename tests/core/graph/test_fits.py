@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 import graftree as nnx
-from graftree.core.graph import fits
+from graftree.core.graph import matching
 from tests import comparisons, strategies, tables, zoo
 
 ONES, ZEROS = jnp.ones(2), jnp.zeros(2)
@@ -251,7 +251,7 @@ def test_deep_objects_need_no_deep_stack():
     node, state = nnx.Param(jnp.ones(1)), jnp.zeros(1)
     for _ in range(3000):
         node, state = nnx.Dict(x=node), {"x": state}
-    fit = fits.compare(node, state)
+    fit = matching.compare(node, state)
     assert fit.error("") is None and len(fit.pairs) == 1
 
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import graftree as nnx
-from graftree.core import stamps
+from graftree.core import ownership
 from tests import comparisons, static_values, strategies, tables, zoo
 from tests.changes import (
     DATA_IN_TREES,
@@ -294,15 +294,15 @@ def test_a_change_is_seen_if_another_thread_writes_its_stamp_last():
     before = remembered(model, graph=True)
     model.tag = static_values.Tag("b")
     model._pytree__state.stamp = other._pytree__state.stamp
-    stamps.clock.now = other._pytree__state.stamp
+    ownership.clock.now = other._pytree__state.stamp
     assert checked(model, graph=True) is not before
 
 
 def test_making_objects_from_a_state_is_no_structural_change():
     graphdef, state = nnx.split(made())
-    before = stamps.clock.now
+    before = ownership.clock.now
     nnx.merge(graphdef, state)
-    assert stamps.clock.now == before
+    assert ownership.clock.now == before
 
 
 @tables.cases(

@@ -18,11 +18,10 @@ from graftree.core.graph.graphdefs import (
     GraphDef,
     NodeRef,
     NodeRow,
+    Path,
     Static,
     VariableDef,
 )
-
-Path = tuple[Any, ...]
 
 
 class Absent(enum.Enum):
@@ -201,7 +200,7 @@ class Box(NamedTuple):
     is_ref: bool
 
 
-class Repeated(NamedTuple):
+class Met(NamedTuple):
     """An object met before: at an earlier path, or (``None``) in another tree."""
 
     path: Path | None
@@ -248,7 +247,7 @@ def facts(
         if path is None:
             continue
         if isinstance(what, NodeRef):
-            found[path] = Repeated(known.get(what.index))
+            found[path] = Met(known.get(what.index))
             continue
         found |= _facts_of(path, what, identity)
         if (index := getattr(what, "index", None)) is not None:
@@ -302,7 +301,7 @@ def describe(fact: Any) -> str:
             return f"a {fact.type.__name__}{known}"
         case Exactly():
             return f"one {type(fact.leaf).__name__}"
-        case Repeated():
+        case Met():
             where = "" if fact.path is None else f": {paths.to_string(fact.path)}"
             return f"a known object{where}"
         case Form():

@@ -26,7 +26,7 @@ import jax
 from graftree import _jax
 from graftree.annotations import Path
 from graftree.core import paths, walks
-from graftree.core.graph import graphdefs, nodes, tree_checks
+from graftree.core.graph import graphdefs, nodes
 from graftree.core.graph.graphdefs import (
     LEAF,
     NODE,
@@ -316,7 +316,7 @@ def _check_for_cycles(root: Any) -> None:
         if isinstance(kind, Leaf) or (isinstance(kind, GraphKind) and not is_new(x)):
             return []
         if isinstance(kind, TreeKind):
-            tree_checks.check_above(above, x, path)
+            nodes.check_above(above, x, path)
         listed, _ = kind.flatten(x)
         return [(key, child) for key, child, is_data in listed if is_data is not False]
 
@@ -325,8 +325,8 @@ def _check_for_cycles(root: Any) -> None:
 
 def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
     """Tree-mode `flatten` without paths."""
-    flat, treedef = tree_checks.flatten_with_paths(node, function)
-    tree_checks.check_tree(flat, function)
+    flat, treedef = nodes.flatten_with_paths(node, function)
+    nodes.check_tree(flat, function)
     listed = _with_paths(flat)
     listed.sort(key=lambda item: paths.path_sort_key(item[0]))
     return _tree_of(node, treedef, listed)
@@ -334,7 +334,7 @@ def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
 
 def flatten_as_jax(node: Any) -> tuple[GraphDef[Any], list[Any]]:
     """The same in JAX's order, with what is shared as often as it is met."""
-    ends = tree_checks.is_variable_or_ref
+    ends = nodes.is_variable_or_ref
     flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=ends)
     return _tree_of(node, treedef, _with_paths(flat))
 

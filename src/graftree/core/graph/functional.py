@@ -17,10 +17,9 @@ import jax
 from graftree import _jax, config
 from graftree.annotations import Filter
 from graftree.core import filters
-from graftree.core.graph import flattening, graph_states, graphdefs, matching, watches
+from graftree.core.graph import flattening, graphdefs, matching, watches
 from graftree.core.graph.flattening import IndexMap, RefMap
-from graftree.core.graph.graph_states import GraphState
-from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.graphdefs import GraphDef, GraphState
 from graftree.core.states import flat_states, states
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import State
@@ -334,19 +333,19 @@ def merge(
 
 
 def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], tuple[Any, ...]]:
-    first = graph_states.graphdef_of(given[0])
+    first = graphdefs.graphdef_of(given[0])
     for other in given[1:]:
         if not isinstance(other, GraphState):
             raise ValueError(
                 "Expected GraphState object after a GraphState, got "
                 f"{type(other).__name__}."
             )
-        if graph_states.graphdef_of(other) != first:
+        if graphdefs.graphdef_of(other) != first:
             raise ValueError(
                 "GraphDef must be the same in all GraphStates: they come from "
                 "different models."
             )
-    return first, tuple(map(graph_states.state_of, given))
+    return first, tuple(map(graphdefs.state_of, given))
 
 
 @overload

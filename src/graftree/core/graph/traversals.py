@@ -13,14 +13,13 @@ from typing import Any
 
 from graftree import _jax, config
 from graftree.core import filters, paths, walks
-from graftree.core.graph import flattening, nodes, tree_checks, watches
+from graftree.core.graph import flattening, nodes, watches
+from graftree.core.graph.graphdefs import Path
 from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
-from graftree.core.objects import bookkeeping, classes
+from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.attributes import AttributeTable, is_data
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables.variables import Variable
-
-Path = tuple[Any, ...]
 
 
 def iter_graph(
@@ -115,17 +114,17 @@ class _InTree:
 
     def __call__(self, x: Any, path: Path) -> list[tuple[Any, Any]]:
         """The children of a value that is met."""
-        if isinstance(x, Pytree) and not classes.facts_of(type(x)).is_pytree:
+        if isinstance(x, Pytree) and not attributes.facts_of(type(x)).is_pytree:
             where = paths.to_string(path)
-            raise tree_checks.not_a_pytree_error(x, where, self._function)
-        if tree_checks.is_variable_or_ref(x):
+            raise nodes.not_a_pytree_error(x, where, self._function)
+        if nodes.is_variable_or_ref(x):
             if id(x) in self._leaves:
                 _, first = self._leaves[id(x)]
                 flat = [(paths.to_string(p), x) for p in (first, path)]
-                tree_checks.check_tree(flat, self._function)
+                nodes.check_tree(flat, self._function)
             self._leaves[id(x)] = x, path
         elif _is_tree_node(x) and not _is_singleton(x):
-            tree_checks.check_above(self._above, x, path)
+            nodes.check_above(self._above, x, path)
         return _tree_children(x)
 
 
@@ -208,8 +207,8 @@ def _node_children(
                 f"another node, or graph=False to nnx.{function} for JAX pytrees."
             )
         return nodes.items(node, kind)
-    if isinstance(node, Pytree) and not classes.facts_of(type(node)).is_pytree:
-        raise tree_checks.not_a_pytree_error(node, "", function)
+    if isinstance(node, Pytree) and not attributes.facts_of(type(node)).is_pytree:
+        raise nodes.not_a_pytree_error(node, "", function)
     if isinstance(kind, Leaf) or not nodes.is_pytree_node(
         node, check_graph_registry=False
     ):
@@ -338,7 +337,7 @@ def _reclassified(
     """The table of ``x``; data put in place of a static value becomes data."""
     table = bookkeeping.table_of(x)
     for child, (key, value) in zip(children, items.items(), strict=True):
-        name = classes.name_of(type(x), key)
+        name = attributes.name_of(type(x), key)
         if not table[name] and value is not child.value and is_data(value):
             table = table.with_entry(name, True)
     return table

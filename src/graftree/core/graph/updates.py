@@ -18,25 +18,17 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Filter
 from graftree.core import filters, paths, walks
-from graftree.core.graph import (
-    fits,
-    flattening,
-    graph_states,
-    matching,
-    nodes,
-    tree_checks,
-    watches,
-)
+from graftree.core.graph import flattening, graphdefs, matching, nodes, watches
+from graftree.core.graph.graphdefs import Path
 from graftree.core.graph.matching import Given, Match
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
-from graftree.core.objects import bookkeeping, classes, pytrees
+from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
 from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.variables import MISSING, Variable
 
-Path = tuple[Any, ...]
 Step = Callable[[], None]
 
 
@@ -79,9 +71,9 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
         check_arguments(node, given, "nnx.update")
         whole = states.merge_state(*map(matching.mapping_of, given)).raw_mapping
     if not strict:
-        _carry_out(fits.match(node, whole))
+        _carry_out(matching.match(node, whole))
         return
-    fit = fits.compare(node, whole)
+    fit = matching.compare(node, whole)
     error = fit.error(
         f"nnx.update: the state does not fit the {type(node).__name__}. Nothing has "
         "changed.",
@@ -101,7 +93,7 @@ def write(given: Iterable[Given]) -> None:
 def write_at(node: Any, leaves: Mapping[Path, Any]) -> None:
     """Writes leaves that are given by their paths into an object: all, or none."""
     whole = leaves[()] if () in leaves else flat_states.nest(leaves.items())
-    _carry_out(fits.match(node, whole))
+    _carry_out(matching.match(node, whole))
 
 
 class UnsupportedTypeError(RuntimeError, TypeError):
@@ -213,7 +205,7 @@ def _refusal(given: Given, held: Any) -> str:
     name = type(given.held).__name__ if is_box else "attribute"
     return (
         f"{paths.to_string(given.path, '<root>')}: the {name} holds "
-        f"{fits.describe(held)}, got a "
+        f"{matching.describe(held)}, got a "
         f"{type(given.value).__name__} with the keys {listed}"
     )
 
@@ -244,7 +236,7 @@ def _copied(value: Any) -> Any:
     """What a new attribute gets: Variables of its own."""
     if isinstance(value, Variable):
         return value.copy()
-    if not isinstance(value, (State, graph_states.GraphState)):
+    if not isinstance(value, (State, graphdefs.GraphState)):
         return value
     return jax.tree.map(
         lambda x: x.copy() if isinstance(x, Variable) else x,
@@ -270,7 +262,7 @@ def _set(node: Any, owner: Pytree | None, value: Any, path: Path) -> Step:
         )
     check_owned(owner, key)
     if isinstance(node, Pytree):
-        pytrees.check_assignment(node, classes.name_of(type(node), key), value)
+        pytrees.check_assignment(node, attributes.name_of(type(node), key), value)
     return functools.partial(kind.set_key, node, key, value)
 
 
@@ -417,7 +409,7 @@ def _leaves_of(root: Any) -> Iterator[tuple[Path, Any, tuple[Any, Pytree | None]
         if isinstance(kind, Leaf):
             return None if kind is Leaf.STATIC else ()
         if isinstance(kind, TreeKind):
-            tree_checks.check_above(above, x, path)
+            nodes.check_above(above, x, path)
         around[path] = x, x if kind is nodes.PYTREE else around[path[:-1]][1]
         return _data_in(x, kind)
 
@@ -441,7 +433,7 @@ def _removal(path: Path, node: Any, owner: Pytree | None) -> Step:
 
 def _data_in(node: Any, kind: Any) -> list[tuple[Any, Any]]:
     """The children of a node that may be data, with their keys, in order."""
-    facts = classes.facts_of(type(node)) if kind is nodes.PYTREE else None
+    facts = attributes.facts_of(type(node)) if kind is nodes.PYTREE else None
     if facts is not None and facts.is_pytree:
         entries, table = vars(node), bookkeeping.table_of(node)
         layout = table.layout(facts.naming)

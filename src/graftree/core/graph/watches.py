@@ -37,8 +37,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 
 from graftree import _jax, config
-from graftree.core import imprints, ownership, stamps, walks
-from graftree.core.graph import flattening, graphdefs, nodes, tree_checks
+from graftree.core import imprints, ownership, walks
+from graftree.core.graph import flattening, graphdefs, nodes
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import (
     LEAF,
@@ -49,7 +49,7 @@ from graftree.core.graph.graphdefs import (
     VariableDef,
 )
 from graftree.core.graph.nodes import Leaf
-from graftree.core.objects import attributes, bookkeeping, classes, pytrees
+from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.states import flat_states
 from graftree.core.states.states import State
 from graftree.core.variables import operators, variables
@@ -71,7 +71,7 @@ def flatten_node(
     for memo in known or ():
         if memo.watch.holds():
             return memo.graphdef, memo.leaves()
-    made = stamps.clock.now
+    made = ownership.clock.now
     if known is None:
         # `()` says that it was taken apart once.
         memos[sharing] = ()
@@ -138,7 +138,7 @@ def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | N
 
 
 def _known_at_once(obj: Any, known: Iterable[Memo]) -> Iterable[Memo]:
-    made = stamps.clock.now
+    made = ownership.clock.now
     try:
         graphdef, leaves = flattening.flatten_as_jax(obj)
         watch = StructureWatch.over([obj], made)
@@ -223,7 +223,7 @@ def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
     if nodes.kind_of(node) is nodes.PYTREE:
         return bookkeeping.memos_of(node), []
     try:
-        found, treedef = tree_checks.flatten(node, nodes.is_node_module)
+        found, treedef = nodes.flatten(node, nodes.is_node_module)
     except (TypeError, ValueError):  # keys that JAX can't sort, for one
         return {}, []
     is_pure = all(nodes.kind_of(x) is nodes.PYTREE for x in found)
@@ -330,7 +330,7 @@ class StructureWatch:
         # Containers, and graph nodes as weak references, by row; all objects by number.
         self._members = [*members]
         self._numbered = dict(objects)
-        self._stamped: list[Any] = [classes.changes]
+        self._stamped: list[Any] = [attributes.changes]
         self._places = [0]  # of their rows
         self._states: dict[int, tuple[Any, type]] = {}
         self._data: dict[tuple[int, Any], Any] = {}  # not arrays
@@ -355,7 +355,7 @@ class StructureWatch:
         self.has_contents = bool(self._mirrored or self._statics or self._comparisons)
         # Some types make what they list, so that it is never what it was.
         self.is_complete &= all(map(self._is_as_was, self._unseen))
-        latest = max(*self._stamps, *self._variable_stamps, stamps.clock.now)
+        latest = max(*self._stamps, *self._variable_stamps, ownership.clock.now)
         self.is_complete &= latest == made
 
     @staticmethod
@@ -369,7 +369,7 @@ class StructureWatch:
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
-        now = stamps.clock.now
+        now = ownership.clock.now
         if now != self.checked:
             # Not whether they are larger: of two threads that change an object at once,
             # the one with the smaller number may be the last to write it.
@@ -634,4 +634,4 @@ def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
         owner = next(child.value for child in nodes.children(owner) if child.key == key)
     if nodes.kind_of(owner) is not nodes.PYTREE:
         return None
-    return Attribute(weakref.ref(owner), classes.name_of(type(owner), path[-1]))
+    return Attribute(weakref.ref(owner), attributes.name_of(type(owner), path[-1]))

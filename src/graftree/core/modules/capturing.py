@@ -45,9 +45,8 @@ from graftree.core import paths
 from graftree.core.graph import traversals
 from graftree.core.objects import bookkeeping, pytrees
 from graftree.core.states import flat_states, states
-from graftree.core.variables import kinds, operators, variables
-from graftree.core.variables.kinds import Perturbation
-from graftree.core.variables.variables import MISSING, Variable
+from graftree.core.variables import operators, variables
+from graftree.core.variables.variables import MISSING, Perturbation, Variable
 
 T = TypeVar("T")
 
@@ -211,7 +210,7 @@ def _change(
     Outside a capture it is an attribute.
     """
     if isinstance(variable_type, str):
-        variable_type = kinds.variable_type_from_name(
+        variable_type = variables.variable_type_from_name(
             variable_type, allow_register=True
         )
     buffers = _open_buffers(module)

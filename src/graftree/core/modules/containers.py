@@ -24,7 +24,7 @@ import numpy as np
 from graftree import _jax, _python, errors
 from graftree.core import imprints
 from graftree.core.modules import capturing, modules
-from graftree.core.objects import attributes, bookkeeping, classes, pytrees
+from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.attributes import Naming
 from graftree.core.text import representations
 from graftree.core.variables.variables import Variable
@@ -46,7 +46,7 @@ def _item_key(name: str) -> int | str:
     return int(name) if _is_index(name) else name
 
 
-@classes.named_by(Naming(_index_order, _item_key, lambda _, key: str(key)))
+@attributes.named_by(Naming(_index_order, _item_key, lambda _, key: str(key)))
 @capturing.records_no_outputs
 class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]):
     """A list of Modules, Variables, arrays and static values.
@@ -73,7 +73,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
 
     # Attributes named by an index are items, however they are set.
 
-    @classes.of_ours
+    @attributes.of_ours
     def __setattr__(self, name: str, value: Any) -> None:
         if not _is_index(name) or int(name) < self._length:
             super().__setattr__(name, value)
@@ -82,7 +82,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         super().__setattr__(str(length), value)
         pytrees.store_attribute(self, _LENGTH, length + 1, status=False)
 
-    @classes.of_ours
+    @attributes.of_ours
     def __delattr__(self, name: str) -> None:
         if _is_index(name):
             del self[int(name)]
@@ -312,7 +312,7 @@ def _name_of(cls: type, key: Any) -> str:
     return key
 
 
-@classes.named_by(Naming(_key_of, _key_of, _name_of))
+@attributes.named_by(Naming(_key_of, _key_of, _name_of))
 @capturing.records_no_outputs
 class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str, A]):
     """A dict with string keys of Modules, Variables, arrays and static values.
@@ -349,7 +349,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
         for key, value in given.items():
             self[key] = value
 
-    @classes.of_ours
+    @attributes.of_ours
     def __setattr__(self, name: str, value: Any) -> None:
         attribute = getattr(type(self), name, None)
         if callable(attribute) and not hasattr(type(attribute), "__set__"):

@@ -4,12 +4,12 @@
     module(x) -> methods.py -> running.py (a frame) -> __call__ as it was written
     jax.tree.flatten -> pytrees.py -> data attributes are children, the rest the treedef
 
-- ``attributes.py``: the status of an attribute: declared, or inferred when it is set.
-- ``classes.py``: what is known of a class, looked up once.
+- ``attributes.py``: the status of an attribute: declared, or inferred when it is set;
+  what is known of a class, looked up once.
 - ``bookkeeping.py``: what is known of one object: owner, stamp, statuses, memos.
-- ``running.py``: which object runs, and where it is; who makes objects.
+- ``running.py``: which object runs, and where it is; who makes objects; what messages
+  say of objects.
 - ``methods.py``: what stands for ``__call__`` and says so; observers of calls, and what
   JAX traces for them; results that are cast.
-- ``failures.py``: what messages say of objects.
 - ``pytrees.py``: `Pytree`, the base class, as a JAX pytree.
 """

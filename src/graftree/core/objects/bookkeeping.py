@@ -22,8 +22,8 @@ from typing import Any
 import jax
 
 from graftree import _python, errors
-from graftree.core import ownership, stamps
-from graftree.core.objects import attributes, classes
+from graftree.core import ownership
+from graftree.core.objects import attributes
 from graftree.core.objects.attributes import AttributeTable
 
 NODES = "_pytree__nodes"
@@ -62,7 +62,7 @@ class PytreeState:
         flags: `initializing` and `is_setup`.
         owner: The token of the trace that owns the object.
         built: Whether construction has ended; until then some checks are deferred.
-        stamp: The number of the last structural change (see `stamps.py`).
+        stamp: The number of the last structural change (see `ownership.touch`).
         memos: What is known of the object's structure, by mode (see `watches.py`).
         aux: What JAX got last as the static part of the object (see `pytrees.py`).
     """
@@ -133,7 +133,7 @@ def complete(obj: Any) -> dict[str, Any]:
     """The ``vars`` of an object, which gets what bookkeeping it lacks."""
     entries = obj.__dict__
     if NODES not in entries:
-        put(entries, NODES, classes.facts_of(type(obj)).empty_table)
+        put(entries, NODES, attributes.facts_of(type(obj)).empty_table)
     if STATE not in entries:
         put(entries, STATE, PytreeState())
     return entries
@@ -189,7 +189,7 @@ def statuses(obj: Any) -> AttributeTable:
 
 def check_owned(obj: Any, attribute: str | None = None) -> None:
     """Raises if an object must not be changed now; its class may have a say in that."""
-    if classes.facts_of(type(obj)).checks_itself or not state_of(obj).is_owned():
+    if attributes.facts_of(type(obj)).checks_itself or not state_of(obj).is_owned():
         obj._check_valid_context(lambda: str(ownership.object_error(obj, attribute)))
 
 
@@ -208,7 +208,7 @@ def separate(copied: Any, original: Any) -> None:
 
 def mark_changed(state: PytreeState) -> None:
     """Stamps an object, and lets go of the static values that it had."""
-    stamps.touch(state)
+    ownership.touch(state)
     state.aux = NO_AUX
 
 
@@ -224,7 +224,7 @@ def settle(obj: Any) -> AttributeTable:
     """Brings the table into agreement with the attributes in ``vars``."""
     entries = complete(obj)
     cls, table = type(obj), entries[NODES]
-    facts = classes.facts_of(cls)
+    facts = attributes.facts_of(cls)
     settled = table
     for name in table:
         if name not in entries:
@@ -307,7 +307,7 @@ def watch(obj: Any) -> bool:
     It cannot if other code holds the present dict, or if the class has its own
     ``__setattr__`` or ``__delattr__``, which may call that of `object`.
     """
-    if not classes.facts_of(type(obj)).is_stamping:
+    if not attributes.facts_of(type(obj)).is_stamping:
         return False
     if type(obj.__dict__) is WatchedDict:
         return True

@@ -37,7 +37,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core import pickling
-from graftree.core.objects import attributes, failures, running
+from graftree.core.objects import attributes, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import ModuleCall, ModuleStep, NamedArguments
 from graftree.core.variables.variables import Variable
@@ -92,7 +92,7 @@ class TrackedMethod:
                     return _observe(frame, call)
                 return call(*args, **kwargs)
         except Exception as error:
-            failures.explain(error, frame, function)
+            running.explain(error, frame, function)
             # Without this method, which says nothing to the user.
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             raise

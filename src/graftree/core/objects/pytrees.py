@@ -3,10 +3,10 @@
 Every subclass of `Pytree` is a registered JAX pytree (unless declared otherwise): its
 data attributes are the children, in the order of their names; the static ones and the
 table of statuses are the treedef. `bookkeeping.py` has what an object holds besides its
-attributes, `classes.py` what is known of its class.
+attributes and what is known of its class.
 
 What always holds: a static attribute contains no array; only the owning trace sets or
-deletes attributes; every structural change is stamped (see `stamps.py`).
+deletes attributes; every structural change is stamped (see `ownership.touch`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ import numpy as np
 
 from graftree import _jax_registries, errors
 from graftree.core import imprints, ownership, pickling
-from graftree.core.objects import (
-    attributes,
-    bookkeeping,
-    classes,
-    methods,
-    running,
-)
+from graftree.core.objects import attributes, bookkeeping, methods, running
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
@@ -39,7 +33,7 @@ from graftree.core.variables.variables import Variable
 T = TypeVar("T")
 _NODES, _STATE = bookkeeping.NAMES
 _put = bookkeeping.put
-_facts = classes.known
+_facts = attributes.known
 
 
 class PytreeMeta(abc.ABCMeta):
@@ -56,13 +50,13 @@ class PytreeMeta(abc.ABCMeta):
         if (
             name in _KNOWN_OF_CLASSES
             or hasattr(type(value), "__set__")
-            or name in classes.facts_of(cls).descriptors
+            or name in attributes.facts_of(cls).descriptors
         ):
-            classes.forget()
+            attributes.forget()
 
     def __delattr__(cls, name: str) -> None:
         super().__delattr__(name)
-        classes.forget()
+        attributes.forget()
 
     __dir__ = representations.names_of_class
 
@@ -83,7 +77,7 @@ def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     kind.__init__(obj, *args, **kwargs)
     state.built = True
     bookkeeping.table_of(obj)
-    if classes.facts_of(kind).is_pytree:
+    if attributes.facts_of(kind).is_pytree:
         _check_static_attributes(obj)
     return obj
 
@@ -148,10 +142,10 @@ class Pytree(
                 "attributes of Pytrees are kept in __dict__. Remove __slots__."
             )
         if pytree is not None:
-            classes.declare_pytree(cls, pytree)
-        classes.declared_statuses(cls, warn=True)
+            attributes.declare_pytree(cls, pytree)
+        attributes.declared_statuses(cls, warn=True)
         methods.know_calls(cls)
-        if classes.facts_of(cls).is_pytree:
+        if attributes.facts_of(cls).is_pytree:
             _register(cls)
 
     _pytree__nodes = bookkeeping.Default(_NODES)
@@ -159,10 +153,10 @@ class Pytree(
 
     if not TYPE_CHECKING:  # to a type checker it would allow misspelt names
 
-        @classes.of_ours
+        @attributes.of_ours
         def __setattr__(self, name: str, value: Any) -> None:
             cls, entries = type(self), self.__dict__
-            facts = _facts.get(cls) or classes.facts_of(cls)
+            facts = _facts.get(cls) or attributes.facts_of(cls)
             if name in facts.descriptors:
                 if type(value) is AttributeField:
                     value = value.default
@@ -184,9 +178,9 @@ class Pytree(
                 status = entries[_NODES].get(name, attributes.is_data(value))
             store_attribute(self, name, value, status)
 
-    @classes.of_ours
+    @attributes.of_ours
     def __delattr__(self, name: str) -> None:
-        if name in classes.facts_of(type(self)).descriptors:
+        if name in attributes.facts_of(type(self)).descriptors:
             _use_descriptor(self, object.__delattr__, name)
             return
         bookkeeping.check_owned(self, name)
@@ -196,7 +190,7 @@ class Pytree(
             _put(entries, _NODES, entries[_NODES].without(name))
         bookkeeping.mark_changed(entries[_STATE])
 
-    @classes.of_ours
+    @attributes.of_ours
     def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
         """Raises if the current trace must not change the object; asked each time."""
         if not bookkeeping.state_of(self).is_owned():
@@ -250,7 +244,7 @@ class Pytree(
     __dir__ = representations.names_of_object
 
 
-classes.forget()
+attributes.forget()
 
 
 class Object(Pytree, pytree=False):
@@ -363,7 +357,7 @@ def store_attribute(obj: Any, name: str, value: Any, status: bool) -> None:
 
 def check_assignment(obj: Pytree, name: str, value: Any) -> None:
     """Raises what ``setattr`` would raise for the status of the attribute."""
-    facts = classes.facts_of(type(obj))
+    facts = attributes.facts_of(type(obj))
     if facts.is_pytree and name not in facts.descriptors:
         _checked_status(obj, facts, name, value, None)
 
@@ -426,7 +420,7 @@ def _take_apart(cls: type, name: str, field: AttributeField) -> tuple[bool, Any]
 
 
 def _checked_status(
-    obj: Pytree, facts: classes.Facts, name: str, value: Any, status: bool | None
+    obj: Pytree, facts: attributes.Facts, name: str, value: Any, status: bool | None
 ) -> bool:
     """The status the attribute will have; raises if the value doesn't fit it."""
     cls = type(obj)
@@ -468,7 +462,7 @@ def _refuse_data(obj: Pytree, name: str, value: Any, known: bool | None) -> None
 
 
 def _check_static_attributes(obj: Any) -> None:
-    naming = classes.facts_of(type(obj)).naming
+    naming = attributes.facts_of(type(obj)).naming
     entries = obj.__dict__
     for name in bookkeeping.table_of(obj).names(naming)[2]:
         if type(entries[name]) not in attributes.ATOMS:
@@ -477,7 +471,7 @@ def _check_static_attributes(obj: Any) -> None:
 
 def _register(cls: type[Pytree]) -> None:
     def getters(table: AttributeTable) -> Any:
-        return table.getters(classes.facts_of(cls).naming)
+        return table.getters(attributes.facts_of(cls).naming)
 
     def flatten(obj: Any) -> Any:
         # The aux of the last time, if it is still true: then JAX need not compare it.
@@ -514,7 +508,7 @@ def _register(cls: type[Pytree]) -> None:
 
     def flatten_with_keys(obj: Any) -> Any:
         children, aux = flatten(obj)
-        naming = classes.facts_of(cls).naming
+        naming = attributes.facts_of(cls).naming
         keys = [_key_entry(naming.key_of(name)) for name in aux[0].names(naming)[1]]
         return list(zip(keys, children, strict=True)), aux
 

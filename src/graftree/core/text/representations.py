@@ -18,7 +18,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.core import paths, walks
-from graftree.core.text import descriptions, folding, writing
+from graftree.core.text import descriptions, writing
 from graftree.core.text.descriptions import Attr, Item, Object
 
 
@@ -247,10 +247,10 @@ def pytree_repr(
     writer = writing.active()
     has_sizes = writer is None or not writer.only_counts
     yield _frame(obj, _sizes_by_type(variables_in(obj)) if has_sizes else "")
-    defaults = folding.defaults_of(type(obj)) if writer and writer.siblings else {}
+    defaults = writing.defaults_of(type(obj)) if writer and writer.siblings else {}
     for name, value in attributes:
         is_shown = not name.startswith("_") or is_data.get(name, False)
-        if is_shown and not folding.is_default(name, value, defaults):
+        if is_shown and not writing.is_default(name, value, defaults):
             yield Attr(name, value)
 
 

@@ -3,8 +3,7 @@
     Variable = raw value (array, ref or pytree) + metadata + owner
 
 - ``variables.py``: `Variable`, a JAX pytree; who may write it; many read and written
-  at once.
-- ``kinds.py``: `Param`, `Cache`, ..., and their names.
+  at once; `Param`, `Cache`, ..., and their names.
 - ``metadata.py``: what a Variable carries besides its value: hooks, flags, defaults.
 - ``values.py``: what may be in the box: read, written, checked, copied; refs included.
 - ``operators.py``: a Variable in arithmetic stands for its value; ``.value``.

@@ -11,7 +11,7 @@ import numpy as np
 
 from graftree import _jax, errors
 from graftree.core import ownership, pickling
-from graftree.core.text import short_forms
+from graftree.core.text import descriptions
 from graftree.core.variables import sharding
 
 _is_array_type: dict[type, bool] = {}
@@ -167,7 +167,8 @@ def _misfit(what: str, ref: Any, given: Any, where: str) -> ValueError:
         errors.message(
             f"Invalid {what}: a ref cannot change its {what}.",
             where=f"{f'at {where}: ' if where else ''}the ref holds "
-            f"{short_forms.describe(ref)}, the value is {short_forms.describe(given)}",
+            f"{descriptions.describe(ref)}, "
+            f"the value is {descriptions.describe(given)}",
             way_out="Convert the value, or make a new ref: nnx.to_arrays(node).",
         )
     )
@@ -196,7 +197,7 @@ def write_at(raw: Any, index: Any, value: Any) -> Any:
 def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> Any:
     if index is not Ellipsis:
         raise TypeError(
-            f"The value {short_forms.describe(abstract)} is abstract: it has no "
+            f"The value {descriptions.describe(abstract)} is abstract: it has no "
             "elements yet.\n"
             "Write all of it, variable[...] = array, before parts of it."
         )

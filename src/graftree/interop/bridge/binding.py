@@ -26,17 +26,16 @@ import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import paths, stamps, walks
+from graftree.core import ownership, paths, walks
 from graftree.core.graph import functional
-from graftree.core.objects import attributes, bookkeeping, classes
+from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngState
 from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
-from graftree.core.variables import kinds
-from graftree.core.variables.kinds import Param
+from graftree.core.variables import variables
 from graftree.core.variables.metadata import VariableMetadata
-from graftree.core.variables.variables import Variable
+from graftree.core.variables.variables import Param, Variable
 from graftree.interop.bridge import linen_side
 
 
@@ -175,7 +174,7 @@ def set_initializing(node: Pytree, value: bool) -> None:
     """Says whether an object makes its variables when it is called."""
     state = bookkeeping.state_of(node)
     state.initializing = value
-    stamps.touch(state)
+    ownership.touch(state)
 
 
 def current_context() -> ModuleStackEntry | None:
@@ -346,7 +345,7 @@ def _adopt_foreign(
 
 
 def _key_of(node: Pytree, name: str) -> Any:
-    return classes.facts_of(type(node)).naming.key_of(name)
+    return attributes.facts_of(type(node)).naming.key_of(name)
 
 
 def _fill(container: Any, state: Any) -> None:
@@ -437,7 +436,7 @@ def new_variable(
     if unbox:
         variable = linen_side.to_nnx_var(col, value)
     else:
-        variable = kinds.variable_type_from_name(col, allow_register=True)(value)
+        variable = variables.variable_type_from_name(col, allow_register=True)(value)
     setattr(module, name, variable)
     return variable
 

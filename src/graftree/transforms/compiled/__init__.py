@@ -1,5 +1,5 @@
 """Functions that JAX compiles.
 
-- ``jit.py``: `jit`; ``stages.py``: what ``lower`` and ``compile`` of it return.
-- ``partials.py``: `jit_partial` and `cached_partial`.
+- ``jit.py``: `jit`, `jit_partial` and `cached_partial`.
+- ``stages.py``: what ``lower`` and ``compile`` return.
 """

@@ -24,7 +24,7 @@ from graftree.transforms.crossing import debug_info, programs, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.prefixes import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 
 R = TypeVar("R")
@@ -110,7 +110,7 @@ def switch(
         return _choose(row, index, tuple(branches), operands)
 
 
-class _Kind(NamedTuple):
+class _Selector(NamedTuple):
     """One of the two transforms.
 
     Attributes:
@@ -125,12 +125,12 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "cond": _Kind(
+    "cond": _Selector(
         "pred",
         lambda pred, branches: jax.lax.cond(pred, *branches),
         ("true_fun", "false_fun").__getitem__,
     ),
-    "switch": _Kind("index", jax.lax.switch, "branches[{}]".format),
+    "switch": _Selector("index", jax.lax.switch, "branches[{}]".format),
 }
 
 
@@ -188,7 +188,7 @@ class _Branches:
     def __init__(
         self,
         row: Row,
-        kind: _Kind,
+        kind: _Selector,
         functions: Sequence[Callable[..., Any]],
         groups: Sequence[Values],
     ) -> None:

@@ -20,7 +20,6 @@ last content is written to the caller's.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,20 +27,20 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax
-from graftree.core.graph import differences, flattening, tree_checks
+from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.core.rng.streams import RngState
-from graftree.transforms.crossing import packing, programs, reports, signatures
+from graftree.transforms.crossing import packing, programs, refusals, signatures
 from graftree.transforms.crossing.inside import (
     Collected,
     Inside,
-    Leaf,
     Linked,
+    Outgoing,
     Returned,
 )
 from graftree.transforms.crossing.packing import Parts, Values
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import Row
 from graftree.transforms.crossing.signatures import Signature, Slot
 
 
@@ -198,7 +197,7 @@ class Rounds:
             return [], []
         now = self._take_apart(inside, number, carry)
         identified = self._identified(self.before[number], now.olds)
-        if not _are_same(identified, self._identified(now.signature, now.news)):
+        if not packing.are_same(identified, self._identified(now.signature, now.news)):
             raise self._identity_error()
         if self.before[number] != now.signature and not self._may_settle(number, now):
             raise self.error(number, now.signature)
@@ -209,12 +208,12 @@ class Rounds:
             if not all(x is y or index in free for index, (x, y) in pairs):
                 raise self._identity_error()
         after[number] = now.signature
-        return [*filter(tree_checks.is_variable_or_ref, now.news)], now.leaves
+        return [*filter(nodes.is_variable_or_ref, now.news)], now.leaves
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
         """Objects that must be the same, whatever else is wrong."""
         if not self._row.mode.structure:
-            return [*filter(tree_checks.is_variable_or_ref, objects)]
+            return [*filter(nodes.is_variable_or_ref, objects)]
         tops = [top for top in signature.skeleton.tops() if top is not LEAF]
         return [objects[x.index] for x in tops if not self._place.may_be_new(x)]
 
@@ -260,11 +259,7 @@ class Rounds:
         )
 
 
-def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(operator.is_, first, second))
-
-
-class _Source(NamedTuple):
+class _FoundAt(NamedTuple):
     """Where a leaf is after the loop.
 
     Attributes:
@@ -366,7 +361,7 @@ class Loop:
         assert notes, "JAX traces the step before the loop ends"
         last = carried.by_position()
 
-        def value(source: _Source) -> Any:
+        def value(source: _FoundAt) -> Any:
             if source.axis is None:
                 return last.get(source.number, self.values[source.number])
             return _from_front(stacked[source.number], source.axis)
@@ -417,13 +412,13 @@ class Loop:
             values[position] = inside.values[position][...]
         stacked: list[Any] = []
 
-        def place(value: Any, axis: Any, position: int | None) -> _Source:
+        def place(value: Any, axis: Any, position: int | None) -> _FoundAt:
             if isinstance(axis, int):
                 stacked.append(value)
-                return _Source(len(stacked) - 1, axis)
+                return _FoundAt(len(stacked) - 1, axis)
             if position is None:
                 raise self._new_data_error()
-            return _Source(position)
+            return _FoundAt(position)
 
         ins, outs = self.row.inputs.values, self.row.outputs.values
         sources = [
@@ -479,7 +474,7 @@ class Loop:
             "loop, or give the argument an axis."
         )
 
-    def _without_dropped(self, changed: list[Leaf]) -> list[Leaf]:
+    def _without_dropped(self, changed: list[Outgoing]) -> list[Outgoing]:
         """What changed and is kept; warns of what is not.
 
         With graph updates, what is the same for all steps is not.
@@ -493,7 +488,7 @@ class Loop:
             if axis is not None:  # by filters, it is meant
                 unmeant = unmeant - {*range(*self.signature.span(number).leaves)}
         slots = self.signature.slots
-        reports.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
+        refusals.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
         return [leaf for leaf in changed if leaf.position not in dropped]
 
     def _aligned(self, found: Collected) -> tuple[list[_Aligned], list[_Aligned]]:
@@ -529,12 +524,12 @@ class _Notes(NamedTuple):
     """
 
     returned: Returned
-    sources: list[list[_Source]]
-    refs: list[_Source]
+    sources: list[list[_FoundAt]]
+    refs: list[_FoundAt]
 
 
 # A leaf that leaves a step, and the position of the argument in its place.
-_Aligned = tuple[Leaf, int | None]
+_Aligned = tuple[Outgoing, int | None]
 
 
 def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:

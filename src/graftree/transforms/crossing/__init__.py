@@ -11,16 +11,16 @@ groups of leaves only, one for each value of a `Prefix` (an axis, a sharding, a 
 signatures are static data of the pytree nodes that carry the groups, so they are part
 of JAX's own cache key, and the static part of a result comes with a cached call.
 
-- ``rows.py``: a transform as a row of a table; ``prefixes.py``: the groups that its
-  leaves are in, and what the user says of that.
-- ``outside.py``, ``inside.py``: the crossing; ``plans.py``, ``planned_calls.py``: the
-  memo of a `Call`; ``traces.py``: what a trace depended on.
+- ``prefixes.py``: a transform as a row of a table; the groups that its leaves are in,
+  and what the user says of that.
+- ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`;
+  ``traces.py``: what a trace depended on.
 - ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
   ``debug_info.py``: what JAX says of a traced function is about the user's.
 - ``decorators.py``: forms of use; static and donated arguments.
 - ``programs.py``: control flow outside of a trace: traced each time, compiled once;
-  ``jaxprs.py``: programs as JAX records them.
-- ``reports.py``: what is refused, or warned of; ``guards.py``: no tracer stays in a
+  programs as JAX records them.
+- ``refusals.py``: what is refused, or warned of; ``guards.py``: no tracer stays in a
   static attribute, no array ref comes where JAX takes none.
 
 What always holds:

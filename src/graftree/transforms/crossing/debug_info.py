@@ -108,7 +108,7 @@ class _Bound:
         """There are none."""
 
 
-class _Signature(inspect.Signature):
+class _GroupsSignature(inspect.Signature):
     """The signature of a function of groups, which have no names."""
 
     def __init__(self, leading: tuple[str, ...], source: Source | None) -> None:
@@ -117,7 +117,7 @@ class _Signature(inspect.Signature):
 
     def __reduce__(self) -> Any:
         source = self._source
-        return _Signature, (self._leading, source and read(source))
+        return _GroupsSignature, (self._leading, source and read(source))
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -133,7 +133,7 @@ class _Signature(inspect.Signature):
 
 
 _GROUPS = inspect.Parameter("groups", inspect.Parameter.VAR_POSITIONAL)
-_signature = functools.lru_cache(_Signature)
+_signature = functools.lru_cache(_GroupsSignature)
 
 
 def named(

@@ -148,7 +148,7 @@ def _restore(holder: Any, items: Any) -> None:
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _RefPlace:
     """Where a ref was in a pytree: its number."""
 
     number: int
@@ -164,9 +164,9 @@ def by_content(
         refs = [*map(_jax.new_ref, contents)]
 
         def fill(x: Any) -> Any:
-            return refs[x.number] if isinstance(x, _Place) else x
+            return refs[x.number] if isinstance(x, _RefPlace) else x
 
-        filled = jax.tree.map(fill, taken, is_leaf=lambda x: isinstance(x, _Place))
+        filled = jax.tree.map(fill, taken, is_leaf=lambda x: isinstance(x, _RefPlace))
         out = function(*filled)
         return out, [ref[...] for ref in refs]
 
@@ -175,7 +175,7 @@ def by_content(
     def outer(*arguments: Any) -> Any:
         # One ref at two places is one ref inside, too.
         refs = {id(x): x for x in jax.tree.leaves(arguments) if _jax.is_ref(x)}
-        places = {key: _Place(number) for number, key in enumerate(refs)}
+        places = {key: _RefPlace(number) for number, key in enumerate(refs)}
         taken = jax.tree.map(lambda x: places.get(id(x), x), arguments)
         out, contents = transformed([ref[...] for ref in refs.values()], *taken)
         for ref, content in zip(refs.values(), contents, strict=True):

@@ -2,7 +2,7 @@
 
     Inside      one call: objects of the inner trace, owned by it
     Returned    the static part of what leaves the trace
-    Leaf        a value that leaves it
+    Outgoing    a value that leaves it
 
 A result of `Inside.leave` is ``(Returned, changed, structure, out)``: groups of raw
 values for each of the last three, one group per value of the prefix (`packing.part_of`
@@ -39,13 +39,12 @@ from graftree.transforms.crossing import (
     decorators,
     guards,
     packing,
-    reports,
-    rows,
+    prefixes,
+    refusals,
     traces,
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
-from graftree.transforms.crossing.prefixes import Occurrence, Prefix
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import Occurrence, Prefix, Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -112,7 +111,7 @@ def _as_static(returned: Returned) -> Any:
 jax.tree_util.register_pytree_with_keys(Returned, _as_static, operator.getitem)
 
 
-class Leaf(NamedTuple):
+class Outgoing(NamedTuple):
     """A leaf that leaves a trace.
 
     Attributes:
@@ -131,9 +130,9 @@ class Collected(NamedTuple):
     """What leaves a trace: the static part, and the leaves."""
 
     returned: Returned
-    changed: list[Leaf]
-    structure: list[Leaf]
-    out: list[Leaf]
+    changed: list[Outgoing]
+    structure: list[Outgoing]
+    out: list[Outgoing]
 
 
 class Linked(NamedTuple):
@@ -181,7 +180,7 @@ class Inside:
         )
         self._loses_structure = not (row.mode.structure or row.is_detached)
         if self._loses_structure:
-            self._pytrees = reports.pytrees_in(self.tree)
+            self._pytrees = refusals.pytrees_in(self.tree)
 
     @staticmethod
     def of(row: Row, groups: Sequence[Values]) -> Inside:
@@ -210,7 +209,7 @@ class Inside:
         ):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
-            names = rows.HiddenAxisNames(self._given, self.row.axis_metadata)
+            names = prefixes.HiddenAxisNames(self._given, self.row.axis_metadata)
             out = f(*args, **kwargs)
             names.put_back(self._occurrences(out))
             return out
@@ -273,7 +272,7 @@ class Inside:
         self._check_output(out if linked is None else linked.others, refs)
         output = Signature(skeleton)
         if row.may_differ(self.signature, structure, output):
-            reports.check_consistent(row.name, self._occurrences(out))
+            refusals.check_consistent(row.name, self._occurrences(out))
         parts = (
             changed,
             self._new_in_arguments(structure, structure_leaves),
@@ -312,7 +311,7 @@ class Inside:
 
     def _new_in_arguments(
         self, structure: Signature | None, leaves: Sequence[Any]
-    ) -> list[Leaf]:
+    ) -> list[Outgoing]:
         if structure is None:
             return []
         found = self._new(self.row.inputs, structure, leaves, self._numbers, True)
@@ -326,7 +325,7 @@ class Inside:
         leaves: Sequence[Any],
         known: RefMap,
         opens_refs: bool,
-    ) -> list[Leaf]:
+    ) -> list[Outgoing]:
         """Those leaves of a signature that are not known outside, in their groups.
 
         JAX doesn't let refs out; with ``opens_refs`` their content travels.
@@ -337,7 +336,7 @@ class Inside:
             if leaf not in known:
                 raw = flattening.raw_of(leaf)
                 value = raw[...] if opens_refs and _jax.is_ref(raw) else raw
-                found.append(Leaf(position, group, value))
+                found.append(Outgoing(position, group, value))
         return found
 
     def current(self, position: int) -> Any:
@@ -357,7 +356,7 @@ class Inside:
 
     def _find_changes(
         self, forced: frozenset[int]
-    ) -> tuple[list[Leaf], tuple[tuple[int, HashableMapping], ...]]:
+    ) -> tuple[list[Outgoing], tuple[tuple[int, HashableMapping], ...]]:
         """The Variables that changed, and the metadata that did."""
         changed, metadata = [], []
         for position, slot in enumerate(self.signature.slots):
@@ -367,12 +366,12 @@ class Inside:
             variable = self.objects[definition.index]
             if type(variable) is not definition.type:
                 name = f"{self.row.name}: {slot.name}"
-                raise reports.changed_class_error(variable, definition.type, name)
+                raise refusals.changed_class_error(variable, definition.type, name)
             raw = variable.get_raw_value()
             # A ref that is the same one was written in place, if at all.
             is_forced = position in forced and not _jax.is_ref(raw)
             if is_forced or not self._is_same(raw, position):
-                changed.append(Leaf(position, self.roles[position], raw))
+                changed.append(Outgoing(position, self.roles[position], raw))
             before, entries = definition.metadata, variables.metadata_of(variable)
             if entries is not before and entries != before:
                 metadata.append((position, entries))
@@ -436,8 +435,8 @@ class Inside:
         if not is_kept:
             leaves = packing.leaves_of(self.signature, self.values, self.objects)
             before, _ = packing.unpack(self.signature, leaves, IndexMap())
-            reports.warn_of_lost_structure(
-                self.row.name, reports.pytrees_in(before), self._pytrees
+            refusals.warn_of_lost_structure(
+                self.row.name, refusals.pytrees_in(before), self._pytrees
             )
 
     # What may not leave.
@@ -452,7 +451,7 @@ class Inside:
                 for slot in self.signature.slots
                 if slot.definition is not None
             ]
-            reports.check_outputs(named, out, row.mode, row.name)
+            refusals.check_outputs(named, out, row.mode, row.name)
         if row.returns_captured and structure:
             return
         new = [obj for obj in refs if obj not in self._numbers]
@@ -461,11 +460,11 @@ class Inside:
             if isinstance(obj, Pytree) and structure:
                 is_owned = bookkeeping.state_of(obj).is_owned()
             if not is_owned and structure:
-                raise reports.extracted_error(obj, row.name)
+                raise refusals.extracted_error(obj, row.name)
             if not is_owned:
-                raise reports.captured_error(obj, out, row.name)
+                raise refusals.captured_error(obj, out, row.name)
         if not (structure or row.is_detached):
-            reports.check_no_refs(new, out, row.name)
+            refusals.check_no_refs(new, out, row.name)
 
     @functools.cached_property
     def _given(self) -> list[Occurrence]:
@@ -495,7 +494,10 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
 
 
 def _in_groups(
-    leaves: Iterable[Leaf], count: int, signature: Signature, root: str | None = None
+    leaves: Iterable[Outgoing],
+    count: int,
+    signature: Signature,
+    root: str | None = None,
 ) -> Any:
     """The values of leaves of a signature by group, with their names."""
     return packing.part_of(
@@ -508,12 +510,12 @@ def _in_groups(
     )
 
 
-def _positions(leaves: Sequence[Leaf]) -> tuple[int, ...]:
+def _positions(leaves: Sequence[Outgoing]) -> tuple[int, ...]:
     return tuple([leaf.position for leaf in leaves])
 
 
-def _by_group(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:
-    groups: list[list[Leaf]] = [[] for _ in range(count)]
+def _by_group(leaves: Iterable[Outgoing], count: int) -> list[list[Outgoing]]:
+    groups: list[list[Outgoing]] = [[] for _ in range(count)]
     for leaf in leaves:
         groups[leaf.group].append(leaf)
     return groups

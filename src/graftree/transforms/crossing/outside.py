@@ -28,12 +28,12 @@ from graftree.transforms.crossing import (
     decorators,
     inside,
     packing,
-    reports,
+    refusals,
 )
 from graftree.transforms.crossing.decorators import Statics
 from graftree.transforms.crossing.inside import Returned
 from graftree.transforms.crossing.packing import Packed, Parts, Values
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.prefixes import Keywords, Row
 from graftree.transforms.crossing.signatures import Slot
 
 
@@ -94,7 +94,7 @@ class Call:
         # Before the function runs: it can't if its values have different axes.
         if row.may_differ(self.packed.signature):
             found = row.occurrences((args, kwargs))
-            reports.check_consistent(row.name, found)
+            refusals.check_consistent(row.name, found)
 
     def run(self, transformed: Callable[..., Any], *leading: Any) -> Any:
         """The output of what JAX transformed, which takes ``leading``, then groups."""
@@ -114,12 +114,12 @@ class Call:
         if found is not None:
             raise found from error
 
-    def _shared_buffer(self) -> reports.SharedBufferError | None:
+    def _shared_buffer(self) -> refusals.SharedBufferError | None:
         inputs, packed = self._row.inputs, self.packed
         groups = inputs.group(packed.signature, packed.leaves)
         donated = [group in inputs.donated for group in groups]
         slots = packed.signature.slots
-        return reports.shared_buffer(packed.values(), slots, donated, self._row.name)
+        return refusals.shared_buffer(packed.values(), slots, donated, self._row.name)
 
 
 def donates_twice(row: Row, groups: Sequence[Values]) -> bool:
@@ -300,8 +300,7 @@ def lift(
     inner = _Transformed(f, transform, row)
 
     def run_once(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(f, row, args, kwargs)
-        return call.run(inner)
+        return Call(f, row, args, kwargs).run(inner)
 
     run = run or run_once
 

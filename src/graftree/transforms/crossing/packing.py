@@ -19,10 +19,10 @@ from typing import Any
 import jax
 
 from graftree.config import Propagation
-from graftree.core.graph import flattening, nodes, tree_checks
+from graftree.core.graph import flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap, RefMap
 from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
-from graftree.transforms.crossing import reports, signatures
+from graftree.transforms.crossing import refusals, signatures
 from graftree.transforms.crossing.debug_info import Source
 from graftree.transforms.crossing.signatures import (
     ARGS,
@@ -58,7 +58,7 @@ class Packed:
 
 def is_entry(sharing: bool) -> Callable[[Any], bool]:
     """Tells what pack takes apart itself; trees leave objects to JAX."""
-    return nodes.is_graph_node if sharing else tree_checks.is_variable_or_ref
+    return nodes.is_graph_node if sharing else nodes.is_variable_or_ref
 
 
 def pack(
@@ -74,7 +74,7 @@ def pack(
     skeleton, leaves = take_apart(tree, mode, refs, RefMap(), transform, members)
     signature = Signature(skeleton, statics, labels, parameters)
     if not mode.sharing and any(map(is_repeated, signature.entries)):
-        reports.check_inputs(tree, transform, labels)
+        refusals.check_inputs(tree, transform, labels)
     return Packed(signature, leaves, refs.by_number(), skeleton, members)
 
 
@@ -97,11 +97,11 @@ def take_apart(
     row. The skeleton records the numbers in ``outer``, which objects have outside.
     """
     ends = nodes.is_node_module if mode.sharing else None
-    flat, treedef = tree_checks.flatten(tree, ends)
+    flat, treedef = nodes.flatten(tree, ends)
     if not mode.sharing:
         for x in flat:
             if nodes.kind_of(x) is nodes.PYTREE:
-                raise tree_checks.not_a_pytree_error(x, "", transform)
+                raise nodes.not_a_pytree_error(x, "", transform)
     return flattening.flatten_leaves(
         treedef, flat, mode.sharing, refs, outer, members=members
     )
@@ -132,10 +132,15 @@ def leaves_of(
 def is_same_tree(tree: Any, signature: Signature, roots: Sequence[Any]) -> bool:
     """Whether a tree, unpacked without sharing, still has its structure and leaves."""
     try:
-        leaves, treedef = tree_checks.flatten(tree)
+        leaves, treedef = nodes.flatten(tree)
     except ValueError:  # a cycle; there was none
         return False
     return treedef == signature.treedef and all(map(operator.is_, leaves, roots))
+
+
+def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two sequences have the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 # How leaves travel through JAX.

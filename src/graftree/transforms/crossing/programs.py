@@ -13,21 +13,26 @@ compiled. The key of a program is its content:
     numbers in it  by their bytes: 0.0 is not -0.0
 
 What can't be compared is compiled again: slow, and right.
+
+A program is a jaxpr as JAX records it, with its constants or without; an equation is
+one of its steps. What tools ask of programs is here too, by what is public of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 from graftree import _jax
 from graftree.core.graph.differences import Exactly
-from graftree.transforms.crossing import debug_info, jaxprs
+from graftree.transforms.crossing import debug_info
 
 # How many programs are kept, those that were used last. A small one takes 0.5 MB.
 MOST = 1_024
@@ -60,7 +65,7 @@ def run(
 
     named = debug_info.named_after(function, inner, leading, name=name)
     program, shapes = jax.make_jaxpr(named, return_shape=True)(*operands)
-    _, captured = jaxprs.opened(program)
+    _, captured = opened(program)
     compiled = _compiled(program, named.__name__)
     outputs = compiled(captured, jax.tree.leaves(operands))
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
@@ -73,7 +78,7 @@ def are_equal(first: Any, second: Any) -> bool:
         is_equal = _Key(order).of(first) == _Key(order).of(second)
     except TypeError:
         return False
-    constants = jaxprs.opened(first)[1], jaxprs.opened(second)[1]
+    constants = opened(first)[1], opened(second)[1]
     return is_equal and all(map(_is_same_constant, *constants))
 
 
@@ -101,7 +106,7 @@ def _compiled(program: Any, name: str) -> Callable[..., list[Any]]:
 
 
 def _compile(program: Any, name: str) -> Callable[..., list[Any]]:
-    evaluate = jaxprs.evaluator(program)
+    evaluate = evaluator(program)
     evaluate.__name__ = name
     return jax.jit(evaluate)
 
@@ -135,7 +140,7 @@ class _Key:
 
     def of(self, program: Any) -> Hashable:
         """The key of a program, without the constants of the outermost one."""
-        jaxpr, _ = jaxprs.opened(program)
+        jaxpr, _ = opened(program)
         numbers = {x: i for i, x in enumerate([*jaxpr.constvars, *jaxpr.invars])}
         types = [x.aval for x in numbers]
         equations = [self._of_equation(x, numbers) for x in jaxpr.eqns]
@@ -165,14 +170,14 @@ class _Key:
 
     def _of_rules(self, equation: Any, names: Iterable[str]) -> Hashable:
         """That of the rules for a derivative: of the program that they are now."""
-        found = jaxprs.rule_of_derivative(equation)
+        found = rule_of_derivative(equation)
         if found is None:
             return tuple([_same(equation.params.get(name)) for name in names])
         program, constants = found
         return _Key(self._order - 1).of(program), *map(_same, constants)
 
     def _of_atom(self, x: Any, numbers: dict[Any, int]) -> Hashable:
-        if isinstance(x, jaxprs.Literal):
+        if isinstance(x, Literal):
             return x.aval, self._of_value(x.val)
         return numbers[x]
 
@@ -194,8 +199,8 @@ class _Key:
         if isinstance(x, _NUMBERS):
             x = np.asarray(x)
             return kind, x.dtype, x.shape, x.tobytes()
-        if jaxprs.is_program(x):
-            return kind, self.of(x), *map(_same, jaxprs.opened(x)[1])
+        if is_program(x):
+            return kind, self.of(x), *map(_same, opened(x)[1])
         if isinstance(x, (tuple, list)):
             return kind, *map(self._of_value, x)
         if isinstance(x, (dict, frozenset)):
@@ -219,3 +224,177 @@ def _same(x: Any) -> Exactly:
 
 
 _NUMBERS = (float, complex, np.ndarray, np.generic)
+
+
+# JAX's classes of programs, and of what is in them, as they are in this one.
+_ONE = jax.make_jaxpr(lambda x: jax.lax.add(x, np.float32(1)))(np.float32(0))
+ClosedJaxpr: Any = type(_ONE)
+Jaxpr: Any = type(_ONE.jaxpr)
+Var: Any
+Literal: Any
+Var, Literal = map(type, _ONE.jaxpr.eqns[0].invars)
+
+# The equations that call a program with their inputs, and the parameter that has it.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "composite": "jaxpr",
+}
+
+
+# Programs that count as one operation of a model.
+_KERNELS = ("pallas_call", "core_map", "run_state")
+
+
+def kind(equation: Any) -> str:
+    """What an equation does, by the name of its operation."""
+    made_of = equation.params.get("_prim")
+    return equation.primitive.name if made_of is None else type(made_of).__name__
+
+
+def parameters(equation: Any) -> dict[str, Any]:
+    """The parameters of an equation, also of one that JAX makes of an object."""
+    return getattr(equation.params.get("_prim"), "params", equation.params)
+
+
+def programs_in(equation: Any) -> list[Any]:
+    """All programs in the parameters of an equation, without their constants."""
+    if equation.primitive.name in _KERNELS:
+        return []
+    return _programs([*parameters(equation).values()])
+
+
+def _programs(values: Any) -> list[Any]:
+    found = list[Any]()
+    for x in values:
+        if is_program(x):
+            found.append(opened(x)[0])
+        elif isinstance(x, (tuple, list)):
+            found += _programs(x)
+    return found
+
+
+def called_program(equation: Any) -> Any:
+    """The program that an equation calls with its inputs, ``None`` if it calls none."""
+    return equation.params.get(_CALLS.get(equation.primitive.name))
+
+
+def is_program(x: Any) -> bool:
+    """Whether ``x`` is a program, with its constants or without."""
+    return isinstance(x, (Jaxpr, ClosedJaxpr))
+
+
+def opened(program: Any) -> tuple[Any, list[Any]]:
+    """A program without its constants, and these."""
+    return getattr(program, "jaxpr", program), [*getattr(program, "consts", ())]
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many inputs of a ``scan`` are constants, and how many are the carry."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    parts = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()
+    consts, carry, _ = [len([*part]) for part in parts]
+    return consts, carry
+
+
+def part(inputs: list[Any], equations: list[Any], outputs: list[Any]) -> Any:
+    """A program of equations of another one, from some of its variables to others."""
+    return _empty().replace(invars=inputs, eqns=equations, outvars=outputs)
+
+
+@functools.cache
+def _empty() -> Any:
+    return opened(jax.make_jaxpr(lambda: ())())[0]
+
+
+def evaluate(equation: Any, values: list[Any]) -> list[Any]:
+    """The outputs of one equation for the values of its inputs."""
+    given = [
+        (x, value)
+        for x, value in zip(equation.invars, values, strict=True)
+        if isinstance(x, Var)
+    ]
+    alone = part([x for x, _ in given], [equation], [*equation.outvars])
+    return jax.core.eval_jaxpr(alone, (), *[value for _, value in given])
+
+
+def needed_in(program: Any) -> list[Any]:
+    """The equations of a program that its outputs need."""
+    needed, equations = {x for x in program.outvars if isinstance(x, Var)}, []
+    for equation in reversed(program.eqns):
+        if equation.effects or needed & {*equation.outvars}:
+            needed |= {x for x in equation.invars if isinstance(x, Var)}
+            equations.append(equation)
+    return equations[::-1]
+
+
+def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
+    """The program of a rule that the user gave for a derivative, and its constants.
+
+    It is that for the derivative by all inputs. ``None`` if nothing can be said.
+    """
+    rule = equation.params.get("jvp_jaxpr_fun")
+    if rule is None or equation.params.get("symbolic_zeros", True):
+        return None
+    try:
+        count = len(equation.invars) - equation.params["num_consts"]
+        program, constants, _ = rule.call_wrapped(*[False] * count)
+    except Exception:  # it may never be asked
+        return None
+    return program, [*constants]
+
+
+def evaluator(program: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
+    """Computes a program of its constants and inputs, without keeping the constants.
+
+    Nor does it keep numbers of the user's. JAX reads a NumPy array when it first meets
+    it, and goes on with what it read as long as any program holds that, also after the
+    array was changed in place. So numbers within the program are copied.
+    """
+    jaxpr, _ = opened(program)
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    equations, outputs = _with_own_numbers(jaxpr)
+    free = part(inputs, equations, outputs)
+
+    def evaluate(constants: list[Any], values: list[Any]) -> list[Any]:
+        return jax.core.eval_jaxpr(free, (), *constants, *values)
+
+    return evaluate
+
+
+def _with_own_numbers(jaxpr: Any) -> tuple[list[Any], list[Any]]:
+    """The equations and outputs of a program, with copies of the numbers in them."""
+    equations = [
+        equation.replace(
+            invars=[*map(_own_number, equation.invars)],
+            params={key: _own_parts(x) for key, x in equation.params.items()},
+        )
+        for equation in jaxpr.eqns
+    ]
+    return equations, [*map(_own_number, jaxpr.outvars)]
+
+
+def _own_number(x: Any) -> Any:
+    if isinstance(x, Literal) and isinstance(x.val, np.ndarray):
+        return Literal(x.val.copy(), x.aval)
+    return x
+
+
+def _own_parts(x: Any) -> Any:
+    if type(x) is tuple:
+        return tuple(map(_own_parts, x))
+    if not is_program(x):
+        return x
+    jaxpr, constants = opened(x)
+    equations, outputs = _with_own_numbers(jaxpr)
+    own = jaxpr.replace(eqns=equations, outvars=outputs)
+    return own if x is jaxpr else x.replace(jaxpr=own, consts=constants)

@@ -259,11 +259,10 @@ class Signature:
     @functools.cached_property
     def has_references(self) -> bool:
         """Whether an object in it is met again, or is one that exists outside."""
-        listed = [what for _, what in self.skeleton.listed()]
         return any(
             [
                 type(x) is NodeRef or getattr(x, "outer_index", None) is not None
-                for x in listed
+                for _, x in self.skeleton.listed()
             ]
         )
 

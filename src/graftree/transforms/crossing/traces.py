@@ -3,7 +3,7 @@
 A `Trace` is noted when a function was traced: the signature of the call, the types of
 its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled what was
 traced: on which devices the leaves are, since JAX compiles a trace again for others
-(`follow`). What is made of them for people is in ``debugging/trace_facts.py``, which
+(`follow`). What is made of them for people is in ``debugging/recompiles.py``, which
 asks to be called where traces repeat (`on_repetition`).
 
 That takes microseconds, and nothing in a call that isn't traced. It holds no arrays,

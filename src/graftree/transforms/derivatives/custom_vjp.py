@@ -32,14 +32,13 @@ from graftree.transforms.crossing import (
     decorators,
     outside,
     packing,
-    reports,
+    refusals,
 )
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Named, Parts, Values
-from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import DiffState, Row
 from graftree.transforms.crossing.signatures import Labels, Signature, Slot
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums, FormError
@@ -187,7 +186,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         # Defaults are arguments with a cotangent, as in JAX.
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
-            reports.check_arguments(given, _NAME)
+            refusals.check_arguments(given, _NAME)
         row = self._argnums.row(len(given))
         call = Call(self.fun, row, given, {})
         signature, (chosen, *rest) = call.packed.signature, call.groups

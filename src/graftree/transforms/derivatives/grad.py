@@ -19,7 +19,7 @@ from graftree.config import Propagation
 from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.pickling import Rebuilt
-from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Param
 from graftree.transforms.crossing import (
     debug_info,
     decorators,
@@ -32,8 +32,7 @@ from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
-from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import DiffState, Row
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums
 

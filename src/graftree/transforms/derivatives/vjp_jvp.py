@@ -19,14 +19,13 @@ from graftree.transforms.crossing import (
     decorators,
     guards,
     packing,
-    reports,
+    refusals,
 )
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
 
@@ -268,7 +267,7 @@ def _jvp(
     call = Call(f, row, tuple(primals), {})
     (group,) = call.groups
     if not mode.sharing:
-        reports.check_inputs((tangents, {}), "jvp", Labels("tangents"))
+        refusals.check_inputs((tangents, {}), "jvp", Labels("tangents"))
     given = tuple(tangents), {}
     positions = range(len(group.values))
     directions = Values.of(

@@ -17,7 +17,7 @@ from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.config import Propagation
 from graftree.core import paths, walks
-from graftree.core.graph import differences, flattening, nodes, tree_checks
+from graftree.core.graph import differences, flattening, nodes
 from graftree.transforms.crossing.signatures import ARGS, Labels, Slot
 
 
@@ -82,7 +82,7 @@ def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
     above = walks.Above()
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
-        if tree_checks.is_variable_or_ref(x) or above(x, path) is not None:
+        if nodes.is_variable_or_ref(x) or above(x, path) is not None:
             return []
         kind = nodes.kind_of(x)
         if isinstance(kind, nodes.GraphKind):
@@ -99,7 +99,7 @@ def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("".join(path), x)
         for label, root in tree.items()
         for path, x in walks.walk(root, below, (f".{label}",))
-        if tree_checks.is_variable_or_ref(x)
+        if nodes.is_variable_or_ref(x)
     ]
 
 
@@ -163,11 +163,11 @@ def _each_once(flat: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
-    found = tree_checks.find_duplicate(flat)
+    found = nodes.find_duplicate(flat)
     if found is not None:
         obj, first, second = found
         raise ValueError(
-            tree_checks.duplicate_report(obj, first, second)
+            nodes.duplicate_report(obj, first, second)
             + f"\nnnx.{transform} with graph_updates=False does not support Variable "
             "aliasing.\nRemove the duplicates, or pass a copy made by nnx.clone()"
             + _other_ways_out(transform)
@@ -175,7 +175,7 @@ def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
 
 
 def _other_ways_out(transform: str) -> str:
-    if not tree_checks.is_in_compat(transform):  # it has no graph updates
+    if not nodes.is_in_compat(transform):  # it has no graph updates
         return "."
     return (
         f",\nor use nnx.{transform}(..., graph=True, graph_updates=True),\n"
