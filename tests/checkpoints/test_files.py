@@ -24,6 +24,7 @@ import graftree as nnx
 from graftree import checkpoints, errors
 from tests import strategies, tables, zoo
 from tests.checkpoints.saved_objects import contents
+from tests.refusals import refused
 from tests.stress import faults, kills, resumes, trainings
 
 ADAM = optax.adam(1e-3)
@@ -74,11 +75,7 @@ OBJECTS = {
     "TrainState": train_state,
     "Variable": lambda seed: nnx.Param(jnp.full(3, seed)),
     "nothing": lambda seed: nnx.List([]),
-    "dict": lambda seed: {
-        "rngs": nnx.Rngs(seed),
-        "step": seed,
-        "x": [np.ones(2) / seed],
-    },
+    "dict": lambda n: {"rngs": nnx.Rngs(n), "step": n, "x": [np.ones(2) / n]},
     "integers of 64 bits": lambda seed: nnx.Variable([-(2**63) // seed, 2**63 - seed]),
 }
 
@@ -206,9 +203,8 @@ def test_what_had_no_device_or_type_of_its_own_has_none_again(tmp_path, is_wide)
 
 def is_rngs(seed, folder):
     """Whether those streams are there."""
-    return contents(checkpoints.restore(folder, nnx.Rngs(9))) == contents(
-        nnx.Rngs(seed)
-    )
+    restored = checkpoints.restore(folder, nnx.Rngs(9))
+    return contents(restored) == contents(nnx.Rngs(seed))
 
 
 @tables.cases(
@@ -269,9 +265,8 @@ def test_tree_mode_stores_pytrees_and_refuses_shared_variables(tmp_path):
     with nnx.set_graph_mode(False):
         model = zoo.Scale(3.0)
         checkpoints.save(tmp_path / "a", {"model": model, "step": 3})
-        restored = checkpoints.restore(
-            tmp_path / "a", {"model": zoo.Scale(), "step": 0}
-        )
+        like = {"model": zoo.Scale(), "step": 0}
+        restored = checkpoints.restore(tmp_path / "a", like)
         with pytest.raises(ValueError, match="nnx.checkpoints.save with graph=False"):
             checkpoints.save(tmp_path / "b", {"x": model, "y": model})
     assert restored["step"] == 3 and contents(restored["model"]) == contents(model)
@@ -320,9 +315,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_stored_is_refused_by_path(tmp_path, name):
     make, kind, text = REFUSED[name]
-    with pytest.raises(kind) as caught:
+    with refused(kind, text):
         checkpoints.save(tmp_path / "a", make())
-    assert text in str(caught.value) and not os.listdir(tmp_path)
+    assert not os.listdir(tmp_path)
 
 
 def test_saving_in_a_trace_is_refused(tmp_path):
@@ -341,9 +336,7 @@ def test_missing_or_other_folder_is_one_clear_error(tmp_path):
 
 
 def test_an_object_in_the_place_of_the_path_is_told(tmp_path):
-    with pytest.raises(
-        TypeError, match=r"path of a folder, got a Scale\.\nThe path is"
-    ):
+    with pytest.raises(TypeError, match=r"of a folder, got a Scale\.\nThe path is"):
         checkpoints.restore(zoo.Scale(), tmp_path)
 
 
@@ -366,9 +359,7 @@ def test_missing_orbax_is_named(tmp_path, monkeypatch):
         checkpoints.save(tmp_path / "a", nnx.Rngs(0))
 
 
-def test_nothing_is_printed_and_the_log_of_the_program_is_heard_again(
-    tmp_path, capfd, caplog
-):
+def test_nothing_is_printed_and_the_log_of_the_program_is_back(tmp_path, capfd, caplog):
     before = [*logging.getLogger("absl").filters]
     checkpoints.save(tmp_path / "a", everything(0))
     with checkpoints.Checkpoints(tmp_path / "b") as kept:
@@ -439,9 +430,8 @@ def test_every_tree_comes_back_or_is_refused_before_anything_is_written(tree):
 
 @pytest.mark.parametrize("key", ["", "/", "a/", "\ud800"])
 def test_a_key_that_is_no_name_is_refused_with_its_path(tmp_path, key):
-    with pytest.raises(ValueError, match="is not a name on disk") as caught:
+    with refused(ValueError, "is not a name on disk", repr((key,)), "Rename"):
         checkpoints.save(tmp_path / "a", {key: jnp.ones(2), "b": jnp.ones(3)})
-    assert repr((key,)) in str(caught.value) and "Rename" in str(caught.value)
     assert not os.listdir(tmp_path)
 
 

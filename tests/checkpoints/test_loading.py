@@ -21,9 +21,7 @@ load_state = nnx.checkpoints.load_state
 
 def model(shift=0.0):
     return nnx.Dict(
-        layers=nnx.List(
-            [nnx.Dict(w=nnx.Param(jnp.full(2, i + shift))) for i in (0, 1)]
-        ),
+        layers=nnx.List(nnx.Dict(w=nnx.Param(jnp.full(2, i + shift))) for i in (0, 1)),
         head=nnx.Dict(w=nnx.Param(jnp.full(3, shift)), b=nnx.BatchStat(jnp.ones(1))),
         key=nnx.RngKey(jax.random.key(0), tag="x"),
         ref=nnx.Param(jnp.full(2, shift), ref=True),

@@ -27,9 +27,8 @@ def make(library, seed=0):
 
     class Model(library.Module):
         def __init__(self, rngs):
-            self.first = library.Sequential(
-                library.Linear(2, 2, rngs=rngs), Block(rngs)
-            )
+            linear = library.Linear(2, 2, rngs=rngs)
+            self.first = library.Sequential(linear, Block(rngs))
             self.blocks = library.List([Block(rngs) for _ in range(2)])
 
     model = Model(library.Rngs(seed))

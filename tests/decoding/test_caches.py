@@ -13,6 +13,7 @@ from tests.random_arrays import random
 
 WINDOWS = [None, 1, 2, 4, 30]
 STEP = nnx.jit(nnx.decoding.attend, static_argnames="sliding_window")
+EXTEND = nnx.jit(nnx.decoding.KeyValueCache.extend)
 # Two sequences: queries, keys and values of 24 tokens.
 SEQUENCES = [
     np.asarray(random(2, 24, heads, 4, seed=heads + i))
@@ -39,7 +40,7 @@ def chunk_of(begun, counts, length, side):
 
 
 # The length of a chunk, and how many tokens of each row are not padding.
-chunks = st.sampled_from([1, 3, 7]).flatmap(
+chunks = st.sampled_from([1, 7]).flatmap(
     lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(0, n))
 )
 
@@ -51,9 +52,7 @@ chunks = st.sampled_from([1, 3, 7]).flatmap(
     side=st.sampled_from(["left", "right"]),
     chunks=st.lists(chunks, max_size=8),
 )
-def test_each_token_sees_its_window_however_tokens_come(
-    window, max_length, side, chunks
-):
+def test_each_token_sees_its_window_however_they_come(window, max_length, side, chunks):
     is_ring = window is not None and window < max_length
     limit = 24 if is_ring else max_length
     cache, begun = new_cache(max_length, window), np.zeros(2, int)
@@ -82,24 +81,18 @@ def test_options_reach_attention_with_a_cache_and_without():
     expected = attention(*SEQUENCES, is_causal=True, **options)
     positions = np.tile(np.arange(24), (2, 1))
     for more in ({}, {"positions": positions, "cache": new_cache()}):
-        y = nnx.decoding.attend(*SEQUENCES, **more, **options)
+        y = STEP(*SEQUENCES, **more, **options)
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-@tables.cases(
-    "max_length, window, slots",
-    (24, None, 24),
-    (24, 5, 5),
-    (5, 24, 5),
-    (5, 5, 5),
-)
-def test_a_ring_has_no_more_slots_than_a_window(max_length, window, slots):
-    cache = new_cache(max_length, window, dtype=jnp.bfloat16)
+@tables.cases("size, window, slots", (24, None, 24), (24, 5, 5), (5, 24, 5), (5, 5, 5))
+def test_a_ring_has_no_more_slots_than_a_window(size, window, slots):
+    cache = new_cache(size, window, dtype=jnp.bfloat16)
     assert cache.key.shape == cache.value.shape == (2, slots, 2, 4)
     _, key, value = SEQUENCES
     for length in (1, 3):
-        positions = jnp.tile(jnp.arange(length), (2, 1))
-        seen = cache.extend(key[:, :length], value[:, :length], positions)
+        positions = np.tile(np.arange(length), (2, 1))
+        seen = EXTEND(cache, key[:, :length], value[:, :length], positions)
         assert [x.dtype for x in seen] == [jnp.bfloat16, jnp.bfloat16, bool]
 
 
@@ -107,7 +100,7 @@ def test_a_ring_has_no_more_slots_than_a_window(max_length, window, slots):
 def test_padding_is_not_kept(window):
     _, key, value = SEQUENCES
     cache = new_cache(6, window)
-    cache.extend(key[:, :3], value[:, :3], jnp.array([[0, 1, 2], [0, -1, -1]]))
+    EXTEND(cache, key[:, :3], value[:, :3], np.array([[0, 1, 2], [0, -1, -1]]))
     expected = np.zeros(cache.key.shape, np.float32)
     expected[0, :3], expected[1, 0] = key[0, :3], key[1, 0]
     np.testing.assert_array_equal(cache.key, expected)
@@ -120,10 +113,9 @@ def test_padding_is_not_kept(window):
 )
 def test_attend_needs_the_window_of_the_cache_and_positions(more, message):
     arrays, positions = chunk_of([0, 0], [1, 1], 1, "right")
+    given = {"positions": positions, "cache": new_cache()}
     with pytest.raises(ValueError, match=message):
-        nnx.decoding.attend(
-            *arrays, **{"positions": positions, "cache": new_cache()} | more
-        )
+        nnx.decoding.attend(*arrays, **given | more)
 
 
 def test_a_window_is_at_least_one_token():
@@ -139,9 +131,8 @@ class Decoder(nnx.Module):
     def __init__(self, rngs):
         self.embed = nnx.Embed(40, 8, rngs=rngs)
         self.head = nnx.Linear(8, 40, rngs=rngs)
-        self.project = nnx.List(
-            [nnx.LinearGeneral(8, (3, 2, 4), rngs=rngs) for _ in self.windows]
-        )
+        make = lambda: nnx.LinearGeneral(8, (3, 2, 4), rngs=rngs)  # noqa: E731
+        self.project = nnx.List([make(), make()])
         self.rope = nnx.RoPE()
 
     def init_cache(self, batch, max_length):
@@ -149,15 +140,10 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens, *, positions=None, cache=(None, None)):
         x = self.embed(tokens)
-        for project, window, of_layer in zip(
-            self.project, self.windows, cache, strict=True
-        ):
-            query, key, value = jnp.moveaxis(project(x), -3, 0)
-            query = self.rope.rotate_heads(query, positions)
-            key = self.rope.rotate_heads(key, positions)
-            y = nnx.decoding.attend(
-                query, key, value, positions, of_layer, sliding_window=window
-            )
+        for project, size, held in zip(self.project, self.windows, cache, strict=True):
+            q, k, v = jnp.moveaxis(project(x), -3, 0)
+            q, k = (self.rope.rotate_heads(y, positions) for y in (q, k))
+            y = nnx.decoding.attend(q, k, v, positions, held, sliding_window=size)
             x = x + y.reshape(x.shape)
         return self.head(x)
 

@@ -150,9 +150,8 @@ def test_extremes_give_the_likeliest_token(options, scale):
     logits = np.array([-3.0, 1.0, -2.0, 5.0, 4.0]) * scale
     sampler = Sampler(**options)
     assert drawn(sampler, logits) == {3}
-    assert {
-        *jax.jit(sampler)(jnp.asarray(logits)[None], jax.random.key(0)).tolist()
-    } == {3}
+    drawn_once = jax.jit(sampler)(jnp.asarray(logits)[None], jax.random.key(0))
+    assert drawn_once.tolist() == [3]
 
 
 def test_what_is_masked_is_never_drawn():

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from examples.models import llama
-from tests import tables, tiny_llamas
+from tests import tables
 
 generate, stream = nnx.decoding.generate, nnx.decoding.stream
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6]]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return llama.Llama(tiny_llamas.CONFIG, rngs=nnx.Rngs(3))
 
 
 def joined(parts):
@@ -53,15 +47,8 @@ def test_it_ends_with_the_last_sequence(model):
     assert [part.lengths.tolist() for part in parts][:2] == [[1, 1, 1]] * 2
 
 
-def test_two_programs_for_all_that_is_streamed():
-    traced = []
-
-    class Watched(llama.Llama):
-        def __call__(self, *args, **kwargs):
-            traced.append(args[0].shape)
-            return super().__call__(*args, **kwargs)
-
-    model = Watched(tiny_llamas.CONFIG, rngs=nnx.Rngs(0))
+def test_two_programs_for_all_that_is_streamed(watched):
+    model, traced = watched
     options = {"max_new_tokens": 5, "chunk": 2}
     for n, length in enumerate((2, 9, 16)):
         sampler, key = nnx.decoding.Sampler(1.0 + n), jax.random.key(n)
@@ -100,9 +87,8 @@ def test_a_stream_that_is_left_has_made_its_parts_only(chunk):
     parts.close()
     expected = generate(other, [[1]], max_new_tokens=2 * chunk)
     assert joined(made) == expected.lists()
-    state, like = (
-        nnx.as_pure(nnx.state(x, nnx.Not(nnx.RngKey))) for x in (model, other)
-    )
+    keyless = nnx.Not(nnx.RngKey)
+    state, like = (nnx.as_pure(nnx.state(x, keyless)) for x in (model, other))
     for one, two in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True):
         assert isinstance(one, jax.Array) and not isinstance(one, jax.core.Tracer)
         np.testing.assert_array_equal(one, two)
@@ -174,7 +160,5 @@ def test_wrong_arguments_are_errors_at_the_call(model, wrong, more, error):
 
 
 def test_what_is_no_model_is_an_error_at_the_call():
-    with pytest.raises(
-        TypeError, match="stream takes a model with a method init_cache"
-    ):
+    with pytest.raises(TypeError, match="takes a model with a method init_cache"):
         stream(nnx.Linear, [[1]], max_new_tokens=3)

@@ -111,11 +111,7 @@ RANGE = r"([\d.]+) to ([\d.]+)"
     "sentence, table, column",
     (rf"the forward call of 50 layers, {RANGE} times raw", FIFTY, "/ raw"),
     (rf"4 layers plain {RANGE}", "train step, 4 layers, plain", "/ raw"),
-    (
-        rf"4 layers plain .*? donated {RANGE}",
-        "train step, 4 layers, donated",
-        "/ raw",
-    ),
+    (rf"4 layers plain .*? donated {RANGE}", "train step, 4 layers, donated", "/ raw"),
     (rf"50 layers plain {RANGE}", TRAIN_STEP, "/ raw"),
     (
         rf"50 layers plain .*? donated {RANGE}",

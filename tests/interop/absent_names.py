@@ -11,9 +11,7 @@ import optax
 
 from tests import catalog, modes
 
-_OWN_CROSSING = (
-    "steps of Flax's own way into a trace and back; nnx.split, merge, prefix"
-)
+_OWN_CROSSING = "Flax's own way into a trace and back; nnx.split, merge, prefix"
 _CALLABLES = "what Flax hands to JAX, a class for each transform; ours are closures"
 _ALIASES = "aliases of types within its files"
 _PRINTING = "what its printing keeps; nnx.display and repr do the same"

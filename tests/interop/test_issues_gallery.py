@@ -47,9 +47,7 @@ def number(figure):
 
 def test_a_compiled_call_runs_the_same_python_for_any_number_of_layers(run):
     found = run("decoding")
-    few, many = [
-        found[f"nnx.jit of {depth} layers, Python calls"] for depth in (10, 50)
-    ]
+    few, many = [found[f"nnx.jit of {n} layers, Python calls"] for n in (10, 50)]
     assert number(few) == number(many) < 50
 
 
@@ -106,9 +104,7 @@ def test_page_and_table_have_the_same_programs():
 
 
 def test_what_the_page_defines_stands_in_the_programs():
-    programs = [
-        (figures.FOLDER / f"{name}.py").read_text() for name in figures.PROGRAMS
-    ]
+    programs = [(figures.FOLDER / f"{x}.py").read_text() for x in figures.PROGRAMS]
     known = {ast.dump(part) for text in programs for part in ast.parse(text).body}
     free = (ast.Expr, ast.Import, ast.For, ast.Try)
     unknown = [

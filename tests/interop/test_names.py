@@ -181,9 +181,7 @@ def test_deprecated_names_do_the_same_and_warn_at_the_line_of_the_caller(message
     assert caught[0].filename == __file__
 
 
-OLDER = [
-    (file, name) for file, names in name_tables.OLDER.items() for name in names.split()
-]
+OLDER = [(file, x) for file, names in name_tables.OLDER.items() for x in names.split()]
 
 
 @pytest.mark.parametrize(("file", "entry"), OLDER)
@@ -195,9 +193,7 @@ def test_older_names_are_in_the_namespace_and_not_listed(file, entry):
 
 @pytest.mark.parametrize("name", name_tables.GONE)
 def test_names_that_are_gone_say_what_to_write(name):
-    with pytest.raises(
-        AttributeError, match=rf"'{name}'\. Write nnx\.\w+ in"
-    ) as caught:
+    with pytest.raises(AttributeError, match=rf"'{name}'. Write nnx\.\w+ in") as caught:
         getattr(nnx, name)
     assert hasattr(nnx, str(caught.value).partition("Write nnx.")[2].split()[0])
 
@@ -236,11 +232,8 @@ GIVEN = {
     **{"nnx": nnx, "jax": jax, "jnp": jnp, "optax": optax, "rngs": nnx.Rngs(0)},
     **{"in_features": 2, "out_features": 4, "hidden_features": 4, "num_groups": 2},
     **{"num_embeddings": 5, "features": 2, "num_heads": 2, "value": jnp.ones(2)},
-    **{
-        "layer": nnx.relu,
-        "layers": [nnx.relu],
-        "model": nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
-    },
+    **{"layer": nnx.relu, "layers": [nnx.relu]},
+    "model": nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
     **{"logits": jnp.ones((4, 3)), "labels": jnp.zeros(4, int)},
     **{"predictions": jnp.ones((4, 3)), "targets": jnp.ones((4, 3))},
     **{"batches": [(0, 1)], "optimizer": None, "train_step": lambda *_: None},
@@ -485,10 +478,8 @@ EXCEPTIONS = {
 def parameters(function, kinds):
     """Those that callers give."""
     listed = inspect.signature(function).parameters.values()
-    names = [
-        p.name for p in listed if p.kind in kinds and p.name not in ("self", "cls")
-    ]
-    return [name for name in names if not name.startswith("_")]
+    names = [p.name for p in listed if p.kind in kinds and p.name[0] != "_"]
+    return [name for name in names if name not in ("self", "cls")]
 
 
 def methods(name, theirs, ours):
@@ -500,9 +491,7 @@ def methods(name, theirs, ours):
         # There the functions of jax.random show through, with a `key` nobody passes.
         if name.startswith("Rng") and hasattr(jax.random, method):
             continue
-        pair = [
-            getattr(cls, method, None) if is_public else None for cls in (theirs, ours)
-        ]
+        pair = [getattr(x, method, None) if is_public else None for x in (theirs, ours)]
         if all(map(inspect.isroutine, pair)):
             yield f"{name}.{method}", *pair
 

@@ -3,6 +3,7 @@
 At the end what a report of saved values says."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import graftree as nnx
 from tests import tables
+from tests.refusals import refused, unchanged
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 8)).astype("float32")
@@ -92,9 +94,7 @@ def test_any_arguments_give_the_means_over_the_parts(seed):
     given = [ARGUMENTS[kind]() for kind in kinds]
     places = [i for i, kind in enumerate(kinds) if kind in KINDS[:5]]
     chosen = random.permutation(places)[: random.integers(1, 3)]
-    others = [
-        i for i, kind in enumerate(kinds) if kind in ("array", "dict", *KINDS[5:7])
-    ]
+    others = [i for i, x in enumerate(kinds) if x in ("array", "dict", *KINDS[5:7])]
     argnums, whole = [
         [int(i) - len(kinds) * random.integers(2) for i in listed]
         for listed in (chosen, others)
@@ -167,9 +167,8 @@ def test_the_first_part_may_make_variables(parts, is_compiled):
 
     model = Lazy()
     by_parts = nnx.memory.value_and_grad(loss, parts, has_aux=True)
-    (value, rows), grads = (nnx.jit(by_parts) if is_compiled else by_parts)(
-        model, BATCH
-    )
+    by_parts = nnx.jit(by_parts) if is_compiled else by_parts
+    (value, rows), grads = by_parts(model, BATCH)
     expected, of_batch = nnx.value_and_grad(loss_fn)(Lazy(), BATCH)
     assert_equal_trees((value, grads), (expected, of_batch))
     np.testing.assert_array_equal(rows, np.stack([X[i::parts] for i in range(parts)]))
@@ -203,11 +202,10 @@ def test_a_structure_that_never_settles_is_refused_in_words_of_the_call(change, 
 
     model = Net()
     graphdef = nnx.graphdef(model)
-    with pytest.raises(ValueError, match=where) as caught:
+    with unchanged(model), refused(ValueError, "args[1]") as caught:
         nnx.memory.value_and_grad(loss, 2, argnums=1)(BATCH, model)
-    assert "args[1]" in str(caught.value)
-    assert "nnx.scan" not in str(caught.value)
-    assert nnx.graphdef(model) == graphdef and model.calls[...] == 0
+    said = str(caught.value)
+    assert re.search(where, said) and "nnx.scan" not in said
     nnx.memory.value_and_grad(loss, 1, argnums=1)(BATCH, model)
     assert nnx.graphdef(model) != graphdef
 

@@ -193,9 +193,7 @@ halved.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x) / 2,))
 LIFTS = {
     "nothing": lambda f: f,
     "grad": lambda f: jax.grad(lambda x: f(x).sum()),
-    "grad of grad": lambda f: jax.grad(
-        lambda x: jax.grad(lambda x: f(x).sum())(x)[0, 0]
-    ),
+    "grad twice": lambda f: jax.grad(lambda x: jax.grad(lambda x: f(x).sum())(x)[0, 0]),
     "vmap": lambda f: jax.vmap(f),
     "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
 }
@@ -343,9 +341,8 @@ def test_equal_policies_are_equal():
     assert save("a", nnx.Linear) == save("a", nnx.Linear) != offload("a", nnx.Linear)
     assert hash(save("a")) == hash(save(["a"])) and save("a") != save("b")
     assert pickle.loads(pickle.dumps(save("a"))) == save("a")
-    assert repr(save("a") | offload("b")) == (
-        "nnx.memory.save('a') | nnx.memory.offload('b')"
-    )
+    text = "nnx.memory.save('a') | nnx.memory.offload('b')"
+    assert repr(save("a") | offload("b")) == text
 
 
 def test_misspelt_names_are_told_with_what_is_near():

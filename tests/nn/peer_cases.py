@@ -241,9 +241,7 @@ def batch_norm():
     yield from _norms(base, booleans(4, 1, 1))
     yield base.but(3, options={"axis": -2, "momentum": 0.5}).of(mask=booleans(4, 1, 6))
     yield base.but(prepare=_train_once_then_evaluate)
-    yield from with_call(
-        base, {"use_running_average": True}, {"use_running_average": False}
-    )
+    yield from (base.of(use_running_average=x) for x in (True, False))
 
 
 def _train_once_then_evaluate(layer):
@@ -482,9 +480,8 @@ def rnn():
     everything = {"time_major": True, "return_carry": True, "reverse": True}
     yield base.but(options={**everything, "unroll": 2})
     padded = base.of(seq_lengths=np.array([2, 5]))
-    yield from with_call(
-        padded, {"reverse": True}, {"reverse": True, "keep_order": True}
-    )
+    yield padded.of(reverse=True)
+    yield padded.of(reverse=True, keep_order=True)
     yield padded.but(_make_cell("OptimizedLSTMCell")).of(return_carry=True)
     yield base.but(options={"rngs": own_rngs}).of(real(2, 1, 5, 3))
     yield base.but(options={"rngs": False}).of(initial_carry=real(2, 4))

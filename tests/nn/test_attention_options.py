@@ -56,9 +56,8 @@ def test_all_together_in_float64(float64):
     arrays = [np.float64(x) for x in qkv((2, 3), kv_heads=2)]
     y = programs.in_one_program(nnx.dot_product_attention, *arrays, **EVERYTHING)
     assert y.dtype == jnp.float64
-    np.testing.assert_allclose(
-        y, attention(*arrays, **EVERYTHING), rtol=1e-12, atol=1e-12
-    )
+    expected = attention(*arrays, **EVERYTHING)
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_without_batch_axes_there_is_one_length():
@@ -70,15 +69,10 @@ def test_without_batch_axes_there_is_one_length():
 
 def test_what_jax_takes_is_the_program_of_jax():
     arrays, lengths = qkv(kv_heads=2), jnp.array([5, 3])
-    ours = functools.partial(
-        nnx.dot_product_attention, is_causal=True, scale=0.3, sliding_window=2
-    )
-    jaxs = functools.partial(
-        jax.nn.dot_product_attention,
-        is_causal=True,
-        scale=0.3,
-        local_window_size=(1, 0),
-    )
+    same = {"is_causal": True, "scale": 0.3}
+    ours = functools.partial(nnx.dot_product_attention, **same, sliding_window=2)
+    window = {"local_window_size": (1, 0)}
+    jaxs = functools.partial(jax.nn.dot_product_attention, **same, **window)
 
     def program(attend):
         def call(*arrays, lengths):
@@ -104,10 +98,8 @@ def test_queries_that_see_nothing_have_finite_gradients(path, dtype, sinks):
     arrays = [x.astype(dtype) for x in qkv()]
 
     def loss(*arrays):
-        lengths = jnp.array([0, 5])
-        y = nnx.dot_product_attention(
-            *arrays, sinks=sinks, key_value_seq_lengths=lengths, **path
-        )
+        options = {"sinks": sinks, "key_value_seq_lengths": jnp.array([0, 5])}
+        y = nnx.dot_product_attention(*arrays, **options, **path)
         return (y**2).sum(), y
 
     grads, y = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)

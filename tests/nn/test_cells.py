@@ -284,12 +284,7 @@ def test_pickle_finds_activations_that_have_a_name(name, activation):
 
 @every_cell
 def test_inputs_and_carries_that_do_not_fit_name_the_cell(name):
-    cell, x, one, is_pair = (
-        new(name),
-        normal(4, 2),
-        normal(4, 3),
-        name in TWO_STATES,
-    )
+    cell, x, one, is_pair = new(name), normal(4, 2), normal(4, 3), name in TWO_STATES
 
     def refuses(carry, x, error, phrase):
         with pytest.raises(error, match=phrase) as caught:

@@ -84,12 +84,7 @@ def test_initializers_get_the_flattened_shapes():
     "args, options, error, message",
     (((2, 3), 4), {}, ValueError, r"the same length. Got \(2, 3\) and \(-1,\)"),
     *(
-        (
-            (2, 4),
-            {"batch_axis": axes},
-            ValueError,
-            "consecutive leading dimensions starting from 0",
-        )
+        ((2, 4), {"batch_axis": axes}, ValueError, "leading dimensions starting from 0")
         for axes in ({1: 3}, {-1: 3}, {0: 3, 2: 4})
     ),
     (((2, 2), 4), {"axis": (1, 1)}, TypeError, None),

@@ -100,12 +100,8 @@ CONTRACTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "options", "shape", "equation", "spread"), CONTRACTIONS
-)
-def test_contractions_are_products_plus_a_bias(
-    name, args, options, shape, equation, spread
-):
+@tables.cases("name, args, options, shape, equation, spread", *CONTRACTIONS)
+def test_contraction_is_product_plus_bias(name, args, options, shape, equation, spread):
     layer, x = make(name, *args, **options), random(*shape)
     expected = np.einsum(equation, x, value(layer.kernel))
     agree(in_one_program(layer, x), expected + value(layer.bias).reshape(spread))
@@ -299,15 +295,9 @@ NORMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "options", "shape", "axes", "features"), NORMS
-)
-def test_norms_divide_by_the_deviation_scale_and_shift(
-    name, args, options, shape, axes, features
-):
-    layers = [
-        make(name, *args, use_fast_variance=fast, **options) for fast in (True, False)
-    ]
+@tables.cases("name, args, options, shape, axes, features", *NORMS)
+def test_norms_normalize_scale_and_shift(name, args, options, shape, axes, features):
+    layers = [make(name, *args, use_fast_variance=x, **options) for x in (True, False)]
     x, mask = 3 + random(*shape), random(*shape, seed=1) > -0.5
     mask[:1] = mask[..., ::2] = True  # something counts everywhere
     if len(shape) > 2:
@@ -315,9 +305,7 @@ def test_norms_divide_by_the_deviation_scale_and_shift(
     else:
         mask[:] = True
     calls = [(layer, where) for layer in layers for where in (None, mask)]
-    outputs = nnx.jit(lambda calls, x: [m(x, mask=where) for m, where in calls])(
-        calls, x
-    )
+    outputs = nnx.jit(lambda c, x: [m(x, mask=where) for m, where in c])(calls, x)
     grouped = shape
     if name == "GroupNorm":
         grouped = (*shape[:-1], args[1] or shape[-1] // args[2], -1)
@@ -335,12 +323,10 @@ def test_norms_divide_by_the_deviation_scale_and_shift(
         agree(output, y, 1e-10)  # the variance of two numbers may be small
 
 
-@tables.cases(
-    "options, axes", ({}, 0), ({"axis": (1, -1)}, (0, 2)), ({"axis": 1}, (0, 2, 3))
-)
-def test_running_statistics_move_by_the_momentum(options, axes):
+@tables.cases("axis, axes", (-1, 0), ((1, -1), (0, 2)), (1, (0, 2, 3)))
+def test_running_statistics_move_by_the_momentum(axis, axes):
     x = 3 + random(*((4, 6) if axes == 0 else (4, 3, 5, 2)))
-    layer = make("BatchNorm", np.size(x.mean(axes)), momentum=0.75, **options)
+    layer = make("BatchNorm", np.size(x.mean(axes)), momentum=0.75, axis=axis)
     mean, var = value(layer.mean), value(layer.var)
     call = nnx.jit(lambda layer, x: layer(x))
     for batch in (x, 2 * x):

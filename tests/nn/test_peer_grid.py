@@ -36,9 +36,7 @@ class Subject:
         if inspect.isclass(self.layer):
             with warnings.catch_warnings(action="ignore"):  # of older arguments
                 self.layer = self._construct()
-        self.attributes = [
-            name for name in vars(self.layer) if not name.startswith("_pytree__")
-        ]
+        self.attributes = [n for n in vars(self.layer) if not n.startswith("_pytree__")]
         self.created, self.counts = self.state(), self.state(self.rngs)
         if case.prepare is not None:
             case.prepare(self.layer)

@@ -72,7 +72,5 @@ for kind, first in (argument.split(":") for argument in sys.argv[1:]):
 )
 def test_only_the_quantized_model_is_quantized(runs):
     command = [sys.executable, "-c", PROGRAM, *runs]
-    completed = subprocess.run(
-        command, capture_output=True, text=True, cwd=sources.ROOT
-    )
-    assert completed.returncode == 0, completed.stderr
+    done = subprocess.run(command, capture_output=True, text=True, cwd=sources.ROOT)
+    assert done.returncode == 0, done.stderr

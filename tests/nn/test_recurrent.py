@@ -13,6 +13,7 @@ import graftree as nnx
 from tests import random_arrays, tables
 from tests.nn import test_cells as cells
 from tests.nn.test_cells import SEQUENCE, Sum, make, normal
+from tests.refusals import refused
 
 # ----------------------------------------------------------------- layout and options
 
@@ -45,9 +46,7 @@ LENGTHS = jnp.array([3, 1])
     ),
 )
 @pytest.mark.parametrize("time_major", [False, True])
-def test_reversed_sequences_keep_their_padding_at_the_end(
-    options, expected, time_major
-):
+def test_reversed_sequences_keep_padding_at_the_end(options, expected, time_major):
     rnn = nnx.RNN(Sum(), return_carry=True, time_major=time_major)
     carry, y = rnn(SEQUENCE.swapaxes(0, 1) if time_major else SEQUENCE, **options)
     y = y.swapaxes(0, 1) if time_major else y
@@ -156,10 +155,8 @@ THREE = {"seq_lengths": [1, 2, 3]}
 )
 def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phrases):
     rnn = make()
-    with pytest.raises(error) as caught:
+    with refused(error, *phrases.split("; ")):
         rnn(jnp.ones(shape), **options)
-    told = "\n".join([str(caught.value), *caught.value.__notes__])
-    assert all(phrase in told for phrase in phrases.split("; ")), told
     assert rnn.rngs.count[...] == 0
 
 
@@ -446,10 +443,8 @@ def test_one_stream_gives_the_keys_of_both_forward_first():
 def test_rngs_are_made_kept_or_left_out():
     stream = nnx.RngStream(3, tag="any")
     assert make_both(rngs=stream).rngs is stream
-    assert (make_both().rngs.tag, make_both().rngs.key[...]) == (
-        "carry",
-        jax.random.key(0),
-    )
+    made = make_both().rngs
+    assert (made.tag, made.key[...]) == ("carry", jax.random.key(0))
     absent = make_both(rngs=False)
     assert absent.rngs is None
     with pytest.raises(ValueError, match="static attribute"):

@@ -11,6 +11,7 @@ import pytest
 
 import graftree as nnx
 from tests import modes, zoo
+from tests.refusals import refused, unchanged
 
 surgery = nnx.surgery
 
@@ -133,9 +134,7 @@ READINGS = {
     "value": lambda m: total([m.frozen.get_value(), m.table.get_value()]),
     "compiled": lambda m: jax.jit(total)(m),
     "checkpoint": lambda m: jax.checkpoint(total)(m),
-    "scanned": lambda m: jax.lax.scan(lambda c, _: (c + total(m), None), 0.0, None, 2)[
-        0
-    ],
+    "scanned": lambda m: jax.lax.scan(lambda c, _: (c + total(m), 0), 0.0, None, 2)[0],
 }
 
 
@@ -206,14 +205,11 @@ def test_an_optimizer_of_before_says_that_it_does_not_fit():
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
     surgery.freeze(model, where="blocks")
     gradients = nnx.grad(loss)(model)
-    before = values((model, optimizer))
-    with pytest.raises(ValueError, match="made for other parameters") as error:
+    where = "0/mu/blocks/0/bias: shape (4,) then, nothing"
+    way = "After changing or freezing parts of a model, make"
+    told = "made for other parameters", where, way
+    with unchanged(model, optimizer), refused(ValueError, *told):
         optimizer.update(model, gradients)
-    assert "0/mu/blocks/0/bias: shape (4,) then, nothing" in str(error.value)
-    assert "After changing or freezing parts of a model, make" in str(error.value)
-    assert before.keys() == values((model, optimizer)).keys()
-    for path, value in values((model, optimizer)).items():
-        np.testing.assert_array_equal(value, before[path])
 
 
 def test_unfreezing_is_the_inverse_of_freezing():
@@ -246,10 +242,8 @@ def test_what_is_shared_stays_shared_and_is_frozen_everywhere():
     model.tied = model.blocks[0]
     model.alias = model.head.kernel
     model.pair = nnx.data((model.head.kernel, nnx.Param(jnp.ones(2))))
-    assert surgery.freeze(model, where="tied") == [
-        ("blocks", 0, "bias"),
-        ("blocks", 0, "kernel"),
-    ]
+    frozen = surgery.freeze(model, where="tied")
+    assert frozen == [("blocks", 0, "bias"), ("blocks", 0, "kernel")]
     # Two ways lead to a part; each of them is a path of it.
     assert surgery.freeze(model, where="pair[0]") == [("alias",)]
     assert model.alias is model.head.kernel is model.pair[0]
@@ -260,9 +254,8 @@ def test_what_is_shared_stays_shared_and_is_frozen_everywhere():
 def test_cycles_and_deep_sharing_are_followed_once():
     model = nnx.Dict(inner=nnx.Dict(weight=nnx.Param(jnp.ones(1))))
     model.inner.outer = model
-    assert surgery.freeze(model, where="inner.outer.inner.weight") == [
-        ("inner", "weight")
-    ]
+    frozen = surgery.freeze(model, where="inner.outer.inner.weight")
+    assert frozen == [("inner", "weight")]
     chain = nnx.Dict(leaf=nnx.Param(jnp.ones(1)))
     for _ in range(60):  # 2 ** 60 paths
         chain = nnx.Dict(a=chain, b=chain)
@@ -374,23 +367,20 @@ REFUSED = {
 def test_what_cannot_be_frozen_is_listed_and_nothing_is_changed(name):
     make, expected = REFUSED[name]
     model = make()
-    before = nnx.graphdef(model)
-    with pytest.raises(ValueError, match="can't be frozen") as error:
+    told = "can't be frozen", expected, "Leave them out"
+    with unchanged(model), refused(ValueError, *told):
         surgery.freeze(model, nnx.Variable)
-    assert expected in str(error.value) and "Leave them out" in str(error.value)
-    assert nnx.graphdef(model) == before
 
 
 def test_a_selection_of_nothing_is_an_error():
     model = Model()
-    with pytest.raises(ValueError, match="'block' matches no part") as error:
+    with refused(ValueError, "'block' matches no part", "near it: blocks"):
         surgery.freeze(model, where="block")
-    assert "near it: blocks" in str(error.value)
     with pytest.raises(ValueError, match="'norm_' matches no part"):
         surgery.freeze(model, where=["blocks", "norm_"])
-    with pytest.raises(ValueError, match="matches no Variable to freeze") as error:
+    message = "matches no Variable to freeze", "a string is the tag of a Variable"
+    with refused(ValueError, *message):
         surgery.freeze(model, "blocks")
-    assert "a string is the tag of a Variable" in str(error.value)
     with pytest.raises(ValueError, match="the filter LoRAParam matches no Variable"):
         surgery.freeze(model, nnx.LoRAParam)
     with pytest.raises(ValueError, match="no Variable to unfreeze.\n  12 Variables, 0"):
@@ -403,15 +393,13 @@ def test_a_selection_of_nothing_is_an_error():
 
 
 def test_a_class_cannot_change_inside_a_transform_and_nothing_stays_behind(mode):
-    model = Model()
-    before = nnx.graphdef(model)
-    with pytest.raises(ValueError, match=r"nnx.jit: args\[0\].blocks\[0\].bias was a"):
+    model, message = Model(), r"nnx.jit: args\[0\].blocks\[0\].bias was a"
+    with unchanged(model), pytest.raises(ValueError, match=message):
         nnx.jit(lambda model: surgery.freeze(model) and None, **mode)(model)
-    assert nnx.graphdef(model) == before
     if mode is modes.GRAPH_UPDATES:
-        with pytest.raises(nnx.errors.TraceContextError, match=r"at blocks\[0\].bias"):
+        error, message = nnx.errors.TraceContextError, r"at blocks\[0\].bias"
+        with unchanged(model), pytest.raises(error, match=message):
             nnx.jit(lambda: surgery.freeze(model) and None, **mode)()
-    assert nnx.graphdef(model) == before
 
 
 def test_models_are_frozen_where_a_transform_makes_them():
@@ -437,7 +425,5 @@ def test_a_precision_policy_stores_frozen_parameters_in_its_dtype_too():
 
 def test_patterns_are_filters():
     kernels = nnx.state(Model(), nnx.All(nnx.Param, surgery.at("blocks[*].kernel")))
-    assert [*nnx.to_flat_state(kernels).paths] == [
-        ("blocks", 0, "kernel"),
-        ("blocks", 1, "kernel"),
-    ]
+    paths = [("blocks", i, "kernel") for i in (0, 1)]
+    assert [*nnx.to_flat_state(kernels).paths] == paths

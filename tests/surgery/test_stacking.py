@@ -9,6 +9,7 @@ import pytest
 
 import graftree as nnx
 from tests import catalog, tables, zoo
+from tests.refusals import unchanged
 
 
 class Block(nnx.Module):
@@ -450,10 +451,6 @@ def test_a_module_that_stays_is_not_listed():
     assert found == [("layers", 0)] and model.first is kept
 
 
-def unchanged(model, before):
-    return all(x is y for x, y in zip(linears_of(model), before, strict=True))
-
-
 REFUSED = {
     "nothing": ("frist", Wrapper, "'frist' matches no module.*\n.*near it: first"),
     "class": (nnx.Conv, Wrapper, "Conv matches no module.*\n  there are: by_name"),
@@ -471,32 +468,27 @@ REFUSED = {
 def test_what_cannot_be_done_is_refused_and_nothing_is_changed(name):
     where, by, message = REFUSED[name]
     model = make_model()
-    before = linears_of(model)
-    with pytest.raises(ValueError, match=message):
+    with unchanged(model), pytest.raises(ValueError, match=message):
         replace(model, where, by)
-    assert unchanged(model, before)
 
 
 def test_nothing_is_changed_if_the_function_fails():
     model = make_model()
-    before, calls = linears_of(model), iter(range(9))
+    calls = iter(range(9))
 
     def by(old):
         if next(calls) == 3:
             raise RuntimeError("by failed")
         return Wrapper(old)
 
-    with pytest.raises(RuntimeError, match="by failed"):
+    with unchanged(model), pytest.raises(RuntimeError, match="by failed"):
         replace(model, nnx.Linear, by)
-    assert unchanged(model, before)
 
 
 def test_objects_of_another_trace_are_left_alone():
-    model = make_model()
-    before = linears_of(model)
-    with pytest.raises(nnx.errors.TraceContextError, match="'Dict'|'List'|'Box'"):
+    model, error = make_model(), nnx.errors.TraceContextError
+    with unchanged(model), pytest.raises(error, match="'Dict'|'List'|'Box'"):
         jax.jit(lambda: replace(model, nnx.Linear, Wrapper) and None)()
-    assert unchanged(model, before)
 
 
 def test_wrong_types_are_refused():

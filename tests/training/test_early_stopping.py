@@ -21,9 +21,7 @@ NAN, INF = float("nan"), float("inf")
     ({}, [INF, INF], "00", 2),
     ({}, [np.float32(2), jnp.array(1), jnp.array(1.0), 3], "1100", 4),
 )
-def test_it_stops_after_so_many_scores_without_an_improvement(
-    options, scores, improved, last
-):
+def test_it_stops_after_scores_without_an_improvement(options, scores, improved, last):
     stopping, found = EarlyStopping(2, **options), ""
     for score in scores:
         found += str(int(stopping.update(score)))

@@ -9,6 +9,7 @@ import pytest
 
 import graftree as nnx
 from tests import tables
+from tests.refusals import refused
 
 metrics = nnx.metrics
 
@@ -52,9 +53,8 @@ def test_attributes_stand_in_reading_order():
 
 def test_average_of_numbers_and_arrays():
     values = np.array([[1.0, 2.0], [3.0, 4.0]]), 5, jnp.array([6, 7], jnp.uint8), True
-    metric = updated(
-        metrics.Average("loss"), *({"loss": x, "other": 0} for x in values)
-    )
+    given = ({"loss": x, "other": 0} for x in values)
+    metric = updated(metrics.Average("loss"), *given)
     assert metric.compute() == np.float32((10 + 5 + 13 + 1) / 8)
 
 
@@ -220,13 +220,10 @@ def test_multi_metric_gives_every_keyword_to_every_metric():
 def test_masks_go_to_all_metrics_or_to_each_its_own():
     values, mask = np.array([1.0, 3.0]), np.array([True, False])
     masks = {"a": mask}
-    for given, expected in (
-        (masks, {"a": 1.0, "b": 2.0}),
-        (mask, {"a": 1.0, "b": 1.0}),
-    ):
+    for given, wanted in ((masks, {"a": 1.0, "b": 2.0}), (mask, {"a": 1.0, "b": 1.0})):
         metric = nnx.MultiMetric(a=metrics.Average(), b=metrics.Average())
         metric.update(values=values, mask=given)
-        assert metric.compute() == expected
+        assert metric.compute() == wanted
     assert list(masks) == ["a"]
 
 
@@ -350,10 +347,9 @@ def test_updates_may_be_states_and_pure_dicts():
 
 def test_bare_arrays_are_refused():
     model = nnx.Dict(a=nnx.Dict(raw=jnp.ones(2)))
-    with pytest.raises(TypeError, match="EMA only supports Variable leaves") as caught:
+    named = "ArrayImpl", "['a']['raw']", "`only`"
+    with refused(TypeError, "EMA only supports Variable leaves", *named):
         nnx.EMA(model, 0.9)
-    message = str(caught.value)
-    assert "ArrayImpl" in message and "['a']['raw']" in message and "`only`" in message
 
 
 def test_other_paths_are_refused_and_nothing_changes():
@@ -364,9 +360,8 @@ def test_other_paths_are_refused_and_nothing_changes():
 
 
 def test_integers_and_random_keys_take_the_newest_value():
-    model = nnx.Dict(
-        count=nnx.Variable(jnp.array(3)), key=nnx.Variable(jax.random.key(0))
-    )
+    count, key = nnx.Variable(jnp.array(3)), nnx.Variable(jax.random.key(0))
+    model = nnx.Dict(count=count, key=key)
     ema = nnx.EMA(model, 0.9)
     model.count[...], model.key[...] = jnp.array(4), jax.random.key(1)
     ema.update(model)
@@ -409,9 +404,8 @@ def test_apply_to_shares_averages_and_what_is_not_followed():
 
 def test_apply_to_another_structure_is_refused():
     ema = nnx.EMA(dense(), 0.5)
-    with pytest.raises(ValueError, match="lacks Variables") as caught:
+    with refused(ValueError, "lacks Variables", "mean"):
         ema.apply_to(nnx.Dict(kernel=nnx.Param(jnp.ones(2))))
-    assert "mean" in str(caught.value)
 
 
 def test_sharing_is_kept_in_graph_mode_and_refused_in_tree_mode():
@@ -426,9 +420,8 @@ def test_sharing_is_kept_in_graph_mode_and_refused_in_tree_mode():
 def test_update_inside_jit_changes_the_callers_averages():
     model = dense()
     ema = nnx.EMA(model, 0.5)
-    nnx.jit(lambda model, ema: ema.update(jax.tree.map(jnp.zeros_like, model)))(
-        model, ema
-    )
+    update = nnx.jit(lambda model, ema: ema.update(jax.tree.map(jnp.zeros_like, model)))
+    update(model, ema)
     np.testing.assert_array_equal(ema.params["kernel"][...], [0.5, 1.0])
 
 

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
 
 import graftree as nnx
 from tests import tables
+from tests.meshes import mesh_of
+from tests.refusals import refused
 
-KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+KINDS = pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 SQUARE = np.ones((4, 4), np.float32)
 X = np.ones((4, 8), np.float32)
 
 
-def mesh(kind=AxisType.Auto):
-    return jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2)
+mesh = functools.partial(mesh_of, x=2, y=2)
 
 
 def annotated(kernel=SQUARE):
@@ -74,7 +74,7 @@ def test_factored_moments_drop_an_annotation_that_does_not_fit():
 
 
 def test_optimizer_sharding_leaves_the_param_where_it_is():
-    with jax.set_mesh(mesh(AxisType.Explicit)):
+    with jax.set_mesh(mesh("Explicit")):
         kernel = nnx.Param(jnp.asarray(SQUARE), optimizer_sharding=jax.P("x", "y"))
         model = nnx.Dict(kernel=kernel)
         optimizer = adam_of(model)
@@ -229,12 +229,10 @@ def logical_model(kind):
 @KINDS
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 @pytest.mark.parametrize("is_set", [False, True])
-def test_moments_are_where_their_params_are_after_the_rules_are_gone(
-    kind, name, is_set
-):
+def test_moments_are_where_params_are_after_the_rules_are_gone(kind, name, is_set):
     model = logical_model(kind)
     # JAX 0.10 needs the mesh there for what Optax does to find the factors.
-    is_set |= name == "adafactor" and kind is AxisType.Explicit
+    is_set |= name == "adafactor" and kind == "Explicit"
     with jax.set_mesh(mesh(kind)) if is_set else contextlib.nullcontext():
         optimizer = nnx.Optimizer(model, TRANSFORMATIONS[name], wrt=nnx.Param)
     moments = [x for x in jax.tree.leaves(nnx.state(optimizer)) if x.shape == (8, 8)]
@@ -270,10 +268,8 @@ def test_eager_updates_move_nothing_as_compiled_ones(name, is_set):
 def test_logical_names_of_the_moments_themselves_need_their_rules():
     model = nnx.sharding.init(linear, mesh())
     model.kernel.set_metadata(optimizer_sharding=("embed", None))
-    with pytest.raises(ValueError, match="embed") as caught:
+    with refused(ValueError, "embed", "logical_axis_rules", "kernel"):
         adam_of(model)
-    (note,) = caught.value.__notes__
-    assert "logical_axis_rules" in note and "kernel" in note
     with nnx.logical_axis_rules(LOGICAL):
         optimizer = adam_of(model)
     assert optimizer.opt_state[0].mu["kernel"].sharding.spec == jax.P("x", None)
@@ -305,9 +301,8 @@ def started(width=2, tx=None):
     (optax.adam, ["`tx`, got the function adam", "Call it to make one"]),
 )
 def test_what_is_no_transformation_is_refused(make, tx, phrases):
-    with pytest.raises(TypeError, match="expects an Optax transformation") as caught:
+    with refused(TypeError, "expects an Optax transformation", *phrases):
         make(model_of(2), tx, wrt=nnx.Param)
-    assert all(phrase in str(caught.value) for phrase in phrases)
 
 
 def test_an_optimizer_of_nothing_warns_and_works():
@@ -322,42 +317,38 @@ def test_an_optimizer_of_nothing_warns_and_works():
 def test_swapped_arguments_of_update_are_refused():
     model, optimizer = started()
     grads = gradients(model)
-    with pytest.raises(TypeError, match="the model first") as caught:
+    given = "got a State as the model and a Dict as the gradients"
+    way = "Call optimizer.update(model, grads)"
+    with refused(TypeError, "the model first", given, way):
         optimizer.update(grads, model)
-    assert "got a State as the model and a Dict as the gradients" in str(caught.value)
-    assert "Call optimizer.update(model, grads)" in str(caught.value)
     assert jnp.all(grads["layers"][0]["kernel"][...] == 1) and optimizer.step[...] == 0
 
 
 def test_a_state_for_another_shape_is_named():
     model, optimizer = started()
     model.layers[0].kernel = ones((7, 1))
-    with pytest.raises(ValueError, match="made for other parameters") as caught:
+    where = "0/mu/layers/0/kernel: shape (2, 1) then, shape (7, 1) for the model"
+    told = "made for other parameters", "make a new optimizer", where
+    with refused(ValueError, *told, "add got incompatible shapes"):
         optimizer.update(model, gradients(model))
-    expected = "0/mu/layers/0/kernel: shape (2, 1) then, shape (7, 1) for the model"
-    assert expected in str(caught.value)
-    assert "make a new optimizer" in str(caught.value)
-    assert "add got incompatible shapes" in str(caught.value)
 
 
 def test_a_state_without_a_new_parameter_is_named():
     model, optimizer = started()
     model.scale = ones(3)
-    with pytest.raises(ValueError, match="0/mu/scale: nothing then") as caught:
+    with refused(ValueError, "0/mu/scale: nothing then", "make a new optimizer"):
         optimizer.update(model, gradients(model))
-    assert "make a new optimizer" in str(caught.value)
 
 
 @pytest.mark.parametrize("width", [7, 1])
 def test_gradients_of_another_shape_are_named(width):
     # With width 1 the sum of both would have the shape of the gradients.
     model, optimizer = started(width, optax.sgd(0.1))
-    with pytest.raises(ValueError, match="The gradients don't fit") as caught:
-        optimizer.update(model, gradients(model_of(5)))
     where = f"the parameter is float32[{width},1], its gradient float32[5,1]"
-    assert f"layers/0/kernel: {where}" in str(caught.value)
-    assert "selected by wrt=Param" in str(caught.value)
-    assert "Differentiate the model as it is now" in str(caught.value)
+    told = "The gradients don't fit", "selected by wrt=Param", "layers/0/kernel: "
+    way = "Differentiate the model as it is now"
+    with refused(ValueError, *told, where, way):
+        optimizer.update(model, gradients(model_of(5)))
     assert model.layers[0].kernel.shape == (width, 1)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import graftree as nnx
 from tests import tables
+from tests.refusals import refused, unchanged
 
 
 def affine(**metadata):
@@ -65,9 +66,7 @@ def test_state_is_boxed_in_variables_at_the_paths_of_optax():
 
 def test_jax_paths_of_the_state():
     _, optimizer = started(optax.sgd(0.1, momentum=0.9))
-    paths = [
-        jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(optimizer)
-    ]
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(optimizer)]
     assert paths == [
         ".opt_state[0].trace['bias'].value",
         ".opt_state[0].trace['kernel'].value",
@@ -100,11 +99,8 @@ def is_variable(x):
 
 def test_wrt_is_required_by_keyword():
     for arguments in ((), (nnx.Param,)):
-        with pytest.raises(
-            TypeError, match="Missing required argument `wrt`"
-        ) as caught:
+        with refused(TypeError, "Missing required argument `wrt`", "ModelAndOptimizer"):
             nnx.Optimizer(affine(), optax.sgd(0.1), *arguments)
-        assert "ModelAndOptimizer" in str(caught.value)
 
 
 def test_an_optimizer_has_no_model():
@@ -263,9 +259,8 @@ def test_bare_arrays_are_optimized_if_selected():
 
 
 def test_pytree_values_are_optimized():
-    model, optimizer = started(
-        optax.adam(0.1), w=nnx.Param({"a": jnp.ones(2), "b": jnp.zeros(())})
-    )
+    value = nnx.Param({"a": jnp.ones(2), "b": jnp.zeros(())})
+    model, optimizer = started(optax.adam(0.1), w=value)
     optimizer.update(model, ones_like(model))
     np.testing.assert_allclose(model.w["a"], [0.9, 0.9], rtol=1e-5)
 
@@ -292,9 +287,8 @@ def test_keywords_reach_optax_as_arrays():
     tx = optax.GradientTransformationExtraArgs(lambda params: (), update)
     model, optimizer = started(tx)
     grads = ones_like(model)
-    optimizer.update(
-        model, grads, value=nnx.Variable(jnp.array(1.0)), grad=grads, value_fn=len
-    )
+    given = {"value": nnx.Variable(jnp.array(1.0)), "grad": grads, "value_fn": len}
+    optimizer.update(model, grads, **given)
 
 
 def test_line_search_merges_the_pure_params():
@@ -327,9 +321,8 @@ def test_hyperparameters_can_be_changed():
 def test_labels_of_a_partition_may_be_a_state():
     model = affine()
     labels = nnx.map_state(lambda path, _: path[-1], nnx.state(model, nnx.Param))
-    tx = optax.partition(
-        {"kernel": optax.sgd(1.0), "bias": optax.set_to_zero()}, labels
-    )
+    parts = {"kernel": optax.sgd(1.0), "bias": optax.set_to_zero()}
+    tx = optax.partition(parts, labels)
     nnx.Optimizer(model, tx, wrt=nnx.Param).update(model, ones_like(model))
     np.testing.assert_array_equal(model.bias[...], [0.25, -0.75])
     np.testing.assert_array_equal(model.kernel[...], [[0.0, -3.0], [2.0, -0.5]])
@@ -345,11 +338,8 @@ def test_errors_of_a_transformation_pass_through_and_nothing_changes(error):
 
     tx = optax.GradientTransformation(optax.adam(0.1).init, update)
     model, optimizer = started(tx)
-    before = raw_leaves(model, optimizer)
-    with pytest.raises(type(error), match="^mine"):
+    with unchanged(model, optimizer), pytest.raises(type(error), match="^mine"):
         optimizer.update(model, ones_like(model))
-    for old, new in zip(before, raw_leaves(model, optimizer), strict=True):
-        np.testing.assert_array_equal(old, new)
 
 
 def test_model_of_an_outer_trace_is_refused_before_any_write():
@@ -368,11 +358,9 @@ def test_model_of_an_outer_trace_is_refused_before_any_write():
 def test_missing_gradients_are_named():
     model, optimizer = started(optax.sgd(0.1))
     grads = nnx.State({"kernel": model.kernel, "scale": nnx.Param(jnp.ones(1))})
-    with pytest.raises(ValueError, match="pytree structure") as caught:
+    named = "wrt=Param", "missing: bias", "unexpected: scale"
+    with refused(ValueError, "pytree structure", *named):
         optimizer.update(model, grads)
-    message = str(caught.value)
-    assert "wrt=Param" in message and "missing: bias" in message
-    assert "unexpected: scale" in message
 
 
 def test_bare_gradients_match_no_type_filter_and_are_explained():
@@ -384,9 +372,9 @@ def test_bare_gradients_match_no_type_filter_and_are_explained():
 
 def test_update_without_gradients_points_to_the_old_class():
     model, optimizer = started(optax.sgd(0.1))
-    with pytest.raises(TypeError, match="Missing required argument `grads`") as caught:
+    message = "Missing required argument `grads`", "ModelAndOptimizer"
+    with refused(TypeError, *message):
         optimizer.update(ones_like(model))
-    assert "ModelAndOptimizer" in str(caught.value)
     optimizer.update(model=model, grads=ones_like(model))
     assert optimizer.step[...] == 1
 
@@ -470,9 +458,7 @@ def test_refs_carry_an_update_out_of_plain_jit(make):
 
     @jax.jit
     def step(model, optimizer):
-        params = nnx.map_state(
-            lambda path, variable: variable.copy(ref=False), nnx.state(model)
-        )
+        params = nnx.map_state(lambda _, v: v.copy(ref=False), nnx.state(model))
         optimizer.update(model, jax.tree.map(jnp.ones_like, params))
 
     step(model, optimizer)
@@ -527,12 +513,6 @@ def test_moments_are_variables_of_the_type_of_the_param():
     state = make(optax.adam(0.1))
     assert type(state.opt_state[0].mu["scale"]) is nnx.Param
     assert state.step == 0 and state.step.dtype == jnp.int32
-
-
-def test_fields_cannot_be_assigned():
-    for state in (make(), make().replace(step=3)):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            state.step = 1
 
 
 def test_apply_takes_states_and_names_of_fields():

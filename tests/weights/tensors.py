@@ -1,6 +1,5 @@
-"""Random tensors, devices to put them on, and what stands for PyTorch."""
+"""Random tensors, and what stands for PyTorch."""
 
-import jax
 import numpy as np
 
 rng = np.random.default_rng(0)
@@ -9,12 +8,6 @@ rng = np.random.default_rng(0)
 def numbers(*shape, dtype=np.float32):
     """Normal numbers."""
     return rng.normal(size=shape).astype(dtype)
-
-
-def mesh(**sizes):
-    """A mesh of so many devices by axis."""
-    automatic = (jax.sharding.AxisType.Auto,) * len(sizes)
-    return jax.make_mesh((*sizes.values(),), (*sizes,), axis_types=automatic)
 
 
 class Tensor:

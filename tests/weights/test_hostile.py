@@ -82,10 +82,7 @@ FILES = {
     "the other byte order": (struct.pack(">Q", 2) + b"{}", "144115188075855872 bytes"),
     # Not what the header should be.
     "not UTF-8": (file(b'{"\xff":1}'), "not UTF-8, at byte 2"),
-    "UTF-16": (
-        file('{"a":1}'.encode("utf-16")),
-        r"with a brace, and has .*\\ufffd\\ufffd{",
-    ),
+    "UTF-16": (file('{"a":1}'.encode("utf-16")), r"a brace, and has .*\\ufffd\\ufffd{"),
     "a surrogate in UTF-8": (file(b'{"\xed\xa0\x80":1}'), "at byte 2 of it"),
     "a byte-order mark": (file(b"\xef\xbb\xbf{}"), r"a brace, and has '\\ufeff{}'"),
     "a zip": (b"PK\x03\x04" + bytes(40), "it is a zip archive, as torch"),
@@ -99,10 +96,7 @@ FILES = {
     "zeros after the end": (file(b"{}\0\0"), r"Extra data .* has '\\x00\\x00'"),
     "two headers": (file("{}{}"), "Extra data .* has '{}'"),
     "a comment": (file("{}/*x*/"), "Extra data .* has '/"),
-    "a line break in a name": (
-        spelt('{"a\n":@}'),
-        r"Invalid control character .* has '\\n",
-    ),
+    "a line break in a name": (spelt('{"a\n":@}'), r"Invalid control .* has '\\n"),
     "an unknown escape": (file(r'{"\x41":1}'), r"Invalid .escape.* has '\\"),
     "half a character": (spelt(r'{"\ud800":@}'), "half a character"),
     "half an escape": (file(r'{"\u12'), r"Invalid .uXXXX escape .*u12'"),
@@ -116,28 +110,16 @@ FILES = {
     "a name that is null": (spelt("{null:@}"), "has 'null:"),
     "a long name twice": (spelt('{"N":@,"N":@}'.replace("N", LONG)), "n'... twice"),
     # Metadata.
-    "metadata with a number": (
-        described({"step": 3}),
-        r"{.step.: 3}, and should be text by name",
-    ),
-    "metadata in metadata": (
-        described({"x": {"y": "z"}}),
-        "{.x.: {.y.: .z.}}, and should be text",
-    ),
+    "metadata with a number": (described({"step": 3}), r"{.step.: 3}, and should be"),
+    "metadata in metadata": (described({"x": {"y": "z"}}), "{.x.: {.y.: .z.}}, and"),
     "metadata that is text": (described("pt"), "metadata is .pt., and"),
     "metadata that is null": (described(None), "metadata is null, and"),
     "metadata that is a tensor": (described(tensor()), "metadata is {.dtype.: .F32., "),
     "metadata twice": (file('{"__metadata__":{},"__metadata__":{}}'), "a__' twice"),
     "a key of it twice": (file('{"__metadata__":{"k":"","k":""}}'), "key 'k' twice"),
     # The fields of a tensor.
-    "a tensor that is null": (
-        file({"a": None}),
-        "'a': it is null, and should have fields",
-    ),
-    "a tensor as a list": (
-        file({"a": ["F32", [2], [0, 8]]}, bytes(8)),
-        r"it is \[.F32., ",
-    ),
+    "a tensor that is null": (file({"a": None}), "'a': it is null, and should have"),
+    "a tensor as a list": (file({"a": ["F32", [2], [0, 8]]}, bytes(8)), r"is \[.F32."),
     "no dtype": (file({"a": {"shape": [2], "data_offsets": [0, 8]}}), "'a': no dtype"),
     "no shape": (file({"a": {"dtype": "F32", "data_offsets": [0, 8]}}), "no shape"),
     "no offsets": (file({"a": {"dtype": "F32", "shape": [2]}}), "no data_offsets"),
@@ -167,10 +149,7 @@ FILES = {
     "a size with a leading zero": (raw(shape="[02]"), r"has '2\],"),
     "a size of many digits": (raw(shape=f"[{99999 * '9'}]"), "the number '9{21}'"),
     "a size in Arabic digits": (raw(shape="[\u0662]"), r"has '\\u0662\]"),
-    "a shape that is a number": (
-        raw(shape="2"),
-        "the shape 2 should be integers in a list",
-    ),
+    "a shape that is a number": (raw(shape="2"), "the shape 2 should be integers"),
     "a shape that is null": (raw(shape="null"), "the shape null should be"),
     "a size of 2**64": (one(shape=[2**64]), r"\[18446744073709551616\] is larger"),
     "sizes whose product is 2**64": (one(shape=[2**32, 2**32]), "4294967296, 429"),
@@ -179,20 +158,14 @@ FILES = {
         "8 bytes apart",
     ),
     "an empty shape of 2**90": (empty(2**45, 0, 2**45), r"832\] is larger than"),
-    "sixty-five axes": (
-        one(shape=[1] * 64 + [2]),
-        "65 axes, and no array has more than 64",
-    ),
-    "a million axes": (
-        one(shape=[1] * 1_000_000),
-        "1000000 axes, and no array has more",
-    ),
+    "sixty-five axes": (one(shape=[1] * 64 + [2]), "65 axes, and no array has more"),
+    "a million axes": (one(shape=[1] * 1_000_000), "1000000 axes, and no array has"),
     # Offsets.
     "one offset": (one(data_offsets=[8]), r"the offsets \[8\] are not where"),
     "no offset": (one(data_offsets=[]), r"the offsets \[\] are not where"),
     "three offsets": (
         one(data_offsets=[0, 8, 8]),
-        r"the offsets \[0, 8, 8\] are not where",
+        r"\[0, 8, 8\] are not where",
     ),
     "a negative offset": (one(data_offsets=[-8, 0]), "the number '-8'"),
     "an offset that is a boolean": (
@@ -203,10 +176,7 @@ FILES = {
         raw(data_offsets="[0,8.5]"),
         r"the offsets \[0, 8\.5\] should",
     ),
-    "offsets that are an object": (
-        raw(data_offsets='{"0":8}'),
-        "the offsets {.0.: 8} should",
-    ),
+    "offsets that are an object": (raw(data_offsets='{"0":8}'), "offsets {.0.: 8} sh"),
     "an end before the beginning": (one(data_offsets=[8, 0]), r"offsets \[8, 0\] are"),
     "fewer bytes": (one(data_offsets=[0, 4]), r"are 4 bytes apart, and F32\[2\] has 8"),
     "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, and F32\[1\] has 4"),
@@ -477,11 +447,7 @@ def corpus(tmp_path_factory):
     return found
 
 
-NAMES = [
-    *FILES,
-    *(f"npz: {name}" for name in ARCHIVES),
-    *(f"folder: {name}" for name in FOLDERS),
-]
+NAMES = [*FILES, *(f"npz: {x}" for x in ARCHIVES), *(f"folder: {x}" for x in FOLDERS)]
 
 
 def refusal(path):
@@ -590,9 +556,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("is_in_folder", [False, True])
-def test_another_format_is_named_with_the_way_to_its_tensors(
-    tmp_path, name, is_in_folder
-):
+def test_another_format_is_named_with_the_way_to_tensors(tmp_path, name, is_in_folder):
     content, way_out = OTHERS[name]
     file = tmp_path / name
     file.write_bytes(content)

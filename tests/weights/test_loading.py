@@ -11,8 +11,10 @@ import pytest
 import graftree as nnx
 from examples.models import pretrained
 from tests import tables, zoo
+from tests.meshes import mesh_of
+from tests.refusals import refused
 from tests.weights import checkpoints_of_hf
-from tests.weights.tensors import mesh, numbers
+from tests.weights.tensors import numbers
 
 
 def make_block(rngs, **metadata):
@@ -214,9 +216,7 @@ def test_each_array_may_have_its_own_dtype_in_the_file():
     (SINGLE, SINGLE, {"**.kernal": HALF}, ValueError, "matches no floating array"),
     (SINGLE, SINGLE, np.float64, ValueError, "jax_enable_x64"),
 )
-def test_what_loses_precision_or_is_no_dtype_of_jax_is_refused(
-    given, held, dtype, error, said
-):
+def test_what_loses_precision_or_jax_lacks_is_refused(given, held, dtype, error, said):
     model = make_list(param_dtype=held)
     with pytest.raises(error, match=said):
         nnx.weights.load(make_weights(given), model, TABLE, dtype=dtype)
@@ -240,7 +240,7 @@ METADATA = {"kernel_metadata": {"out_sharding": ("a", "b")}}
 @pytest.mark.parametrize("make", [make_list, make_stack])
 def test_abstract_models_go_where_they_are_annotated_to_be(make):
     weights = make_weights()
-    with jax.set_mesh(mesh(a=2, b=4)):
+    with jax.set_mesh(mesh_of(a=2, b=4)):
         model = nnx.eval_shape(lambda: make(**METADATA))
         nnx.weights.load(weights, model, TABLE)
     np.testing.assert_array_equal(kernels(model), expected(weights))
@@ -249,14 +249,14 @@ def test_abstract_models_go_where_they_are_annotated_to_be(make):
 
 
 def test_concrete_models_stay_where_they_are():
-    with jax.set_mesh(mesh(a=2, b=4)):
+    with jax.set_mesh(mesh_of(a=2, b=4)):
         model = nnx.jit(lambda: make_list(**METADATA))()
     before = model.blocks[0].up.kernel.sharding
     nnx.weights.load(make_weights(), model, TABLE)
     assert model.blocks[0].up.kernel.sharding == before
 
 
-EVERYWHERE = jax.NamedSharding(mesh(a=2, b=4), jax.P())
+EVERYWHERE = jax.NamedSharding(mesh_of(a=2, b=4), jax.P())
 
 
 def test_shardings_that_are_given():
@@ -266,9 +266,8 @@ def test_shardings_that_are_given():
     assert model.blocks[0].up.kernel.sharding == EVERYWHERE
     shardings = nnx.get_named_sharding(nnx.state(model), EVERYWHERE.mesh)
     nnx.weights.load(weights, nnx.eval_shape(make_list), TABLE, shardings=shardings)
-    with pytest.raises(ValueError, match="lacks arrays") as error:
+    with refused(ValueError, "lacks arrays", "blocks[0].up.kernel"):
         nnx.weights.load(weights, model, TABLE, shardings={"blocks": {}})
-    assert "blocks[0].up.kernel" in str(error.value)
 
 
 def test_a_scalar_is_on_all_devices():
@@ -292,7 +291,7 @@ def values(tmp_path_factory):
 def load_divided(path, shape, spec, table, dtype=None):
     """Loads the one array of a model, divided over eight devices."""
     model = nnx.eval_shape(lambda: nnx.Dict(x=nnx.Param(jnp.zeros(shape))))
-    sharding = jax.NamedSharding(mesh(a=8), jax.P(*spec))
+    sharding = jax.NamedSharding(mesh_of(a=8), jax.P(*spec))
     nnx.weights.load(path, model, table, shardings=sharding, dtype=dtype)
     return model.x.get_value()
 
@@ -325,9 +324,8 @@ def test_a_stack_is_read_in_the_order_of_the_file():
 def test_names_with_another_prefix_are_told(table, advice):
     weights = {"model.fc.weight": numbers(8, 4), "model.fc.bias": numbers(8)}
     model = nnx.eval_shape(lambda: make_block(nnx.Rngs(0)))
-    with pytest.raises(nnx.errors.StateMismatchError) as error:
+    with refused(nnx.errors.StateMismatchError, advice):
         nnx.weights.load(weights, model, table)
-    assert advice in str(error.value)
 
 
 FLOATS = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
@@ -402,7 +400,7 @@ def test_fused_stacked_and_mixed_dtypes_come_back(shard_bytes, tmp_path):
 
 def test_arrays_on_many_devices_are_written_whole(tmp_path):
     values = np.arange(32.0, dtype=np.float32).reshape(8, 4)
-    divided = jax.device_put(values, jax.NamedSharding(mesh(a=8), jax.P("a")))
+    divided = jax.device_put(values, jax.NamedSharding(mesh_of(a=8), jax.P("a")))
     path = tmp_path / "x.safetensors"
     nnx.weights.save(path, nnx.Dict(x=nnx.Param(divided)), {"x": "x"})
     model = nnx.eval_shape(lambda: nnx.Dict(x=nnx.Param(jnp.zeros((8, 4)))))
@@ -417,9 +415,9 @@ def linear():
 def test_left_out_arrays_are_refused(tmp_path):
     model = linear()
     path = tmp_path / "x.safetensors"
-    with pytest.raises(ValueError, match="leaves out arrays") as error:
+    with refused(ValueError, "leaves out arrays", "a.bias"):
         nnx.weights.save(path, model, {"w": "a.kernel"})
-    assert "a.bias" in str(error.value) and not path.exists()
+    assert not path.exists()
     nnx.weights.save(path, model, {"w": "a.kernel"}, missing="a.bias")
     nnx.weights.load(path, model, {"w": "a.kernel"}, missing="a.bias")
 

@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree.weights import saving, sources, stored_tensors, tensor_files
 from tests import sources as tests_sources, tables
+from tests.meshes import mesh_of
 from tests.weights import test_hostile as hostile
-from tests.weights.tensors import Tensor, mesh, numbers
+from tests.weights.tensors import Tensor, numbers
 from tests.weights.test_hostile import GOOD
 
 ARRAYS = {
@@ -156,7 +157,7 @@ def load_on_all_devices(folder, shape, *spec):
     """Loads an array of ones, divided over eight devices."""
     array = np.ones(shape, np.float32)
     saving.write(folder, [out("x", array)])
-    sharding = jax.NamedSharding(mesh(a=8), jax.P(*spec))
+    sharding = jax.NamedSharding(mesh_of(a=8), jax.P(*spec))
     model = nnx.eval_shape(lambda: nnx.Dict(x=nnx.Param(jnp.zeros(shape))))
     nnx.weights.load(folder, model, {"x": "x"}, shardings=sharding)
     assert model.x[...].sharding == sharding
@@ -188,7 +189,7 @@ def test_only_what_the_devices_hold_is_read_and_once(monkeypatch):
     monkeypatch.setattr(sources, "open", watched)
     weights = {f"{i}": np.ones((4, 8), np.float32) for i in range(3)}
     model = nnx.eval_shape(lambda: nnx.Dict(x=nnx.Param(jnp.zeros((3, 4, 8)))))
-    sharding = jax.NamedSharding(mesh(a=2, b=4), jax.P(None, "a"))
+    sharding = jax.NamedSharding(mesh_of(a=2, b=4), jax.P(None, "a"))
     nnx.weights.load(weights, model, {"{i}": "x"}, shardings=sharding)
     assert opened[0].bytes_read == sum(x.nbytes for x in weights.values())
 
@@ -257,9 +258,8 @@ def arrays_with_slices(draw):
 def test_runs_are_the_bytes_of_the_slice_in_order(case):
     array, index = case
     data = array.tobytes()
-    length, starts = stored_tensors.runs(
-        stored_tensors.bounds_of(array.shape, index), 4
-    )
+    bounds = stored_tensors.bounds_of(array.shape, index)
+    length, starts = stored_tensors.runs(bounds, 4)
     runs = [data[start : start + length] for start in starts]
     assert b"".join(runs) == array[index].tobytes()
 
@@ -350,7 +350,7 @@ def test_dicts_of_arrays_are_a_source(arrays, kind):
 
 def test_arrays_of_jax_are_a_source():
     arrays = {"a": np.arange(6.0, dtype=np.float32), "b": ARRAYS["half"]}
-    sharding = jax.NamedSharding(mesh(x=2), jax.P("x"))
+    sharding = jax.NamedSharding(mesh_of(x=2), jax.P("x"))
     given = {"a": jax.device_put(arrays["a"], sharding), "b": jnp.asarray(arrays["b"])}
     with sources.open(given) as source:
         check(source, arrays)
@@ -400,9 +400,7 @@ def bytes_of_the_library(arrays, metadata):
     return library.serialize(specs, metadata=metadata)
 
 
-@pytest.mark.parametrize(
-    "metadata", [None, {}, {"format": "pt"}, {"é\n": '\x7f\x01"\\'}]
-)
+@tables.cases("metadata", None, {}, {"format": "pt"}, {"é\n": '\x7f\x01"\\'})
 def test_bytes_are_those_of_the_library(tmp_path, metadata):
     arrays = arrays_of_all_dtypes() | {'"ü\t\x02/\U0001f600': np.array(3, np.float32)}
     saving.write(tmp_path / "a.safetensors", outs(arrays), metadata=metadata)
@@ -513,9 +511,7 @@ def test_transposed_arrays_are_written_in_c_order(tmp_path, block, monkeypatch):
     ({"\ud800": np.ones(2)}, "no name that a file can have"),
     ({3: np.ones(2)}, "no name that a file can have"),
 )
-def test_what_the_format_lacks_is_refused_before_anything_is_made(
-    tmp_path, arrays, text
-):
+def test_what_the_format_lacks_is_refused_before_any_is_made(tmp_path, arrays, text):
     with pytest.raises(nnx.errors.WeightsError, match=text):
         saving.write(tmp_path / "new" / "folder", outs(arrays))
     assert not [*tmp_path.iterdir()]
@@ -541,9 +537,7 @@ def failing(*arguments):
     (failing, RuntimeError, "the third fails"),
     (lambda: np.ones(3), nnx.errors.WeightsError, r"float64\[2\] was announced"),
 )
-def test_a_write_that_fails_leaves_what_was_there(
-    tmp_path, shard_bytes, last, error, text
-):
+def test_a_failed_write_leaves_what_was_there(tmp_path, shard_bytes, last, error, text):
     old = {"a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(2)}
     saving.write(tmp_path, outs(old), shard_bytes=shard_bytes)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}

@@ -139,8 +139,8 @@ _reported: dict[Any, Any] = {}
 def _message(function: str, place: SourceLine, names: list[str]) -> str:
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return errors.message(
-        f"What `{function}` writes into its arguments is lost: JAX gave it copies, and "
-        "it does not return them.",
+        f"`{function}` writes to its arguments, and the writes are lost: JAX gave it "
+        "copies, which it does not return.",
         where=f"{', '.join(names[:_MOST])}{more}\nwritten at {place.file}:{place.line}",
         way_out="Use the transform of the same name from graftree, as nnx.jit for "
         "jax.jit: it carries updates\nback. Or return the object or nnx.state(object), "

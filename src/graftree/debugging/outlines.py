@@ -151,6 +151,7 @@ class ObjectInfo(NamedTuple):
         path: The first path to the object.
         stats: The sizes of all Variables in it, by type.
         variable_groups: Its own Variables by type, and by the names of its attributes.
+        name: That of its class; of a function, its own.
 
     Example:
         >>> stats = {nnx.Param: nnx.summary.SizeBytes(6, 24)}
@@ -161,14 +162,27 @@ class ObjectInfo(NamedTuple):
     path: Path
     stats: dict[type, Any]
     variable_groups: dict[type, dict[Key, Variable]]
+    name: str = ""
 
 
 def first_paths(root: Any) -> list[tuple[Path, Any]]:
-    """An object and those in it with the first path to each, parents first."""
+    """An object and those in it with the first path to each, parents first.
+
+    Functions that are items of a container, as in a `Sequential`, are among them.
+    """
     listed = [*traversals.iter_graph(root, graph=True)]
     order = {path: number for number, (path, _) in enumerate(listed)}
-    found = [(p, x) for p, x in listed if isinstance(x, DataObject) or not p]
+    found = [
+        (path, x)
+        for path, x in listed
+        if isinstance(x, DataObject) or not path or _is_layer(path[-1], x)
+    ]
     return sorted(found, key=lambda item: [order[p] for p in _prefixes(item[0])[1:]])
+
+
+def _is_layer(key: Key, x: Any) -> bool:
+    """Whether an item of a container is a function."""
+    return isinstance(key, int) and not nodes.is_node(x) and callable(x)
 
 
 def _prefixes(path: Path) -> list[Path]:
@@ -181,11 +195,17 @@ def of_all(root: Any) -> dict[int, ObjectInfo]:
     A shared Variable belongs only to its first owner.
     """
     objects = dict(first_paths(root))
-    infos = {path: ObjectInfo(path, {}, {}) for path in objects}
+    infos = {path: ObjectInfo(path, {}, {}, _name(x)) for path, x in objects.items()}
     for path, x in traversals.iter_graph(root, graph=True):
         if isinstance(x, Variable):
             _count(x, path, infos)
     return {id(objects[path]): info for path, info in infos.items()}
+
+
+def _name(x: Any) -> str:
+    is_object = isinstance(x, DataObject) or nodes.is_node(x)
+    own = "" if is_object else descriptions.callable_name(x)
+    return own or type(x).__name__
 
 
 def _count(variable: Variable, path: Path, infos: Mapping[Path, ObjectInfo]) -> None:

@@ -54,13 +54,15 @@ def tabulate(
     the object. Repeated calls for inputs of the same shapes get no separate row.
     Nothing is computed, and the model stays as it is.
 
-    Without inputs, a model that needs some is listed part by part: paths, classes and
-    Variables. Parts that differ only in an index are one row, such as ``blocks/0-11``,
-    with the sizes of each.
+    Without inputs, a model that needs some is listed part by part: paths, classes (of
+    functions in a list, such as ``nnx.relu`` in a `Sequential`, names) and Variables.
+    Parts that differ only in an index are one row, such as ``blocks/0-11``, with the
+    sizes of each.
 
-    The total leaves out random state. It says how much is trainable (Params) and how
-    much is frozen (`surgery.freeze`), if anything is, and always where calls are not
-    listed.
+    The total of a table of calls counts every Variable, also keys and counts of random
+    streams; without calls these are left out. A second line says how much is trainable
+    (Params) and how much is frozen (`surgery.freeze`), if anything is, and always where
+    calls are not listed.
 
     Args:
         obj: The model: a Module or another graph node. Its arrays, and those of the
@@ -225,7 +227,7 @@ def _parameters(obj: Any) -> list[inspect.Parameter]:
 
 
 def _uncalled(obj: Any) -> list[CallInfo]:
-    """A row for each object in a model, without a call."""
+    """A row for each object in a model, and each function in a list, without a call."""
     return [
         CallInfo(number, id(x), type(x), path, "", None, None, None)
         for number, (path, x) in enumerate(outlines.first_paths(obj))
@@ -321,13 +323,15 @@ class _Drawing:
         return table
 
     def _caption(self) -> str:
-        """How many parameters there are, by whether they are trained."""
-        sizes = {"Trainable": Size(0, 0), "Frozen": Size(0, 0), "Other": Size(0, 0)}
+        """The total, and how much of it is for what."""
+        groups = {"Trainable": Param, "Frozen": Frozen, "Random": RngState}
+        groups["Other"] = Variable
+        sizes = dict.fromkeys(groups, Size(0, 0))
         for kind, size in self.totals.items():
-            if not issubclass(kind, RngState):
-                name = "Trainable" if issubclass(kind, Param) else "Other"
-                name = "Frozen" if issubclass(kind, Frozen) else name
-                sizes[name] = _sum([sizes[name], size])
+            name = next(name for name, type in groups.items() if issubclass(kind, type))
+            sizes[name] = _sum([sizes[name], size])
+        if not self.columns:
+            del sizes["Random"]  # no parameters; a table of calls counts them, as Flax
         lines = f"Total Parameters: {_total(_sum(sizes.values()))}"
         if sizes["Frozen"].elements or not self.columns:
             shown = [f"{name}: {_total(x)}" for name, x in sizes.items() if x.elements]
@@ -341,7 +345,7 @@ class _Drawing:
         known = {"inputs": call.inputs_repr, "outputs": outputs, **costs}
         return [
             outlines.escape(paths.to_string(call.path)),
-            outlines.escape(call.type.__name__),
+            outlines.escape(info.name),
             *[known[name] for name in self.columns],
             *[_cell(info, kind) for kind in self._types],
         ]

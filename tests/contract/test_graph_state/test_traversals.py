@@ -464,6 +464,14 @@ graphlib.register_graph_node_type(
 # --------------------------------------------------------------------- registered types
 
 
+def test_update_reaches_below_what_a_registered_node_says_is_data():
+    marked = Marked()
+    marked.data = [param(), {"b": param()}]
+    nnx.update(marked, jax.tree.map(lambda x: x + 1, nnx.state(marked)))
+    assert (marked.data[0][...] == param()[...] + 1).all()
+    assert (marked.data[1]["b"][...] == param()[...] + 1).all()
+
+
 def test_a_registered_graph_node_is_shared():
     bag = Bag("paper", w=param(), n=3)
     bag.items["me"] = bag

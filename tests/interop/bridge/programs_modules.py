@@ -444,9 +444,8 @@ def under_transforms(nnx):
         return (model.apply({**v, "params": params}, X) ** 2).sum()
 
     abstract = jax.eval_shape(model.init, jax.random.key(0), X)
-    many = jax.vmap(model.init, in_axes=(0, None))(
-        jax.random.split(jax.random.key(0)), X
-    )
+    keys = jax.random.split(jax.random.key(0))
+    many = jax.vmap(model.init, in_axes=(0, None))(keys, X)
     return v, out, jax.grad(loss)(v["params"]), str(jax.tree.leaves(abstract)), many
 
 

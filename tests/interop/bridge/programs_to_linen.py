@@ -336,9 +336,8 @@ def custom_types(nnx):
 
 
 def partial_classes(nnx):
-    Linear = nnx.bridge.wrappers.to_linen_class(
-        nnx.Linear, out_features=4, use_bias=False
-    )
+    make = nnx.bridge.wrappers.to_linen_class
+    Linear = make(nnx.Linear, out_features=4, use_bias=False)
 
     class Sub(Linear):
         def twice(self, x):
@@ -445,10 +444,8 @@ def linen_scan_over_steps(nnx):
     @linen
     def Steps(self, x):
         keys = {"params": False}
-        steps = nn.scan(
-            nnx.bridge.ToLinen, variable_broadcast="params", split_rngs=keys
-        )
-        return steps(Cell)(jnp.zeros(3), x)
+        scan = nn.scan(nnx.bridge.ToLinen, variable_broadcast="params", split_rngs=keys)
+        return scan(Cell)(jnp.zeros(3), x)
 
     return run(Steps(), X)
 
