@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import pickle
 
 import jax
@@ -461,6 +462,16 @@ def test_copies_compare_equal(graph):
     graphdef = nnx.graphdef(Block(a=param(), b=[1], c=nnx.List([param()])), graph=graph)
     assert copy.deepcopy(graphdef) == graphdef
     assert pickle.loads(pickle.dumps(graphdef)) == graphdef
+
+
+def test_pickles_keep_functions_in_attributes(graph):
+    # `nnx.relu` is a function that `jax.jit` wraps, `abs` one of C.
+    node = nnx.Sequential(nnx.relu, abs, math.fmod, nnx.Linear(1, 1, rngs=nnx.Rngs(0)))
+    graphdef, structure = nnx.graphdef(node, graph=graph), jax.tree.structure(node)
+    for x in (graphdef, structure):
+        for copied in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x)):
+            assert copied == x
+            assert hash(copied) == hash(x)
 
 
 # ----------------------------------------------------------------- what clients look at
