@@ -30,7 +30,6 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core import pickling
 
 Rule = Callable[[Any, int], Any]
 
@@ -43,25 +42,15 @@ _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
 _DEPTH = 12
 
 
-class ToldApart(tuple[tuple[Any, ...], tuple[Any, ...]]):
+def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The imprints of some static values, and the values.
 
     The imprints come first: values of different types need not be comparable.
     """
-
-    __slots__ = ()
-
-    def __reduce__(self) -> Any:
-        # Without the imprints: some are types that no pickle can name, as `function`.
-        return told_apart, (tuple(map(pickling.by_name, self[1])),)
-
-
-def told_apart(values: tuple[Any, ...]) -> ToldApart:
-    """The imprints of some static values, beside them."""
     kinds = tuple(map(type, values))
     # Almost always: then it runs in C.
     is_plain = PLAIN.issuperset(kinds)
-    return ToldApart((kinds if is_plain else tuple(map(imprint, values)), values))
+    return kinds if is_plain else tuple(map(imprint, values)), values
 
 
 def imprint(value: Any) -> Any:

@@ -469,6 +469,21 @@ def _check_static_attributes(obj: Any) -> None:
             bookkeeping.check_static(type(obj), name, entries[name])
 
 
+class ToldApart(tuple[tuple[Any, ...], tuple[Any, ...]]):
+    """The imprints of static values, and the values, as a treedef keeps them."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        # Without the imprints: some are types that no pickle can name, as `function`.
+        return ToldApart.of, (tuple(map(pickling.by_name, self[1])),)
+
+    @classmethod
+    def of(cls, values: tuple[Any, ...]) -> ToldApart:
+        """Those of some values."""
+        return cls(imprints.told_apart(values))
+
+
 def _register(cls: type[Pytree]) -> None:
     def getters(table: AttributeTable) -> Any:
         return table.getters(attributes.facts_of(cls).naming)
@@ -495,7 +510,7 @@ def _register(cls: type[Pytree]) -> None:
             table, state = entries[_NODES], entries[_STATE]
             _, data_of, statics_of, _ = table.known_getters or getters(table)
             if len(entries) == table.size + 2:
-                statics = imprints.told_apart(statics_of(entries))
+                statics = ToldApart.of(statics_of(entries))
                 aux = table, statics, state.flags
                 if state.aux is not bookkeeping.CHANGING:
                     changing = imprints.any_may_change(statics[1])
