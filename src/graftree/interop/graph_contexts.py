@@ -96,7 +96,7 @@ class UpdateContext:
 
 
 class GraphContext(threading.local):
-    """What is active in a thread: for each tag its contexts, the innermost last.
+    """The active contexts of a thread: for each tag a list, the innermost last.
 
     Example:
         >>> with nnx.update_context("example"):
@@ -231,7 +231,7 @@ class SplitContext:
 
 
 def _stand_in(ref: Any, leaf: Any) -> Any:
-    """The leaf, or what leaves the trace in the place of one with a ref."""
+    """The leaf, or the stand-in that leaves the trace for one with a ref."""
     if ref is None:
         return leaf
     if isinstance(ref, NodeRef):

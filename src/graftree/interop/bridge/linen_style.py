@@ -2,8 +2,8 @@
 
 A bridge `Module` is a dataclass. `apply` works on a copy of it, so that the object
 stays as it is. The copy gets the given variables as attributes and a `Scope`; it is
-*bound* then. What a bound Module gets as an attribute becomes bound too, and what a
-method makes belongs to the Module that runs it, under a name (see `binding.py`).
+*bound* then. A Module assigned to a bound one becomes bound too, and a Module made in a
+method belongs to the Module that runs it, under a name (see `binding.py`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
             value = binding.adopted(self, name, value)
         super().__setattr__(name, value)
 
-    # What methods of a bound Module use.
+    # Used by methods of a bound Module.
 
     def param(
         self,
@@ -129,7 +129,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
             name: The name of the attribute.
             init_fn: Called with a key of the stream ``params`` and the arguments.
             *init_args: Arguments for ``init_fn``.
-            unbox: Whether to take a box that ``init_fn`` returns apart, into value and
+            unbox: Whether to split a box that ``init_fn`` returns into value and
                 metadata; else the box is the value.
             **init_kwargs: Keyword arguments for ``init_fn``.
 
@@ -210,7 +210,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         """The variables of this Module and of those in it, by collection."""
         return linen_side.core.freeze(binding.by_collection(self))
 
-    # What callers use.
+    # Used by callers.
 
     def init(
         self,
@@ -246,7 +246,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
             rngs: A seed, a key, a dict of them by stream, or an `Rngs`.
             *args: Arguments of the method.
             method: The method or its name.
-            mutable: What Modules of Linen inside may change; ``False`` for everything.
+            mutable: Collections that Linen Modules inside may change; ``False``: all.
             **kwargs: Keyword arguments of the method.
 
         Returns:
@@ -311,7 +311,7 @@ def _as_rngs(rngs: _RngsLike) -> Rngs:
 
 
 def _function(cls: type[Module], method: Any) -> Callable[..., Any]:
-    """The function of a class that is meant by a method or its name."""
+    """Finds the function of a class that a method or its name stands for."""
     if isinstance(method, str):
         found = getattr(cls, method)
         if not callable(found):
