@@ -1,8 +1,8 @@
 """Rotary position embedding: positions as rotations of queries and keys.
 
 Each pair of features is a point in the plane, rotated by an angle that grows with the
-position, each pair at its own speed. Dot products of two vectors then depend on how far
-apart they are, not on where they are. The two features of a pair are half an embedding
+position, each pair at its own speed. Dot products of two vectors then depend on their
+distance, not on their places. The two features of a pair are half an embedding
 apart: ``x[i]`` and ``x[i + size / 2]``.
 """
 
@@ -256,7 +256,7 @@ def dot_product_attention_with_rope(
         Array(True, dtype=bool)
     """
     query, key = arguments.as_array(query), arguments.as_array(key)
-    # Else positions are those of the queries only; the keys have 0, 1, ...
+    # Otherwise positions belong to the queries only; the keys have 0, 1, ...
     same_length = query.shape[-3] == key.shape[-3]
     if type(rope) is RoPE and same_length and query.dtype == key.dtype:
         turns = rope._turns(query, input_positions, heads=1)

@@ -221,7 +221,7 @@ class PolicyMap:
         return _Change(path, module, policy, settings, casts, unknown)
 
     def _output(self, policy: Policy) -> Any:
-        """The output dtype of the model itself: exceptions may set it, kinds may not."""
+        """The output dtype of the model itself: exceptions can set it, kinds can't."""
         said = [
             own.output
             for is_meant, own in self._exceptions

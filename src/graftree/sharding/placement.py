@@ -178,7 +178,7 @@ def init(
             raise
         _check_annotations(abstract, mesh)
         places = jax.tree.map(lambda x: x.sharding, states.as_pure(abstract))
-        kept: list[Any] = []  # those that no device can hold, in the places of their leaves
+        kept: list[Any] = []  # those that no device can hold, in their places
 
         def arrays() -> Any:
             leaves, treedef = jax.tree.flatten(states.as_pure(functional.state(make())))
