@@ -21,8 +21,8 @@ error lists all differences before anything is written.
 #   `data_states.py`: the positions of data iterators, as JSON.
 # - `stored_trees.py`: an object as a tree on disk, and back: it compares everything,
 #   then reads; `orbax_side.py`: all calls of Orbax.
-# - `processes.py`: several processes that act together; one writer at a time; is it
-#   time to stop? and no save is lost when the program ends.
+# - `processes.py`: several processes that act together; one writer at a time; the
+#   question whether to stop; no save is lost when the program ends.
 # - `strict_loading.py`: a state from anywhere into an object, all of it or an error.
 
 from graftree import namespaces

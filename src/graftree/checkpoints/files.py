@@ -39,7 +39,7 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
             checkpoint is on disk, which `restore` finds.
 
     Raises:
-        CheckpointError: If the folder exists, or can't be written; or if somebody else
+        CheckpointError: If the folder exists, or can't be written; or if another writer
             saves to it.
         TypeError: If a leaf can't be stored; lists all such paths, and nothing is
             written.

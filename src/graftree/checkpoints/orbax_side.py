@@ -4,7 +4,7 @@ Orbax is imported when it is first needed. While it works for us, we hold back i
 a program that never asked for the log would see it on its screen.
 
     a folder that Orbax wrote
-    ├── _METADATA              each leaf: its path, and what kind of value it is
+    ├── _METADATA              each leaf: its path, and the kind of its value
     ├── array_metadatas/       the layout of arrays, and the kind of random keys
     ├── _sharding, d/, ...     devices; the numbers
     └── _CHECKPOINT_METADATA   when it was begun and finished

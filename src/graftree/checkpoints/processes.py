@@ -32,7 +32,7 @@ from graftree.checkpoints import orbax_side
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody is kept out
+except ImportError:  # Windows, where no writer is kept out
     fcntl: Any = None
 
 
@@ -336,7 +336,7 @@ class _StopSignal:
         self.was_told = False
 
     def begin(self, asker: object) -> None:
-        """Installs the handler, if nobody has."""
+        """Adds an asker; the first one installs the handler."""
         if id(asker) in self._askers:
             return
         if not self._askers:
@@ -344,7 +344,7 @@ class _StopSignal:
         self._askers.add(id(asker))
 
     def end(self, asker: object) -> None:
-        """Puts back the handler that was there before, if nobody else asks."""
+        """Removes an asker; the last one puts back the earlier handler."""
         self._askers.discard(id(asker))
         if not self._askers:
             self._put_back()
@@ -396,7 +396,7 @@ def should_stop(asker: object, step: int) -> bool:
 
 
 def stop_asking(asker: object) -> None:
-    """Ends what the first question of an asker began."""
+    """Removes an asker, which its first question added."""
     _stop_signal.end(asker)
 
 

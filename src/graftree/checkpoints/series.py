@@ -9,8 +9,8 @@
     └── 200.orbax-checkpoint-tmp/      being written, or left by a run that was killed
 
 A save copies the arrays to the host and returns; a thread of Orbax writes them, and one
-of ours waits for it and deletes what need not be kept. A step is deleted only when a
-newer one is whole, and the best one only when a better one is.
+of ours waits for it and deletes steps no longer needed. A step is deleted only when a
+newer one is whole, and the best one only when a better one is whole.
 
 The scores of a step are stored in its note. The note is JSON in a file that Orbax keeps
 in the folder of a step. The folder gets its name only when that file is written too: no
@@ -121,8 +121,8 @@ class Checkpoints:
             force: Whether to save even if ``step`` is not a multiple of ``every``: at
                 the end, or when the program is about to stop.
             scores: How good the step is: numbers, or arrays ``[]``, by name. They are
-                stored with it. NaN is never the best score; of equal scores, the
-                earlier is the best.
+                stored with it. NaN is never the best score; among equal scores,
+                the earlier is the best.
             **objects: What to save, by name: objects as for `save`, and data iterators
                 (anything with ``get_state`` and ``set_state``).
 
@@ -131,7 +131,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: If the step, or a later one, has been saved; if the folder
-                can't be written; if somebody else saves there; or if the previous save
+                can't be written; if another writer saves there; or if the previous save
                 failed.
             TypeError: If part of an object can't be stored, or a score is not a number.
             ValueError: If the score that decides which step is best is missing, or if
@@ -723,7 +723,7 @@ def as_note(found: Mapping[str, float]) -> dict[str, Any] | None:
 
 
 def best_of(folders: Mapping[int, Any], name: str | None, mode: str) -> int | None:
-    """The step with the best score of that name; of equal ones the earliest.
+    """The step with the best score of that name; among equals, the earliest.
 
     Args:
         folders: Those of the steps, in order.

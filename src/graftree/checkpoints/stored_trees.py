@@ -336,8 +336,8 @@ def read_all(
         folders: Where each of them is.
         likes: The objects to be filled, or objects like them. Paths begin with their
             names; a single object may have the name "".
-        choice: What may differ.
-        what: The first line of the message if anything else does.
+        choice: The differences that are allowed.
+        what: The first line of the message if anything else differs.
         way_out: Its last line.
     """
     read = {}
@@ -496,7 +496,7 @@ def _kept(target: Any) -> Any:
 
 
 def _wanted(target: Any, dtype: Any) -> jax.ShapeDtypeStruct | None:
-    """How `orbax_side.read` is to read an array that has a dtype on disk."""
+    """The form in which `orbax_side.read` reads an array that has a dtype on disk."""
     # Without a sharding it comes as NumPy: JAX then puts it on the default device
     # uncommitted, so that it can follow the arrays that it meets.
     sharding = _sharding_of(target)
@@ -544,7 +544,7 @@ def _keys(data: Any, target: Any) -> Any:
 
 
 def _implementation(dtype: Any) -> Any:
-    """How arrays of random keys of a dtype work, as ``jax.random`` takes it."""
+    """The implementation of random keys of a dtype, as ``jax.random`` takes it."""
     found = list[Any]()
 
     def ask(keys: Any) -> None:

@@ -28,7 +28,7 @@ class Loaded:
 
     Attributes:
         loaded: How many leaves of the object were written.
-        kept: The paths of those that kept what they had.
+        kept: The paths of those that kept their values.
         dropped: The paths in the state that were not used.
         cast: The paths of those whose dtype became that of the object.
 
@@ -56,7 +56,7 @@ def load_state(
     """Fills an object with a state, in place: all of it, or nothing and an error.
 
     The state must hold every leaf of the object, with its shape and dtype, and nothing
-    else; the options say what may differ. Only values are taken: Variables keep their
+    else; the options allow differences. Only values are taken: Variables keep their
     identity, type and metadata. Each array gets the sharding of the value that it
     replaces, and is NumPy's where that is. Python scalars become arrays where the
     object has arrays. A JAX array that is already in place is not copied.
@@ -67,8 +67,8 @@ def load_state(
         state: A State, nested dicts as made by `nnx.to_pure_dict` or restored by Orbax
             without a target (with a level ``value`` and strings for integers), a
             FlatState, or an object like ``obj``.
-        missing: Which leaves of ``obj`` may be missing in the state; they keep what
-            they have. A pattern of paths such as ``"head.**"``, a class such as
+        missing: Which leaves of ``obj`` may be missing in the state; they keep their
+            values. A pattern of paths such as ``"head.**"``, a class such as
             `nnx.LoRAParam`, a function of path and leaf, ``...`` for all, or a list of
             these. ``None`` for none.
         unexpected: Which leaves of the state may be left out because ``obj`` lacks
@@ -80,7 +80,7 @@ def load_state(
             for floats.
 
     Returns:
-        What was kept, dropped and cast. Shapes are never adapted; a leaf that differs
+        The leaves kept, dropped and cast. Shapes are never adapted; a leaf that differs
         is kept and dropped if both ``missing`` and ``unexpected`` select it.
 
     Raises:
@@ -330,7 +330,7 @@ def as_held(held: Any, given: Any, path: Path = ()) -> Any:
         getattr(held, "sharding", None), path, "nnx.checkpoints.load_state"
     )
     if is_numpy:
-        # A copy: the buffer is the caller's, who may write to it.
+        # A copy: the buffer belongs to the caller, who may write to it.
         is_anywhere = sharding is None or not getattr(held, "committed", True)
         if is_anywhere:
             return jnp.array(given)

@@ -5,7 +5,7 @@
     with nnx.debugging.at_most_traces(train_step, 1):
         ...                                          # fails if it is
     with nnx.debugging.intercept(model, nnx.Linear, f):
-        model(x)                                     # f sees what each Linear returns
+        model(x)                                     # f sees the outputs of each Linear
 
     @nnx.debugging.named                             # a method known by its name
     def encode(self, x): ...

@@ -75,7 +75,7 @@ _PAGE = """<!DOCTYPE html>
 
 
 def full_repr(x: Any) -> str:
-    """Gives the whole text of an object, however long.
+    """Returns the whole text of an object, however long.
 
     The ``repr`` of a large object is shortened: equal siblings are folded, attributes
     that have their defaults are left out, arrays are shapes. To get the full one

@@ -42,8 +42,8 @@ class Arguments(NamedTuple):
 
     Attributes:
         function: Its name.
-        caller: Of JAX, what called the function that calls it.
-        names: What leads to the objects in them, by `id`.
+        caller: In JAX, the caller of the function that calls it.
+        names: The names of the objects in them, by `id`.
         uncounted: The `id` of each Variable whose writes don't count.
     """
 
@@ -89,7 +89,7 @@ def _arguments(
 
 
 def _below(met: Container[int]) -> walks.Below:
-    """Makes a function: the contents of a value not met before; of a limited number."""
+    """Makes a walk into values not met before; it stops after some number of values."""
     left = itertools.count(_MOST_SEEN, -1)
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:

@@ -11,8 +11,8 @@ objects; nothing is run. The cost of a call is counted in the finished program, 
 is marked. A call that is mapped or differentiated is not there as such, so it is traced
 once more, by itself.
 
-The operations are those of the program before XLA optimizes it. So they say what a
-layer asks for, not what the machine does. The body of a loop counts once.
+The operations are those of the program before XLA optimizes it: the work that a layer
+asks for, not that of the machine. The body of a loop counts once.
 """
 
 from __future__ import annotations
@@ -519,7 +519,7 @@ def _is_as_traced(equation: Any) -> bool:
 
 
 def _marks_of(equation: Any) -> list[str]:
-    """The calls that an equation belongs to; of those in a transform it is not."""
+    """The calls that an equation belongs to, without those inside a transform."""
     scopes = _jax.scopes_of(equation)
     outside = itertools.takewhile(lambda scope: not scope[1], scopes)
     return [name for name, _ in outside if name.startswith(_MARK)]

@@ -471,7 +471,7 @@ def _restore(contents: list[tuple[Any, Any]]) -> None:
 
 
 def _last_uses(program: Any) -> list[list[Any]]:
-    """For each equation, the variables that are not used after it."""
+    """Lists, for each equation, the variables that are not used after it."""
     used = {v for v in program.outvars if not isinstance(v, programs.Literal)}
     unused: list[list[Any]] = []
     for equation in reversed(program.eqns):

@@ -33,7 +33,7 @@ def find_nans(f: Callable[..., Any]) -> Callable[..., NanReport]:
     written in the program counts only as the cause of NaN.
 
     Operations are rounded one by one; a compiled program may keep more digits.
-    Arrays are tracked as wholes: of two origins of NaN in one array, the first counts.
+    Arrays are tracked as wholes: if NaN in one array has two origins, the first counts.
     Loops run compiled, and step by step only if they gave non-finite values. Callbacks
     run too. A kernel or a ``shard_map`` is one operation.
 
@@ -169,7 +169,7 @@ class NanReport:
 
     @property
     def path(self) -> str:
-        """Where ``first`` is: the path of the module, or of the argument."""
+        """The place of ``first``: the path of the module, or of the argument."""
         return "" if self.first is None else _path_of(self.first)
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
-"""Why a compiled function was traced again: `explain_recompile`, `at_most_traces`.
+"""Explains why functions are traced again: `explain_recompile`, `at_most_traces`.
 
 A function made by `nnx.jit` notes what each of its traces depended on. A trace is
 compared with the earlier one that differs from it least.
 
-The facts of a trace are a mapping, so that `differences.between` finds what differs
+The facts of a trace are a mapping, so that `differences.between` finds the differences
 between two traces, or between two placements:
 
     ("net", "blocks", 3, "rate")         Static(0.1)           of `differences.facts`
@@ -90,7 +90,7 @@ def _times(count: int) -> str:
 
 
 def explain_recompile(f: Callable[..., Any]) -> Explanation:
-    """Says why a compiled function was traced again.
+    """Explains why a compiled function was traced again.
 
     JAX traces and compiles a function again when something that the compiled program
     depends on is new: another shape or dtype, another static attribute or argument,
@@ -98,7 +98,7 @@ def explain_recompile(f: Callable[..., Any]) -> Explanation:
     with the nearest earlier one, and each difference is listed with its path.
 
     You need not switch anything on first. The latest 16 traces of a function are known,
-    as long as JAX keeps what it compiled for them.
+    as long as JAX keeps their compiled programs.
 
     Args:
         f: The result of `nnx.jit` or `nnx.jit_partial`, or of `nnx.cached_partial` or
@@ -140,8 +140,8 @@ def at_most_traces(f: Callable[..., Any], n: int) -> Iterator[None]:
         n: How many traces are fine; 0 if the function must not be traced at all.
 
     Raises:
-        AssertionError: At the end of the block, if there were more traces; lists what
-            differed. A block that raises fails with its own exception.
+        AssertionError: At the end of the block, if there were more traces; lists the
+            differences. A block that raises fails with its own exception.
         TypeError: If ``f`` was not made by `nnx.jit`.
 
     Example:
@@ -237,7 +237,7 @@ _GONE, _DROPPED, _SAME, _OTHER = "gone", "unknown", "nothing", "other"
 _REMARKS = {
     _GONE: "not known any more: JAX has dropped this trace",
     _DROPPED: "JAX had dropped all earlier traces, as after jax.clear_caches()",
-    # A list is the same object in both, so what it was before is unknown.
+    # A list is the same object in both, so its earlier contents are unknown.
     _SAME: "nothing that is known: JAX had dropped what it knew, as after "
     "jax.clear_caches(), or a list or dict in a static attribute was changed in place",
     _OTHER: "details of the structure that have no path",
@@ -449,7 +449,7 @@ def _without_address(text: str) -> str:
 
 
 def _narrowed(was: Static, now: Static) -> Iterator[tuple[str, Static, Static]]:
-    """Where two static values differ: the text of a path inside them, and the parts."""
+    """The place where two static values differ: the text of a path, and both parts."""
     pairs = [(key, Static(x), Static(y)) for key, x, y in _parts(was.value, now.value)]
     differing = [(key, x, y) for key, x, y in pairs if x != y]
     if not differing:
@@ -495,7 +495,7 @@ class OnMesh(NamedTuple):
     spec: Any
 
 
-# How an argument was passed; what JAX calls the abstract value of an array.
+# The way an argument was passed; JAX's name for the abstract value of an array.
 PASSED, TYPE = Aspect("passed"), Aspect("type")
 
 
@@ -509,7 +509,7 @@ def of_trace(trace: Trace) -> Facts | None:
 
 
 def of_placements(trace: Trace) -> list[Facts]:
-    """Where the arguments were, for each compilation of a trace, if it has several."""
+    """The places of arguments for each compilation of a trace, if there are several."""
     signature, placements = trace.signature(), [*trace.placements]
     if signature is None or len(placements) < 2:
         return []

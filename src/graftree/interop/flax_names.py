@@ -43,7 +43,7 @@ def has_path(path: str) -> bool:
 
 
 def has_beside(path: str) -> bool:
-    """Tells whether `beside` has a module for ``flax.<path>``.
+    """Returns whether `beside` has a module for ``flax.<path>``.
 
     Args:
         path: A dotted path below ``flax``, or the package of one.
@@ -66,7 +66,7 @@ def _children(path: str) -> set[str]:
 
 @functools.cache
 def beside(path: str) -> types.ModuleType:
-    """Gives the stand-in for the module ``flax.<path>`` where there is no Flax.
+    """Returns the stand-in for the module ``flax.<path>`` where there is no Flax.
 
     Args:
         path: A dotted path below ``flax``, or the package of one.
@@ -175,7 +175,7 @@ def _full(path: str) -> str:
 
 
 def _origins(files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """For each name, its file and its name there."""
+    """Maps each name to its file and its name there."""
     origins = {}
     for file, names in files.items():
         for name in names.split():

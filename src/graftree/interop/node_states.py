@@ -152,7 +152,7 @@ def to_tree(
             ``None`` means no prefix.
         split_fn: ``(ctx, path, prefix, leaf) -> replacement``. The path is JAX's, and
             ``()`` without a prefix.
-        map_non_graph_nodes: Whether to call ``split_fn`` for all other leaves, too.
+        map_non_graph_nodes: Whether to call ``split_fn`` for all other leaves too.
         ctxtag: The tag of the `update_context` to work in, if any.
         check_aliasing: Whether to refuse a Variable with two different prefixes.
 

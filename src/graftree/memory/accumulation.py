@@ -169,7 +169,7 @@ def _foreseen(call: Callable[..., Any], objects: Any, parts: Any) -> tuple[Any, 
     """The types of the means, and whether a part leaves all structures as they are.
 
     Raises:
-        ValueError: If later parts change structures, too.
+        ValueError: If later parts change structures too.
     """
     changes: list[Any] = []
     form: Any = None

@@ -129,7 +129,7 @@ def saved(
     has_aux: bool = False,
     **kwargs: Any,
 ) -> SavedReport:
-    """Lists what a function keeps for its gradient, and which module made it.
+    """Lists the values that a function keeps for its gradient, with their modules.
 
     The list is that of ``jax.ad_checkpoint.print_saved_residuals``, with the paths of
     modules. Nothing is computed. The list is JAX's request; a compiler may get by with

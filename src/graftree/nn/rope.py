@@ -113,7 +113,7 @@ class RoPE(Module):
         x: Num[ArrayLike, "*batch length heads size"],
         input_positions: Num[ArrayLike, "*positions length"] | None = None,
     ) -> Inexact[Array, "*batch length heads size"]:
-        """Rotates queries or keys in the layout of attention, each head alike.
+        """Rotates queries or keys in the layout of attention, all heads equally.
 
         Like calling with length and heads transposed, but without transposing.
 
@@ -268,7 +268,7 @@ def dot_product_attention_with_rope(
 
 
 def _rotate_heads(rope: Callable[..., Any], x: jax.Array, positions: Any) -> jax.Array:
-    """Rotates ``[*batch, length, heads, depth]`` over the length, each head alike."""
+    """Rotates ``[*batch, length, heads, depth]`` over the length, all heads equally."""
     if type(rope) is RoPE:
         # XLA would lay out the products for transposed operands: 4 % of a train step.
         return rope.rotate_heads(x, positions)

@@ -651,7 +651,7 @@ def _given(
     """The names of the dtypes that a layer is given as arguments."""
     try:
         bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs).arguments
-    except (TypeError, ValueError):  # the constructor says what is wrong
+    except (TypeError, ValueError):  # the constructor reports the fault
         return frozenset()
     bound = bound | bound.get("kwargs", {})
     given = {name for name in _NAMES if name in bound}

@@ -1,7 +1,7 @@
 """Makes and trains models on many devices.
 
     model, optimizer = nnx.sharding.init(make, mesh, rules)   # each device its own part
-    print(nnx.sharding.report(model))                         # who holds how much
+    print(nnx.sharding.report(model))                         # the bytes of each device
     x = nnx.sharding.constrain(x, ("batch", "hidden"))        # inside of a model
     batch = nnx.sharding.global_batch(rows_of_this_process, sharding)
 

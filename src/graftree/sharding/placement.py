@@ -137,7 +137,7 @@ def init(
     mesh: jax.sharding.Mesh,
     rules: Sequence[tuple[str, Any]] = (),
 ) -> T:
-    """Makes a model on a mesh, as the annotations of its Variables say.
+    """Makes a model on a mesh, placed by the annotations of its Variables.
 
     The function is compiled, so that no device ever holds more than its part of an
     array, and all devices help to make it. The numbers are those that the function
@@ -237,7 +237,7 @@ def as_abstract(tree: T, graph: bool | None = None) -> T:
 def get_abstract_model(
     init_fn: Callable[[], Any], mesh: jax.sharding.Mesh, *, graph: bool | None = None
 ) -> tuple[Any, Any]:
-    """Gives the structure and sharded shapes of the model that a function makes.
+    """Returns the structure and sharded shapes of the model that a function makes.
 
     Args:
         init_fn: Makes the model; it is not run, only traced.

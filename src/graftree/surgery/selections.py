@@ -156,7 +156,7 @@ def find(
 
 def _matched(root: Any, pattern: Pattern) -> Iterator[Any]:
     """The parts at paths that match; cycles are followed once."""
-    # By what can still match, there are few ways to come to an object.
+    # Ways to an object differ only in the rest of the pattern, so there are few.
     progress_at: dict[Path, Progress] = {(): pattern.begin()}
     seen: dict[tuple[int, Progress], Any] = {}
 

@@ -357,7 +357,7 @@ def _check_layer(layer: Any, rngs: Rngs) -> None:
             )
 
 
-# Are layers alike?
+# Comparing layers.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,8 +165,8 @@ def save_adapter(
         task_type: The task for which PEFT wraps the model; ``None``: no special one.
 
     Raises:
-        ValueError: If no layer is adapted, the table lacks one that is, or the `attend`
-            of an Embed is adapted too.
+        ValueError: If no layer is adapted, the table lacks an adapted one, or the
+            `attend` of an Embed is adapted too.
 
     Example:
         >>> import pathlib, tempfile

@@ -229,7 +229,7 @@ _preadv = getattr(os, "preadv", None)
 
 # ------------------------------------------------------------------------- refusals
 
-# What a file that breaks its format is good for.
+# The advice for a file that breaks its format.
 SUSPECT = (
     "The file is damaged, or was made to mislead: get it again from where it is from."
 )

@@ -1,4 +1,4 @@
-"""How PyTorch stores the parameters of our layers: names and layouts.
+"""Names and layouts with which PyTorch stores the parameters of our layers.
 
 A table has, for each class of layers, the name of a tensor in their PyTorch
 counterpart, the attributes it is made from, and its layout. Subclasses are stored like

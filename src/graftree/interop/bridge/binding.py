@@ -178,7 +178,7 @@ def set_initializing(node: Pytree, value: bool) -> None:
 
 
 def current_context() -> ModuleStackEntry | None:
-    """Gives the entry of the bridge Module whose method runs now; None outside.
+    """Returns the entry of the bridge Module whose method runs now; None outside.
 
     Example:
         >>> print(nnx.bridge.current_context())
@@ -188,7 +188,7 @@ def current_context() -> ModuleStackEntry | None:
 
 
 def current_module() -> ModuleBase | None:
-    """Gives the bridge Module whose method runs now; None outside.
+    """Returns the bridge Module whose method runs now; None outside.
 
     Example:
         >>> class Name(nnx.bridge.Module):
@@ -309,7 +309,7 @@ def _adopt(parent: ModuleBase, value: Any, state: Any, seen: set[int]) -> None:
         if value.scope is None:
             is_initializing = parent.is_initializing()
             bind(value, parent.scope, state, is_initializing=is_initializing)
-        else:  # it has another name, too
+        else:  # it has another name too
             for name, given in state.items():
                 _put(value, str(name), given)
                 _adopt(parent, vars(value)[str(name)], given, seen)

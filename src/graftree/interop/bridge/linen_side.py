@@ -126,7 +126,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
 
 
 def is_vanilla_variable(vs: Variable[Any]) -> bool:
-    """Tells whether a Variable has no metadata of its own.
+    """Returns whether a Variable has no metadata of its own.
 
     Args:
         vs: The Variable.
@@ -228,7 +228,7 @@ def unboxed(x: Any) -> Any:
 
 
 def get_col_name(keypath: Sequence[Any]) -> str:
-    """Gives the collection that a path into variables of Linen starts with.
+    """Returns the collection that a path into variables of Linen starts with.
 
     Args:
         keypath: A path as ``jax.tree_util`` gives it.
@@ -269,7 +269,7 @@ def sort_variable_types(types: Iterable[type]) -> list[type]:
 
 
 def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives the attributes of a Module for the variables of a Linen Module.
+    """Converts the variables of a Linen Module to attributes of a Module.
 
     Args:
         variables: Collections by name, each a nested mapping.
@@ -335,7 +335,7 @@ def collection_of(variable: Variable[Any]) -> str:
 
 
 def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Gives the variables of a Linen Module for the attributes of a Module.
+    """Converts the attributes of a Module to variables of a Linen Module.
 
     Args:
         nnx_attrs: Nested mappings of Variables, or a State. A type of Variable without

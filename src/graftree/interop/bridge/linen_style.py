@@ -123,7 +123,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         unbox: bool = True,
         **init_kwargs: Any,
     ) -> Param[A]:
-        """Gives the parameter of a name; makes it while initializing.
+        """Returns the parameter of a name; makes it while initializing.
 
         Args:
             name: The name of the attribute.
@@ -164,7 +164,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         unbox: bool = True,
         **init_kwargs: Any,
     ) -> Variable[A]:
-        """Gives the variable of a name; makes it if it is not there yet.
+        """Returns the variable of a name; makes it if it does not exist yet.
 
         Args:
             col: Its collection.
@@ -240,7 +240,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         mutable: Any = False,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """Makes the variables, and gives the output of the call too.
+        """Makes the variables, and returns the output of the call too.
 
         Args:
             rngs: A seed, a key, a dict of them by stream, or an `Rngs`.
@@ -394,7 +394,7 @@ def nnx_in_bridge_mdl(
 def linen_in_bridge_mdl(
     linen_module: linen_side.linen.Module, name: str | None = None
 ) -> modules.Module:
-    """Makes a Linen Module a Module inside of a bridge Module.
+    """Turns a Linen Module into a Module inside of a bridge Module.
 
     Args:
         linen_module: The Linen Module.
@@ -482,7 +482,7 @@ class Functional(Generic[M]):
         return state
 
     def apply(self, *states: Any) -> Any:
-        """Gives a function that calls the Module with these states.
+        """Returns a function that calls the Module with these states.
 
         Returns:
             A proxy: called, or through an attribute, as ``apply(state).encode(x)``, it
@@ -499,7 +499,7 @@ class Functional(Generic[M]):
 
 
 def functional(cls: type[M]) -> Callable[..., Functional[M]]:
-    """Gives a constructor whose result makes the Module when `init` is called.
+    """Returns a constructor whose result makes the Module when `init` is called.
 
     Args:
         cls: The class of the Module.

@@ -103,7 +103,7 @@ def to_state_dict(target: Any) -> Any:
 
 
 def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
-    """Gives a new object like ``target`` with the leaves of a state dict.
+    """Returns a new object like ``target`` with the leaves of a state dict.
 
     Args:
         target: An object of the wanted structure; it stays as it is. A leaf, or None,
@@ -308,7 +308,7 @@ def to_bytes(target: Any) -> bytes:
 
 
 def from_bytes(target: Any, encoded_bytes: bytes) -> Any:
-    """Gives a new object like ``target`` with the leaves in the bytes.
+    """Returns a new object like ``target`` with the leaves in the bytes.
 
     Args:
         target: An object of the wanted structure, or None for the state dict itself.

@@ -206,7 +206,7 @@ def is_int(value: Any) -> TypeGuard[int]:
 
 
 def per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Gives one entry per spatial axis, from one for all, or from ``None`` for ones."""
+    """Returns one entry per spatial axis, from one for all, or ``None`` for ones."""
     if value is None:
         return (1,) * rank
     entries = sizes(value)
@@ -279,7 +279,7 @@ def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def undone_on_failure(*state: Any) -> Iterator[None]:
-    """Gives Variables, and counts of streams, their values back if the block fails.
+    """Restores the values of Variables, and counts of streams, if the block fails.
 
     A layer checks first and writes last where it can. It cannot if it hands its state
     to a function of the user, or to another layer.
