@@ -111,7 +111,7 @@ def _uncounted(objects: Sequence[Any]) -> set[int]:
 
 
 def _is_evaluated(objects: Sequence[Any]) -> bool:
-    """Whether there are layers that behave differently in training, none in it now."""
+    """Whether layers behave differently in training, and none is in training now."""
     modules = [vars(x) for x in objects if isinstance(x, Module)]
     flags = [entries.get(flag) for entries in modules for flag in _FLAGS]
     return any(flags) and False not in flags

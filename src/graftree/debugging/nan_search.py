@@ -14,7 +14,7 @@ infinity before a softmax, is in none of them.
 
 The search enters calls, branches and rematerialized parts. A loop runs compiled; if its
 inputs don't explain its outputs, it runs again step by step, and the search enters the
-step that is the reason. Anything it can't enter counts as one operation.
+step that is the cause. Anything it can't enter counts as one operation.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ GREEDY = Sampler(temperature=0)
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """The result of `generate`; `stream` yields them too.
+    """The tokens that `generate` returns, and that `stream` yields in parts.
 
     Attributes:
         tokens: ``int32[batch, max_new_tokens]``; zeros follow the end of a sequence. A

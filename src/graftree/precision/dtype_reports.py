@@ -41,8 +41,8 @@ class Operation:
             repeats the forward pass.
         name: ``"dot"``, ``"conv"``, ``"sum"`` or ``"max"``.
         operands: The dtypes of the operands.
-        result: The dtype of the result. The program accumulates in it; machines may
-            accumulate half precision in float32.
+        result: The dtype of the result, and of its accumulation as the program has it;
+            machines may accumulate half precision in float32.
         count: How often it runs; the body of a while loop, and each branch, count once.
     """
 

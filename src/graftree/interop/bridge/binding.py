@@ -40,9 +40,9 @@ from graftree.interop.bridge import linen_side
 
 
 class AttrPriority(enum.IntEnum):
-    """Decides which name of a shared object is its path: that of least priority.
+    """Priorities of the names of a shared object: the smallest one is its path.
 
-    Among equal priorities it is the first in the alphabet.
+    Among equal priorities, the first name in the alphabet is.
 
     Example:
         >>> sorted(nnx.bridge.AttrPriority)[0]

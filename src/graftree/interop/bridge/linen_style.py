@@ -2,8 +2,8 @@
 
 A bridge `Module` is a dataclass. `apply` works on a copy of it, so that the object
 stays as it is. The copy gets the given variables as attributes and a `Scope`; it is
-*bound* then. A Module assigned to a bound one becomes bound too, and a Module made in a
-method belongs to the Module that runs it, under a name (see `binding.py`).
+*bound* then. A value assigned to a bound Module becomes bound too, and a Module made in
+a method belongs to the Module that runs it, under a name (see `binding.py`).
 """
 
 from __future__ import annotations
