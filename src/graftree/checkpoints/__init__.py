@@ -17,13 +17,13 @@ error lists all differences before anything is written.
 # The files of this folder:
 #
 # - `files.py`: one object in one folder, `save` and `restore`.
-# - `series.py`: the steps of a training run, `Checkpoints`; which of them is the best;
+# - `series.py`: the steps of a training run, `Checkpoints`; the best of them;
 #   `data_states.py`: the positions of data iterators, as JSON.
-# - `stored_trees.py`: an object as a tree on disk, and back: all is compared, then
-#   read; `orbax_side.py`: all that we ask of Orbax.
-# - `processes.py`: what several processes do together; one writer at a time; is it time
-#   to stop? and no save is lost when the program ends.
-# - `strict_loading.py`: a state from anywhere into an object, all or an error.
+# - `stored_trees.py`: an object as a tree on disk, and back: it compares everything,
+#   then reads; `orbax_side.py`: all calls of Orbax.
+# - `processes.py`: several processes that act together; one writer at a time; the
+#   question whether to stop; no save is lost when the program ends.
+# - `strict_loading.py`: a state from anywhere into an object, all of it or an error.
 
 from graftree import namespaces
 from graftree.checkpoints.files import restore as restore, save as save

@@ -1,7 +1,7 @@
-"""The states of data iterators as JSON: what `get_state` gives and `set_state` takes.
+"""The states of data iterators as JSON: `get_state` gives them, `set_state` takes them.
 
-No pickle: reading a checkpoint runs no code. What JSON lacks becomes an object with one
-key that begins with ``$``:
+No pickle: reading a checkpoint runs no code. A value that JSON lacks becomes an object
+with one key that begins with ``$``:
 
     bytes                 {"$bytes": base64}
     NumPy arrays          {"$array": base64, "dtype": "float32", "shape": [2, 3]}
@@ -42,7 +42,7 @@ def to_json(name: str, iterator: Any) -> dict[str, Any]:
     """The state of an iterator on each process, as JSON.
 
     Raises:
-        TypeError: If it holds what can't be stored.
+        TypeError: If it holds a value that can't be stored.
     """
     own = json.dumps(_encoded(iterator.get_state(), name))
     states = processes.gathered(own.encode())
@@ -102,7 +102,7 @@ def _sum_of(states: list[Any]) -> int:
 
 
 def _encoded(x: Any, path: str) -> Any:
-    """A value as JSON has it."""
+    """A value in the form that JSON stores."""
     if x is None or type(x) in (bool, int, str):
         return x
     if type(x) is float:

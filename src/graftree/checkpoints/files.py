@@ -18,7 +18,7 @@ from graftree.checkpoints import (
 
 T = TypeVar("T")
 
-# What a `save` with ``overwrite=True`` has beside the folder while it works.
+# The folders that a `save` with ``overwrite=True`` keeps beside its own as it works.
 NEW, OLD = ".graftree-new", ".graftree-old"
 
 
@@ -26,7 +26,7 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
     """Saves an object to a folder; returns when all of it is on disk.
 
     Stores what ``nnx.state(obj)`` lists, in the layout of Orbax checkpoints of
-    `flax.nnx`: a shared Variable once, of an array ref its content. It does not store
+    `flax.nnx`: a shared Variable once, an array ref as its content. It does not store
     the structure: `restore` takes that from an object. In a program of several
     processes, all must call it.
 
@@ -39,7 +39,7 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
             checkpoint is on disk, which `restore` finds.
 
     Raises:
-        CheckpointError: If the folder exists, or can't be written; or if somebody else
+        CheckpointError: If the folder exists, or can't be written; or if another writer
             saves to it.
         TypeError: If a leaf can't be stored; lists all such paths, and nothing is
             written.
@@ -113,7 +113,7 @@ def _swap(folder: Any) -> None:
 
 
 def _finish_swap(folder: Any) -> None:
-    """Does what is left of a swap that was killed, and clears what lies about."""
+    """Finishes a swap that was killed, and deletes leftover folders."""
     if not orbax_side.is_remote(folder) and processes.is_first():
         new, old = (folder.parent / (folder.name + end) for end in (NEW, OLD))
         with orbax_side.explained("Saving to", folder):
@@ -204,7 +204,7 @@ def _restored(folder: Any, like: Any, choice: strict_loading.Choice) -> Any:
     return rebuilt
 
 
-# What Orbax's manager calls the object of a step, if it is the only one.
+# The name that Orbax's manager gives to the only object of a step.
 _ONLY = "default"
 
 
@@ -216,13 +216,13 @@ def _has_names(like: Any, items: Mapping[str, Any]) -> bool:
 
 
 def steadily(find: Callable[[], Any], read: Callable[[Any], T]) -> T:
-    """Reads a folder, and what is there now if it changes meanwhile.
+    """Reads a folder; if it changes meanwhile, reads the one that is there now.
 
-    Somebody else may delete it, or put another one in its place. What was read of both
-    could be damaged, or a mixture of two that looks whole.
+    Another program may delete or replace the folder. A read across such a change could
+    be damaged, or mix two checkpoints and still look whole.
 
     Args:
-        find: Finds the folder to read; it is asked again.
+        find: Finds the folder to read; called again after a change.
         read: Reads it.
 
     Raises:
@@ -252,19 +252,19 @@ _ATTEMPTS = 10
 
 
 def _identity(folder: Any) -> Any:
-    """What a folder shares only with itself; ``None`` if nothing is there."""
+    """A key that identifies a folder; ``None`` if nothing is there."""
     if orbax_side.is_remote(folder):
         return (folder / orbax_side.COMMITTED).exists()
     try:
         found = os.stat(folder)
     except OSError:
         return None
-    # Numbers of files are used again; with them the time at which it became whole.
+    # File numbers are reused, so the key includes the time when it became whole.
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def found(folder: Any) -> Any:
-    """The folder to read for a path: itself, or what a killed swap left for it."""
+    """The folder to read for a path: itself, or the one left by a killed swap."""
     with orbax_side.explained(orbax_side.READING, folder):
         return _found(folder)
 
@@ -283,7 +283,7 @@ def _found(folder: Any) -> Any:
 
 
 def _beside(folder: Any) -> str:
-    """What there is to choose from, as a line of a message."""
+    """Lists the folders to choose from, as a line of a message."""
     parent = folder.parent
     if orbax_side.is_remote(folder):
         return ""

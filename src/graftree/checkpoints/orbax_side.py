@@ -1,11 +1,11 @@
-"""What we ask of Orbax, in one place: write a tree, read what is there, read arrays.
+"""All calls of Orbax: they write a tree, list its contents, read arrays.
 
-Orbax is imported when it is first needed. While it works for us, we hold back its log,
-which would go to the screen of a program that never asked for it.
+Orbax is imported when it is first needed. While it works for us, we hold back its log:
+a program that never asked for the log would see it on its screen.
 
     a folder that Orbax wrote
-    ├── _METADATA              each leaf: its path, and what kind of value it is
-    ├── array_metadatas/       of arrays: their layout, and the kind of random keys
+    ├── _METADATA              each leaf: its path, and the kind of its value
+    ├── array_metadatas/       the layout of arrays, and the kind of random keys
     ├── _sharding, d/, ...     devices; the numbers
     └── _CHECKPOINT_METADATA   when it was begun and finished
 
@@ -97,9 +97,9 @@ def exists(folder: Any) -> bool:
 
 
 class _Silence(logging.Filter):
-    """Drops what Orbax logs, unless the program asked for absl's log.
+    """Drops Orbax's log, unless the program asked for absl's log.
 
-    Also what asyncio says of the rest of Orbax's tasks when one of them has failed.
+    Also drops asyncio's log about Orbax's other tasks when one of them has failed.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -109,7 +109,7 @@ class _Silence(logging.Filter):
         return not any(word in text for word in _NOISY)
 
 
-# A logger that is not of absl's class takes absl's own file for the caller.
+# A logger of another class than absl's takes absl's own file for the caller.
 _NOISY = ["tensorstore"] + [
     os.path.join(*x) for x in (("orbax", "checkpoint"), ("absl", "logging"))
 ]
@@ -120,7 +120,7 @@ _listeners = 0
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps Orbax's log back; an error of it is raised, so nothing is lost."""
+    """Holds back Orbax's log; its errors are raised, so nothing is lost."""
     silence(+1)
     try:
         yield
@@ -129,9 +129,9 @@ def quiet() -> Iterator[None]:
 
 
 def silence(change: int) -> None:
-    """Counts those who want silence; the last one gives the loggers back."""
+    """Counts the users of silence; the last one restores the loggers."""
     global _listeners
-    # First of all absl: it makes its logger, which has a class of its own.
+    # Import absl first: it makes its logger, which has a class of its own.
     with contextlib.suppress(ImportError):
         import absl.logging  # noqa: F401
     with _lock:
@@ -158,13 +158,13 @@ def let_threads_fail(seconds: float = 2.0) -> None:
 
 @contextlib.contextmanager
 def explained(action: str, folder: Any) -> Iterator[None]:
-    """Turns what goes wrong below into one error that says what and where."""
+    """Turns any failure in the block into one error that says what and where."""
     try:
         with quiet():
             try:
                 yield
             except Exception as error:
-                # Now, in silence: tasks that are forgotten complain when they go.
+                # Collect now, in silence: abandoned tasks complain when they go.
                 traceback.clear_frames(error.__traceback__)
                 gc.collect()
                 raise
@@ -208,7 +208,7 @@ _WAYS_OUT = {
 
 
 def _errno_in(text: str) -> int | None:
-    """The number behind an error of TensorStore, which has it as text."""
+    """The error number that TensorStore puts in the text of an error."""
     for number in _WAYS_OUT:
         if os.strerror(number) in text or errno.errorcode[number] in text:
             return number
@@ -235,7 +235,7 @@ def write(folder: Any, tree: Mapping[str, Any]) -> None:
 
 
 def read_note(folder: Any) -> Mapping[str, Any]:
-    """What was saved with a step besides its objects (``custom_metadata``)."""
+    """Reads the metadata saved beside the objects of a step (``custom_metadata``)."""
     file = folder / STEP_FILE
     if not file.exists():
         return {}
@@ -243,7 +243,7 @@ def read_note(folder: Any) -> Mapping[str, Any]:
 
 
 class Fact(NamedTuple):
-    """What is stored at a path."""
+    """The kind, shape and dtype stored at a path."""
 
     kind: str  # "array", "scalar" or "string"
     shape: tuple[int, ...]
@@ -251,7 +251,7 @@ class Fact(NamedTuple):
 
 
 class FolderContents(NamedTuple):
-    """What a folder holds."""
+    """The contents of a folder."""
 
     folder: Any
     tree: Any  # as Orbax nests it
@@ -264,9 +264,9 @@ def is_tree(folder: Any) -> bool:
 
 
 def read_facts(folder: Any) -> FolderContents:
-    """Reads what a folder holds, but no array.
+    """Lists the contents of a folder; reads no array.
 
-    What holds no number (``None``, empty containers) is left out: it is bookkeeping.
+    Entries without numbers (``None``, empty containers) are left out: bookkeeping.
 
     Raises:
         CheckpointError: If a part of the folder is missing or damaged.
@@ -282,9 +282,9 @@ def read_facts(folder: Any) -> FolderContents:
 
 
 def _check_whole(folder: Any) -> None:
-    """Raises if the tree file or the index of the arrays is not as it was written.
+    """Raises if the tree file or the index of the arrays is damaged.
 
-    Orbax would find out too, once for each array and at the same time.
+    Orbax would find out too, once for each array, all at the same time.
     """
     try:
         tree = json.loads((folder / TREE_FILE).read_text())
@@ -317,7 +317,7 @@ def _array_names(tree: Any) -> list[bytes]:
 def _handler() -> Any:
     """A handler that reads every tree as dicts with strings as keys.
 
-    Orbax can't read all that it has written: a Module with a list in it has keys of
+    Orbax can't read everything it writes: a Module with a list in it has keys of
     both kinds side by side.
     """
     orbax = load()
@@ -375,8 +375,8 @@ def read(found: FolderContents, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath
     """Reads arrays.
 
     Args:
-        found: What the folder holds.
-        wanted: For each path to be read a ``jax.ShapeDtypeStruct``, whose sharding the
+        found: The contents of the folder.
+        wanted: For each path to read, a ``jax.ShapeDtypeStruct`` whose sharding the
             array gets; or ``None``, for a NumPy array.
 
     Returns:

@@ -32,7 +32,7 @@ from graftree.checkpoints import orbax_side
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody is kept out
+except ImportError:  # Windows, where no writer is kept out
     fcntl: Any = None
 
 
@@ -48,17 +48,17 @@ def wait_for_all(name: str) -> None:
 
 
 def agreed(value: Any) -> Any:
-    """What the first process has; as JSON takes it."""
+    """The value that the first process has, passed on as JSON."""
     if jax.process_count() == 1:
         return value
     return json.loads(gathered(json.dumps(value).encode())[0])
 
 
 def by_first(act: Callable[[], None]) -> None:
-    """Has the first process do something; the error that it gets, all get.
+    """Has the first process do something; if it fails, all get its error.
 
     Raises:
-        CheckpointError: What ``act`` raises.
+        CheckpointError: If ``act`` raises it.
     """
     if jax.process_count() == 1:
         return act()
@@ -73,7 +73,7 @@ def by_first(act: Callable[[], None]) -> None:
 
 
 def gathered(data: bytes) -> list[bytes]:
-    """What each process has, in their order."""
+    """The bytes that each process has, in their order."""
     if jax.process_count() == 1:
         return [data]
     multihost = _multihost()
@@ -85,9 +85,9 @@ def gathered(data: bytes) -> list[bytes]:
 
 
 def shared(leaves: Sequence[Any]) -> list[Any]:
-    """Makes arrays that each process has for itself arrays of all processes.
+    """Turns local arrays of each process into arrays of all processes.
 
-    Orbax stores only those. It is the usual state of counters and random keys.
+    Orbax stores only those. Counters and random keys are usually local.
 
     Raises:
         ValueError: If they differ, as only one of them would be stored.
@@ -146,16 +146,16 @@ def _multihost() -> Any:
 
 # ---------------------------------------------------------------- one writer at a time
 #
-# The system frees the lock of a process that ends, however it ends; the file that is
-# left behind then is taken by the next writer. Readers never need it. Object stores
-# have no locks, nor have some network file systems: there nobody is kept out.
+# The system frees the lock of a process that ends, however it ends; the next writer
+# then takes the file that is left behind. Readers never need it. Object stores and
+# some network file systems have no locks: there, writers are not kept out.
 #
-# Within a process a lock that rests, as that of a series between two saves, is handed
+# Within a process, an idle lock, such as that of a series between two saves, is handed
 # to the next writer.
 
 LOCK_ENDING = ".graftree-lock"
 
-# By the open file, the locks that this process has; changed by one thread at a time.
+# The locks that this process has, by open file; changed by one thread at a time.
 _held: dict[int, weakref.ref[Lock]] = {}
 _changing = threading.RLock()
 
@@ -163,12 +163,12 @@ _changing = threading.RLock()
 class Lock:
     """Keeps other writers out, of this process and of others, until it is released.
 
-    That is also when the object is collected, or the process ends. The processes of one
+    Collecting the object or ending the process releases it too. The processes of one
     program share the lock, which the first of them holds.
 
     Args:
         file: The file to lock, an ``epath.Path`` in a folder that is made.
-        folder: What is written, for messages.
+        folder: The folder that is written, for messages.
     """
 
     def __init__(self, file: Any, folder: Any) -> None:
@@ -178,10 +178,10 @@ class Lock:
         self._rests = False
 
     def take(self) -> None:
-        """Takes the lock, or sees that it is still there: the folder may be a new one.
+        """Takes the lock, or checks that it still holds: the folder may be a new one.
 
         Raises:
-            CheckpointError: If somebody else has it; it says who.
+            CheckpointError: If another writer has it; the message says which.
         """
         if fcntl is not None and not orbax_side.is_remote(self._file):
             by_first(self._take)
@@ -212,7 +212,7 @@ class Lock:
             self._free = weakref.finalize(self, _release, descriptor, path)
 
     def _locked(self, path: str) -> int:
-        """Opens and locks the file; the one that has the name then is the one."""
+        """Opens and locks the file, which must still have its name afterwards."""
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -240,7 +240,7 @@ class Lock:
 
 
 def _handed_over(path: str) -> int | None:
-    """The open file of a lock on it that rests in this process, which loses it."""
+    """Takes the open file from an idle lock that this process has on it."""
     for descriptor, get in _held.items():
         lock = get()
         if lock is not None and lock._rests and _is_at(descriptor, path):
@@ -252,7 +252,7 @@ def _handed_over(path: str) -> int | None:
 
 @contextlib.contextmanager
 def held(folder: Any) -> Iterator[None]:
-    """Keeps others from writing a folder, which need not be there, for a while."""
+    """Keeps others from writing a folder during the block; it need not exist."""
     lock = Lock(folder.parent / (folder.name + LOCK_ENDING), folder)
     lock.take()
     try:
@@ -262,7 +262,7 @@ def held(folder: Any) -> Iterator[None]:
 
 
 def _is_at(descriptor: int, path: str) -> bool:
-    """Whether an open file still is the one of that name: who releases deletes it."""
+    """Whether an open file still has that name: a release deletes the file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -300,7 +300,7 @@ def _release(descriptor: int, path: str) -> None:
     if descriptor not in _held:  # a fork
         return
     del _held[descriptor]
-    # Before the lock is free, for it might be the file of the next writer.
+    # While the lock is held: later it might be the file of the next writer.
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):
             os.unlink(path)
@@ -321,13 +321,13 @@ if hasattr(os, "register_at_fork"):
 # ---------------------------------------------------------------- before it is stopped
 #
 # Clusters send SIGTERM some time before they kill. With several processes, JAX finds a
-# step at which all of them stop; with one, the signal is noted here. Who never asks
-# dies of SIGTERM as ever: the handler is there from the first question on. It counts
+# step at which all of them stop; with one, the signal is noted here. A program that
+# never asks dies of SIGTERM as ever: the first question installs the handler. It counts
 # one signal; the next one is for the handler that was there before.
 
 
 class _StopSignal:
-    """The handler of SIGTERM, shared by all who ask."""
+    """The handler of SIGTERM, shared by all callers that ask."""
 
     def __init__(self) -> None:
         self._askers: set[int] = set()
@@ -336,7 +336,7 @@ class _StopSignal:
         self.was_told = False
 
     def begin(self, asker: object) -> None:
-        """Installs the handler, if nobody has."""
+        """Adds an asker; the first one installs the handler."""
         if id(asker) in self._askers:
             return
         if not self._askers:
@@ -344,7 +344,7 @@ class _StopSignal:
         self._askers.add(id(asker))
 
     def end(self, asker: object) -> None:
-        """Puts back the handler that was there before, if nobody else asks."""
+        """Removes an asker; the last one puts back the earlier handler."""
         self._askers.discard(id(asker))
         if not self._askers:
             self._put_back()
@@ -384,7 +384,7 @@ def should_stop(asker: object, step: int) -> bool:
     """Whether the program is to stop after this step.
 
     Args:
-        asker: Who asks, until it calls `stop_asking`.
+        asker: The caller, until it calls `stop_asking`.
         step: The number of the step.
     """
     if jax.process_count() == 1:
@@ -396,15 +396,15 @@ def should_stop(asker: object, step: int) -> bool:
 
 
 def stop_asking(asker: object) -> None:
-    """Ends what the first question of an asker began."""
+    """Removes an asker, which its first question added."""
     _stop_signal.end(asker)
 
 
 # ---------------------------------------------------------------- at its end
 #
 # Orbax writes with threads that Python refuses to start once a program is ending, and
-# the save would be lost. So this waits before that, and prints what went wrong: nobody
-# is left to raise it to.
+# the save would be lost. So this waits before that, and prints the error: no caller is
+# left to raise it to.
 
 # They are kept alive, and with them an error that was not raised yet.
 _saving: set[Any] = set()
@@ -418,7 +418,7 @@ def wait_at_end(obj: Any) -> None:
     if not _is_registered:
         _is_registered = True
         # `atexit` comes after the threads of `concurrent.futures` have been stopped.
-        # What came last to this list is called first.
+        # The last function on this list is called first.
         _python.register_before_threads_end(_wait_for_all)
 
 

@@ -9,8 +9,8 @@
     └── 200.orbax-checkpoint-tmp/      being written, or left by a run that was killed
 
 A save copies the arrays to the host and returns; a thread of Orbax writes them, and one
-of ours waits for it and deletes what need not be kept. A step is deleted only when a
-newer one is whole, and the best one only when a better one is.
+of ours waits for it and deletes steps no longer needed. A step is deleted only when a
+newer one is whole, and the best one only when a better one is whole.
 
 The scores of a step are stored in its note. The note is JSON in a file that Orbax keeps
 in the folder of a step. The folder gets its name only when that file is written too: no
@@ -121,8 +121,8 @@ class Checkpoints:
             force: Whether to save even if ``step`` is not a multiple of ``every``: at
                 the end, or when the program is about to stop.
             scores: How good the step is: numbers, or arrays ``[]``, by name. They are
-                stored with it. NaN is never the best score; of equal scores, the
-                earlier is the best.
+                stored with it. NaN is never the best score; among equal scores,
+                the earlier is the best.
             **objects: What to save, by name: objects as for `save`, and data iterators
                 (anything with ``get_state`` and ``set_state``).
 
@@ -131,7 +131,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: If the step, or a later one, has been saved; if the folder
-                can't be written; if somebody else saves there; or if the previous save
+                can't be written; if another writer saves there; or if the previous save
                 failed.
             TypeError: If part of an object can't be stored, or a score is not a number.
             ValueError: If the score that decides which step is best is missing, or if
@@ -186,7 +186,7 @@ class Checkpoints:
         self._thread.start()
 
     def restore_latest(self, **objects: Any) -> int | None:
-        """Fills objects with what was saved last: all of them, or none.
+        """Fills objects from the latest save: all of them, or none.
 
         Variables stay the same objects, and arrays go onto the shardings that they have
         now. Name all objects of the step, so that none is forgotten; ``None`` leaves
@@ -214,7 +214,7 @@ class Checkpoints:
         return self._restore_found(self.latest_step, "", objects)
 
     def restore_best(self, **objects: Any) -> int | None:
-        """Fills objects with what was saved under the best step, as `restore_latest`.
+        """Fills objects from the best step, as `restore_latest` does from the latest.
 
         Args:
             **objects: The objects to fill, by the names under which they were saved.
@@ -256,7 +256,7 @@ class Checkpoints:
         return int(self._restore(find, objects).name)
 
     def restore(self, step: int, **objects: Any) -> None:
-        """Fills objects with what was saved under a step, as `restore_latest`.
+        """Fills objects from a step, as `restore_latest` does from the latest.
 
         Args:
             step: The number of the step.
@@ -374,7 +374,7 @@ class Checkpoints:
         self._raise_failure()
 
     def close(self) -> None:
-        """Waits, and releases what was taken: threads, the folder, SIGTERM's handler.
+        """Waits, then releases the threads, the folder and SIGTERM's handler.
 
         Raises:
             CheckpointError: If the last save failed.
@@ -436,7 +436,7 @@ class Checkpoints:
             raise failure
 
     def _drop_checkpointer(self) -> None:
-        """Gives up one that has failed: what it has left to do would fail the next."""
+        """Gives up one that has failed: its remaining work would fail the next."""
         checkpointer, self._checkpointer = self._checkpointer, None
         with orbax_side.quiet(), contextlib.suppress(Exception):
             checkpointer.close()
@@ -444,7 +444,7 @@ class Checkpoints:
     # In the background, where processes must not wait for each other.
 
     def _finish(self, step: int) -> None:
-        """Waits until a step is whole, then deletes what need not be kept."""
+        """Waits until a step is whole, then deletes steps that need not be kept."""
         action = f"Saving step {step} to"
         try:
             self._checkpointer.wait_until_finished()
@@ -459,7 +459,7 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # the disk may be full
                 self._clear()
         else:
-            # So that it may be collected, and free its lock.
+            # Lets it be collected, which frees its lock.
             processes.need_not_wait(self)
         finally:
             self._lock.rest()
@@ -473,7 +473,7 @@ class Checkpoints:
         listed = self._listed_once()
         if orbax_side.is_remote(self._directory):
             return listed
-        # While a folder is listed, another program may rename what is in it: the step
+        # Another program may rename entries of a folder while it is listed: the step
         # that it deletes is gone then, and the next one is not in the list yet.
         for _ in range(_MOST_LISTINGS):
             before, listed = listed, self._listed_once()
@@ -491,7 +491,7 @@ class Checkpoints:
             steps = self._listed_steps()
             for _ in range(_MOST_LISTINGS):
                 best = self._best_of(steps)
-                # What another program deleted meanwhile had no score to be read.
+                # Steps that another program deleted meanwhile had no score to read.
                 before, steps = steps, self._listed_steps()
                 if steps == before:
                     break
@@ -510,7 +510,7 @@ class Checkpoints:
                 _delete(self._directory / str(step))
 
     def _clear(self) -> None:
-        """Deletes what runs that were killed, and saves that failed, have left."""
+        """Deletes leftovers of killed runs and failed saves."""
         if not processes.is_first() or not self._directory.exists():
             return
         for folder in self._directory.iterdir():
@@ -576,7 +576,7 @@ def _checkpointer() -> Any:
     )
 
 
-# What Orbax has beside or in the place of an object.
+# Entries that Orbax has beside or in the place of an object.
 _TAKEN = (orbax_side.TREE_FILE, orbax_side.STEP_FILE)
 
 
@@ -597,7 +597,7 @@ def _check_names(objects: Mapping[str, Any]) -> None:
 
 
 def _item(name: str, obj: Any) -> Any:
-    """What Orbax is to save of an object."""
+    """The arguments with which Orbax saves an object."""
     args = orbax_side.load().args
     if data_states.is_iterator(obj):
         return args.JsonSave(data_states.to_json(name, obj))
@@ -618,7 +618,7 @@ def _is_step(folder: Any) -> bool:
 
 
 def _delete(folder: Any) -> None:
-    """Deletes a step so that at no moment it looks whole and is not."""
+    """Deletes a step so that it never looks whole when it is not."""
     if orbax_side.is_remote(folder):
         (folder / orbax_side.COMMITTED).unlink(missing_ok=True)
     else:
@@ -657,7 +657,7 @@ def _fill(
     iterators: Mapping[str, Any],
     states: Mapping[str, Any],
 ) -> None:
-    """Writes all, or nothing."""
+    """Writes all of it, or nothing."""
     before = {name: iterator.get_state() for name, iterator in iterators.items()}
     try:
         for name, iterator in iterators.items():
@@ -718,12 +718,12 @@ def checked(given: Any, best: str | None) -> dict[str, float]:
 
 
 def as_note(found: Mapping[str, float]) -> dict[str, Any] | None:
-    """What is stored with a step; ``None`` for nothing."""
+    """The metadata to store with a step; ``None`` for nothing."""
     return {_KEY: found} if found else None
 
 
 def best_of(folders: Mapping[int, Any], name: str | None, mode: str) -> int | None:
-    """The step with the best score of that name; of equal ones the earliest.
+    """The step with the best score of that name; among equals, the earliest.
 
     Args:
         folders: Those of the steps, in order.

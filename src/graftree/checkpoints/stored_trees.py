@@ -8,14 +8,14 @@ the same layout, so each side reads the other's.
     optimizer.opt_state[0].count  opt_state/0/count/value
     a bare array at "x"           x
 
-Plain containers around objects (tuples, dicts, a `TrainState`) are taken apart by JAX,
-so that numbers in them are stored too; objects by our own walk, which stores what is
-shared once. On disk are arrays, NumPy arrays and Python numbers.
+JAX takes apart plain containers around objects (tuples, dicts, a `TrainState`), so that
+numbers in them are stored too; our own walk takes apart objects, and stores shared
+parts once. On disk are arrays, NumPy arrays and Python numbers.
 
-`core/graph/matching.py` compares what is on disk, as a state of abstract arrays, with
-an abstract copy of the object, and `strict_loading.Choice` decides what may differ: the
-same as for a state in memory. Then each value is made as the object has it: in the same
-form, on the same devices.
+`core/graph/matching.py` compares the contents of the disk, as a state of abstract
+arrays, with an abstract copy of the object, and `strict_loading.Choice` decides what
+may differ, as for a state in memory. Then each value is made as the object has it: in
+the same form, on the same devices.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class ObjectTree:
     """An object, taken apart.
 
     Attributes:
-        stored: What is stored of it, in order.
-        holders: What holds these values, in the same order.
+        stored: Its stored values, in order.
+        holders: Their holders, in the same order.
     """
 
     def __init__(self, obj: Any, function: str) -> None:
@@ -104,7 +104,7 @@ class ObjectTree:
         return _Holder(path, leaf, treedef)
 
     def by_holder(self, values: Sequence[Any]) -> Iterator[tuple[_Holder, list[Any]]]:
-        """What holds values, with its share of something for each stored value."""
+        """Yields each holder, with its share of something for each stored value."""
         rest = iter(values)
         for holder in self.holders:
             yield holder, [next(rest) for _ in range(holder.treedef.num_leaves)]
@@ -113,7 +113,7 @@ class ObjectTree:
         """The tree that Orbax gets.
 
         Args:
-            stored: For each value what is stored of it.
+            stored: For each value, its stored form.
         """
         found: list[tuple[DiskPath, Any]] = []
         for (path, leaf, treedef), values in self.by_holder(stored):
@@ -127,8 +127,8 @@ class ObjectTree:
 
         Args:
             new: For each stored value another one.
-            boxed: Whether what is not in an object gets a Variable, so that it counts
-                as a leaf.
+            boxed: Whether values outside of objects get a Variable, so that they count
+                as leaves.
         """
         raw = [_raw_like(*pair) for pair in self.by_holder(new)]
         objects = flattening.unflatten(self._skeleton, raw[: self._num_owned])
@@ -142,7 +142,7 @@ class ObjectTree:
         return self._treedef.unflatten(parts)
 
     def update(self, new: Sequence[Any]) -> dict[Any, Any]:
-        """What `nnx.update` is to write into the object.
+        """The values that `nnx.update` is to write into the object.
 
         Args:
             new: For each stored value another one.
@@ -159,7 +159,7 @@ class ObjectTree:
 
 
 def _raw_like(holder: _Holder, values: list[Any]) -> Any:
-    """The raw value of a leaf, made of others; in a ref where one was."""
+    """The raw value of a leaf, made of new parts; in a ref if it was in one."""
     leaf, value = holder.leaf, holder.treedef.unflatten(values)
     is_ref = leaf.ref if isinstance(leaf, Variable) else _jax.is_ref(leaf)
     return variable_values.stored(value, ref=is_ref)
@@ -171,13 +171,13 @@ def _is_object(x: Any) -> bool:
 
 
 def _is_part(x: Any) -> bool:
-    """Whether JAX is not to take it apart; iterators, for one, it would not refuse."""
+    """Whether JAX must not take it apart; it would accept iterators, for one."""
     is_static = x is not None and nodes.kind_of(x) is nodes.Leaf.STATIC
     return is_static or _is_object(x)
 
 
 def _check_places(stored: Sequence[StoredValue], function: str) -> None:
-    """Raises if the disk would not keep the values apart, or not at all."""
+    """Raises if the disk would mix values up, or not keep them at all."""
     known: dict[str, StoredValue] = {}
     places = {x.place: x for x in stored}
     for x in stored:
@@ -208,12 +208,12 @@ def _check_places(stored: Sequence[StoredValue], function: str) -> None:
 
 
 def _can_be_named(name: str) -> bool:
-    """Whether Orbax finds an array again that it has saved under a name."""
+    """Whether Orbax can find an array again that it saved under a name."""
     try:
         name.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
-    # TensorStore leaves out a slash at the end, so that the name is another one.
+    # TensorStore drops a slash at the end, which changes the name.
     return bool(name) and not name.endswith("/")
 
 
@@ -221,14 +221,14 @@ def _can_be_named(name: str) -> bool:
 
 
 def stored_tree(obj: Any, function: str, name: str = "") -> dict[str, Any]:
-    """The tree of arrays that is stored of an object.
+    """The tree of arrays that is stored for an object.
 
     Later changes of the object don't reach it.
 
     Args:
         obj: The object.
-        function: Who stores it, for messages.
-        name: What it is called there.
+        function: The function that stores it, for messages.
+        name: Its name there.
 
     Raises:
         TypeError: If a leaf can't be stored.
@@ -257,7 +257,7 @@ class _Unsupported(Exception):
 def _converted(
     tree: ObjectTree, convert: Callable[[StoredValue], Any]
 ) -> tuple[list[Any], list[str]]:
-    """What is made of each value, and a line for each that is refused."""
+    """Converts each value, and has a line for each that is refused."""
     made, refused = [], []
     for x in tree.stored:
         try:
@@ -268,7 +268,7 @@ def _converted(
 
 
 def _to_disk(stored: StoredValue) -> Any:
-    """What Orbax gets for a value; ``None`` for arrays without numbers."""
+    """The value that Orbax gets; ``None`` for arrays without numbers."""
     x = stored.value
     if isinstance(x, _jax.Tracer):
         raise _Unsupported("is traced: save outside of jit and other transforms")
@@ -330,14 +330,14 @@ def read_all(
     what: str,
     way_out: str = "",
 ) -> dict[str, Restored]:
-    """Reads several objects; all are compared before the first is read.
+    """Reads several objects; compares all of them before it reads the first.
 
     Args:
         folders: Where each of them is.
         likes: The objects to be filled, or objects like them. Paths begin with their
             names; a single object may have the name "".
-        choice: What may differ.
-        what: The first line of the message if anything else does.
+        choice: The differences that are allowed.
+        what: The first line of the message if anything else differs.
         way_out: Its last line.
     """
     read = {}
@@ -353,17 +353,17 @@ def read_all(
 
 
 class Restored:
-    """An object, and what is read for it.
+    """An object, and the values read for it.
 
     Args:
         like: The object.
-        found: What is in the folder.
+        found: The contents of the folder.
     """
 
     def __init__(self, like: Any, found: orbax_side.FolderContents) -> None:
         self._tree = ObjectTree(like, "restore")
         self._found = found
-        # What gets each value: what is there now; abstract arrays where they belong.
+        # The target of each value: the present one; abstract arrays where they belong.
         self._targets, refused = _converted(self._tree, _target_of)
         if refused:
             raise ValueError(
@@ -372,16 +372,16 @@ class Restored:
                     where="\n".join(refused),
                 )
             )
-        # For each value where it is on disk; `None` keeps what is there.
+        # For each value, its place on disk; `None` keeps the present value.
         self._places: list[DiskPath | None] = []
         self._new: list[Any] = []
 
     def choose(self, choice: Choice, prefix: Path) -> None:
-        """Decides what is read, and what is kept.
+        """Decides which values to read, and which to keep.
 
         Args:
-            choice: Takes the decisions.
-            prefix: What paths begin with.
+            choice: Makes the decisions.
+            prefix: The beginning of all paths.
         """
         node = self._tree.rebuilt([*map(_abstract, self._targets)], boxed=True)
         offer = self._offer()
@@ -403,7 +403,7 @@ class Restored:
             choice.drop((*prefix, *path), x)
 
     def _offer(self) -> dict[DiskPath, jax.ShapeDtypeStruct]:
-        """What is on disk, as an abstract state."""
+        """The contents of the disk, as an abstract state."""
         offer = {
             place: jax.ShapeDtypeStruct(fact.shape, fact.dtype)
             for place, fact in self._found.facts.items()
@@ -437,7 +437,7 @@ class Restored:
         return self._tree.rebuilt(self._new)
 
     def update(self) -> dict[Any, Any]:
-        """What `nnx.update` is to write into the object itself."""
+        """The values that `nnx.update` is to write into the object itself."""
         return self._tree.update(self._new)
 
 
@@ -452,7 +452,7 @@ def _renamed(pair: Pair, prefix: Path, are_numbers: bool) -> Pair:
 
 
 def _is_same_number(fact: Fact | None, target: Any) -> bool:
-    """Whether one of both is a Python number, and the other of that kind."""
+    """Whether one of the two is a Python number, and the other is of that kind."""
     if fact is None or not (fact.kind == "scalar" or _is_number(target)):
         return False
     return any(
@@ -462,7 +462,7 @@ def _is_same_number(fact: Fact | None, target: Any) -> bool:
 
 
 def _target_of(stored: StoredValue) -> Any:
-    """What gets a value from disk: a value of the object, on devices if abstract."""
+    """The target for a value from disk: the object's own, on devices if abstract."""
     x = stored.value
     if isinstance(x, jax.ShapeDtypeStruct):
         x = partitioning.place_abstract(x, stored.metadata)
@@ -491,14 +491,14 @@ def _abstract(target: Any) -> jax.ShapeDtypeStruct:
 
 
 def _kept(target: Any) -> Any:
-    """What stays as it is, in a buffer of its own: the other may be donated."""
+    """The same value in a buffer of its own: the other one may be donated."""
     return target.copy() if isinstance(target, jax.Array) else target
 
 
 def _wanted(target: Any, dtype: Any) -> jax.ShapeDtypeStruct | None:
-    """How `orbax_side.read` is to read an array that has a dtype on disk."""
-    # Without a sharding it comes as NumPy: JAX then has it on the default device
-    # uncommitted, free to go where the arrays are that it meets.
+    """The form in which `orbax_side.read` reads an array that has a dtype on disk."""
+    # Without a sharding it comes as NumPy: JAX then puts it on the default device
+    # uncommitted, so that it can follow the arrays that it meets.
     sharding = _sharding_of(target)
     if sharding is None or _is_key(target.dtype):
         return None
@@ -511,7 +511,7 @@ def _sharding_of(target: Any) -> Any:
 
 
 def _from_disk(value: Any, target: Any) -> Any:
-    """The value made of what was read, or of ``None`` where nothing had to be."""
+    """The value made from the one read, or from ``None`` if none had to be read."""
     dtype = _dtype_of(target)
     if _is_key(dtype):
         return _keys(value, target)
@@ -526,7 +526,7 @@ def _from_disk(value: Any, target: Any) -> Any:
 
 
 def _keys(data: Any, target: Any) -> Any:
-    """Random keys of their numbers, or of ``None`` if there are none."""
+    """Random keys made from their numbers, or from ``None`` if there are none."""
     implementation = _implementation(target.dtype)
 
     def wrap(x: Any) -> jax.Array:
@@ -544,7 +544,7 @@ def _keys(data: Any, target: Any) -> Any:
 
 
 def _implementation(dtype: Any) -> Any:
-    """How arrays of random keys of a dtype work, as ``jax.random`` takes it."""
+    """The implementation of random keys of a dtype, as ``jax.random`` takes it."""
     found = list[Any]()
 
     def ask(keys: Any) -> None:
@@ -557,7 +557,7 @@ def _implementation(dtype: Any) -> Any:
 def _as_weak(x: jax.Array) -> jax.Array:
     """The same array with a weak type: in arithmetic the dtype of the other counts.
 
-    Only of the dtypes that numbers of Python have are there such arrays.
+    Such arrays exist only in the dtypes of Python numbers.
     """
     number = {"f": 0.0, "i": 0, "c": 0j}.get(x.dtype.kind)
     if number is None:

@@ -24,11 +24,11 @@ from graftree.core.variables.variables import Variable
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What `load_state` did.
+    """The result of `load_state`.
 
     Attributes:
         loaded: How many leaves of the object were written.
-        kept: The paths of those that kept what they had.
+        kept: The paths of those that kept their values.
         dropped: The paths in the state that were not used.
         cast: The paths of those whose dtype became that of the object.
 
@@ -56,7 +56,7 @@ def load_state(
     """Fills an object with a state, in place: all of it, or nothing and an error.
 
     The state must hold every leaf of the object, with its shape and dtype, and nothing
-    else; the options say what may differ. Only values are taken: Variables keep their
+    else; the options allow differences. Only values are taken: Variables keep their
     identity, type and metadata. Each array gets the sharding of the value that it
     replaces, and is NumPy's where that is. Python scalars become arrays where the
     object has arrays. A JAX array that is already in place is not copied.
@@ -67,8 +67,8 @@ def load_state(
         state: A State, nested dicts as made by `nnx.to_pure_dict` or restored by Orbax
             without a target (with a level ``value`` and strings for integers), a
             FlatState, or an object like ``obj``.
-        missing: Which leaves of ``obj`` may be missing in the state; they keep what
-            they have. A pattern of paths such as ``"head.**"``, a class such as
+        missing: Which leaves of ``obj`` may be missing in the state; they keep their
+            values. A pattern of paths such as ``"head.**"``, a class such as
             `nnx.LoRAParam`, a function of path and leaf, ``...`` for all, or a list of
             these. ``None`` for none.
         unexpected: Which leaves of the state may be left out because ``obj`` lacks
@@ -80,7 +80,7 @@ def load_state(
             for floats.
 
     Returns:
-        What was kept, dropped and cast. Shapes are never adapted; a leaf that differs
+        The leaves kept, dropped and cast. Shapes are never adapted; a leaf that differs
         is kept and dropped if both ``missing`` and ``unexpected`` select it.
 
     Raises:
@@ -128,14 +128,14 @@ def _predicate(where: Any) -> Predicate:
 
 
 class Choice:
-    """What is done with each leaf; ``wrong`` and ``extra`` are not permitted.
+    """Decides what to do with each leaf; ``wrong`` and ``extra`` are not permitted.
 
     Args:
         missing: As for `load_state`, like the next two.
         unexpected: Which leaves of the state may be left out.
         cast: Whether dtypes may differ.
-        has_values: Whether the state has values; else they are read later, and it has
-            a shape and a dtype for each.
+        has_values: Whether the state has values; if not, they are read later, and it
+            has a shape and a dtype for each.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Choice:
         self.extra: list[tuple[Path, Any]] = []
 
     def decide(self, pair: Pair) -> bool:
-        """Takes a leaf from the state, or keeps what is there, if that is allowed.
+        """Takes a leaf from the state, or keeps the present one, if that is allowed.
 
         Returns:
             Whether it is taken.
@@ -207,7 +207,7 @@ class Choice:
 
         Args:
             what: The first line of the message.
-            way_out: The last line; if empty, it tells of the arguments.
+            way_out: The last line; if empty, it explains the arguments.
         """
         way_out = way_out or "\n".join(self._ways_out())
         error = Fit(self.wrong, self.extra).error(what, way_out)
@@ -234,7 +234,7 @@ _WAYS_OUT = {
 
 
 def _without_value(path: Path, leaf: Any, raw: Any) -> tuple[Misfit, ...]:
-    """What has only a shape or was donated, of what a leaf would hold."""
+    """Values that a leaf would hold, but that are only a shape or were donated."""
     held = matching.describe(flattening.raw_of(leaf))
     return tuple(
         Misfit((*path, *paths.from_jax(below)), "value", held, why)
@@ -254,7 +254,7 @@ def _lack(x: Any) -> str:
 
 
 def _is_castable(pair: Pair) -> bool:
-    """Whether a leaf differs in nothing but dtypes of the same kind."""
+    """Whether a leaf differs only in dtypes of the same kind."""
     if any(not isinstance(x, Misfit) or x.what != "dtype" for x in pair.differences):
         return False
     held, given = (
@@ -274,9 +274,9 @@ def _can_become(given: Any, held: Any) -> bool:
 
 
 def is_in_range(given: Any, dtype: Any) -> bool:
-    """Whether no number of an array becomes infinite, or another integer, in a dtype.
+    """Whether a dtype holds all numbers of an array: none infinite, no integer changed.
 
-    Both are dtypes of one kind. Of tracers and abstract arrays it can't be known.
+    Both are dtypes of one kind. For tracers and abstract arrays it is unknown.
     """
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     limits, kind = (jnp.iinfo, int) if is_integer else (jnp.finfo, float)
@@ -295,11 +295,11 @@ def is_in_range(given: Any, dtype: Any) -> bool:
     )
 
 
-# Values, as the object has them.
+# Values in the form that the object has.
 
 
 def _value_for(pair: Pair) -> Any:
-    """What the leaf of the object will hold."""
+    """The value that the leaf of the object will hold."""
     held, given = flattening.raw_of(pair.leaf), flattening.raw_of(pair.given)
     entries = (
         variables.metadata_of(pair.leaf) if isinstance(pair.leaf, Variable) else {}
@@ -330,7 +330,7 @@ def as_held(held: Any, given: Any, path: Path = ()) -> Any:
         getattr(held, "sharding", None), path, "nnx.checkpoints.load_state"
     )
     if is_numpy:
-        # A copy: the buffer is the caller's, who may write to it.
+        # A copy: the buffer belongs to the caller, who may write to it.
         is_anywhere = sharding is None or not getattr(held, "committed", True)
         if is_anywhere:
             return jnp.array(given)

@@ -5,7 +5,7 @@
     with nnx.debugging.at_most_traces(train_step, 1):
         ...                                          # fails if it is
     with nnx.debugging.intercept(model, nnx.Linear, f):
-        model(x)                                     # f sees what each Linear returns
+        model(x)                                     # f sees the outputs of each Linear
 
     @nnx.debugging.named                             # a method known by its name
     def encode(self, x): ...
@@ -16,11 +16,11 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 
 # The files of this folder:
 #
-# - `nans.py`: where a value that is not finite arises; `nan_search.py` runs a program
-#   by operations and looks at numbers.
-# - `module_calls.py`: methods known by their names; what modules return, seen or
-#   replaced; what a model calls, and what each call costs.
-# - `summaries.py`: `nnx.tabulate`; `outlines.py` words values, and what objects hold.
+# - `nans.py`: where a non-finite value arises; `nan_search.py` runs a program operation
+#   by operation and looks at the numbers.
+# - `module_calls.py`: methods known by their names; outputs of modules, seen or
+#   replaced; the calls of a model, and the cost of each.
+# - `summaries.py`: `nnx.tabulate`; `outlines.py` describes values and objects.
 # - `displays.py`: objects in notebooks and HTML files, and as text.
 # - `recompiles.py`: why a compiled function was traced again, and how traces differ.
 # - `lost_updates.py`: the warning for writes under a transform of JAX itself.

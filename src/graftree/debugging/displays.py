@@ -75,7 +75,7 @@ _PAGE = """<!DOCTYPE html>
 
 
 def full_repr(x: Any) -> str:
-    """Gives the whole text of an object, however long.
+    """Returns the whole text of an object, however long.
 
     The ``repr`` of a large object is shortened: equal siblings are folded, attributes
     that have their defaults are left out, arrays are shapes. To get the full one
@@ -161,7 +161,7 @@ def render_object_constructor(
 
 
 def _render(obj: Any, path: str | None, subtree_renderer: Any) -> Any:
-    """Draws what ``repr`` writes: the same attributes, the same comment."""
+    """Draws the text of ``repr``: the same attributes, the same comment."""
     parts = _treescope().rendering_parts
     frame, attributes = descriptions.described(obj)
     drawn = []
@@ -209,7 +209,7 @@ def _node(
         name = parts.maybe_qualified_type_name(frame.type)
     start, end = parts.text(frame.start), parts.text(frame.end)
     if not roundtrippable:
-        # In a mode that writes Python, angle brackets say that this isn't Python.
+        # In a mode that writes Python, angle brackets mark text that isn't Python.
         name = parts.siblings(
             parts.roundtrip_condition(roundtrip=parts.text("<")), name
         )

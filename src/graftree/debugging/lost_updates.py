@@ -1,9 +1,9 @@
 """Warns of lost updates, when a transform of JAX got objects as arguments.
 
-JAX gives a function that it traces copies of its arguments, and takes back only what
-the function returns. `core.ownership.RebuiltArguments` knows what was written into such
-copies and has not been read since. This file says which writes count, and reports them
-once the arguments are gone. All of this happens while JAX traces.
+JAX gives a function that it traces copies of its arguments, and takes back only its
+results. `core.ownership.RebuiltArguments` knows which values were written into such
+copies and not read since. This file decides which writes count, and reports them once
+the arguments are gone. All of this happens while JAX traces.
 
 Not counted are values that `sow` and `perturb` record, writes while a program is only
 inspected (`jax.eval_shape`, `jax.make_jaxpr`), the counts of a bare `Rngs`, and those
@@ -42,8 +42,8 @@ class Arguments(NamedTuple):
 
     Attributes:
         function: Its name.
-        caller: Of JAX, what called the function that calls it.
-        names: What leads to the objects in them, by `id`.
+        caller: In JAX, the caller of the function that calls it.
+        names: The names of the objects in them, by `id`.
         uncounted: The `id` of each Variable whose writes don't count.
     """
 
@@ -71,8 +71,8 @@ def _arguments(
 ) -> Arguments | None:
     """Those of the function that JAX called; ``None`` if nothing in them can be lost.
 
-    If JAX's own function does not run any more, it returned what it rebuilt. Then it
-    is the user's, like whatever he makes himself.
+    If JAX's own function is no longer running, it has returned the rebuilt arguments.
+    They are then the user's, like all objects made by the user.
     """
     running_now = [_python.ActiveCall.of(frame) for frame in frames]
     if function not in running_now or any(map(_jax.is_analysis, frames)):
@@ -89,7 +89,7 @@ def _arguments(
 
 
 def _below(met: Container[int]) -> walks.Below:
-    """What is below a value, unless it was met before; of no more than some values."""
+    """Makes a walk into values not met before; it stops after some number of values."""
     left = itertools.count(_MOST_SEEN, -1)
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
@@ -99,7 +99,7 @@ def _below(met: Container[int]) -> walks.Below:
 
 
 def _uncounted(objects: Sequence[Any]) -> set[int]:
-    """The state of streams, but for what is in a Module that is being trained."""
+    """The state of streams, except those in a Module that is being trained."""
     counted, known = set[int](), set[int]()
     for module in objects:  # the outermost comes first
         if isinstance(module, Module) and id(module) not in known:
@@ -111,7 +111,7 @@ def _uncounted(objects: Sequence[Any]) -> set[int]:
 
 
 def _is_evaluated(objects: Sequence[Any]) -> bool:
-    """Whether layers behave differently in training, and none of them does now."""
+    """Whether layers behave differently in training, and none is in training now."""
     modules = [vars(x) for x in objects if isinstance(x, Module)]
     flags = [entries.get(flag) for entries in modules for flag in _FLAGS]
     return any(flags) and False not in flags

@@ -1,18 +1,18 @@
-"""Calls of methods: named by path, seen and replaced, listed, and what each costs.
+"""Calls of methods: named by path, seen and replaced, listed, with their costs.
 
-    CallInfo        what is known of one call, a row of a table
+    CallInfo        the facts about one call, a row of a table
     AbstractCall    a call whose arrays are only shapes; it can be traced
-    Marks           where calls are in the program that JAX records of them
-    Computation     what such a call computes
+    Marks           finds calls in the program that JAX records of them
+    Computation     the program of such a call
     Counter         counts its operations
 
 `record` traces a call of the model and lists the calls below it, by the paths of their
-objects; nothing is run. What a call costs is counted in the finished program, where it
-is marked. A call that is mapped or differentiated there is not in it as such, so it is
-traced once more, by itself.
+objects; nothing is run. The cost of a call is counted in the finished program, where it
+is marked. A call that is mapped or differentiated is not there as such, so it is traced
+once more, by itself.
 
-The operations are those of the program before XLA optimizes it. So they say what a
-layer asks for, not what the machine does. The body of a loop counts once.
+The operations are those of the program before XLA optimizes it: the work that a layer
+asks for, not that of the machine. The body of a loop counts once.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def named(method: F) -> F:
-    """Names what a method computes after the path of its object and the method.
+    """Names the operations of a method after the path of its object and the method.
 
     A call ``model(x)`` is known by the path of the object: in the names of operations
     and so in profiles, to `intercept`, and in the policies of `nnx.remat`. With this
-    decorator, so are the calls of another method: its name ends the path, and what it
-    calls also has its whole path.
+    decorator, so are the calls of another method: its name ends the path, and the calls
+    inside it have their whole path too.
 
     Args:
         method: A function in the body of a class. Put this decorator below those that
             return something other than a function, such as ``nnx.jit`` or ``property``.
 
     Returns:
-        What stands for the function in the class, with all of its attributes.
+        The stand-in for the function in the class, with all of its attributes.
 
     Raises:
         TypeError: If it is not a plain function, or a generator or coroutine function.
@@ -81,13 +81,13 @@ def intercept(
     filter: Filter,
     f: Callable[[Path, Any, tuple[Any, ...], Any], Any],
 ) -> Iterator[None]:
-    """A context in which a function sees what the modules of a model return.
+    """A context in which a function sees the outputs of the modules of a model.
 
     It is called after each call of a module, or of another public method on an object,
     whose name then ends the path. Under ``nnx.jit`` and other transforms it is called
     while they are traced, with traced values: compiled functions are traced again in
-    the context, and those traced in it are not used outside. Such values must not be
-    kept; ``jax.debug.callback`` brings them out.
+    the context, and those traced in it are not used outside. Don't keep
+    such values; ``jax.debug.callback`` brings them out.
 
     It does not see copies of the model that plain JAX or `merge` make, methods bound
     before the context, and calls that return before they run, such as coroutines.
@@ -212,8 +212,8 @@ class AbstractCall:
         obj: The object.
         method: The name of the method.
         args: The positional arguments.
-        kwargs: The keyword arguments. What is neither an array nor an object in the
-            arguments stays what it is.
+        kwargs: The keyword arguments. Anything in the arguments that is neither an
+            array nor an object stays as it is.
     """
 
     def __init__(
@@ -338,14 +338,14 @@ class _CallLog:
         known = self.paths.get(id(frame.module))
         if known is not None:
             return known
-        # Objects inside transforms are fresh ones.
+        # Objects inside transforms are new ones.
         steps = running.steps_below(self.root, frame.steps)
         if steps is None:
             return None
         return self.paths.get(id(running.reach(self.root, steps)))
 
     def calls(self, program: Any) -> list[CallInfo]:
-        """The calls, with what they cost in a program."""
+        """The calls, with their costs in a program."""
         parts = self._marks.parts(program)
         return [
             dataclasses.replace(call, **self._counter.count(self._part(parts, key)))
@@ -354,7 +354,7 @@ class _CallLog:
         ]
 
     def _part(self, parts: Mapping[Any, Computation], key: Any) -> Computation | None:
-        """What a call computes, if it is known."""
+        """The computation of a call, if it is known."""
         if key in parts or key not in self._apart:
             return parts.get(key)
         try:
@@ -364,7 +364,7 @@ class _CallLog:
 
 
 def _part_of(call: AbstractCall) -> Computation:
-    """What a call computes, traced by itself."""
+    """The computation of a call, traced by itself."""
     marks = Marks()
 
     def run(obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -373,16 +373,16 @@ def _part_of(call: AbstractCall) -> Computation:
     return marks.parts(call.trace(run))[call]
 
 
-# What calls cost.
+# The costs of calls.
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """What a call computes, as a program.
+    """The computation of a call, as a program.
 
     Attributes:
         program: It has no constants.
-        constants: Which of its inputs are arrays that the program around it holds.
+        constants: Those of its inputs that are arrays held by the program around it.
     """
 
     program: Any
@@ -392,7 +392,7 @@ class Computation:
     def of(
         cls, equations: list[Any], outputs: list[Any], constants: frozenset[Any]
     ) -> Computation:
-        """What computes some variables, as far as these equations do."""
+        """The computation of some variables, as far as these equations make them."""
         needed = programs.needed_in(programs.part([], equations, outputs))
         made = {x for equation in needed for x in equation.outvars}
         read = [x for equation in needed for x in equation.invars]
@@ -403,7 +403,7 @@ class Computation:
 
     @property
     def smooth(self) -> Computation:
-        """What computes those outputs that have a derivative."""
+        """The computation of those outputs that have a derivative."""
         outputs = [x for x in self.program.outvars if _is_float(x.aval)]
         return Computation.of(self.program.eqns, outputs, self.constants)
 
@@ -414,7 +414,7 @@ class Computation:
 
     @property
     def are_constants(self) -> tuple[bool, ...]:
-        """Which of the inputs are constants."""
+        """Whether each input is a constant."""
         return tuple([x in self.constants for x in self.program.invars])
 
     def __call__(self, *values: Any) -> list[Any]:
@@ -434,14 +434,14 @@ def _is_ref(kind: Any) -> bool:
 
 
 def content_type(x: Any) -> jax.ShapeDtypeStruct:
-    """The type of a value or a variable of a program; of a ref that of its content."""
+    """The type of a value or a variable of a program; for a ref, of its content."""
     kind: Any = x.aval if isinstance(x, programs.Var) else jax.typeof(x)
     kind = kind.inner_aval if _is_ref(kind) else kind
     is_weak = getattr(kind, "weak_type", False)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=is_weak)
 
 
-# In the scopes of a program; and what outputs are named.
+# The mark in the scopes of a program, and the name of outputs.
 _MARK, _OUTPUT = "call of graftree ", "output of a call"
 _numbers = itertools.count()
 
@@ -449,14 +449,14 @@ _numbers = itertools.count()
 class Marks:
     """Marks calls while JAX traces them, and finds them in the finished program.
 
-    What a call computes is in a scope of its own, and its outputs have a name. No one
-    else sees this: the call returns what it returns.
+    The operations of a call are in a scope of their own, and its outputs have a name.
+    Callers don't see this: the call returns the same as without it.
     """
 
     def __init__(self) -> None:
-        # For each mark the call, and how many outputs of it have a name.
+        # For each mark, the call and the number of its outputs that have a name.
         self._calls: dict[str, tuple[Hashable, int]] = {}
-        # JAX drops what nothing uses.
+        # JAX drops values that nothing uses.
         self._named: list[Any] = []
 
     def call(self, key: Hashable, call: Callable[[], Any]) -> Any:
@@ -466,17 +466,17 @@ class Marks:
         with jax.named_scope(mark):
             output = call()
             arrays = [x for x in jax.tree.leaves(output) if _is_traced_array(x)]
-            # A call that computes nothing is found by that of a number.
+            # A call that computes nothing is found by the name of a number.
             named = [ad_checkpoint.checkpoint_name(x, _OUTPUT) for x in [*arrays, 0]]
         self._calls[mark] = key, len(named)
         self._named += named
         return output
 
     def parts(self, program: Any) -> dict[Hashable, Computation]:
-        """What the calls compute, by their keys: of each the first in the program.
+        """The computations of calls, by their keys: of each the first in the program.
 
-        What was differentiated or mapped is left out: it is not what was called. JAX
-        may also have taken it apart, so that not all outputs are there.
+        Differentiated or mapped calls are left out: they differ from the original. JAX
+        may also have taken them apart, so that not all outputs are there.
         """
         found: dict[Hashable, Computation] = {}
         jaxpr, _ = programs.opened(program)
@@ -501,7 +501,7 @@ def _is_traced_array(x: Any) -> bool:
 
 
 def _marked(equations: list[Any]) -> dict[str, tuple[list[Any], list[Any]]]:
-    """The equations of calls among these, and what they return, by their marks."""
+    """The equations of calls among these, and their outputs, by mark."""
     found: dict[str, tuple[list[Any], list[Any]]] = {}
     for equation in equations:
         marks = _marks_of(equation)
@@ -514,12 +514,12 @@ def _marked(equations: list[Any]) -> dict[str, tuple[list[Any], list[Any]]]:
 
 
 def _is_as_traced(equation: Any) -> bool:
-    """Whether no transform has made another equation of it."""
+    """Whether an equation is as traced: no transform has changed it."""
     return not any(is_transform for _, is_transform in _jax.scopes_of(equation))
 
 
 def _marks_of(equation: Any) -> list[str]:
-    """The calls that an equation belongs to; of those in a transform it is not."""
+    """The calls that an equation belongs to, without those inside a transform."""
     scopes = _jax.scopes_of(equation)
     outside = itertools.takewhile(lambda scope: not scope[1], scopes)
     return [name for name, _ in outside if name.startswith(_MARK)]
@@ -528,32 +528,32 @@ def _marks_of(equation: Any) -> list[str]:
 def _constants_of(
     inner: Any, equation: Any, constants: frozenset[Any]
 ) -> frozenset[Any]:
-    """Which variables of a program in an equation are constants."""
-    # What else an equation reads, as which branch it takes, comes first.
+    """The variables of a program in an equation that are constants."""
+    # Other inputs of an equation, such as the number of a branch, come first.
     pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
     given = [x for x, outer in pairs if _is_among(outer, constants)]
     return frozenset([*inner.constvars, *given])
 
 
 class Counter:
-    """Counts what calls cost.
+    """Counts the costs of calls.
 
     Args:
         flops: Whether to count the operations of a call.
         vjp_flops: Whether to count those of the call and its derivative with respect to
-            all that it reads: its inputs and the Variables.
+            everything it reads: its inputs and the Variables.
 
     Attributes:
-        asked: The names of the costs, as `CallInfo` has them.
+        asked: The names of the costs, as in `CallInfo`.
     """
 
     def __init__(self, flops: bool, vjp_flops: bool) -> None:
         self.asked = ["flops"] * flops + ["vjp_flops"] * vjp_flops
-        # Blocks that are alike are counted once.
+        # Equal blocks are counted once.
         self._known: dict[Any, int] = {}
 
     def count(self, part: Computation | None) -> dict[str, int]:
-        """What a call costs, by name; zero if nothing is known of it."""
+        """The cost of a call, by name; zero if nothing is known of it."""
         return {name: self._of(name, part) for name in self.asked}
 
     def _of(self, name: str, part: Computation | None) -> int:
@@ -598,5 +598,5 @@ def _flops(function: Callable[..., Any], inputs: list[Any]) -> int:
     analysis: Any = jax.jit(function).lower(*inputs).cost_analysis()
     if isinstance(analysis, (list, tuple)):  # one entry per device
         analysis = analysis[0] if analysis else None
-    # XLA says -1 if it does not know.
+    # XLA returns -1 if it does not know.
     return max(0, int((analysis or {}).get("flops", 0)))

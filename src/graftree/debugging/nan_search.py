@@ -1,4 +1,4 @@
-"""Runs a recorded program one operation at a time, and follows what is not finite.
+"""Runs a recorded program one operation at a time, and follows non-finite values.
 
 Each value is `Tracked` with the findings that its NaN and its infinities come from. A
 `Finding` is made where they arise:
@@ -6,15 +6,15 @@ Each value is `Tracked` with the findings that its NaN and its infinities come f
 - NaN, where an operation gives one and had none;
 - an infinity, where an operation gives one and had neither infinities nor one that the
   program or its arguments gave it at that place;
-- what is in the arguments, or a constant of the program, when it comes in.
+- values of either kind in the arguments or constants, when they come in.
 
-What is computed from a value that isn't finite inherits the earliest finding of its
-inputs. So what counts is decided at the end, by the results: NaN behind a mask, or
-minus infinity before a softmax, is in none of them.
+A value computed from non-finite ones inherits the earliest finding of its inputs. So
+the results decide, at the end, which findings count: NaN behind a mask, or minus
+infinity before a softmax, is in none of them.
 
-The search enters calls, branches and rematerialized parts. A loop runs compiled; if it
-gave what its inputs don't explain, it runs again step by step, and the search enters
-the step that did. What it can't enter is one operation.
+The search enters calls, branches and rematerialized parts. A loop runs compiled; if its
+inputs don't explain its outputs, it runs again step by step, and the search enters the
+step that is the cause. Anything it can't enter counts as one operation.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from graftree.core.text import descriptions
 from graftree.transforms.crossing import programs
 from graftree.transforms.recordings import NameStack
 
-# The bits of a code: what is not finite in an array.
+# The bits of a code: the kinds of non-finite numbers in an array.
 NAN, INF = 1, 2
 
-# Operations whose outputs have, number by number, what they make of their inputs. Those
-# that only choose or move a number are not among them: they make no infinity.
+# Operations that compute each number of their outputs from one of each input. Those
+# that only choose or move numbers are not among them: they make no infinity.
 _ELEMENTWISE = frozenset(
     "acos acosh add add_any asin asinh atan2 atanh cbrt convert_element_type cosh "
     "digamma div erf_inv exp exp2 expm1 integer_pow lgamma log log1p logistic mul "
@@ -50,7 +50,7 @@ _ELEMENTWISE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Where values that are not finite arose, or came in.
+    """The place where non-finite values arose, or came in.
 
     Attributes:
         number: Findings are numbered in the order of the operations.
@@ -61,8 +61,8 @@ class Finding:
         place: The modules and transforms around the operation.
         line: The line of the user's program, as in ``train.py:41 loss``.
         within: The steps of loops, and branches, that it is in.
-        inputs: What went in.
-        output: What came out.
+        inputs: The inputs, described.
+        output: The output, described.
         example: The first number that is not finite, as in ``log(0) = -inf``.
         cause: The finding of the infinities that NaN was made of.
     """
@@ -105,7 +105,7 @@ class Tracked(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What is around the operations of a program."""
+    """The surroundings of the operations of a program."""
 
     place: NameStack = NameStack()
     line: str = ""
@@ -125,13 +125,13 @@ OUTERMOST = Context()
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-# How JAX tells a frame: file, line, column if it is known, and function.
+# JAX's form of a frame: file, line, column if it is known, and function.
 _FRAME = re.compile(r"(.*?):(\d+)(?::[\d:-]+)? \((.*)\)")
 _MOST_FRAMES = 100
 
 
 def _line_of(equation: Any) -> str:
-    """The line of the user's program; what JAX and we compile apart has none."""
+    """The line of the user's program; parts that JAX or we compile apart have none."""
     for frame in reversed(_frames_of(equation)):
         found = _FRAME.fullmatch(frame)
         if found is not None and not frame.startswith(_OWN):
@@ -142,7 +142,7 @@ def _line_of(equation: Any) -> str:
 
 
 def _frames_of(equation: Any) -> list[str]:
-    """Where an equation was recorded, innermost last, as far as this JAX tells it."""
+    """The frames that recorded an equation, innermost last, if this JAX has them."""
     return _jax.summary_of(equation, _MOST_FRAMES).split("\n")
 
 
@@ -161,12 +161,12 @@ class Search:
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
-        # Refs are shared by the programs that write them. Kept, so that no other object
-        # gets the same number.
+        # Programs share the refs that they write. They are kept, so that no other
+        # object gets the same number.
         self._refs: dict[int, Tracked] = {}
         self._copies: dict[int, Any] = {}
 
-    # What comes in.
+    # Values that come in.
 
     def argument(self, value: Any, name: str) -> Tracked:
         """An argument of the whole program."""
@@ -177,7 +177,7 @@ class Search:
 
     def _given(self, value: Any, source: str, **facts: Any) -> Tracked:
         if _jax.is_ref(value):
-            # The caller's is not written.
+            # The caller's ref is not written.
             value = self._copies.setdefault(id(value), _jax.new_ref(value[...]))
         code = code_of(value)
         found = {
@@ -313,7 +313,7 @@ class Search:
         return self.run(body, inputs, context)
 
     def _explains(self, inputs: list[Tracked], outputs: list[Any]) -> bool:
-        """Whether all that isn't finite in some outputs may come from the inputs."""
+        """Whether all non-finite numbers in some outputs may come from the inputs."""
         changed = [held.value for held in inputs if _jax.is_ref(held.value)]
         codes = [*map(code_of, [*outputs, *changed])]
         return all(
@@ -353,7 +353,7 @@ class Search:
 
 @dataclasses.dataclass(frozen=True)
 class _Judge:
-    """Tells for the outputs of one operation where what isn't finite comes from."""
+    """Finds the origins of non-finite numbers in the outputs of one operation."""
 
     search: Search
     equation: Any
@@ -410,7 +410,7 @@ class _Judge:
         )
 
     def _example(self, value: Any, kind: int) -> str:
-        """The first number of a kind, and what it was made of."""
+        """The first number of a kind, and the numbers it was made from."""
         if not self._is_elementwise(value):
             return ""
         place = first_place(value, kind)
@@ -422,14 +422,14 @@ class _Judge:
 
 
 def _told(value: Any, kind: int, source: str) -> str:
-    """What is in a value that came in; a constant is described by its form."""
+    """Describes the numbers of a value that came in; of a constant, only the form."""
     if source == "constant":
         return form_of(value)
     return describe(value, kind)
 
 
 def _is_reason(source: Finding | None, kind: int) -> bool:
-    # An infinity that stands in the program is not a reason for others.
+    # An infinity that is written in the program doesn't explain others.
     return source is not None and (kind == NAN or not source.is_constant)
 
 
@@ -440,7 +440,7 @@ def _earliest(sources: Iterable[Finding | None]) -> Finding | None:
 
 
 def _row(held: Tracked, i: int) -> Tracked:
-    """A row of an array, with the findings of what is in it."""
+    """A row of an array, with the findings of the numbers in it."""
     value = jax.lax.index_in_dim(held.value, i, keepdims=False)
     code = code_of(value)
     return Tracked(
@@ -449,7 +449,7 @@ def _row(held: Tracked, i: int) -> Tracked:
 
 
 def _has_refs_in_rows(equation: Any, inputs: list[Tracked]) -> bool:
-    """Whether a loop takes slices of refs, which only JAX can."""
+    """Whether a loop takes slices of refs, which only JAX can do."""
     if equation.primitive.name != "scan":
         return False
     rows = inputs[sum(programs.scan_counts(equation.params)) :]
@@ -471,7 +471,7 @@ def _restore(contents: list[tuple[Any, Any]]) -> None:
 
 
 def _last_uses(program: Any) -> list[list[Any]]:
-    """For each equation the variables that nothing uses after it."""
+    """Lists, for each equation, the variables that are not used after it."""
     used = {v for v in program.outvars if not isinstance(v, programs.Literal)}
     unused: list[list[Any]] = []
     for equation in reversed(program.eqns):
@@ -543,9 +543,9 @@ def form_of(x: Any) -> str:
 
 
 def describe(x: Any, kind: int = 0) -> str:
-    """What is in an array: its form, its range, and what isn't finite in it.
+    """Describes an array: its form, its range, and its non-finite numbers.
 
-    Of one kind, NaN or infinities, it tells the first place.
+    Gives the first place of one kind, NaN or infinities.
     """
     form, numbers = form_of(x), _numbers(x)
     if numbers is None or not numbers.size:
@@ -577,7 +577,7 @@ def first_place(x: Any, kind: int) -> tuple[int, ...]:
 
 
 def number_at(x: Any, place: tuple[int, ...]) -> str:
-    """The number at an index; an axis of size one, or none, is that of all numbers."""
+    """The number at an index; an axis of size one, or a missing one, broadcasts."""
     numbers = np.asarray(_numbers(x))
     index = np.minimum(place[: numbers.ndim], np.subtract(numbers.shape, 1))
     return _text(numbers[tuple(index.astype(int))])

@@ -1,4 +1,4 @@
-"""``find_nans``: where a value that is not finite first arises, and what is reported.
+"""``find_nans``: finds where a non-finite value first arises, and reports it.
 
 The function is traced, as by `nnx.jit`, and the program runs one operation at a time
 (``nan_search.py``). Nothing that the function does reaches the caller's objects. Of all
@@ -27,15 +27,15 @@ def find_nans(f: Callable[..., Any]) -> Callable[..., NanReport]:
 
     Runs the operations of ``f`` one by one, also those inside ``nnx.jit``, ``grad``,
     ``scan``, ``cond``, ``remat`` and the like, and checks each output. NaN and
-    infinities count if a result comes from them: an output of ``f``, or what it writes
-    to its arguments. So a mask of ``-inf`` is not a finding, nor is NaN that
+    infinities count if a result comes from them: an output of ``f``, or a value that it
+    writes to its arguments. So a mask of ``-inf`` is not a finding, nor is NaN that
     ``jnp.where`` leaves out of the forward and the backward pass. An infinity that is
     written in the program counts only as the cause of NaN.
 
-    Operations are rounded one by one, where a compiled program may keep more digits.
-    Arrays are tracked as wholes: of two origins of NaN in one array, the first counts.
+    Operations are rounded one by one; a compiled program may keep more digits.
+    Arrays are tracked as wholes: if NaN in one array has two origins, the first counts.
     Loops run compiled, and step by step only if they gave non-finite values. Callbacks
-    run too. What runs inside a kernel or ``shard_map`` is one operation.
+    run too. A kernel or a ``shard_map`` is one operation.
 
     Args:
         f: A function that can be traced, also one made by ``nnx.jit`` or ``jax.jit``; a
@@ -94,10 +94,10 @@ def _search(
 
 
 def _showing_paths(interior: Callable[..., Any]) -> Callable[..., Any]:
-    """What JAX traces, with names after all methods and paths.
+    """The function that JAX traces, with names after all methods and paths.
 
-    They are those of this call: what is compiled for others may be named after the
-    first of several objects that are alike.
+    The names are those of this call: code compiled for other calls may be named after
+    the first of several equal objects.
     """
 
     @functools.wraps(interior)
@@ -122,11 +122,11 @@ def _check_concrete(named: Any) -> None:
             )
 
 
-# What people read about a search.
+# The report of a search.
 
 
 class NanReport:
-    """What `find_nans` found; true if a result has NaN, or an infinity that arose.
+    """The result of `find_nans`; true if a result has NaN, or an infinity that arose.
 
     Its text is a few lines.
 
@@ -169,7 +169,7 @@ class NanReport:
 
     @property
     def path(self) -> str:
-        """Where ``first`` is: the path of the module, or of the argument."""
+        """The place of ``first``: the path of the module, or of the argument."""
         return "" if self.first is None else _path_of(self.first)
 
     def __repr__(self) -> str:
@@ -209,7 +209,7 @@ class NanReport:
 
 _MOST_INPUTS = 4
 
-# Operations that run programs of their own, which are not gone into.
+# Operations that run programs of their own, which the search does not enter.
 _CLOSED = frozenset(
     "shard_map pallas_call pure_callback io_callback ffi_call custom_partitioning "
     "run_state scan".split()
@@ -217,7 +217,7 @@ _CLOSED = frozenset(
 
 
 def _facts(finding: Finding) -> list[str]:
-    """Where an operation is, and what went in and came out."""
+    """The place of an operation, its inputs and its output."""
     inputs = [*finding.inputs[:_MOST_INPUTS]]
     if len(finding.inputs) > _MOST_INPUTS:
         inputs.append(f"and {len(finding.inputs) - _MOST_INPUTS} more")

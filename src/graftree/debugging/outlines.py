@@ -1,8 +1,8 @@
-"""What a table shows of values and objects: shapes, names, the Variables of each.
+"""Values and objects as tables show them: shapes, names, the Variables of each.
 
-`outline` makes nested dicts, lists and texts of a value: shapes in place of arrays,
-names in place of objects; `write` lists these line by line, in the manner of YAML. The
-text is markup of rich: dtypes are dim. An `ObjectInfo` has the Variables of an object.
+`outline` turns a value into nested dicts, lists and texts: shapes in place of arrays,
+names in place of objects; `write` lists these line by line, as YAML does. The text is
+markup of rich: dtypes are dim. An `ObjectInfo` has the Variables of an object.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ArrayRepr:
 
     @classmethod
     def from_array(cls, x: Any) -> ArrayRepr:
-        """What is known of an array, or of what is like one."""
+        """The shape and dtype of an array, or of a value like one."""
         return cls(tuple(x.shape), x.dtype)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def is_array(x: Any) -> bool:
 
 
 def outline(x: Any) -> Any:
-    """What a table shows of a value: shapes and texts in dicts, lists and tuples."""
+    """A value as a table shows it: shapes and texts in dicts, lists and tuples."""
     if x is None or isinstance(x, (str, ArrayRepr)):
         return x
     if isinstance(x, type):
@@ -133,7 +133,7 @@ def _mapping_lines(x: Mapping[str, Any]) -> list[str]:
         value, key = x[name], escape(name)
         inner = _lines(value)
         if isinstance(value, (dict, list, tuple)) and value:
-            # The dashes of a list set it apart already.
+            # The dashes of a list already set it apart.
             indent = "  " if isinstance(value, dict) else ""
             lines += [f"{key}:", *[indent + line for line in inner]]
         else:
@@ -141,17 +141,17 @@ def _mapping_lines(x: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# What the objects of a model hold: their Variables, and how large they are.
+# The contents of the objects of a model: their Variables, and their sizes.
 
 
 class ObjectInfo(NamedTuple):
-    """What a table shows of the Variables of an object.
+    """The Variables of an object, as a table shows them.
 
     Attributes:
         path: The first path to the object.
         stats: The sizes of all Variables in it, by type.
         variable_groups: Its own Variables by type, and by the names of its attributes.
-        name: That of its class; of a function, its own.
+        name: The name of its class; for a function, its own.
 
     Example:
         >>> stats = {nnx.Param: nnx.summary.SizeBytes(6, 24)}
@@ -168,7 +168,7 @@ class ObjectInfo(NamedTuple):
 def first_paths(root: Any) -> list[tuple[Path, Any]]:
     """An object and those in it with the first path to each, parents first.
 
-    Functions that are items of a container, as in a `Sequential`, are among them.
+    This includes functions that are items of a container, as in a `Sequential`.
     """
     listed = [*traversals.iter_graph(root, graph=True)]
     order = {path: number for number, (path, _) in enumerate(listed)}

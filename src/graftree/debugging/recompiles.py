@@ -1,17 +1,17 @@
-"""Why a compiled function was traced again: `explain_recompile`, `at_most_traces`.
+"""Explains why functions are traced again: `explain_recompile`, `at_most_traces`.
 
 A function made by `nnx.jit` notes what each of its traces depended on. A trace is
 compared with the earlier one that differs from it least.
 
-The facts of a trace are a mapping, so that `differences.between` finds what differs
+The facts of a trace are a mapping, so that `differences.between` finds the differences
 between two traces, or between two placements:
 
     ("net", "blocks", 3, "rate")         Static(0.1)           of `differences.facts`
     ("net", "kernel", "tag")             Static("x")           metadata, the same
-    ("x",), ("x", TYPE)                  LEAF, float32[8,16]   what JAX knows of a leaf
+    ("x",), ("x", TYPE)                  LEAF, float32[8,16]   JAX's type of a leaf
     (Setting("jax_enable_x64"),)         False                 the configuration of JAX
 
-If a static attribute makes a trace for each of its values, the user is warned at once.
+If a static attribute causes a trace for each value, the user is warned at once.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _times(count: int) -> str:
 
 
 def explain_recompile(f: Callable[..., Any]) -> Explanation:
-    """Says why a compiled function was traced again.
+    """Explains why a compiled function was traced again.
 
     JAX traces and compiles a function again when something that the compiled program
     depends on is new: another shape or dtype, another static attribute or argument,
@@ -98,7 +98,7 @@ def explain_recompile(f: Callable[..., Any]) -> Explanation:
     with the nearest earlier one, and each difference is listed with its path.
 
     You need not switch anything on first. The latest 16 traces of a function are known,
-    as long as JAX keeps what it compiled for them.
+    as long as JAX keeps their compiled programs.
 
     Args:
         f: The result of `nnx.jit` or `nnx.jit_partial`, or of `nnx.cached_partial` or
@@ -140,8 +140,8 @@ def at_most_traces(f: Callable[..., Any], n: int) -> Iterator[None]:
         n: How many traces are fine; 0 if the function must not be traced at all.
 
     Raises:
-        AssertionError: At the end of the block, if there were more traces; lists what
-            differed. A block that raises fails with its own exception.
+        AssertionError: At the end of the block, if there were more traces; lists the
+            differences. A block that raises fails with its own exception.
         TypeError: If ``f`` was not made by `nnx.jit`.
 
     Example:
@@ -166,7 +166,7 @@ def at_most_traces(f: Callable[..., Any], n: int) -> Iterator[None]:
 
 
 def _jitted(f: Any, function: str) -> JitWrapped[..., Any]:
-    """What `nnx.jit` gave, inside of what binds arguments to it."""
+    """The result of `nnx.jit`, taken out of wrappers that bind arguments to it."""
     inner = f
     while not isinstance(inner, JitWrapped):
         if isinstance(inner, functools.partial):
@@ -217,7 +217,7 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
 def _nearest(
     number: int, earlier: Sequence[tuple[int, Facts]], facts: Facts
 ) -> list[Cause]:
-    """What differs from the nearest earlier facts; of several, from the latest."""
+    """The differences from the nearest earlier facts; of equally near, the latest."""
     if not earlier:
         return [Cause(number, None, "", _DROPPED, "", "")]
     listed = []
@@ -232,12 +232,12 @@ def _nearest(
 # The table.
 
 _HEADER = ("trace", "against", "path", "what", "was", "now")
-# What is said instead of a row, by what differs.
+# Texts in place of a row, by the kind of difference.
 _GONE, _DROPPED, _SAME, _OTHER = "gone", "unknown", "nothing", "other"
 _REMARKS = {
     _GONE: "not known any more: JAX has dropped this trace",
     _DROPPED: "JAX had dropped all earlier traces, as after jax.clear_caches()",
-    # A list is the same object in both, so what it was before is unknown.
+    # A list is the same object in both, so its earlier contents are unknown.
     _SAME: "nothing that is known: JAX had dropped what it knew, as after "
     "jax.clear_caches(), or a list or dict in a static attribute was changed in place",
     _OTHER: "details of the structure that have no path",
@@ -282,7 +282,7 @@ def _shortened(text: str, most: int = 40) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-# What differs between two traces, in the words of the user.
+# The differences between two traces, in the words of the user.
 
 
 class Cause(NamedTuple):
@@ -293,9 +293,9 @@ class Cause(NamedTuple):
         against: The number of the nearest earlier trace; the same number if the trace
             was compiled again.
         path: Where they differ, as in ``net.blocks[0].rate`` or ``x``.
-        what: What differs: "shape", "static attribute", "added", ...
-        was: What was there in the earlier trace, in words.
-        now: What is there in this one.
+        what: The kind of difference: "shape", "static attribute", "added", ...
+        was: The value there in the earlier trace, in words.
+        now: The value there in this one.
     """
 
     trace: int
@@ -307,7 +307,7 @@ class Cause(NamedTuple):
 
 
 def between(trace: int, against: int, before: Facts, after: Facts) -> list[Cause]:
-    """What differs between two traces with these facts."""
+    """Lists the differences between two traces with these facts."""
     return [
         Cause(trace, against, *row)
         for path, was, now in differences.between(before, after)
@@ -335,7 +335,7 @@ def _rows(
 
 
 def _aspects(was: Any, now: Any) -> list[tuple[str, str, str]]:
-    """The aspects in which two types differ; their text, if none of those does."""
+    """The aspects in which two types differ; if there are none, their texts."""
     before, after = map(aspects, (was, now))
     found = [
         (what, _word_of_value(before.get(what)), _word_of_value(after.get(what)))
@@ -368,7 +368,7 @@ def _where(path: Path, *all_facts: Facts) -> str:
 
 
 def _what(path: Path, was: Any, now: Any) -> str:
-    """What kind of thing differs at a path."""
+    """The kind of difference at a path."""
     last, pair = path[-1], (was, now)
     if isinstance(last, Setting):
         return "JAX configuration"
@@ -449,7 +449,7 @@ def _without_address(text: str) -> str:
 
 
 def _narrowed(was: Static, now: Static) -> Iterator[tuple[str, Static, Static]]:
-    """Where two static values differ: the text of a path inside them, and the parts."""
+    """The place where two static values differ: the text of a path, and both parts."""
     pairs = [(key, Static(x), Static(y)) for key, x, y in _parts(was.value, now.value)]
     differing = [(key, x, y) for key, x, y in pairs if x != y]
     if not differing:
@@ -460,7 +460,7 @@ def _narrowed(was: Static, now: Static) -> Iterator[tuple[str, Static, Static]]:
 
 
 def _parts(was: Any, now: Any) -> list[tuple[str, Any, Any]]:
-    """The members of two values of one type that have the same ones, by key."""
+    """The members, by key, of two values of one type with the same keys."""
     if type(was) is not type(now):
         return []
     if dataclasses.is_dataclass(was) and not isinstance(was, type):
@@ -481,7 +481,7 @@ Facts = dict[Path, Any]
 
 
 class Aspect(str):
-    """The last key of a path to what is known of an argument or leaf besides."""
+    """The last key of a path to a further fact about an argument or leaf."""
 
 
 class Setting(str):
@@ -495,12 +495,12 @@ class OnMesh(NamedTuple):
     spec: Any
 
 
-# How an argument was passed; what JAX calls the abstract value of an array.
+# The way an argument was passed; JAX's name for the abstract value of an array.
 PASSED, TYPE = Aspect("passed"), Aspect("type")
 
 
 def of_trace(trace: Trace) -> Facts | None:
-    """All that a trace of a function depended on; ``None`` if it isn't kept."""
+    """Everything that a trace of a function depended on; ``None`` if it isn't kept."""
     signature = trace.signature()
     if signature is None:
         return None
@@ -509,7 +509,7 @@ def of_trace(trace: Trace) -> Facts | None:
 
 
 def of_placements(trace: Trace) -> list[Facts]:
-    """Where the arguments were, for each compilation of a trace, if it has several."""
+    """The places of arguments for each compilation of a trace, if there are several."""
     signature, placements = trace.signature(), [*trace.placements]
     if signature is None or len(placements) < 2:
         return []
@@ -517,7 +517,7 @@ def of_placements(trace: Trace) -> list[Facts]:
 
 
 def _of_arguments(signature: Signature, types: Sequence[Any]) -> Facts:
-    """The facts about arguments, which are put together with marks for their leaves."""
+    """The facts about arguments, which are combined with marks for their leaves."""
     marks = [np.asarray(position) for position in range(len(types))]
     (args, kwargs), _ = packing.unpack(signature, marks, IndexMap())
     name, places, static = (
@@ -566,7 +566,7 @@ def _of_leaf(path: Path, kind: Any) -> Facts:
 
 
 def aspects(x: Any) -> dict[str, Any]:
-    """What JAX tells apart in the type of an array or ref, or in where an array is."""
+    """The aspects that JAX compares in the type or placement of an array or ref."""
     if isinstance(x, Placed):
         return {"sharding": x}
     aval = getattr(x, "inner_aval", x)
@@ -599,17 +599,17 @@ def _sharding_in(aval: Any) -> Any:
 
 
 def _warn_of_values(latest: Sequence[Trace], function: Callable[..., Any]) -> bool:
-    """Says which attribute it is, if the latest traces differ only in one."""
-    # To list facts takes as long as tracing some layers.
+    """Warns of the attribute, if the latest traces differ only in one."""
+    # Listing facts takes as long as tracing some layers.
     facts = [found for found in map(of_trace, latest) if found is not None]
     changes = [differences.between(x, y) for x, y in itertools.pairwise(facts)]
     distinct = {change.path for found in changes for change in found}
-    # Values that are not equal to themselves differ, and nothing can be said of it.
+    # Values that are not equal to themselves differ without a difference to show.
     if len(distinct) != 1 or [*map(len, changes)] != [1] * (len(latest) - 1):
         return False
     (path,) = distinct
     values = [changes[0][0].before, *[found[0].after for found in changes]]
-    # What is passed as a static argument was meant so.
+    # A static argument is static on purpose.
     if len(path) < 2 or not all(isinstance(value, Static) for value in values):
         return False
     logging.getLogger("graftree").warning(

@@ -1,7 +1,7 @@
 """Summaries of models as tables: calls, shapes, Variables, sizes, operations.
 
-`module_calls` and `outlines` find what is in a table. Rich draws it; it is optional and
-imported only then.
+`module_calls` and `outlines` find the contents of a table. Rich draws it; it is
+optional and imported only then.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _calls(
 ) -> list[CallInfo] | None:
     """The calls for some inputs; ``None`` if there are no inputs, and some are needed.
 
-    That is meant only where no method and no costs are asked for.
+    Needed inputs count only if neither a method nor costs are asked for.
     """
     if not hasattr(obj, method):
         return None
@@ -279,7 +279,7 @@ def _print(rich: Any, table: Any, options: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Drawing:
-    """Draws calls and what their objects hold.
+    """Draws calls and the contents of their objects.
 
     Args:
         rich: The package.
@@ -322,7 +322,7 @@ class _Drawing:
         return table
 
     def _caption(self) -> str:
-        """The total, and how much of it is for what."""
+        """The total, and the parts of it."""
         groups = {"Trainable": Param, "Frozen": Frozen, "Random": RngState}
         groups["Other"] = Variable
         sizes = dict.fromkeys(groups, Size(0, 0))

@@ -7,13 +7,13 @@
         part.lists()                                # the same tokens, as they are made
 
 Prompts of different lengths go through one compiled program with a cache of keys and
-values, `KeyValueCache`. By default the likeliest token is taken;
+values, `KeyValueCache`. The default takes the likeliest token;
 ``sampler=nnx.decoding.Sampler(temperature=0.8, top_k=40)`` draws instead, and
 ``processors=`` are functions that change the logits first.
 """
 
 # generation.py    prompts in, tokens out, in compiled programs
-# sampling.py      the next token, of logits; functions that change logits first
+# sampling.py      the next token, from logits; functions that change logits first
 # caches.py        keys and values of the tokens so far; attention with and without them
 
 from graftree import namespaces

@@ -4,9 +4,9 @@ A cache keeps all tokens or, with a window, the last ones in a ring. There the t
 position ``p`` is in slot ``p % slots``. Positions of a sequence have no gaps, so the
 newest one says which position is in each slot, and nothing else has to be stored.
 
-A chunk of several tokens may be longer than the ring: its first tokens then need what
-its last ones replace. So they see the ring as it was, followed by the chunk. A single
-token needs nothing that it replaces, and sees the ring as it is afterwards.
+A chunk of several tokens may be longer than the ring: its first tokens then need
+entries that its last ones replace. So they see the ring as it was, followed by the
+chunk. A single token needs nothing that it replaces, and sees the ring as it is after.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class KeyValueCache(Module):
         Returns:
             Keys, values, and which of them each token sees, ``bool[batch, 1, length,
             seen]``: those at its own position and before, within the window. Keys and
-            values are those of the slots; for several tokens and a ring, what was in
-            the slots, followed by those of the tokens.
+            values are those of the slots; for several tokens and a ring, the earlier
+            contents of the slots, followed by those of the tokens.
 
         Raises:
             ValueError: If the shapes don't fit the cache.
@@ -137,7 +137,7 @@ class KeyValueCache(Module):
             sees = _in_ring(last, size) >= 0
             return self.key[...], self.value[...], sees[:, None, None]
         count = (positions >= 0).sum(axis=1, keepdims=True)
-        # What no mask takes out again: padding may have become NaN in the layer below.
+        # No mask can remove it again: padding may have become NaN in the layer below.
         is_token = (positions >= 0)[:, :, None, None]
         key, value = jnp.where(is_token, key, 0), jnp.where(is_token, value, 0)
         seen = jnp.concatenate([_in_ring(last - count, size), positions], axis=1)
@@ -200,8 +200,8 @@ def attend(
         key: ``[batch, length, kv_heads, head_dim]``.
         value: Likewise.
         positions: Where in its sequence each token is; needed with a cache.
-        cache: What to add keys and values to; ``None``: a token sees the tokens of the
-            call, itself and those before.
+        cache: The cache to add keys and values to; ``None``: a token sees the tokens of
+            the call, itself and those before.
         sliding_window: How many tokens a token sees, itself included; ``None``: all. It
             must be the window of the cache.
         **options: Passed on to `nnx.dot_product_attention`, such as ``scale``.

@@ -4,8 +4,8 @@
     stream      _begin in a first program, then _go_on for a few tokens in a second
                 one, again and again
 
-`_begin` reads the prompts, `_go_on` is the loop, and what goes from one to the other is
-a `_Progress`. The model keeps the tokens so far in a cache (`caches.py`).
+`_begin` reads the prompts, `_go_on` is the loop, and a `_Progress` goes from one to the
+other. The model keeps the tokens so far in a cache (`caches.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GREEDY = Sampler(temperature=0)
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """What `generate` returns, and what `stream` yields.
+    """The tokens that `generate` returns, and that `stream` yields in parts.
 
     Attributes:
         tokens: ``int32[batch, max_new_tokens]``; zeros follow the end of a sequence. A
@@ -94,7 +94,7 @@ def generate(
     of other lengths. The cache is part of the program, which writes it in place.
 
     Args:
-        model: Has two methods. ``init_cache(batch, max_length)`` makes what it keeps of
+        model: Has two methods. ``init_cache(batch, max_length)`` makes its memory of
             the tokens so far, usually a `KeyValueCache` for each layer. A call
             ``model(tokens, positions=positions, cache=cache)`` takes tokens and their
             positions, ``int[batch, length]`` each, adds them to the cache and returns
@@ -109,12 +109,12 @@ def generate(
         processors: Functions that change the logits before the sampler gets them, one
             after the other: ``processor(logits, history)`` takes float logits,
             ``[batch, vocabulary]``, and a `History`, and returns new logits. A function
-            is part of the program, with all that it closes over; put arrays that may
+            is part of the program, with everything it closes over; put arrays that may
             change into a pytree or Module with a ``__call__``, such as
             `RepetitionPenalty`.
         key: A random key, for a sampler that draws.
-        stop: What ends a sequence: tokens, or sequences of tokens that the model makes
-            one after the other. The prompt is never part of a stop.
+        stop: Tokens that end a sequence, or sequences of tokens that do if the model
+            makes them one after the other. The prompt is never part of a stop.
         pad: A token that is not part of the prompts but fills up their rows, on either
             side; it is left out.
         padded_length: The length to which prompts are padded; ``None``: the next power
@@ -167,9 +167,9 @@ def stream(
     reads the prompts, the other makes ``chunk`` tokens. Each part costs a call of the
     second and a copy from the device, so larger chunks are faster.
 
-    You may use the model between two parts; what it holds then makes the next tokens.
+    You may use the model between two parts; its values then make the next tokens.
     If you need no more tokens, just leave the loop: the Variables of the model then
-    hold what the parts so far wrote.
+    hold the values that the parts so far wrote.
 
     Args:
         model: See `generate`.
@@ -185,7 +185,7 @@ def stream(
         padded_length: See `generate`.
 
     Yields:
-        The next ``chunk`` tokens of each sequence, or what is left of
+        The next ``chunk`` tokens of each sequence, or the rest of
         ``max_new_tokens``, until all sequences have ended.
 
     Raises:
@@ -229,7 +229,7 @@ def _parts(model: Any, task: _Task, chunk: int) -> Iterator[Generated]:
             return
 
 
-# What is asked for.
+# The arguments of a call.
 
 
 Stops = tuple[tuple[int, ...], ...]
@@ -238,7 +238,7 @@ Stops = tuple[tuple[int, ...], ...]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What is to be made, but for the model."""
+    """The arguments of a call, without the model."""
 
     tokens: jax.Array
     lengths: jax.Array
@@ -313,7 +313,7 @@ _LARGEST = np.iinfo(np.int32).max
 
 
 def _check_model(call: str, model: Any) -> None:
-    """Raises unless it is an object that has what is needed."""
+    """Raises unless it is an object with the members that are needed."""
     if not isinstance(model, type) and callable(getattr(model, "init_cache", None)):
         return
     got = f"a {type(model).__name__} without that method"
@@ -395,7 +395,7 @@ def _functions(processors: Any) -> tuple[Processor, ...]:
 
 
 class _Progress(NamedTuple):
-    """How far it got, of ``count`` tokens for each row."""
+    """The progress so far, of ``count`` tokens for each row."""
 
     step: jax.Array  # tokens of the rows that run
     token: jax.Array  # the last one of each row, which the model has not read
@@ -407,7 +407,7 @@ class _Progress(NamedTuple):
 
 @jit.jit
 def _whole(model: Any, task: _Task) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Makes all tokens; and gives how many count, and the lengths of stops."""
+    """Makes all tokens; returns them, how many count, and the lengths of stops."""
     progress = _go_on(model, task, _begin(model, task), task.count)
     return progress.made, progress.counts, _stopped(progress, task.stop)
 
@@ -417,7 +417,7 @@ def _first(model: Any, task: _Task) -> Any:
     """Makes the first token."""
     progress = _begin(model, task)
     _check_apart(model, progress.cache)
-    # No rounds: what a call of the model may not do is an error before the first one.
+    # No rounds: a call of the model that is not allowed fails before the first one.
     return functional.split(_go_on(model, task, progress, 1))
 
 
@@ -425,7 +425,7 @@ def _first(model: Any, task: _Task) -> Any:
 def _next(
     model: Any, task: _Task, parts: Any, start: Any, chunk: int
 ) -> tuple[Any, tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """Goes on until there are ``chunk`` tokens from ``start`` on; and gives these."""
+    """Makes tokens until there are ``chunk`` from ``start`` on; returns these."""
     until = jnp.minimum(start + chunk, task.count)
     progress = _go_on(model, task, functional.merge(*parts), until)
     found = jnp.take(progress.made, start + jnp.arange(chunk), axis=1, mode="clip")
@@ -451,7 +451,7 @@ def _begin(model: Any, task: _Task) -> _Progress:
 
 
 def _go_on(model: Any, task: _Task, progress: _Progress, until: Any) -> _Progress:
-    """Makes tokens until there are so many, or all sequences have ended."""
+    """Makes tokens until there are that many, or all sequences have ended."""
 
     def goes_on(carry: tuple[_Progress, Any, Any]) -> jax.Array:
         progress, *_ = carry
@@ -484,7 +484,7 @@ def _choose(
 
 
 def _history(task: _Task, progress: _Progress) -> History:
-    """The prompts and what was made, without the padding between."""
+    """The prompts and the new tokens, without the padding between."""
     lengths = task.lengths + progress.counts
     tokens = jnp.concatenate([task.tokens, progress.made], axis=1)
     places = jnp.arange(tokens.shape[1])[None]
@@ -522,7 +522,7 @@ def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
 
 
 def _check_kept(before: Any, after: Any) -> None:
-    """Raises if a call left something else than new values."""
+    """Raises if a call left anything other than new values."""
     forms, held = map(differences.between, before, after)
     if found := forms or held:
         lines = differences.in_words(found, "before a call", "after it", paths.dotted)

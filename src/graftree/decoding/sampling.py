@@ -1,4 +1,4 @@
-"""Which token comes next: processors change logits, a `Sampler` draws from them.
+"""The choice of the next token: processors change logits, a `Sampler` draws.
 
 Sampler             draws from the distribution that logits stand for
 History             the tokens so far, which processors see
@@ -28,8 +28,8 @@ class Sampler:
 
     Logits are divided by the temperature, then cut to the ``top_k`` largest, then to
     the smallest set of tokens whose probabilities sum up to ``top_p``, then to those
-    with at least ``min_p`` of the largest probability, in this order. Of equal ones the
-    first stay, as with `jax.numpy.argmax`; one always stays.
+    with at least ``min_p`` of the largest probability, in this order. Among equal
+    ones the first stay, as with `jax.numpy.argmax`; at least one always stays.
 
     Args:
         temperature: Below 1, likely tokens become likelier; 0 takes the likeliest one.
@@ -75,7 +75,7 @@ class Sampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it is known to take the likeliest token always."""
+        """Whether it is known to always take the likeliest token."""
         return isinstance(self.temperature, (int, float)) and self.temperature == 0
 
     def tree_flatten(self) -> tuple[Any, Any]:
@@ -85,7 +85,7 @@ class Sampler:
 
     @classmethod
     def tree_unflatten(cls, static: Any, data: Any) -> Sampler:
-        """Takes whatever JAX puts in the place of numbers."""
+        """Accepts anything that JAX puts in the place of numbers."""
         sampler = object.__new__(cls)
         top_k, is_greedy = static
         values = {
@@ -144,10 +144,10 @@ def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
 
 
 def _reach(ordered: jax.Array, top_p: Any) -> jax.Array:
-    """Which logits, in descending order, are needed for a probability."""
+    """Whether each logit, in descending order, is needed for a probability."""
     shares = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(shares, axis=-1) - shares
-    # Ten shares of 0.01 are 0.1, however their sum is rounded. All of 1.0 is all.
+    # Ten shares of 0.01 are 0.1, however their sum is rounded. 1.0 keeps all.
     is_needed = (before < top_p * (1 - 1e-6)) | jnp.asarray(top_p >= 1)
     return is_needed.at[..., 0].set(True)
 
@@ -158,7 +158,7 @@ class History:
     """The tokens so far, as processors of `generate` and `stream` get them.
 
     Attributes:
-        tokens: The prompts and what was made, ``int32[batch, size]``; zeros follow the
+        tokens: The prompts and the new tokens, ``int32[batch, size]``; zeros follow the
             last token of a row.
         lengths: How many tokens of each row count, ``int32[batch]``.
         prompt_lengths: How many of these are the prompt, ``int32[batch]``.
@@ -181,7 +181,7 @@ class History:
 
     @property
     def is_token(self) -> Bool[Array, "batch size"]:
-        """Which of ``tokens`` count."""
+        """Whether each of ``tokens`` counts."""
         return jnp.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
 
     @property
@@ -191,7 +191,7 @@ class History:
         return jnp.take_along_axis(self.tokens, last, axis=1)[:, 0]
 
     def counts(self, vocabulary: int) -> Int[Array, "batch vocabulary"]:
-        """How often each token of a vocabulary occurs in each row.
+        """Counts how often each token of a vocabulary occurs in each row.
 
         Args:
             vocabulary: The number of tokens in it.

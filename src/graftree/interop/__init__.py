@@ -6,6 +6,6 @@
 - ``older_functions.py``: small functions that programs import, and `deprecated`.
 - ``graph_contexts.py``: the older, explicit way into a trace and back, with
   ``node_states.py``: objects as pytrees, `split_inputs` and `merge_inputs`.
-- ``flax_side/``: what programs import beside ``flax.nnx``, without Flax.
+- ``flax_side/``: modules that programs import beside ``flax.nnx``, without Flax.
 - ``bridge/``: Modules of ``flax.linen`` as ours, and ours as theirs.
 """

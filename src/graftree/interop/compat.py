@@ -42,7 +42,7 @@ pmap = functools.partial(_nnx.pmap, **_updates)
 vmap = functools.partial(_nnx.vmap, **_updates)
 shard_map = functools.partial(_nnx.shard_map, **_updates)
 value_and_grad = functools.partial(_nnx.value_and_grad, **_updates)
-# These two only say what to pass instead.
+# These two only name the argument to pass instead.
 vjp = functools.partial(_nnx.vjp, **_updates)
 jvp = functools.partial(_nnx.jvp, **_updates)
 custom_vjp = functools.partial(_nnx.custom_vjp, **_updates)

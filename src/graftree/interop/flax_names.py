@@ -43,7 +43,7 @@ def has_path(path: str) -> bool:
 
 
 def has_beside(path: str) -> bool:
-    """Tells whether `beside` has a module for ``flax.<path>``.
+    """Returns whether `beside` has a module for ``flax.<path>``.
 
     Args:
         path: A dotted path below ``flax``, or the package of one.
@@ -66,7 +66,7 @@ def _children(path: str) -> set[str]:
 
 @functools.cache
 def beside(path: str) -> types.ModuleType:
-    """Gives what stands for the module ``flax.<path>`` where there is no Flax.
+    """Returns the stand-in for the module ``flax.<path>`` where there is no Flax.
 
     Args:
         path: A dotted path below ``flax``, or the package of one.
@@ -126,7 +126,7 @@ def list_below(path: str) -> list[tuple[str, bool]]:
 
 
 def is_table(name: str) -> bool:
-    """Whether a module of this name has no file of its own, but was made of the table.
+    """Whether a module of this name comes from the table: it has no file of its own.
 
     Example:
         >>> from graftree.interop import flax_names
@@ -175,7 +175,7 @@ def _full(path: str) -> str:
 
 
 def _origins(files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """For each name the file that it comes from, and its name there."""
+    """Maps each name to its file and its name there."""
     origins = {}
     for file, names in files.items():
         for name in names.split():
@@ -239,7 +239,7 @@ DEPRECATED = {
 
 
 def list_names() -> list[str]:
-    """Lists what the public namespace has for users: for ``dir``, and so for Tab.
+    """Lists the public namespace's names for users: for ``dir``, and so for Tab.
 
     Returns:
         The public names, the sub-modules of the table, and the names that every module
@@ -256,10 +256,10 @@ def list_names() -> list[str]:
 
 
 def look_up(name: str) -> Any:
-    """Finds what the public namespace does not list: sub-modules and older names.
+    """Finds names that the public namespace does not list: sub-modules, older names.
 
     Args:
-        name: What stands after ``nnx.``.
+        name: The part after ``nnx.``.
 
     Returns:
         A module of the table, or the object that an older name stands for.
@@ -290,7 +290,7 @@ def look_up(name: str) -> Any:
         return getattr(importlib.import_module(file), current)
     gone = tables.GONE.get(name)
     hint = f"Write {gone} in its place." if gone else tables.HINTS.get(name, "")
-    # With its name and the module Python adds what it may be a misspelling of.
+    # Given its name and the module, Python adds a suggestion for a misspelling.
     raise AttributeError(
         f"Module graftree has no attribute {name!r}. {hint}".rstrip(),
         name=name,

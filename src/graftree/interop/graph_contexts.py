@@ -17,7 +17,7 @@ no refs, so 3 puts stand-ins in their place, which 4 turns into refs again:
 
     NoUpdate()               a ref that exists outside
     ArrayRefOutput(array)    a ref that was made inside
-    Repeated()               a ref that an earlier leaf holds, too
+    Repeated()               a ref that an earlier leaf holds too
 
 New programs don't need any of this: the transforms do all four steps.
 """
@@ -60,11 +60,11 @@ class ArrayRefOutput:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """Stands for a ref that an earlier leaf holds, too; a pytree without leaves."""
+    """Stands for a ref that an earlier leaf holds too; a pytree without leaves."""
 
 
 def _refs(graphdef: GraphDef[Any]) -> list[Any]:
-    """For each leaf the definition of its ref, or ``None``."""
+    """The definition of the ref of each leaf, or ``None``."""
     return [
         definition.array_refdef if isinstance(definition, VariableDef) else definition
         for _, definition in graphdef.leaves()
@@ -96,7 +96,7 @@ class UpdateContext:
 
 
 class GraphContext(threading.local):
-    """What is active in a thread: for each tag its contexts, the innermost last.
+    """The active contexts of a thread: for each tag a list, the innermost last.
 
     Example:
         >>> with nnx.update_context("example"):
@@ -231,7 +231,7 @@ class SplitContext:
 
 
 def _stand_in(ref: Any, leaf: Any) -> Any:
-    """The leaf, or what leaves the trace in the place of one with a ref."""
+    """The leaf, or the stand-in that leaves the trace for one with a ref."""
     if ref is None:
         return leaf
     if isinstance(ref, NodeRef):

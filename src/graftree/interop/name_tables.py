@@ -1,12 +1,12 @@
-"""The tables of `flax_names.py`: which names programs for Flax NNX use, and where.
+"""The tables of `flax_names.py`: the names that programs for Flax NNX use, with paths.
 
-`MODULES` says what ``graftree.<path>`` has, and from which file of this package each
-name comes; `ALIASES` gives a module a second path. What always holds:
+`MODULES` has the names in ``graftree.<path>``, and the file of this package that each
+one comes from; `ALIASES` gives a module a second path. Always:
 
 - a path is listed when a program uses it, and a name when its feature exists;
 - the objects are those of the public namespace, never copies.
 
-`BESIDE` says the same of the modules beside ``flax.nnx``, for machines without Flax.
+`BESIDE` does the same for the modules beside ``flax.nnx``, on machines without Flax.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ OLDER: Mapping[str, str] = {
     "interop.older_functions": "train_mode eval_mode with_sharding_constraint",
 }
 
-# Names that are gone, and what to write today.
+# Names that are gone, and their replacements.
 GONE: Mapping[str, str] = {
     **{
         name: f"nnx.{name.lower()}" for name in ("Jit", "Pmap", "Remat", "Scan", "Vmap")
@@ -319,8 +319,8 @@ SAME = frozenset(
     " transforms".split()
 )
 
-# What programs import beside ``flax.nnx``, by the path below ``flax``, for machines
-# without Flax.
+# Modules that programs import beside ``flax.nnx``, by the path below ``flax``, for
+# machines without Flax.
 BESIDE: Mapping[str, Mapping[str, str]] = {
     "struct": {
         "interop.flax_side.pytree_dataclasses": "dataclass field PyTreeNode",
@@ -380,8 +380,8 @@ BEYOND = frozenset(
     " sharding surgery touch weights".split()
 )
 
-# What is called otherwise in PyTorch, Keras and Linen: what to write here, the names
-# that it stands for, and after a colon how it differs.
+# Things with other names in PyTorch, Keras and Linen: the name here, the names there,
+# and after a colon the differences.
 _LAST = 'channels are last, and the padding is "SAME" unless you say otherwise'
 _POOL = "channels are last, and without `strides` a window moves by one"
 _ONE = "there is one value for each channel; for more use nnx.AvgPool or nnx.MaxPool"
@@ -468,7 +468,7 @@ _BY_FORM: Mapping[str, str] = {
     "for x, y in batches: train_step(model, optimizer, x, y)": "DataLoader: batches "
     "are any iterable of NumPy arrays, such as a DataLoader of PyTorch or of grain",
 }
-# For each of those names what to write here.
+# For each of those names, the name here.
 HINTS: Mapping[str, str] = {
     name: f"Write {form} in its place{colon}{difference}."
     for form, text in _BY_FORM.items()

@@ -1,7 +1,7 @@
 """Objects as plain pytrees, to take them through a JAX transform by hand.
 
     to_tree     turns every object in a tree into a `NodeStates`: GraphDef and states
-    from_tree   turns them back; what was shared in the tree is shared again
+    from_tree   turns them back; objects shared in the tree are shared again
 
     split_inputs(jax_transform(merge_inputs(f)))     wraps both around any JAX transform
 
@@ -89,7 +89,7 @@ class NodeStates:
     def from_split(
         cls, graphdef: GraphDef[Any], state: Any, /, *states: Any, metadata: Any = None
     ) -> NodeStates:
-        """Makes one from what ``split`` returns."""
+        """Makes one from the result of ``split``."""
         return cls(graphdef, (state, *states), metadata)
 
     @classmethod
@@ -143,7 +143,7 @@ def to_tree(
 ) -> Any:
     """Replaces every object in a tree, Variables and refs included, by a `NodeStates`.
 
-    All are split with one numbering: an object that occurs again has an empty state.
+    All are split with one numbering: a repeated object has an empty state.
     Nothing is copied; other leaves stay as they are.
 
     Args:
@@ -152,7 +152,7 @@ def to_tree(
             ``None`` means no prefix.
         split_fn: ``(ctx, path, prefix, leaf) -> replacement``. The path is JAX's, and
             ``()`` without a prefix.
-        map_non_graph_nodes: Whether to call ``split_fn`` for all other leaves, too.
+        map_non_graph_nodes: Whether to call ``split_fn`` for all other leaves too.
         ctxtag: The tag of the `update_context` to work in, if any.
         check_aliasing: Whether to refuse a Variable with two different prefixes.
 
@@ -198,11 +198,11 @@ def from_tree(
     own objects, updated.
 
     Args:
-        tree: What `to_tree` returned.
+        tree: The result of `to_tree`.
         prefix: A pytree prefix of ``tree`` for ``merge_fn``; see `to_tree`.
         merge_fn: ``(ctx, path, prefix, leaf) -> replacement``; see `to_tree`.
         is_node_leaf: Which leaves to call ``merge_fn`` for.
-        is_leaf: What counts as a leaf besides the leaves of JAX.
+        is_leaf: Which values count as leaves besides the leaves of JAX.
         map_non_graph_nodes: Whether to call ``merge_fn`` for all leaves.
         is_inner: With a tag, whether this is inside the JAX transform.
         ctxtag: The tag of the `update_context` to work in, if any.
@@ -264,7 +264,7 @@ def check_consistent_aliasing(
     Args:
         node: An object, or a tree of objects.
         prefix: A pytree prefix of it.
-        node_prefixes: What earlier calls found, to check with this one; it is filled.
+        node_prefixes: The findings of earlier calls, checked with this one; is filled.
 
     Raises:
         ValueError: If there is such a Variable; names its type, the paths and the
@@ -344,8 +344,8 @@ def merge_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
         ctxtag: The tag of the pair.
 
     Returns:
-        A function that takes what `to_tree` makes of the arguments; or a decorator if
-        ``f`` is not given.
+        A function that takes the arguments as `to_tree` converts them; or a decorator
+        if ``f`` is not given.
 
     Raises:
         ValueError: When called outside of a `split_inputs` with the same tag.

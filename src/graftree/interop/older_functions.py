@@ -1,8 +1,8 @@
 """Functions of earlier releases of Flax NNX, and small ones of its files.
 
 Today they are one call, or none: older modes of a model, numbers that identify things
-(``nnx.ids``), helpers about aliases and prefixes, the registries of types. `deprecated`
-wraps a function that has another name now.
+(``nnx.ids``), helpers for aliases and prefixes, the registries of types. `deprecated`
+wraps a function that now has another name.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def graph_pop(node: Any, filters: tuple[Filter, ...]) -> tuple[State, ...]:
 
 
 def conv_dimension_numbers(input_shape: Sequence[int]) -> jax.lax.ConvDimensionNumbers:
-    """Where a convolution has batch, channels and spatial axes; they are always there.
+    """The places of batch, channels and spatial axes in a convolution: always these.
 
     Args:
         input_shape: ``[batch, *spatial, channels]``.
@@ -208,7 +208,7 @@ def uuid() -> UUID:
 
 
 class HasTag(Protocol):
-    """Something with a ``tag``, as a Variable with that metadata.
+    """An object with a ``tag``, such as a Variable with that metadata.
 
     Example:
         >>> def name(x: nnx.filterlib.HasTag) -> str:
@@ -223,7 +223,7 @@ class HasTag(Protocol):
 def check_no_aliases(
     fn_name: str, /, *, check: Iterable[str] = (), **kwargs: Any
 ) -> dict[tuple[Any, ...], Variable[Any]]:
-    """Lists the Variables in trees, and refuses those that are there twice.
+    """Lists the Variables in trees, and refuses any that occur twice.
 
     Args:
         fn_name: The transform that the message names.
@@ -234,7 +234,7 @@ def check_no_aliases(
         The Variables by their paths.
 
     Raises:
-        ValueError: If a Variable is there twice; names both paths.
+        ValueError: If a Variable occurs twice; names both paths.
 
     Example:
         >>> v = nnx.Param(1)
@@ -263,13 +263,13 @@ def broadcast_prefix(
     prefix_is_leaf: Callable[[Any], bool] | None = None,
     tree_is_leaf: Callable[[Any], bool] | None = None,
 ) -> list[Any]:
-    """Gives for each leaf of a tree the leaf of a prefix above it.
+    """Lists, for each leaf of a tree, the leaf of a prefix above it.
 
     Args:
         prefix_tree: A tree prefix of ``full_tree``.
         full_tree: The tree.
-        prefix_is_leaf: What is a leaf of the prefix, besides JAX's leaves.
-        tree_is_leaf: What is a leaf of the tree.
+        prefix_is_leaf: Which values are leaves of the prefix, besides JAX's leaves.
+        tree_is_leaf: Which values are leaves of the tree.
 
     Raises:
         ValueError: If it is not a prefix.
@@ -303,14 +303,14 @@ def broadcast_prefix_map(
         prefix_tree: A tree prefix of ``full_tree``.
         full_tree: The tree.
         *rest: More trees like it.
-        is_leaf: What is a leaf of the tree.
-        prefix_leaf: What is a leaf of the prefix.
+        is_leaf: Which values are leaves of the tree.
+        prefix_leaf: Which values are leaves of the prefix.
 
     Returns:
-        A tree like ``full_tree`` of what ``f`` returned.
+        A tree like ``full_tree`` with the results of ``f``.
 
     Raises:
-        ValueError: If it is not a prefix, or a tree is another one.
+        ValueError: If it is not a prefix, or a tree has another structure.
 
     Example:
         >>> nnx.extract.broadcast_prefix_map(
@@ -351,10 +351,10 @@ def filter_kwargs(f: Callable[..., Any], **kwargs: Any) -> dict[str, Any]:
 
 
 class Registry(Mapping[type, nodes.GraphKind | nodes.TreeKind]):
-    """The types whose instances are nodes of one sort, with how they are taken apart.
+    """The types whose instances are nodes of one sort, and how to take them apart.
 
-    It shows what `register_graph_node_type`, `register_pytree_node_type` and class
-    statements have registered, and can't be written.
+    It shows the types registered by `register_graph_node_type`,
+    `register_pytree_node_type` and class statements, and can't be written.
 
     Args:
         sort: `GraphKind` or `TreeKind`.

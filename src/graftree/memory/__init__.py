@@ -11,8 +11,8 @@ their paths; ``|`` combines them.
 # The files of this folder:
 #
 # - `accumulation.py`: gradients of a batch, computed part by part.
-# - `keeping.py`: which values `nnx.remat` keeps, by names and modules; `nnx.name`.
-# - `reports.py`: what a function keeps for its gradient, by the paths of modules.
+# - `keeping.py`: the values that `nnx.remat` keeps, by names and modules; `nnx.name`.
+# - `reports.py`: the values that a function keeps for its gradient, by module path.
 
 from graftree import namespaces
 from graftree.memory.accumulation import value_and_grad as value_and_grad

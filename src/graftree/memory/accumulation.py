@@ -44,7 +44,7 @@ def value_and_grad(
     Args:
         f: The loss, as for `nnx.value_and_grad`.
         micro_batches: The number of parts, which divides the size of the batch.
-        argnums: What is differentiated, as for `nnx.value_and_grad`.
+        argnums: The arguments to differentiate, as for `nnx.value_and_grad`.
         has_aux: Whether ``f`` returns a pair of the loss and something else.
         whole: The positions of further arguments that each part gets whole; like
             ``argnums``, from the end if negative.
@@ -53,7 +53,7 @@ def value_and_grad(
         A function of positional arguments. Call it in `nnx.jit`: outside, each call
         traces and compiles it. Arguments with Variables, and those that are
         differentiated, are for all parts; the arrays in all others are batches, split
-        along their first axis. It returns what `nnx.value_and_grad` does; the second
+        along their first axis. It returns the same as `nnx.value_and_grad`; the second
         output of ``f`` is stacked along a new first axis, with an entry per part.
 
     Raises:
@@ -81,7 +81,7 @@ def value_and_grad(
         kept = _kept(args, argnums, whole)
         batches = {i: x for i, x in enumerate(args) if i not in kept}
         objects = {i: x for i, x in enumerate(args) if _has_objects(x)}
-        # What isn't traced in a part, such as a flag, stays what it is.
+        # Values that aren't traced in a part, such as flags, stay as they are.
         others = {i: args[i] for i in kept if i not in objects}
         parts = _parted(batches, count)
 
@@ -149,7 +149,7 @@ def _part(parts: Any, number: int) -> Any:
 def _zeros(kind: Any) -> jax.Array:
     wide = jnp.promote_types(kind.dtype, jnp.float32)
     x = _jax.as_varying(jnp.zeros(kind.shape, wide), _jax.varying(kind))
-    # A loop goes on with arrays that are divided as they were.
+    # A loop goes on with arrays that are divided as before.
     return jax.sharding.reshard(x, kind.sharding) if any(kind.sharding.spec) else x
 
 
@@ -162,14 +162,14 @@ def _with_first(x: Any, rest: Any) -> jax.Array:
     return jnp.concatenate([jnp.asarray(x)[None], rest])
 
 
-# What a part does to the objects.
+# The changes that a part makes to the objects.
 
 
 def _foreseen(call: Callable[..., Any], objects: Any, parts: Any) -> tuple[Any, bool]:
-    """The types of the means, and whether a part leaves all structures alone.
+    """The types of the means, and whether a part leaves all structures as they are.
 
     Raises:
-        ValueError: If later parts change structures, too.
+        ValueError: If later parts change structures too.
     """
     changes: list[Any] = []
     form: Any = None
@@ -195,7 +195,7 @@ _Structure = tuple[dict[Path, Any], dict[Path, Any]]
 
 
 def _structure(objects: Mapping[int, Any]) -> _Structure:
-    """What a loop must find again after a step: what is where, and the same objects."""
+    """Facts that a loop must find again after a step: structure, places, objects."""
     facts: dict[Path, Any] = {}
     found: dict[Path, Any] = {}
     for number, x in objects.items():
@@ -265,7 +265,7 @@ def _is_array(x: Any) -> bool:
     return _jax.is_data_type(type(x)) or isinstance(x, bool | int | float | complex)
 
 
-# What the arguments are.
+# The kinds of arguments.
 
 
 def _kept(args: Sequence[Any], argnums: Any, whole: Sequence[int]) -> set[int]:

@@ -1,12 +1,12 @@
-"""Which values are kept for the way back: by names, and by the paths of modules.
+"""Keeps values for the backward pass: by names, and by the paths of modules.
 
-    name            names a value, as the user says
-    save, offload   policies for `nnx.remat`: what is kept, and where
-    Output          the name of what a module returned, while a policy asks for it
+    name            gives a value a name of the user's choice
+    save, offload   policies for `nnx.remat`: the values to keep, and where
+    Output          the name of an output of a module, while a policy asks for it
 
-A name is an equation in the program that JAX traces, and nothing in what is compiled.
-JAX tells a policy no path. So what a module returns is named by it while a policy asks
-for that module, and what is traced meanwhile is kept apart from JAX's other traces.
+A name is an equation in the program that JAX traces; it is gone once that is compiled.
+JAX gives a policy no path. So outputs of a module are named after it while a policy
+asks for that module, and traces made meanwhile are kept apart from JAX's other ones.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def name(x: T, name: str) -> T:
     """Names a value, so that a policy of `nnx.remat` can keep it by its name.
 
     It costs nothing: the compiled program is the same. The name is on the returned
-    value, so compute from that what should use the kept value. It is the same kind of
+    value, so use that value in whatever should use the kept one. It is the same kind of
     name as that of ``jax.ad_checkpoint.checkpoint_name``.
 
     Args:
         x: An array, or a pytree of arrays; anything else in it gets no name. Not an
             object: for a Variable, pass the value, ``variable[...]``.
-        name: The name; as many values as you like may have the same one.
+        name: The name; any number of values may have the same one.
 
     Returns:
         ``x``, with the same values, dtypes and shardings.
@@ -86,9 +86,9 @@ def save(*where: Any) -> SavePolicy:
 
     A path begins at the argument of the function that the module is in. So in
     ``nnx.remat(Block.__call__)`` and in a `Stack`, where all layers are one program, it
-    begins at the layer, and in ``nnx.remat(loss_fn)`` at the model. For what the
-    function closes over, it begins at the object whose method calls the function, or
-    else at the module itself.
+    begins at the layer, and in ``nnx.remat(loss_fn)`` at the model. For modules that
+    the function closes over, it begins at the object whose method calls the function,
+    or else at the module itself.
 
     Args:
         *where: Names given by `nnx.name`, and modules whose output to keep: patterns of
@@ -98,7 +98,7 @@ def save(*where: Any) -> SavePolicy:
 
     Returns:
         The policy. Combine it by ``|`` with others, also with those of
-        ``jax.checkpoint_policies``: the first that keeps a value says where.
+        ``jax.checkpoint_policies``: the first that keeps a value decides where.
 
     Raises:
         TypeError: If something in ``where`` is none of these.
@@ -152,7 +152,7 @@ def offload(*where: Any) -> SavePolicy:
 
 
 def with_name(x: Any, name: str) -> Any:
-    """A pytree whose arrays have a name; objects in it stay what they are."""
+    """Names the arrays of a pytree; objects in it stay as they are."""
     if not _jax.is_tracing():
         return x
     return jax.tree.map(
@@ -168,12 +168,12 @@ def with_name(x: Any, name: str) -> Any:
 
 def is_naming(kind: str) -> bool:
     """Whether an operation of a kind gives a value a name."""
-    # The other one is that of JAX's option jax_remat3.
+    # The other one belongs to JAX's option jax_remat3.
     return kind in ("name", "CheckpointName")
 
 
 def given_name(equation: Any) -> str | None:
-    """The name that an equation gives to a value, if it does that."""
+    """The name that an equation gives to a value, if it gives one."""
     if not is_naming(programs.kind(equation)):
         return None
     return programs.parameters(equation).get("name")
@@ -184,12 +184,12 @@ def _is_object(x: Any) -> bool:
 
 
 class Output(str):
-    """The name of what a module returned, as in ``blocks[3].attention()``.
+    """The name of an output of a module, as in ``blocks[3].attention()``.
 
     Attributes:
         path: The keys to the module, and the method if that isn't ``__call__``.
         policy: The policy that asks for it.
-        asking: The numbers of those parts of the policy that do.
+        asking: The numbers of the parts of the policy that ask for it.
     """
 
     __slots__ = ("asking", "path", "policy")
@@ -212,8 +212,8 @@ class Selected:
 
     Attributes:
         call: The function that was called, for messages.
-        where: A pattern of names and paths, or what else selects modules; or a policy
-            as JAX takes it.
+        where: A pattern of names and paths, or another selection of modules; or a
+            policy in JAX's form.
         is_offloaded: Whether they are kept in the memory of the host.
     """
 
@@ -234,7 +234,7 @@ class Selected:
         return where is ...
 
     def has_output(self, path: Path, module: Any) -> bool:
-        """Whether it selects what a module, or its method at the path, returns."""
+        """Whether it selects the outputs of a module, or of its method at the path."""
         if self.is_of_jax:
             return False
         return patterns.to_predicate(self.where)(path, module)
@@ -242,7 +242,7 @@ class Selected:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SavePolicy(RematPolicy):
-    """Which values `nnx.remat` keeps; the first part that knows a value decides."""
+    """The values that `nnx.remat` keeps; the first part that knows a value decides."""
 
     parts: tuple[Selected, ...]
 
@@ -262,7 +262,7 @@ class SavePolicy(RematPolicy):
         return " | ".join(texts)
 
     def __call__(self, *args: Any, **params: Any) -> NoReturn:
-        """Raises: JAX alone can't look for modules, nor find out what is misspelt."""
+        """Raises: JAX by itself can't look for modules, nor find misspellings."""
         raise TypeError(
             errors.message(
                 f"jax.checkpoint can't use the policy {self!r}.",
@@ -280,7 +280,7 @@ class SavePolicy(RematPolicy):
         inner: Callable[..., Any],
         function: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """``checkpoint(inner)``, where what it asks for gets names, and is missed."""
+        """``checkpoint(inner)``: wanted values get names, and missing ones raise."""
 
         def run(*groups: Any) -> Any:
             _check_memory(self.parts)
@@ -290,7 +290,7 @@ class SavePolicy(RematPolicy):
                 with methods.observed(namer):
                     return inner(*groups)
 
-            # Traced here, to read the names; in the trace around, it is the same.
+            # Traced here to read the names; the trace around it gets the same.
             traced = checkpoint(debug_info.named_after(inner, named))
             program, shapes = jax.make_jaxpr(traced, return_shape=True)(*groups)
             jaxpr, captured = programs.opened(program)
@@ -304,7 +304,7 @@ class SavePolicy(RematPolicy):
     def _check_found(
         self, equations: Iterable[Any], seen: Iterable[Path], function: str
     ) -> None:
-        """Raises if a part of it is for nothing; warns if that is not certain."""
+        """Raises if a part of it has no effect; warns if that is not certain."""
         names, hides_some = _names_in(equations)
         given = [(str(x),) for x in names if not isinstance(x, Output)]
         for number, part in enumerate(self.parts):
@@ -322,7 +322,7 @@ class SavePolicy(RematPolicy):
             warnings.warn(f"{error}\nIt may be in a custom_vjp.", stacklevel=2)
 
     def asking(self, path: Path, module: Any) -> frozenset[int]:
-        """The numbers of the parts that ask for what a module returns."""
+        """The numbers of the parts that ask for the outputs of a module."""
         numbered = enumerate(self.parts)
         return frozenset([i for i, part in numbered if part.has_output(path, module)])
 
@@ -336,7 +336,7 @@ class SavePolicy(RematPolicy):
 def _names_in(equations: Iterable[Any]) -> tuple[list[str], bool]:
     """The names that equations give, also those in loops and calls.
 
-    And whether there is a function with a derivative of its own, which JAX will trace
+    Also whether there is a function with a derivative of its own, which JAX will trace
     only when it differentiates. Names of values that nothing uses don't count.
     """
     names, hides_some, pending = list[str](), False, list(equations)
@@ -347,7 +347,7 @@ def _names_in(equations: Iterable[Any]) -> tuple[list[str], bool]:
             names.append(given)
         kind = equation.primitive.name
         hides_some |= kind.startswith("custom_vjp")
-        # Of these JAX differentiates another program.
+        # For these, JAX differentiates another program.
         if not kind.startswith(("custom_jvp", "custom_vjp")):
             parts = programs.programs_in(equation)
             pending += [x for part in parts for x in programs.needed_in(part)]
@@ -357,7 +357,7 @@ def _names_in(equations: Iterable[Any]) -> tuple[list[str], bool]:
 def _selecting(
     call: str, where: Sequence[Any], is_offloaded: bool = False
 ) -> SavePolicy:
-    """A policy that keeps what is selected.
+    """Makes a policy that keeps the selected values.
 
     Raises:
         TypeError: If something selects nothing, or can't be part of a key.
@@ -399,7 +399,7 @@ def _parts(policy: Any) -> tuple[Selected, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-    """A policy as JAX asks it: of an operation, with the types of its inputs."""
+    """The policy in JAX's form: called with an operation and its input types."""
 
     policy: SavePolicy
 
@@ -416,10 +416,10 @@ class _Decision:
 
 
 class _Namer:
-    """An observer of calls, which names what a policy asks for.
+    """An observer of calls, which names the outputs that a policy asks for.
 
     Attributes:
-        seen: The paths of what was called.
+        seen: The paths of the calls.
     """
 
     def __init__(self, policy: SavePolicy, limit: ModuleCall | None) -> None:
@@ -440,12 +440,12 @@ class _Namer:
         return with_name(out, output)
 
 
-# In the memory of the host: JAX takes all other kinds of memory for the device's.
+# The memory of the host: JAX takes all other kinds of memory for the device's.
 _OFFLOAD: Any = ad_checkpoint.Offloadable(src="device", dst="pinned_host")
 
 
 def kinds_of_memory() -> list[str]:
-    """The memories of the devices that a program is for, as far as that is known."""
+    """The memories of the devices that a program is for, as far as known."""
     mesh, chosen = _jax.concrete_mesh(), _jax.config.jax_default_device
     if mesh is not None:
         chosen = mesh.devices.flat[0]
@@ -455,7 +455,7 @@ def kinds_of_memory() -> list[str]:
 
 
 def _check_memory(parts: Iterable[Selected]) -> None:
-    """Raises if the host has no memory for what is kept there."""
+    """Raises if the host has no memory for the values kept there."""
     offloaded = [part for part in parts if part.is_offloaded]
     kind = _OFFLOAD.dst
     kinds = kinds_of_memory() if offloaded else (kind,)

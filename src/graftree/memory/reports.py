@@ -1,6 +1,6 @@
-"""What is kept for the backward pass of a gradient, by the paths of modules.
+"""Values kept for the backward pass of a gradient, by the paths of modules.
 
-A function is traced together with the first half of its derivative. The program says
+A function is traced together with the first half of its derivative. The program shows
 which operation made the arrays that the second half gets from it, and in which module.
 The search enters calls and loops.
 """
@@ -55,7 +55,7 @@ class SavedValue:
 
 @dataclasses.dataclass(frozen=True)
 class SavedReport:
-    """What is kept for the backward pass; prints as a table.
+    """The values kept for the backward pass; prints as a table.
 
     Attributes:
         values: The arrays, in the order of the program: arguments first.
@@ -74,7 +74,7 @@ class SavedReport:
     def bytes(self) -> int:
         """The bytes kept besides arguments and constants, which exist anyway.
 
-        What is in the memory of the host does not count.
+        Arrays in the memory of the host do not count.
         """
         return sum(
             [x.bytes for x in self.values if not (_is_given(x) or x.is_offloaded)]
@@ -110,7 +110,7 @@ class SavedReport:
         return "\n".join([*lines, f"and {given:,} bytes of arguments and constants"])
 
 
-# What is there in any case.
+# Values that exist in any case.
 _GIVEN = ("argument", "constant")
 
 
@@ -129,17 +129,17 @@ def saved(
     has_aux: bool = False,
     **kwargs: Any,
 ) -> SavedReport:
-    """Lists what a function keeps for its gradient, and which module made it.
+    """Lists the values that a function keeps for its gradient, with their modules.
 
     The list is that of ``jax.ad_checkpoint.print_saved_residuals``, with the paths of
-    modules. Nothing is computed. It is what JAX asks for; a compiler may get by with
+    modules. Nothing is computed. The list is JAX's request; a compiler may get by with
     less, or copy.
 
     Args:
-        f: What is differentiated, as for `nnx.grad`; a Module, or its method; may
-            return any arrays.
+        f: The function to differentiate, as for `nnx.grad`; a Module, or its method;
+            may return any arrays.
         *args: Its arguments; arrays may be ``jax.ShapeDtypeStruct``.
-        argnums: What is differentiated, as for `nnx.grad`.
+        argnums: The arguments to differentiate, as for `nnx.grad`.
         has_aux: Whether ``f`` returns a pair whose second entry is not differentiated.
         **kwargs: Its keyword arguments.
 
@@ -173,7 +173,7 @@ def saved(
     call, inner = grad.crossing("memory.saved", f, argnums, has_aux, args, kwargs)
 
     def forward(fixed: Any, chosen: Any) -> Any:
-        # Layers that are alike would else have one trace, with the paths of the first.
+        # Otherwise equal layers would have one trace, with the paths of the first.
         with methods.observed(lambda _, call: call(), shows_methods=True):
             out, backward, rest = jax.vjp(
                 lambda x: inner(fixed, x), chosen, has_aux=True
@@ -194,7 +194,7 @@ def saved(
 
 
 def _distinct(kept: list[Any]) -> list[Any]:
-    """Each variable of a program once; numbers that the program holds are free."""
+    """Each variable of a program once; numbers held by the program are free."""
     return [*dict.fromkeys([x for x in kept if not isinstance(x, programs.Literal)])]
 
 
@@ -218,7 +218,7 @@ class _Origin(NamedTuple):
     why: str
 
 
-# Of these an output is the input of the same number.
+# In these, each output is the input of the same number.
 _ALIASES = ("reduce_precision", "device_put", "copy", "copy_p", "optimization_barrier")
 
 
@@ -227,10 +227,10 @@ class _Subprogram:
 
     Args:
         program: The program.
-        place: Where it is called.
-        owner: What the object is called whose method was traced.
+        place: The place of the call.
+        owner: The name of the object whose method was traced.
         around: The part that calls it.
-        given: What its inputs are there; ``None`` for what a loop carries.
+        given: Its inputs there; ``None`` for values that a loop carries.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class _Subprogram:
         }
 
     def origin(self, variable: Any) -> _Origin:
-        """Where a value comes from."""
+        """The origin of a value."""
         if isinstance(variable, programs.Literal) or variable in self._constants:
             return _Origin(variable, self._path(self._place), "constant")
         if variable in self._made:
@@ -264,7 +264,7 @@ class _Subprogram:
         return self._around.origin(outer)
 
     def _origin_in(self, variable: Any, equation: Any, number: int) -> _Origin:
-        """Where an output of an equation comes from."""
+        """The origin of an output of an equation."""
         kind, place = equation.primitive.name, self._place.of(equation)
         name = keeping.given_name(equation)
         if name is not None:

@@ -1,6 +1,6 @@
 """Layers: Modules with Params, and the functions between them.
 
-- ``support/``: what layers share
+- ``support/``: the shared code of layers
 - ``initializers``, ``activations``: functions that layers take
 - ``linear``, ``conv``: contractions with a kernel, and look-up; convolutions
 - ``normalization``: the layers; ``moments``: mean, variance and how layers use them

@@ -3,8 +3,8 @@
 Two paths lead to the same result. The *fused* one is ``jax.nn.dot_product_attention``;
 JAX decides how to compute it (so far with plain operations that XLA fuses). The
 *explicit* one computes the weights as an array. You need that to drop weights at
-random, to record them, or to compute what JAX's function does not:
-`dot_product_attention` says when. All input is checked before anything is recorded.
+random, to record them, or for options that JAX's function lacks:
+`dot_product_attention` lists them. All input is checked before anything is recorded.
 
 Shapes are those of a batch of sequences: ``[*batch, length, heads, depth]``. With fewer
 key and value heads than query heads, neighbouring query heads share them (grouped-query
@@ -95,8 +95,8 @@ def dot_product_attention(
         is_causal: Whether query ``i`` sees only the keys ``0 .. i``.
         scale: The factor of the dot products; ``None``: ``1 / sqrt(depth)``.
         sliding_window: With ``is_causal``: how many keys a query sees, its own
-            included, so query ``i`` sees ``i - sliding_window + 1 .. i``. This is what
-            Hugging Face calls ``sliding_window``.
+            included, so query ``i`` sees ``i - sliding_window + 1 .. i``. Hugging Face
+            calls it ``sliding_window`` too.
         logits_soft_cap: Keeps scaled dot products between minus and plus this positive
             number; bias and masks come after it.
         sinks: A logit for each query head, ``[heads]``, that takes part in the softmax
@@ -462,7 +462,7 @@ def _visible(
     window: int | None,
     lengths: jax.Array | None,
 ) -> jax.Array | None:
-    """Which keys each query sees, of the rank of the weights; ``None``: all."""
+    """The keys that each query sees, in the rank of the weights; ``None``: all."""
     rules = [] if mask is None else [mask.astype(bool)]
     ones = (1,) * (len(shape) - 2)
     if is_causal:
@@ -524,7 +524,7 @@ def make_attention_mask(
         query_input: One entry per query, ``[*batch, queries]``: whether the token is a
             real one, for example, or the number of the document it belongs to.
         key_input: One entry per key, ``[*batch, keys]``.
-        pairwise_fn: Says which pairs may meet; called with two arrays that broadcast
+        pairwise_fn: Decides which pairs may meet; called with two arrays that broadcast
             against each other. By default, pairs of two nonzero entries.
         extra_batch_dims: How many axes of size one to put in front.
         dtype: The dtype of the mask.

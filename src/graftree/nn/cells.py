@@ -1,4 +1,4 @@
-"""Recurrent cells: what a recurrent network does in one time step.
+"""Recurrent cells: the work of a recurrent network in one time step.
 
 A cell maps ``(carry, inputs)`` to ``(new_carry, outputs)``. The carry is what it
 remembers: the state ``h``, or for the LSTM cells the memory ``c`` and the state, each
@@ -66,7 +66,7 @@ def orthogonal(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.
 
 
 class RNNCellBase(Module):
-    """What a recurrent cell must have; the base class of the cells of this library.
+    """The interface of recurrent cells; the base class of the cells of this library.
 
     Raises:
         NotImplementedError: If a member is used that the subclass does not define.
@@ -88,7 +88,7 @@ class RNNCellBase(Module):
         """Computes one step.
 
         Args:
-            carry: What the cell remembers: a pytree of arrays.
+            carry: The memory of the cell: a pytree of arrays.
             inputs: The inputs of this step, ``[*batch, *features]``.
 
         Returns:
@@ -114,12 +114,12 @@ class RNNCellBase(Module):
 
     @property
     def num_feature_axes(self) -> int:
-        """How many of the last axes of the inputs are not batch axes."""
+        """The number of last axes of the inputs that are not batch axes."""
         raise NotImplementedError
 
 
 class VectorCell(RNNCellBase):
-    """What the cells of this library share: features and states are vectors.
+    """The base of the cells of this library: features and states are vectors.
 
     Attributes:
         num_states: How many arrays are carried; several are a tuple.
@@ -172,7 +172,7 @@ class VectorCell(RNNCellBase):
 
     @property
     def num_feature_axes(self) -> int:
-        """How many axes of the inputs are not batch axes: one."""
+        """The number of axes of the inputs that are not batch axes: one."""
         return 1
 
 
@@ -256,14 +256,14 @@ def _set_up(
 def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
     """The arrays of a carry, if it has as many as the cell carries, and their size.
 
-    JAX would make one array of several and several of one, or broadcast a memory.
+    JAX would turn several arrays into one and one into several, or broadcast a memory.
     """
     count, is_array = cell.num_states, jax.tree_util.all_leaves([carry])
     states: tuple[Any, ...] = ()
     if count == 1 and is_array:
         states = (carry,)
     elif count > 1:
-        # An array with one more axis, for the states, can be taken apart, too.
+        # An array with one more axis, for the states, can be taken apart too.
         is_stacked = is_array and np.ndim(carry) == np.ndim(inputs) + 1
         if is_stacked or isinstance(carry, tuple | list):
             states = tuple(carry)
@@ -590,7 +590,7 @@ class LSTMCell(VectorCell):
 class OptimizedLSTMCell(GatedCell):
     """A cell with long short-term memory; all gates are computed at once.
 
-    It computes what `LSTMCell` does: with inputs ``x``, memory ``c`` and state ``h``,
+    It computes the same as `LSTMCell`: with inputs ``x``, memory ``c`` and state ``h``,
     the four parts of ``dense_i(x) + dense_h(h)`` are ``i, f, g, o``, and
 
     - ``c' = gate_fn(f) * c + gate_fn(i) * activation_fn(g)``,

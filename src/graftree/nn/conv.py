@@ -4,8 +4,8 @@ Arrays are laid out channels last: inputs ``[*batch, *spatial, in_features]``, k
 ``[*kernel_size, in_features / feature_group_count, out_features]``. As everywhere in
 deep learning the kernel is not flipped, so this is a cross-correlation.
 
-Padding always applies to the *dilated* input: with ``input_dilation=d`` a layer does
-what it would do to inputs with ``d - 1`` zeros put between neighbours.
+Padding always applies to the *dilated* input: with ``input_dilation=d`` a layer acts
+as on inputs with ``d - 1`` zeros put between neighbours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Convolution(linear.Contraction):
-    """What `Conv` and `ConvTranspose` share."""
+    """The base class of `Conv` and `ConvTranspose`."""
 
     kernel_shape: tuple[int, ...]
     in_features: int
@@ -52,7 +52,7 @@ class Convolution(linear.Contraction):
 
 
 class _OneSize(tuple[int]):
-    """A size given as an int, which in PyTorch and Keras is that of all axes."""
+    """A size given as an int, which PyTorch and Keras use for all axes."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class Conv(Convolution):
         kernel_size: Extent of the kernel per spatial axis; an int means one axis.
         strides: Step between windows: one int for all spatial axes, or one each;
             ``None`` means 1.
-        padding: What surrounds the inputs along the spatial axes:
+        padding: The values around the inputs along the spatial axes:
 
             - ``"SAME"``, ``"SAME_LOWER"``: zeros, so that with stride 1 the outputs
               are as long as the inputs; an odd number puts the extra zero at the end,
@@ -203,7 +203,7 @@ def convolve(
     bias: jax.Array | None,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """What a layer computes with a kernel, whose output channels may be others."""
+    """Computes a layer with a kernel, which may have other output channels."""
     _check_groups(layer)
     batch_shape, x = _flatten_batch(layer, inputs)
     rank = len(layer.kernel_size)
@@ -307,7 +307,7 @@ def _flatten_batch(
 
 
 def _warn_of_one_axis(layer: Convolution, inputs: jax.Array) -> None:
-    """Warns who may have meant all axes of an image, unless it makes no difference."""
+    """Warns if all axes of an image may be meant, unless it makes no difference."""
     (size,), name = layer.kernel_size, type(layer).__name__
     is_pointwise = (size, *_per_axis(layer, "strides")) == (1, 1)
     if is_pointwise or inputs.shape[-1] != layer.in_features:
@@ -354,7 +354,7 @@ def _apply_padding(
     kernel_dilation: tuple[int, ...],
     input_dilation: tuple[int, ...],
 ) -> tuple[jax.Array, LaxPadding, tuple[int, ...]]:
-    """Does what ``jax.lax.conv_general_dilated`` can't do about padding.
+    """Applies the padding that ``jax.lax.conv_general_dilated`` can't apply.
 
     Returns:
         The inputs, the padding and the input dilation that are left for it.
@@ -401,7 +401,7 @@ def _dilate(inputs: jax.Array, dilation: tuple[int, ...]) -> jax.Array:
 
 
 def channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
-    """Where batch, channels and spatial axes are in inputs, kernel and outputs."""
+    """The places of batch, channels and spatial axes in inputs, kernel and outputs."""
     array = (0, rank + 1, *range(1, rank + 1))
     kernel = (rank + 1, rank, *range(rank))
     return jax.lax.ConvDimensionNumbers(array, kernel, array)
@@ -419,13 +419,13 @@ class ConvTranspose(Convolution):
         kernel_size: Extent of the kernel per spatial axis; an int means one axis.
         strides: How much longer the outputs are than the inputs: one int for all
             spatial axes, or one each; ``None`` means 1.
-        padding: What is cut off, or added, at the ends of the spatial axes:
+        padding: The entries to cut off, or add, at the ends of the spatial axes:
 
             - ``"SAME"``: so that the outputs are ``strides`` times as long as the
               inputs
             - ``"VALID"``: nothing is cut off, so all copies are there in full
-            - ``"CIRCULAR"``: as long as ``"SAME"``; what sticks out at one end is added
-              at the other, as on a torus
+            - ``"CIRCULAR"``: as long as ``"SAME"``; entries past one end are added at
+              the other, as on a torus
             - an int, or a sequence with an int or a ``(low, high)`` pair per spatial
               axis: the padding of the dilated inputs, as in ``jax.lax.conv_transpose``
 

@@ -1,7 +1,7 @@
 """Layers that contract their inputs with a kernel.
 
-``Linear`` contracts the last axis, ``LinearGeneral`` any axes, ``Einsum`` what an
-equation says. ``Embed`` looks rows up, and contracts with them where outputs are tied.
+``Linear`` contracts the last axis, ``LinearGeneral`` any axes, ``Einsum`` those of an
+equation. ``Embed`` looks rows up, and contracts with them where outputs are tied.
 The contraction itself is an argument, so you can replace it, for example with a
 quantized one.
 """
@@ -45,7 +45,7 @@ default_bias_init = initializers.zeros
 
 
 class ContractionSettings(NamedTuple):
-    """How a layer contracts; the first three are attributes of the layer."""
+    """The settings of a contraction; the first three are attributes of the layer."""
 
     dtype: Dtype | None
     precision: PrecisionLike
@@ -55,7 +55,7 @@ class ContractionSettings(NamedTuple):
     def options(self) -> dict[str, Any]:
         """The keywords of a contraction: ``precision`` always, the others only if set.
 
-        A contraction of the user's own need not have these.
+        The user's own contraction need not have these.
         """
         found = arguments.if_set(
             preferred_element_type=self.preferred_element_type,
@@ -86,14 +86,14 @@ def affine(
     Args:
         inputs: The first operand of the contraction.
         kernel: The second.
-        bias: Added to the result; ``None``: nothing is.
-        axes: Over which axes, as ``jax.lax.dot_general`` has it; ``None``: the last of
-            the inputs, and the first of the kernel.
+        bias: Added to the result; ``None``: nothing is added.
+        axes: The axes to contract, as for ``jax.lax.dot_general``; ``None``: the last
+            of the inputs, and the first of the kernel.
         bias_shape: The shape of the bias, of the rank of the result; ``None``: it
             varies along the last axis.
         dot_general: The contraction.
         promote_dtype: Brings all three to one dtype, in which they meet.
-        settings: How they are contracted.
+        settings: The settings of the contraction.
     """
     operands = (inputs, kernel, bias)
     inputs, kernel, bias = promote_dtype(operands, dtype=settings.dtype)
@@ -114,7 +114,7 @@ def add_bias(
 
 
 class Contraction(Module):
-    """What layers share that contract their inputs with a kernel."""
+    """The base class of layers that contract their inputs with a kernel."""
 
     kernel: Param[jax.Array]
     bias: Param[jax.Array] | None
@@ -126,7 +126,7 @@ class Contraction(Module):
 
 
 def contraction_settings(layer: Contraction, out_sharding: Any) -> dict[str, Any]:
-    """How a layer contracts, for functions that are fast."""
+    """The settings of a layer's contraction, for functions that are fast."""
     settings = ContractionSettings(
         layer.dtype, layer.precision, layer.preferred_element_type, out_sharding
     )
@@ -553,7 +553,7 @@ def _bias_shape(
 
 
 def _ellipsis(subscripts: str, ndim: int) -> int:
-    """How many axes the ellipsis of an operand stands for."""
+    """The number of axes that the ellipsis of an operand stands for."""
     return ndim - len(subscripts.replace("...", "")) if "..." in subscripts else 0
 
 

@@ -31,7 +31,7 @@ default_b_initializer = initializers.zeros
 
 
 class LoRAParam(Param[A]):
-    """A parameter of a low-rank adaptation, which a filter can tell from the others.
+    """A parameter of a low-rank adaptation, which filters can select by its type.
 
     It is also a Param, so list it before ``nnx.Param`` where filters make groups.
 
@@ -44,7 +44,7 @@ class LoRAParam(Param[A]):
 
 
 class LoRA(Module):
-    """A low-rank map, added to what a module computes.
+    """A low-rank map, added to the outputs of a module.
 
     Computes ``x @ lora_a @ lora_b``, plus ``base_module(x)`` if there is one.
 

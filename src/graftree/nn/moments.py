@@ -1,4 +1,4 @@
-"""Mean and variance over axes, and what normalization layers do with them.
+"""Mean and variance over axes, and their use in normalization layers.
 
 All these layers compute, with statistics over the axes that they reduce,
 
@@ -25,7 +25,7 @@ from graftree.nn.support import arguments
 
 
 class NormSettings(NamedTuple):
-    """How a layer computes; the attributes are those of the layer."""
+    """The settings of a computation; the attributes are those of the layer."""
 
     dtype: Dtype | None
     epsilon: float
@@ -35,7 +35,7 @@ class NormSettings(NamedTuple):
 
 
 class Norm(Module):
-    """What all normalization layers have: Params along the features, and settings."""
+    """The base of normalization layers: Params along the features, and settings."""
 
     scale: Param[jax.Array] | None
     bias: Param[jax.Array] | None
@@ -51,7 +51,7 @@ class Norm(Module):
 
 
 def settings_of(layer: Norm) -> dict[str, Any]:
-    """How a layer computes, for functions that are fast."""
+    """The settings of a layer, for functions that are fast."""
     settings = NormSettings(
         layer.dtype,
         layer.epsilon,
@@ -85,8 +85,8 @@ def moments(
     The fast variance is ``max(0, mean(|x|^2) - |mean(x)|^2)``, one pass over ``x``; the
     other is ``mean(|x - mean(x)|^2)``, which loses less where the mean is large.
 
-    The settings say which, and which mapped axis to average over, too. Both results
-    have the rank of ``x``; the variance of complex numbers is real.
+    The settings choose the variance, and a mapped axis to average over too. Both
+    results have the rank of ``x``; the variance of complex numbers is real.
     """
     x = _widen(x, settings)
     if settings.use_fast_variance:
@@ -146,7 +146,7 @@ def normalize(
     """Computes ``(x - mean) * (rsqrt(variance + epsilon) * scale) + bias``.
 
     Mean and variance have the rank of ``x``; scale and bias are flat, and vary along
-    the ``feature_axes`` of ``x``. What is ``None`` is left out.
+    the ``feature_axes`` of ``x``. Any that is ``None`` is left out.
     """
     dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=settings.dtype)
     shape = arguments.shape_along(feature_axes, x.shape)
@@ -173,10 +173,10 @@ def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:
 def split_mask(
     mask: jax.Array, axes: tuple[int, ...], settings: NormSettings
 ) -> tuple[jax.Array, jax.Array]:
-    """A mask that leaves no feature empty, and which features it has statistics of.
+    """A mask that leaves no feature empty, and the features that have statistics.
 
     An empty mean is 0 / 0, with a NaN gradient even where it is not selected. So where
-    nothing counts, let everything count, and say that the result is void.
+    no position counts, let all count, and mark the result as void.
     """
     is_known = jnp.any(mask, axes, keepdims=True)
     mask = mask | ~is_known

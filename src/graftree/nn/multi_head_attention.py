@@ -3,8 +3,8 @@
 A call checks its input, then projects, attends, and writes last: a call that fails
 leaves caches and random streams as they were. The cache is three Variables of the
 layer: keys and values, ``[*batch, max_length, heads, depth]``, whose first ``index``
-entries are filled, and the index. A step asks for what the cache will hold, attends to
-that, and writes last.
+entries are filled, and the index. A step computes the new contents of the cache,
+attends to them, and writes last.
 """
 
 from __future__ import annotations
@@ -264,9 +264,9 @@ class MultiHeadAttention(Module):
 
         When decoding, a call takes one token per sequence, adds its key and value to
         the cache at ``cache_index``, and attends to all tokens so far. Token by token,
-        this gives what one causal call gives for the whole sequence. A full cache is an
-        error. Inside a transform, where the index is not known, further tokens replace
-        the last one instead, and ``cache_index > max_length`` shows it afterwards.
+        this gives the same as one causal call for the whole sequence. A full cache is
+        an error. Inside a transform, where the index is not known, further tokens
+        replace the last one instead; ``cache_index > max_length`` shows it afterwards.
 
         Args:
             inputs_q: ``[*batch, queries, in_features]``; batch axes are optional.
@@ -310,7 +310,7 @@ class MultiHeadAttention(Module):
             filled = cache.extended(key, value)
             key, value = filled[0].astype(key.dtype), filled[1].astype(value.dtype)
             mask = attention.combine_masks(cache.mask(), mask, dtype=bool)
-            is_causal = False  # the mask says so
+            is_causal = False  # the mask is causal
             if input_positions is None and _takes_positions(self.attention_fn):
                 input_positions = jnp.reshape(cache.index[...], (1,))
         # A call that fails uses up no key.
@@ -462,7 +462,7 @@ class DecodingVariables:
     index: Cache[jax.Array]
 
     def extended(self, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What the cache holds with one more token; nothing is written.
+        """The contents of the cache with one more token; writes nothing.
 
         Args:
             key: ``[*batch, 1, heads, depth]``.
@@ -510,7 +510,7 @@ class DecodingVariables:
         return jnp.expand_dims(positions <= index, tuple(range(self.keys.ndim - 1)))
 
     def write(self, keys: jax.Array, values: jax.Array) -> None:
-        """Stores what `extended` gave, and counts the token."""
+        """Stores the result of `extended`, and counts the token."""
         self.keys[...], self.values[...] = keys, values
         self.index[...] += 1
 

@@ -1,4 +1,4 @@
-"""Normalization layers, which differ in what they average over.
+"""Normalization layers, which differ in the axes that they average over.
 
 ``BatchNorm`` averages over all axes but the features, and remembers the averages;
 ``LayerNorm`` and ``RMSNorm`` over the features of each sample, ``InstanceNorm`` over
@@ -37,7 +37,7 @@ class BatchNorm(moments.Norm):
     Args:
         num_features: Size of the inputs along ``axis``.
         use_running_average: Whether to use the running statistics; ``None``: each call
-            says.
+            must say.
         axis: The feature axis, or axes.
         momentum: How much of the running statistics a training call keeps.
         epsilon: Added to the variance.
@@ -204,9 +204,9 @@ def _normalized_over_batch(
     promote_dtype: PromoteDtypeFn,
     settings: NormSettings,
 ) -> tuple[jax.Array, Any, Any, Any]:
-    """The outputs; mean and variance of ``x``, and for which features they are known.
+    """The outputs; mean and variance of ``x``, and the features that have them.
 
-    Without a mask, and with the running statistics, these are not asked for.
+    With the running statistics only the outputs; without a mask no features.
     """
     operands = (x, mean, variance, scale, bias)
     x, mean, variance, scale, bias = promote_dtype(operands, dtype=settings.dtype)
@@ -247,7 +247,7 @@ def _moved(
 
 
 class _SampleNorm(moments.Norm):
-    """What `LayerNorm` and `InstanceNorm` share: they differ in their axes only."""
+    """The base of `LayerNorm` and `InstanceNorm`, which differ in their axes only."""
 
     num_features: int
 
@@ -285,7 +285,7 @@ class _SampleNorm(moments.Norm):
 
 
 def _called(layer: moments.Norm, x: jax.Array, mask: Any, **how: Any) -> jax.Array:
-    """What a layer computes that remembers nothing."""
+    """The outputs of a layer without running statistics."""
     return _normalized(
         x,
         arguments.read(layer.scale),

@@ -205,7 +205,7 @@ def min_pool(
 
 
 class _WindowPool(Module):
-    """Reduces each window; a subclass says how."""
+    """Reduces each window; a subclass defines how."""
 
     _pool: ClassVar[Callable[..., jax.Array]]
 
@@ -308,7 +308,7 @@ class AvgPool(_WindowPool):
 
 
 class _GlobalPool(Module):
-    """Reduces all spatial axes; a subclass says how."""
+    """Reduces all spatial axes; a subclass defines how."""
 
     _reduce: ClassVar[Callable[..., jax.Array]]
 

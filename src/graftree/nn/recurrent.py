@@ -1,8 +1,8 @@
 """Recurrent networks: a cell applied along a sequence, in both directions, in layers.
 
 `RNN` is a scan over time; `Bidirectional` and `StackedRNN` build on it. Its cell may be
-any Module with the members of `RNNCellBase`; what the cell keeps in Variables, such as
-the count of random keys, goes from step to step and comes back to the caller's cell.
+any Module with the members of `RNNCellBase`; Variables of the cell, such as the count
+of random keys, go from step to step and come back to the caller's cell.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class RNNBase(Protocol):
-    """What `Bidirectional` asks of the networks that it is made of."""
+    """The interface of the networks that `Bidirectional` combines."""
 
     def __call__(
         self,
@@ -65,7 +65,7 @@ class RNN(Module):
         keep_order: Whether the outputs of a reversed sequence are put in the order of
             the inputs; otherwise they stay in the order in which they were made.
         unroll: How many steps are unrolled in the compiled loop.
-        state_axes: What the steps do with the state of the cell, by filters: `Carry`
+        state_axes: How the steps share the state of the cell, by filters: `Carry`
             goes from step to step, ``None`` is the same for each step, and an integer
             is an axis along which each step gets its slice. ``None``: everything is
             carried.
@@ -187,7 +187,7 @@ class RNN(Module):
         return (carry, outputs) if return_carry else outputs
 
     def _stream(self, rngs: Any) -> RngStream | None:
-        """Where this call's keys come from."""
+        """The source of this call's keys."""
         if isinstance(rngs, Rngs):
             return rngs.carry.fork()
         return arguments.stream(self, rngs, "carry")
@@ -195,7 +195,7 @@ class RNN(Module):
     def _scan(
         self, carry: Any, inputs: jax.Array, is_valid: jax.Array | None, axis: int
     ) -> tuple[Any, Any]:
-        """Runs the cell; gives the carry after the last valid step, and the outputs."""
+        """Runs the cell; returns the carry after the last valid step, and outputs."""
         cell, state_axes = self.cell, self.state_axes
         if self.broadcast_rngs is not None:
             # No refs: their counts would go on from step to step.
@@ -214,7 +214,7 @@ class RNN(Module):
         return _run(functools.partial(apply, cell), carry, inputs, is_valid)
 
     def _streams(self, rngs: Any) -> list[Any]:
-        """The streams that a call draws from, besides what the cell does by itself."""
+        """The streams that a call draws from, besides the cell's own draws."""
         streams = [self.rngs, rngs.carry if isinstance(rngs, Rngs) else rngs]
         if self.broadcast_rngs is not None:
             streams += [s for _, s in model_streams.streams_in(self.cell, graph=True)]
@@ -249,12 +249,12 @@ def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | No
 
 
 def _validity(lengths: jax.Array, num_steps: int) -> jax.Array:
-    """Which steps of each sequence are not padding, ``[time, *batch]``."""
+    """Marks the steps of each sequence that are not padding, ``[time, *batch]``."""
     steps = jnp.arange(num_steps).reshape((-1,) + (1,) * lengths.ndim)
     return steps < lengths[None]
 
 
-# By type, too: an `unroll` of True is not one of 1.
+# By type too: an `unroll` of True differs from one of 1.
 @functools.lru_cache(maxsize=128, typed=True)
 def _scanned_step(state_axes: StateAxes, axis: int, unroll: int) -> Callable[..., Any]:
     """The loop over time; one function for equal options, as `scan` knows functions."""
@@ -282,7 +282,7 @@ def _run(
 
 
 def _step(cell: Any, carry: Any, inputs: Any) -> tuple[Any, Any]:
-    """One step: of the cell, and of the carry after the last step that is valid."""
+    """One step: of the cell, and of the carry after the last valid step."""
     (state, valid), (x, is_valid) = carry, inputs
     new_state, outputs = cell(state, x)
     new_state = _in_dtypes_of(state, new_state)
@@ -295,7 +295,7 @@ class _WiderCarry(Exception):
     """Ends a loop whose steps return a wider carry than they get.
 
     Attributes:
-        dtypes: What the arrays of the carry should have.
+        dtypes: Those that the arrays of the carry should have.
     """
 
     def __init__(self, dtypes: list[Any]) -> None:

@@ -127,7 +127,7 @@ class SpectralNorm(Module):
             **kwargs: Keyword arguments of the layer.
 
         Returns:
-            What the layer returns.
+            The result of the layer.
 
         Raises:
             RuntimeError: If the layer has a matrix that it lacked when wrapped.
@@ -170,7 +170,7 @@ class SpectralNorm(Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """One call's new weights, ``u`` and ``sigma`` of one Param."""
         matrix = _widened(weights).reshape(-1, weights.shape[-1])
-        # All but the last line of the iteration takes them for constants.
+        # All but the last line of the iteration take them as constants.
         constant, u = jax.lax.stop_gradient((matrix, _widened(u)))
         v = u
         for _ in range(self.n_steps):
@@ -285,7 +285,7 @@ class WeightNorm(Module):
             **kwargs: Keyword arguments of the layer.
 
         Returns:
-            What the layer returns.
+            The result of the layer.
 
         Raises:
             RuntimeError: If the layer has a kernel that it lacked when wrapped.
@@ -316,7 +316,7 @@ class WeightNorm(Module):
             shape = arguments.shape_along(axes, old.shape)
             new = new * jnp.reshape(scale, shape)
         (new,) = self.promote_dtype((new,), dtype=self.dtype)
-        # Weights keep their dtype, whatever that of the scale is.
+        # Weights keep their dtype, whatever the dtype of the scale.
         return new.astype(arguments.canonicalize_dtype(old, dtype=self.dtype))
 
 

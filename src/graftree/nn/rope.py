@@ -1,8 +1,8 @@
 """Rotary position embedding: positions as rotations of queries and keys.
 
 Each pair of features is a point in the plane, rotated by an angle that grows with the
-position, each pair at its own speed. Dot products of two vectors then depend on how far
-apart they are, not on where they are. The two features of a pair are half an embedding
+position, each pair at its own speed. Dot products of two vectors then depend on their
+distance, not on their places. The two features of a pair are half an embedding
 apart: ``x[i]`` and ``x[i + size / 2]``.
 """
 
@@ -113,7 +113,7 @@ class RoPE(Module):
         x: Num[ArrayLike, "*batch length heads size"],
         input_positions: Num[ArrayLike, "*positions length"] | None = None,
     ) -> Inexact[Array, "*batch length heads size"]:
-        """Rotates queries or keys in the layout of attention, each head alike.
+        """Rotates queries or keys in the layout of attention, all heads equally.
 
         Like calling with length and heads transposed, but without transposing.
 
@@ -256,7 +256,7 @@ def dot_product_attention_with_rope(
         Array(True, dtype=bool)
     """
     query, key = arguments.as_array(query), arguments.as_array(key)
-    # Else positions are those of the queries only; the keys have 0, 1, ...
+    # Otherwise positions belong to the queries only; the keys have 0, 1, ...
     same_length = query.shape[-3] == key.shape[-3]
     if type(rope) is RoPE and same_length and query.dtype == key.dtype:
         turns = rope._turns(query, input_positions, heads=1)
@@ -268,7 +268,7 @@ def dot_product_attention_with_rope(
 
 
 def _rotate_heads(rope: Callable[..., Any], x: jax.Array, positions: Any) -> jax.Array:
-    """Rotates ``[*batch, length, heads, depth]`` over the length, each head alike."""
+    """Rotates ``[*batch, length, heads, depth]`` over the length, all heads equally."""
     if type(rope) is RoPE:
         # XLA would lay out the products for transposed operands: 4 % of a train step.
         return rope.rotate_heads(x, positions)

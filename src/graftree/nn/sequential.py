@@ -102,7 +102,7 @@ def _as_arguments(output: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _accepted(
     layer: Callable[..., Any], num_positional: int, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Those of ``kwargs`` that ``layer`` takes after so many positional arguments."""
+    """The ``kwargs`` that ``layer`` takes after that many positional arguments."""
     try:
         parameters = list(inspect.signature(layer).parameters.values())
     except (ValueError, TypeError):
@@ -127,7 +127,7 @@ _BY_KEYWORD = (
 
 
 def has_keyword_arg(func: Callable[..., Any], name: str) -> bool:
-    """Tells whether a function takes an argument of this name by keyword.
+    """Returns whether a function takes an argument of this name by keyword.
 
     Args:
         func: A function with a signature.

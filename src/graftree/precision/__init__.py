@@ -12,9 +12,9 @@
 #
 # - `dtype_policies.py`: the dtypes of parameters, arithmetic and results.
 # - `models.py`: sets a policy in a model, or in the layers that are made in a context;
-#   what that is in one layer, and what was set.
+#   its effect on one layer, and a list of the changes.
 # - `dynamic_scales.py`: the scale of a loss whose gradients are in float16.
-# - `dtype_reports.py`: which dtypes the operations of a program have.
+# - `dtype_reports.py`: the dtypes of the operations of a program.
 
 from graftree import namespaces
 from graftree.precision.dtype_policies import Policy as Policy

@@ -1,4 +1,4 @@
-"""Policies: which dtypes the parameters, the arithmetic and the results have."""
+"""Policies: the dtypes of the parameters, the arithmetic and the results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Policy:
                 ``output=`` with a dtype.
 
         Returns:
-            The policy; what is not in the text is ``None``.
+            The policy; parts that are not in the text are ``None``.
 
         Raises:
             TypeError: If ``text`` is not a string.
@@ -125,14 +125,14 @@ def of_model(given: str | Policy) -> Policy:
 
 
 def overridden(policy: Policy, by: Policy) -> Policy:
-    """A policy, with the parts of another one where that has some."""
+    """A policy in which the parts of another one replace its own."""
     given = {part: getattr(by, part) for part in _PARTS}
     return dataclasses.replace(
         policy, **{part: x for part, x in given.items() if x is not None}
     )
 
 
-# Leaves all as it is.
+# Leaves everything as it is.
 KEEP = Policy()
 _KEEP_WORD = "keep"
 
@@ -140,7 +140,7 @@ Exceptions = Mapping[Any, "str | Policy"]
 
 
 def of_exceptions(exceptions: Exceptions | None) -> list[tuple[Any, Policy]]:
-    """What exceptions select, and their policies; `KEEP` for the word ``"keep"``."""
+    """The selections of exceptions and their policies; `KEEP` for ``"keep"``."""
     if exceptions is not None and not isinstance(exceptions, Mapping):
         raise TypeError(
             "The exceptions of a policy are a dict, such as "

@@ -33,7 +33,7 @@ _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f6
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """An operation of a program, or several that are alike.
+    """An operation of a program, or several equal ones.
 
     Attributes:
         path: Its module, as in ``net.blocks[3].attn.query``; empty if it is in none.
@@ -41,9 +41,9 @@ class Operation:
             repeats the forward pass.
         name: ``"dot"``, ``"conv"``, ``"sum"`` or ``"max"``.
         operands: The dtypes of the operands.
-        result: The dtype of the result, in which it is accumulated as far as the
-            program says; machines may accumulate half precision in float32.
-        count: How often it is done; the body of a while loop, and each branch, once.
+        result: The dtype of the result, and of its accumulation as the program has it;
+            machines may accumulate half precision in float32.
+        count: How often it runs; the body of a while loop, and each branch, count once.
     """
 
     path: str
@@ -73,7 +73,7 @@ class DtypeReport:
     def counts(
         self, name: str = "dot", direction: str | None = None
     ) -> dict[tuple[str, ...], int]:
-        """How many operations there are of each combination of dtypes.
+        """Counts the operations of each combination of dtypes.
 
         Args:
             name: The operation.
@@ -142,7 +142,7 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
 
 
 def _alike(operations: Iterator[Operation]) -> list[Operation]:
-    """Operations that are alike as one, where the first of them was."""
+    """Merges equal operations into one, in the place of the first."""
     counts: dict[Operation, int] = {}
     for x in operations:
         key = dataclasses.replace(x, count=0)

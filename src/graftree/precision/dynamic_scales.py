@@ -18,7 +18,7 @@ from graftree.transforms.derivatives import grad
 
 
 class DynamicScale(Pytree):
-    """Scales a loss by as much as its gradients in float16 can bear.
+    """Scales a loss by as much as its float16 gradients can take.
 
     The smallest numbers of float16 are about 6e-8, and many gradients are smaller. So
     the loss is multiplied by ``scale``, and the gradients are divided by it in float32.
@@ -26,7 +26,7 @@ class DynamicScale(Pytree):
     the scale is multiplied by ``backoff_factor``. After ``growth_interval`` steps in a
     row that were not skipped, the next such step multiplies it by ``growth_factor``.
 
-    A step is two lines. They also protect what a skipped step must not change:
+    A step is two lines. They also protect all that a skipped step must not change:
 
         loss, grads = scaler.value_and_grad(loss_fn)(model, batch)
         scaler.update(optimizer, model, grads)
@@ -213,7 +213,7 @@ def _are_finite(grads: Any) -> jax.Array:
 
 
 class _Contents:
-    """What objects hold at a time: Variables but for random streams, and arrays."""
+    """The contents of objects: arrays, and Variables except random streams."""
 
     def __init__(self, tree: Any) -> None:
         is_node = nodes.is_graph_node
@@ -227,7 +227,7 @@ class _Contents:
         return functional.state(self._nodes, filters.Not(Variable), graph=True)
 
     def bring_back(self, is_finite: jax.Array) -> None:
-        """Where not all is finite, makes the contents those of before."""
+        """Restores the earlier contents if not all is finite."""
         for variable, old in zip(self._boxes, self._values, strict=True):
             new = variable.get_value()
             if new is not old and jax.tree.structure(new) == jax.tree.structure(old):
@@ -249,7 +249,7 @@ def _variables(tree: Any) -> Iterator[Variable[Any]]:
 
 
 def _chosen(is_finite: jax.Array, new: Any, old: Any) -> Any:
-    """The new value, or where not all is finite, the old one."""
+    """The new value, or the old one if not all is finite."""
 
     def choose(new: Any, old: Any) -> Any:
         if new is old or jnp.shape(new) != jnp.shape(old):

@@ -1,12 +1,12 @@
 """Sets the dtypes of the layers of a model, at once or while they are made.
 
 The dtypes of a layer are attributes: ``dtype``, in which it computes, and
-``param_dtype``, in which its Params are stored. A policy is just these, the cast of the
-Params, and that of results; a layer made with these arguments is the same.
+``param_dtype``, in which its Params are stored. A policy only sets these and casts the
+Params and the results; a layer made with these arguments is the same.
 
 A policy for layers made in a context is set in each model when its outermost
-constructor is done, as `set_policy` would, except for what the arguments of a layer
-say. Inner layers, such as the projections of attention, are made by code of this
+constructor is done, as `set_policy` would, except that the arguments of a layer
+win. Inner layers, such as the projections of attention, are made by code of this
 library that passes all arguments: there, the arguments of the outer layer count.
 """
 
@@ -64,20 +64,20 @@ def set_policy(
         exceptions: Policies of parts, or ``"keep"`` to leave a part as it is. A key
             selects modules: a class, a pattern of paths as in ``"blocks[*].mlp"``, or a
             function of path and module. A part includes everything in it, except for
-            ``output``. The innermost part counts, then the last exception; what an
-            exception does not say is as it would be without it.
+            ``output``. The innermost part counts, then the last exception; parts
+            that an exception leaves out are as they would be without it.
         strict: Whether unknown layers are an error.
 
     Returns:
-        What was set, layer by layer, to print; and in ``unknown`` the unknown layers:
-        modules that have their own Params but no ``dtype``.
+        The dtypes that were set, layer by layer, to print; and in ``unknown`` the
+        unknown layers: modules that have their own Params but no ``dtype``.
 
     Raises:
         TypeError: If ``model`` is not an object with layers, or an exception's key is
             not of these kinds.
         ValueError: If the policy or an exception can't be read or lacks a part, an
             exception matches no module, a shared module or Variable would get two
-            dtypes, a result is to be cast of something that is not called, or there are
+            dtypes, the result of an object without calls is to be cast, or there are
             unknown layers and ``strict`` is set. Then nothing has changed.
         TraceContextError: If another trace owns a part of the model.
 
@@ -116,7 +116,7 @@ def set_policy(
 
 @dataclasses.dataclass
 class _Change:
-    """What changes in one module; nothing if ``policy`` is `dtype_policies.KEEP`."""
+    """The changes to one module; none if ``policy`` is `dtype_policies.KEEP`."""
 
     path: Path
     module: Any
@@ -126,7 +126,7 @@ class _Change:
     unknown: UnknownLayer | None
 
     def described(self) -> SetLayer:
-        """What the module has then."""
+        """The dtypes that the module has after the change."""
         stored = self.settings.get("param_dtype")
         if self.casts:
             stored = self.casts[0][1]
@@ -140,9 +140,9 @@ class PolicyMap:
     Args:
         model: The model.
         policy: Its policy.
-        exceptions: What they select, and their dtype_policies.
-        given: For each module that may be changed, by `id`, which of its attributes
-            may not; ``None``: all may be.
+        exceptions: Their selections, and their dtype_policies.
+        given: The modules that may be changed, by `id`, each with the attributes that
+            may not; ``None``: everything may be changed.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class PolicyMap:
         }
 
     def _change(self, path: Path) -> _Change:
-        """What changes in a module."""
+        """The changes to a module."""
         module, policy = self._modules[path], self._of(path)
         given: frozenset[str] = frozenset()
         if self._given is not None:
@@ -221,7 +221,7 @@ class PolicyMap:
         return _Change(path, module, policy, settings, casts, unknown)
 
     def _output(self, policy: Policy) -> Any:
-        """What the model itself returns: an exception may say, its kind does not."""
+        """The output dtype of the model itself: exceptions can set it, kinds can't."""
         said = [
             own.output
             for is_meant, own in self._exceptions
@@ -266,7 +266,7 @@ class PolicyMap:
         return policy
 
     def _add_shared(self, model: Any) -> None:
-        """Adds the further paths of what is shared; each must say the same."""
+        """Adds further paths of shared parts; all paths must give the same dtypes."""
         shared = traversals.find_duplicates(
             model, only=lambda _, x: isinstance(x, (DataObject, Variable))
         )
@@ -358,7 +358,7 @@ def is_param(x: Any) -> bool:
 
 
 def by_kind(layer: Any, policy: Policy) -> Policy:
-    """The policy of a layer, where no exception speaks of it: wide for norms."""
+    """The policy of a layer without an exception: wide for norms."""
     if not isinstance(layer, moments.Norm) or policy.compute is None:
         return policy
     wide = jnp.promote_types(policy.compute, jnp.float32)
@@ -367,7 +367,7 @@ def by_kind(layer: Any, policy: Policy) -> Policy:
 
 
 def dtype_settings(layer: Any, policy: Policy) -> dict[str, Any]:
-    """The attributes of one layer that hold dtypes, and what they become."""
+    """The attributes of one layer that hold dtypes, with their new values."""
     wanted = {"dtype": policy.compute, "param_dtype": policy.params}
     found: dict[str, Any] = {
         name: dtype_policies.scalar_type(dtype)
@@ -400,7 +400,7 @@ def set_attribute(module: Any, name: str, value: Any) -> None:
 
 
 def set_output(module: Any, dtype: Any) -> None:
-    """Sets to which dtype the results of a module are cast; ``None``: to none."""
+    """Sets the dtype to which the results of a module are cast; ``None``: no cast."""
     if dtype is not None:
         set_attribute(module, methods.OUTPUT_DTYPE, dtype_policies.scalar_type(dtype))
     elif methods.OUTPUT_DTYPE in vars(module):
@@ -408,7 +408,7 @@ def set_output(module: Any, dtype: Any) -> None:
 
 
 def cast(variable: Variable[Any], dtype: Any) -> Any:
-    """What a Variable stores, in another dtype; the same object if that is nothing."""
+    """The stored value of a Variable in another dtype; the same object if unchanged."""
     raw = variable.get_raw_value()
     if _jax.is_ref(raw):
         return raw if raw.dtype == dtype else _jax.new_ref(raw[...].astype(dtype))
@@ -428,17 +428,17 @@ def _in_dtype(x: Any, dtype: Any) -> Any:
     )
 
 
-# What was set, and what was not, to print.
+# The layers that were set, and those that were not, to print.
 
 
 @dataclasses.dataclass(frozen=True)
 class SetLayer:
-    """What a layer has now.
+    """The dtypes of a layer after a change.
 
     Attributes:
         path: Its keys, from the model.
         kind: The name of its class.
-        policy: Its dtypes, ``None`` where it has none of the kind.
+        policy: Its dtypes, ``None`` for a kind that it lacks.
     """
 
     path: Path
@@ -448,7 +448,7 @@ class SetLayer:
 
 @dataclasses.dataclass(frozen=True)
 class UnknownLayer:
-    """A module with its own Params that does not say in which dtype it computes.
+    """A module with its own Params but no dtype in which it computes.
 
     Attributes:
         path: Its keys, from the model.
@@ -463,12 +463,12 @@ class UnknownLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """What was set; it prints as a table.
+    """The dtypes that were set; prints as a table.
 
     Attributes:
         policy: The policy of the model.
         layers: The layers that were set, in the order of the model.
-        unknown: The layers with Params but without ``dtype``, which are as they were.
+        unknown: The layers with Params but without ``dtype``, which are unchanged.
     """
 
     policy: Policy
@@ -506,7 +506,7 @@ def _told(path: Path, variable: Variable[Any]) -> str:
 
 
 def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
-    """What is said of the layers in which nothing can be set."""
+    """The message about layers in which nothing can be set."""
     rows = [(paths.dotted(x.path), x.kind, ", ".join(x.params)) for x in unknown]
     return errors.message(
         "A policy can set nothing in these layers: they have Params, but no attribute "
@@ -570,7 +570,7 @@ def default(
 
 @dataclasses.dataclass
 class _Running:
-    """A constructor that runs: its class, what it was given, and in which trace."""
+    """A constructor that runs: its class, its given dtypes, and its trace."""
 
     kind: type
     given: frozenset[str]
@@ -633,7 +633,7 @@ class _PolicyBuilder:
             warnings.warn(message, errors.UnknownLayerWarning, stacklevel=4)
 
     def check_matched(self) -> None:
-        """Refuses an exception that matched nothing of all that was made."""
+        """Refuses an exception that matched nothing in any model that was made."""
         for number, (where, _) in enumerate(self.exceptions):
             if number not in self._matched:
                 raise ValueError(
@@ -648,17 +648,17 @@ class _PolicyBuilder:
 def _given(
     cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: _Running | None
 ) -> frozenset[str]:
-    """Which dtypes a layer is given as arguments."""
+    """The names of the dtypes that a layer is given as arguments."""
     try:
         bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs).arguments
-    except (TypeError, ValueError):  # the constructor says what is wrong
+    except (TypeError, ValueError):  # the constructor reports the fault
         return frozenset()
     bound = bound | bound.get("kwargs", {})
     given = {name for name in _NAMES if name in bound}
     if bound.get("dtype") is None:
         given.discard("dtype")
     if outer is not None and outer.is_ours:
-        # It passes on what it was given itself, or its defaults.
+        # It passes on the dtypes that it was given, or its defaults.
         given = {
             name
             for name in given
@@ -668,8 +668,8 @@ def _given(
 
 
 def _chosen(layer: Any, is_inside: bool) -> frozenset[str]:
-    """Which dtypes the class of a layer has chosen: they are not its defaults."""
-    if is_inside:  # a layer of ours made it, and gave it what is given
+    """The names of the dtypes that a layer's class chose: they aren't its defaults."""
+    if is_inside:  # one of our layers made it, and passed its arguments on
         return frozenset()
     found = {name: vars(layer)[name] for name in _NAMES if name in vars(layer)}
     expected = {name: _default(type(layer), name) for name in found}

@@ -1,11 +1,11 @@
 """Makes and trains models on many devices.
 
     model, optimizer = nnx.sharding.init(make, mesh, rules)   # each device its own part
-    print(nnx.sharding.report(model))                         # who holds how much
+    print(nnx.sharding.report(model))                         # the bytes of each device
     x = nnx.sharding.constrain(x, ("batch", "hidden"))        # inside of a model
     batch = nnx.sharding.global_batch(rows_of_this_process, sharding)
 
-The rules say which axis of the mesh divides a named axis, as in ``[("hidden",
+The rules map a named axis to the axis of the mesh that divides it, as in ``[("hidden",
 "tensor")]``; without a mesh, none of this does anything. `fetch` reads a value that is
 spread over processes.
 """
@@ -13,8 +13,8 @@ spread over processes.
 # The files of this folder:
 #
 # - `placement.py`: values placed on a mesh: inside of a model, a model being made,
-#   batches of all processes; names, shapes and a mesh that don't go together; where
-#   each array is, and how many bytes a device holds.
+#   batches of all processes; names, shapes and a mesh that don't fit together; the
+#   place of each array, and the bytes that a device holds.
 
 from graftree import namespaces
 from graftree.sharding.placement import (

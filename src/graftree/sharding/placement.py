@@ -1,10 +1,10 @@
-"""Places values on a mesh: activations, models being made, what processes have.
+"""Places values on a mesh: activations, models being made, data of processes.
 
 `constrain` places values inside a model by the names of their axes. `init` makes a
-model where it belongs: each device computes its own part. `global_batch` joins what
-each process has into arrays of all processes; `fetch` reads these in each process.
+model where it belongs: each device computes its own part. `global_batch` joins the
+rows of all processes into global arrays; `fetch` reads these in each process.
 
-`report` is a table of where the arrays of a model are, by path, with the bytes on each
+`report` is a table of the places of a model's arrays, by path, with the bytes on each
 device.
 """
 
@@ -51,7 +51,7 @@ def constrain(x: T, names: Sequence[Any]) -> T:
 
     Args:
         x: An array, or a pytree of arrays, all with axes of these names.
-        names: What each axis is: a name that `logical_axis_rules` know or an axis of
+        names: One for each axis: a name that `logical_axis_rules` know or an axis of
             the mesh, a tuple of such names, or ``None`` for an axis that is not
             divided. You may leave out axes at the end; they are not divided either.
 
@@ -116,7 +116,7 @@ _PUT = {
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _place_both(x: jax.Array, explicit: NamedSharding, auto: NamedSharding) -> Any:
-    """Compiled, because one of them alone would forget what the other one did."""
+    """Compiled together: by itself, one would forget the effect of the other."""
     return jax.lax.with_sharding_constraint(jax.sharding.reshard(x, explicit), auto)
 
 
@@ -137,23 +137,23 @@ def init(
     mesh: jax.sharding.Mesh,
     rules: Sequence[tuple[str, Any]] = (),
 ) -> T:
-    """Makes a model on a mesh, as the annotations of its Variables say.
+    """Makes a model on a mesh, placed by the annotations of its Variables.
 
     The function is compiled, so that no device ever holds more than its part of an
     array, and all devices help to make it. The numbers are those that the function
-    gives without a mesh: what JAX would cut to 32 bits stays on the host, and so do
-    Python numbers.
+    gives without a mesh: values that JAX would cut to 32 bits stay on the host, and so
+    do Python numbers.
 
     Args:
         make: Makes the model; also a tuple of a model and its optimizer, whose state
             goes where the parameters are, or where their ``optimizer_sharding`` says.
             It is traced twice.
-        mesh: The devices. What is not annotated is on all of them.
-        rules: What the logical axis names in annotations stand for: pairs of a name and
+        mesh: The devices. Variables without annotations are on all of them.
+        rules: The meaning of the logical axis names in annotations: pairs of a name and
             an axis of the mesh, a tuple of axes, or ``None``.
 
     Returns:
-        What ``make`` returns.
+        The result of ``make``.
 
     Raises:
         ValueError: If the mesh has no axis of a name, or the devices can't divide an
@@ -178,7 +178,7 @@ def init(
             raise
         _check_annotations(abstract, mesh)
         places = jax.tree.map(lambda x: x.sharding, states.as_pure(abstract))
-        kept: list[Any] = []  # what no device can hold, in the places of their leaves
+        kept: list[Any] = []  # those that no device can hold, in their places
 
         def arrays() -> Any:
             leaves, treedef = jax.tree.flatten(states.as_pure(functional.state(make())))
@@ -237,16 +237,16 @@ def as_abstract(tree: T, graph: bool | None = None) -> T:
 def get_abstract_model(
     init_fn: Callable[[], Any], mesh: jax.sharding.Mesh, *, graph: bool | None = None
 ) -> tuple[Any, Any]:
-    """Gives the structure and sharded shapes of the model that a function makes.
+    """Returns the structure and sharded shapes of the model that a function makes.
 
     Args:
         init_fn: Makes the model; it is not run, only traced.
-        mesh: What the annotations refer to.
+        mesh: The mesh that the annotations refer to.
         graph: The mode; ``None`` takes the default.
 
     Returns:
         The GraphDef, and the State with a ``jax.ShapeDtypeStruct`` on ``mesh`` for each
-        array; what is not annotated is replicated.
+        array; Variables without annotations are replicated.
 
     Raises:
         ValueError: If the mesh has no axis of a name.
@@ -284,7 +284,7 @@ def _is_on_host(leaf: Any) -> bool:
 def _explain(
     make: Callable[[], Any], mesh: jax.sharding.Mesh, error: Exception
 ) -> None:
-    """Raises what is wrong with the annotations of a model that can't be made."""
+    """Raises the faults in the annotations of a model that can't be made."""
     try:
         with variable_sharding.use_eager_sharding(False):
             abstract = functional.state(recordings.eval_shape(make))
@@ -341,11 +341,11 @@ def _axes_of(entry: Any) -> tuple[str, ...]:
 def _misfit(
     names: Sequence[Any], spec: PartitionSpec, shape: tuple[int, ...], mesh: Any
 ) -> str | None:
-    """What is wrong if an array has axes of these names; ``None`` if nothing is.
+    """The fault in an array with axes of these names; ``None`` if there is none.
 
     Args:
         names: An annotation.
-        spec: What its names mean.
+        spec: The meaning of its names.
         shape: The shape of the array.
         mesh: The mesh.
     """
@@ -371,7 +371,7 @@ def _misfit(
 
 
 def _surroundings(mesh: Any) -> str:
-    """Lines that say what names can mean."""
+    """Lines that list the possible meanings of names."""
     rules = ", ".join(
         f"{a!r} -> {b!r}" for a, b in variable_sharding.get_logical_axis_rules()
     )
@@ -389,8 +389,8 @@ def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
     """Joins the rows of each process into arrays of all processes.
 
     Args:
-        batch: A pytree of NumPy arrays, of what converts to them, or of random keys:
-            the rows of this process. All processes have the same number of rows.
+        batch: A pytree of NumPy arrays, of values that convert to them, or of random
+            keys: the rows of this process. All processes have the same number of rows.
         sharding: Where the rows go, e.g. ``NamedSharding(mesh, P("data"))``.
 
     Returns:
@@ -440,7 +440,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
-    """Why a leaf has no place, or can't be divided, if so."""
+    """The reason why a leaf has no place or can't be divided, if there is one."""
     if not _is_key(leaf):
         leaf = np.asarray(leaf)
         if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_):
@@ -467,7 +467,7 @@ def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
 
 
 def _own_parts(mesh: Any, entry: Any, parts: int) -> int:
-    """In how many of its parts an axis is on devices of this process."""
+    """The number of parts of an axis that are on devices of this process."""
     one_each = NamedSharding(mesh, PartitionSpec(entry))
     where: Any = one_each.addressable_devices_indices_map((parts,))
     return len({rows.indices(parts) for (rows,) in where.values()})
@@ -476,15 +476,15 @@ def _own_parts(mesh: Any, entry: Any, parts: int) -> int:
 def fetch(tree: Any) -> Any:
     """Reads arrays that are spread over processes, in each of them.
 
-    All processes must call it, with the same tree: what one process lacks, the others
-    send. Use it, for example, to read a metric of a global batch.
+    All processes must call it, with the same tree: they send each other the parts that
+    they lack. Use it, for example, to read a metric of a global batch.
 
     Args:
         tree: A pytree of arrays and Variables; also an object.
 
     Returns:
-        The same tree with whole NumPy arrays. Random keys stay keys, and what is not a
-        number, such as a string, stays what it is.
+        The same tree with whole NumPy arrays. Random keys stay keys, and values that
+        are not numbers, such as strings, stay as they are.
 
     Example:
         >>> metric = nnx.metrics.Average()
@@ -539,7 +539,7 @@ class PlacedArray:
 
 
 class Report:
-    """What `report` found; prints as a table.
+    """The result of `report`; prints as a table.
 
     Attributes:
         rows: A `PlacedArray` for each array.
@@ -576,7 +576,7 @@ class Report:
     __repr__ = __str__
 
     def draw(self, path: str) -> None:
-        """Draws where the parts of an array are; needs ``rich``.
+        """Draws the places of the parts of an array; needs ``rich``.
 
         Args:
             path: The path of an array of one or two axes, as in the table.
@@ -597,7 +597,7 @@ class Report:
 
 
 def _fullest(rows: Sequence[PlacedArray]) -> int:
-    """The bytes on the device that holds most; arrays without a place are on all."""
+    """The bytes on the fullest device; arrays without a place are on all devices."""
     held = collections.Counter[Any]()
     everywhere = 0
     for row in rows:
@@ -610,7 +610,7 @@ def _fullest(rows: Sequence[PlacedArray]) -> int:
 
 
 def report(tree: Any) -> Report:
-    """Says where the arrays of an object are, and how many bytes each device holds.
+    """Reports where the arrays of an object are, and the bytes that each device holds.
 
     Args:
         tree: An object, also an abstract one; a State; a pytree of these. A repeated

@@ -13,13 +13,13 @@ into a filter.
 
 # The files of this folder:
 #
-# - `selections.py`: which parts of a model are meant, by path, class or predicate.
+# - `selections.py`: selects parts of a model, by path, class or predicate.
 # - `frozen_variables.py`: parameters taken out of training, and back.
 # - `replacements.py`: sub-modules replaced by others; lists of equal layers as one
 #   `Stack`, and back.
 # - `stacks.py`: `Stack`, equal layers by one loop, which is in `stack_loops.py`.
 # - `adaptations.py`: LoRA onto layers, into their kernels, or off again;
-#   `lora_layers.py`: onto which, what they are then, and their new Variables.
+#   `lora_layers.py`: the layers that can have it, and their new Variables.
 
 from graftree import namespaces
 from graftree.surgery.adaptations import (

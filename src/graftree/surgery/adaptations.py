@@ -1,8 +1,8 @@
 """LoRA onto the layers of a model.
 
 A layer stays the same object with the same Variables at the same paths; only its class
-changes, to one in `lora_layers.py`, and it gets the attribute ``lora``. So what is
-shared stays shared, and checkpoints of the plain model still fit.
+changes, to one in `lora_layers.py`, and it gets the attribute ``lora``. So shared
+parts stay shared, and checkpoints of the plain model still fit.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def add_lora(
 
 
 def merge_lora(model: Any, where: Any = ...) -> list[Path]:
-    """Adds what low-rank adaptations learned to the kernels, in place.
+    """Adds the changes that low-rank adaptations learned to the kernels, in place.
 
     Each kernel becomes ``kernel + scale * lora_a @ lora_b``, computed in float32 or
-    wider, in its own dtype; the layer becomes what it was before `add_lora`. Layers
+    wider, in its own dtype; the layer is then as it was before `add_lora`. Layers
     made as `nnx.LoRALinear` become Linear.
 
     Args:
@@ -124,8 +124,8 @@ def merge_lora(model: Any, where: Any = ...) -> list[Path]:
         The first path of each layer.
 
     Raises:
-        ValueError: If no layer there has LoRA; or if the kernel of one is shared, which
-            would change others, or is not what the layer computes with; or, outside
+        ValueError: If no layer there has LoRA; or if the kernel of one is shared, so
+            that others would change, or the layer does not compute with it; or, outside
             transforms, if a sum is not finite in the dtype of the kernel. Then nothing
             has changed.
         TypeError: If ``model`` or ``where`` have the wrong type.
@@ -155,7 +155,7 @@ def merge_lora(model: Any, where: Any = ...) -> list[Path]:
 
 
 def remove_lora(model: Any, where: Any = ...) -> list[Path]:
-    """Removes low-rank adaptations, in place, and discards what they learned.
+    """Removes low-rank adaptations, in place, and discards the changes they learned.
 
     Args:
         model: A Module, or another object or container of layers.
@@ -224,7 +224,7 @@ def _check_mergeable(model: Any, layers: Sequence[ModelPart], call: str) -> None
 def _reason_to_keep(
     layer: Any, places: Mapping[int, list[Path]], is_wrapped: bool
 ) -> str | None:
-    """Why an adaptation can't be merged, if it can't."""
+    """The reason why an adaptation can't be merged, if there is one."""
     kernel = lora_layers.kernel_of(layer)
     cls = type(kernel)
     if len(places[id(kernel)]) > 1:
@@ -246,7 +246,7 @@ def _reason_to_keep(
 def _check_finite(
     layers: Sequence[ModelPart], merged: Mapping[int, Any], call: str
 ) -> None:
-    """Raises if a finite kernel would no longer be one; of tracers nobody knows."""
+    """Raises if a finite kernel would no longer be finite; ignores tracers."""
 
     def reason_against(layer: Any) -> str | None:
         new = merged[id(layer)]

@@ -1,9 +1,9 @@
-"""Frozen Variables: parameters that training leaves alone.
+"""Frozen Variables: parameters that training does not change.
 
 A frozen Variable stays the same object at the same paths, with its value, sharing and
 metadata. Only its class changes, to `Frozen`, which is not a Param: so gradients and
 optimizers with ``wrt=nnx.Param`` leave it out, and so does everything else that selects
-Params. Its metadata keep the class that it had, where updates by the state of another
+Params. Its former class is in its metadata, where updates by the state of another
 model don't reach it.
 """
 
@@ -35,8 +35,8 @@ _TYPE = variable_metadata.FROZEN_TYPE
 
 
 def _leaf(raw: Any) -> Any:
-    """What is stored, as a leaf: without the gradient that a transform gave to it."""
-    # Else the same object, since transforms tell by identity what has changed.
+    """The stored value as a leaf: without the gradient that a transform gave to it."""
+    # Otherwise the same object, since transforms find changes by identity.
     parts = [raw] if values.is_array(raw) else jax.tree.leaves(raw)
     return _constant(raw) if any(map(_jax.is_differentiated, parts)) else raw
 
@@ -46,10 +46,10 @@ class Frozen(Variable[A], leaf=_leaf):
 
     It is not a Param, so ``wrt=nnx.Param`` does not select it. Its value is a constant
     to differentiation, also as a leaf of a pytree, as in a plain ``jax.grad`` of a
-    whole model, where the gradient is zero. (``get_raw_value()`` returns what is stored
-    as it is, and so do leaves inside a further ``nnx`` transform there.) You may write
-    to it, for example by loading a checkpoint. The metadata entry ``frozen_type`` is
-    the class that it had.
+    whole model, where the gradient is zero. (``get_raw_value()`` returns the stored
+    value as it is, and so do leaves inside a further ``nnx`` transform there.) You may
+    write to it, for example by loading a checkpoint. The metadata entry
+    ``frozen_type`` is its former class.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -75,7 +75,7 @@ class Frozen(Variable[A], leaf=_leaf):
 
 
 def _constant(value: Any) -> Any:
-    # Only what is traced has a gradient.
+    # Only traced values have a gradient.
     if values.is_array(value):
         is_traced = isinstance(value, _jax.Tracer)
         return jax.lax.stop_gradient(value) if is_traced else value
@@ -91,9 +91,9 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     """Takes Variables out of training, in place: no gradients, no optimizer state.
 
     Each becomes a `Frozen` Variable, which is not a Param; it keeps its identity,
-    value, paths and metadata, so checkpoints stay the same, and what is shared stays
-    shared. Make optimizers after freezing: one made before has state for what is now
-    frozen, and its updates raise.
+    value, paths and metadata, so checkpoints stay the same, and shared Variables stay
+    shared. Make optimizers after freezing: one made before has state for the frozen
+    Variables, and its updates raise.
 
     Statistics such as those of `BatchNorm` are not parameters. They keep changing;
     ``encoder.eval()`` holds them fixed.
@@ -107,7 +107,7 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
             and object, or a list of these. A part includes everything in it.
 
     Returns:
-        The paths of what is now frozen and was not before.
+        The paths of the Variables that are newly frozen.
 
     Raises:
         ValueError: If nothing is selected, or a Variable that can't be frozen: state
@@ -158,12 +158,12 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
 
     Args:
         model: A Module, or another object or container of Variables.
-        filter: Which Variables, by what they were before: ``nnx.LoRAParam`` selects
+        filter: Which Variables, as they were before: ``nnx.LoRAParam`` selects
             frozen LoRAParams.
         where: The parts of the model in which they are, as for `freeze`.
 
     Returns:
-        The paths of what was frozen and no longer is.
+        The paths of the Variables that are no longer frozen.
 
     Raises:
         ValueError: If nothing frozen is selected.
@@ -203,8 +203,8 @@ def _inside(model: Any, where: Any, call: str) -> list[ModelPart]:
 
 
 def _turn_into(variable: Any, cls: Any, entries: Any) -> None:
-    # The Variable itself, and not another one in its place: so it is found changed
-    # wherever it is, also in tuples, in views and by other names.
+    # Changes the Variable itself instead of replacing it, so that it is changed
+    # everywhere, also in tuples, in views and under other names.
     variable.__class__ = cls
     variables.replace_metadata(variable, HashableMapping(entries))
 
@@ -230,7 +230,7 @@ def _nothing(function: str, filter_: Filter, inside: list[ModelPart]) -> ValueEr
     )
 
 
-# What can't be frozen.
+# Variables that can't be frozen.
 
 
 _NO_PARAMETERS = (BatchStat, Cache, Intermediate, OptState, RngState)
@@ -249,7 +249,7 @@ def _reason_against(variable: Variable[Any], is_overwritten: bool) -> str | None
     return None
 
 
-# What a class may define that plays no part after construction, or is in the metadata.
+# Members without effect after construction, or that are in the metadata.
 _HARMLESS = frozenset(
     {
         *("__module__", "__qualname__", "__doc__", "__slots__", "__annotations__"),
@@ -263,7 +263,7 @@ _HARMLESS = frozenset(
 
 
 def own_behaviour(cls: type[Variable[Any]]) -> list[str]:
-    """What a class of Variables defines that one of Graftree's does not have."""
+    """Lists the members that a class of Variables adds to those of Graftree's."""
     return sorted(
         name
         for base in cls.__mro__

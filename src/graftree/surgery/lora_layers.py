@@ -1,4 +1,4 @@
-"""Layers with a low-rank adaptation: which ones can have it, and what they become.
+"""Layers with a low-rank adaptation: those that can have it, and their new classes.
 
 Each stays a layer of its kind, with the same Variables at the same paths, and gets one
 more attribute, ``lora``. Its kernel counts as ``kernel + scale * lora_a @ lora_b``,
@@ -47,7 +47,7 @@ class LowRank(lora.LoRA):
         param_dtype: The dtype in which the Variables are stored.
 
     Attributes:
-        adapts_attend: Of an `Embed`, whether `attend` is adapted as the lookup is.
+        adapts_attend: For an `Embed`, whether `attend` is adapted like the lookup.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LowRank(lora.LoRA):
         return x, a, b if self.scale == 1 else b * jnp.asarray(self.scale, b.dtype)
 
     def __call__(self, x: Any, **kwargs: Any) -> jax.Array:
-        """What is added to the outputs of a Linear."""
+        """The change to the outputs of a Linear."""
         inputs, a, b = self.operands(x)
         return _chained(inputs, a, b, (inputs.ndim - 1,), 0, **kwargs)
 
@@ -124,7 +124,7 @@ def _sum(
     inputs: Any,
     out_sharding: Any,
 ) -> Any:
-    """What a layer computes plus its low-rank change, in the dtype of the first."""
+    """The outputs of a layer plus the low-rank change, in the dtype of the outputs."""
     options = arguments.if_set(out_sharding=out_sharding)
     outputs = compute(inputs, **options)
     return outputs + change(inputs, **options).astype(outputs.dtype)
@@ -218,7 +218,7 @@ Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class Adaptable(NamedTuple):
-    """How a class of layers is adapted.
+    """The adaptation of a class of layers.
 
     Attributes:
         adapted: The class that a layer gets.
@@ -248,7 +248,7 @@ ADAPTABLE: dict[type, Adaptable] = {
         LoRAEmbed, lambda x: ((), (x.num_embeddings,), (x.features,)), "embedding"
     ),
 }
-# The classes that layers have with LoRA, and those that they get back.
+# The classes of layers with LoRA, and the classes that they get back.
 PLAIN: dict[type, type] = {x.adapted: plain for plain, x in ADAPTABLE.items()}
 PLAIN[lora.LoRALinear] = linear.Linear
 
@@ -259,12 +259,12 @@ def is_adapted(layer: Any) -> bool:
 
 
 def plain_of(layer: Any) -> type:
-    """The class of a layer, or that which it had without LoRA."""
+    """The class of a layer, or the one that it had without LoRA."""
     return PLAIN.get(type(layer), type(layer))
 
 
 def is_adaptable(layer: Any) -> bool:
-    """Whether it is of a class that is, or can be, adapted."""
+    """Whether its class is adapted, or can be."""
     return plain_of(layer) in ADAPTABLE
 
 
@@ -274,12 +274,12 @@ def kernel_of(layer: Any) -> Variable[Any]:
 
 
 def sizes_of(layer: Any) -> Sizes:
-    """The sizes of the axes of its kernel, but for leading ones."""
+    """The sizes of the axes of its kernel, except leading ones."""
     return ADAPTABLE[plain_of(layer)].axes(layer)
 
 
 def _reason_against(layer: Any, is_wrapped: bool) -> str | None:
-    """Why a layer can't be adapted, if it can't."""
+    """The reason why a layer can't be adapted, if there is one."""
     cls = type(layer)
     if cls not in ADAPTABLE:
         return _reason_against_class(cls)
@@ -326,7 +326,7 @@ def check_owned(layers: Sequence[ModelPart]) -> None:
         bookkeeping.check_owned(layer, paths.dotted(path))
 
 
-# The metadata of a kernel that its factors have too.
+# The metadata that factors take over from their kernel.
 _INHERITED = frozenset(
     {"out_sharding", "mesh", "sharding_rules", *variable_metadata.REQUIRED}
 )
@@ -385,14 +385,14 @@ class Factors:
             value = _moved(value, self._part(number, own))
         elif entries.get("mesh") or not jax.sharding.get_abstract_mesh().empty:
             return self._kind(value, **entries)
-        # It is where the kernel is. There may be no mesh now, by which to place it.
+        # It is where the kernel is. There may be no mesh now to place it.
         eager = entries.pop("eager_sharding")
         variable = self._kind(value, **entries, eager_sharding=False)
         variable.set_metadata(eager_sharding=eager)
         return variable
 
     def _part(self, number: int, annotation: Any) -> Any:
-        """What an annotation of the kernel says of the axes that one of the two has."""
+        """The part of a kernel's annotation for the axes that one of the two has."""
         if isinstance(annotation, NamedSharding):
             spec = self._part(number, annotation.spec)
             return NamedSharding(annotation.mesh, spec)

@@ -1,7 +1,7 @@
 """Sub-modules replaced by others, in place, wherever they are.
 
-A module is replaced wherever the rest of the model refers to it. What the module itself
-refers to stays, so its replacement may contain it. Lists and dicts are changed in
+A module is replaced wherever the rest of the model refers to it. Its own references
+stay, so its replacement may contain it. Lists and dicts are changed in
 place; tuples, which can't be, are replaced by new ones.
 
 `stack` and `unstack` replace lists of equal layers by one `Stack`, and back.
@@ -46,7 +46,7 @@ def replace(model: Any, where: Any, by: Any) -> list[Path]:
         where: The modules to replace: a pattern of paths such as
             ``"encoder.blocks[3].mlp"`` (see `at`), a class, a function of path and
             module, or a list of these.
-        by: A function that gets a module and returns what takes its place: another
+        by: A function that gets a module and returns its replacement: another
             module, which may contain the old one, a function such as ``nnx.relu``, or
             the module itself to keep it. Or a module, for exactly one match.
 
@@ -113,7 +113,7 @@ def check_separate(model: Any, found: list[ModelPart], call: str) -> None:
     for path, x in found:
         for _, part in selections.parts_of(x):
             is_other = part is not x and id(part) in selected
-            # In a cycle each is in the other one, and both are in the model.
+            # In a cycle each is in the other, and both are in the model.
             if is_other and not (id(part) in outer and _is_in(x, part)):
                 raise ValueError(
                     f"{call}: {paths.dotted(selected[id(part)])} is inside of "
@@ -137,12 +137,12 @@ def _check_new(found: list[ModelPart], new: Mapping[int, Any]) -> None:
 
 
 def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
-    """Puts others in the place of some parts, by the identity of these.
+    """Replaces some parts, which are found by identity.
 
     Args:
-        model: What they are in.
+        model: The model that they are in.
         found: The parts.
-        new: What takes the place of each.
+        new: The replacement of each.
 
     Raises:
         ValueError: If one does not fit where it would be; then nothing is changed.
@@ -150,7 +150,7 @@ def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
     """
     steps: list[Callable[[], None]] = []
     wanted = {id(x) for _, x in found}
-    # What each object becomes: itself, or another one if it can't change.
+    # The new form of each object: itself, or another one if it can't change.
     done: dict[int, tuple[Any, Any]] = {}
     above, cyclic = walks.Above(), set[int]()
     owners: dict[Path, Pytree | None] = {}
@@ -197,14 +197,14 @@ def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
 def _setting(
     x: Any, kind: Any, owner: Pytree | None, key: Any, now: Any
 ) -> Callable[[], None]:
-    """What sets a child of an object, which may be set."""
+    """A function that sets a child of an object, after a check that it may."""
     if owner is not None:
         bookkeeping.check_owned(owner, str(key))
     if isinstance(x, Pytree):
         name = attributes.name_of(type(x), key)
         pytrees.check_assignment(x, name, now)
         if nodes.kind_of(now) is Leaf.STATIC:
-            # Else it would be a leaf, which transforms refuse.
+            # Otherwise it would be a leaf, which transforms refuse.
             now = attributes.static(now)
     return functools.partial(kind.set_key, x, key, now)
 
@@ -239,7 +239,7 @@ def stack(
         ValueError: If nothing is selected, something other than a List of layers, or
             layers that share Variables; then nothing has changed, nor in the next case.
         StateMismatchError: If layers differ in more than values (dtypes included), or
-            hold what no JAX array can. NumPy arrays and Python numbers become arrays.
+            JAX arrays can't hold these. NumPy arrays and Python numbers become arrays.
         TypeError: If ``model`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns an object that would change.
 
@@ -300,7 +300,7 @@ def _layers_of(stack: Any) -> containers.List[Any]:
 
 
 def _shared(model: Any) -> set[int]:
-    """The identities of what occurs more than once in a model."""
+    """The identities of objects that occur more than once in a model."""
     groups = traversals.find_duplicates(model)
     found = dict(traversals.iter_graph(model, graph=True))
     return {id(found[path]) for group in groups for path in group if path in found}
@@ -327,9 +327,9 @@ def _stack_of(
             axis_name=axis_name,
         )
 
-    # Abstract: else the values of the first layer would be there once per layer.
+    # Abstract: otherwise the first layer's values would exist once per layer.
     stack = recordings.eval_shape(make)
-    # Values only: annotations know of the axis already.
+    # Values only: annotations already have the axis.
     values = [states.as_pure(functional.state(layer)) for layer in layers]
     join = functools.partial(stacks.stacked, axis_name)
     updates.update(stack.layers, jax.tree.map(join, *values))
@@ -342,7 +342,7 @@ def _stack_of(
 
 
 def _check_layers(layers: Any, shared: set[int]) -> None:
-    """Raises unless they are layers that differ in nothing but values."""
+    """Raises unless they are layers that differ only in values."""
     if not isinstance(layers, containers.List) or not len(layers):
         raise ValueError(
             f"nnx.surgery.stack: a {type(layers).__name__} is selected, which is not "

@@ -1,4 +1,4 @@
-"""Which parts of a model are selected: modules, containers and Variables, by path.
+"""Selects parts of a model: modules, containers and Variables, by path.
 
 Each part is found once, with the first path that leads to it; parents come first. A
 pattern selects a shared part if one of its paths matches. Classes and predicates see
@@ -24,7 +24,7 @@ from graftree.nn import reparametrization
 def at(pattern: str) -> Pattern:
     """A filter that matches paths, for all functions that take filters.
 
-    A string that is used as a filter is the tag of a Variable; this makes a filter of a
+    A string used as a filter is the tag of a Variable; this makes a filter from a
     pattern of paths. Combine it with ``nnx.All``, ``nnx.Any`` and ``nnx.Not``.
 
     Args:
@@ -66,8 +66,8 @@ def check_model(model: Any, call: str) -> None:
 def parts_of(root: Any, *, without: Container[int] = ()) -> list[ModelPart]:
     """All nodes and Variables of an object, itself first.
 
-    What is in those with the identities ``without`` is left out, unless there are other
-    ways to it.
+    Leaves out the contents of objects with the identities ``without``, unless there are
+    other ways to them.
     """
     is_new = walks.Once()
 
@@ -82,7 +82,7 @@ def parts_of(root: Any, *, without: Container[int] = ()) -> list[ModelPart]:
 def places_of(root: Any) -> dict[int, list[Path]]:
     """All places of each Variable, by its identity.
 
-    A place is the first path to what refers to it, and the key.
+    A place is the first path to an object that refers to it, and the key.
     """
     found: dict[int, list[Path]] = collections.defaultdict(list)
     for path, part in parts_of(root):
@@ -129,8 +129,8 @@ def find(
         root: The model.
         where: A pattern, class or predicate, or a list of these.
         call: The function that was called, with its argument, for messages.
-        among: The parts that are meant.
-        what: What they are, in the singular.
+        among: The parts to choose from.
+        what: Their kind, in the singular.
 
     Raises:
         TypeError: If ``where`` selects nothing by its type.
@@ -155,8 +155,8 @@ def find(
 
 
 def _matched(root: Any, pattern: Pattern) -> Iterator[Any]:
-    """The parts to which a path leads that matches; cycles are followed once."""
-    # By what can still match, there are few ways to come to an object.
+    """The parts at paths that match; cycles are followed once."""
+    # Ways to an object differ only in the rest of the pattern, so there are few.
     progress_at: dict[Path, Progress] = {(): pattern.begin()}
     seen: dict[tuple[int, Progress], Any] = {}
 
@@ -178,7 +178,7 @@ def _matched(root: Any, pattern: Pattern) -> Iterator[Any]:
 
 
 def inside(root: Any, where: Any, call: str) -> list[ModelPart]:
-    """The parts that are selected and all that is in them; ``...`` selects everything.
+    """The selected parts and everything in them; ``...`` selects all.
 
     Args:
         root: The model.
@@ -203,7 +203,7 @@ def refuse(
 
     Args:
         parts: The parts.
-        reason_against: Says why a part is refused, if it is.
+        reason_against: Gives the reason why a part is refused, if there is one.
         what: The first line of the message.
         way_out: Its last lines.
     """
@@ -218,7 +218,7 @@ _OVERWRITING = (reparametrization.SpectralNorm, reparametrization.WeightNorm)
 
 
 def ids_overwritten(model: Any) -> set[int]:
-    """The identities of what is in layers whose weights each call overwrites."""
+    """The identities of objects in layers whose weights each call overwrites."""
     return {
         id(part)
         for _, x in parts_of(model)

@@ -1,10 +1,10 @@
 """The loop over the layers of a `Stack`.
 
-It does what a list of the layers would do. What always holds, in every mode:
+It does the same as a list of the layers. Always, in every mode:
 
-- What a layer writes to itself is kept, Variables and other attributes.
-- What a layer writes to an object among its arguments, such as ``rngs``, is seen by the
-  next layer and the caller: objects go round with ``x``. Arrays are the same for all.
+- Changes that a layer makes to itself are kept, Variables and other attributes.
+- Changes to an object among the arguments, such as ``rngs``, reach the next layer and
+  the caller: objects go round with ``x``. Arrays are the same for all.
 - A loop has one type of ``x`` for all layers; a list need not: its first layer may get
   another dtype, or sharding, than the rest. If all layers return one type, ``x`` is
   converted to it before the first.
@@ -34,13 +34,13 @@ from graftree.transforms.derivatives import grad
 
 
 class Options(NamedTuple):
-    """How a loop goes; hashable.
+    """The settings of a loop; hashable.
 
     Attributes:
         is_scan: Whether layers take a value each, and return an output besides ``x``.
         length: The number of layers.
         remat: As in `Stack`; likewise the rest.
-        unroll: As a `Static`: to unroll once is something else than to unroll all.
+        unroll: As a `Static`: unrolling once differs from unrolling everything.
     """
 
     is_scan: bool
@@ -133,7 +133,7 @@ def _loop(
             return _as_pair(layer(x, value, *args, **kwargs))
         return layer(x, *args, **kwargs), None
 
-    # In every mode: layers in a list keep what is written to them.
+    # In every mode: layers in a list keep their changes.
     keeps_all = {"graph": True, "graph_updates": True}
     if options.remat:
         step.__qualname__ = "a layer of nnx.Stack"  # as messages call it
@@ -177,11 +177,11 @@ def _as_pair(out: Any) -> tuple[Any, Any]:
     )
 
 
-# The type of what goes from layer to layer.
+# The type of the value that goes from layer to layer.
 
 
 class _UnsettledError(Exception):
-    """A layer returned ``x`` of another type than it was given."""
+    """A layer returned ``x`` of another type than it got."""
 
     def __init__(self, given: Any, types: Any) -> None:
         super().__init__("x of another type")
@@ -205,7 +205,7 @@ class _UnsettledError(Exception):
 
 
 def _fitting(x: Any, out: Any) -> Any:
-    """What a layer returned, if the next one can take it."""
+    """The output of a layer, if the next one can take it."""
     if any(map(_is_object, jax.tree.leaves((x, out), is_leaf=_is_object))):
         return out  # the loop itself compares objects
     given, types = (jax.tree.map(jax.typeof, tree) for tree in (x, out))
@@ -216,7 +216,7 @@ def _fitting(x: Any, out: Any) -> Any:
         raise _refusal(given, types)
     if not all(_is_settled(old, new) for old, new in pairs):
         raise _UnsettledError(given, types)
-    # What is equal on all devices may go where each has its own.
+    # Values equal on all devices may go where each device has its own.
     return jax.tree.map(lambda x, t: _jax.as_varying(x, _jax.varying(t)), out, given)
 
 
@@ -271,7 +271,7 @@ def check_values(values: Any, length: int) -> None:
     """Raises unless all arrays have an entry per layer.
 
     Raises:
-        ValueError: If the first axis of an array is another one.
+        ValueError: If the first axis of an array has another size.
     """
     for path, x in jax.tree_util.tree_leaves_with_path(values):
         if jnp.shape(x)[:1] != (length,):

@@ -6,8 +6,8 @@ whose Variables have a first axis with an entry per layer, and applies it with `
 (`stack_loops.py`). Its numbers are those of a list of layers made by the same calls.
 
 Equal layers are one program, so they may differ only in values: `check_alike` checks
-that wherever a layer joins them. The end of the file takes stacked arrays, which may be
-abstract, apart and puts them together.
+this wherever a layer joins them. The end of the file splits and joins stacked arrays,
+which may be abstract.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ class Stack(Module, Generic[L]):
         Args:
             x: The input of the first layer: an array, or a pytree of arrays. If the
                 layers return another floating dtype, it is first cast to that.
-            *args: Further arguments, the same for all layers. What a layer writes to an
-                object, such as an `Rngs`, is seen by the next one and the caller.
+            *args: Further arguments, the same for all layers. Changes of a layer to an
+                object, such as an `Rngs`, reach the next one and the caller.
             **kwargs: Further keyword arguments, likewise. Arguments without arrays,
-                such as flags, stay what they are.
+                such as flags, stay as they are.
 
         Returns:
             The output of the last layer.
@@ -132,7 +132,7 @@ class Stack(Module, Generic[L]):
         return stack_loops.run(self._options(False), self.layers, x, None, args, kwargs)
 
     def scan(self, x: Any, values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Applies the layers with a value for each, and collects what each returns.
+        """Applies the layers with a value for each, and collects their outputs.
 
         Each step is ``x, output = layer(x, value, *args, **kwargs)``.
 
@@ -170,7 +170,7 @@ class Stack(Module, Generic[L]):
         )
 
     def each(self, function: Callable[[L], Any]) -> Any:
-        """Calls a function with every layer, as by `vmap`, and keeps what it changes.
+        """Calls a function with every layer, as by `vmap`, and keeps its changes.
 
         Args:
             function: A function of a layer, e.g. one that makes its cache.
@@ -309,7 +309,7 @@ def _pure_state(node: Any) -> Any:
 def _construct(
     make: Callable[[Rngs], L], length: int, rngs: Rngs, axis_name: str | None
 ) -> L:
-    """The layers that so many calls of ``make`` would make, stacked."""
+    """The layers that this many calls of ``make`` would make, stacked."""
 
     def step(rngs: Rngs) -> tuple[Rngs, L]:
         layer = make(rngs)
@@ -329,7 +329,7 @@ def _construct(
 
 
 def _check_layer(layer: Any, rngs: Rngs) -> None:
-    """Raises if something else was made, or what all layers would have in common."""
+    """Raises if something else was made, or parts that all layers would share."""
     if not isinstance(layer, Pytree):
         raise TypeError(
             f"A Stack is made of Modules, but make(rngs) is of type "
@@ -357,7 +357,7 @@ def _check_layer(layer: Any, rngs: Rngs) -> None:
             )
 
 
-# Are layers alike?
+# Comparing layers.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,7 +378,7 @@ class _Kind:
 
 @dataclasses.dataclass(frozen=True)
 class _Held:
-    """A Variable, or a bare array, with the kinds of what it holds."""
+    """A Variable, or a bare array, with the kinds of its values."""
 
     fact: Any
     treedef: Any
@@ -395,7 +395,7 @@ class _Held:
 def check_alike(
     what: str, first: Any, other: Any, names: tuple[str, str], way_out: str
 ) -> None:
-    """Raises unless two layers differ in nothing but values.
+    """Raises unless two layers differ only in values.
 
     Args:
         what: The first line of the error.
@@ -421,7 +421,7 @@ def check_alike(
 
 
 def _misfit(difference: differences.Difference) -> Misfit | None:
-    """A difference of two leaves in what they hold."""
+    """A difference between the values of two leaves."""
     path, old, new = difference
     if not (isinstance(old, _Held) and isinstance(new, _Held)):
         return None
@@ -431,7 +431,7 @@ def _misfit(difference: differences.Difference) -> Misfit | None:
 
 
 def _facts(layer: Any) -> dict[Path, Any]:
-    """What equal layers have in common, by path."""
+    """The facts that equal layers share, by path."""
     graphdef, leaves = flattening.flatten_graph(layer)
     found = differences.facts(graphdef, identity=False)
     for path, leaf in zip(graphdef.paths(), leaves, strict=True):
@@ -446,7 +446,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def _kind(x: Any) -> Any:
-    """The kind of an array or number; of anything else its type, in words."""
+    """The kind of an array or number; for anything else its type, in words."""
     if type(x) in _NUMBERS:
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(type(x)))
         is_fitting = type(x) is not int or x in _range(dtype)
@@ -487,7 +487,7 @@ def check_values(what: str, layer: Any, way_out: str) -> None:
 
 
 def _is_known_to_jax(kind: Any) -> bool:
-    """Whether a JAX array has the same dtype: one of 64 bits it may not have."""
+    """Whether a JAX array can have the same dtype: 64 bits may be switched off."""
     if not isinstance(kind, _Kind) or kind.dtype == "int":
         return False
     if kind.dtype.startswith("key<"):
@@ -498,9 +498,9 @@ def _is_known_to_jax(kind: Any) -> bool:
 
 
 def count(layers: Any, length: int) -> int:
-    """How many layers are stacked here.
+    """Counts the layers that are stacked here.
 
-    Where devices have some of the layers each, as in `shard_map`, the arrays say it.
+    If each device has some of the layers, as in `shard_map`, the arrays decide.
 
     Args:
         layers: The layers.
@@ -563,7 +563,7 @@ def some_of(x: Any, index: slice) -> Any:
 
 
 def with_layer(old: Any, position: int, x: Any) -> Any:
-    """Stacked values with others for a layer."""
+    """Stacked values with new ones for a layer."""
     if isinstance(old, jax.ShapeDtypeStruct):
         return old
     if _explicit_spec(old) is None:

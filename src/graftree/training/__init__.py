@@ -1,4 +1,4 @@
-"""What a training loop needs besides the model.
+"""The parts of a training loop besides the model.
 
     stopping = nnx.training.EarlyStopping(patience=10)
 

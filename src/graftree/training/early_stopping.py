@@ -1,4 +1,4 @@
-"""Evaluation scores: which of two is better, and when to stop: `EarlyStopping`."""
+"""Evaluation scores: compares two, and decides when to stop: `EarlyStopping`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graftree.core.objects import pytrees
 from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 
-# By mode, what every number is better than.
+# By mode, a score that every number is better than.
 WORST = {"min": math.inf, "max": -math.inf}
 
 
@@ -49,7 +49,7 @@ def as_number(score: Any, name: str) -> float:
 
 
 class EarlyStopping(pytrees.Pytree):
-    """Says when training has stopped improving.
+    """Detects when training has stopped improving.
 
     Its counts are Variables, so a checkpoint can hold it: a resumed run stops where it
     would have stopped. Call it outside of compiled functions.

@@ -2,16 +2,16 @@
 
 An `Optimizer` does not hold the model: you pass it to each `Optimizer.update`. It keeps
 the state of one Optax transformation for the leaves that ``wrt`` selects, boxed in
-Variables so that ``split``, ``jit`` and checkpoints treat it like any other state. What
-always holds:
+Variables so that ``split``, ``jit`` and checkpoints treat it like any other state.
+Always:
 
 - Optax sees States: of Variables in ``init``, of plain arrays in ``update``;
 - all Variables stay the same objects, only their raw values change;
 - an update computes first and writes last: if anything raises, nothing has changed.
 
-Optax sees trees of arrays: it cannot know which parameter a shape belongs to, nor what
-the caller did. The checks at the end of the file can, and they report paths and
-arguments.
+Optax sees trees of arrays: it knows neither which parameter a shape belongs to, nor
+the arguments of the call. The checks at the end of the file do, and they report paths
+and arguments.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def _make_placed(value: Any, entries: dict[str, Any], is_apart: bool) -> OptVari
         _has_mesh(entries) and (is_apart or not is_on_mesh)
     ):
         return OptVariable(value, **entries)
-    # What is where its param is stays there, whatever its names mean now: they may be
-    # logical ones, and the rules for them gone.
+    # State that is where its param is stays there, whatever its names mean now: they
+    # may be logical ones, and their rules may be gone.
     if is_on_mesh and is_apart:
         value = sharding.place(value, {**entries, "mesh": value.sharding.mesh})
     variable = OptVariable(value, **{**entries, "eager_sharding": False})
@@ -169,8 +169,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         model: A Module, or any other node, State, dict or list that holds the leaves to
             optimize. It is only read.
         tx: An Optax gradient transformation.
-        wrt: The filter that selects what to optimize, usually ``nnx.Param``. It may
-            select arrays outside of Variables too.
+        wrt: The filter that selects the leaves to optimize, usually ``nnx.Param``. It
+            may select arrays outside of Variables too.
         graph: Whether shared references are followed (graph mode). ``None`` means
             the default in force at each use.
 
@@ -243,12 +243,12 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Args:
             model: The model, with the structure for which the optimizer was made.
             grads: A State, or any other node in which ``wrt`` selects the same paths as
-                in ``model``; what ``wrt`` does not select is ignored.
+                in ``model``; leaves that ``wrt`` does not select are ignored.
             **kwargs: Passed on to ``tx.update``, with Variables replaced by their
                 values; e.g. ``value=``, ``grad=`` and ``value_fn=`` for L-BFGS.
 
         Returns:
-            What Optax added to the params: a State of arrays.
+            The updates that Optax added to the params: a State of arrays.
 
         Raises:
             TypeError: If ``grads`` is missing, or passed as the model.
@@ -342,7 +342,7 @@ def _init(tx: Transformation, params: Any) -> Any:
 
 
 def _read_ref(leaf: Any) -> Any:
-    """The Variable with an array in place of its ref, for Optax cannot use refs."""
+    """The Variable with an array in place of its ref: Optax cannot use refs."""
     if _is_variable(leaf) and _jax.is_ref(raw := leaf.get_raw_value()):
         return variables.rebuild(type(leaf), raw[...], variables.metadata_of(leaf))
     return leaf
@@ -385,7 +385,7 @@ class _Boxes:
     def beside_moments(self, pure: Any) -> Any:
         """Values of params or gradients, where the state of the optimizer is.
 
-        The compiler does so with Auto axes. With Explicit ones, arrays that are divided
+        The compiler does this on Auto axes. On Explicit ones, arrays that are divided
         in different ways can't be added.
         """
         if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
@@ -437,7 +437,7 @@ def _kept(leaf: Any, new: Any, old: Any) -> Any:
 
 
 def _is_apart(variable: Variable) -> bool:
-    """Whether the moments of a param are divided in a way of their own."""
+    """Whether the moments of a param have their own sharding."""
     return variable.has_metadata("optimizer_sharding")
 
 
@@ -507,7 +507,7 @@ class ModelAndOptimizer(Optimizer[M]):
             **kwargs: As for `Optimizer.update`.
 
         Returns:
-            What Optax added to the params: a State of arrays.
+            The updates that Optax added to the params: a State of arrays.
 
         Raises:
             ValueError: If ``wrt`` selects other paths in ``grads`` than in the model.
@@ -598,7 +598,7 @@ def check_gradients(params: Any, grads: Any, selected: str) -> None:
     Args:
         params: The values of the parameters.
         grads: Those of the gradients, at the same paths.
-        selected: What the parameters are, in words.
+        selected: The kind of the parameters, in words.
     """
     _check_pairs(
         params,
@@ -676,7 +676,7 @@ def _is_gradient(param: Any, grad: Any) -> bool:
 def _is_shape_of_gradient(param: Any, grad: Any) -> bool:
     shape, other = np.shape(param), np.shape(grad)
     # With one more axis they are gradients per example, which some transformations
-    # take; what these return must fit.
+    # take; their results must fit.
     return shape == other or shape == other[1:]
 
 
@@ -735,7 +735,7 @@ def _shapes(tree: Any) -> dict[Path, str]:
 
 
 def selected_by(wrt: Filter) -> str:
-    """What a filter selects, in words."""
+    """The selection of a filter, in words."""
     return f"selected by wrt={_describe(wrt)}"
 
 

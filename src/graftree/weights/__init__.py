@@ -5,9 +5,9 @@
     nnx.weights.load("model.safetensors", model, mapping)
     nnx.weights.save("copy.safetensors", model, mapping)
 
-A `Mapping` says which tensor of a file is which array of a model, with which axes, and
-works in both directions. All tensors and all arrays must be accounted for, or an error
-lists what is left. `load_adapter` and `save_adapter` handle LoRA adapters of PEFT.
+A `Mapping` pairs the tensors of a file with the arrays of a model, and their axes, in
+both directions. All tensors and all arrays must be accounted for, or an error lists
+those that are left. `load_adapter` and `save_adapter` handle LoRA adapters of PEFT.
 ``python -m graftree.weights convert model.pt`` turns a PyTorch file into safetensors.
 """
 
@@ -16,12 +16,12 @@ lists what is left. `load_adapter` and `save_adapter` handle LoRA adapters of PE
 # - `loading.py`: a file into a model, each device its part; `saving.py`: a model into
 #   files, whole or not at all; `drafts.py`: a table to begin with; `adapters.py`: LoRA
 #   as PEFT has it.
-# - `tables.py`: the table, and what it makes of a model; `layouts.py`: the axes of a
+# - `tables.py`: the table, and its use on a model; `layouts.py`: the axes of a
 #   tensor, as in `"o i -> i o"`; `torch_layouts.py`: how PyTorch stores our layers.
 # - `sources.py`: the source at a path; `.npz` files; arrays of NumPy, JAX or PyTorch.
 # - `tensor_files.py`: safetensors files, checked, and indexes of several.
 # - `stored_tensors.py`: a tensor in a file, the bytes of its slices, and a `Source` of
-#   such; a file that is open, and what it is if it has another format.
+#   them; an open file, and its format if it is another one.
 # - `__main__.py`, `torch_files.py`: a file of `torch.save` as a safetensors file.
 
 from graftree import namespaces

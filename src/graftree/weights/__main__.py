@@ -1,7 +1,7 @@
 """Weights of PyTorch as safetensors: ``python -m graftree.weights convert model.pt``.
 
-PyTorch reads in a separate process, where a bad file does no harm. A file that is there
-is whole.
+PyTorch reads in a separate process, where a bad file does no harm. A file that
+exists is whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graftree.weights.tensor_files import SUFFIX
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m graftree.weights", description=str(__doc__).partition("\n")[0]
     )
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _check(path: str, out: str, overwrite: bool) -> None:
-    """Raises unless it is a file of PyTorch's, PyTorch is there, and ``out`` free."""
+    """Raises unless it is a PyTorch file, PyTorch is installed and ``out`` is free."""
     stored_tensors.OpenFile(path).close()
     found, way_out = stored_tensors.found_in(path) or ("", "")
     if found not in stored_tensors.OF_TORCH:

@@ -2,9 +2,9 @@
 
 PEFT names the factors of a layer after its weight: ``q_proj.lora_A.weight``, or
 ``wte.lora_embedding_A`` for an embedding. The table that loads the weights of the model
-says which layer that is. Beside the factors of embeddings and of the head, PEFT writes
-their own weights, which must be those of the model. How factors are stored follows from
-the weight; inputs and outputs are in the same order as there, heads included:
+has the layer of each. Beside the factors of embeddings and of the head, PEFT writes
+their own weights, which must be those of the model. The weight determines how factors
+are stored; inputs and outputs are in the same order as there, heads included:
 
     weight in the file      lora_A               lora_B
     [out, in]               [rank, in]           [out, rank]
@@ -49,7 +49,7 @@ _BASE = "base_layer.weight"
 
 
 class _Adaptation(NamedTuple):
-    """What an adapter has for a layer: its rank, and the scale times the rank."""
+    """The settings of an adapter for a layer: the rank, and the scale times it."""
 
     rank: int
     alpha: float
@@ -64,7 +64,7 @@ class _AdaptableLayer(NamedTuple):
     Attributes:
         path: Its path in the model.
         layer: The layer.
-        at: Which one it is, if several are stacked.
+        at: Its indices, if several are stacked.
         weight: Its weight in a file.
         layouts: Those of its factors.
     """
@@ -77,7 +77,7 @@ class _AdaptableLayer(NamedTuple):
 
     @property
     def factors(self) -> tuple[str, str]:
-        """What PEFT calls its factors."""
+        """The names of its factors in PEFT."""
         if isinstance(self.layer, linear.Embed):
             return "lora_embedding_A", "lora_embedding_B"
         return "lora_A.weight", "lora_B.weight"
@@ -162,11 +162,11 @@ def save_adapter(
         model: The model; its adapted layers are found.
         mapping: The table that loads its weights.
         base_model: Where PEFT finds the model itself.
-        task_type: What PEFT wraps the model for; ``None``: nothing in particular.
+        task_type: The task for which PEFT wraps the model; ``None``: no special one.
 
     Raises:
-        ValueError: If no layer is adapted, the table lacks one that is, or the `attend`
-            of an Embed is adapted too.
+        ValueError: If no layer is adapted, the table lacks an adapted one, or the
+            `attend` of an Embed is adapted too.
 
     Example:
         >>> import pathlib, tempfile
@@ -251,7 +251,7 @@ def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
     """The layouts of both factors of a weight, in the file and in our adapted layers.
 
     Args:
-        weight: The layout of the weight, which is not a fused one.
+        weight: The layout of the weight, which is not fused.
         num_outputs: How many of our axes, the last ones, are outputs.
 
     Returns:
@@ -266,7 +266,7 @@ def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
     if len(of_outputs) != 1 or names[of_outputs[0]] & ins:
         return None
     out = groups.pop(of_outputs[0])
-    rank = "rank of LoRA"  # No name of the weight's.
+    rank = "rank of LoRA"  # Not a name in the weight.
     of_rank = (Unit((Axis(rank, False),), False),)
     ones = [()] * len(groups[1:])
 
@@ -339,7 +339,7 @@ def _check_factors(
     names: Mapping[str, str],
     rank: int,
 ) -> None:
-    """Raises unless the factors of a layer have the shapes that they should have."""
+    """Raises unless the factors of a layer have the right shapes."""
     stored = {factor: source.tensors[full].shape for factor, full in names.items()}
     if stored.pop(_BASE, None) is not None:
         _check_base(name, source, layer, names[_BASE])
@@ -431,7 +431,7 @@ def _prepare(
 
 # ------------------------------------------------------------------ an adapter's config
 
-# What a config may say of LoRA as it is here; other keys must be off.
+# The keys of a config that fit LoRA as it is here; other keys must be off.
 _KNOWN = frozenset(
     "alpha_pattern auto_mapping base_model_name_or_path corda_config "
     "ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode "
@@ -441,7 +441,7 @@ _KNOWN = frozenset(
     "use_rslora velora_config".split()
 )
 _OFF = (None, False, "none", [], {})
-# Ways to begin that leave the weights of the model as they were.
+# Initializations that leave the weights of the model as they were.
 _HARMLESS_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -473,7 +473,7 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _configured(config: Mapping[str, Any], name: str) -> _Adaptation:
-    """What a config says of a module; its patterns are read as by PEFT."""
+    """The settings of a config for a module; reads its patterns as PEFT does."""
 
     def value(key: str, usual: Any) -> Any:
         for pattern, x in (config.get(key) or {}).items():
@@ -488,7 +488,7 @@ def _configured(config: Mapping[str, Any], name: str) -> _Adaptation:
 
 
 def _written(kinds: Mapping[str, _Adaptation], known: Sequence[str]) -> dict[str, Any]:
-    """What PEFT wants to know of the modules that are adapted, of all that could be."""
+    """The config for PEFT, from the adapted modules and all that could be adapted."""
     listed = [*kinds.values()]
     usual = max({*listed}, key=listed.count)
     return {
@@ -514,7 +514,7 @@ def _number(x: float) -> float:
 
 
 def _targets(adapted: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The last parts of the names, if they mean these layers and no others."""
+    """The last parts of the names, if they match these layers and no others."""
     last = {name.rpartition(".")[2] for name in adapted}
     meant = {name for name in known if name.rpartition(".")[2] in last}
     are_words = not any(map(str.isdigit, last))

@@ -1,8 +1,8 @@
 """A first version of a table, from the names in a file and a model.
 
 Names of tensors and paths of layers are compared without their indices, so that all
-blocks are one line. What has the right number, the right shapes and the most similar
-name comes first. It is a draft: read it, and complete what is left open.
+blocks are one line. The right number, the right shapes and the most similar name come
+first. It is a draft: read it, and complete the open parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graftree.surgery import stacks
 from graftree.weights import layouts, sources, tables, torch_layouts
 from graftree.weights.torch_layouts import TorchTensor
 
-# What the same thing is called here and elsewhere; each word stands for the first.
+# Names for the same thing here and elsewhere; each word stands for the first.
 _WORDS = (
     "query q wq, key k wk, value v wv, out o wo dense, position wpe pos positions, "
     "embed embedding wte tok embeddings tokens, norm ln layernorm rmsnorm, "
@@ -36,7 +36,7 @@ _MEANING: dict[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """What `draft` found; prints as the source of a table, for you to complete.
+    """The result of `draft`; prints as the source of a table, for you to complete.
 
     Attributes:
         entries: The lines for which there is a choice, with the best one.
@@ -77,12 +77,12 @@ def draft(path: Any, model: Any) -> Draft:
     """Drafts a table for a file and a model.
 
     Args:
-        path: What `load` reads; only names and shapes are looked at.
+        path: A source as for `load`; only names and shapes are read.
         model: The model; also an abstract one.
 
     Returns:
-        A `Draft`; print it, and fix what is wrong: equal shapes and similar names are
-        all it goes by. What it could not place is listed below the table.
+        A `Draft`; print it, and fix its mistakes: it relies only on equal shapes and
+        similar names. Names and paths without a place are listed below the table.
 
     Raises:
         WeightsError: If the file is damaged.
@@ -122,12 +122,12 @@ def draft(path: Any, model: Any) -> Draft:
 
 
 _Shape = tuple[int, ...]
-# Of a layer: its name or path with indices taken out, these, and its tensors.
+# For a layer: its name or path without indices, the indices, and its tensors.
 _Layer = tuple[str, Iterable[tuple[int, ...]], Mapping[str, _Shape]]
 
 
-# What is compared: below a prefix, the tensors by name with their shape, and how many
-# there are of each index.
+# The facts that are compared: below a prefix, the tensors by name with their shape, and
+# the number of values of each index.
 _Part = tuple[frozenset[tuple[str, _Shape]], tuple[int, ...]]
 
 
@@ -161,7 +161,7 @@ _TENSOR_NAMES = {"weight", "bias", "running_mean", "running_var"}
 
 
 def _of_file(shapes: Mapping[str, _Shape]) -> Iterator[_Layer]:
-    """The layers of a file, as far as names of tensors tell."""
+    """The layers of a file, judged by the names of tensors."""
     for name, shape in shapes.items():
         prefix, _, last = name.rpartition(".")
         if last not in _TENSOR_NAMES or not prefix:
@@ -183,7 +183,7 @@ def _letters() -> Iterator[str]:
 def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
     """The layers of a model as PyTorch stores them, and the arrays beside them.
 
-    All layers of a Stack are below it with a range as their key.
+    All layers of a Stack are below it, with a range as their key.
     """
     above = walks.Above()
 
@@ -221,7 +221,7 @@ def _shape(layer: Any, tensor: TorchTensor, depth: int) -> _Shape:
 
 
 def _spelled(path: Path) -> str:
-    """A path with places for its indices, as tables have it."""
+    """A path with places for its indices, as in tables."""
     letters = _letters()
     texts = [
         f"[{next(letters)}]" if isinstance(key, int | range) else paths.key_text(key)
@@ -231,7 +231,7 @@ def _spelled(path: Path) -> str:
 
 
 def _likeness(name: str, path: str) -> float:
-    """How similar a name in a file and a path are, from 0 to 1; the ends count most."""
+    """The similarity of a name in a file and a path, from 0 to 1; ends count most."""
     theirs, ours = _meanings(name), _meanings(path)
     common = len({*theirs} & {*ours}) / max(1, len({*theirs} | {*ours}))
     ends = difflib.SequenceMatcher(None, theirs[-1:], ours[-1:]).ratio()
@@ -250,7 +250,7 @@ _TOPICS = {
     **dict.fromkeys("mlp up down gate".split(), "mlp"),
 }
 
-# What several words together mean.
+# The meanings of several words together.
 _PHRASES = {
     "post_attention": "mlp",
     "pre_feedforward": "mlp",

@@ -17,7 +17,7 @@ the axis or group with a plus, each with its own size; or they alternate along t
     (g +h d) e -> e (g h) d     within each of g groups
     (h part d) e -> e h d       within each head
 
-All sizes follow from the shapes of our arrays. Only in a group on our side do all axes
+All sizes follow from the shapes of our arrays. Only in a group on our side, all axes
 but one need sizes, as ``g`` does here. So each layout can be read in both directions,
 and one that can't is an error.
 """
@@ -57,12 +57,12 @@ class Unit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A layout that has been read and found to be right.
+    """A layout that has been read and is valid.
 
     Attributes:
-        text: How it was written.
-        groups: The axes of the tensor in the file, each with the units it is made of.
-        ours: The axes of our array, each with the names that it is made of.
+        text: Its text, as written.
+        groups: The axes of the tensor in the file, each with its units.
+        ours: The axes of our array, each with its names.
         sizes: The sizes that were given.
     """
 
@@ -117,7 +117,7 @@ class Solved:
         layout: The layout.
         sizes: The sizes of the axes, for each of our arrays.
         file_shape: The shape of the tensor in the file.
-        view_shape: The same, with an axis for each unit: what `read` asks for.
+        view_shape: The same, with an axis for each unit; `read` uses it.
     """
 
     def __init__(self, layout: Layout, sizes: Sequence[dict[str, int]]) -> None:
@@ -135,20 +135,20 @@ class Solved:
         """Reads a piece of one of our arrays.
 
         Args:
-            part: Which of the arrays.
-            index: Which piece of it.
-            get: Gives a piece of the tensor, as a view of shape ``view_shape``.
+            part: The number of the array.
+            index: The piece of it.
+            get: Returns a piece of the tensor, as a view of shape ``view_shape``.
         """
         wanted, inside = self._wanted(part, index)
         x = get(self._places(part, wanted))
         return self._arrange(x, part, wanted)[inside]
 
     def view_index(self, part: int, index: Index) -> Index:
-        """Which piece of the view `read` asks for."""
+        """The piece of the view that `read` asks for."""
         return self._places(part, self._wanted(part, index)[0])
 
     def _wanted(self, part: int, index: Index) -> tuple[dict[str, slice], Index]:
-        """Pieces of axes that have a piece of an array, and where it is in these."""
+        """Pieces of axes that contain a piece of an array, and its place in these."""
         sizes = self.sizes[part]
         wanted = {PART: slice(0, 1)}
         inside = []
@@ -163,7 +163,7 @@ class Solved:
         return tuple(self._place(unit, part, wanted) for unit in self.layout.units)
 
     def _place(self, unit: Unit, part: int, wanted: Mapping[str, slice]) -> slice:
-        """Which piece of a unit in the file has what is wanted."""
+        """The piece of a unit in the file that contains the wanted piece."""
         sizes = self.sizes[part]
         first, *others = unit.axes
         outer = wanted[first.name]
@@ -177,11 +177,11 @@ class Solved:
     def _arrange(
         self, x: np.ndarray, part: int, wanted: Mapping[str, slice]
     ) -> np.ndarray:
-        """Gives a piece of the view the axes of ours."""
+        """Gives a piece of the view the axes of our array."""
         axes, order = self.layout.axes, self.layout.order
         names = [axis.name for axis in axes]
         firsts = {unit.axes[0].name for unit in self.layout.units}
-        # Within a unit only its first axis was cut.
+        # Within a unit, only the first axis was cut.
         lengths = self.sizes[part] | {x: _length(wanted[x]) for x in firsts}
         x = _flipped(x.reshape([lengths[name] for name in names]), axes)
         x = x[tuple(slice(None) if y in firsts else wanted[y] for y in names)]
@@ -232,9 +232,9 @@ def _length(piece: slice) -> int:
 
 
 def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
-    """For a piece of a group: pieces of its axes that have it, and where it is there.
+    """Pieces of axes that contain a piece of a group, and its place in these.
 
-    All axes but the first are taken whole.
+    All axes but the first are whole.
     """
     if not lengths:
         return [], slice(0, 1)
@@ -246,8 +246,7 @@ def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
     return pieces, slice(start - first * inner, stop - first * inner)
 
 
-# Reading what was written. What is refused raises a ValueError with only the reason,
-# up to `parse`.
+# Reading a text. Up to `parse`, a refusal is a ValueError with only the reason.
 
 
 def solved(layout: Layout | str | None, shapes: Sequence[Shape]) -> Solved:

@@ -89,13 +89,13 @@ def load(
 
 
 def arrays_from(source: Source, tensors: Sequence[Tensor]) -> dict[Path, Any]:
-    """Reads tensors that are known to fit, as the arrays that they are in the model."""
+    """Reads tensors that are known to fit, in the form of the model's arrays."""
     arrays = _by_array(tensors)
     return _read([_Pieces(x, parts, x.value.dtype, source, {}) for x, parts in arrays])
 
 
 class _TensorPart(NamedTuple):
-    """A tensor that an array is made of, and which of its arrays this one is."""
+    """A tensor that an array is made from, and the number of the array in it."""
 
     tensor: Tensor
     number: int
@@ -106,7 +106,7 @@ _TensorParts = Mapping[tuple[int, ...], _TensorPart]
 
 
 def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, _TensorParts]]:
-    """The arrays, each with the tensors that it is made of."""
+    """The arrays, each with the tensors that it is made from."""
     found: dict[Path, tuple[Array, dict[tuple[int, ...], _TensorPart]]] = {}
     for tensor in tensors:
         for number, array in enumerate(tensor.arrays):
@@ -115,11 +115,11 @@ def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, _TensorParts]]:
     return [*found.values()]
 
 
-# What is loaded.
+# The arrays to load.
 
 
 class _Dtypes:
-    """Which dtype each array gets."""
+    """The dtypes that arrays get."""
 
     def __init__(self, dtype: Any) -> None:
         self.is_of_file = isinstance(dtype, str) and dtype == "file"
@@ -136,7 +136,7 @@ class _Dtypes:
                 raise ValueError(f"nnx.weights.load: {what}")
 
     def of(self, array: Array, given: np.dtype) -> tuple[np.dtype, bool]:
-        """The dtype of an array, and whether what the file has may become that."""
+        """The dtype of an array, and whether the file's dtype may become that."""
         held = jnp.dtype(array.value.dtype)
         if self.is_of_file:
             return given, jax.dtypes.canonicalize_dtype(given) == given
@@ -149,7 +149,7 @@ class _Dtypes:
         return held, _is_exact(given, held)
 
     def check_used(self, arrays: Sequence[Array]) -> None:
-        """Raises if a rule is for no floating array that is loaded."""
+        """Raises if a rule matches no floating array that is loaded."""
         for where in self._unused:
             call = "nnx.weights.load: dtype"
             known = [array.path for array in arrays]
@@ -159,7 +159,7 @@ class _Dtypes:
 def _is_exact(given: Any, held: Any) -> bool:
     """Whether a floating dtype has all numbers of another one.
 
-    JAX's rules of promotion don't say so of float8, which they promote to nothing.
+    JAX's rules of promotion can't tell for float8, which they don't promote.
     """
     theirs, ours = jnp.finfo(given), jnp.finfo(held)
     return bool(
@@ -176,10 +176,10 @@ def _is_floating(dtype: Any) -> bool:
 def _compare(
     model: Any, source: Source, mapping: tables.Mapping, dtypes: _Dtypes, missing: Any
 ) -> list[_Pieces]:
-    """What is loaded.
+    """Pairs arrays with tensors to load.
 
     Raises:
-        StateMismatchError: With all that does not fit.
+        StateMismatchError: Lists everything that does not fit.
     """
     may_miss = patterns.to_predicate([] if missing is None else missing)
     tensors = mapping.tensors(model)
@@ -210,7 +210,7 @@ def _compare(
 def _fit(
     array: Array, parts: _TensorParts, source: Source, dtypes: _Dtypes
 ) -> tuple[Any, list[matching.Misfit]]:
-    """The dtype of an array, and what does not fit."""
+    """The dtype of an array, and the misfits."""
     wrong, wanted = list[matching.Misfit](), None
     misfit = functools.partial(matching.Misfit, array.path)
     for tensor, _ in parts.values():
@@ -237,7 +237,7 @@ def _error(
     extra: Sequence[str],
     misfits: Sequence[matching.Misfit],
 ) -> errors.StateMismatchError:
-    """The error that lists all that does not fit."""
+    """The error that lists all misfits."""
     lists = {
         "missing in the file": [f"{n}, for {tables.describe(x)}" for n, x in lacking],
         "not in the table": [*map(tables.describe, without)],
@@ -281,7 +281,7 @@ def _error(
 
 
 def _prefix_hint(lacking: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """What to do if the names in the file, or those in the table, have a prefix."""
+    """Advice if the names in the file, or those in the table, have a prefix."""
     for these, others, advice in (
         (lacking, extra, "in front of the names of the table"),
         (extra, lacking, "taken off the names of the table"),
@@ -304,11 +304,11 @@ def _cut(title: str, lines: Sequence[str]) -> list[str]:
     return shown + [f"  and {len(lines) - _MOST} more"] * (len(lines) > _MOST)
 
 
-# How it is read.
+# Reading.
 
 
 class _Pieces(NamedTuple):
-    """An array that is read piece by piece from the tensors that it is made of."""
+    """An array that is read piece by piece from its tensors."""
 
     array: Array
     parts: _TensorParts
@@ -318,7 +318,7 @@ class _Pieces(NamedTuple):
 
     @property
     def _depth(self) -> int:
-        """How many of its axes are those of stacked tensors."""
+        """The number of its axes that stack tensors."""
         return len(next(iter(self.parts)))
 
     def read(self, index: layouts.Index) -> np.ndarray:
@@ -337,7 +337,7 @@ class _Pieces(NamedTuple):
         return whole
 
     def run_bytes(self, index: layouts.Index) -> int:
-        """How many bytes of a piece follow each other in the file."""
+        """The number of bytes of a piece that follow each other in the file."""
         tensor, number = next(iter(self.parts.values()))
         view = tensor.solved.view_index(number, index[self._depth :])
         bounds = stored_tensors.bounds_of(tensor.solved.view_shape, view)
@@ -372,7 +372,7 @@ class _Pieces(NamedTuple):
 def _layers_like(part: np.ndarray, outer: Sequence[int]) -> np.ndarray:
     """An array for layers like this one, whose axes lie in memory as here.
 
-    So copying one into it goes through both in order.
+    So copying a layer into it goes through both in order.
     """
     order = sorted(range(part.ndim), key=lambda axis: -abs(part.strides[axis]))
     made = np.empty([*outer, *[part.shape[axis] for axis in order]], part.dtype)
@@ -380,7 +380,7 @@ def _layers_like(part: np.ndarray, outer: Sequence[int]) -> np.ndarray:
     return made.transpose([*range(len(outer)), *back])
 
 
-# Where it goes.
+# Placing.
 
 
 def _read(chosen: Sequence[_Pieces], shardings: Any = None) -> dict[Path, Any]:
@@ -419,7 +419,7 @@ def _by_path(tree: Any) -> dict[Path, Sharding]:
 
 
 def _target(array: Array) -> Sharding | None:
-    """Where an array of a model is, or should be; ``None`` if it may be anywhere."""
+    """The sharding of an array of a model, or the wanted one; ``None``: anywhere."""
     held = array.value
     if isinstance(held, jax.Array) and not isinstance(held, _jax.Tracer):
         return held.sharding if held.committed else None
@@ -439,7 +439,7 @@ def _target(array: Array) -> Sharding | None:
 
 
 def _put(pieces: _Pieces, target: Sharding | None) -> Any:
-    """Makes an array; a part that several devices have is read once."""
+    """Makes an array; reads a part that several devices have only once."""
     held = pieces.array.value
     shape = tuple(held.shape)
     is_of_numpy = isinstance(held, (np.ndarray, np.generic))
@@ -461,7 +461,7 @@ def _put(pieces: _Pieces, target: Sharding | None) -> Any:
     )
 
 
-# Where a piece starts and stops, along each axis.
+# The start and stop of a piece, along each axis.
 _Piece = tuple[tuple[int, int], ...]
 
 # Shorter runs of bytes are not worth a call of the system each.
@@ -471,7 +471,7 @@ _SHORT = 2**16
 def _each(
     wanted: Sequence[_Piece], pieces: _Pieces
 ) -> Iterator[tuple[_Piece, np.ndarray]]:
-    """Reads each piece; in one go if they are many short runs of what is read whole."""
+    """Reads each piece; all at once if they are short runs that fill a block."""
     box = tuple(
         (min(start for start, _ in along), max(stop for _, stop in along))
         for along in zip(*wanted, strict=True)
@@ -485,7 +485,7 @@ def _each(
     for piece in wanted:
         along = zip(piece, box, strict=True)
         part = whole[tuple(slice(a - first, b - first) for (a, b), (first, _) in along)]
-        # JAX may keep what it need not transpose, and with a view it is the whole.
+        # JAX may keep a buffer that it need not transpose; a view would keep the whole.
         yield piece, part.copy() if part.flags.c_contiguous else part
 
 

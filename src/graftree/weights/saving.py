@@ -2,9 +2,9 @@
 
 There is one file, or a set with an index, as Hugging Face names them. Files are written
 under names that end in ``.partial``, and renamed when they are on disk. So a write that
-fails, or is killed, leaves the files that were there. Where a set takes the names of an
-older one, the older index is deleted first and the new one comes last: an index never
-stands beside files of another set.
+fails, or is killed, leaves the earlier files. If a set takes the names of an older one,
+the older index is deleted first and the new one comes last: an index never stands
+beside files of another set.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def save(
 ) -> None:
     """Writes the weights of a model to a file, or to several.
 
-    What `load` read with the same table is written back bit by bit, names, shapes and
-    dtypes included. The file is first written beside its place, so it is whole when it
-    is there. With several processes, all must call it, and the first one writes.
+    Writes everything that `load` read with the same table back bit by bit, with names,
+    shapes and dtypes. The file is first written beside its place, so it is whole when
+    it appears. With several processes, all must call it, and the first one writes.
 
     Args:
         path: A file; it is replaced. With ``shard_bytes``, a folder.
@@ -89,7 +89,7 @@ def save_tensors(
     metadata: Mapping[str, str],
     shard_bytes: int | None = None,
 ) -> None:
-    """Writes tensors of a model; of several processes the first one does it."""
+    """Writes tensors of a model; of several processes, only the first one writes."""
     outs = {tensor.name: _out_of(tensor) for tensor in tensors}
     options = {"shard_bytes": shard_bytes, "metadata": metadata}
     if jax.process_count() == 1:
@@ -97,7 +97,7 @@ def save_tensors(
         return
     from jax.experimental import multihost_utils
 
-    # The first process writes, while the others send what it lacks, in that order.
+    # The first process writes, while the others send the parts it lacks, in order.
     groups = _groups([*outs.values()], shard_bytes)
     pending = {out.name: out for group in groups for out in _sorted(group)}
 
@@ -110,7 +110,7 @@ def save_tensors(
             watched = [out._replace(make=makers[out.name]) for out in outs.values()]
             write(path, watched, **options)
     finally:
-        # Also after an error: the others wait for what all of them must do.
+        # Also after an error: the others wait for steps that all must take.
         for name in [*pending]:
             make(name)
         multihost_utils.sync_global_devices("nnx.weights.save")
@@ -168,7 +168,7 @@ class NewTensor(NamedTuple):
         name: Its name in the file.
         dtype: Its dtype.
         shape: Its shape.
-        make: Makes the array; called once, when its turn has come.
+        make: Makes the array; called once, when it is written.
     """
 
     name: str
@@ -178,7 +178,7 @@ class NewTensor(NamedTuple):
 
     @property
     def stored(self) -> Stored:
-        """What a file says of it."""
+        """Its dtype and shape, as a file has them."""
         return Stored(np.dtype(self.dtype), tuple(self.shape))
 
 
@@ -189,20 +189,20 @@ def write(
     shard_bytes: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Writes tensors, one after the other; returns the paths when all is on disk.
+    """Writes tensors, one after the other; returns the paths when all are on disk.
 
     Args:
         path: A file, if it ends with ``.safetensors``; else a folder, for
             ``model.safetensors``. It is made, and files of these names are replaced.
-        tensors: What to write. Their order decides only which file each gets into.
-        shard_bytes: If there is more than that, several files are written, each with
-            at most so many bytes of data, and an index. A larger tensor gets a file of
+        tensors: The tensors. Their order decides only which file each gets into.
+        shard_bytes: If there is more than that, several files are written, each with at
+            most that many bytes of data, and an index. A larger tensor gets a file of
             its own.
         metadata: Text by name for the header of each file; None for none.
 
     Raises:
-        WeightsError: If a tensor can't be stored, or the disk refuses; what was there
-            before is then still there.
+        WeightsError: If a tensor can't be stored, or the disk refuses; earlier files
+            are then still there.
     """
     path = os.path.expanduser(os.fspath(path))
     outs = _checked([*tensors], metadata, path)
@@ -311,13 +311,13 @@ def _write_file(
     with open(path, "xb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for out in outs:
-            # In a call of its own: no name here holds an array while the next is made.
+            # In its own call: no name here holds an array while the next is made.
             _write_array(file, out, path)
         _flush(file)
 
 
 def _sorted(outs: Sequence[NewTensor]) -> list[NewTensor]:
-    """As the library has them: wider dtypes first, so that their data is aligned."""
+    """In the order of the library: wider dtypes first, so that data is aligned."""
     ranks = [*tensor_files.NAMES]
     return sorted(outs, key=lambda out: (-ranks.index(out.stored.dtype), out.name))
 
@@ -334,7 +334,7 @@ def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
 
 
 def _chunks(array: np.ndarray) -> Iterator[memoryview]:
-    """Its bytes in C order, with little copied at a time."""
+    """Its bytes in C order; copies only a little at a time."""
     if array.flags.c_contiguous or array.nbytes <= _BLOCK:
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         return
@@ -345,7 +345,7 @@ def _chunks(array: np.ndarray) -> Iterator[memoryview]:
 
 
 def _flush(file: IO[Any]) -> None:
-    """Has the system put it on disk: a rename may get there before the data does."""
+    """Forces it to disk: otherwise a rename may arrive before the data."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -396,7 +396,7 @@ def _prepared(folder: str, files: Sequence[str]) -> Iterator[None]:
     os.makedirs(os.path.abspath(folder), exist_ok=True)
     partials = [file + PARTIAL for file in files]
     try:
-        _remove(partials)  # Those of a write that was killed.
+        _remove(partials)  # Leftovers of a write that was killed.
         yield
     except BaseException:
         _remove(partials)

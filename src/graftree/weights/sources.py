@@ -1,4 +1,4 @@
-"""The source at a path: a file, a set of files, or what a folder has; arrays by name.
+"""Opens sources: a file, a set of files, or one of these in a folder; arrays by name.
 
 Nothing in a NumPy ``.npz`` archive is unpickled. If an array is stored uncompressed, as
 `numpy.savez` does, slices are read; if compressed, all of it.
@@ -27,7 +27,7 @@ from graftree.weights.tensor_files import INDEX, SUFFIX
 
 
 def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
-    """Opens a source and checks what it says of its tensors; reads none.
+    """Opens a source and checks its facts about tensors; reads no tensor.
 
     Args:
         source: A ``.safetensors`` file; an index of such files; an ``.npz`` file; a
@@ -87,8 +87,8 @@ class _Member(NamedTuple):
     """One array of an archive.
 
     Attributes:
-        info: What the archive says of it.
-        stored: What its own header says, and how its bytes are.
+        info: Its entry in the archive.
+        stored: The facts in its own header, and the form of its bytes.
         is_fortran: Whether the first axis varies fastest.
         begin: Where its data begins in the file; None if it is compressed.
     """
@@ -195,7 +195,7 @@ _DAMAGE = (
 
 @contextlib.contextmanager
 def _explained(path: str, name: str | None = None) -> Iterator[None]:
-    """Turns all that a damaged archive raises into one error."""
+    """Turns every error of a damaged archive into one of ours."""
     try:
         yield
     except errors.WeightsError:
@@ -210,7 +210,7 @@ def _explained(path: str, name: str | None = None) -> Iterator[None]:
 def _of_arrays(arrays: Mapping[str, Any]) -> Source:
     """A dict of arrays, such as the state dict of a PyTorch model.
 
-    PyTorch is not imported: its tensors are known by what they can do.
+    PyTorch is not imported: its tensors are recognized by their methods.
 
     Raises:
         TypeError: If a name is not a string, or a value not an array of numbers.
@@ -258,7 +258,7 @@ _WIDENED = {
 
 
 def _stored(value: Any) -> Stored | None:
-    """What it is, or None if it is not an array of numbers."""
+    """Its dtype and shape, or None if it is not an array of numbers."""
     if isinstance(value, jax.Array):
         is_data = not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         if not is_data or not value.is_fully_addressable:

@@ -1,12 +1,12 @@
-"""Tensors that are stored somewhere, by name: what all kinds of files have in common.
+"""Tensors that are stored somewhere, by name: the common part of all kinds of files.
 
-What a `Source` says of its tensors was checked when it was made. It reads on demand and
-keeps nothing of what it has read.
+The facts of a `Source` about its tensors were checked when it was made. It reads on
+demand and keeps nothing that it has read.
 
-`bounds_of` and `runs` say which bytes of a tensor belong to a slice of it. Axes are
-first merged: one that is taken whole belongs to the axis before it. So each axis that
-is left, except the first, is taken in part, and the last one is a run of bytes without
-a gap:
+`bounds_of` and `runs` find the bytes of a tensor that belong to a slice of it. They
+first merge axes: one that is taken whole belongs to the axis before it. So each
+remaining axis, except the first, is taken in part, and the last one is a run of bytes
+without a gap:
 
     float32[6,4,5], [1:3, :, :]   one axis of 120, from 20 to 60   1 run of 160 bytes
     float32[6,4,5], [:, 1:2, :]   6 of 6, and 5 to 10 of 20        6 runs of 20 bytes
@@ -34,7 +34,7 @@ MAX_RANK = 64
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What is said of a tensor before it is read.
+    """The facts about a tensor before it is read.
 
     Attributes:
         dtype: Its dtype; those that NumPy lacks, such as bfloat16, are of ml_dtypes.
@@ -46,12 +46,12 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its elements have."""
+        """The number of bytes of its elements."""
         return self.size * self.dtype.itemsize
 
 
@@ -60,8 +60,8 @@ class Source:
     """Tensors by name; a context manager that closes the files.
 
     Attributes:
-        name: The path, or what else it is, for messages.
-        tensors: What is said of each tensor.
+        name: The path, or another description, for messages.
+        tensors: The facts about each tensor.
         read_slice: ``(name, index, stored) -> array`` reads a slice of a tensor as a
             new array, as if the tensor were ``stored``, with as many elements.
         files: Closes the files.
@@ -79,7 +79,7 @@ class Source:
     def read(
         self, name: str, index: Sequence[slice], shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Reads a slice of a tensor as a new array, and no bytes beside it.
+        """Reads a slice of a tensor as a new array, and no other bytes.
 
         Args:
             name: One of ``tensors``.
@@ -87,7 +87,7 @@ class Source:
             shape: Read as if the tensor had this shape, with as many elements.
 
         Raises:
-            WeightsError: If the data can't be read, or is not what it is said to be.
+            WeightsError: If the data can't be read, or does not match its description.
         """
         stored = self.tensors[name]
         if shape is not None:
@@ -104,7 +104,7 @@ class Source:
         self.files.close()
 
 
-# Of an axis: its size, and where the slice starts and stops.
+# For an axis: its size, and the start and stop of the slice.
 Bounds = tuple[int, int, int]
 
 
@@ -126,7 +126,7 @@ def bounds_of(shape: Sequence[int], index: Sequence[slice]) -> list[Bounds]:
 
 
 def runs(bounds: Sequence[Bounds], itemsize: int) -> tuple[int, Iterator[int]]:
-    """How long each run of bytes is, and where they start."""
+    """The length of each run of bytes, and their starts."""
     if any(start == stop for _, start, stop in bounds):
         return 0, iter(())
     *outer, (size, start, stop) = _merged(bounds)
@@ -149,7 +149,7 @@ def _merged(bounds: Sequence[Bounds]) -> list[Bounds]:
 
 
 def _starts(axes: Sequence[Bounds], width: int) -> Iterator[int]:
-    """Where each element of the slice starts, one by one: there may be millions."""
+    """The start of each element of the slice, one by one: there may be millions."""
     if not axes:
         yield 0
         return
@@ -171,7 +171,7 @@ class OpenFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        # Where there is no `preadv`, seeking and reading must not be parted.
+        # Without `preadv`, seeking and reading must not be separated.
         self._lock = threading.Lock()
         with Explained(self.name):
             # A pipe would block, and a device never end.
@@ -186,7 +186,7 @@ class OpenFile:
         self.stream.close()
 
     def read_bytes(self, offset: int, size: int) -> bytes:
-        """Reads what is not data: a header."""
+        """Reads bytes that are not data: a header."""
         data = bytearray(size)
         with Explained(self.name):
             self._fill(memoryview(data), offset)
@@ -207,7 +207,7 @@ class OpenFile:
 
     def _fill(self, target: memoryview, offset: int) -> None:
         """Reads until ``target`` is full; the system reads 2 GB at a time at most."""
-        # Of a slice there may be a million runs: each costs one call, if it can.
+        # A slice may have a million runs: each costs one call, if possible.
         while (count := self._read_some(target, offset)) < len(target):
             if not count:
                 what = f"it ends at byte {offset}, and did not when it was opened"
@@ -229,7 +229,7 @@ _preadv = getattr(os, "preadv", None)
 
 # ------------------------------------------------------------------------- refusals
 
-# What a file that breaks its format is good for.
+# The advice for a file that breaks its format.
 SUSPECT = (
     "The file is damaged, or was made to mislead: get it again from where it is from."
 )
@@ -246,10 +246,10 @@ def refusal(
 
     Args:
         source: The path of the file.
-        what: What is wrong, as the end of a sentence.
+        what: The fault, as the end of a sentence.
         tensor: The tensor that it is about, if it is about one.
-        way_out: What to do.
-        verb: What can't be done with the file.
+        way_out: The remedy.
+        verb: The action that fails on the file.
     """
     subject = "" if tensor is None else f"tensor {quoted(tensor)}: "
     text = f"nnx.weights can't {verb} {source}."
@@ -266,10 +266,10 @@ def misuse(
     """The error for a table, a model and a file that don't go together.
 
     Args:
-        what: What is wrong, as a sentence.
+        what: The fault, as a sentence.
         where: Paths, names or values; the first ones are listed.
-        way_out: What to do.
-        kind: Its class.
+        way_out: The remedy.
+        kind: The class of the error.
     """
     lines = "\n".join([*where][:12])
     return kind(errors.message(what, where=lines, way_out=way_out))
@@ -290,7 +290,7 @@ _REASONS = {
 class Explained(NamedTuple):
     """Turns an error of the system into one of ours; a context manager.
 
-    No generator is one, since `contextlib` would leave a cycle of frames behind.
+    It is not a generator, since `contextlib` would leave a cycle of frames behind.
     """
 
     path: str
@@ -314,9 +314,9 @@ class Explained(NamedTuple):
         return found
 
 
-# Files of weights in other formats: how each begins, what it is, and the way to its
-# tensors, where ``PATH`` stands for the file. Of a zip archive the name of the first
-# file in it comes after 30 bytes.
+# Files of weights in other formats: the beginning of each, its name, and the way to its
+# tensors, where ``PATH`` stands for the file. In a zip archive, the name of the first
+# file comes after 30 bytes.
 
 _LOAD = (
     "Load the tensors themselves, nnx.weights.load(tensors, ...), with\n  tensors = "
@@ -384,10 +384,10 @@ _FORMATS = [
 
 
 def found_in(path: str) -> tuple[str, str] | None:
-    """What a file is by its first bytes, if it has one of these formats.
+    """Recognizes a file by its first bytes, if it has one of these formats.
 
     Returns:
-        What it is, and the way to its tensors.
+        The name of its format, and the way to its tensors.
     """
     if not os.path.isfile(path):  # A pipe would block.
         return None

@@ -1,7 +1,7 @@
-"""Tables: which tensors of a file are which arrays of a model.
+"""Tables: they pair the tensors of a file with the arrays of a model.
 
 A table is read against a model, in either direction: `Mapping.tensors` lists all
-tensors that a file of this model has, each with the arrays it is made of, their layout,
+tensors that a file of this model has, each with its arrays, their layout,
 and its shape. Loading and saving both follow that list.
 """
 
@@ -47,8 +47,8 @@ class Tensor(NamedTuple):
     """A tensor of a file.
 
     Attributes:
-        name: What it is called there.
-        arrays: What it is made of; several if it is fused.
+        name: Its name there.
+        arrays: The arrays it is made from; several if it is fused.
         at: Its place in arrays that stack several tensors along their first axes.
         solved: Its layout.
     """
@@ -73,11 +73,11 @@ class Mapping:
     Each line has a name in the file on its left, and on its right:
 
     - a path: ``"lm_head.weight": "head.kernel"``. A layer of this library knows how
-      PyTorch stores it, so its kernel is transposed as needed; what is not in such a
-      layer is the same on both sides.
-    - the path of a layer: ``"lm_head": "head"`` is all that the layer has, as PyTorch
-      calls it: ``lm_head.weight``, and ``lm_head.bias`` if there is one. For any other
-      Module it is what its attributes have, under their own names.
+      PyTorch stores it, so its kernel is transposed as needed; arrays outside of such
+      layers are the same on both sides.
+    - the path of a layer: ``"lm_head": "head"`` is everything in the layer, under
+      PyTorch's names: ``lm_head.weight``, and ``lm_head.bias`` if there is one. For any
+      other Module it is everything in its attributes, under their own names.
     - a path and a layout: ``("head.kernel", "i o -> i o")``, for a file that stores it
       differently; sizes may follow: ``("x", "(g k) o -> (k g) o", {"g": 2})``.
     - a list of paths and a layout with ``+`` or ``part``, for a tensor that consists of
@@ -86,7 +86,7 @@ class Mapping:
     ``{i}`` stands for an index: ``"layers.{i}.norm": "blocks[{i}].norm"``. The blocks
     may be a list, or a `Stack`, whose arrays have all layers along their first axis. An
     index that is only in the name is stacked too. One table fits both forms. A line
-    skips elements that lack what it is about, so the layers of a list may differ.
+    skips elements that lack its path, so the layers of a list may differ.
 
     Args:
         entries: The lines.
@@ -206,7 +206,7 @@ def _parts(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Blank:
-    """Where an index stands in a path: ``{i}``."""
+    """The place of an index in a path: ``{i}``."""
 
     name: str
 
@@ -228,7 +228,7 @@ def _blanks(name: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _steps(path: str) -> tuple[Key | _Blank, ...]:
-    """The steps of a path; of the empty one none, which is the model."""
+    """The steps of a path; the empty path has none and is the model."""
     try:
         steps = paths.steps_of(path) if path else ()
         found = [(_BLANK.fullmatch(step.text), step) for step in steps]
@@ -262,7 +262,7 @@ class _Spot(NamedTuple):
 
     Attributes:
         value: The part.
-        parent: What it is an attribute of.
+        parent: The object whose attribute it is.
         key: Its key there.
         path: The path by which it was reached.
         indices: The indices on the way, by the names of their places.
@@ -295,7 +295,7 @@ class _Reader:
     def __init__(self, model: Any, lines: Sequence[_Entry]) -> None:
         self._root = _Spot(model)
         self._arrays = arrays_of(model)
-        # What has a line of its own goes by that.
+        # Parts with their own line follow that line.
         listed = [path for line in lines for path in line.paths]
         self._named = {id(spot.value) for x in listed for spot in self._find(x)}
 
@@ -380,7 +380,7 @@ class _Reader:
         return found
 
     def _find(self, path: str) -> list[_Spot]:
-        """Where a path leads: elements of lists that lack it are left out.
+        """The parts that a path leads to; skips elements of lists that lack it.
 
         Nothing is lost by that, since all arrays and all tensors are accounted for.
         """
@@ -401,7 +401,7 @@ class _Reader:
 
 
 def _taken(spot: _Spot, step: Key | _Blank, path: str) -> list[_Spot]:
-    """Where a step leads from a part of a model, if anywhere.
+    """The parts that a step leads to from a part of a model, if any.
 
     A place leads to all elements of a list; to the layers of a Stack all at once.
     """
@@ -451,7 +451,7 @@ def _attribute(spot: _Spot, path: str) -> _Spot:
 def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> None:
     """Raises if two lines lead to one name, or to one place of an array.
 
-    And unless names are tied to tensors of the model, and are none themselves.
+    Also unless tied names refer to tensors of the model, and are none themselves.
     """
     names, seen = set[str](), dict[Any, str]()
     for tensor in tensors:
@@ -477,7 +477,7 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
 
 # Arrays of a model.
 
-# What no file of weights has: random streams, caches, and what calls leave behind.
+# Never in files of weights: random streams, caches, and values that calls leave.
 _TRANSIENT = (RngState, Cache, Intermediate)
 _ARRAYS = (nodes.Leaf.ARRAY, nodes.Leaf.REF)
 
@@ -488,7 +488,7 @@ def is_array(x: Any) -> bool:
 
 
 def parts_below(x: Any) -> list[tuple[Key, Any]]:
-    """What is directly in a part of a model, and may be in a file of weights."""
+    """Lists the direct children of a part that may be in a file of weights."""
     return [
         (key, value)
         for key, value, is_data in nodes.children(x)
@@ -498,10 +498,10 @@ def parts_below(x: Any) -> list[tuple[Key, Any]]:
 
 
 def arrays_of(model: Any) -> dict[Any, Array]:
-    """All arrays of a model, by what identifies where they are.
+    """All arrays of a model, by a key for their place.
 
-    A Variable is where it is, however many paths there are; an array that is an
-    attribute is where its object has it.
+    A Variable is its own place, however many paths there are; the place of an array
+    that is an attribute is its object and key.
     """
     found: dict[Any, Array] = {}
     for path, part in selections.parts_of(model):
@@ -515,7 +515,7 @@ def arrays_of(model: Any) -> dict[Any, Array]:
 
 
 def left_out(model: Any, tensors: Sequence[Tensor]) -> list[Array]:
-    """The arrays of a model that a file should have, and that no tensor is made of."""
+    """The arrays of a model that a file should have, but that no tensor contains."""
     reached = {array.path for tensor in tensors for array in tensor.arrays}
     return [
         array

@@ -8,13 +8,13 @@ A file is (all numbers little-endian, offsets from where the data begins)
                as JSON in UTF-8, from the first byte on, with spaces at the end
     data       each tensor in C order; they follow each other without gaps
 
-A header is checked when the file is opened. What we accept, the library accepts too,
-and reads the same. We refuse more than it does: repeated keys, fields besides the
-three, anything before the first brace, and shapes that no array can have. Reading a
+A header is checked when the file is opened. The library accepts all files that we
+accept, and reads the same. We refuse more than it does: repeated keys, fields besides
+the three, anything before the first brace, and shapes that no array can have. Reading a
 header takes some twenty times its own memory.
 
-An index says in which file each tensor is. It is not trusted: its files must be in its
-own folder, and each must hold exactly the tensors that the index says.
+An index has the file of each tensor. It is not trusted: its files must be in its own
+folder, and each must hold exactly the tensors that the index lists for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from graftree import errors
 from graftree.weights import stored_tensors
 from graftree.weights.stored_tensors import OpenFile, Source, Stored, quoted, refusal
 
-# Of a header, as in the library, and of an index.
+# For a header, as in the library, and for an index.
 MAX_SIZE = 100_000_000
 MAX_INDEX_SIZE = 64 * 2**20
 
@@ -99,7 +99,7 @@ def _header_size(file: OpenFile) -> int:
 # ------------------------------------------------------------------------- the header
 
 
-# By name, in the order of their data: what a tensor is, where it begins and ends.
+# By name, in the order of their data: the facts about a tensor, its begin and end.
 _Tensors = dict[str, tuple[Stored, int, int]]
 
 
@@ -107,7 +107,7 @@ def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
     """Reads a header, with its metadata, and checks it against the size of the data."""
 
     def size(text: str) -> int:
-        # The most are the digits of 2**64: converting more would take long.
+        # At most the digits of 2**64: converting more would take long.
         if text.startswith("-") or len(text) > 20:
             what = f"its header has the number {quoted(text[:21])}, which is not a size"
             raise refusal(file, what)
@@ -135,7 +135,7 @@ def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
 def _json(
     data: bytes, file: str, what: str, parse_int: Callable[[str], int] | None = None
 ) -> Any:
-    """Reads JSON in which no key comes twice."""
+    """Reads JSON in which no key is repeated."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -177,7 +177,7 @@ def _shown(value: Any) -> str:
 
 
 def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
-    """Reads what is said of a tensor: what it is, and where it begins and ends."""
+    """Reads the entry of a tensor: its dtype and shape, and its begin and end."""
 
     def refused(what: str, way_out: str = stored_tensors.SUSPECT) -> Exception:
         return refusal(file, what, name, way_out)
@@ -209,7 +209,7 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
         raise refused(f"the unknown dtype {quoted(dtype)}", known)
     stored = Stored(DTYPES[dtype], tuple(shape))
     nbytes, (begin, end) = stored.nbytes, offsets
-    # No array has these sizes either, with an axis of 0 beside them.
+    # No array has these sizes either, even with another axis of 0.
     if (nbytes or math.prod(size or 1 for size in shape)) >= 2**63:
         raise refused(f"the shape {shape} is larger than any memory")
     if end - begin != nbytes:
@@ -281,7 +281,7 @@ def open_index(path: str) -> Source:
 
 
 def places_of(path: str) -> dict[str, str]:
-    """The file of each tensor, by an index."""
+    """The file of each tensor, from an index."""
     with contextlib.closing(OpenFile(path)) as file:
         if file.size > MAX_INDEX_SIZE:
             what = f"it has {file.size} bytes, and {MAX_INDEX_SIZE} are the most"
@@ -302,7 +302,7 @@ def places_of(path: str) -> dict[str, str]:
 def _check_places(
     places: Mapping[str, str], opened: Mapping[str, Source], index: str
 ) -> None:
-    """Raises unless the files hold what the index says."""
+    """Raises unless the files hold the tensors that the index lists."""
     for name, file in places.items():
         if name not in opened[file].tensors:
             raise refusal(index, f"should be in {quoted(file)}, and is not", name)
@@ -316,12 +316,12 @@ def _check_places(
 
 
 def _path_of(index: str, file: str) -> str:
-    """Where a file of the index is: in its folder, or it is refused."""
+    """The path of a file of the index, which must be in the index's folder."""
     folder, link = pathlib.Path(index).absolute().parent, None
     parts = pathlib.PurePosixPath(file).parts
     is_plain = bool(parts) and ".." not in parts and not file.startswith("/")
     if is_plain and is_text(file) and not any(x in file for x in "\\:\0"):
-        # Not `Path.resolve`, which raises on Python 3.11 where links lead in a circle.
+        # Not `Path.resolve`, which raises on Python 3.11 if links form a circle.
         target = pathlib.Path(os.path.realpath(folder / file))
         allowed = [folder.resolve()]
         # The cache of the Hugging Face hub: all its files are links to `blobs`.

@@ -1,4 +1,4 @@
-"""A file of ``torch.save`` as a safetensors file: what `__main__` has a process do.
+"""Converts a file of ``torch.save`` to safetensors; `__main__` runs it in a process.
 
 Tensors that share their numbers are each written in full.
 """
@@ -52,10 +52,10 @@ def _convert(path: str, out: str, key: str) -> None:
 
 
 def _items(path: str, key: str) -> dict[Any, Any]:
-    """What is in the file, or in the dict at a key of it."""
+    """The contents of the file, or of the dict at a key of it."""
     import torch  # pyright: ignore[reportMissingImports]
 
-    is_zip = zipfile.is_zipfile(path)  # Of which tensors are read one by one.
+    is_zip = zipfile.is_zipfile(path)  # Its tensors are read one by one.
     try:
         found = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
     except Exception as error:
@@ -79,7 +79,7 @@ def _described(x: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, without PyTorch's advice to run code that is in the file."""
+    """The fault, without PyTorch's advice to run code that is in the file."""
     lines = str(error).strip().splitlines() or [""]
     chosen = next((line for line in lines if "WeightsUnpickler" in line), lines[0])
     return chosen.strip().partition(". ")[0]

@@ -1,8 +1,8 @@
-"""How PyTorch stores the parameters of our layers: names and layouts.
+"""Names and layouts with which PyTorch stores the parameters of our layers.
 
-A table has, for each class of layers, what their PyTorch counterpart calls a tensor,
-which attributes it is made of, and its layout. Subclasses are stored like the class.
-Attributes that a layer does not have, such as a bias, are left out.
+A table has, for each class of layers, the name of a tensor in their PyTorch
+counterpart, the attributes it is made from, and its layout. Subclasses are stored like
+the class. Attributes that a layer does not have, such as a bias, are left out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class TorchTensor(NamedTuple):
     """A tensor of a layer.
 
     Attributes:
-        name: What PyTorch calls it, below the layer.
-        attributes: Which attributes of our layer it is made of, as in ``"query.bias"``.
+        name: Its name in PyTorch, below the layer.
+        attributes: The attributes of our layer it is made from, as ``"query.bias"``.
         layout: As in `layouts`; ``None`` if it is the same on both sides.
     """
 
@@ -30,7 +30,7 @@ class TorchTensor(NamedTuple):
 
 
 def tensors_of(layer: Any) -> list[TorchTensor] | None:
-    """The tensors of a layer; ``None`` if it is none of ours."""
+    """The tensors of a layer; ``None`` if it is not one of ours."""
     for kind in type(layer).__mro__:
         if kind in _TABLE:
             rows = _TABLE[kind]
@@ -45,7 +45,7 @@ def tensors_of(layer: Any) -> list[TorchTensor] | None:
 
 
 def layout_of(layer: Any, attribute: Any) -> str | None:
-    """The layout of one attribute of a layer; ``None`` if it is as ours."""
+    """The layout of one attribute of a layer; ``None`` if it is the same as ours."""
     for tensor in tensors_of(layer) or ():
         if tensor.attributes == (attribute,):
             return tensor.layout

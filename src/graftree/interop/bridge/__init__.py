@@ -4,7 +4,7 @@
                     Variables, and back; boxes of metadata
     wrappers.py     a Linen Module as a Module: `ToNNX`, `lazy_init`; a Module as a
                     Linen Module: `ToLinen`, `to_linen`
-    binding.py      which bridge Module runs now, and how it gets its variables
+    binding.py      the bridge Module that runs now, and how it gets its variables
     linen_style.py  `bridge.Module`: Modules written in the style of Linen, and Modules
                     of both kinds inside of those; `functional`: `init` and `apply`
 

@@ -1,4 +1,4 @@
-"""Which bridge Module runs now, and how it gets and gives up its variables.
+"""Tracks the bridge Module that runs now, and binds and unbinds its variables.
 
 While a bridge Module is *bound*, it has a `Scope`. While one of its methods runs, it is
 on the stack of the thread, and Modules made by the method belong to it.
@@ -8,8 +8,8 @@ on the stack of the thread, and Modules made by the method belong to it.
     place           a Module that a method made becomes an attribute, by name
     by_collection   the variables of a Module and of all in it, as Linen has them
 
-What waits for an attribute that is not there yet is a `ModuleState` in its place. Where
-an object has several names, the variables go by the one with the smallest priority.
+Variables that wait for an object are a `ModuleState` in its place. If an object has
+several names, its variables use the one with the smallest priority.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from graftree.interop.bridge import linen_side
 
 
 class AttrPriority(enum.IntEnum):
-    """Which name of a shared object is its path: the one with the smallest priority.
+    """Priorities of the names of a shared object: the smallest one is its path.
 
-    Among equal priorities it is the first in the alphabet.
+    Among equal priorities, the first name in the alphabet is.
 
     Example:
         >>> sorted(nnx.bridge.AttrPriority)[0]
@@ -56,7 +56,7 @@ class AttrPriority(enum.IntEnum):
 
 
 class Scope(Pytree):
-    """What a bound bridge Module runs with.
+    """The surroundings in which a bound bridge Module runs.
 
     Args:
         rngs: The random streams of the call.
@@ -77,7 +77,7 @@ class Scope(Pytree):
 
 
 class ModuleBase:
-    """What bridge Modules derive from, besides the Modules of this package.
+    """The base of bridge Modules, besides the Modules of this package.
 
     Attributes:
         scope: The random streams of the call, while the Module is bound; else None.
@@ -88,7 +88,7 @@ class ModuleBase:
     attr_priorities: dict[str, AttrPriority]
 
     def set_attr_priority(self, name: str, value: AttrPriority) -> None:
-        """Says whether a name is preferred as the path of an object with several."""
+        """Sets how much a name is preferred as the path of an object with several."""
         self.attr_priorities = {**self.attr_priorities, name: value}
 
     def is_initializing(self) -> bool:
@@ -104,7 +104,7 @@ class ModuleStackEntry:
         module: The Module.
         in_compact: Whether the method is `compact`, so that Modules made in it get a
             name by themselves.
-        type_counter: How many got one so far, by class.
+        type_counter: How many have got one so far, by class.
         names: The names that were given so far.
     """
 
@@ -118,7 +118,7 @@ class ModuleStackEntry:
 
 @dataclasses.dataclass
 class ApplyCall:
-    """What happens in one `apply`.
+    """The record of one `apply`.
 
     Attributes:
         made: The Modules of this package that `nnx_in_bridge_mdl` made.
@@ -171,14 +171,14 @@ def applying() -> Iterator[ApplyCall]:
 
 
 def set_initializing(node: Pytree, value: bool) -> None:
-    """Says whether an object makes its variables when it is called."""
+    """Sets whether an object makes its variables when it is called."""
     state = bookkeeping.state_of(node)
     state.initializing = value
     ownership.touch(state)
 
 
 def current_context() -> ModuleStackEntry | None:
-    """Gives the entry of the bridge Module whose method runs now; None outside.
+    """Returns the entry of the bridge Module whose method runs now; None outside.
 
     Example:
         >>> print(nnx.bridge.current_context())
@@ -188,7 +188,7 @@ def current_context() -> ModuleStackEntry | None:
 
 
 def current_module() -> ModuleBase | None:
-    """Gives the bridge Module whose method runs now; None outside.
+    """Returns the bridge Module whose method runs now; None outside.
 
     Example:
         >>> class Name(nnx.bridge.Module):
@@ -237,7 +237,7 @@ class HasSetup(Protocol):
     """Something with a method ``setup``."""
 
     def setup(self) -> None:
-        """Makes what the other methods use."""
+        """Makes the attributes that the other methods use."""
 
 
 def is_bridge_module(x: Any) -> bool:
@@ -273,7 +273,7 @@ def bind(
 
 
 def _put(module: ModuleBase, name: str, value: Any) -> None:
-    """Puts a variable, or what waits for an object, where nothing is yet."""
+    """Puts a variable, or variables that wait for an object, in an empty place."""
     current = vars(module).get(name)
     if isinstance(value, Variable):
         setattr(module, name, attributes.data(value))
@@ -284,8 +284,8 @@ def _put(module: ModuleBase, name: str, value: Any) -> None:
 def adopted(parent: ModuleBase, name: str, value: Any) -> Any:
     """The value for an attribute of a bound ModuleBase, bound too.
 
-    What waits under the name goes into it: the variables of a Module that is not there
-    yet, or of one that an earlier call made.
+    It gets the variables that wait under the name: those of a Module that did not
+    exist yet, or of one that an earlier call made.
     """
     if isinstance(value, attributes.AttributeField):
         return value
@@ -293,7 +293,7 @@ def adopted(parent: ModuleBase, name: str, value: Any) -> Any:
     if current is value:
         return value
     if isinstance(value, Variable):
-        # What `setup` assigns is an initial value.
+        # Values that `setup` assigns are initial values.
         in_setup = has_setup(parent) and not bookkeeping.state_of(parent).is_setup
         return current if in_setup and type(current) is type(value) else value
     is_for_it = isinstance(current, ModuleState) or type(current) is type(value)
@@ -309,7 +309,7 @@ def _adopt(parent: ModuleBase, value: Any, state: Any, seen: set[int]) -> None:
         if value.scope is None:
             is_initializing = parent.is_initializing()
             bind(value, parent.scope, state, is_initializing=is_initializing)
-        else:  # it has another name, too
+        else:  # it has another name too
             for name, given in state.items():
                 _put(value, str(name), given)
                 _adopt(parent, vars(value)[str(name)], given, seen)
@@ -411,7 +411,7 @@ def find_variable(
     """The Variable of a name, or None."""
     found = vars(module).get(name)
     if name not in module.attr_priorities:
-        # The name that it is asked for by comes before others that it gets.
+        # The name it is asked for by comes before other names that it gets.
         module.set_attr_priority(name, AttrPriority.DEFAULT)
     if found is None:
         return None
@@ -459,7 +459,7 @@ def check_shape(
 
 
 def _shape(value: Any) -> Any:
-    """The shape of an array, in a box or not; of a tree the shapes of its leaves."""
+    """The shape of an array, in a box or not; for a tree, those of its leaves."""
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value)]
     return shapes[0] if len(shapes) == 1 else shapes
 
@@ -494,7 +494,7 @@ def by_collection(module: ModuleBase) -> dict[str, Any]:
 
 
 def path_of(module: ModuleBase) -> str:
-    """Where a bound Module is, for messages."""
+    """The path of a bound Module, for messages."""
     root = MODULE_CONTEXT.module_stack[1]
     return _joined(_find(root.module if root else module, module))
 
@@ -533,7 +533,7 @@ def _children(x: Any) -> list[tuple[Any, Any]]:
 
 
 def _rank(module: Any, name: str) -> tuple[int, bool, str]:
-    """Sorts the names of a bridge Module; of equal ones, those declared come first."""
+    """Sorts the names of a bridge Module; among equals, declared ones come first."""
     priorities = module.attr_priorities
     return priorities.get(name, AttrPriority.DEFAULT), name not in priorities, name
 

@@ -1,11 +1,11 @@
 """The one door to Flax, and variables of Linen as Variables of Modules, and back.
 
-Importing this file imports ``flax.linen``; without Flax that is an ``ImportError`` that
-says what to install.
+Importing this file imports ``flax.linen``; without Flax that is an ``ImportError``,
+which names the package to install.
 
 Linen keeps variables in nested dicts by collection, ``{"params": {"layer": {"kernel":
-array}}}``; in a Module the collection is the type of the Variable: `Param`. What Linen
-knows of a variable besides its value is in a *box* around it, in Modules it is metadata
+array}}}``; in a Module the collection is the type of the Variable: `Param`. Linen
+keeps further facts about a variable in a *box* around it; Modules keep them as metadata
 of the Variable, with the class of the box as ``linen_meta_type``. Both directions keep
 all of it, so each undoes the other.
 """
@@ -126,7 +126,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
 
 
 def is_vanilla_variable(vs: Variable[Any]) -> bool:
-    """Tells whether a Variable has no metadata of its own.
+    """Returns whether a Variable has no metadata of its own.
 
     Args:
         vs: The Variable.
@@ -142,7 +142,7 @@ def is_vanilla_variable(vs: Variable[Any]) -> bool:
 
 
 def to_linen_var(vs: Variable[Any]) -> Any:
-    """Gives what Linen keeps in a collection for a Variable.
+    """Converts a Variable to its entry in a collection of Linen.
 
     Args:
         vs: The Variable.
@@ -167,7 +167,7 @@ def to_linen_var(vs: Variable[Any]) -> Any:
 
 
 def to_nnx_var(col: str, x: Any) -> Variable[Any]:
-    """Gives the Variable for what Linen keeps in a collection.
+    """Converts an entry in a collection of Linen to a Variable.
 
     Args:
         col: The name of the collection; an unknown one is registered, with a new type.
@@ -214,7 +214,7 @@ def _make(var_type: Any, value: Any, metadata: dict[str, Any]) -> Any:
 def _box_entries(box: Any) -> dict[str, Any]:
     """The value of a box, and its other attributes as metadata."""
     if hasattr(box, "to_nnx_metadata"):
-        # Of a copy: the boxes of Flax rename their attributes for it.
+        # From a copy: the boxes of Flax rename their attributes for it.
         return dict(copy.copy(box).to_nnx_metadata())
     if dataclasses.is_dataclass(box):
         names = [field.name for field in dataclasses.fields(box)]
@@ -228,7 +228,7 @@ def unboxed(x: Any) -> Any:
 
 
 def get_col_name(keypath: Sequence[Any]) -> str:
-    """Gives the collection that a path into variables of Linen starts with.
+    """Returns the collection that a path into variables of Linen starts with.
 
     Args:
         keypath: A path as ``jax.tree_util`` gives it.
@@ -269,7 +269,7 @@ def sort_variable_types(types: Iterable[type]) -> list[type]:
 
 
 def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives the attributes of a Module for the variables of a Linen Module.
+    """Converts the variables of a Linen Module to attributes of a Module.
 
     Args:
         variables: Collections by name, each a nested mapping.
@@ -335,7 +335,7 @@ def collection_of(variable: Variable[Any]) -> str:
 
 
 def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Gives the variables of a Linen Module for the attributes of a Module.
+    """Converts the attributes of a Module to variables of a Linen Module.
 
     Args:
         nnx_attrs: Nested mappings of Variables, or a State. A type of Variable without

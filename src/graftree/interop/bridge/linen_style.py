@@ -2,8 +2,8 @@
 
 A bridge `Module` is a dataclass. `apply` works on a copy of it, so that the object
 stays as it is. The copy gets the given variables as attributes and a `Scope`; it is
-*bound* then. What a bound Module gets as an attribute becomes bound too, and what a
-method makes belongs to the Module that runs it, under a name (see `binding.py`).
+*bound* then. A value assigned to a bound Module becomes bound too, and a Module made in
+a method belongs to the Module that runs it, under a name (see `binding.py`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
             value = binding.adopted(self, name, value)
         super().__setattr__(name, value)
 
-    # What methods of a bound Module use.
+    # Used by methods of a bound Module.
 
     def param(
         self,
@@ -123,13 +123,13 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         unbox: bool = True,
         **init_kwargs: Any,
     ) -> Param[A]:
-        """Gives the parameter of a name; makes it while initializing.
+        """Returns the parameter of a name; makes it while initializing.
 
         Args:
             name: The name of the attribute.
             init_fn: Called with a key of the stream ``params`` and the arguments.
             *init_args: Arguments for ``init_fn``.
-            unbox: Whether to take a box that ``init_fn`` returns apart, into value and
+            unbox: Whether to split a box that ``init_fn`` returns into value and
                 metadata; else the box is the value.
             **init_kwargs: Keyword arguments for ``init_fn``.
 
@@ -164,7 +164,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         unbox: bool = True,
         **init_kwargs: Any,
     ) -> Variable[A]:
-        """Gives the variable of a name; makes it if it is not there yet.
+        """Returns the variable of a name; makes it if it does not exist yet.
 
         Args:
             col: Its collection.
@@ -210,7 +210,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         """The variables of this Module and of those in it, by collection."""
         return linen_side.core.freeze(binding.by_collection(self))
 
-    # What callers use.
+    # Used by callers.
 
     def init(
         self,
@@ -240,13 +240,13 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         mutable: Any = False,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """Makes the variables, and gives the output of the call too.
+        """Makes the variables, and returns the output of the call too.
 
         Args:
             rngs: A seed, a key, a dict of them by stream, or an `Rngs`.
             *args: Arguments of the method.
             method: The method or its name.
-            mutable: What Modules of Linen inside may change; ``False`` for everything.
+            mutable: Collections that Linen Modules inside may change; ``False``: all.
             **kwargs: Keyword arguments of the method.
 
         Returns:
@@ -311,7 +311,7 @@ def _as_rngs(rngs: _RngsLike) -> Rngs:
 
 
 def _function(cls: type[Module], method: Any) -> Callable[..., Any]:
-    """The function of a class that is meant by a method or its name."""
+    """Finds the function of a class that a method or its name stands for."""
     if isinstance(method, str):
         found = getattr(cls, method)
         if not callable(found):
@@ -394,7 +394,7 @@ def nnx_in_bridge_mdl(
 def linen_in_bridge_mdl(
     linen_module: linen_side.linen.Module, name: str | None = None
 ) -> modules.Module:
-    """Makes a Linen Module a Module inside of a bridge Module.
+    """Turns a Linen Module into a Module inside of a bridge Module.
 
     Args:
         linen_module: The Linen Module.
@@ -482,7 +482,7 @@ class Functional(Generic[M]):
         return state
 
     def apply(self, *states: Any) -> Any:
-        """Gives a function that calls the Module with these states.
+        """Returns a function that calls the Module with these states.
 
         Returns:
             A proxy: called, or through an attribute, as ``apply(state).encode(x)``, it
@@ -499,7 +499,7 @@ class Functional(Generic[M]):
 
 
 def functional(cls: type[M]) -> Callable[..., Functional[M]]:
-    """Gives a constructor whose result makes the Module when `init` is called.
+    """Returns a constructor whose result makes the Module when `init` is called.
 
     Args:
         cls: The class of the Module.

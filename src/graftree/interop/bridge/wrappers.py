@@ -3,12 +3,12 @@
 A `ToNNX` has no variables until it is called once while *initializing*, a flag that
 `lazy_init` sets on a whole model. The Linen Module then initializes itself from the
 shapes of its inputs, as in Linen, and its variables become attributes by their path.
-Each later call gives them to the Linen Module, and takes back what it may change. A
-Variable stays the same object then.
+Each later call gives them to the Linen Module, and takes back those that it may change.
+A Variable stays the same object then.
 
 A `ToLinen` makes a new Module in each call, as Linen makes new Modules, gives it
 the variables that Linen holds, calls it, and hands back those that Linen may change. A
-Variable is in the collection of its type; what random streams hold stays inside.
+Variable is in the collection of its type; the state of random streams stays inside.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class ToNNX(modules.Module):
             rngs: Other random streams for this call, or a key for ``params``.
             method: The method or its name; ``None`` for ``__call__``.
             mutable: The collections that the call may change, as in ``Module.apply``.
-                The default is what the Module around this one may change (a
-                `ToLinen`, a bridge or Linen Module), else nothing.
+                The default: those that the Module around this one may change (a
+                `ToLinen`, a bridge or Linen Module), else none.
             **kwargs: Keyword arguments of the method.
 
         Returns:
@@ -212,7 +212,7 @@ def _draw(rngs: Any) -> dict[str, Any]:
 
 
 def _mutable_around() -> Any:
-    """What the innermost bridge or Linen Module that runs now may change."""
+    """The collections that the innermost running bridge or Linen Module may change."""
     bridge_module = binding.current_module()
     if bridge_module is not None and bridge_module.scope is not None:
         return bridge_module.scope.mutable
@@ -234,10 +234,10 @@ def _joined(
     path: tuple[Any, ...],
     writes: list[tuple[Variable[Any], Variable[Any]]],
 ) -> Any:
-    """What an attribute becomes; the same object if nothing is new.
+    """The new value of an attribute; the same object if nothing is new.
 
-    Variables that exist already stay. They go to ``writes``, each with the one that it
-    gets its value from.
+    Variables that exist already stay. They go to ``writes``, each with the one whose
+    value it gets.
     """
     if current is None:
         return taken
@@ -330,11 +330,11 @@ class ToLinen(linen.Module):
         args: Arguments for it.
         kwargs: Keyword arguments for it.
         skip_rng: Whether it takes no ``rngs``, an `Rngs` with all streams of Linen.
-        metadata_fn: Makes what Linen keeps of a Variable; ``None`` for only its value.
+        metadata_fn: Makes Linen's entry of a Variable; ``None``: its value only.
 
     Warns:
-        UserWarning: If ``apply`` is given variables that the Module has not, or not
-            given some that it has and may not change; those have their initial values.
+        UserWarning: If ``apply`` is given variables that the Module lacks, or not given
+            some that it has and may not change; those have their initial values.
 
     Example:
         >>> linear = nnx.bridge.ToLinen(nnx.Linear, args=(3, 4))
@@ -370,7 +370,7 @@ class ToLinen(linen.Module):
         is_initializing = self.is_initializing()
         module = _make(self, add_default=not is_initializing)
         if is_initializing:
-            # As of the last call, where there are several: so do the seeds of Flax.
+            # As of the last call, if there are several: the seeds of Flax do the same.
             _hand_back(self, module)
         _take(self, module)
         out = _method(module, nnx_method)(*args, **kwargs)
@@ -410,7 +410,7 @@ def _make(linen_module: ToLinen, add_default: bool) -> Module:
 
 
 def _variables(module: Module) -> list[tuple[str, _Path, Variable[Any]]]:
-    """The Variables of a Module with collection and path, but for random streams."""
+    """The Variables of a Module with collection and path, without random streams."""
     state = functional.state(module, graph=True)
     return [
         (linen_side.collection_of(variable), path, variable)
@@ -436,7 +436,7 @@ def _take(linen_module: ToLinen, module: Module) -> None:
     """Gives a new Module the variables that Linen holds."""
     is_new = linen_module.is_initializing()
     may_change = linen_module.is_mutable_collection
-    # While initializing, what it may change is what it has just made.
+    # While initializing, it may change only variables that it has just made.
     given = {
         col: tree
         for col, tree in linen_module.variables.items()
@@ -466,7 +466,7 @@ _MISSING: Any = object()
 
 
 def _find(tree: Any, path: _Path) -> Any:
-    """What is at a path; checkpoints write numbers in it as strings."""
+    """The value at a path; checkpoints write numbers in it as strings."""
     for key in path:
         if not isinstance(tree, Mapping):
             return _MISSING
@@ -544,12 +544,12 @@ def to_linen(
     abstract_init: bool = True,
     **kwargs: Any,
 ) -> ToLinen:
-    """Makes a Linen Module of a class of Modules; see `ToLinen`.
+    """Makes a Linen Module from a class of Modules; see `ToLinen`.
 
     Args:
         nnx_class: Makes the Module.
         *args: Arguments for it.
-        metadata_fn: Makes what Linen keeps of a Variable; ``None`` for only its value.
+        metadata_fn: Makes Linen's entry of a Variable; ``None``: its value only.
         name: The name of the Linen Module.
         skip_rng: Whether ``nnx_class`` takes no ``rngs``.
         abstract_init: Has no effect.
@@ -581,7 +581,7 @@ def to_linen_class(
     base_skip_rng: bool = False,
     **partial_kwargs: Any,
 ) -> type[ToLinen]:
-    """Makes a class of Linen Modules of a class of Modules, to derive from or call.
+    """Turns a class of Modules into one of Linen Modules, to derive from or call.
 
     Args:
         base_nnx_class: The class of Modules.

@@ -1,4 +1,4 @@
-"""What programs for Flax NNX import beside it, for machines without Flax.
+"""Modules that programs for Flax NNX import beside it, for machines without Flax.
 
     pytree_dataclasses.py   flax.struct
     frozen_dicts.py         flax.core, flax.traverse_util: dicts frozen and flat
@@ -7,6 +7,6 @@
     training_loops.py       flax.training.train_state, flax.jax_utils,
                             flax.metrics.tensorboard
 
-Results, pytree paths and bytes are those of Flax. `name_tables.BESIDE` says at which
-path of Flax each name is. Nothing here is imported before a program asks for it.
+Results, pytree paths and bytes are those of Flax. `name_tables.BESIDE` has the
+path in Flax of each name. Nothing here is imported before a program asks for it.
 """

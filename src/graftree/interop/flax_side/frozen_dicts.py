@@ -54,7 +54,7 @@ class FrozenDict(Mapping[K, V]):
     """A dict that can't be changed, nor can the dicts in it.
 
     Args:
-        *args: What `dict` takes: a mapping, or pairs of key and value.
+        *args: As for `dict`: a mapping, or pairs of key and value.
         **kwargs: More entries.
 
     Example:
@@ -254,7 +254,7 @@ def pretty_repr(x: Any, num_spaces: int = 4) -> str:
     """The text of nested dicts, an entry per line.
 
     Args:
-        x: A dict or FrozenDict; of anything else the ``repr``.
+        x: A dict or FrozenDict; for anything else, the text is its ``repr``.
         num_spaces: How far each level is indented.
 
     Returns:
@@ -313,8 +313,8 @@ def flatten_dict(
 
     Args:
         xs: A dict or FrozenDict, whose values may be such again.
-        keep_empty_nodes: Whether `empty_node` is stored for an empty dict, which else
-            leaves no trace.
+        keep_empty_nodes: Whether to store `empty_node` for an empty dict, which
+            otherwise leaves no trace.
         is_leaf: A function of path and dict; where it returns True, the dict is stored.
         sep: If given, the keys of a path, which must be strings, are joined by it.
 

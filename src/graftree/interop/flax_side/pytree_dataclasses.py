@@ -31,7 +31,7 @@ def field(
     Args:
         pytree_node: Whether its value is a child of the pytree; else it is static.
         metadata: More metadata of the field.
-        **kwargs: What `dataclasses.field` takes, such as ``default``.
+        **kwargs: Those of `dataclasses.field`, such as ``default``.
 
     Returns:
         The field.
@@ -51,11 +51,11 @@ def dataclass(clz: Any = None, **kwargs: Any) -> Any:
 
     Args:
         clz: The class; without it, a decorator is returned.
-        **kwargs: What `dataclasses.dataclass` takes; ``frozen`` is True by default.
+        **kwargs: Those of `dataclasses.dataclass`; ``frozen`` is True by default.
 
     Returns:
-        The class (a new one with ``slots=True``). One that is decorated already is
-        returned as it is.
+        The class (a new one with ``slots=True``). A class that is already decorated
+        is returned as it is.
 
     Raises:
         TypeError: If ``clz`` is not a class.

@@ -1,8 +1,8 @@
 """Objects as nested dicts of leaves, those as bytes, and back: ``flax.serialization``.
 
 A state dict has string keys only: lists and tuples become dicts of indices, and named
-tuples and pytree dataclasses dicts of fields. What has no handler is a leaf. A leaf
-takes any value on the way back: neither its shape nor its dtype is compared.
+tuples and pytree dataclasses dicts of fields. An object without a handler is a leaf.
+A leaf takes any value on the way back: neither its shape nor its dtype is compared.
 
 The bytes are MessagePack with three extension types, those of Flax, so files go both
 ways:
@@ -52,7 +52,7 @@ def register_serialization_state(
     ty_from_state_dict: FromStateDict,
     override: bool = False,
 ) -> None:
-    """Says how objects of a type become state dicts, and come back.
+    """Registers how objects of a type become state dicts, and come back.
 
     Args:
         ty: The type; its subclasses need handlers of their own.
@@ -103,14 +103,14 @@ def to_state_dict(target: Any) -> Any:
 
 
 def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
-    """Gives a new object like ``target`` with the leaves of a state dict.
+    """Returns a new object like ``target`` with the leaves of a state dict.
 
     Args:
         target: An object of the wanted structure; it stays as it is. A leaf, or None,
             takes whatever the state dict has.
-        state: What `to_state_dict` returned for such an object. Entries of dicts that
+        state: The result of `to_state_dict` for such an object. Entries of dicts that
             ``target`` lacks are ignored.
-        name: What error messages call the root.
+        name: The name of the root in error messages.
 
     Returns:
         The new object.
@@ -131,7 +131,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
 
 
 def current_path() -> str:
-    """The path of what is being restored, for messages of handlers.
+    """The path of the object being restored, for messages of handlers.
 
     Example:
         >>> current_path()
@@ -288,7 +288,7 @@ def to_bytes(target: Any) -> bytes:
     """Turns an object into bytes.
 
     Args:
-        target: What `to_state_dict` takes, with arrays, numbers, strings,
+        target: An object as for `to_state_dict`, with arrays, numbers, strings,
             bytes and None as leaves.
 
     Returns:
@@ -308,11 +308,11 @@ def to_bytes(target: Any) -> bytes:
 
 
 def from_bytes(target: Any, encoded_bytes: bytes) -> Any:
-    """Gives a new object like ``target`` with the leaves in the bytes.
+    """Returns a new object like ``target`` with the leaves in the bytes.
 
     Args:
         target: An object of the wanted structure, or None for the state dict itself.
-        encoded_bytes: What `to_bytes` returned.
+        encoded_bytes: The result of `to_bytes`.
 
     Returns:
         The new object; its arrays are NumPy's.
@@ -334,8 +334,8 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 
     Args:
         pytree: Dicts and lists with arrays, numbers, strings, bytes and None.
-        in_place: Whether dicts keep the order of their keys, which is else sorted. The
-            tree is not changed in either case.
+        in_place: Whether dicts keep the order of their keys; otherwise it is sorted.
+            The tree is not changed in either case.
 
     Returns:
         The bytes.
@@ -357,7 +357,7 @@ def msgpack_restore(encoded_pytree: bytes) -> Any:
     r"""Turns bytes into the nested dicts and lists that they were made from.
 
     Args:
-        encoded_pytree: What `msgpack_serialize` or `to_bytes` returned.
+        encoded_pytree: The result of `msgpack_serialize` or `to_bytes`.
 
     Returns:
         The tree; its arrays are NumPy's, and read-only.
@@ -387,7 +387,7 @@ def _msgpack() -> types.ModuleType:
 
 
 def _extension(value: Any) -> Any:
-    """What MessagePack stores for a leaf that it does not know."""
+    """The form in which MessagePack stores a leaf that it does not know."""
     msgpack = _msgpack()
     if isinstance(value, np.generic):
         return msgpack.ExtType(_SCALAR, _array_bytes(np.asarray(value)))
@@ -436,7 +436,7 @@ def _in_pieces(tree: Any) -> Any:
 
 
 def _size(array: Any) -> int:
-    # A JAX key has no item size; that it can't be stored is said later.
+    # A JAX key has no item size; the error that it can't be stored comes later.
     return math.prod(array.shape) * getattr(array.dtype, "itemsize", 0)
 
 

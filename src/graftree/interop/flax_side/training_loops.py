@@ -1,10 +1,9 @@
-"""What stands around a training step in programs for Flax.
+"""Helpers around a training step in programs for Flax.
 
 - ``flax.training.train_state``: params, optimizer state and step in one pytree.
 - ``flax.jax_utils``: copies of data on several devices, for ``pmap``.
-- ``flax.metrics.tensorboard``: scalars, images and text for TensorBoard. The files are
-  written by tensorboardX, PyTorch or TensorFlow, whichever is installed; the first of
-  them that can be imported is used.
+- ``flax.metrics.tensorboard``: scalars, images and text for TensorBoard. The first of
+  tensorboardX, PyTorch and TensorFlow that can be imported writes the files.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from graftree.training import optimizers
 class TrainState(pytree_dataclasses.PyTreeNode):
     """Params, optimizer state and step; a step returns a new object.
 
-    Write a subclass to hold more. Unlike `nnx.TrainState` it has no skeleton of a
-    model, but a function.
+    Write a subclass to hold more. Unlike `nnx.TrainState` it has a function instead
+    of the skeleton of a model.
 
     Attributes:
         step: The number of calls of `apply_gradients`.
@@ -162,7 +161,7 @@ def prefetch_to_device(
     """Puts batches on devices ahead of their use.
 
     Args:
-        iterator: Gives pytrees of arrays ``[devices * n, ...]``.
+        iterator: Yields pytrees of arrays ``[devices * n, ...]``.
         size: How many batches wait on the devices; 2 is enough for one GPU.
         devices: The devices that share a batch; by default all of this process.
         axis_name: The name of the axis of the mesh that they form.
@@ -300,7 +299,7 @@ class SummaryWriter:
         self.text("hparams", "  \n".join(lines), step=0)
 
     def flush(self) -> None:
-        """Brings all that was written to the disk."""
+        """Writes everything so far to the disk."""
         self._backend.flush()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What annotations mean: ``flax.typing`` and ``flax.core.spmd``.
+"""Types and rules for annotations: ``flax.typing`` and ``flax.core.spmd``.
 
 The aliases that `graftree.annotations` does not have, and two types of ``flax.nnx``
 that programs need for annotations only; nothing checks them. The few classes among them
@@ -87,7 +87,7 @@ class SizeBytes:
 
 
 class AttributeStatus(NamedTuple):
-    """Whether an attribute is data, and whether the program said so.
+    """Whether an attribute is data, and whether the program declared it so.
 
     Example:
         >>> nnx.pytreelib.AttributeStatus(is_data=True, explicit=False)
@@ -99,7 +99,7 @@ class AttributeStatus(NamedTuple):
 
 
 class ModuleDefApply(Protocol):
-    """What ``graphdef.apply`` is: a function of states that gives a proxy.
+    """The type of ``graphdef.apply``: a function of states that gives a proxy.
 
     Example:
         >>> graphdef, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -149,7 +149,7 @@ def from_sharding_rules(sharding: Any, sharding_rules: AxisRules) -> tuple[Any, 
 
     Args:
         sharding: An entry per dimension: a name, a tuple of names, or None.
-        sharding_rules: Pairs of a logical name and what it stands for.
+        sharding_rules: Pairs of a logical name and its meaning.
 
     Returns:
         A tuple with an entry per dimension; names without a rule stay as they are.

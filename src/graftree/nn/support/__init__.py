@@ -1,7 +1,7 @@
-"""What layers share.
+"""The shared code of layers.
 
-- ``arguments.py``: what layers are given: inputs to check, dtypes, sizes, axes and
+- ``arguments.py``: the arguments of layers: inputs to check, dtypes, sizes, axes and
   padding; state that comes back if a call fails; how constructors make Params and keep
   settings
-- ``eager.py``: what makes eager calls fast
+- ``eager.py``: makes eager calls fast
 """

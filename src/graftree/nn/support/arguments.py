@@ -1,16 +1,16 @@
-"""What layers are given, and what they do before they compute.
+"""The arguments of layers, and the checks and conversions before they compute.
 
 A layer computes before it writes: a call that fails leaves running statistics, caches
-and the counts of random streams as they were (`undone_on_failure`). What JAX refuses it
-need not check, since every error in a layer gets a note that says where and given what
-(`running.py`). It checks what JAX would broadcast or stack, and so compute something
-else in silence; such checks read shapes and dtypes only. Where an int is taken, a NumPy
-integer is, too; where a tuple, a list.
+and the counts of random streams as they were (`undone_on_failure`). It need not
+check values that JAX refuses, since every error in a layer gets a note with its place
+and inputs (`running.py`). It checks values that JAX would silently broadcast or stack
+into something else; such checks read shapes and dtypes only. An argument that may be an
+int may be a NumPy integer too; one that may be a tuple, a list.
 
 A layer has a *parameter dtype*, in which its Params are stored, and a computation
-dtype, to which inputs and Params are brought before they meet. The latter is what the
-layer's ``dtype`` says or, where that is ``None``, what JAX's promotion of all of them
-gives; integers become floats on the way.
+dtype, to which inputs and Params are converted before they meet. The latter is the
+layer's ``dtype`` or, if that is ``None``, the result of JAX's promotion of all of them;
+integers become floats on the way.
 
 A Param draws exactly one key from the stream ``params``, even when its initializer
 ignores the key, so switching an initializer never changes the other Params. An absent
@@ -49,7 +49,7 @@ from graftree.nn.support import eager
 
 
 def as_array(inputs: Any) -> jax.Array:
-    """Makes an array of the inputs of a layer, if they are not one yet.
+    """Turns the inputs of a layer into an array, if they are not one yet.
 
     Objects of other kinds that have a shape, as quantization hooks take, stay as they
     are.
@@ -65,7 +65,7 @@ def as_array(inputs: Any) -> jax.Array:
 
 
 def setting(layer: Any, attribute: str, given: bool | None) -> bool:
-    """What holds for a call: its argument, or else the attribute of the same name."""
+    """The setting for a call: its argument, or else the attribute of that name."""
     if given is None:
         given = getattr(layer, attribute)
     if given is None:
@@ -147,7 +147,7 @@ def promote_dtype(
 
     Args:
         args: Arrays, Python scalars, lists of numbers, or ``None``.
-        dtype: The dtype to convert to; ``None`` takes what `canonicalize_dtype` infers.
+        dtype: The dtype to convert to; ``None``: `canonicalize_dtype` infers it.
         inexact: Whether integers become floats.
 
     Returns:
@@ -206,7 +206,7 @@ def is_int(value: Any) -> TypeGuard[int]:
 
 
 def per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Gives one entry per spatial axis, from one for all, or from ``None`` for ones."""
+    """Returns one entry per spatial axis, from one for all, or ``None`` for ones."""
     if value is None:
         return (1,) * rank
     entries = sizes(value)
@@ -279,7 +279,7 @@ def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def undone_on_failure(*state: Any) -> Iterator[None]:
-    """Gives Variables, and counts of streams, their values back if the block fails.
+    """Restores the values of Variables, and counts of streams, if the block fails.
 
     A layer checks first and writes last where it can. It cannot if it hands its state
     to a function of the user, or to another layer.
@@ -290,7 +290,7 @@ def undone_on_failure(*state: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # What may not be written now was not written in the block.
+        # Variables that can't be written now were not written in the block.
         changed = [
             (variable, content)
             for variable, content in zip(boxes, before, strict=True)
@@ -301,9 +301,9 @@ def undone_on_failure(*state: Any) -> Iterator[None]:
 
 
 def _content(variable: Variable[Any]) -> Any:
-    """What is stored, past all hooks, which would change it on its way back."""
+    """The stored value, past all hooks, which would change it on its way back."""
     raw = variable.get_raw_value()
-    # A trace that fails drops its writes; reading would be one operation more.
+    # A trace that fails drops its writes; reading would add an operation.
     is_eager_ref = _jax.is_ref(raw) and not isinstance(raw, _jax.Tracer)
     return raw[...] if is_eager_ref else raw
 
@@ -334,8 +334,8 @@ def new_param(
 def first_value(
     initializer: Initializer, key: jax.Array, shape: Shape | int, dtype: Dtype
 ) -> Any:
-    """What ``initializer(key, shape, dtype)`` gives."""
-    # By identity: others may have no hash, or be equal to all.
+    """The value that ``initializer(key, shape, dtype)`` returns."""
+    # By identity: others may have no hash, or be equal to everything.
     is_default = any(initializer is x for x in _DEFAULTS)
     if is_default and isinstance(shape, tuple) and _jax.concrete_mesh() is None:
         if all(type(n) is int for n in shape):
@@ -343,7 +343,7 @@ def first_value(
     return initializer(key, shape, dtype)
 
 
-# They compute again what depends only on the shape: 70 of 90 us.
+# They recompute values that depend only on the shape: 70 of 90 us.
 _DEFAULTS = (*map(eager.known, (initializers.zeros, initializers.ones)), lecun_normal)
 
 
@@ -390,8 +390,8 @@ def make(layer: Any, given: Mapping[str, Any], **shapes: Shape | int | None) -> 
 def keep(layer: Any, given: Mapping[str, Any]) -> None:
     """Makes attributes of the arguments of a constructor, in their order.
 
-    Not of random streams, initializers and metadata, which others are made from, nor
-    of what is a property.
+    Skips random streams, initializers and metadata, which other attributes are made
+    from, and properties.
 
     Args:
         layer: The layer that is constructed.

@@ -1,20 +1,20 @@
-"""What makes eager calls of layers fast: `fast`, put on functions of arrays.
+"""Makes eager calls of layers fast: by `fast`, a decorator of functions of arrays.
 
-The mathematics of a layer is a function of arrays, written with JAX's functions. When
-they are called eagerly, these think more than they compute: a product, a bias and a sum
+The mathematics of a layer is a function of arrays, written with JAX's functions. Called
+eagerly, these spend more time in Python than they compute: a product, a bias and a sum
 are three programs of 4 us each, and 40 us of Python to find them. Attention runs 13
 programs within 1.5 ms.
 
-`fast` makes of such a function one program, in which each operation is kept apart from
-the others by a barrier, and takes and gives arrays in their usual order of axes. So XLA
-makes of each what it makes of a single one, and all bits are those of one operation
-after the other. It does nothing else: without it, layers are as right and slower. In a
+`fast` turns such a function into one program, in which a barrier keeps each operation
+apart from the others, and arrays go in and out in their usual order of axes. So XLA
+compiles each as it compiles a single one, and all bits are those of one operation after
+the other. It does nothing else: without it, layers are as correct, but slower. In a
 trace, where JAX records operations, the function runs as it is, or is recorded once for
 equal shapes.
 
 Libraries that quantize, count or record put functions of their own in place of JAX's,
 for a while. So a layer looks a function up when it calls it, also the default of an
-argument (`current`), and what is fast is so only while JAX's functions are its own.
+argument (`current`), and a function is fast only while JAX's functions are its own.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from graftree import _jax
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# For `jax.jit(inline=...)`: operations are put into the program that is traced. What
-# `True` means in newer versions costs a function, lowered for itself, for each program.
+# For `jax.jit(inline=...)`: operations are put into the program that is traced. In
+# newer versions `True` costs a function, lowered by itself, for each program.
 _EARLY: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
@@ -45,18 +45,18 @@ def fast(
     """Makes a function of arrays fast when it is called eagerly.
 
     The function takes arrays, or ``None``, by position, and nothing but settings by
-    keyword. Among these may be functions of JAX that are defaults of layers, and what
-    is `known` to compute only; with a function of the user's own it is called as it is.
+    keyword. Among these may be functions of JAX that are defaults of layers, and those
+    `known` to only compute; with a function of the user's own it is called as it is.
 
     Args:
         *calls: The public functions of JAX that run in it, at any depth, as
-            ``lax.add``. If none is named, all are looked at, which takes 20 us.
+            ``lax.add``. If none is named, all are checked, which takes 20 us.
         once: Whether programs that are recorded, as by `jax.jit`, record it once for
-            equal shapes, and put in again what they found, and its derivatives. The
-            recorded operations are the same.
-        eager_transforms: Whether eager derivatives and ``vmap`` are programs, too.
-            Of derivatives the barriers keep but the operations of the function apart,
-            so this is for single contractions.
+            equal shapes, and reuse that record and its derivatives. The recorded
+            operations are the same.
+        eager_transforms: Whether eager derivatives and ``vmap`` are programs too. In
+            derivatives the barriers keep only the operations of the function apart, so
+            this is for single contractions.
     """
     is_original = watched(*calls)
 
@@ -82,7 +82,7 @@ def fast(
             if is_usual and all(map(_is_plain, settings.values())):
                 try:
                     return program(*arrays, **settings)
-                except Exception:  # what is wrong, the function itself says best
+                except Exception:  # the function itself explains the error best
                     pass
             now = {name: current(x) for name, x in settings.items()}
             return function(*arrays, **now)
@@ -105,7 +105,7 @@ def _are_traced(arrays: Sequence[Any]) -> bool:
 
 
 def _is_plain(setting: Any) -> bool:
-    """Whether settings that are equal mean the same, and a function only computes."""
+    """Whether equal settings mean the same, and functions only compute."""
     if isinstance(setting, tuple):
         return all(map(_is_plain, setting))
     if type(setting).__hash__ is None or isinstance(setting, np.generic):
@@ -122,7 +122,7 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-# What arguments of layers are by default, and where JAX has it.
+# The defaults of arguments of layers, and their places in JAX.
 _DEFAULTS: tuple[tuple[Any, Any, str], ...] = (
     (jax.lax.dot_general, jax.lax, "dot_general"),
     (jax.lax.conv_general_dilated, jax.lax, "conv_general_dilated"),
@@ -137,13 +137,13 @@ _known = {default for default, _, _ in _DEFAULTS}
 
 
 def known(function: F) -> F:
-    """Says of a function that it may be a setting of what is fast: it computes only."""
+    """Lets a function be a setting of fast functions: it only computes."""
     _known.add(function)
     return function
 
 
 def current(function: Any) -> Any:
-    """What JAX has now for a default; any other function as it is."""
+    """The function that JAX has now for a default; any other one as it is."""
     for default, module, name in _DEFAULTS:
         if function is default:
             return getattr(module, name)
@@ -156,14 +156,14 @@ _PLACES: dict[str, Any] = {
     "numpy": jax.numpy,
     "nn": jax.nn,
     "random": jax.random,
-    # What the initializers of JAX draw from.
+    # The module that the initializers of JAX draw from.
     "draws": _DRAWING.__globals__.get("random", jax.random),
 }
 _code_of = operator.attrgetter("__code__")
 
 
 def watched(*names: str) -> Callable[[], bool]:
-    """Tells whether JAX's functions are those it had when this package was imported.
+    """Makes a check that JAX's functions are still those it had at our import.
 
     Args:
         *names: Which functions count, as ``lax.add``; all 700 if none is named.

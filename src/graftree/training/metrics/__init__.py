@@ -6,13 +6,13 @@
     metrics.update(loss=loss, logits=logits, labels=labels)  # also in nnx.jit
     metrics.compute()  # {"loss": ..., "f1": ...}
 
-`Metric` says what all of them have in common.
+`Metric` is their common base class.
 """
 
 # The files of this folder:
 #
 # - `averages.py`: the base class; means, accuracy and deviations, as in Flax NNX.
-# - `scores.py`: what scikit-learn has besides: of numbers, and of classes.
+# - `scores.py`: further metrics of scikit-learn: for numbers, and for classes.
 
 from graftree import namespaces
 from graftree.training.metrics.averages import (

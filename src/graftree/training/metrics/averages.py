@@ -486,7 +486,7 @@ class MultiMetric(Metric):
         """Adds a batch to all metrics, in place.
 
         Args:
-            **updates: Passed to every metric, which reads what it knows. ``mask`` is
+            **updates: Passed to every metric; each reads those it knows. ``mask`` is
                 either one mask for all, or a dict of masks by metric name; a metric
                 without a mask does not get that keyword.
 

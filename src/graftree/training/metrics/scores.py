@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class _Sums(averages.Metric):
-    """Sums over weighted rows, which keep what their rounding loses.
+    """Sums over weighted rows, which keep the remainders that rounding loses.
 
     A float32 stops counting at 2**24; with its remainder it does at 2**48. Two sums,
     unless a subclass starts others: of a value of each row, and of the weights.
 
     Attributes:
         sums: Float32.
-        remainders: What is to be added to them, of the same shape.
+        remainders: To be added to the sums; of the same shape.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class _Sums(averages.Metric):
 
 
 def _exact_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A sum, and what rounding took from it: Knuth, TAOCP 2, 4.2.2, theorem B."""
+    """A sum, and its rounding error: Knuth, TAOCP 2, 4.2.2, theorem B."""
     total = a + b
     added = total - a
     lost = (a - (total - added)) + (b - added)
@@ -69,7 +69,7 @@ def _exact_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _exact_product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A product of float32, and what rounding took: Dekker, 1971, section 5."""
+    """A product of float32, and its rounding error: Dekker, 1971, section 5."""
     product = a * b
     a_high, b_high = (jax.lax.reduce_precision(x, 8, 11) for x in (a, b))
     a_low, b_low = a - a_high, b - b_high
@@ -135,7 +135,7 @@ class MeanSquaredError(_Regression):
     Attributes:
         sums: Of the squares and the weights, float32. All metrics from here on keep
             their sums like this.
-        remainders: What the sums lost to rounding, so that they count to ``2**48``.
+        remainders: Rounding errors of the sums, so that they count to ``2**48``.
 
     Example:
         >>> error = nnx.metrics.MeanSquaredError()
@@ -172,7 +172,7 @@ class R2Score(_Regression):
     under ``nnx.vmap``.
 
     Targets far from zero cost no digits up to a mean of some 10,000 times their
-    deviation: the squares are summed with what rounding takes from them. Adding the
+    deviation: the squares are summed with their rounding errors. Adding the
     counters of several devices rounds once more, without that.
 
     Example:
@@ -259,7 +259,7 @@ class _Classification(_Sums):
 
         Raises:
             ValueError: If the shapes do not fit, or the labels have another dtype; or
-                for what is counted in cells, if there are more than ``2**24`` rows.
+                for metrics that count in cells, if there are more than ``2**24`` rows.
         """
         logits, labels = averages.widen(logits), jnp.asarray(labels)
         averages.check_predictions(logits, labels, self.is_binary)
@@ -282,10 +282,10 @@ class _Classification(_Sums):
 
 
 class TopKAccuracy(_Classification):
-    """How often the label is among the ``k`` largest logits.
+    """The share of rows whose label is among the ``k`` largest logits.
 
-    Of equal logits, that of the lower class comes first, as in `Accuracy`; scikit-learn
-    puts the higher first.
+    Among equal logits, that of the lower class comes first, as in `Accuracy`;
+    scikit-learn puts the higher first.
 
     Args:
         k: How many classes are predicted for each row.
@@ -347,7 +347,7 @@ class Perplexity(_Classification):
 
 
 class ConfusionMatrix(_Classification):
-    """How many rows of each class were predicted as each class.
+    """Counts how many rows of each class were predicted as each class.
 
     Args:
         num_classes: How many classes there are.
@@ -405,7 +405,7 @@ def _table(shape: tuple[int, int], cells: Any, weights: jax.Array) -> jax.Array:
             "parts of the batch, one after the other."
         )
     mesh, whole = jax.typeof(weights).sharding.mesh, jax.sharding.PartitionSpec()
-    # Axes that are explicit want to know that this is the sum over all devices.
+    # On explicit axes, JAX must know that this is the sum over all devices.
     whole = jax.sharding.NamedSharding(mesh, whole) if mesh.explicit_axes else None
     options = arguments.if_set(out_sharding=whole)
     counts = jnp.zeros(shape, weights.dtype).at[cells].add(weights, **options)
@@ -433,7 +433,7 @@ class _ClassScore(ConfusionMatrix):
 
     @staticmethod
     def _terms(right: Any, labelled: Any, predicted: Any) -> tuple[Any, Any]:
-        """What is divided by what, from three counts for each class."""
+        """The two terms of the ratio, from three counts for each class."""
         raise NotImplementedError
 
     def compute(self) -> Float32[Array, "*counters"]:
@@ -534,7 +534,7 @@ class RocAuc(_Classification):
 
     Memory is constant: two histograms of the 65,536 numbers of bfloat16. Scores of any
     range that are equal when rounded to bfloat16 count as a half; `max_error` bounds
-    what that changes. For the exact area, keep all scores and pass them to
+    the effect. For the exact area, keep all scores and pass them to
     ``sklearn.metrics.roc_auc_score``. Prefer logits to probabilities, which are close
     together near 1; for two logits a row, the score is ``logits[:, 1] - logits[:, 0]``.
 
