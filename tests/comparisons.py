@@ -123,9 +123,13 @@ def unchanged(*objects):
     assert snapshot(objects) == before
 
 
+@contextlib.contextmanager
 def raises(kind, *phrases):
-    """Expects an exception with a message that has all phrases, in this order."""
-    return pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, phrases)))
+    """Expects an exception that says all phrases in this order, in its notes too."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert re.search(".*".join(map(re.escape, phrases)), said, re.DOTALL), said
 
 
 def keys_of(x):

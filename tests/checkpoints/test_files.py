@@ -24,7 +24,7 @@ import graftree as nnx
 from graftree import checkpoints, errors
 from tests import strategies, tables, zoo
 from tests.checkpoints.saved_objects import contents
-from tests.refusals import refused
+from tests.comparisons import raises
 from tests.stress import faults, kills, resumes, trainings
 
 ADAM = optax.adam(1e-3)
@@ -315,7 +315,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_stored_is_refused_by_path(tmp_path, name):
     make, kind, text = REFUSED[name]
-    with refused(kind, text):
+    with raises(kind, text):
         checkpoints.save(tmp_path / "a", make())
     assert not os.listdir(tmp_path)
 
@@ -430,7 +430,7 @@ def test_every_tree_comes_back_or_is_refused_before_anything_is_written(tree):
 
 @pytest.mark.parametrize("key", ["", "/", "a/", "\ud800"])
 def test_a_key_that_is_no_name_is_refused_with_its_path(tmp_path, key):
-    with refused(ValueError, "is not a name on disk", repr((key,)), "Rename"):
+    with raises(ValueError, "is not a name on disk", repr((key,)), "Rename"):
         checkpoints.save(tmp_path / "a", {key: jnp.ones(2), "b": jnp.ones(3)})
     assert not os.listdir(tmp_path)
 

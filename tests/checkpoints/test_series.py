@@ -19,7 +19,7 @@ from graftree import errors
 from graftree.checkpoints import data_states
 from tests import tables
 from tests.checkpoints.saved_objects import Iterator
-from tests.refusals import refused
+from tests.comparisons import raises
 
 Checkpoints = nnx.checkpoints.Checkpoints
 
@@ -180,7 +180,7 @@ def test_old_steps_that_can_not_be_deleted_do_not_unsay_the_save(tmp_path, monke
 
 def test_error_of_the_program_is_not_hidden_by_one_of_a_save(tmp_path, monkeypatch):
     break_commits(monkeypatch)
-    with refused(KeyError, "Saving step 1"), Checkpoints(tmp_path) as checkpoints:
+    with raises(KeyError, "Saving step 1"), Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, rngs=nnx.Rngs(0))
         raise KeyError
 
@@ -242,7 +242,7 @@ def test_objects_asked_for_must_be_those_saved(saved):
     run = objects()
     asked = "ema: asked for, not saved", "optimizer: saved, not asked for"
     ways = "say so: data=None, optimizer=None, rngs=None"
-    with refused(errors.CheckpointError, *asked, ways):
+    with raises(errors.CheckpointError, *asked, ways):
         Checkpoints(saved).restore_latest(model=run["model"], ema=nnx.Rngs(0))
 
 
@@ -282,7 +282,7 @@ def test_what_cannot_be_filled_is_told_the_way_out(tmp_path):
         checkpoints.save(1, pair={"x": (jnp.ones(2), nnx.Rngs(0))})
         pair = {"x": (jnp.zeros(2), nnx.Rngs(1))}
         way = f'nnx.checkpoints.restore("{tmp_path}/1/<name>", like)'
-        with refused(ValueError, "pair/x/0", "can't be replaced", way):
+        with raises(ValueError, "pair/x/0", "can't be replaced", way):
             checkpoints.restore_latest(pair=pair)
     restored = nnx.checkpoints.restore(tmp_path / "1" / "pair", pair)
     assert restored["x"][0].tolist() == [1, 1]
@@ -475,7 +475,7 @@ def test_each_process_gets_its_own_state(tmp_path):
 def test_other_process_count_is_one_clear_error(tmp_path):
     folder = stored(tmp_path, [10, 20])
     message = "saved by 2 processes", "there are 4 now"
-    with refused(errors.CheckpointError, *message):
+    with raises(errors.CheckpointError, *message):
         data_states.from_json("data", folder, 0, 4)
 
 

@@ -19,7 +19,7 @@ import graftree as nnx
 from graftree import checkpoints, errors
 from graftree.checkpoints import orbax_side, processes, series
 from tests.checkpoints.saved_objects import Iterator
-from tests.refusals import refused
+from tests.comparisons import raises
 from tests.threads import run_in_threads
 
 
@@ -69,7 +69,7 @@ def other(tmp_path):
 def test_a_second_program_may_read_and_writes_once_the_first_is_killed(tmp_path, other):
     with checkpoints.Checkpoints(tmp_path) as kept:
         who = f"is written by process {other.pid} on "
-        with refused(errors.CheckpointError, who, "Choose another folder"):
+        with raises(errors.CheckpointError, who, "Choose another folder"):
             kept.save(2, m=tree(2))
         state = nnx.State(tree(0))
         assert kept.restore_latest(m=state) == step_of(state) == 1

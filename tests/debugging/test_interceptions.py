@@ -12,7 +12,7 @@ import pytest
 
 import graftree as nnx
 from graftree.core.objects import methods  # no tool watches less than intercept
-from tests.refusals import refused
+from tests.comparisons import raises
 from tests.threads import run_in_threads
 
 
@@ -360,5 +360,5 @@ def test_what_a_generator_or_coroutine_calls_has_its_path():
         with nnx.debugging.intercept(net, ..., recorder(calls)):
             run(net(jnp.ones((1, 2))))
         assert [path for path, *_ in calls] == [("layer",)]
-        with refused(TypeError, f"at {type(net).__name__}.layer"):
+        with raises(TypeError, f"at {type(net).__name__}.layer"):
             run(net(jnp.ones((1, 5))))

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import graftree as nnx
 from tests import tables
-from tests.refusals import refused, unchanged
+from tests.comparisons import raises, unchanged
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 8)).astype("float32")
@@ -202,7 +202,7 @@ def test_a_structure_that_never_settles_is_refused_in_words_of_the_call(change, 
 
     model = Net()
     graphdef = nnx.graphdef(model)
-    with unchanged(model), refused(ValueError, "args[1]") as caught:
+    with unchanged(model), raises(ValueError, "args[1]") as caught:
         nnx.memory.value_and_grad(loss, 2, argnums=1)(BATCH, model)
     said = str(caught.value)
     assert re.search(where, said) and "nnx.scan" not in said

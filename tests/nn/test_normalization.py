@@ -14,8 +14,8 @@ import pytest
 
 import graftree as nnx
 from tests import meshes, random_arrays, tables
+from tests.comparisons import raises, unchanged
 from tests.programs import in_one_program
-from tests.refusals import refused, unchanged
 
 shifted = functools.partial(random_arrays.random, mean=3, scale=2)
 
@@ -328,7 +328,7 @@ def test_a_missing_setting_is_an_error_with_the_ways_out():
     layer = nnx.Dropout(0.5, deterministic=None)
     ways = "Dropout(..., deterministic=", "layer(x, deter", "nnx.view(model, d"
     ways += ("model.train() or model.eval()",)
-    with refused(ValueError, "No `deterministic` argument", *ways):
+    with raises(ValueError, "No `deterministic` argument", *ways):
         layer(jnp.ones(3))
     layer.eval()
     assert (layer(jnp.ones(3)) == 1).all()
@@ -566,7 +566,7 @@ def test_number_of_spatial_axes_frees_the_batch_axes(cls, batch):
 def test_inputs_without_spatial_axes_are_refused(cls, number, shape):
     x = random_arrays.random(*shape)
     where = f"at {cls.__name__}\n  inputs: {jax.typeof(x)}"
-    with refused(ValueError, f"num_spatial_axes={number} found no spatial axes", where):
+    with raises(ValueError, f"num_spatial_axes={number} found no spatial axes", where):
         cls(number)(x)
     for number in (0, -1):
         with pytest.raises(ValueError, match=f"{cls.__name__} needs a positive"):

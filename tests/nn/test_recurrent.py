@@ -11,9 +11,9 @@ import pytest
 
 import graftree as nnx
 from tests import random_arrays, tables
+from tests.comparisons import raises
 from tests.nn import test_cells as cells
 from tests.nn.test_cells import SEQUENCE, Sum, make, normal
-from tests.refusals import refused
 
 # ----------------------------------------------------------------- layout and options
 
@@ -155,7 +155,7 @@ THREE = {"seq_lengths": [1, 2, 3]}
 )
 def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phrases):
     rnn = make()
-    with refused(error, *phrases.split("; ")):
+    with raises(error, *phrases.split("; ")):
         rnn(jnp.ones(shape), **options)
     assert rnn.rngs.count[...] == 0
 

@@ -8,7 +8,7 @@ import pytest
 
 import graftree as nnx
 from tests import catalog, tables
-from tests.refusals import refused, unchanged
+from tests.comparisons import raises, unchanged
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 2, 3)
 HALF = jnp.bfloat16
@@ -178,7 +178,7 @@ def test_more_axes_are_an_error_if_asked():
     rngs = nnx.Rngs(0)
     conv = nnx.Conv(3, 4, (2,), rngs=nnx.Rngs(0))
     message = "3D but error_on_non_matrix is True", "('kernel',) [2,3,4]"
-    with refused(ValueError, *message):
+    with raises(ValueError, *message):
         nnx.SpectralNorm(conv, error_on_non_matrix=True, rngs=rngs)
     assert rngs.default.count[...] == 0
 

@@ -9,8 +9,8 @@ import pytest
 
 import graftree as nnx
 from tests import catalog, tables, zoo
+from tests.comparisons import raises, unchanged
 from tests.random_arrays import initializer
-from tests.refusals import refused, unchanged
 
 set_policy = nnx.precision.set_policy
 INIT = {"kernel_init": initializer}
@@ -261,7 +261,7 @@ def test_keep_leaves_a_part_as_it_is(model):
     ({"blocks": "output=f32"}, "List has no plain method __call__"),
 )
 def test_a_wrong_exception_is_an_error_and_changes_nothing(model, exceptions, told):
-    with unchanged(model), refused(ValueError, told):
+    with unchanged(model), raises(ValueError, told):
         set_policy(model, HALF, exceptions=exceptions)
 
 
@@ -367,7 +367,7 @@ def test_shared_layers_are_set_once_and_contradictions_are_refused():
     model = nnx.Dict(a=shared, b=shared)
     applied = set_policy(model, HALF)
     assert [layer.path for layer in applied.layers] == [("a",)]
-    with refused(ValueError, "shared part", "b: params=bfloat16, compute=float32"):
+    with raises(ValueError, "shared part", "b: params=bfloat16, compute=float32"):
         set_policy(model, HALF, exceptions={"b": "compute=f32"})
     set_policy(model, HALF, exceptions={"{a,b}": "compute=f32"})
     assert shared.dtype is jnp.float32

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import graftree as nnx
-from tests import refusals, tables
+from tests import comparisons, tables
 from tests.meshes import mesh_of
 
 KINDS = pytest.mark.parametrize("kind", ["Auto", "Explicit"])
@@ -115,7 +115,7 @@ def test_all_annotations_that_do_not_fit_are_named(kind, names, size, words):
     known = "axes of the mesh: 'data' of 2, 'model' of 4"
     in_force = "rules in force: 'embed' -> 'model', 'wrong' -> 'tensor'"
     where = "blocks[0].kernel: ", "blocks[1].kernel: "
-    with refusals.refused(ValueError, words, *where, known, in_force):
+    with comparisons.raises(ValueError, words, *where, known, in_force):
         nnx.sharding.init(lambda: make_blocks(names, size), mesh, rules)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import graftree as nnx
 from tests import modes, zoo
-from tests.refusals import refused, unchanged
+from tests.comparisons import raises, unchanged
 
 surgery = nnx.surgery
 
@@ -208,7 +208,7 @@ def test_an_optimizer_of_before_says_that_it_does_not_fit():
     where = "0/mu/blocks/0/bias: shape (4,) then, nothing"
     way = "After changing or freezing parts of a model, make"
     told = "made for other parameters", where, way
-    with unchanged(model, optimizer), refused(ValueError, *told):
+    with unchanged(model, optimizer), raises(ValueError, *told):
         optimizer.update(model, gradients)
 
 
@@ -368,18 +368,18 @@ def test_what_cannot_be_frozen_is_listed_and_nothing_is_changed(name):
     make, expected = REFUSED[name]
     model = make()
     told = "can't be frozen", expected, "Leave them out"
-    with unchanged(model), refused(ValueError, *told):
+    with unchanged(model), raises(ValueError, *told):
         surgery.freeze(model, nnx.Variable)
 
 
 def test_a_selection_of_nothing_is_an_error():
     model = Model()
-    with refused(ValueError, "'block' matches no part", "near it: blocks"):
+    with raises(ValueError, "'block' matches no part", "near it: blocks"):
         surgery.freeze(model, where="block")
     with pytest.raises(ValueError, match="'norm_' matches no part"):
         surgery.freeze(model, where=["blocks", "norm_"])
     message = "matches no Variable to freeze", "a string is the tag of a Variable"
-    with refused(ValueError, *message):
+    with raises(ValueError, *message):
         surgery.freeze(model, "blocks")
     with pytest.raises(ValueError, match="the filter LoRAParam matches no Variable"):
         surgery.freeze(model, nnx.LoRAParam)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import graftree as nnx
-from tests.refusals import refused, unchanged
+from tests.comparisons import raises, unchanged
 
 surgery = nnx.surgery
 CALL = nnx.jit(lambda layer, x: layer(x))
@@ -341,7 +341,7 @@ def test_what_cannot_be_adapted_is_listed_and_nothing_is_changed(where):
     model, rngs = refused_model(), nnx.Rngs(1)
     told = [REFUSED.get(p, "") for p in (where if isinstance(where, list) else [where])]
     told += ["Select layers of the classes Conv, Embed, Linear"]
-    with unchanged(model, rngs), refused(ValueError, "some of what is selected", *told):
+    with unchanged(model, rngs), raises(ValueError, "some of what is selected", *told):
         surgery.add_lora(model, where, rank=1, rngs=rngs)
 
 
@@ -370,7 +370,7 @@ def test_wrong_arguments_are_refused():
     for rank in (0, -1, True, 1.5):
         with pytest.raises(ValueError, match=f"positive integer as `rank`, got {rank}"):
             surgery.add_lora(model, "head", rank=rank, rngs=rngs)
-    with refused(ValueError, "where='haed' matches no layer", "near it: head"):
+    with raises(ValueError, "where='haed' matches no layer", "near it: head"):
         surgery.add_lora(model, "haed", rank=1, rngs=rngs)
     with pytest.raises(AttributeError, match="params"):
         surgery.add_lora(model, "head", rank=1, rngs=3)
@@ -403,7 +403,7 @@ def test_a_kernel_that_would_overflow_is_not_merged(dtype):
     model.b.lora.lora_a.set_value(jnp.array([[2.0], [0.0]]))
     model.b.lora.lora_b.set_value(jnp.array([[float(jnp.finfo(dtype).max), 0.5]]))
     where = "b: 1 of 4 numbers are no longer finite in"
-    with unchanged(model), refused(ValueError, "would overflow", where):
+    with unchanged(model), raises(ValueError, "would overflow", where):
         surgery.merge_lora(model)
     model.b.lora.lora_b.set_value(jnp.array([[0.25, 0.5]]))
     assert len(surgery.merge_lora(model)) == 2

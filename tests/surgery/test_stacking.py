@@ -9,7 +9,7 @@ import pytest
 
 import graftree as nnx
 from tests import catalog, tables, zoo
-from tests.refusals import unchanged
+from tests.comparisons import unchanged
 
 
 class Block(nnx.Module):

@@ -11,7 +11,7 @@ import pytest
 
 import graftree as nnx
 from tests import meshes, tables, zoo
-from tests.refusals import unchanged
+from tests.comparisons import unchanged
 
 
 def linear(rngs, **options):

@@ -9,7 +9,7 @@ import pytest
 
 import graftree as nnx
 from tests import tables
-from tests.refusals import refused
+from tests.comparisons import raises
 
 metrics = nnx.metrics
 
@@ -348,7 +348,7 @@ def test_updates_may_be_states_and_pure_dicts():
 def test_bare_arrays_are_refused():
     model = nnx.Dict(a=nnx.Dict(raw=jnp.ones(2)))
     named = "ArrayImpl", "['a']['raw']", "`only`"
-    with refused(TypeError, "EMA only supports Variable leaves", *named):
+    with raises(TypeError, "EMA only supports Variable leaves", *named):
         nnx.EMA(model, 0.9)
 
 
@@ -404,7 +404,7 @@ def test_apply_to_shares_averages_and_what_is_not_followed():
 
 def test_apply_to_another_structure_is_refused():
     ema = nnx.EMA(dense(), 0.5)
-    with refused(ValueError, "lacks Variables", "mean"):
+    with raises(ValueError, "lacks Variables", "mean"):
         ema.apply_to(nnx.Dict(kernel=nnx.Param(jnp.ones(2))))
 
 

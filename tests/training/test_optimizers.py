@@ -12,7 +12,7 @@ import pytest
 
 import graftree as nnx
 from tests import tables
-from tests.refusals import refused, unchanged
+from tests.comparisons import raises, unchanged
 
 
 def affine(**metadata):
@@ -99,7 +99,7 @@ def is_variable(x):
 
 def test_wrt_is_required_by_keyword():
     for arguments in ((), (nnx.Param,)):
-        with refused(TypeError, "Missing required argument `wrt`", "ModelAndOptimizer"):
+        with raises(TypeError, "Missing required argument `wrt`", "ModelAndOptimizer"):
             nnx.Optimizer(affine(), optax.sgd(0.1), *arguments)
 
 
@@ -359,7 +359,7 @@ def test_missing_gradients_are_named():
     model, optimizer = started(optax.sgd(0.1))
     grads = nnx.State({"kernel": model.kernel, "scale": nnx.Param(jnp.ones(1))})
     named = "wrt=Param", "missing: bias", "unexpected: scale"
-    with refused(ValueError, "pytree structure", *named):
+    with raises(ValueError, "pytree structure", *named):
         optimizer.update(model, grads)
 
 
@@ -373,7 +373,7 @@ def test_bare_gradients_match_no_type_filter_and_are_explained():
 def test_update_without_gradients_points_to_the_old_class():
     model, optimizer = started(optax.sgd(0.1))
     message = "Missing required argument `grads`", "ModelAndOptimizer"
-    with refused(TypeError, *message):
+    with raises(TypeError, *message):
         optimizer.update(ones_like(model))
     optimizer.update(model=model, grads=ones_like(model))
     assert optimizer.step[...] == 1

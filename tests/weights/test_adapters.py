@@ -11,7 +11,7 @@ import graftree as nnx
 from examples.models import llama, pretrained
 from graftree.weights import loading
 from tests import programs, tables
-from tests.refusals import refused
+from tests.comparisons import raises
 from tests.weights import checkpoints_of_hf
 from tests.weights.tensors import numbers
 
@@ -86,7 +86,7 @@ def test_layers_that_are_adapted_otherwise_are_listed(tmp_path):
     model = adapted("blocks[:2]", rank=3)
     before = nnx.to_pure_dict(nnx.state(nnx.clone(model)))
     where = "blocks[2]: the model has none", "blocks[0]: the model has rank 3"
-    with refused(ValueError, *where):
+    with raises(ValueError, *where):
         nnx.weights.load_adapter(tmp_path, model, TABLE)
     assert str(before) == str(nnx.to_pure_dict(nnx.state(model)))
 

@@ -9,7 +9,7 @@ import pytest
 import graftree as nnx
 from examples.models import llama
 from tests import tables, tiny_llamas, zoo
-from tests.refusals import refused
+from tests.comparisons import raises
 
 
 def make_block(rngs):
@@ -356,7 +356,7 @@ NO_LAYOUTS = {
 
 @pytest.mark.parametrize("text", NO_LAYOUTS)
 def test_what_has_no_inverse_is_refused(text):
-    with refused(ValueError, "is refused", NO_LAYOUTS[text]):
+    with raises(ValueError, "is refused", NO_LAYOUTS[text]):
         mapping(text)
 
 

@@ -126,18 +126,17 @@ def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | N
     """
     memos = bookkeeping.memos_of(obj)
     known, left = memos.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
-    for memo in known:
-        if memo.watch.holds():
-            return memo.raw_leaves(), (memo.number, memo.graphdef)
-    if not _jax.is_tracing():
+    found = next((memo for memo in known if memo.watch.holds()), None)
+    if found is None and not _jax.is_tracing():
         # Nothing is made for an object that comes once.
         if 0 < left <= _MOST_AT_ONCE:
-            known = _known_at_once(obj, known)
+            found = _made_at_once(obj)
+            known = with_newest(found, known) if found else known
         memos[_AT_ONCE] = (known, left - 1) if left else ((), 0)
-    return None
+    return found and (found.raw_leaves(), (found.number, found.graphdef))
 
 
-def _known_at_once(obj: Any, known: Iterable[Memo]) -> Iterable[Memo]:
+def _made_at_once(obj: Any) -> Memo | None:
     made = ownership.clock.now
     try:
         graphdef, leaves = flattening.flatten_as_jax(obj)
@@ -145,9 +144,9 @@ def _known_at_once(obj: Any, known: Iterable[Memo]) -> Iterable[Memo]:
         number, graphdef = _at_once.intern(graphdef)
         memo = Memo(obj, graphdef, leaves, watch, number)
     except Exception:  # JAX may take apart what we can't, or will raise this itself
-        return known
+        return None
     is_cheap = watch.is_complete and watch.is_stamped
-    return with_newest(memo, known) if is_cheap else known
+    return memo if is_cheap and watch.holds() else None
 
 
 _at_once = Interned()
