@@ -335,7 +335,7 @@ _MODULES = (
     *("memory", "metrics", "precision", "sharding", "surgery", "training", "weights"),
 )
 
-# Sub-module paths of Flax NNX; what is not listed above is looked up there too.
+# Sub-module paths of Flax NNX; names not listed above are looked up there too.
 _install()
 _install_exporting()
 if not _typing.TYPE_CHECKING:

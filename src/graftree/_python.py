@@ -1,6 +1,6 @@
-"""What is asked of CPython beyond the language: one small function each.
+"""The uses of CPython beyond the language: one small function each.
 
-Each says what it serves, and what is lost where a Python lacks it. None is asked in a
+Each states its purpose, and the loss where a Python lacks it. None of them runs in a
 warm call of a compiled function.
 """
 
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 
 def frames_above(count: int) -> Iterator[FrameType]:
-    """The running functions, innermost first, from so many calls above the caller on.
+    """The running functions, innermost first, from ``count`` calls above the caller on.
 
-    Those who keep them begin with 1, not with 0: in their own frame they are a cycle.
+    To keep them, begin with 1, not with 0: kept in your own frame they are a cycle.
 
     It serves paths in messages, the lines of warnings, the placements that
-    `nnx.debugging.explain_recompile` tells of, and the warning of lost updates. Without
-    it, where it gives none, these are lost.
+    `nnx.debugging.explain_recompile` reports, and the warning of lost updates. Where it
+    gives none, these are lost.
     """
     frame = inspect.currentframe()
     for _ in range(count + 1):
@@ -95,7 +95,7 @@ _count: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: sys.maxsize
 
 
 def contents_of(function: FunctionType) -> list[Any]:
-    """What a function has captured; ``None`` for what is not set yet.
+    """The values that a function has captured; ``None`` for each that is not set yet.
 
     It serves `repr`, which shows equal layers once. Without it they are all shown.
     """

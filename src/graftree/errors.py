@@ -210,7 +210,7 @@ def message(what: str, *, where: str = "", way_out: str = "") -> str:
     Args:
         what: One sentence: the call and what is wrong with it.
         where: Lines that give paths, types, shapes or values; may be empty.
-        way_out: What to write instead; may be empty.
+        way_out: The code to write instead; may be empty.
 
     Returns:
         The parts, each on its own lines, ``where`` indented by two spaces.

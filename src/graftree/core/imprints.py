@@ -13,8 +13,8 @@ self, its *imprint* stands beside it: a hashable value that differs in such case
       with a hash of its own
 
 A `HashableMapping` compares its values in this way. Where one is kept to be compared
-later, as in a skeleton, a value may have changed in place by then: so what is kept is
-the mapping as it is `noted`.
+later, as in a skeleton, a value may have changed in place by then, so the mapping is
+kept as it is `noted`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from graftree.core import pickling
 Rule = Callable[[Any, int], Any]
 
 # Values of these types, and of their subclasses, don't change, and equality tells them
-# apart if their types are equal. So it is with what JAX and NumPy define.
+# apart if their types are equal. The same holds for types that JAX and NumPy define.
 _IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
 _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
 
@@ -65,7 +65,7 @@ def told_apart(values: tuple[Any, ...]) -> ToldApart:
 
 
 def imprint(value: Any) -> Any:
-    """What distinguishes a static value from its equals and from its earlier self."""
+    """The key that tells a static value from its equals and from its earlier self."""
     return _imprint(value, 0)
 
 
@@ -275,7 +275,7 @@ class HashableMapping(Mapping[Any, Any]):
 class Noted(HashableMapping):
     """A mapping as it was at one time, although its values change in place.
 
-    Equal to what is, or was noted, when its values were equal to these.
+    Equal to a mapping, or a noted one, whose values are or were equal to these.
 
     Args:
         live: The mapping.

@@ -284,7 +284,7 @@ def _split_once(stream: RngStream) -> RngStream:
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """One filter given to `with_rngs`, and what it asks for."""
+    """One filter given to `with_rngs`, and its request."""
 
     method: str
     filter: Filter
@@ -436,8 +436,8 @@ def restore_rngs(backups: Iterable[Backup], /) -> None:
     """Writes keys, and counts where given, back into their streams.
 
     Args:
-        backups: What `split_rngs` and `fork_rngs` return in place, or what
-            `backup_keys` returns: tuples ``(stream, key)`` or ``(stream, key, count)``.
+        backups: The results of `split_rngs` and `fork_rngs` in place, or of
+            `backup_keys`: tuples ``(stream, key)`` or ``(stream, key, count)``.
 
     Raises:
         TraceContextError: If a stream belongs to another trace.
@@ -494,8 +494,8 @@ def reseed(
 
     For each name, a fresh stream is made from the given seed or key; the streams of
     that name inside ``node`` get keys drawn from it, in the order of `iter_graph`.
-    Layers get their keys from an `Rngs` in the same way, so a reseeded model draws what
-    one built with that seed would draw.
+    Layers get their keys from an `Rngs` in the same way, so a reseeded model draws the
+    same numbers as one built with that seed.
 
     Args:
         node: An object that holds streams; it is changed in place.

@@ -4,9 +4,9 @@ A State wraps plain nested dicts: reading a sub-mapping gives a view of the inne
 so writes go through, and storing a State stores its dict. Leaves are passed on as they
 are, so the Variables in the state of an object are the object's own. Listings and JAX
 follow the order of `paths.sort_key`. The functions of this file take any mapping where
-they take a State; what they return has no empty sub-mappings.
+they take a State; their results have no empty sub-mappings.
 
-The form in which checkpoints keep States is that of plain nested dicts of values.
+Checkpoints keep States as plain nested dicts of values.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
 
 
 def on_mesh(leaf: Any, sharding: NamedSharding) -> Any:
-    """Moves a value of other devices: JAX constrains only what is on the mesh."""
+    """Moves a value of other devices: JAX constrains only values on the mesh."""
     if isinstance(leaf, _jax.Tracer):
         return leaf
     mesh = sharding.mesh

@@ -1,4 +1,4 @@
-"""What Variables do with the values they hold: read, write, check and copy them."""
+"""The work of Variables on their values: read, write, check and copy them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def contains_ref(value: Any) -> bool:
 
 
 def copy_containers(value: Any) -> Any:
-    """Copies lists, dicts and tuples, of subclasses too; what they hold is shared."""
+    """Copies lists, dicts and tuples, also of subclasses; their items are shared."""
     kind = type(value)
     if kind is dict:
         return {key: copy_containers(item) for key, item in value.items()}
@@ -67,7 +67,7 @@ def copy_containers(value: Any) -> Any:
     return value
 
 
-# What takes the place of an array in the states of abstract or sharded models.
+# Types that stand for an array in the states of abstract or sharded models.
 _STAND_INS = (
     jax.ShapeDtypeStruct,
     jax.sharding.PartitionSpec,
@@ -81,7 +81,7 @@ def is_stand_in(value: Any) -> bool:
 
 
 def stored(value: Any, *, ref: bool) -> Any:
-    """What a Variable stores of a value: the value itself, or a new ref of it."""
+    """The raw value that a Variable stores: the value itself, or a new ref of it."""
     if _jax.is_ref(value):
         value = value[...]
     if not ref or is_stand_in(value):
@@ -95,7 +95,7 @@ def read_ref(ref: Any, index: Any) -> Any:
 
 
 def write_ref(ref: Any, index: Any, value: Any) -> None:
-    """Writes into a ref what ``array.at[index].set(value)`` writes into an array."""
+    """Writes into a ref as ``array.at[index].set(value)`` writes into an array."""
     if _jax.is_ref(value):
         value = value[...]
     if not _is_ref_index(index, ref.shape):
@@ -109,8 +109,8 @@ def write_ref(ref: Any, index: Any, value: Any) -> None:
 def _is_ref_index(index: Any, shape: tuple[int, ...]) -> bool:
     """Whether refs take an index as arrays do: numbers and slices within bounds.
 
-    Beyond those, refs differ from arrays in what they take, and outside of the bounds
-    in what they write.
+    Beyond those, refs accept other indices than arrays do and, out of bounds, write
+    other elements.
     """
     if index is Ellipsis:
         return True
@@ -205,7 +205,7 @@ def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> An
     return jax.numpy.broadcast_to(value, abstract.shape)
 
 
-# By class, what JAX gets in place of the raw value: a function of it.
+# By class, a function of the raw value; JAX gets its result instead.
 leaves: dict[type, Callable[[Any], Any]] = {}
 
 
@@ -231,7 +231,7 @@ _SLOTS = ("_raw_value", "__nnx_metadata__")
 
 
 class Copyable:
-    """What copy and pickle ask of Variables: their parts.
+    """The parts of Variables, for copy and pickle.
 
         _raw_value      the value; in a pickle of a ref-backed Variable that of its ref
         _trace_state    the trace that owns it, for a copy the current one
@@ -249,7 +249,7 @@ class Copyable:
         return _parts(self, raw[...] if _jax.is_ref(raw) else raw)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `__getstate__` returned."""
+        """Takes over the result of `__getstate__`."""
         has_ref = state["_var_metadata"]["ref"]
         raw = stored(state["_raw_value"], ref=has_ref)
         _take(self, {**state, "_raw_value": raw})
