@@ -1,4 +1,4 @@
-"""What is a node, and how its children are listed, replaced and rebuilt.
+"""Nodes, and how their children are listed, replaced and rebuilt.
 
     kind of value        is it tracked by identity?   example
     graph node           yes                          Module, Rngs, registered types
@@ -455,7 +455,7 @@ _registered[type(None)] = TreeKind(lambda _: ([], None), lambda _items, _: None)
 
 
 def is_variable_or_ref(x: Any) -> bool:
-    """Whether ``x`` is what must not occur twice in a tree."""
+    """Whether ``x`` is a value that must not occur twice in a tree."""
     # JAX asks it of all that is in a tree. Tracers of arrays and of refs may share a
     # type.
     known = _known.get(type(x))
@@ -558,7 +558,7 @@ def find_duplicate(flat: Iterable[tuple[Any, Any]]) -> tuple[Any, Any, Any] | No
 
 
 def duplicate_report(obj: Any, first: str, second: str) -> str:
-    """The lines that say what occurs where."""
+    """The lines that report a duplicate and its paths."""
     return f"Duplicate {obj!r}\nfound at paths:\n\n  - {first}\n  - {second}\n"
 
 

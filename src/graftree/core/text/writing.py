@@ -556,7 +556,7 @@ class Siblings:
         return groups
 
     def _runs(self, entries: Sequence[Attr], keys: list[str]) -> list[list[int]]:
-        """The indices of entries that read the same: neighbours, or in long texts all."""
+        """The indices of equal texts: of neighbours, or in a long sequence of all."""
         values = [entry.value for entry in entries]
         tokens = [
             self.tokens(x) if _takes_a_line(x) else i for i, x in enumerate(values)
