@@ -233,8 +233,8 @@ def checkify(
 
     Args:
         f: The function. With graph updates it also takes keyword arguments.
-        errors: What to check, such as ``jax.experimental.checkify.float_checks``; by
-            default the calls of ``jax.experimental.checkify.check``.
+        errors: The checks to make, such as ``jax.experimental.checkify.float_checks``;
+            by default the calls of ``jax.experimental.checkify.check``.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
 
@@ -289,7 +289,7 @@ def opened(
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """A function and its arguments: objects are passed, not closed over.
 
-    A method is one whose calls are known, so that what it computes goes by its name.
+    A method is one whose calls are tracked, so that its operations have its name.
     """
     while True:
         if isinstance(f, functools.partial):
@@ -305,7 +305,7 @@ def opened(
 def crossing(
     name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Call, Callable[..., Any]]:
-    """The call of a function, and what JAX traces of it; both are for one tool."""
+    """The call of a function, and the function that JAX traces; both for one tool."""
 
     @decorators.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -350,7 +350,7 @@ def _only_data(out: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(out, is_leaf=nodes.is_graph_node) if _is_data(x)]
 
 
-# What JAX calls the forward pass that is done again.
+# JAX's name for the forward pass that is done again.
 _AGAIN = "rematted_computation"
 # Names that JAX gives; products go by the formulas of einsum.
 _OF_JAX = re.compile(r"checkpoint|p?jit(\(.*\))?|closed_call|.*->.*")
@@ -397,7 +397,7 @@ class NameStack:
         """The path of the module, as in ``net.blocks[3].mlp``; empty in none.
 
         Args:
-            owner: What the object is called whose method was traced.
+            owner: The name of the object whose method was traced.
         """
         names = [name for name in self.names if not _OF_JAX.fullmatch(name)]
         first, *others = names or [""]

@@ -1,11 +1,11 @@
-"""What must not cross: tracers into static attributes, refs where JAX takes none.
+"""Keeps tracers out of static attributes, and refs out of calls that take none.
 
-The fresh objects inside a transform share their static values with the caller's. So a
-list in a static attribute is the caller's own list, and what a traced function appends
-to it would stay there when the trace is over. Lists, dicts, sets and plain objects are
+The new objects inside a transform share their static values with the caller's. So a
+list in a static attribute is the caller's own list, and a value that a traced function
+appends to it would stay there after the trace. Lists, dicts, sets and plain objects are
 noted before the function runs; afterwards those that hold a new tracer get their
-content back, also if the function raised. It is not an error: a program may have used
-them as a place to put values that it needs only while it is traced.
+content back, even if the function raised. It is not an error: a program may have used
+them to store values that it needs only while it is traced.
 
 Where a transform of JAX takes no array refs, their content crosses instead, or they are
 refused.
@@ -37,7 +37,7 @@ _DEPTH = 3
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
-# The path of something that may change, itself, and what is in it.
+# The path of an object that may change, the object, and its contents.
 Note = tuple[Any, Any, Any]
 
 
@@ -48,7 +48,7 @@ def note(arguments: Any) -> list[Note]:
 
 @contextlib.contextmanager
 def guarded(noted: Sequence[Note], transform: str) -> Iterator[None]:
-    """Keeps tracers out of what was noted."""
+    """Keeps tracers out of the noted objects."""
     try:
         yield
     finally:
@@ -113,7 +113,7 @@ def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _members(x: Any) -> list[tuple[Any, Any]]:
-    """What is in a list, dict, set or tuple, or in the attributes of an object."""
+    """The contents of a list, dict, set or tuple, or of the attributes of an object."""
     content = _content(x)
     members = x if content is None and isinstance(x, tuple) else content
     if isinstance(members, dict):
@@ -202,14 +202,14 @@ def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
         )
 
 
-# What JAX says: of writes, of `cond` and `switch`, of `scan` in two versions.
+# JAX's words: on writes, on `cond` and `switch`, on `scan` in two versions.
 _COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()")
 
 
 def with_hint(
     mapped: Callable[..., Any], axes: Sequence[int | None]
 ) -> Callable[..., Any]:
-    """Adds paths and the way out to what JAX says of refs in a mapped function."""
+    """Adds paths and the way out to JAX's error about refs in a mapped function."""
 
     def wrapper(*groups: Values) -> Any:
         try:
