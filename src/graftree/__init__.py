@@ -12,7 +12,7 @@
 
 A model is a Python class: derive it from `nnx.Module`, and make layers such as
 `nnx.Linear` its attributes. Compile and differentiate functions of models with
-`nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and what it writes there is lost.
+`nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and its writes there are lost.
 `help(nnx.Module)`, `help(nnx.jit)` and so on explain each name with an example. Tools
 are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.training`, `nnx.surgery`,
 `nnx.precision`, `nnx.sharding`, `nnx.memory`, `nnx.decoding` and `nnx.debugging`.

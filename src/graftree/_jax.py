@@ -97,8 +97,8 @@ def _find_token() -> Callable[[], Any]:
     )
 
 
-# A token of the innermost JAX trace of this thread, compared by identity. Whatever is
-# made or written asks for it.
+# A token of the innermost JAX trace of this thread, compared by identity. Every object
+# that is made or written asks for it.
 current_trace = _find_token()
 
 # The token while nothing is traced.
@@ -156,7 +156,7 @@ def is_staging() -> bool | None:
 def recording_trace() -> Any:
     """Stands for the innermost trace that records a program; ``None`` for none.
 
-    Where that is unknown, it is another thing each time.
+    Where that is unknown, it is a new object each time.
     """
     traces = _traces()
     if traces is None:
@@ -192,12 +192,12 @@ _flags: Any = jax.make_user_context()
 
 
 def trace_under_defaults(defaults: frozenset[tuple[str, Any]] | None) -> None:
-    """From now on this thread uses only programs that were traced under these."""
+    """Makes this thread use only programs traced under these from now on."""
     _defaults(defaults).__enter__()
 
 
 def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
-    """From now on the process uses only programs that were traced under these."""
+    """Makes the process use only programs traced under these from now on."""
     _flags.set_global(flags)
 
 
@@ -328,7 +328,7 @@ _jax_names.by("jax._src.traceback_util:register_exclusion")(_hide)()
 def hide_frames(error: Exception) -> None:
     """Leaves out the frames of JAX and ours; call it where no frame is a user's.
 
-    JAX does so below its own functions, the innermost of which called the user's.
+    JAX does so below its own functions, of which the innermost called the user's.
     """
     if config.jax_traceback_filtering in ("off", "remove_frames"):
         return
@@ -362,7 +362,7 @@ _ANALYSES = {"eval_shape", "make_jaxpr", "make_jaxpr_f"}
 
 
 def caller_of_unflatten() -> types.FrameType | None:
-    """The function of JAX that unflattens a tree now, and not for somebody else.
+    """The function of JAX that unflattens a tree now, unless on behalf of other code.
 
     If it calls a function of the user, these are its arguments.
     """
@@ -376,7 +376,7 @@ def caller_of_unflatten() -> types.FrameType | None:
 
 
 def is_of_jax(frame: types.FrameType) -> bool:
-    """Whether a function that runs is one of JAX."""
+    """Whether a running function is one of JAX's."""
     return frame.f_code.co_filename.startswith(_OF_JAX)
 
 
@@ -479,7 +479,7 @@ def _made_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> tupl
     def derived(x: Any) -> Any:
         return jax.jvp(lambda x: alike.bind(x, x), (x,), (x,))
 
-    # A program with it may be compiled long after, where nothing could stand in for it.
+    # A program with it may be compiled much later, where nothing could stand in for it.
     jax.jit(jax.vmap(derived)).lower(np.zeros((1, 1), np.float32))
     return (alike,)
 
@@ -532,7 +532,7 @@ def _placed(argument_of: Any, constrain: Any, new: Any, old: Any) -> Any:
 def _map_alike(alike: Any, values: Any, axes: Any) -> tuple[Any, Any]:
     new, old = values
     axis, other = axes
-    if axis is None or other is None:  # of one there are many: nothing to be like
+    if axis is None or other is None:  # only one is mapped
         return new, axis
     return alike.bind(new, jax.numpy.moveaxis(old, other, axis)), axis
 
@@ -572,7 +572,7 @@ class _ApartTrace(jax.core.Trace):
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
         with self._outer():
-            # Else XLA would compute with constants beforehand.
+            # Otherwise XLA would compute with constants beforehand.
             args = [x if isinstance(x, Tracer) else _barrier(x) for x in args]
             found = primitive.bind(*args, **params)
             return _barrier(jax.tree.map(self._in_order, found))
@@ -672,7 +672,7 @@ def _(_: Any) -> list[tuple[str, bool]]:
 def context_of(slot: Any, equation: Any) -> Any:
     """The settings of JAX under which an equation was recorded.
 
-    Where they are unknown, it is another thing each time.
+    Where they are unknown, it is a new object each time.
     """
     return slot.__get__(equation)
 

@@ -201,7 +201,7 @@ def tell(*places: str) -> None:
     _logger.warning("JAX %s has %s %s: %s.", jax.__version__, what, text, lost)
 
 
-# The names of which something was said.
+# The names that were logged.
 _told: set[str] = set()
 
 
@@ -252,7 +252,7 @@ class _Way:
         return self._otherwise(*args)
 
     def _look_up(self) -> Sequence[Any]:
-        with jax.core.eval_context():  # whatever is traced around the first use
+        with jax.core.eval_context():  # even if the first use is in a trace
             return self._prepare(*map(find, self._places))
 
 
@@ -263,7 +263,7 @@ def _as_found(*found: Any) -> Sequence[Any]:
 def by(
     *places: str, prepare: Callable[..., Sequence[Any]] = _as_found
 ) -> Callable[[Callable[..., Any]], _Way]:
-    """Makes a function one by names of the table.
+    """Makes a function depend on names of the table.
 
     It must not call users' code, whose errors are theirs.
     """

@@ -55,7 +55,7 @@ def _(kind: type, with_keys: Any, unflatten: Any, flatten: Any, _: Any) -> None:
 def write_nodes(
     known: Any, kind: type, name: str, write: Callable[[Any], bytes]
 ) -> None:
-    """Says how exported functions name a pytree type, and write its static data."""
+    """Sets how exported functions name a pytree type and write its static data."""
     known[kind] = name, write
 
 
@@ -73,5 +73,5 @@ def read_nodes(
     read: Callable[[bytes], Any],
     rebuild: Callable[[Any, Any], Any],
 ) -> None:
-    """Says how nodes of a name are read: static data, then with their children."""
+    """Sets how nodes of a name are read: static data, then with their children."""
     known[name] = object, read, rebuild

@@ -50,7 +50,7 @@ def is_users(frame: FrameType) -> bool:
 def warn_user(text: str, category: type[Warning]) -> None:
     """Warns at the innermost line that is neither ours nor JAX's.
 
-    It serves warnings from the depth of a layer. Without frames it is a line of ours.
+    It serves warnings from deep inside a layer. Without frames it is a line of ours.
     """
     levels = enumerate(frames_above(0), 1)
     level = next((number for number, frame in levels if is_users(frame)), 1)
@@ -58,7 +58,7 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 class ActiveCall(NamedTuple):
-    """Tells whether a call of a function still runs, and keeps nothing of it alive.
+    """Checks whether a call of a function still runs, and keeps nothing of it alive.
 
     Attributes:
         place: Where the frame of the call is.
@@ -120,7 +120,7 @@ def evaluate(text: str) -> Any:
 def register_before_threads_end(function: Callable[[], None]) -> None:
     """Has a function called when the program ends, while threads can still be started.
 
-    It serves saves that nobody waited for. Without it Orbax may be unable to end them.
+    It serves saves that no one waited for. Without it Orbax may be unable to end them.
     """
     register: Callable[..., Any] = getattr(
         threading, "_register_atexit", atexit.register

@@ -187,7 +187,7 @@ def trace_under(name: str, value: Any) -> None:
         _stacks.read.pop(name, None)
     else:
         _stacks.read[name] = value
-    # A value that is that of the flag stays in: the flag may change.
+    # A value that equals the flag's stays in: the flag may change.
     _jax.trace_under_defaults(frozenset(_stacks.read.items()) or None)
 
 
@@ -229,7 +229,7 @@ class ScopedDefault:
 
     @classmethod
     def get_default(cls) -> Any:
-        """The value of the flag, which is in force where nothing is set."""
+        """The value of the flag, in force where nothing is set."""
         return _values[cls.flag]
 
     @classmethod
@@ -343,7 +343,7 @@ GRAPH_UPDATES = Propagation(sharing=True, structure=True)
 
 
 def propagation(graph: bool | None, graph_updates: bool | None) -> Propagation:
-    """The mode that the arguments of a transform, or the defaults in force, ask for."""
+    """The mode by the arguments of a transform or, without them, by the defaults."""
     if not graph_mode(graph):
         return TREE
     if graph_updates is None:

@@ -133,7 +133,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         top, _, below = fullname.partition(".")
         if target is not None and flax_names.is_table(fullname):
-            # It is reloaded, under the name that it has.
+            # It is reloaded under its own name.
             return importlib.machinery.ModuleSpec(fullname, self)
         if top != "flax":
             return None
@@ -299,7 +299,7 @@ def _join_errors() -> Callable[[], object]:
         if not issubclass(kind, vars(theirs).get(kind.__name__, theirs.FlaxError))
     ]
     init = vars(errors.GraftreeError).get("__init__")
-    # The constructor stays that of all exceptions, whatever Flax's classes take.
+    # The constructor stays that of all exceptions, although Flax's classes take others.
     errors.GraftreeError.__init__ = Exception.__init__  # type: ignore[method-assign]
     for kind, bases, counterpart in before:
         kind.__bases__ = (*bases, counterpart or theirs.FlaxError)
@@ -434,10 +434,10 @@ _COMMANDS: dict[tuple[str, ...], Callable[[], None]] = {
 def main(arguments: Sequence[str]) -> None:
     """Runs a program with its arguments, as ``python script.py ...`` would.
 
-    Or says for this environment of Python, from now on, whether `VARIABLE` in the
+    Or sets for this environment of Python, from now on, whether `VARIABLE` in the
     environment of a process is enough. ``--install-startup`` writes a file of one line
-    into ``site-packages``, which looks for the variable whenever Python starts;
-    ``--remove-startup`` takes it away.
+    into ``site-packages``, which checks the variable whenever Python starts;
+    ``--remove-startup`` removes it.
 
     Args:
         arguments: The path of the program, or ``-m`` and the name of a module, followed
@@ -491,5 +491,5 @@ def _follow_environment(before: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    # Not this copy of the module, which a program could not reach by its name.
+    # Not this copy of the module: a program could not reach it by its name.
     importlib.import_module("graftree.dropin").main(sys.argv[1:])

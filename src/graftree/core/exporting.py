@@ -50,14 +50,14 @@ def install() -> None:
 
 
 def withdraw() -> None:
-    """Leaves it to the program to tell JAX how objects are written."""
+    """Lets the program itself tell JAX how objects are written."""
     pickling.ignore_classes(_register)
     _jax_registries.forget_nodes(_OURS)
 
 
 _OURS = "graftree."
 
-# The classes by the names that files have; of two, the one that was defined last.
+# The classes by their names in files; of two with one name, the one defined last.
 _types: dict[str, type] = {}
 
 
@@ -86,7 +86,7 @@ def name_of(cls: type) -> str:
 
 
 def type_of(name: str) -> type:
-    """The class that files call by a name.
+    """The class that has a name in files.
 
     Raises:
         ValueError: If there is none in this process.

@@ -1,4 +1,4 @@
-"""Filters: they select leaves of an object.
+"""Filters select the leaves of an object.
 
 A predicate is a function ``(path, leaf) -> bool``. A filter is a predicate or a short
 form of one (a class, a tag, ``...``); `to_predicate` turns every filter into a

@@ -39,7 +39,7 @@ Rule = Callable[[Any, int], Any]
 _IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
 _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
 
-# How deep to inspect a value, which may contain itself.
+# How deep to inspect a value; it may contain itself.
 _DEPTH = 12
 
 
@@ -52,7 +52,7 @@ class ToldApart(tuple[tuple[Any, ...], tuple[Any, ...]]):
     __slots__ = ()
 
     def __reduce__(self) -> Any:
-        # Without the imprints: some are types that no pickle can name, as `function`.
+        # Without the imprints: some are types that no pickle can name: `function`.
         return told_apart, (tuple(map(pickling.by_name, self[1])),)
 
 
@@ -214,7 +214,7 @@ class HashableMapping(Mapping[Any, Any]):
         self._hash: int | None = None
         # Whether it is known that no value changes in place.
         self.is_fixed = False
-        # That of the dict, in C: each read and write of a Variable asks.
+        # The dict's own, in C: each read and write of a Variable calls it.
         self.get = self._entries.get
 
     def __getitem__(self, key: str) -> Any:
@@ -300,7 +300,7 @@ class Noted(HashableMapping):
         self._content = imprint(live)
 
     def __hash__(self) -> int:
-        hash(self.live)  # an error if a value has none; it may be another one by now
+        hash(self.live)  # an error if a value has no hash; it may have changed by now
         return hash(self._content)
 
     def __eq__(self, other: object) -> bool:

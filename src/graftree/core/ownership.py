@@ -8,7 +8,7 @@ Arguments that JAX itself rebuilds for a function that it traces belong to
 `RebuiltArguments`, which stand for the trace and note each write: a value that nothing
 reads before the function returns is lost.
 
-The structure counter tells whether anything has changed since. Every structural
+The structure counter shows whether anything has changed since. Every structural
 mutation of an object (an attribute set or deleted, a container changed, metadata
 replaced; not the value of a Variable) takes the next number of one global counter and
 writes it on the object. No number is given twice, so equal numbers mean that nothing
@@ -73,7 +73,7 @@ class RebuiltArguments:
             _reporter[0](self)
 
 
-# Where something was written that nobody has read. Usually empty, which is soon asked.
+# Owners with writes that nothing has read. Usually empty, which is quick to check.
 unread = set[int]()
 _listener: list[Callable[[RebuiltArguments, Any, str], None]] = [lambda *_: None]
 _reporter: list[Callable[[RebuiltArguments], None]] = [lambda _: None]
@@ -94,7 +94,7 @@ def owner_when_unflattened() -> Any:
     if trace is no_trace:
         return trace
     frame = _jax.caller_of_unflatten()
-    if frame is None:  # somebody else, as by `jax.tree.map`
+    if frame is None:  # other code, such as `jax.tree.map`
         return trace
     latest, function = _latest[0](), _python.ActiveCall.of(frame)
     if latest is None or latest.trace is not trace or latest.function != function:
@@ -229,7 +229,7 @@ _numbers = itertools.count(1)
 
 
 class _Clock:
-    """Holds the number that was given out last."""
+    """Holds the last number given out."""
 
     __slots__ = ("now",)
 

@@ -8,13 +8,13 @@ by type. Every listing of leaves in the package follows this order.
 A key has one text, `key_text`, and a path has two that users see:
 
     blocks[3].mlp     as Python writes it: `dotted`, and `below` with a root in front,
-                      as in args[0].kernel; all that selects parts of a model, arguments
+                      as in args[0].kernel; selections of parts of a model, arguments
                       of transforms, weights
     blocks/3/mlp      with slashes: `to_string`; states, walks over objects, capture
 
 `keystr` prints a path of JAX's own, which tells a dict's entry ``['a']`` from an
-attribute. `steps_of` and `key_of` read the first form, and are all that do: patterns
-(`patterns.py`) and tables of weights give steps more meanings.
+attribute. Only `steps_of` and `key_of` read the first form: patterns (`patterns.py`)
+and tables of weights give steps more meanings.
 """
 
 import ast
@@ -109,7 +109,7 @@ def key_from_jax(entry: Any) -> Key:
 
 
 def _check_key(key: Any) -> Key:
-    # The common types need no test. None has no order, but is alone in its type.
+    # The common types need no test. None has no order, but is the only one of its type.
     if isinstance(key, (str, int)) or key is None:
         return key
     try:

@@ -84,7 +84,7 @@ class Pattern:
         return self._closed((number, 0) for number in range(len(self._steps)))
 
     def advance(self, progress: Progress, key: Key) -> Progress:
-        """How far a path has come that is longer by one key; empty: nowhere."""
+        """How far a path that is longer by one key has come; empty: nowhere."""
         return self._closed(
             (number, position + (matcher is not None))
             for number, position in progress

@@ -35,7 +35,7 @@ class Rebuilt:
         return made
 
     def kept(self) -> dict[str, Any]:
-        """Attributes that are kept besides."""
+        """Further attributes that are kept."""
         return {}
 
     def __copy__(self) -> Self:
@@ -68,7 +68,7 @@ class _ByName:
 
 
 def by_name(value: Any) -> Any:
-    """Stands for a wrapped function that its module has under its name."""
+    """A stand-in for a wrapped function that its module has under its name."""
     if not hasattr(value, "__wrapped__") or _global_name(value) is None:
         return value
     return _ByName(value)
@@ -150,7 +150,7 @@ def slots_of(x: Any) -> dict[str, Any]:
 
 
 def _global_name(value: Any) -> str | None:
-    """The name under which the module of a value has it; there may be none."""
+    """The name of a value in its module; there may be none."""
     # The main program of the process that loads is another one.
     if getattr(value, "__module__", None) in ("__main__", "__mp_main__"):
         return None
@@ -181,7 +181,7 @@ _observers: list[Callable[[type], None]] = []
 
 
 def announce_class(cls: type) -> None:
-    """Tells that a class was registered as a pytree."""
+    """Announces that a class was registered as a pytree."""
     _classes.append(cls)
     for observer in _observers:
         observer(cls)

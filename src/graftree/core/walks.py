@@ -1,4 +1,4 @@
-"""The walk over all that is nested: objects, containers, states.
+"""The walk over nested values: objects, containers, states.
 
 A function lists the values below a value and decides which to pass over, so each walk
 of the package is one of these functions. No recursion, whose depth Python limits.
@@ -89,7 +89,7 @@ class Once:
 
 
 class Above:
-    """Finds cycles: remembers at which path it has met a value last.
+    """Finds cycles: remembers the path at which it last met a value.
 
     Example:
         >>> from graftree.core import walks

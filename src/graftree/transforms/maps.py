@@ -234,7 +234,7 @@ def _with_hint_at_rngs(
     return wrapper
 
 
-# For jax.pmap, negative axes are other ones than for jax.vmap. They are in front there,
+# For jax.pmap, negative axes differ from those of jax.vmap. They are in front there,
 # and moved outside of it.
 
 

@@ -25,7 +25,7 @@ from graftree.core.graph.graphdefs import (
 
 
 class Absent(enum.Enum):
-    """Stands where there is nothing at a path."""
+    """Stands for a path without a value."""
 
     ABSENT = "nothing"
 
@@ -63,7 +63,7 @@ def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Diffe
 
 
 def _is_alike(difference: Difference | None) -> bool:
-    """Whether it is in the details only."""
+    """Whether it is only in the details."""
     if difference is None:
         return True
     _, old, new = difference

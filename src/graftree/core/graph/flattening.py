@@ -183,7 +183,7 @@ class _Flattener:
         as_before: Mapping[int, VariableDef] | None = None,
         members: list[Any] | None = None,
     ) -> None:
-        # The dicts behind the maps: asking them directly saves a tenth of the walk.
+        # The dicts behind the maps: using them directly saves a tenth of the walk.
         self.refs = refs._entries
         self.outer = outer._entries
         self.as_before = as_before
@@ -212,9 +212,9 @@ class _Flattener:
         return root
 
     def _list_children(self, row: _OpenRow) -> bool:
-        """Lists children, until one has children itself; whether that was so."""
+        """Lists children until one has children itself; returns whether one does."""
         cells, leaves = row.cells, self.leaves
-        # This runs for each attribute of a model; each call of a function counts.
+        # This runs for each attribute of a model, so each function call counts.
         kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
         for _, value, is_data in row.children:
             kind = kinds.get(type(value)) or nodes.kind_of(value)
@@ -303,7 +303,7 @@ class _OpenRow(NamedTuple):
     cells: list[Cell]
 
 
-# To look for cycles takes time, so it begins where an object is deeper than most.
+# A search for cycles takes time, so it begins where an object is deeper than most.
 _DEEP = 100
 
 

@@ -421,7 +421,7 @@ def clone(
 
 
 def _copier(arrays: bool) -> Callable[[Any], Any]:
-    """Copies leaves one by one; those with the same ref have the same one after."""
+    """Copies leaves one by one; those with the same ref share one afterwards."""
     refs = RefMap()
 
     def copy_value(x: Any) -> Any:

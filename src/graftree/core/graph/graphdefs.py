@@ -308,7 +308,7 @@ class GraphDef(Generic[Node]):
 
     @property
     def tree(self) -> Tree | None:
-        """How JAX takes the object apart, if it was JAX that did."""
+        """How JAX took the object apart, if it did."""
         metadata = self.rows[0].metadata if self.rows else None
         return metadata if type(metadata) is Tree else None
 
@@ -483,7 +483,7 @@ _callers: list[Callable[[GraphDef[Any], Sequence[Any], bool | None], Any]] = []
 def register_caller(
     caller: Callable[[GraphDef[Any], Sequence[Any], bool | None], Any],
 ) -> None:
-    """Says how `GraphDef.apply` merges, calls and splits."""
+    """Sets how `GraphDef.apply` merges, calls and splits."""
     _callers[:] = [caller]
 
 
@@ -571,7 +571,7 @@ class Interned(pickling.Rebuilt):
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Any, tuple[int, weakref.ref[Any]]]
         self._known = weakref.WeakKeyDictionary()
-        # Else two threads could both come first. User code compares static values.
+        # Otherwise two threads could both come first. User code compares static values.
         self._lock = threading.RLock()
 
     def intern(self, x: T) -> tuple[int, T]:

@@ -158,7 +158,7 @@ def in_object(node: Any) -> Look:
         facts = attributes.facts_of(type(node))
         # Classes that are not pytrees are not checked, so there the values decide.
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
-        # Its children are not listed: most of them are not meant.
+        # Its children are not listed: most of them are not needed.
         return functools.partial(_look, vars(node), statuses, facts.naming, type(node))
     if type(node) is dict or isinstance(node, State):
         return _in_mapping(
@@ -240,7 +240,7 @@ def _unboxed(value: Mapping[Any, Any], held: Any) -> Any:
 
 def is_mapping(x: Any) -> bool:
     """Whether ``x`` is a state of some form: paths to leaves."""
-    # Asking an abstract class takes longer than all the rest.
+    # A check against an abstract class takes longer than all the rest.
     known = _mappings.get(type(x))
     if known is None:
         kinds = (Mapping, flat_states.FlatState)
@@ -327,7 +327,7 @@ def _fill(
         place = tree.get(key)
         kind = type(child)
         if type(place) is int:
-            # Asking for the abstract class takes longer than all the rest.
+            # A check against the abstract class takes longer than all the rest.
             is_leaf = issubclass(kind, Variable) or not issubclass(kind, Mapping)
             if not is_leaf or found[place] is not MISSING:
                 return False
@@ -661,7 +661,7 @@ def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
         what = "" if _are_equal(dtype, other_dtype) else "dtype"
     if not what:
         return None
-    # That both are abstract, as when a file is compared, is not news.
+    # Both may be abstract, as when a file is compared: no difference.
     alike = isinstance(held, jax.ShapeDtypeStruct) is isinstance(
         given, jax.ShapeDtypeStruct
     )
@@ -703,7 +703,7 @@ def _converted(held: Any, given: Any) -> Any:
 
 
 def describe(x: Any, is_plain: bool = False) -> str:
-    """A leaf in words, such as ``float32[2,3]``; plain if also for an abstract one."""
+    """A leaf in words, as in ``float32[2,3]``; ``is_plain`` treats arrays alike."""
     shape, dtype = _form_of(x)
     if x is None:
         return "None"

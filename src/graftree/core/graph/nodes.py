@@ -357,7 +357,7 @@ def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
 _TABLE = bookkeeping.NAMES[0]
 
 
-# The constructor of a named tuple is a function in Python, which would cost as much as
+# The constructor of a named tuple is a Python function, which would cost as much as
 # all the rest.
 _make_child: Callable[[tuple[Any, Any, bool | None]], Child]
 _make_child = functools.partial(tuple.__new__, Child)
@@ -404,7 +404,7 @@ PYTREE = GraphKind(
 )
 
 
-# Containers. The metadata says which type to rebuild.
+# Containers. The metadata has the type to rebuild.
 
 
 def _flatten_sequence(node: Any) -> tuple[list[Child], Any]:
@@ -504,8 +504,8 @@ class _Walk:
 
     JAX overflows the stack in a cycle, and loses a little of the stack with every
     exception that passes through it. So the cycle is kept here and raised afterwards.
-    A node that is met twice is rare; only then the object is searched. To note each
-    takes time, so it begins where a tree is larger than most: JAX is then not deep yet.
+    A node is rarely met twice; only then is the object searched. Noting each node takes
+    time, so it begins where a tree is larger than most: JAX is then not deep yet.
     """
 
     def __init__(self, root: Any, is_end: Callable[[Any], bool] | None) -> None:
@@ -578,7 +578,7 @@ _in_compat: set[str] = set()
 
 
 def register_compat(names: Iterable[str]) -> None:
-    """Says which functions and transforms `nnx.compat` has too, as a way out."""
+    """Registers functions and transforms that `nnx.compat` has too, as a way out."""
     _in_compat.update(names)
 
 

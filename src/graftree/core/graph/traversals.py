@@ -71,7 +71,7 @@ def _in_graph() -> walks.Below:
 
 
 def _nodes_in_graph() -> walks.Below:
-    """The same without leaves, which most of an object is."""
+    """The same without leaves, which are most of an object."""
     is_new, kinds = walks.Once(), nodes.KINDS
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
@@ -88,7 +88,7 @@ def _nodes_in_graph() -> walks.Below:
 
 
 def _is_singleton(x: Any) -> bool:
-    """Whether ``x`` is a singleton of CPython: to meet it twice is not sharing."""
+    """Whether ``x`` is a singleton of CPython: meeting it twice is not sharing."""
     return x is None or (type(x) is tuple and not x)
 
 

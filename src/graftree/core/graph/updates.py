@@ -145,7 +145,7 @@ def check_arguments(node: Any, state_list: Sequence[Any], function: str) -> None
 
 
 def _carry_out(found: Match) -> None:
-    """Does all that a state says, or raises before changing anything."""
+    """Writes all of a state, or raises before changing anything."""
     writes: list[Given] = []
     set_at: list[Given] = []
     items: dict[int, list[Given]] = collections.defaultdict(list)
@@ -156,7 +156,7 @@ def _carry_out(found: Match) -> None:
                 raw = given.held.get_raw_value()
                 if matching.holds_leaf(raw):
                     refused.append(_refusal(given, raw))
-            # An empty mapping says nothing of a Variable.
+            # An empty mapping has no value for a Variable.
             if not _is_empty(given.value):
                 writes.append(given)
         elif given.held is MISSING and _index_of(given) is not None:
@@ -310,7 +310,7 @@ _NUMPY = (np.ndarray, np.generic)
 
 
 def check_owned(owner: Pytree | None, key: Any) -> None:
-    """Checks the node that is changed, or that holds the container that is."""
+    """Checks the changed node, or the one that holds the changed container."""
     if owner is not None:
         bookkeeping.check_owned(owner, str(key))
 
@@ -341,7 +341,7 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
         for path, leaf in zip(skeleton.paths(), leaves, strict=True)
         if isinstance(leaf, Variable) and predicate(path, leaf)
     ]
-    # All or nothing: whatever one of them refuses is found before the first changes.
+    # All or nothing: any refusal is found before the first one changes.
     for variable, _ in chosen:
         variables.check_write(variable)
     for variable, entries in chosen:

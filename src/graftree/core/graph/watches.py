@@ -73,7 +73,7 @@ def flatten_node(
             return memo.graphdef, memo.leaves()
     made = ownership.clock.now
     if known is None:
-        # `()` says that it was taken apart once.
+        # `()` means that it was taken apart once.
         memos[sharing] = ()
         if sharing:
             return flattening.flatten_graph(node)
@@ -95,7 +95,7 @@ def flatten_node(
 
 
 def _note_read(node: Any) -> None:
-    """Notes that a state is made of an object, with all that was written into it."""
+    """Notes that a state is made of an object, with all writes into it."""
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
@@ -110,8 +110,8 @@ def _note_read(node: Any) -> None:
 
 # One more mode of memos, for the leaves of objects that `jax.jit` gets.
 _AT_ONCE: Any = "at once"
-# To make one takes the time of some calls. So an object that changes all the time has
-# a few, and no more.
+# Making one takes as long as several calls. So an object that changes all the time
+# gets only a few.
 _MOST_AT_ONCE = 16
 
 
@@ -130,7 +130,7 @@ def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | N
         if memo.watch.holds():
             return memo.raw_leaves(), (memo.number, memo.graphdef)
     if not _jax.is_tracing():
-        # Nothing is made for an object that comes once.
+        # Nothing is made for an object that comes only once.
         if 0 < left <= _MOST_AT_ONCE:
             known = _known_at_once(obj, known)
         memos[_AT_ONCE] = (known, left - 1) if left else ((), 0)
@@ -337,7 +337,7 @@ class StructureWatch:
         self.variables = [x for x in self._numbered.values() if isinstance(x, Variable)]
         self._statics: dict[int, Any] = {}
         self._mirrored: list[dict[Any, Any]] = []
-        self._unseen: list[int] = []  # rows that no stamp tells of
+        self._unseen: list[int] = []  # rows without a stamp
         self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
         self.is_complete = True
@@ -470,8 +470,8 @@ class StructureWatch:
         return [*map(variables.stamp_of, self.variables)] != self._variable_stamps
 
     def _mirrors_hold(self) -> bool:
-        # Python compares by identity first. So if a Variable is asked whether it equals
-        # something else, it was replaced; in one of the two orders it is asked.
+        # Python compares by identity first. So if a Variable is compared with another
+        # value, it was replaced; in one of the two orders its method is called.
         now, then = self._mirrored, self._mirrors
         before = operators.comparisons.latest
         try:
@@ -547,7 +547,7 @@ def _differs(value: Any, before: Any) -> bool:
     """Whether a value is another one than it was."""
     if value is before:
         return False
-    # Comparing values of other types would run code of the user's.
+    # Comparing values of other types would run the user's code.
     is_atom = type(value) is type(before) and type(value) in attributes.ATOMS
     return not (is_atom and Static(value) == Static(before))
 
@@ -570,17 +570,17 @@ def _weak(node: Any) -> Any:
 def _mirror(x: Any) -> Any:
     """A copy of nested dicts of Variables; ``None`` if there is anything else in them.
 
-    Such is the state of an optimizer: many dicts, which Python compares the fastest.
+    The state of an optimizer is like this: many dicts, which Python compares fastest.
     """
     if type(x) is not dict:
-        # `_mirrors_hold` relies on hearing of comparisons.
+        # `_mirrors_hold` relies on noticing comparisons.
         return x if type(x).__eq__ is Variable.__eq__ else None
     copied = {key: _mirror(value) for key, value in x.items()}
     return None if any(value is None for value in copied.values()) else copied
 
 
 def _comparison(x: Any) -> Callable[[], bool]:
-    """Tells later whether a container has the same members, under the same keys."""
+    """Checks later whether a container has the same members under the same keys."""
     then = _members_of(x)
     keys = _keys_of(x)
 

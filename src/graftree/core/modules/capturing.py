@@ -238,7 +238,7 @@ def _open_buffers(module: Any) -> tuple[Buffer, ...] | None:
     """The buffers to record to; ``None`` outside a capture.
 
     A Module with buffers but without an entry in `_capturing_threads` was rebuilt by a
-    transform inside a capture, so only the thread that traces it knows it.
+    transform inside a capture, so only the thread that traces it has it.
     """
     buffers = vars(module).get(BUFFERS)
     if buffers is None:
@@ -450,7 +450,7 @@ def _call(
             for module in claimed:
                 del _capturing_threads[id(module)]
             _turn.notify_all()
-        # In an outer call such copies may be there to record for it.
+        # In an outer call such copies may have to record for it.
         if all(outer_buffers is None for _, outer_buffers, _ in before):
             _clean_copies(subject, result)
 

@@ -283,7 +283,7 @@ def _configure(
     stacked: dict[Path, dict[Path, Mapping[str, Any]]] = {}
     plain = {}
     for path, own in options.items():
-        # Where the path leads to layers that are kept as one.
+        # For a path that leads to layers kept as one.
         ends = [n for n, key in enumerate(path) if key == _stack_of(parts[path[:n]])[0]]
         if ends:
             stacked.setdefault(path[: ends[0]], {})[path[ends[0] + 1 :]] = own
@@ -325,7 +325,7 @@ def _stack_of(x: Any) -> tuple[str | None, Any]:
 
 
 def _is_configurable(value: Any) -> bool:
-    # The class decides: an `Rngs` makes up any attribute that it is asked for.
+    # The class decides: an `Rngs` makes up any attribute on request.
     return isinstance(value, pytrees.Pytree) and hasattr(type(value), "set_view")
 
 

@@ -6,7 +6,7 @@ nothing. JAX does not let refs be returned, differentiated, or passed twice. For
 convert the model: `to_arrays` before ``jax.grad``, `to_refs` after a model was made.
 
 All functions here return a new object and leave their argument unchanged. The two share
-whatever needs no conversion, including Variables.
+everything that needs no conversion, including Variables.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _convert(
     only: Any,
     allow_duplicates: bool,
 ) -> Any:
-    """A new object in which leaves are changed that need it and that ``only`` picks."""
+    """A new object in which the leaves that ``only`` picks are changed if needed."""
     is_meant = filters.to_predicate(only)
 
     def is_picked(path: Any, leaf: Any) -> bool:

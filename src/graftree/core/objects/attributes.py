@@ -516,7 +516,7 @@ class Facts:
         self.checks_itself = check is not None and check not in _OURS
 
 
-# To be asked before `facts_of` where a call would count.
+# To be read before `facts_of` where the cost of a call matters.
 known: dict[type, Facts] = {}
 
 # The option of a class statement, for all classes below it that don't set it.
@@ -524,7 +524,7 @@ _are_pytrees: dict[type, bool] = {}
 _namings: dict[type, Naming] = {}
 _PLAIN = Naming()
 
-# Methods of ours in the place of which a class may have its own.
+# Our methods that a class may replace by its own.
 _OURS: set[Any] = set()
 
 
@@ -552,7 +552,7 @@ def forget() -> None:
 
 
 def declare_pytree(cls: type, is_pytree: bool) -> None:
-    """Says whether instances of a class, and of those below it, are JAX pytrees."""
+    """Sets whether instances of a class, and of those below it, are JAX pytrees."""
     _are_pytrees[cls] = is_pytree
 
 

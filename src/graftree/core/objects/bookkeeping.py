@@ -188,7 +188,7 @@ def statuses(obj: Any) -> AttributeTable:
 
 
 def check_owned(obj: Any, attribute: str | None = None) -> None:
-    """Raises if an object must not be changed now; its class may have a say in that."""
+    """Raises if an object must not be changed now; its class may add a check."""
     if attributes.facts_of(type(obj)).checks_itself or not state_of(obj).is_owned():
         obj._check_valid_context(lambda: str(ownership.object_error(obj, attribute)))
 

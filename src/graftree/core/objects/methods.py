@@ -47,8 +47,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Called with a frame and a function that makes its call; gives the call's result.
 Observer = Callable[[ModuleCall, Callable[[], Any]], Any]
 
-# The static attribute of an object whose calls give results in a floating dtype of
-# their own: the last part of a policy. It goes wherever the object goes.
+# The static attribute of an object whose calls give results in their own floating
+# dtype: the last part of a policy. It goes wherever the object goes.
 OUTPUT_DTYPE = "_output_dtype"
 
 # Objects of the core are not layers: their methods have names of their own.
@@ -93,7 +93,7 @@ class TrackedMethod:
                 return call(*args, **kwargs)
         except Exception as error:
             running.explain(error, frame, function)
-            # Without this method, which says nothing to the user.
+            # Without this method, which tells the user nothing.
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             raise
         finally:
@@ -163,7 +163,7 @@ def _function_of(method: Any) -> Any:
 
 
 def named(method: F) -> F:
-    """Makes the calls of a method known.
+    """Makes the calls of a method tracked.
 
     Raises:
         TypeError: If it is not a plain function, or one that does its work later.
@@ -179,7 +179,7 @@ def named(method: F) -> F:
 
 
 def known(function: Any) -> Any:
-    """A method whose calls are known by its name, if it is a plain function."""
+    """A method whose calls are tracked by its name, if it is a plain function."""
     if not _is_plain(function):
         return function
     return TrackedMethod(function, function.__name__, adds_name=True)
@@ -312,7 +312,7 @@ class Apart:
         self._programs = _jax.traced_apart(self._number)
         self._functions: dict[Any, tuple[list[Any], Callable[..., Any]]] = {}
         self._objects: list[Any] = []
-        # Traces whose programs go with this context, or with what is around it.
+        # Traces whose programs go with this context, or with one around it.
         self._own = {_jax.recording_trace()}
         self._is_kept = False
 
@@ -391,7 +391,7 @@ def _read(self: Any, name: str) -> Any:
 
 
 def _shown(obj: Any, name: str, value: Any) -> Any:
-    """An attribute as observers of all methods want it: a method is a known one."""
+    """An attribute as observers of all methods want it: methods are tracked ones."""
     if (
         type(value) is types.MethodType
         and value.__self__ is obj

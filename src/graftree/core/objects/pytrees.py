@@ -192,7 +192,7 @@ class Pytree(
 
     @attributes.of_ours
     def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
-        """Raises if the current trace must not change the object; asked each time."""
+        """Raises if the current trace must not change the object; called each time."""
         if not bookkeeping.state_of(self).is_owned():
             raise errors.TraceContextError(error_msg())
 
@@ -553,7 +553,7 @@ _at_once = [AtOnce(lambda _: None, lambda _, __: None)]
 
 
 def register_at_once(way: AtOnce) -> None:
-    """Says how it is done."""
+    """Sets how this is done."""
     _at_once[:] = [way]
 
 

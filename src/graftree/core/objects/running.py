@@ -1,7 +1,7 @@
 """The running object, and the path to it.
 
     ModuleCall       one call of a method of a Pytree: a frame on a stack of this thread
-    NamedArguments   a frame, too: where fresh objects inside a transform come from
+    NamedArguments   a frame, too: the source of new objects inside a transform
 
 `methods.py` opens a frame around each call, which costs about as much as a call in
 Python. The place of the object is looked up only when needed: JAX traces, and
@@ -394,7 +394,7 @@ stack = _CallStack()
 
 @contextlib.contextmanager
 def made_by(maker: Maker) -> Iterator[None]:
-    """Has a function make the Pytrees of this thread, in place of another one."""
+    """Makes a function the maker of this thread's Pytrees, in place of another one."""
     before, stack.maker = stack.maker, maker
     try:
         yield
@@ -533,7 +533,7 @@ def _innermost(traceback: TracebackType | None) -> _RunningMethod | None:
 
 
 def _place_outermost(frame: ModuleCall) -> None:
-    """Finds where the outermost object is in one that runs around it, unknown to us."""
+    """Finds the outermost object in one that runs around it without our tracking."""
     while frame.parent is not None:
         frame = frame.parent
     if isinstance(frame, NamedArguments):
@@ -586,7 +586,7 @@ def _describe_items(x: Any) -> str:
 
 # Objects by the local names of running functions.
 
-# Functions of these packages hold the object under names that say nothing.
+# Functions of these packages hold the object under names without meaning.
 _INTERNAL = ("graftree.core", "graftree.transforms", "jax.", "jax._src")
 _MOST_SEEN = 10_000
 

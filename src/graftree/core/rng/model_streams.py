@@ -1,7 +1,7 @@
 """All the random streams inside an object: split, forked, saved, restored, reseeded.
 
-`split_rngs`, `fork_rngs` and `with_rngs` say which streams of an object are replaced by
-streams derived from them, and how; they share one way of doing so, in two forms:
+`split_rngs`, `fork_rngs` and `with_rngs` replace streams of an object by streams
+derived from them, each in its own way; they share one mechanism, in two forms:
 
 * in place (graph mode with graph updates; `with_rngs` has no such form): the streams of
   the caller's object get the derived keys, and `SplitBackups` put the old ones back,
@@ -77,7 +77,7 @@ class _OrDecorator(Protocol[Q]):
 
 
 def _or_decorator(function: Callable[Concatenate[Any, Q], Any]) -> _OrDecorator[Q]:
-    """Gives a function the type that says so."""
+    """Gives a function the type for this."""
     return cast(Any, function)
 
 
@@ -363,7 +363,7 @@ def _derive_in_place(node: Any, choose: Choice) -> SplitBackups:
         derived = [derive(stream) for stream, derive in chosen]
         backups, writes = [], []
         for (stream, _), new in zip(chosen, derived, strict=True):
-            # After the draw: the count restored later is past the key given away now.
+            # After the draw: the count restored later is beyond the key given away now.
             backups.append((stream, stream.key.get_value(), stream.count.get_value()))
             writes.append((stream, new.key.get_value(), new.count.get_value()))
         restore_rngs(writes)

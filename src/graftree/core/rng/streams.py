@@ -148,7 +148,7 @@ def _described(method: Any, function: Any, words: str, leaves_out: int = 0) -> A
 
 
 class RandomMethods:
-    """The methods of whatever gives a key when called: distributions, initializers.
+    """Methods of objects that give a key when called: distributions, initializers.
 
     Example:
         >>> rngs = nnx.Rngs(0)
@@ -558,7 +558,7 @@ def _streams(rngs: Rngs) -> dict[str, RngStream]:
 
 
 def sizes_by_filter(sizes: Sizes) -> Mapping[Filter, Size | None]:
-    """Says which streams get which size; the first filter that matches counts."""
+    """The size for each stream; the first filter that matches counts."""
     if sizes is None:
         return {}
     return sizes if isinstance(sizes, Mapping) else {...: sizes}

@@ -44,8 +44,8 @@ def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
             f"State.{method.__name__} is deprecated, since a plain dict is to replace "
             f"State: use {function} instead.",
             DeprecationWarning,
-            # This line, so that Python shows it only to those who ask for warnings:
-            # programs that run without a word elsewhere stay silent here.
+            # This line, so that Python shows it only to users who enable warnings:
+            # programs that run without warnings elsewhere stay silent here.
             stacklevel=1,
         )
         return method(*args, **kwargs)
@@ -637,7 +637,7 @@ def is_bookkeeping(key: Key, value: Any) -> bool:
 
 
 def own_key(key: Key, state: Mapping) -> Key:
-    """The key of a mapping that is meant, where keys may be spelled as strings."""
+    """The key that a mapping has for this one, where keys may be spelled as strings."""
     if key in state:
         return key
     for other in (_restored_key(key), str(key)):

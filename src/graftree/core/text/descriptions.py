@@ -273,7 +273,7 @@ def aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
 
 
 def folded_rows(rows: Sequence[Row]) -> list[Row]:
-    """One row for those that differ in the indices of their first cell only.
+    """One row for those that differ only in the indices of their first cell.
 
     These become one range, as in ``blocks[0-11].mlp``, or a star.
     """

@@ -229,8 +229,8 @@ def _shown_value(variable: Any, raw: Any, writer: writing.Writer | None) -> Any:
     if writer and not writer.reads_values:
         return raw
     if _jax.is_ref(raw):
-        # Reading a traced ref would add an equation to the program. And shortened, a
-        # ref says that it is one; in full, its elements say more.
+        # Reading a traced ref would add an equation to the program. The short form
+        # shows that it is a ref; the full form shows its elements instead.
         is_short = writer is not None and writer.short and raw.size > 1
         if is_short or isinstance(raw, _jax.Tracer):
             return raw

@@ -7,7 +7,7 @@ pieces are laid out in lines. Invariants:
 - in one text each node is written out once and abbreviated as ``Type(...)`` after
   that, so cycles end; so are objects deeper than ``config.flax_max_repr_depth``;
 - a value whose own ``repr`` fails is named by its type;
-- a ``repr`` that is asked for while another text is written is a part of that one.
+- a ``repr`` requested while another text is written becomes a part of that one.
 
 The *full form* shows every attribute, one a line, and arrays in nodes by shape and
 dtype. A ``repr`` has it if it is not longer than ``config.graftree_repr_lines``. Arrays
@@ -16,8 +16,8 @@ by itself, which prints as its array does.
 
 The *compact form* is for larger objects. Its last line says how to get the full one.
 
-- Arrays are written as ``float32[2,3]``. No value of one is read, not even to find out
-  which form a text has: a large model costs no transfer.
+- Arrays are written as ``float32[2,3]``. Their values are never read, not even to
+  choose the form of a text: a large model costs no transfer.
 - Attributes that equal the defaults of the constructor are left out.
 - Neighbours that would read the same are written once, with their number
   and places; an object referred to from outside of them is ``the same``.
@@ -30,7 +30,7 @@ Invariants:
 
 - an object that is also referred to from outside of a value is equal only to itself:
   siblings that share it are equal, those that have copies of it are not;
-- no ``==`` of a foreign class is trusted: its instances equal only themselves.
+- the ``==`` of a foreign class is not trusted: its instances equal only themselves.
 
 A value is compared by its *tokens*: its parts, in preorder. Skeletons won't do for
 this. They tell apart two functions with the same code, as the key of a compiled
@@ -213,7 +213,7 @@ class Piece:
         return Piece(self.start + text.replace("\n", "\n" + self.indent) + self.end)
 
     def _short(self, room: int) -> list[str]:
-        """A small piece on one line or two; nothing if it is larger."""
+        """A small piece on one or two lines; nothing if it is larger."""
         pieces = [Piece(part.flat, is_small=True) for part in self.parts]
         pieces[0].start = self.start + pieces[0].start
         pieces[-1].start += self.end
@@ -236,7 +236,7 @@ def _filled(pieces: Sequence[Piece], room: int) -> list[Piece]:
 
 
 def _fits(text: str, room: int) -> bool:
-    """Whether a text is one line and not too long; the codes of colors don't count."""
+    """Whether a text is one line and not too long; color codes don't count."""
     return "\n" not in text and len(_CODES.sub("", text)) <= room
 
 
@@ -295,7 +295,7 @@ class Writer:
         self.open: dict[int, Any] = {}
 
     def write(self, x: Any) -> str:
-        """The text of an object or value, which is not part of another text."""
+        """The text of an object or value that is not part of another text."""
         outer, _active.writer = active(), self
         try:
             return self.value(x)
@@ -483,10 +483,10 @@ def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any]]:
     if frame is not None:
         is_ours = isinstance(x, (Mapping, functools.partial))
         is_whole = is_ours or descriptions.describes_itself(x)
-        # A foreign class may hold more than it shows.
+        # A foreign class may hold more than its text shows.
         names = [str(entry.key) for entry in entries] if is_whole else [id(x)]
         return (type(x), frame.type, *names), [entry.value for entry in entries]
-    # And it may say of different values that they are equal, also within a treedef.
+    # And it may call different values equal, also within a treedef.
     is_foreign = imprints.may_change(x) or isinstance(x, jax.tree_util.PyTreeDef)
     if is_foreign or not isinstance(x, Hashable):
         return (type(x), id(x)), ()
@@ -515,7 +515,7 @@ class Siblings:
         return {key for key, count in counts if count < self._references[key]}
 
     def _count(self, root: Any) -> collections.Counter[int]:
-        """How often each object is referred to."""
+        """The number of references to each object."""
         return collections.Counter(key for key, _ in self._list(root) if key)
 
     def _list(
@@ -556,7 +556,7 @@ class Siblings:
         return groups
 
     def _runs(self, entries: Sequence[Attr], keys: list[str]) -> list[list[int]]:
-        """The indices of equal texts: of neighbours, or in a long sequence of all."""
+        """The indices of equal entries: of neighbours, or in a long sequence of all."""
         values = [entry.value for entry in entries]
         tokens = [
             self.tokens(x) if _takes_a_line(x) else i for i, x in enumerate(values)
@@ -594,7 +594,7 @@ def _may_join(value: Any, keys: list[str], run: list[int]) -> bool:
 
 
 def _is_next(key: str, following: str) -> bool:
-    """Whether a key follows on another, as ``layer_1`` on ``layer_0``."""
+    """Whether a key follows another, as ``layer_1`` follows ``layer_0``."""
 
     def next_number(found: re.Match[str]) -> str:
         return str(int(found[0]) + 1).zfill(len(found[0]))

@@ -2,8 +2,8 @@
 
 Every operator unwraps both sides and applies the operator to the values; the result is
 a plain value, never a Variable. In-place operators are refused, since they would
-rebind the name to that plain value. Names by which older programs reach the value work,
-and most of them warn.
+rebind the name to that plain value. Older names for the value still work, and most of
+them warn.
 """
 
 from __future__ import annotations

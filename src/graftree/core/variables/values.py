@@ -117,7 +117,7 @@ def _is_ref_index(index: Any, shape: tuple[int, ...]) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     if len(parts) > len(shape) or not all(map(_is_within, parts, shape)):
         return False
-    # Inside of jit, JAX fails on a number beside a slice with a step.
+    # Inside of jit, JAX fails on a number next to a slice with a step.
     slices = [part for part in parts if isinstance(part, slice)]
     is_mixed = 0 < len(slices) < len(parts)
     return not is_mixed or all(part.step in (None, 1) for part in slices)
@@ -145,7 +145,7 @@ def _is_part(value: Any, ref: Any, index: Any) -> bool:
 def check_fits(ref: Any, value: Any, where: str = "") -> None:
     """Raises if a value can't become that of a ref, which keeps its shape and dtype.
 
-    A scalar fills the ref. Of dtypes that differ, JAX says the same as when it writes
+    A scalar fills the ref. For different dtypes, JAX does the same as when it writes
     into an array: it converts, warns if that loses something, or raises.
     """
     if is_stand_in(value):
@@ -219,7 +219,7 @@ def have_same_type(a: Any, b: Any) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if isinstance(a, _jax.Tracer) or isinstance(b, _jax.Tracer):
-        # The sharding of a tracer is known in its type only (explicit mesh axes).
+        # The sharding of a tracer is known only in its type (explicit mesh axes).
         return jax.typeof(a).sharding == jax.typeof(b).sharding
     return a.sharding == b.sharding
 
@@ -266,7 +266,7 @@ class Copyable:
 
 
 def _has_protocol(cls: type[Copyable]) -> bool:
-    """Whether a class says itself how its Variables are pickled."""
+    """Whether a class defines how its Variables are pickled."""
     return any(getattr(cls, name) is not getattr(Copyable, name) for name in _PROTOCOL)
 
 

@@ -10,8 +10,8 @@ inside a transform without changing structure. Invariants:
   is and does;
 - as a JAX pytree it has one child, the raw value; class and metadata are static.
 
-Any name may be metadata of the user, or be defined in a subclass. So the slots but the
-first have no name on the class, or a dunder name, and the rest of the package uses
+Any name may be metadata of the user, or be defined in a subclass. So all slots but the
+raw value have no name on the class, or a dunder name, and the rest of the package uses
 functions below the class. The operators are in `operators.py`.
 
 The kinds of Variables have names: ``"params"`` is `Param`.
@@ -517,7 +517,7 @@ class Variable(
         replace_metadata(self, HashableMapping(entries))
 
     def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
-        """Raises if the current trace must not write; asked before, if overridden."""
+        """Raises if the current trace must not write; called first, if overridden."""
         if not is_owned(self):
             raise errors.TraceContextError(error_msg())
 

@@ -172,7 +172,7 @@ def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
     except TypeError:  # it can't be referred to weakly
         return lambda *operands: f(*operands)
     if graph not in known:
-        # It must not keep the function alive, by whose life it is kept.
+        # It must not keep the function alive, as it lives only as long as that.
         get: Any = weakref.ref(f)
         known[graph] = lambda *operands: get()(*operands)
     return known[graph]
@@ -203,7 +203,7 @@ class _Branches:
 
     def choose(self, index: Any) -> Any:
         """The result of the branch with this number."""
-        # JAX traces a function once, also if it is that of several branches.
+        # JAX traces a function once, even if several branches share it.
         wrappers: dict[int, Callable[[], Any]] = {}
         for number, f in enumerate(self.functions):
             wrappers.setdefault(id(f), self._wrap(number, f))

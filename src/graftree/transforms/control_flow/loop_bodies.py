@@ -211,7 +211,7 @@ class Rounds:
         return [*filter(nodes.is_variable_or_ref, now.news)], now.leaves
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
-        """Objects that must be the same, whatever else is wrong."""
+        """Objects that must be the same, even if something else is wrong."""
         if not self._row.mode.structure:
             return [*filter(nodes.is_variable_or_ref, objects)]
         tops = [top for top in signature.skeleton.tops() if top is not LEAF]
@@ -248,7 +248,7 @@ class Rounds:
     # A step may set static attributes of carried objects, as `model.train()` does.
 
     def _may_settle(self, number: int, now: _Now) -> bool:
-        """Whether no more than static attributes can have changed in an argument."""
+        """Whether only static attributes can have changed in an argument."""
         before = self.before[number]
         return (
             self._place.may_settle

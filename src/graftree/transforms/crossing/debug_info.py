@@ -207,7 +207,7 @@ _known = weakref.WeakKeyDictionary()
 
 
 def read(source: Source) -> Parameters:
-    """The names that a source tells."""
+    """The names from a source."""
     return _of_code(source) if isinstance(source, CodeType) else source
 
 

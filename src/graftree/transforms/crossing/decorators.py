@@ -128,7 +128,7 @@ def to_positions(
     """Turns keyword arguments into positional ones, defaults included.
 
     Args:
-        function: Whose signature tells the positions.
+        function: Its signature has the positions.
         args: The positional arguments.
         kwargs: The keyword arguments.
         count: How many a prefix is for; defaults fill up to that without keywords, too.

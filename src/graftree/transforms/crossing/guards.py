@@ -32,7 +32,7 @@ from graftree.core.objects import attributes
 from graftree.transforms.crossing import debug_info
 from graftree.transforms.crossing.packing import Values
 
-# Objects in objects are inspected so far; beyond that they are not mere containers.
+# How deep objects in objects are inspected; deeper ones are not mere containers.
 _DEPTH = 3
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
 
@@ -42,7 +42,7 @@ Note = tuple[Any, Any, Any]
 
 
 def note(arguments: Any) -> list[Note]:
-    """All that static attributes of arguments hold and that may change."""
+    """All values in static attributes of arguments that may change."""
     return [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
 
 
@@ -80,7 +80,7 @@ def _describe(path: Any) -> str:
 
 
 def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """The path and the object of all that a static attribute holds and may change."""
+    """The path and the object of each value in a static attribute that may change."""
     is_new = walks.Once()
     statics: list[tuple[Path, Any]] = []
 

@@ -215,7 +215,7 @@ class Inside:
             return out
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
-        # Most objects have nothing to guard, which is the same whenever they are built.
+        # Most objects have nothing to guard, which stays so each time they are built.
         signature = self.signature
         if signature.has_no_contents and not self._contents:
             return contextlib.nullcontext()
@@ -326,7 +326,7 @@ class Inside:
         known: RefMap,
         opens_refs: bool,
     ) -> list[Outgoing]:
-        """Those leaves of a signature that are not known outside, in their groups.
+        """The leaves of a signature that are not known outside, in their groups.
 
         JAX doesn't let refs out; with ``opens_refs`` their content travels.
         """

@@ -4,7 +4,7 @@
     commit    writes a result of `Inside.leave` to the caller's objects
     lift      a whole transform: both sides around a function that JAX gives
 
-Nothing of the caller's is written before everything is checked; then nothing fails.
+The caller's objects are written only after everything is checked; then nothing fails.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Call:
 def donates_twice(row: Row, groups: Sequence[Values]) -> bool:
     """Whether an array over several devices would be donated twice.
 
-    JAX finds it out on one device while another one donates its part, and older
-    versions die of it.
+    JAX finds this out on one device while another one donates its part, and older
+    versions crash.
     """
     if not row.inputs.donated:
         return False

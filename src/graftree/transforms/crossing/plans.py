@@ -510,7 +510,7 @@ class Plan:
         returned, changed, _, out = result
         if targets is not None:
             targets = [boxes[x] if type(x) is int else x for x in targets]
-            # Those of objects were asked when the plan was made.
+            # Those of objects were checked when the plan was made.
             if boxes and not variables.may_replace_all(targets, ()):
                 targets = None
         if targets is None:
@@ -568,7 +568,7 @@ _GIVEN: Any = object()
 
 
 def _where(row: Row, tree: Any, packed: Packed) -> Callable[[int], Any] | None:
-    """Tells in which attribute the leaf at a position is, or that it is `_GIVEN`.
+    """The attribute that has the leaf at a position, or `_GIVEN`.
 
     ``None`` if all are, since the objects were taken apart with the arguments.
     """

@@ -160,8 +160,8 @@ class HiddenAxisNames:
             before = self._annotations.get(number)
             inside = variable.get_metadata("out_sharding", None)
             partitioning.add_axis(variable, _from_start(axis, variable), self._names)
-            # The name of the only axis was all that there was; and the change makes a
-            # tuple of a spec.
+            # The name of the only axis was all there was; and the change turns a spec
+            # into a tuple.
             is_as_it_was = before is not None and inside == self._shorter[number]
             if is_as_it_was and (not inside or isinstance(before, PartitionSpec)):
                 variable.set_metadata(out_sharding=before)
@@ -255,7 +255,7 @@ def _reads_leaves(predicate: Any) -> bool:
     if kind is filters.OfType:
         found: Any = predicate.type
         classes = found if isinstance(found, tuple) else (found,)
-        # Of an array there may be another one, of another class, each time.
+        # An array may be replaced by one of another class each time.
         return not all(issubclass(x, Variable) for x in classes)
     return kind not in _BY_PATH
 
@@ -579,7 +579,7 @@ def _graph_prefix(node: Any, value_of: Value) -> Any:
     return found
 
 
-# Which group each leaf gets by a prefix.
+# The group that each leaf gets by a prefix.
 
 # A Variable where it occurs, or a ref: its path, itself, its prefix.
 Occurrence = tuple[Any, Any, Any]
@@ -685,7 +685,7 @@ class Prefix:
         try:
             matched = _match(self.tree, full)
         except ValueError:
-            # Keywords have one value, which fits whatever they are.
+            # Keywords have one value, which fits all of them.
             pair = (self.tree[0], full[0]) if self._is_of_call else (self.tree, full)
             raise ValueError(
                 f"`{self._argument}` of nnx.{self._transform} must be a tree prefix of "
@@ -764,7 +764,7 @@ class Donation:
     keeps_arrays: bool
 
     def flags(self, signature: Signature, leaves: Sequence[Any]) -> list[bool]:
-        """For each leaf whether it is."""
+        """For each leaf, whether it is donated."""
         donated = self._entries(signature)
         return [
             donated[slot.entry] and self._can_donate(leaf, slot.path)
@@ -772,7 +772,7 @@ class Donation:
         ]
 
     def _entries(self, signature: Signature) -> list[bool]:
-        """For each entry whether its argument is."""
+        """For each entry, whether its argument is donated."""
         args, kwargs = signature.treedef.children()
         by_position = [i for i, _ in signature.statics if isinstance(i, int)]
         total = len(args.children()) + len(by_position)

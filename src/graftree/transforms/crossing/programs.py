@@ -8,8 +8,8 @@ compiled. The key of a program is its content:
 
     equations      primitive, parameters, context, scope, the values they read
     types          of its inputs, and of the arrays that it captured
-    parameters     plain values, and types of JAX and NumPy, by value; programs by
-                   their content; functions and all else by identity
+    parameters     plain values, and those defined by JAX and NumPy, by value; programs
+                   by their content; functions and all else by identity
     numbers in it  by their bytes: 0.0 is not -0.0
 
 A program that can't be compared is compiled again: slow, but right.
@@ -59,7 +59,7 @@ def run(
     if not _jax.runs_eagerly():
         return traced(*operands)
 
-    # Another function each time, or JAX would know it again.
+    # A new function each time, or JAX would recognize it.
     def inner(*operands: Any) -> Any:
         return traced(*operands)
 
@@ -123,7 +123,7 @@ _RULES: Mapping[str, tuple[str, ...]] = {
     "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees"),
 }
 _PLAIN = frozenset({bool, int, str, bytes, type(None)})
-# Values of these are equal if they mean the same, as JAX's own caches rely on.
+# Values of these packages are equal if they mean the same; JAX's own caches rely on it.
 _TRUSTED = frozenset({"graftree", "jax", "jaxlib", "ml_dtypes", "numpy"})
 
 
@@ -169,7 +169,7 @@ class _Key:
         )
 
     def _of_rules(self, equation: Any, names: Iterable[str]) -> Hashable:
-        """That of the rules for a derivative: of the program that they are now."""
+        """The key of the rules for a derivative: of their present program."""
         found = rule_of_derivative(equation)
         if found is None:
             return tuple([_same(equation.params.get(name)) for name in names])
@@ -182,13 +182,13 @@ class _Key:
         return numbers[x]
 
     def _of_context(self, context: Any) -> Hashable:
-        """That of a context, which many equations share."""
+        """The key of a context, which many equations share."""
         known = self._contexts.get(id(context))
         if known is None:
             slots = getattr(type(context), "__slots__", ())
             names = [x for x in slots if x != "__weakref__"]
             found = tuple([self._of_value(getattr(context, x, None)) for x in names])
-            # Of one whose parts are not known only identity could tell.
+            # Only identity could compare a value with unknown parts.
             known = self._contexts[id(context)] = found or _same(context)
         return known
 
@@ -261,7 +261,7 @@ def kind(equation: Any) -> str:
 
 
 def parameters(equation: Any) -> dict[str, Any]:
-    """The parameters of an equation, also of one that JAX makes of an object."""
+    """The parameters of an equation, also of one that JAX makes from an object."""
     return getattr(equation.params.get("_prim"), "params", equation.params)
 
 
@@ -340,7 +340,7 @@ def needed_in(program: Any) -> list[Any]:
 def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
     """The program of a rule that the user gave for a derivative, and its constants.
 
-    It is that for the derivative by all inputs. ``None`` if nothing can be said.
+    It is for the derivative by all inputs. ``None`` if it is unknown.
     """
     rule = equation.params.get("jvp_jaxpr_fun")
     if rule is None or equation.params.get("symbolic_zeros", True):
@@ -348,7 +348,7 @@ def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
     try:
         count = len(equation.invars) - equation.params["num_consts"]
         program, constants, _ = rule.call_wrapped(*[False] * count)
-    except Exception:  # it may never be asked
+    except Exception:  # the rule may never be needed
         return None
     return program, [*constants]
 

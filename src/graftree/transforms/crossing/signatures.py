@@ -192,7 +192,7 @@ class Signature:
             return self.labeled
         return [root + paths.keystr(path) for path in _paths(self.treedef)]
 
-    # Names are made when they are asked for, which is usually in messages.
+    # Names are made when needed, usually in messages.
 
     @functools.cached_property
     def labeled(self) -> list[str]:

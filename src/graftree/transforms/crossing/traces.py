@@ -128,9 +128,9 @@ _listeners: list[Listener] = []
 
 
 def on_repetition(listener: Listener) -> None:
-    """Has a function called when nothing but signatures tells the latest traces apart.
+    """Calls a function from now on when the latest traces differ only in signatures.
 
-    It answers whether it has warned the user, once and for all.
+    It returns whether it has warned the user, once and for all.
     """
     _listeners.append(listener)
 

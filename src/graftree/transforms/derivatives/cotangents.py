@@ -90,7 +90,7 @@ def _roots(
 def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
     value = given.get(number)
     if isinstance(definition, VariableDef):
-        # The builder looks for the ref of a Variable, so there has to be a Variable.
+        # The builder needs the ref of a Variable, so there must be a Variable.
         if number in given or definition.array_refdef is not None:
             return flattening.make_variable(definition, value)
     return value

@@ -177,7 +177,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         if self.is_unseen(args):
             return self.seen(args, kwargs)
         if self.fwd is None or self.bwd is None:
-            # JAX raises the one, programs with graph updates expect the other.
+            # JAX raises one, programs with graph updates expect the other.
             kind = ValueError if self._mode.structure else AttributeError
             raise kind(
                 f"No VJP defined for custom_vjp function {name} using defvjp: call "
@@ -329,7 +329,7 @@ class _Lifted:
         nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
         returned, changed, new, out = outside.in_order(result)
         updates = dict(zip(returned.changed, changed, strict=True))
-        # Of inputs in the output, cotangents are elsewhere.
+        # For inputs in the output, the cotangents are elsewhere.
         arrived = dict(zip(returned.names[1].positions, out, strict=True))
         g = cotangents.tree(returned.out, arrived, mode)
         keywords = {}

@@ -376,7 +376,7 @@ def remat(
 
 
 class RematPolicy(abc.ABC):
-    """A policy of `remat` that must know more than JAX tells; see `graftree.memory`."""
+    """A policy of `remat` that needs more than JAX gives it; see `graftree.memory`."""
 
     @abc.abstractmethod
     def for_jax(self) -> Callable[..., Any]:
