@@ -170,7 +170,7 @@ def runs_eagerly() -> bool:
 
 
 def order_of_derivative() -> int:
-    """How many times the current call is differentiated or mapped, at most.
+    """The most times that the current call may be differentiated or mapped.
 
     Raises:
         TypeError: If that is unknown.
@@ -393,7 +393,7 @@ def prefix_error(
     is_leaf: Callable[[Any], bool],
     name: str,
 ) -> str:
-    """Where a tree, called ``name``, is not a prefix of another one."""
+    """The error at the place where a tree, ``name``, is not a prefix of another one."""
     first, *_ = prefix_errors(prefix, full, is_leaf)
     return str(first(name))
 

@@ -83,7 +83,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def references(obj: Any) -> int:
-    """How many references there are to an object, to be compared with other counts.
+    """The number of references to an object, to be compared with other counts.
 
     It serves `vars(obj)` that is watched for writes. Without it there are more than any
     count, nothing is watched, and such objects are compared at each call.

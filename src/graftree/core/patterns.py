@@ -35,7 +35,7 @@ from graftree.core import filters, paths
 
 # Matches one key; `None` stands for any number of keys.
 _Matcher = Callable[[Key], bool] | None
-# How far a path has come: (alternative, number of its steps that are matched).
+# The progress of a path: (alternative, number of its steps that are matched).
 Progress = frozenset[tuple[int, int]]
 
 
@@ -80,11 +80,11 @@ class Pattern:
     # Step by step, for walks that follow several paths to one object.
 
     def begin(self) -> Progress:
-        """How far the empty path has come."""
+        """The progress of the empty path."""
         return self._closed((number, 0) for number in range(len(self._steps)))
 
     def advance(self, progress: Progress, key: Key) -> Progress:
-        """How far a path that is longer by one key has come; empty: nowhere."""
+        """The progress of a path that is longer by one key; empty if it can't match."""
         return self._closed(
             (number, position + (matcher is not None))
             for number, position in progress
@@ -93,7 +93,7 @@ class Pattern:
         )
 
     def is_complete(self, progress: Progress) -> bool:
-        """Whether a path that has come so far matches."""
+        """Whether a path with this progress matches."""
         return any(position == len(self._steps[n]) for n, position in progress)
 
     @property
@@ -255,7 +255,7 @@ def _spelled_out(text: str) -> list[str]:
 
 
 def _first_braces(text: str) -> list[int]:
-    """Where the first pair of braces opens, has commas and closes, if there is one."""
+    """The places of the first pair of braces and of its commas, if there is one."""
     depth, ends = 0, list[int]()
     for found in _BRACES.finditer(text):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

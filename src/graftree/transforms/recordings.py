@@ -358,7 +358,7 @@ _OF_JAX = re.compile(r"checkpoint|p?jit(\(.*\))?|closed_call|.*->.*")
 
 @dataclasses.dataclass(frozen=True)
 class NameStack:
-    """Where in a program something is: names of modules, and of transforms."""
+    """A place in a program: the names of modules and of transforms around it."""
 
     names: tuple[str, ...] = ()
     transforms: frozenset[str] = frozenset()

@@ -308,7 +308,7 @@ class GraphDef(Generic[Node]):
 
     @property
     def tree(self) -> Tree | None:
-        """How JAX took the object apart, if it did."""
+        """The tree that JAX made of the object, if JAX took it apart."""
         metadata = self.rows[0].metadata if self.rows else None
         return metadata if type(metadata) is Tree else None
 
@@ -403,7 +403,7 @@ class GraphDef(Generic[Node]):
         return found
 
     def counts(self) -> list[int]:
-        """How many leaves each cell of the root has."""
+        """The number of leaves in each cell of the root."""
         return [
             top.num_leaves if isinstance(top, NodeRow) else int(is_leaf(top))
             for top in self.tops()
@@ -429,7 +429,7 @@ class GraphDef(Generic[Node]):
         return _of_tree(self.rows[0].metadata, tuple(cells), rows[1:])
 
     def _below(self, start: int, stop: int) -> slice:
-        """Where the rows of some cells of the root are."""
+        """The place of the rows of some cells of the root."""
         sizes = [x.num_rows if isinstance(x, NodeRow) else 0 for x in self.tops()]
         first = 1 + sum(sizes[:start])
         return slice(first, first + sum(sizes[start:stop]))

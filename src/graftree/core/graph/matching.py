@@ -661,7 +661,7 @@ def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
         what = "" if _are_equal(dtype, other_dtype) else "dtype"
     if not what:
         return None
-    # Both may be abstract, as when a file is compared: no difference.
+    # If both are abstract, as when a file is compared, that is not worth a word.
     alike = isinstance(held, jax.ShapeDtypeStruct) is isinstance(
         given, jax.ShapeDtypeStruct
     )

@@ -52,7 +52,7 @@ class Child(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GraphKind:
-    """How graph nodes of one type are taken apart and rebuilt in place.
+    """Functions that take graph nodes of one type apart and rebuild them in place.
 
     Attributes:
         flatten: ``node -> (children, metadata)``; the metadata is hashable.
@@ -73,7 +73,7 @@ class GraphKind:
 
 @dataclasses.dataclass(frozen=True)
 class TreeKind:
-    """How tree nodes of one type are taken apart and rebuilt as new objects.
+    """Functions that take tree nodes of one type apart and rebuild them as new objects.
 
     Attributes:
         flatten: ``node -> (children, metadata)``.
@@ -220,13 +220,13 @@ def is_pytree_node(x: Any, *, check_graph_registry: bool = True) -> bool:
 
 
 def get_node_impl(x: Any) -> GraphKind | TreeKind | None:
-    """How ``x`` is taken apart and rebuilt, or ``None`` if it is not a node."""
+    """The functions to take ``x`` apart and rebuild it; ``None`` if it isn't a node."""
     kind = kind_of(x)
     return None if isinstance(kind, Leaf) else kind
 
 
 def get_node_impl_for_type(kind: type) -> GraphKind | TreeKind | None:
-    """How instances of a type are taken apart, or ``None`` if they are not nodes."""
+    """The functions for instances of a type; ``None`` if they are not nodes."""
     known = kind_of_type(kind)
     return None if isinstance(known, Leaf) else known
 

@@ -611,7 +611,7 @@ def _keys_of(x: Any) -> Any:
 
 
 class Attribute(NamedTuple):
-    """Where an object has an array, which may be replaced by another one.
+    """The place of an array in an object, where it may be replaced by another one.
 
     Attributes:
         owner: The object, which is not kept alive.

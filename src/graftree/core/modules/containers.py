@@ -433,7 +433,7 @@ def _warn_of_order(x: Dict[Any], names: list[str]) -> None:
 
 
 def _level_of_user() -> int:
-    """How far above the caller the loop is; 0 if it is ours, as when a Dict prints.
+    """The level of the loop above the caller; 0 if it is ours, as when a Dict prints.
 
     `Mapping.items` and its like have frames of their own.
     """

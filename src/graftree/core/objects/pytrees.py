@@ -537,7 +537,7 @@ def _register(cls: type[Pytree]) -> None:
 
 
 class AtOnce(NamedTuple):
-    """How `jax.jit` gets all arrays of an object at once, with all of its structure.
+    """Functions that give `jax.jit` all arrays and the structure of an object at once.
 
     Attributes:
         flatten: The arrays, and the structure; ``None`` for each object by itself.

@@ -55,7 +55,7 @@ class ModuleStep(NamedTuple):
 
 
 class ModulePath(NamedTuple):
-    """Where an object is: below the object of a frame, or at the outside."""
+    """The place of an object: below the object of a frame, or at the outside."""
 
     base: ModuleCall | None
     steps: tuple[ModuleStep, ...]
@@ -100,7 +100,7 @@ class ModuleCall:
 
     @functools.cached_property
     def place(self) -> ModulePath:
-        """Where its object is, as seen by its caller; it may be set, if found later."""
+        """The place of its object, as seen by its caller; may be set if found later."""
         found = find(self.parent, self.module)
         if found is not None:
             return found
@@ -149,7 +149,7 @@ class ModuleCall:
         return parts.lstrip("/")
 
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
-        """Where an object is below that of the frame."""
+        """The place of an object below that of the frame."""
         steps = () if wanted is self.module else self._below.find(wanted)
         return None if steps is None else ModulePath(self, steps)
 
@@ -184,7 +184,7 @@ class NamedArguments(ModuleCall):
         return _Below(self._named)
 
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
-        """Where an object is below the arguments, or outside, where they come from.
+        """The place of an object below the arguments, or outside, where they come from.
 
         With a ``limit``, that is not looked for outside of it.
         """
@@ -297,7 +297,7 @@ def _attribute(key: Any) -> ModuleStep:
 def find(
     frame: ModuleCall | None, wanted: Any, limit: ModuleCall | None = None
 ) -> ModulePath | None:
-    """Where an object is, as seen from a frame: below it, or below its callers.
+    """The place of an object, as seen from a frame: below it, or below its callers.
 
     With a ``limit``, only the callers below that frame count.
     """

@@ -79,7 +79,7 @@ class RngKey(RngState):
 
 
 class RngCount(RngState):
-    """How many keys were drawn from an `RngStream`.
+    """The number of keys drawn from an `RngStream`.
 
     Example:
         >>> rngs = nnx.Rngs(0)

@@ -172,7 +172,7 @@ def sequence_items(name: str | type, sequence: Iterable) -> Iterator[Item]:
 
 
 class Size(NamedTuple):
-    """How many elements arrays have, and how many bytes these take."""
+    """The number of elements of arrays, and of the bytes that they take."""
 
     elements: int
     bytes: int

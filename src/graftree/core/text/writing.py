@@ -603,7 +603,7 @@ def _is_next(key: str, following: str) -> bool:
 
 
 def _place(run: list[int], keys: list[str], is_folded: bool) -> str:
-    """Where the entries of a run are: their keys, or in a sequence their indices."""
+    """The places of the entries of a run: keys, or in a sequence indices."""
     names = [keys[i] for i in run]
     if names[0]:
         is_row = len(run) > 2 and all(map(_is_next, names, names[1:]))

@@ -61,7 +61,7 @@ class Carry:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the carry is in the arguments and in the output of the step.
+    """The place of the carry in the arguments and in the output of the step.
 
     Attributes:
         argument: The number of the positional argument; ``None`` if there is no carry.
@@ -260,7 +260,7 @@ class Rounds:
 
 
 class _FoundAt(NamedTuple):
-    """Where a leaf is after the loop.
+    """The place of a leaf after the loop.
 
     Attributes:
         number: Of a list that every step returned; without an axis, of an argument.
@@ -443,7 +443,7 @@ class Loop:
         scanned: Values | None,
         after: dict[int, Signature],
     ) -> None:
-        """Raises unless the second step, which meets the first one's changes, is equal.
+        """Raises unless the second step, which meets the changes of the first, is equal.
 
         It must leave the values that go round with the structure it found, by the same
         program. Then all steps do.

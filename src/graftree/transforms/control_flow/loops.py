@@ -150,7 +150,7 @@ def _scanned(
 
 
 def _find_place(in_axes: Any, out_axes: Any) -> Place:
-    """Where the carry is; checks the axes."""
+    """Finds the place of the carry; checks the axes."""
     argument = _find_carry(in_axes, "in_axes")
     output = _find_carry(out_axes, "out_axes")
     if (argument is None) != (output is None):

@@ -149,7 +149,7 @@ def _restore(holder: Any, items: Any) -> None:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _RefPlace:
-    """Where a ref was in a pytree: its number."""
+    """The place of a ref in a pytree: its number."""
 
     number: int
 

@@ -420,7 +420,7 @@ class Plan:
         }
 
     def _group(self, group: Values, bare: int) -> _Group:
-        """How to make a group of which only the positions are known."""
+        """The way to make a group of which only the positions are known."""
         members, known = group.values, self._variables
         attached = [p for p in members if isinstance(known[p], Variable)]
         found_at = {p: place for place, p in enumerate(attached)}
@@ -547,7 +547,7 @@ class Plan:
 
 
 class _Group(NamedTuple):
-    """How to make a group of leaves.
+    """The way to make a group of leaves.
 
     Attributes:
         attached: Those of its Variables that are in objects.

@@ -298,7 +298,7 @@ def opened(program: Any) -> tuple[Any, list[Any]]:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many inputs of a ``scan`` are constants, and how many are the carry."""
+    """The number of inputs of a ``scan`` that are constants, and that are the carry."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     parts = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()

@@ -71,12 +71,12 @@ class Slot(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Where it is in the arguments of the call, as in ``args[0].kernel``."""
+        """Its place in the arguments of the call, as in ``args[0].kernel``."""
         return name_of((self.signature.labeled[self.entry], *self.path))
 
     @property
     def name_in_function(self) -> str:
-        """Where it is for the function, as in ``net.kernel``."""
+        """Its place for the function, as in ``net.kernel``."""
         return name_of((self.signature.names_in_function[self.entry], *self.path))
 
     @property
@@ -108,7 +108,7 @@ def _paths(treedef: Any) -> list[Any]:
 
 
 class Span(NamedTuple):
-    """Where an argument is in a signature, as (start, stop)."""
+    """The place of an argument in a signature, as (start, stop)."""
 
     entries: tuple[int, int]
     leaves: tuple[int, int]

@@ -35,7 +35,7 @@ LIMIT, PLACEMENTS = 16, 8
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """Where an array is.
+    """The place of an array.
 
     Attributes:
         sharding: Its sharding.
