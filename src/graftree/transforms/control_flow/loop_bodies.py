@@ -443,7 +443,7 @@ class Loop:
         scanned: Values | None,
         after: dict[int, Signature],
     ) -> None:
-        """Raises unless the second step, which meets the changes of the first, is equal.
+        """Raises unless the second step, after the changes of the first, is equal.
 
         It must leave the values that go round with the structure it found, by the same
         program. Then all steps do.
