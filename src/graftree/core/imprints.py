@@ -52,7 +52,7 @@ class ToldApart(tuple[tuple[Any, ...], tuple[Any, ...]]):
     __slots__ = ()
 
     def __reduce__(self) -> Any:
-        # Without the imprints: some are types that no pickle can name: `function`.
+        # Without the imprints: some are types no pickle can name, such as `function`.
         return told_apart, (tuple(map(pickling.by_name, self[1])),)
 
 

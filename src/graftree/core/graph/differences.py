@@ -238,7 +238,7 @@ def facts(
         located: Gives the name of a path; ``None`` leaves it out.
         leaves: The leaves of the object. They are then compared by identity, instead of
             by their entries in the GraphDef.
-        identity: Whether the objects outside that they stand for are facts, too.
+        identity: Whether the outer object that each one stands for is a fact, too.
     """
     found: dict[Path, Any] = {}
     known: dict[int, Path] = {}

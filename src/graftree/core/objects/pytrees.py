@@ -553,7 +553,7 @@ _at_once = [AtOnce(lambda _: None, lambda _, __: None)]
 
 
 def register_at_once(way: AtOnce) -> None:
-    """Sets how this is done."""
+    """Sets the functions for this."""
     _at_once[:] = [way]
 
 
