@@ -12,7 +12,7 @@
 
 A model is a Python class: derive it from `nnx.Module`, and make layers such as
 `nnx.Linear` its attributes. Compile and differentiate functions of models with
-`nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and what it writes there is lost.
+`nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and its writes there are lost.
 `help(nnx.Module)`, `help(nnx.jit)` and so on explain each name with an example. Tools
 are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.training`, `nnx.surgery`,
 `nnx.precision`, `nnx.sharding`, `nnx.memory`, `nnx.decoding` and `nnx.debugging`.
@@ -335,7 +335,7 @@ _MODULES = (
     *("memory", "metrics", "precision", "sharding", "surgery", "training", "weights"),
 )
 
-# Sub-module paths of Flax NNX; what is not listed above is looked up there too.
+# Sub-module paths of Flax NNX; names not listed above are looked up there too.
 _install()
 _install_exporting()
 if not _typing.TYPE_CHECKING:

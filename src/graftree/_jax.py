@@ -1,11 +1,11 @@
 """The one door to JAX API that is private, experimental or differs between versions.
 
-That of its registries of pytrees is beside it, in `_jax_registries.py`.
+The API of its registries of pytrees is beside it, in `_jax_registries.py`.
 
 Supported: JAX 0.10.2 to 0.12. Everything else in the package uses documented JAX.
 
-What no documentation promises is looked up by `_jax_names`, which says once what is off
-where a JAX lacks it, or where it works otherwise.
+`_jax_names` looks up names that no documentation promises; if a JAX lacks one, or it
+works differently there, it says once what is off.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _by_attribute(state: Any) -> Callable[[], Any]:
 
 
 class _Token:
-    """Stands for a trace as long as somebody holds it, who may compare it."""
+    """Stands for a trace while somebody holds it and may compare it."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -86,7 +86,7 @@ def _find_token() -> Callable[[], Any]:
         "jax.extend.core:get_opaque_trace_state": _by_states,
     }
     for place, make in ways.items():
-        with contextlib.suppress(Exception):  # what it may be nobody knows
+        with contextlib.suppress(Exception):  # any error is possible
             token = make(_jax_names.find(place))
             if _tells_apart(token):
                 return token
@@ -97,8 +97,8 @@ def _find_token() -> Callable[[], Any]:
     )
 
 
-# A token of the innermost JAX trace of this thread, compared by identity. Whatever is
-# made or written asks for it.
+# A token of the innermost JAX trace of this thread, compared by identity. Every object
+# that is made or written asks for it.
 current_trace = _find_token()
 
 # The token while nothing is traced.
@@ -138,7 +138,7 @@ def _kinds_of_traces(find_top_trace: Any) -> tuple[Any, type]:
 
 @_jax_names.by("jax.extend.core:find_top_trace", prepare=_kinds_of_traces)
 def _traces(find_top_trace: Any, recording: type) -> list[tuple[Any, bool]] | None:
-    """The traces around what is called now, innermost first, and whether each records.
+    """The traces around the current call, innermost first, and whether each records.
 
     ``None`` if that is unknown.
     """
@@ -156,7 +156,7 @@ def is_staging() -> bool | None:
 def recording_trace() -> Any:
     """Stands for the innermost trace that records a program; ``None`` for none.
 
-    Where that is unknown, it is another thing each time.
+    Where that is unknown, it is a new object each time.
     """
     traces = _traces()
     if traces is None:
@@ -165,12 +165,12 @@ def recording_trace() -> Any:
 
 
 def runs_eagerly() -> bool:
-    """Whether what is called now is not part of a program that JAX compiles."""
+    """Whether the current call is not part of a program that JAX compiles."""
     return recording_trace() is None and not config.jax_disable_jit
 
 
 def order_of_derivative() -> int:
-    """How many times what is called now is differentiated or mapped, at most.
+    """The most times that the current call may be differentiated or mapped.
 
     Raises:
         TypeError: If that is unknown.
@@ -185,19 +185,19 @@ def order_of_derivative() -> int:
 traced_apart: Callable[[int], Any] = jax.make_user_context()
 # The defaults with which layers are made.
 built_apart: Callable[[Any], Any] = jax.make_user_context()
-# What a trace reads besides its arguments: defaults of a thread and flags, as a frozen
-# set of pairs of a name and a value, or ``None`` if there are none.
+# Values that a trace reads besides its arguments: defaults of a thread and flags, as a
+# frozen set of pairs of a name and a value, or ``None`` if there are none.
 _defaults: Any = jax.make_user_context()
 _flags: Any = jax.make_user_context()
 
 
 def trace_under_defaults(defaults: frozenset[tuple[str, Any]] | None) -> None:
-    """From now on this thread uses only programs that were traced under these."""
+    """Makes this thread use only programs traced under these from now on."""
     _defaults(defaults).__enter__()
 
 
 def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
-    """From now on the process uses only programs that were traced under these."""
+    """Makes the process use only programs traced under these from now on."""
     _flags.set_global(flags)
 
 
@@ -213,7 +213,7 @@ def _checked_settings(trace_context: Any) -> tuple[Any]:
 
 @_jax_names.by("jax._src.config:trace_context", prepare=_checked_settings)
 def _settings(trace_context: Any) -> Any:
-    """The settings of JAX that what is traced depends on."""
+    """The settings of JAX on which a trace depends."""
     return trace_context()
 
 
@@ -229,7 +229,7 @@ _settings_by_name.otherwise(lambda _: dict[str, Any]())
 
 
 def trace_context() -> dict[str, Any]:
-    """What JAX traces under, by name: its configuration, the mesh, our defaults."""
+    """The context of a trace, by name: JAX's configuration, the mesh, our defaults."""
     ours = [*(_flags.value or ()), *(_defaults.value or ())]
     settings = _settings()
     known = {} if settings is None else _settings_by_name(settings)
@@ -328,7 +328,7 @@ _jax_names.by("jax._src.traceback_util:register_exclusion")(_hide)()
 def hide_frames(error: Exception) -> None:
     """Leaves out the frames of JAX and ours; call it where no frame is a user's.
 
-    JAX does so below its own functions, the innermost of which called the user's.
+    JAX does so below its own functions, of which the innermost called the user's.
     """
     if config.jax_traceback_filtering in ("off", "remove_frames"):
         return
@@ -362,7 +362,7 @@ _ANALYSES = {"eval_shape", "make_jaxpr", "make_jaxpr_f"}
 
 
 def caller_of_unflatten() -> types.FrameType | None:
-    """The function of JAX that unflattens a tree now, and not for somebody else.
+    """The function of JAX that unflattens a tree now, unless on behalf of other code.
 
     If it calls a function of the user, these are its arguments.
     """
@@ -376,7 +376,7 @@ def caller_of_unflatten() -> types.FrameType | None:
 
 
 def is_of_jax(frame: types.FrameType) -> bool:
-    """Whether a function that runs is one of JAX."""
+    """Whether a running function is one of JAX's."""
     return frame.f_code.co_filename.startswith(_OF_JAX)
 
 
@@ -393,7 +393,7 @@ def prefix_error(
     is_leaf: Callable[[Any], bool],
     name: str,
 ) -> str:
-    """Where a tree, called ``name``, is not a prefix of another one."""
+    """The error at the place where a tree, ``name``, is not a prefix of another one."""
     first, *_ = prefix_errors(prefix, full, is_leaf)
     return str(first(name))
 
@@ -470,7 +470,7 @@ def _made_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> tupl
     alike = primitive("placed_alike")
     alike.def_impl(lambda new, old: new)
     alike.def_abstract_eval(lambda new, old: new)
-    # Not cacheable: what is cached is lowered apart, where arguments have no place.
+    # Not cacheable: JAX lowers cached code apart, where arguments have no place.
     register(alike, _lower_alike, cacheable=False)
     batchers[alike] = functools.partial(_map_alike, alike)
     # Derivatives are those of the first.
@@ -479,7 +479,7 @@ def _made_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> tupl
     def derived(x: Any) -> Any:
         return jax.jvp(lambda x: alike.bind(x, x), (x,), (x,))
 
-    # A program with it may be compiled long after, where nothing could stand in for it.
+    # A program with it may be compiled much later, where nothing could stand in for it.
     jax.jit(jax.vmap(derived)).lower(np.zeros((1, 1), np.float32))
     return (alike,)
 
@@ -497,11 +497,11 @@ def _alike(operation: Any) -> Any:
 
 
 def placed_alike(new: Any, old: Any) -> Any:
-    """The first of two arrays of one shape, which the compiler places like the other.
+    """The first of two arrays of one shape; the compiler places it like the other.
 
     The place is known if ``old`` is an argument of the program, as the program is
     lowered for arguments that lie there. The compiler is free to put an output
-    elsewhere: it follows what the output is computed from.
+    elsewhere: it follows the inputs of its computation.
     """
     alike = _alike()
     return new if alike is None else alike.bind(new, old)
@@ -532,7 +532,7 @@ def _placed(argument_of: Any, constrain: Any, new: Any, old: Any) -> Any:
 def _map_alike(alike: Any, values: Any, axes: Any) -> tuple[Any, Any]:
     new, old = values
     axis, other = axes
-    if axis is None or other is None:  # of one there are many: nothing to be like
+    if axis is None or other is None:  # only one is mapped
         return new, axis
     return alike.bind(new, jax.numpy.moveaxis(old, other, axis)), axis
 
@@ -555,7 +555,7 @@ def _mesh_within(get_concrete_mesh: Any) -> Any:
     return mesh
 
 
-# What runs when a function is called eagerly, as one program.
+# The work of an eager call of a function, as one program.
 
 
 class _ApartTrace(jax.core.Trace):
@@ -572,7 +572,7 @@ class _ApartTrace(jax.core.Trace):
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
         with self._outer():
-            # Else XLA would compute with constants beforehand.
+            # Otherwise XLA would compute with constants beforehand.
             args = [x if isinstance(x, Tracer) else _barrier(x) for x in args]
             found = primitive.bind(*args, **params)
             return _barrier(jax.tree.map(self._in_order, found))
@@ -636,12 +636,12 @@ def can_call_apart() -> bool:
 def call_apart(function: Callable[..., Any], *arrays: Any) -> Any:
     """Calls a function in a trace, so that XLA sees its operations one by one.
 
-    The program computes what an eager call computes, bit by bit.
+    The program computes the same as an eager call, bit by bit.
     """
     return _called_apart(*_ways_to_trace(), function, *arrays)
 
 
-# Programs as JAX records them; what is public of them is read by `jaxprs`.
+# Programs as JAX records them; `jaxprs` reads their public parts.
 
 
 def _kind_of_transforms(transform: Any, current: Any) -> tuple[type]:
@@ -672,7 +672,7 @@ def _(_: Any) -> list[tuple[str, bool]]:
 def context_of(slot: Any, equation: Any) -> Any:
     """The settings of JAX under which an equation was recorded.
 
-    Where they are unknown, it is another thing each time.
+    Where they are unknown, it is a new object each time.
     """
     return slot.__get__(equation)
 

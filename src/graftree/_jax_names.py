@@ -1,8 +1,8 @@
-"""The names of JAX that no documentation promises, and what is off without them.
+"""The names of JAX that no documentation promises, and the losses without them.
 
-A JAX may lack one, or it may work otherwise there. What it serves is then done another
-way or is off, which the logger ``graftree`` says once, and all else works. Only
-`_jax.py` and `_jax_registries.py` ask for them.
+A JAX may lack one, or it may work differently there. Its purpose is then served another
+way or is off; the logger ``graftree`` says so once, and everything else works. Only
+`_jax.py` and `_jax_registries.py` use them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import jax.core
 
 
 class Name(NamedTuple):
-    """What one name serves.
+    """The purpose of one name.
 
     Attributes:
-        serves: For what it is asked.
-        instead: What does the same where it is missing; empty if nothing does.
-        lost: What is off then, in words for users.
+        serves: Its use.
+        instead: The replacement where it is missing; empty if there is none.
+        lost: The loss in that case, in words for users.
     """
 
     serves: str
@@ -168,11 +168,11 @@ _logger = logging.getLogger("graftree")
 
 
 class ChangedError(Exception):
-    """What a name of JAX gives is not what it gave."""
+    """A name of JAX no longer gives what it gave."""
 
 
 def find(place: str) -> Any:
-    """What a name of the table stands for.
+    """Returns the object that a name of the table stands for.
 
     Raises:
         AttributeError: If its module lacks it.
@@ -190,7 +190,7 @@ def _is_there(place: str) -> bool:
 
 
 def tell(*places: str) -> None:
-    """Says in one line what is off, as some of these have moved, or do not work."""
+    """Logs one line on what is off, as some of these have moved, or do not work."""
     missing = [place for place in places if not _is_there(place)]
     what, names = ("moved" if missing else "changed"), missing or [*places]
     if _told.issuperset(names):
@@ -201,12 +201,12 @@ def tell(*places: str) -> None:
     _logger.warning("JAX %s has %s %s: %s.", jax.__version__, what, text, lost)
 
 
-# The names of which something was said.
+# The names that were logged.
 _told: set[str] = set()
 
 
 def get(place: str) -> Any:
-    """What a name of the table stands for; ``None``, and said, if it is missing."""
+    """The object that a name stands for; ``None``, and a log line, if it is missing."""
     if _is_there(place):
         return find(place)
     tell(place)
@@ -217,10 +217,10 @@ class _Way:
     """A function by names of the table, until one of them fails.
 
     Args:
-        function: It gets what is found for the names, and then its arguments.
+        function: It gets the objects found for the names, and then its arguments.
         places: The names.
-        prepare: Makes of what is found what the function gets; raises if it does not
-            work.
+        prepare: Turns the objects found into those that the function gets; raises if
+            that does not work.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class _Way:
         self.__doc__ = function.__doc__
 
     def otherwise(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Says what is done without the names; by default nothing."""
+        """Sets the function to call without the names; by default nothing is done."""
         self._otherwise = function
         return function
 
@@ -252,7 +252,7 @@ class _Way:
         return self._otherwise(*args)
 
     def _look_up(self) -> Sequence[Any]:
-        with jax.core.eval_context():  # whatever is traced around the first use
+        with jax.core.eval_context():  # even if the first use is in a trace
             return self._prepare(*map(find, self._places))
 
 
@@ -263,8 +263,8 @@ def _as_found(*found: Any) -> Sequence[Any]:
 def by(
     *places: str, prepare: Callable[..., Sequence[Any]] = _as_found
 ) -> Callable[[Callable[..., Any]], _Way]:
-    """Makes a function one by names of the table.
+    """Makes a function depend on names of the table.
 
-    It must not call what users wrote, whose errors are theirs.
+    It must not call users' code, whose errors are theirs.
     """
     return lambda function: _Way(function, places, prepare)

@@ -1,7 +1,7 @@
-"""JAX's registries of pytrees, as far as its documentation says nothing of them.
+"""JAX's registries of pytrees, where its documentation does not describe them.
 
 A type is in four of them. By three, JAX and the functions of `jax.tree` flatten it; by
-the fourth, a call of what `jax.jit` made finds the program that was compiled for such
+the fourth, a call of a function made by `jax.jit` finds the program compiled for such
 arguments. Exported functions have names for types in registries of their own.
 """
 
@@ -55,13 +55,13 @@ def _(kind: type, with_keys: Any, unflatten: Any, flatten: Any, _: Any) -> None:
 def write_nodes(
     known: Any, kind: type, name: str, write: Callable[[Any], bytes]
 ) -> None:
-    """Says how exported functions name a pytree type, and write its static data."""
+    """Sets how exported functions name a pytree type and write its static data."""
     known[kind] = name, write
 
 
 @_jax_names.by("jax._src.export._export:serialization_registry")
 def forget_nodes(known: Any, prefix: str) -> None:
-    """Takes back what was said of types whose names begin so."""
+    """Removes the entries of types whose names begin with the prefix."""
     for kind in [kind for kind, (name, _) in known.items() if name.startswith(prefix)]:
         del known[kind]
 
@@ -73,5 +73,5 @@ def read_nodes(
     read: Callable[[bytes], Any],
     rebuild: Callable[[Any, Any], Any],
 ) -> None:
-    """Says how nodes of a name are read: static data, then with their children."""
+    """Sets how nodes of a name are read: static data, then with their children."""
     known[name] = object, read, rebuild

@@ -1,6 +1,6 @@
-"""What is asked of CPython beyond the language: one small function each.
+"""The uses of CPython beyond the language: one small function each.
 
-Each says what it serves, and what is lost where a Python lacks it. None is asked in a
+Each states its purpose, and the loss where a Python lacks it. None of them runs in a
 warm call of a compiled function.
 """
 
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 
 def frames_above(count: int) -> Iterator[FrameType]:
-    """The running functions, innermost first, from so many calls above the caller on.
+    """The running functions, innermost first, from ``count`` calls above the caller on.
 
-    Those who keep them begin with 1, not with 0: in their own frame they are a cycle.
+    To keep them, begin with 1, not with 0: kept in your own frame they are a cycle.
 
     It serves paths in messages, the lines of warnings, the placements that
-    `nnx.debugging.explain_recompile` tells of, and the warning of lost updates. Without
-    it, where it gives none, these are lost.
+    `nnx.debugging.explain_recompile` reports, and the warning of lost updates. Where it
+    gives none, these are lost.
     """
     frame = inspect.currentframe()
     for _ in range(count + 1):
@@ -50,7 +50,7 @@ def is_users(frame: FrameType) -> bool:
 def warn_user(text: str, category: type[Warning]) -> None:
     """Warns at the innermost line that is neither ours nor JAX's.
 
-    It serves warnings from the depth of a layer. Without frames it is a line of ours.
+    It serves warnings from deep inside a layer. Without frames it is a line of ours.
     """
     levels = enumerate(frames_above(0), 1)
     level = next((number for number, frame in levels if is_users(frame)), 1)
@@ -58,7 +58,7 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 class ActiveCall(NamedTuple):
-    """Tells whether a call of a function still runs, and keeps nothing of it alive.
+    """Checks whether a call of a function still runs, and keeps nothing of it alive.
 
     Attributes:
         place: Where the frame of the call is.
@@ -83,7 +83,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def references(obj: Any) -> int:
-    """How many references there are to an object, to be compared with other counts.
+    """The number of references to an object, to be compared with other counts.
 
     It serves `vars(obj)` that is watched for writes. Without it there are more than any
     count, nothing is watched, and such objects are compared at each call.
@@ -95,7 +95,7 @@ _count: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: sys.maxsize
 
 
 def contents_of(function: FunctionType) -> list[Any]:
-    """What a function has captured; ``None`` for what is not set yet.
+    """The values that a function has captured; ``None`` for each that is not set yet.
 
     It serves `repr`, which shows equal layers once. Without it they are all shown.
     """
@@ -120,7 +120,7 @@ def evaluate(text: str) -> Any:
 def register_before_threads_end(function: Callable[[], None]) -> None:
     """Has a function called when the program ends, while threads can still be started.
 
-    It serves saves that nobody waited for. Without it Orbax may be unable to end them.
+    It serves saves that no one waited for. Without it Orbax may be unable to end them.
     """
     register: Callable[..., Any] = getattr(
         threading, "_register_atexit", atexit.register

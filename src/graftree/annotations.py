@@ -15,7 +15,7 @@ import numpy as np
 
 Array: TypeAlias = jax.Array
 ArrayLike: TypeAlias = jax.typing.ArrayLike
-"""What JAX functions take as an array: arrays, NumPy arrays, Python scalars."""
+"""Values that JAX functions take as arrays: arrays, NumPy arrays, Python scalars."""
 
 # Positions in an object tree.
 Key: TypeAlias = Hashable

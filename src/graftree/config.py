@@ -6,7 +6,7 @@
 A flag is an attribute of this module (``config.nnx_graph_mode``). Its first value
 comes from the environment variable of the same name in upper case, read at import.
 `update` changes it for every thread. A subclass of `ScopedDefault` puts a stack of
-thread-local values on top of one flag; what is on the stack wins.
+thread-local values on top of one flag; a value on the stack wins.
 
 A function that is traced reads some of these values, and its program holds them. So
 they are part of the key under which JAX remembers programs: `jax.jit` retraces where
@@ -75,7 +75,7 @@ _FLAGS: dict[str, tuple[Any, Callable[[str, str], Any]]] = {
     "flax_fix_rng_separator": (False, _parse_bool),
 }
 
-# The others say what texts look like, or nothing.
+# The others set how texts look, or nothing.
 _READ_IN_TRACES = (
     *("nnx_graph_mode", "nnx_graph_updates", "nnx_sow_capture_noop"),
     *("flax_always_shard_variable", "flax_hijax_variable", "flax_array_ref"),
@@ -161,7 +161,7 @@ class _Stacks(threading.local):
 
     Attributes:
         of: The stacks.
-        read: What traces of the thread read, by name.
+        read: The values that traces of the thread read, by name.
     """
 
     def __init__(self) -> None:
@@ -173,10 +173,10 @@ _stacks = _Stacks()
 
 
 def trace_under(name: str, value: Any) -> None:
-    """Says what traces of this thread read from now on; ``None`` is what is usual.
+    """Sets a value that this thread's traces read from now on; ``None`` is the default.
 
     Args:
-        name: What is read.
+        name: The name to read it by.
         value: Its value, hashable.
 
     Example:
@@ -187,7 +187,7 @@ def trace_under(name: str, value: Any) -> None:
         _stacks.read.pop(name, None)
     else:
         _stacks.read[name] = value
-    # A value that is that of the flag stays in: the flag may change.
+    # A value that equals the flag's stays in: the flag may change.
     _jax.trace_under_defaults(frozenset(_stacks.read.items()) or None)
 
 
@@ -199,8 +199,8 @@ class ScopedDefault:
     until that block ends.
 
     Attributes:
-        prev_value: What was in force before.
-        new_value: What this object sets.
+        prev_value: The value in force before.
+        new_value: The value that this object sets.
 
     Example:
         >>> issubclass(nnx.set_graph_mode, nnx.config.ScopedDefault)
@@ -229,7 +229,7 @@ class ScopedDefault:
 
     @classmethod
     def get_default(cls) -> Any:
-        """The value of the flag, which is in force where nothing is set."""
+        """The value of the flag, in force where nothing is set."""
         return _values[cls.flag]
 
     @classmethod
@@ -271,7 +271,7 @@ class ScopedDefault:
 
     @classmethod
     def _note(cls) -> None:
-        """Tells JAX what is in force in this thread."""
+        """Tells JAX the values in force in this thread."""
         stack = _stacks.of[cls]
         trace_under(cls.__name__, stack[-1] if stack else None)
 
@@ -324,7 +324,7 @@ def graph_mode(graph: bool | None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Propagation:
-    """What survives the way back out of a transform.
+    """The changes that survive the way back out of a transform.
 
     Attributes:
         sharing: Whether shared references stay shared (graph mode); else objects are
@@ -343,7 +343,7 @@ GRAPH_UPDATES = Propagation(sharing=True, structure=True)
 
 
 def propagation(graph: bool | None, graph_updates: bool | None) -> Propagation:
-    """The mode that the arguments of a transform, or the defaults in force, ask for."""
+    """The mode by the arguments of a transform or, without them, by the defaults."""
     if not graph_mode(graph):
         return TREE
     if graph_updates is None:

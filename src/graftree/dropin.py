@@ -9,13 +9,13 @@
 ===========================================  ======================================
 
 ``flax.nnx`` is then the public namespace without the names that Flax lacks, with all
-its sub-module paths. What else is below ``flax`` depends on the machine:
+its sub-module paths. The rest of ``flax`` depends on the machine:
 
-- With Flax installed it is Flax's own. What both have is joined: exceptions of
-  ``flax.nnx`` are caught as those of ``flax.errors``, ``flax.config.update`` reaches
-  the flags of this package, and logical axis rules are the same.
+- With Flax installed it is Flax's own. The parts that both have are joined:
+  exceptions of ``flax.nnx`` are caught as those of ``flax.errors``,
+  ``flax.config.update`` reaches the flags of this package; logical axis rules agree.
 - Without Flax there are the parts that programs for NNX use (``flax.struct``,
-  ``flax.traverse_util``, ...). What is missing is an ``ImportError`` that says so.
+  ``flax.traverse_util``, ...). A missing part raises an ``ImportError`` that says so.
 
 `interop.name_tables` has all names.
 """
@@ -54,7 +54,7 @@ STARTUP = str(pathlib.Path(graftree.__file__).absolute().parent / "startup")
 """The folder with a file ``flax.py`` that does `install` when it is imported."""
 
 _NAMESPACE = "flax.nnx"
-# What `pkgutil` finds in the ``__path__`` of the namespace; there is no such folder.
+# The entry that `pkgutil` finds in the namespace's ``__path__``; no such folder exists.
 _PLACE = f"{__file__}/{_NAMESPACE}"
 
 
@@ -92,7 +92,7 @@ def install() -> None:
 def uninstall() -> None:
     """Undoes `install`: the next ``import flax.nnx`` finds Flax, if it is there.
 
-    What a program has imported meanwhile it keeps. Does nothing where nothing is
+    A program keeps the names it has already imported. Does nothing if nothing is
     installed.
 
     Example:
@@ -110,12 +110,12 @@ def _installed() -> list[_Finder]:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ``flax.nnx`` and what is below it; without Flax, all of ``flax``.
+    """Finds ``flax.nnx`` and all below it; without Flax, all of ``flax``.
 
     Attributes:
         has_flax: Whether Flax itself is installed.
-        undo: What takes back all that installing and importing did, in order.
-        environment: What JAX has read from the environment.
+        undo: The functions that undo installing and importing, in order.
+        environment: The values that JAX has read from the environment.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         top, _, below = fullname.partition(".")
         if target is not None and flax_names.is_table(fullname):
-            # It is reloaded, under the name that it has.
+            # It is reloaded under its own name.
             return importlib.machinery.ModuleSpec(fullname, self)
         if top != "flax":
             return None
@@ -146,7 +146,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if not found:
             # Without `name`, or `from flax import linen` shows its own message.
             raise ModuleNotFoundError(self._missing(fullname))
-        # A package, so that the import system asks for what is below it.
+        # A package, so that the import system asks for the modules below it.
         spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         if fullname == _NAMESPACE:
             spec.origin = graftree.__file__
@@ -166,7 +166,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if self.has_flax:  # which may be another one, after a second import
                 self.undo += [_join_errors(), _join_flags(), _join_axis_rules()]
         else:
-            # The import system takes what it finds here: our own module, unchanged.
+            # The import system takes the module it finds here: our own, unchanged.
             sys.modules[name] = _own_module(name)
 
     def _missing(self, name: str) -> str:
@@ -180,7 +180,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _FolderNames:
-    """Lists what is below ``flax.nnx``: `pkgutil` looks in its ``__path__``."""
+    """Lists the modules below ``flax.nnx``: `pkgutil` looks in its ``__path__``."""
 
     def __init__(self, path: str) -> None:
         if path != _PLACE:
@@ -219,7 +219,7 @@ def _reach_processes() -> Callable[[], object]:
     if not is_inherited:
         _set_variable("PYTHONPATH", os.pathsep.join([STARTUP, *_python_path()]))
     if STARTUP not in sys.path:
-        # Where Python puts what is in PYTHONPATH: after the folder of the program.
+        # Where Python puts the entries of PYTHONPATH: after the folder of the program.
         # Processes of `multiprocessing` take over this path.
         sys.path.insert(1, STARTUP)
 
@@ -299,7 +299,7 @@ def _join_errors() -> Callable[[], object]:
         if not issubclass(kind, vars(theirs).get(kind.__name__, theirs.FlaxError))
     ]
     init = vars(errors.GraftreeError).get("__init__")
-    # The constructor stays that of all exceptions, whatever Flax's classes take.
+    # The constructor stays that of all exceptions, although Flax's classes take others.
     errors.GraftreeError.__init__ = Exception.__init__  # type: ignore[method-assign]
     for kind, bases, counterpart in before:
         kind.__bases__ = (*bases, counterpart or theirs.FlaxError)
@@ -434,10 +434,10 @@ _COMMANDS: dict[tuple[str, ...], Callable[[], None]] = {
 def main(arguments: Sequence[str]) -> None:
     """Runs a program with its arguments, as ``python script.py ...`` would.
 
-    Or says for this environment of Python, from now on, whether `VARIABLE` in the
+    Or sets for this environment of Python, from now on, whether `VARIABLE` in the
     environment of a process is enough. ``--install-startup`` writes a file of one line
-    into ``site-packages``, which looks for the variable whenever Python starts;
-    ``--remove-startup`` takes it away.
+    into ``site-packages``, which checks the variable whenever Python starts;
+    ``--remove-startup`` removes it.
 
     Args:
         arguments: The path of the program, or ``-m`` and the name of a module, followed
@@ -476,7 +476,7 @@ def _environment() -> dict[str, str]:
 
 
 def _follow_environment(before: dict[str, str]) -> None:
-    """Gives JAX what the environment says now and did not when JAX was imported."""
+    """Gives JAX the settings that are new in the environment since JAX was imported."""
     for name, text in _environment().items():
         option = name.lower()
         if before.get(name) == text or option not in jax.config.values:
@@ -491,5 +491,5 @@ def _follow_environment(before: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    # Not this copy of the module, which a program could not reach by its name.
+    # Not this copy of the module: a program could not reach it by its name.
     importlib.import_module("graftree.dropin").main(sys.argv[1:])

@@ -15,8 +15,8 @@
         └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
 Misuse of an argument raises the built-in type that fits (``ValueError``,
-``TypeError``, ``AttributeError``); the classes here are for what only this library
-can detect.
+``TypeError``, ``AttributeError``); the classes here are for errors that only this
+library can detect.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CheckpointError(GraftreeError, OSError, ValueError):
     """A checkpoint can't be written or read.
 
     It does not exist, is incomplete, is something else, or the disk refuses. If the
-    operating system refused, ``errno`` says why.
+    operating system refused, ``errno`` has the reason.
 
     Example:
         >>> try:
@@ -210,7 +210,7 @@ def message(what: str, *, where: str = "", way_out: str = "") -> str:
     Args:
         what: One sentence: the call and what is wrong with it.
         where: Lines that give paths, types, shapes or values; may be empty.
-        way_out: What to write instead; may be empty.
+        way_out: The code to write instead; may be empty.
 
     Returns:
         The parts, each on its own lines, ``where`` indented by two spaces.

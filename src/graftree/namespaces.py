@@ -1,7 +1,7 @@
-"""Which names of a module are public, and so listed by `dir`.
+"""The public names of a module, which `dir` lists.
 
-A chapter like `graftree.precision` imports its public names, and is imported when it is
-first used. Otherwise its namespace has only its files.
+A chapter like `graftree.precision` imports its public names, and is imported at its
+first use. Otherwise its namespace has only its files.
 """
 
 from __future__ import annotations

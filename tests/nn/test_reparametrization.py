@@ -177,7 +177,7 @@ def test_no_derivative_reaches_the_statistics():
 def test_more_axes_are_an_error_if_asked():
     rngs = nnx.Rngs(0)
     conv = nnx.Conv(3, 4, (2,), rngs=nnx.Rngs(0))
-    message = "3D but error_on_non_matrix is True", "('kernel',) [2,3,4]"
+    message = "('kernel',) [2,3,4]", "3D but error_on_non_matrix is True"
     with raises(ValueError, *message):
         nnx.SpectralNorm(conv, error_on_non_matrix=True, rngs=rngs)
     assert rngs.default.count[...] == 0

@@ -114,8 +114,8 @@ def test_all_annotations_that_do_not_fit_are_named(kind, names, size, words):
     rules = [("embed", "model"), ("wrong", "tensor")]
     known = "axes of the mesh: 'data' of 2, 'model' of 4"
     in_force = "rules in force: 'embed' -> 'model', 'wrong' -> 'tensor'"
-    where = "blocks[0].kernel: ", "blocks[1].kernel: "
-    with comparisons.raises(ValueError, words, *where, known, in_force):
+    where = f"blocks[0].kernel: {words}", f"blocks[1].kernel: {words}"
+    with comparisons.raises(ValueError, *where, known, in_force):
         nnx.sharding.init(lambda: make_blocks(names, size), mesh, rules)
 
 

@@ -85,7 +85,7 @@ def test_layers_that_are_adapted_otherwise_are_listed(tmp_path):
     nnx.weights.save_adapter(tmp_path, adapted(), TABLE)
     model = adapted("blocks[:2]", rank=3)
     before = nnx.to_pure_dict(nnx.state(nnx.clone(model)))
-    where = "blocks[2]: the model has none", "blocks[0]: the model has rank 3"
+    where = "blocks[0]: the model has rank 3", "blocks[2]: the model has none"
     with raises(ValueError, *where):
         nnx.weights.load_adapter(tmp_path, model, TABLE)
     assert str(before) == str(nnx.to_pure_dict(nnx.state(model)))

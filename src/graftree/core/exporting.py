@@ -1,7 +1,7 @@
 """Our objects in the files of exported functions, which ``jax.export`` writes.
 
 Such a file has the treedefs of a function's arguments and output. Our nodes in them are
-written under one of four names, with static data as JSON; files have these names, so
+written under one of four names, with static data as JSON; files contain these names, so
 they never change:
 
     graftree.State       the class, the keys
@@ -9,11 +9,11 @@ they never change:
     graftree.FlatState   the paths
     graftree.Variable    the class, the metadata
 
-A class is written by its name (`name_of`). Objects with code are refused, and say what
-to export instead.
+A class is written by its name (`name_of`). Objects with code are refused; the message
+says what to export instead.
 
-JAX learns each type once. Flax NNX registers none, so programs for it tell JAX of
-Param by themselves; so that they can, the drop-in takes all this back (`withdraw`).
+JAX accepts each type only once. Flax NNX registers none, so programs for it register
+Param themselves; to let them, the drop-in takes all this back (`withdraw`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def install() -> None:
 
 
 def withdraw() -> None:
-    """Leaves it to the program to tell JAX how objects are written."""
+    """Lets the program itself tell JAX how objects are written."""
     pickling.ignore_classes(_register)
     _jax_registries.forget_nodes(_OURS)
 
 
 _OURS = "graftree."
 
-# The classes by the names that files have; of two, the one that was defined last.
+# The classes by their names in files; of two with one name, the one defined last.
 _types: dict[str, type] = {}
 
 
@@ -79,14 +79,14 @@ def _place_of(cls: type) -> str:
 
 
 def name_of(cls: type) -> str:
-    """What files call a class: as it was registered by the user, or by its module."""
+    """The name of a class in files: as the user registered it, or by its module."""
     given = [name for name, kind in variables.TYPES.items() if kind is cls]
     is_ours = cls.__module__.startswith(_OURS)
     return given[0] if given and not is_ours else _place_of(cls)
 
 
 def type_of(name: str) -> type:
-    """The class that files call by a name.
+    """The class that has a name in files.
 
     Raises:
         ValueError: If there is none in this process.
@@ -174,7 +174,7 @@ class _UnwritableError(TypeError):
 
 
 def _encode(value: Any) -> Any:
-    """A value as JSON: what that lacks is a list that begins with its kind."""
+    """A value as JSON; kinds that JSON lacks are lists that begin with their kind."""
     kind: Any = type(value)
     if value is None or kind in (bool, int, str):
         return value

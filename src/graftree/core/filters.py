@@ -1,4 +1,4 @@
-"""Filters: they select leaves of an object.
+"""Filters select the leaves of an object.
 
 A predicate is a function ``(path, leaf) -> bool``. A filter is a predicate or a short
 form of one (a class, a tag, ``...``); `to_predicate` turns every filter into a
@@ -246,7 +246,7 @@ class _Combination:
 
 
 class Any(_Combination):
-    """Matches what at least one of its filters matches; without filters, nothing.
+    """Matches if at least one of its filters matches; without filters, never.
 
     Args:
         *filters: The filters, tried in order until one matches.
@@ -265,7 +265,7 @@ class Any(_Combination):
 
 
 class All(_Combination):
-    """Matches what each of its filters matches; without filters, everything.
+    """Matches if each of its filters matches; without filters, always.
 
     Args:
         *filters: The filters, tried in order until one does not match.
@@ -284,7 +284,7 @@ class All(_Combination):
 
 
 class Not(_Combination):
-    """Matches what its filter does not match.
+    """Matches if its filter does not match.
 
     Args:
         collection_filter: The filter to negate.

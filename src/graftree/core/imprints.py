@@ -13,8 +13,8 @@ self, its *imprint* stands beside it: a hashable value that differs in such case
       with a hash of its own
 
 A `HashableMapping` compares its values in this way. Where one is kept to be compared
-later, as in a skeleton, a value may have changed in place by then: so what is kept is
-the mapping as it is `noted`.
+later, as in a skeleton, a value may have changed in place by then, so the mapping is
+kept as it is `noted`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from graftree import _jax
 Rule = Callable[[Any, int], Any]
 
 # Values of these types, and of their subclasses, don't change, and equality tells them
-# apart if their types are equal. So it is with what JAX and NumPy define.
+# apart if their types are equal. The same holds for types that JAX and NumPy define.
 _IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
 _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
 
-# How deep to inspect a value, which may contain itself.
+# How deep to inspect a value; it may contain itself.
 _DEPTH = 12
 
 
@@ -54,7 +54,7 @@ def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 
 def imprint(value: Any) -> Any:
-    """What distinguishes a static value from its equals and from its earlier self."""
+    """The key that tells a static value from its equals and from its earlier self."""
     return _imprint(value, 0)
 
 
@@ -203,7 +203,7 @@ class HashableMapping(Mapping[Any, Any]):
         self._hash: int | None = None
         # Whether it is known that no value changes in place.
         self.is_fixed = False
-        # That of the dict, in C: each read and write of a Variable asks.
+        # The dict's own, in C: each read and write of a Variable calls it.
         self.get = self._entries.get
 
     def __getitem__(self, key: str) -> Any:
@@ -264,7 +264,7 @@ class HashableMapping(Mapping[Any, Any]):
 class Noted(HashableMapping):
     """A mapping as it was at one time, although its values change in place.
 
-    Equal to what is, or was noted, when its values were equal to these.
+    Equal to a mapping, or a noted one, whose values are or were equal to these.
 
     Args:
         live: The mapping.
@@ -289,7 +289,7 @@ class Noted(HashableMapping):
         self._content = imprint(live)
 
     def __hash__(self) -> int:
-        hash(self.live)  # an error if a value has none; it may be another one by now
+        hash(self.live)  # an error if a value has no hash; it may have changed by now
         return hash(self._content)
 
     def __eq__(self, other: object) -> bool:

@@ -1,14 +1,14 @@
-"""Which trace owns an object, whether it may be written now, and when it was.
+"""The trace that owns an object, and whether and when the object may be written.
 
 A Variable or Pytree belongs to the trace in which it was made (or unflattened, merged,
 copied). Only that trace may write it: a write from an inner trace would leave a tracer
 in an object that outlives the trace. Reading is always allowed.
 
 Arguments that JAX itself rebuilds for a function that it traces belong to
-`RebuiltArguments`, which stand for the trace and note what is written: if nobody reads
-it before the function has returned, it is lost.
+`RebuiltArguments`, which stand for the trace and note each write: a value that nothing
+reads before the function returns is lost.
 
-The structure counter tells whether anything has changed since. Every structural
+The structure counter shows whether anything has changed since. Every structural
 mutation of an object (an attribute set or deleted, a container changed, metadata
 replaced; not the value of a Variable) takes the next number of one global counter and
 writes it on the object. No number is given twice, so equal numbers mean that nothing
@@ -35,26 +35,26 @@ _name_of: list[Callable[[Any], str]] = [lambda obj: ""]
 
 
 def name_objects_by(find: Callable[[Any], str]) -> None:
-    """Sets how messages find the name of an object; what it is made of is above us."""
+    """Sets how messages find an object's name; the modules that know it are above."""
     _name_of[:] = [find]
 
 
 class RebuiltArguments:
     """Owns the arguments that JAX rebuilt for one call of a function that it traces.
 
-    The arguments hold it, and it holds none of them: so it goes with them.
+    The arguments hold it, and it holds none of them, so it goes when they go.
 
     Attributes:
         trace: The token of the trace.
         function: Of JAX, the function that calls the traced one: where it runs.
-        writes: What was written and not read since, by the `id` of the object.
+        writes: The writes not read since, by the `id` of the object.
     """
 
     __slots__ = ("__weakref__", "arguments", "function", "trace", "writes")
 
     def __init__(self, trace: Any, function: _python.ActiveCall) -> None:
         self.trace, self.function = trace, function
-        self.arguments: Any = None  # what the listener knows of them
+        self.arguments: Any = None  # the listener's knowledge of them
         self.writes: dict[int, Any] = {}
 
     def note_write(self, obj: Any, attribute: str = "") -> None:
@@ -64,7 +64,7 @@ class RebuiltArguments:
             unread.add(id(self))
 
     def note_read(self, obj: Any) -> None:
-        """Notes that an object is taken apart, as what a function returns is."""
+        """Notes that an object is taken apart, as the result of a function is."""
         self.writes.pop(id(obj), None)
 
     def __del__(self) -> None:
@@ -73,7 +73,7 @@ class RebuiltArguments:
             _reporter[0](self)
 
 
-# Where something was written that nobody has read. Usually empty, which is soon asked.
+# Owners with writes that nothing has read. Usually empty, which is quick to check.
 unread = set[int]()
 _listener: list[Callable[[RebuiltArguments, Any, str], None]] = [lambda *_: None]
 _reporter: list[Callable[[RebuiltArguments], None]] = [lambda _: None]
@@ -84,17 +84,17 @@ def report_lost_by(
     note: Callable[[RebuiltArguments, Any, str], None],
     report: Callable[[RebuiltArguments], None],
 ) -> None:
-    """Sets who notes writes into what JAX rebuilt, and who reports those lost."""
+    """Sets functions that note writes into rebuilt arguments and report lost ones."""
     _listener[:], _reporter[:] = [note], [report]
 
 
 def owner_when_unflattened() -> Any:
-    """The owner of an object that is unflattened now; called by what JAX calls."""
+    """The owner of an object being unflattened; called by functions that JAX calls."""
     trace = current()
     if trace is no_trace:
         return trace
     frame = _jax.caller_of_unflatten()
-    if frame is None:  # somebody else, as by `jax.tree.map`
+    if frame is None:  # other code, such as `jax.tree.map`
         return trace
     latest, function = _latest[0](), _python.ActiveCall.of(frame)
     if latest is None or latest.trace is not trace or latest.function != function:
@@ -229,7 +229,7 @@ _numbers = itertools.count(1)
 
 
 class _Clock:
-    """Holds the number that was given out last."""
+    """Holds the last number given out."""
 
     __slots__ = ("now",)
 

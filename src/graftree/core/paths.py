@@ -8,13 +8,13 @@ by type. Every listing of leaves in the package follows this order.
 A key has one text, `key_text`, and a path has two that users see:
 
     blocks[3].mlp     as Python writes it: `dotted`, and `below` with a root in front,
-                      as in args[0].kernel; all that selects parts of a model, arguments
+                      as in args[0].kernel; selections of parts of a model, arguments
                       of transforms, weights
     blocks/3/mlp      with slashes: `to_string`; states, walks over objects, capture
 
 `keystr` prints a path of JAX's own, which tells a dict's entry ``['a']`` from an
-attribute. `steps_of` and `key_of` read the first form, and are all that do: patterns
-(`patterns.py`) and tables of weights give steps more meanings.
+attribute. Only `steps_of` and `key_of` read the first form: patterns (`patterns.py`)
+and tables of weights give steps more meanings.
 """
 
 import ast
@@ -109,7 +109,7 @@ def key_from_jax(entry: Any) -> Key:
 
 
 def _check_key(key: Any) -> Key:
-    # The common types need no test. None has no order, but is alone in its type.
+    # The common types need no test. None has no order, but is the only one of its type.
     if isinstance(key, (str, int)) or key is None:
         return key
     try:
@@ -141,7 +141,7 @@ def _is_name(key: str) -> bool:
 
 
 def below(start: str, path: Path) -> str:
-    """Prints a path below what has a name, such as ``args[0]``: ``args[0].kernel``."""
+    """Prints a path below a named value: below ``args[0]``, ``args[0].kernel``."""
     return start + "".join(map(key_text, path))
 
 
@@ -150,7 +150,7 @@ def dotted(path: Path, root: str = "<root>") -> str:
 
     Args:
         path: A tuple of keys.
-        root: What stands for the empty path.
+        root: The text for the empty path.
 
     Example:
         >>> from graftree.core import paths
@@ -176,10 +176,10 @@ def keystr(jax_key_path: tuple) -> str:
 
 
 class PathStep(NamedTuple):
-    """A step of a path that was written.
+    """A step of a written path.
 
     Attributes:
-        text: What was written, without brackets.
+        text: The text as written, without brackets.
         is_item: Whether it was in brackets.
     """
 
@@ -224,10 +224,10 @@ def steps_of(text: str) -> list[PathStep]:
 
 
 def key_of(step: PathStep) -> Key:
-    """The key that a step is, as `key_text` prints it; a name of digits is an index.
+    """The key of a step, as `key_text` prints it; a name of digits is an index.
 
     Raises:
-        ValueError: If what is in brackets is not a literal, or can't be a key.
+        ValueError: If the text in brackets is not a literal, or can't be a key.
     """
     text = step.text
     if not step.is_item:

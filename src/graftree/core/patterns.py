@@ -1,6 +1,6 @@
-"""Patterns: which parts of a model are meant, by their paths.
+"""Patterns: the selection of parts of a model by their paths.
 
-A pattern is a path as Python writes it, with stars for what may differ:
+A pattern is a path as Python writes it, with stars for the parts that may differ:
 
     encoder.blocks[3].mlp     this path, as `paths.dotted` prints it
     encoder.blocks[*].mlp     ``*`` is any one step, in brackets or not
@@ -10,12 +10,12 @@ A pattern is a path as Python writes it, with stars for what may differ:
     **.{query,value}          ``{a,b}`` is either; also of longer parts: ``{a.b,c}``
     cells['my key']           a key that is not a name is quoted, in brackets
 
-A pattern matches whole paths: ``encoder`` is that module, and not what is in it. As
-some messages print paths, an index may be a step too, ``blocks.3``, and ``/`` be the
-separator. A star never stands for what is not there: ``blocks[*]`` is not ``blocks``.
+A pattern matches whole paths: ``encoder`` is that module, and not its parts. As some
+messages print paths, an index may be a step too, ``blocks.3``, and ``/`` may be the
+separator. A star never stands for nothing: ``blocks[*]`` is not ``blocks``.
 
-`to_predicate` takes patterns beside classes and predicates; all functions that select
-parts of a model take what it takes.
+`to_predicate` takes patterns as well as classes and predicates; all functions that
+select parts of a model take the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from graftree.core import filters, paths
 
 # Matches one key; `None` stands for any number of keys.
 _Matcher = Callable[[Key], bool] | None
-# How far a path has come: (alternative, number of its steps that are matched).
+# The progress of a path: (alternative, number of its steps that are matched).
 Progress = frozenset[tuple[int, int]]
 
 
@@ -80,11 +80,11 @@ class Pattern:
     # Step by step, for walks that follow several paths to one object.
 
     def begin(self) -> Progress:
-        """How far the empty path has come."""
+        """The progress of the empty path."""
         return self._closed((number, 0) for number in range(len(self._steps)))
 
     def advance(self, progress: Progress, key: Key) -> Progress:
-        """How far a path has come that is longer by one key; empty: nowhere."""
+        """The progress of a path that is longer by one key; empty if it can't match."""
         return self._closed(
             (number, position + (matcher is not None))
             for number, position in progress
@@ -93,7 +93,7 @@ class Pattern:
         )
 
     def is_complete(self, progress: Progress) -> bool:
-        """Whether a path that has come so far matches."""
+        """Whether a path with this progress matches."""
         return any(position == len(self._steps[n]) for n, position in progress)
 
     @property
@@ -113,7 +113,7 @@ class Pattern:
 
 
 def to_predicate(where: Any) -> Predicate:
-    """Turns what selects parts of a model into a predicate.
+    """Turns a selection of parts of a model into a predicate.
 
     Args:
         where: A pattern of paths, a class (or union of classes), a function of path and
@@ -161,14 +161,14 @@ def no_match_error(
     what: str = "module",
     owner: str = "the model",
 ) -> ValueError:
-    """The error for a selection that matches nothing; it names paths that are near.
+    """The error for a selection that matches nothing; it names similar paths.
 
     Args:
         call: The function that was called, with its argument, for the message.
-        where: What `to_predicate` took.
+        where: The selection, as `to_predicate` took it.
         known: The paths among which it selects.
-        what: What they lead to, in the singular.
-        owner: What has them.
+        what: The kind of object they lead to, in the singular.
+        owner: The object that has them.
     """
     names = list(dict.fromkeys(map(paths.dotted, known)))
     wanted = _texts(where)
@@ -200,7 +200,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def describe(where: Any) -> str:
-    """What selects parts of a model, in words for messages."""
+    """A selection of parts of a model, in words for messages."""
     if isinstance(where, type):
         return where.__name__
     if isinstance(where, Pattern):
@@ -220,7 +220,7 @@ def _texts(where: Any) -> list[str]:
 
 
 # Reading patterns: alternatives are spelled out first, then each is cut into steps.
-# What is malformed raises a ValueError with only the reason, up to `_alternatives`.
+# Malformed text raises a ValueError with only the reason, up to `_alternatives`.
 
 
 @functools.lru_cache(maxsize=1024)
@@ -255,7 +255,7 @@ def _spelled_out(text: str) -> list[str]:
 
 
 def _first_braces(text: str) -> list[int]:
-    """Where the first pair of braces opens, has commas and closes, if there is one."""
+    """The places of the first pair of braces and of its commas, if there is one."""
     depth, ends = 0, list[int]()
     for found in _BRACES.finditer(text):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

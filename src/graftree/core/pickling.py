@@ -1,10 +1,10 @@
-"""How objects are pickled, and copied by the same methods; which classes there are.
+"""Pickling of objects, and copying by the same methods; the classes that there are.
 
 Functions are pickled by name. Two kinds of objects in their place would not be: those
 that JAX wraps, such as ``jax.nn.relu``, and those that `transforms` returns, which hold
-what JAX compiled, and weak references.
+compiled programs and weak references.
 
-A class may say itself how its objects are pickled and copied (``__reduce__``,
+A class may define how its objects are pickled and copied (``__reduce__``,
 ``__getstate__``, ...). `copied` asks it, as the module `copy` does where a class has no
 ``__copy__``.
 """
@@ -21,9 +21,9 @@ from typing import Any, Self
 
 
 class Rebuilt:
-    """An object that is pickled as the call that made it, without what it learned.
+    """An object that is pickled as the call that made it, without its later knowledge.
 
-    One that is a global of its module is pickled by its name, as a function is. Copying
+    A global of its module is pickled by its name, as a function is. Copying
     it returns the object itself, as for a function.
     """
 
@@ -35,7 +35,7 @@ class Rebuilt:
         return made
 
     def kept(self) -> dict[str, Any]:
-        """Attributes that are kept besides."""
+        """Further attributes that are kept."""
         return {}
 
     def __copy__(self) -> Self:
@@ -48,7 +48,7 @@ class Rebuilt:
         name = _global_name(self)
         if name is not None:
             return name
-        # In two steps: what it is made of may refer to it.
+        # In two steps: its parts may refer to it.
         new = copyreg.__newobj__  # pyright: ignore[reportAttributeAccessIssue]
         return new, (type(self),), (self._call, self.kept())
 
@@ -68,14 +68,14 @@ class _ByName:
 
 
 def by_name(value: Any) -> Any:
-    """Stands for a wrapped function that its module has under its name."""
+    """A stand-in for a wrapped function that its module has under its name."""
     if not hasattr(value, "__wrapped__") or _global_name(value) is None:
         return value
     return _ByName(value)
 
 
 def with_names(made: Any) -> Any:
-    """What a ``__reduce_ex__`` returned, with functions by name in the attributes."""
+    """The result of a ``__reduce_ex__``, with functions by name in the attributes."""
     return _with_attributes(made, by_name)
 
 
@@ -150,7 +150,7 @@ def slots_of(x: Any) -> dict[str, Any]:
 
 
 def _global_name(value: Any) -> str | None:
-    """The name under which the module of a value has it; there may be none."""
+    """The name of a value in its module; there may be none."""
     # The main program of the process that loads is another one.
     if getattr(value, "__module__", None) in ("__main__", "__mp_main__"):
         return None
@@ -174,14 +174,14 @@ def _find(module: str, name: str) -> Any:
     return found
 
 
-# The classes that are pytrees of ours, for who writes them into files (`exporting`).
+# The classes that are pytrees of ours, for `exporting`, which writes them into files.
 
 _classes: list[type] = []
 _observers: list[Callable[[type], None]] = []
 
 
 def announce_class(cls: type) -> None:
-    """Tells that a class was registered as a pytree."""
+    """Announces that a class was registered as a pytree."""
     _classes.append(cls)
     for observer in _observers:
         observer(cls)

@@ -1,7 +1,7 @@
-"""The walk over all that is nested: objects, containers, states.
+"""The walk over nested values: objects, containers, states.
 
-What is below a value, and what is passed over, is said by a function; so each walk of
-the package is one of these functions. No recursion, whose depth Python limits.
+A function lists the values below a value and decides which to pass over, so each walk
+of the package is one of these functions. No recursion, whose depth Python limits.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def walk(
 
     Args:
         root: The value.
-        below: Says what is below a value. It is asked once for each, in the order of
-            the walk, before the value is listed.
+        below: Gives the values below a value. It is called once for each, in the order
+            of the walk, before the value is listed.
         start: The path of the root.
-        children_first: Whether a value comes after all below it.
+        children_first: Whether a value comes after all those below it.
 
     Yields:
         Pairs of a path and a value.
@@ -43,7 +43,7 @@ def walk(
         return
     if not children_first:
         yield start, root
-    # The path and the value of each node above, and what remains of its children.
+    # The path and the value of each node above, and the rest of its children.
     pending = [(start, root, iter(listed))]
     while pending:
         path, x, remaining = pending[-1]
@@ -67,7 +67,7 @@ def walk(
 
 
 class Once:
-    """Remembers what it has met, by identity, and keeps it alive.
+    """Remembers the objects it has met, by identity, and keeps them alive.
 
     Example:
         >>> from graftree.core import walks
@@ -89,7 +89,7 @@ class Once:
 
 
 class Above:
-    """Finds cycles: remembers at which path it has met a value last.
+    """Finds cycles: remembers the path at which it last met a value.
 
     Example:
         >>> from graftree.core import walks

@@ -7,6 +7,6 @@
     maps.py         vmap, pmap, shard_map
     recordings.py   eval_shape, make_jaxpr, checkify; programs for tools that read them
 
-A transform says what goes in and what comes out; the rest is the crossing. Transforms
-don't import each other.
+A transform defines its inputs and outputs; the crossing does the rest. Transforms don't
+import each other.
 """

@@ -43,9 +43,9 @@ def vmap(
 ) -> Any:
     """Maps a function over axes of its arguments with ``jax.vmap``.
 
-    Inside, mapped Variables lack their axis. What the function writes to them comes
-    back on the same axis; Variables with the axis ``None`` are shared by all elements,
-    and what is written to them must not depend on the element.
+    Inside, mapped Variables lack their axis. Values that the function writes to them
+    come back on the same axis; Variables with the axis ``None`` are shared by all
+    elements, and the values written to them must not depend on the element.
 
     Args:
         f: The function.
@@ -210,7 +210,7 @@ def pmap(
 def _with_hint_at_rngs(
     mapped: Callable[..., Any], axes: Sequence[int | None]
 ) -> Callable[..., Any]:
-    """Adds the way out to what JAX says of random streams that have no axis."""
+    """Adds the way out to JAX's error about random streams that have no axis."""
 
     def wrapper(*groups: Values) -> Any:
         try:
@@ -234,7 +234,7 @@ def _with_hint_at_rngs(
     return wrapper
 
 
-# For jax.pmap, negative axes are other ones than for jax.vmap. They are in front there,
+# For jax.pmap, negative axes differ from those of jax.vmap. They are in front there,
 # and moved outside of it.
 
 
@@ -277,8 +277,8 @@ def transform_metadata(
     `vmap` does that itself if you pass it ``transform_metadata``; this is for any
     transform that removes an axis, such as ``jax.vmap`` and ``jax.lax.scan``. Wrap the
     function inside it, with the same axes. The function sees Variables without the name
-    of the axis; what it writes to them is kept, and new Variables that it returns get
-    the name.
+    of the axis; its writes to them are kept, and new Variables that it returns get the
+    name.
 
     Args:
         f: The function. Its keyword arguments become positional ones.
@@ -337,9 +337,9 @@ def shard_map(
     """Runs a function on each device of a mesh with ``jax.shard_map``.
 
     Inside, Variables and arrays have the shapes of the parts that their specs give to
-    one device. What the function writes to a Variable comes back with its spec. With
-    graph updates, all Variables with a spec come back sharded by it, even those that
-    the function did not write.
+    one device. A value that the function writes to a Variable comes back with its
+    spec. With graph updates, all Variables with a spec come back sharded by it, even
+    those that the function did not write.
 
     Args:
         f: The function; it takes only positional arguments.
@@ -353,8 +353,8 @@ def shard_map(
         graph_updates: Whether structural changes reach the caller's objects.
 
     Returns:
-        The sharded function, or a decorator if ``f`` is not given. Its ``inner`` is
-        what ``jax.shard_map`` returned.
+        The sharded function, or a decorator if ``f`` is not given. Its ``inner`` is the
+        result of ``jax.shard_map``.
 
     Raises:
         ValueError: If a prefix contains something that it can't, or ``f`` is a method

@@ -2,13 +2,13 @@
 
 `eval_shape` gives their shapes, `make_jaxpr` shows the program, `checkify` runs it with
 its checks. Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*: they
-have all of a model but its numbers. `eval_shape` makes them, and under a mesh says
+have all of a model but its numbers. `eval_shape` makes them, and under a mesh finds
 where each array would be (`sharding/placement.py` has the rest).
 
 `crossing` is for tools that read programs: it takes any function and any arguments, and
 writes nothing. Arguments that are neither arrays nor objects are constants there; of
-the output, arrays and objects count. A `NameStack` says where in a program an operation
-is: the names of modules are the scopes in which their methods are traced
+the output, arrays and objects count. A `NameStack` is the place of an operation in a
+program: the names of modules are the scopes in which their methods are traced
 (`core/objects/running.py`).
 """
 
@@ -233,8 +233,8 @@ def checkify(
 
     Args:
         f: The function. With graph updates it also takes keyword arguments.
-        errors: What to check, such as ``jax.experimental.checkify.float_checks``; by
-            default the calls of ``jax.experimental.checkify.check``.
+        errors: The checks to make, such as ``jax.experimental.checkify.float_checks``;
+            by default the calls of ``jax.experimental.checkify.check``.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
 
@@ -289,7 +289,7 @@ def opened(
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """A function and its arguments: objects are passed, not closed over.
 
-    A method is one whose calls are known, so that what it computes goes by its name.
+    A method is one whose calls are tracked, so that its operations have its name.
     """
     while True:
         if isinstance(f, functools.partial):
@@ -305,7 +305,7 @@ def opened(
 def crossing(
     name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Call, Callable[..., Any]]:
-    """The call of a function, and what JAX traces of it; both are for one tool."""
+    """The call of a function, and the function that JAX traces; both for one tool."""
 
     @decorators.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -350,7 +350,7 @@ def _only_data(out: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(out, is_leaf=nodes.is_graph_node) if _is_data(x)]
 
 
-# What JAX calls the forward pass that is done again.
+# JAX's name for the forward pass that is done again.
 _AGAIN = "rematted_computation"
 # Names that JAX gives; products go by the formulas of einsum.
 _OF_JAX = re.compile(r"checkpoint|p?jit(\(.*\))?|closed_call|.*->.*")
@@ -358,7 +358,7 @@ _OF_JAX = re.compile(r"checkpoint|p?jit(\(.*\))?|closed_call|.*->.*")
 
 @dataclasses.dataclass(frozen=True)
 class NameStack:
-    """Where in a program something is: names of modules, and of transforms."""
+    """A place in a program: the names of modules and of transforms around it."""
 
     names: tuple[str, ...] = ()
     transforms: frozenset[str] = frozenset()
@@ -397,7 +397,7 @@ class NameStack:
         """The path of the module, as in ``net.blocks[3].mlp``; empty in none.
 
         Args:
-            owner: What the object is called whose method was traced.
+            owner: The name of the object whose method was traced.
         """
         names = [name for name in self.names if not _OF_JAX.fullmatch(name)]
         first, *others = names or [""]

@@ -1,8 +1,8 @@
-"""What differs between two structures, by path.
+"""The differences between two structures, by path.
 
-What is compared is first a mapping of paths: `facts` makes one of a GraphDef, callers
-may make others. `between` lists where two of them differ, and `in_words` says it.
-`missing_and_unexpected` does that for leaves that one of two has.
+The structures are compared as mappings of paths: `facts` makes one of a GraphDef, and
+callers may make others. `between` lists the differences of two mappings, `in_words`
+puts them in words. `missing_and_unexpected` does that for leaves that one of two has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from graftree.core.graph.graphdefs import (
 
 
 class Absent(enum.Enum):
-    """Stands where there is nothing at a path."""
+    """Stands for a path without a value."""
 
     ABSENT = "nothing"
 
@@ -42,10 +42,10 @@ class Difference(NamedTuple):
 
 
 def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Difference]:
-    """Where two structures differ, in the order of the paths of the first.
+    """The differences of two structures, in the order of the paths of the first.
 
-    What is below an object that the other one lacks is left out, and so is an object
-    that differs in what is below it only.
+    Left out are all values below an object that the other one lacks, and each object
+    that differs only in the values below it.
     """
     found: dict[Path, Difference] = {}
     for path in {**before, **after}:
@@ -63,7 +63,7 @@ def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Diffe
 
 
 def _is_alike(difference: Difference | None) -> bool:
-    """Whether it is in the details only."""
+    """Whether it is only in the details."""
     if difference is None:
         return True
     _, old, new = difference
@@ -85,12 +85,12 @@ def in_words(
     name: Callable[[Path], str] = _name,
     most: int = 8,
 ) -> list[str]:
-    """A line for each difference: what is there before, and what after.
+    """A line for each difference: the value before, and the value after.
 
     Args:
         found: The differences.
         before: Where the first structure is, as in "in true_fun".
-        after: The same of the second one.
+        after: The same for the second one.
         name: Prints a path.
         most: How many lines there may be.
     """
@@ -126,7 +126,7 @@ def bounded(lines: Sequence[str], most: int = 10) -> list[str]:
 
 
 def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[str]:
-    """What probably happened if the same leaves are missing and unexpected.
+    """The probable causes if the same leaves are missing and unexpected.
 
     Args:
         missing: The paths that should be there.
@@ -149,7 +149,7 @@ def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[s
 
 
 def _prefixes(short: Sequence[Path], long: Sequence[Path]) -> list[Path]:
-    """What may be put before all paths of a list to get to those of another one."""
+    """The prefixes that turn all paths of a list into paths of another one."""
     spelled = [*map(paths.spelled, long)]
     known = {path[:end] for path in spelled for end in range(1, len(path) + 1)}
     first, *others = map(paths.spelled, short)
@@ -166,7 +166,7 @@ def _prefixes(short: Sequence[Path], long: Sequence[Path]) -> list[Path]:
 def _look_alikes(
     missing: Sequence[Path], unexpected: Sequence[Path]
 ) -> Iterator[tuple[Path, Path]]:
-    """Pairs of paths that are equal but for what separates and joins words."""
+    """Pairs of paths that are equal except for the characters that join words."""
     known = {_squeezed(path): path for path in unexpected}
     for path in missing:
         if _squeezed(path) in known:
@@ -181,7 +181,7 @@ def _rest(listed: Sequence[Any], most: int) -> list[str]:
     return [f"  ... and {len(listed) - most} more"] if len(listed) > most else []
 
 
-# What a GraphDef says.
+# The facts of a GraphDef.
 
 
 class Node(NamedTuple):
@@ -231,14 +231,14 @@ def facts(
     leaves: Sequence[Any] | None = None,
     identity: bool = True,
 ) -> dict[Path, Any]:
-    """What a GraphDef says, by path: types, static attributes, metadata, sharing.
+    """The facts of a GraphDef, by path: types, static attributes, metadata, sharing.
 
     Args:
         graphdef: Of an object.
-        located: Gives what to call a path; ``None`` leaves it out.
-        leaves: The leaves of the object. They count by identity then, instead of what
-            the GraphDef says of them.
-        identity: Whether it counts which object outside each stands for.
+        located: Gives the name of a path; ``None`` leaves it out.
+        leaves: The leaves of the object. They are then compared by identity, instead of
+            by their entries in the GraphDef.
+        identity: Whether the outer object that each one stands for is a fact, too.
     """
     found: dict[Path, Any] = {}
     known: dict[int, Path] = {}
@@ -261,7 +261,7 @@ def facts(
 
 
 def below(start: Path) -> Callable[[Path], Path]:
-    """Calls a path what it is called below another one."""
+    """Makes a function that puts a path below another one."""
     return lambda path: (*start, *path)
 
 
@@ -270,7 +270,7 @@ class MetadataKey(str):
 
 
 def metadata(path: Path, entries: Mapping[str, Any]) -> dict[Path, Any]:
-    """What the metadata of a Variable say, by path.
+    """The metadata of a Variable, by path.
 
     Args:
         path: Of the Variable.

@@ -1,15 +1,15 @@
 """Object to (skeleton, leaves) and back; with sharing, or as a tree.
 
 `flatten_graph` walks an object depth first, children in the order of their keys, and
-enters each object that is tracked by identity once. What JAX takes apart is one row:
-an object in tree mode, where shared ones are an error (`flatten_tree`), or the
+enters each object that is tracked by identity once. A value that JAX takes apart is one
+row: an object in tree mode, where shared ones are an error (`flatten_tree`), or the
 arguments of a call (`flatten_leaves`). Tracked objects are numbered in the order of the
 visit:
 
     RefMap     object -> number, by identity; filled by `flatten_graph`
     IndexMap   number -> object; filled by `unflatten`
 
-A `Builder` makes objects of rows. It may reuse objects that exist: it first builds
+A `Builder` makes objects from rows. It may reuse existing objects: it first builds
 everything new, then writes into the existing ones. So it either succeeds, or changes
 nothing that existed.
 """
@@ -149,11 +149,11 @@ def flatten_leaves(
     as_before: Mapping[int, VariableDef] | None = None,
     members: list[Any] | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton and the leaves of what JAX takes apart into what is given.
+    """The skeleton and the leaves of a value that JAX takes apart into ``given``.
 
-    With ``sharing`` the objects among that are taken apart, too. With ``as_before``
+    With ``sharing`` the objects among those are taken apart, too. With ``as_before``
     they keep the numbers that they have in ``outer``, and Variables are defined as by
-    these numbers there: what has not changed has the skeleton that it had, whatever
+    these numbers there: an unchanged object has the same skeleton as before, whatever
     metadata its Variables have now. Fills ``members`` as `flatten_graph` does.
     """
     flattener = _Flattener(refs, outer, as_before, members)
@@ -183,7 +183,7 @@ class _Flattener:
         as_before: Mapping[int, VariableDef] | None = None,
         members: list[Any] | None = None,
     ) -> None:
-        # The dicts behind the maps: asking them directly saves a tenth of the walk.
+        # The dicts behind the maps: using them directly saves a tenth of the walk.
         self.refs = refs._entries
         self.outer = outer._entries
         self.as_before = as_before
@@ -212,9 +212,9 @@ class _Flattener:
         return root
 
     def _list_children(self, row: _OpenRow) -> bool:
-        """Lists children, until one has children itself; whether that was so."""
+        """Lists children until one has children itself; returns whether one does."""
         cells, leaves = row.cells, self.leaves
-        # This runs for each attribute of a model; each call of a function counts.
+        # This runs for each attribute of a model, so each function call counts.
         kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
         for _, value, is_data in row.children:
             kind = kinds.get(type(value)) or nodes.kind_of(value)
@@ -289,11 +289,11 @@ class _OpenRow(NamedTuple):
     """A row whose cells are being listed.
 
     Attributes:
-        node: What is known of it: type, numbers, metadata, keys.
+        node: The facts about it: type, numbers, metadata, keys.
         number: Its place among the rows.
-        before: How many leaves come before it.
-        children: What remains of its children.
-        cells: What was found.
+        before: The number of leaves before it.
+        children: The rest of its children.
+        cells: The cells found so far.
     """
 
     node: tuple[Any, ...]
@@ -303,7 +303,7 @@ class _OpenRow(NamedTuple):
     cells: list[Cell]
 
 
-# To look for cycles takes time, so it begins where an object is deeper than most.
+# A search for cycles takes time, so it begins where an object is deeper than most.
 _DEEP = 100
 
 
@@ -333,7 +333,7 @@ def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
 
 
 def flatten_as_jax(node: Any) -> tuple[GraphDef[Any], list[Any]]:
-    """The same in JAX's order, with what is shared as often as it is met."""
+    """The same in JAX's order, with shared objects as often as they occur."""
     ends = nodes.is_variable_or_ref
     flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=ends)
     return _tree_of(node, treedef, _with_paths(flat))
@@ -386,7 +386,7 @@ def unflatten(
     return root
 
 
-# A leaf that stands for "the existing Variable keeps what it has".
+# A leaf that stands for "the existing Variable keeps its value".
 KEEP: Any = object()
 
 
@@ -416,23 +416,23 @@ class Builder:
         self.updates: list[tuple[Variable[Any], Any, Any]] = []
 
     def build(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> Any:
-        """The object of a skeleton; what is reused in it is complete after `commit`."""
+        """The object of a skeleton; reused parts of it are complete after `commit`."""
         if graphdef.root is not NODE:
             return self._value(graphdef.root, iter(leaves))
         root, values = self._build_root(graphdef, leaves)
         return self._made(root, values)
 
     def members(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> list[Any]:
-        """What is in the cells of the root, as by `build`."""
+        """The contents of the cells of the root, as by `build`."""
         return self._build_root(graphdef, leaves)[1]
 
     def _build_root(
         self, graphdef: GraphDef[Any], leaves: Sequence[Any]
     ) -> tuple[NodeRow, list[Any]]:
-        """The root, and what is in its cells."""
+        """The root, and the contents of its cells."""
         given, forms = iter(leaves), iter(graphdef.forms())
-        # The rows above: what of their cells remains, what was found, and where in the
-        # row above each is. No recursion, whose depth Python limits.
+        # The rows above: the rest of their cells, the values found, and the place of
+        # each in the row above it. No recursion, whose depth Python limits.
         pending = [(*self._opened(*next(forms)), 0)]
         while True:
             row, cells, values, place = pending[-1]
@@ -455,7 +455,7 @@ class Builder:
     def _opened(
         self, row: NodeRow, values: list[Any], cells: Sequence[tuple[int, Cell]]
     ) -> tuple[NodeRow, Iterator[tuple[int, Cell]], list[Any]]:
-        # Objects come before what is below them, which may refer to them.
+        # Objects come before the values below them, which may refer to them.
         if row.index is not None:
             obj = MISSING if row.outer_index is None else self._existing(row)
             if obj is MISSING:
@@ -539,7 +539,7 @@ class Builder:
 
 
 def unflatten_tree(tree: Tree, members: Sequence[Any]) -> Any:
-    """What JAX made of these members, in the order of the cells."""
+    """The value that JAX makes of these members, in the order of the cells."""
     if tree.order is not None:
         placed = [None] * len(members)
         for position, member in zip(tree.order, members, strict=True):
@@ -569,8 +569,8 @@ def _differs(
 def make_variable(node: VariableDef, leaf: Any) -> Any:
     """The Variable that a skeleton describes, around a value.
 
-    Its ``ref`` metadata says what it holds, also if a ref was recorded and an array
-    came, or the other way round. What stands in for an array may become a ref later.
+    Its ``ref`` metadata is right for the value it holds, even if a ref was recorded
+    and an array came, or vice versa. A stand-in for an array may become a ref later.
     """
     entries = node.metadata
     if entries["ref"] is not _jax.is_ref(leaf) and not values.is_stand_in(leaf):

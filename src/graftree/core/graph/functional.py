@@ -2,7 +2,7 @@
 
 The leaves of a State *are* the Variables of the object; only `clone` copies them, and
 functions with an argument that asks for it. `merge` matches a state to a skeleton by
-path. What `call` returns finds a method by attributes and items. Functions that change
+path. The result of `call` finds a method by attributes and items. Functions that change
 an object in place are in `updates.py`.
 """
 
@@ -387,7 +387,7 @@ def clone(
     arrays: bool = False,
     graph: bool | None = None,
 ) -> N:
-    """Copies an object; what is shared inside it is shared inside the copy.
+    """Copies an object; objects shared inside it are shared inside the copy.
 
     Args:
         node: Any object, container, Variable or array.
@@ -421,7 +421,7 @@ def clone(
 
 
 def _copier(arrays: bool) -> Callable[[Any], Any]:
-    """Copies leaves one by one; those with the same ref have the same one after."""
+    """Copies leaves one by one; those with the same ref share one afterwards."""
     refs = RefMap()
 
     def copy_value(x: Any) -> Any:
@@ -538,7 +538,7 @@ class DelayedAccessor:
 
 
 class ApplyCaller(Protocol[A]):
-    """What `nnx.call` returns: reaches a method, and gives its output and the state."""
+    """The result of `nnx.call`: reaches a method and gives its output and the state."""
 
     def __getattr__(self, name: str, /) -> ApplyCaller[A]: ...
     def __getitem__(self, key: Any, /) -> ApplyCaller[A]: ...

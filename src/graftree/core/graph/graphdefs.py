@@ -15,11 +15,11 @@ leaf. The number of an object that is tracked by identity is its ``index``;
 ``outer_index`` is the number of the object that it stands for outside a transform, if
 there is one.
 
-What JAX takes apart is one row, whose metadata is a `Tree`: an object in tree mode, or
-the arguments of a call. Its keys are paths, and it has no static cells.
+A value that JAX takes apart is one row, whose metadata is a `Tree`: an object in tree
+mode, or the arguments of a call. Its keys are paths, and it has no static cells.
 
-All of it are tuples, so that equality and hashing run in C. A `GraphState` is a State
-that carries its GraphDef.
+All of these are tuples, so that equality and hashing run in C. A `GraphState` is a
+State that carries its GraphDef.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Path = tuple[Any, ...]
 
 
 class Marker(enum.Enum):
-    """What a cell that says no more refers to."""
+    """The meaning of a cell without further data."""
 
     NODE = "node"
     LEAF = "leaf"
@@ -132,7 +132,7 @@ Cell = VariableDef | ArrayRefDef | NodeRef | Static | Marker
 
 
 class Tree(NamedTuple):
-    """The metadata of what JAX takes apart.
+    """The metadata of a value that JAX takes apart.
 
     Attributes:
         treedef: JAX's.
@@ -150,11 +150,11 @@ class NodeRow(NamedTuple):
         type: Its type.
         index: Its number, if it is tracked by identity.
         outer_index: The number of the object outside that it stands for.
-        metadata: What its type tells of it besides its children.
+        metadata: The data that its type gives besides its children.
         keys: The keys of its children, in order.
-        cells: What is there.
-        num_rows: How many rows it takes, with all that is below.
-        num_leaves: How many leaves there are in it, with all that is below.
+        cells: The cells at these keys.
+        num_rows: The number of rows that it takes, with all below it.
+        num_leaves: The number of leaves in it, with all below it.
     """
 
     type: type
@@ -298,17 +298,17 @@ class GraphDef(Generic[Node]):
 
     @property
     def nodes(self) -> list[Any]:
-        """What objects and containers are in it, in preorder."""
+        """The objects and containers in it, in preorder."""
         return _listed(self)[0]
 
     @property
     def attributes(self) -> list[tuple[Any, Any]]:
-        """The keys of all attributes and members, in preorder, with what is there."""
+        """The keys of all attributes and members, in preorder, with their cells."""
         return _listed(self)[1]
 
     @property
     def tree(self) -> Tree | None:
-        """How JAX takes the object apart, if it was JAX that did."""
+        """The tree that JAX made of the object, if JAX took it apart."""
         metadata = self.rows[0].metadata if self.rows else None
         return metadata if type(metadata) is Tree else None
 
@@ -339,7 +339,7 @@ class GraphDef(Generic[Node]):
         rows = iter(self.rows)
         top = next(rows)
         found: list[tuple[Path, Any]] = [((), top)]
-        # What remains of each row above. No recursion, whose depth Python limits.
+        # The rest of each row above. No recursion, whose depth Python limits.
         pending = [top.below(())]
         while pending:
             for item in pending[-1]:
@@ -403,14 +403,14 @@ class GraphDef(Generic[Node]):
         return found
 
     def counts(self) -> list[int]:
-        """How many leaves each cell of the root has."""
+        """The number of leaves in each cell of the root."""
         return [
             top.num_leaves if isinstance(top, NodeRow) else int(is_leaf(top))
             for top in self.tops()
         ]
 
     def part(self, treedef: Any, start: int, stop: int) -> GraphDef[Any]:
-        """The skeleton of a part of what JAX took apart: of some cells of the root."""
+        """The skeleton of a part of a value that JAX took apart: of some root cells."""
         cells, rows = (
             self.rows[0].cells[start:stop],
             self.rows[self._below(start, stop)],
@@ -429,7 +429,7 @@ class GraphDef(Generic[Node]):
         return _of_tree(self.rows[0].metadata, tuple(cells), rows[1:])
 
     def _below(self, start: int, stop: int) -> slice:
-        """Where the rows of some cells of the root are."""
+        """The place of the rows of some cells of the root."""
         sizes = [x.num_rows if isinstance(x, NodeRow) else 0 for x in self.tops()]
         first = 1 + sum(sizes[:start])
         return slice(first, first + sum(sizes[start:stop]))
@@ -460,7 +460,7 @@ def is_leaf(what: Any) -> bool:
 def tree_row(
     tree: Tree, cells: tuple[Cell, ...], num_rows: int, num_leaves: int
 ) -> NodeRow:
-    """The row of what JAX took apart, whose members are numbered."""
+    """The row of a value that JAX took apart, with numbered members."""
     keys = tuple([(number,) for number in range(len(cells))])
     return NodeRow(tuple, None, None, tree, keys, cells, num_rows, num_leaves)
 
@@ -483,7 +483,7 @@ _callers: list[Callable[[GraphDef[Any], Sequence[Any], bool | None], Any]] = []
 def register_caller(
     caller: Callable[[GraphDef[Any], Sequence[Any], bool | None], Any],
 ) -> None:
-    """Says how `GraphDef.apply` merges, calls and splits."""
+    """Sets how `GraphDef.apply` merges, calls and splits."""
     _callers[:] = [caller]
 
 
@@ -558,20 +558,20 @@ def _read(
 class Interned(pickling.Rebuilt):
     """Values that JAX gets as static data, each with a number of its own.
 
-    JAX hashes no static data of pytree nodes; it compares with what it compiled for,
-    inside its cache in C++. If a comparison runs code in Python, another thread may
-    take its turn and change that cache meanwhile: then the process dies
-    (tests/stress/static_data.py). So equal values are made the same one, with a number
-    that no other one has in front: numbers decide, and are compared in C.
+    JAX does not hash static data of pytree nodes; it compares it with the data that it
+    compiled for, inside its cache in C++. If a comparison runs Python code, another
+    thread may take its turn and change that cache meanwhile: then the process dies
+    (tests/stress/static_data.py). So equal values are made the same one, with a unique
+    number in front: numbers decide, and are compared in C.
 
-    Nor is a static value that was changed in place since, of which the hash is a new
-    one, taken for what it was.
+    A static value that was changed in place, and so has a new hash, is not taken for
+    its earlier self either.
     """
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Any, tuple[int, weakref.ref[Any]]]
         self._known = weakref.WeakKeyDictionary()
-        # Else two threads could both come first. User code compares static values.
+        # Otherwise two threads could both come first. User code compares static values.
         self._lock = threading.RLock()
 
     def intern(self, x: T) -> tuple[int, T]:

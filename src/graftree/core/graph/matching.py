@@ -1,16 +1,16 @@
-"""Which part of a state belongs where in an object, or in a skeleton.
+"""The places in an object, or in a skeleton, for the parts of a state.
 
-`match` is the one place that decides it: `merge` reads its answer for a skeleton, and
-`update`, lax or strict, and whatever loads states read it for an object. It alone knows
-what checkpoints do to states:
+Only `match` decides them: `merge` reads its answer for a skeleton, and `update`, lax or
+strict, and all code that loads states read it for an object. Only it knows how
+checkpoints change states:
 
     object                    state
     layers/0/kernel           layers/'0'/kernel          integer keys as strings
     kernel                    kernel/value               a level below each Variable
     nothing                   layers/_pytree__state      ``None``, which is not a leaf
 
-`compare` says how far an object and a state fit each other, for strict loads. It pairs
-each leaf of the object with what the state has for it, and lists all differences by
+`compare` finds how far an object and a state fit each other, for strict loads. It pairs
+each leaf of the object with the state's value for it, and lists all differences by
 path: leaves that are missing or unexpected, other shapes, other dtypes. A Variable that
 is shared may be at any one of its paths.
 
@@ -45,12 +45,12 @@ from graftree.core.variables.variables import MISSING, Variable
 
 
 class Given(NamedTuple):
-    """What a state gives to a place.
+    """The part of a state for one place.
 
     Attributes:
         path: Of the place, as the object spells it.
-        held: What is there: a Variable, another value, or in a skeleton the number of a
-            leaf; `MISSING` if there is nothing.
+        held: The present value: a Variable, another value, or in a skeleton the number
+            of a leaf; `MISSING` if there is nothing.
         value: The part of the state, out of its box and with the keys of ``held``.
         node: The object or container that the place is in.
         owner: The object around it, if there is one.
@@ -65,12 +65,12 @@ class Given(NamedTuple):
 
 @dataclasses.dataclass
 class Match:
-    """Where the parts of a state belong.
+    """The places of the parts of a state.
 
     Attributes:
         given: The parts, with their places.
-        refused: Those that have a mapping for what holds a leaf, which comes second.
-        has_boxes: Whether something came in the box of a checkpoint.
+        refused: Those that have a mapping for a holder of a leaf, and this holder.
+        has_boxes: Whether any value came in the box of a checkpoint.
     """
 
     given: list[Given] = dataclasses.field(default_factory=list)
@@ -87,7 +87,7 @@ class Match:
         self.given.append(given)
 
     def _opened(self, held: Any, value: Any, path: Path, given: Given) -> Any:
-        """What a mapping gives to what holds a value: what is in its boxes."""
+        """The values that a mapping gives to a holder: the contents of its boxes."""
         if isinstance(value, State):
             value = states.to_pure_dict(value)
         inner = _unboxed(value, held)
@@ -122,7 +122,7 @@ def _find_places(
     Args:
         root: An object, or the tree of a skeleton.
         state: The mapping.
-        look_in: Finds what is in a node of it.
+        look_in: Finds the contents of a node of it.
     """
     found = Match()
 
@@ -152,13 +152,13 @@ _make_given = functools.partial(tuple.__new__, Given)
 
 
 def in_object(node: Any) -> Look:
-    """Finds what is in an object or a container."""
+    """Finds the contents of an object or a container."""
     kind: Any = nodes.kind_of(node)
     if kind is nodes.PYTREE:
         facts = attributes.facts_of(type(node))
         # Classes that are not pytrees are not checked, so there the values decide.
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
-        # Its children are not listed: most of them are not meant.
+        # Its children are not listed: most of them are not needed.
         return functools.partial(_look, vars(node), statuses, facts.naming, type(node))
     if type(node) is dict or isinstance(node, State):
         return _in_mapping(
@@ -188,7 +188,7 @@ def _look(
 
 
 def _in_tree(tree: Mapping[Any, Any]) -> Look:
-    """Finds what is in a part of the tree of a skeleton."""
+    """Finds the contents of a part of the tree of a skeleton."""
     return _in_mapping(tree, lambda _, child: type(child) is int)
 
 
@@ -222,7 +222,7 @@ def holds_leaf(raw: Any) -> bool:
 
 
 def _unboxed(value: Mapping[Any, Any], held: Any) -> Any:
-    """What is in the box of a checkpoint; a mapping that is the value itself stays."""
+    """The value in a checkpoint's box; a mapping that is the value itself stays."""
     if len(value) != 1 or "value" not in value:
         return value
     inner = value["value"]
@@ -240,7 +240,7 @@ def _unboxed(value: Mapping[Any, Any], held: Any) -> Any:
 
 def is_mapping(x: Any) -> bool:
     """Whether ``x`` is a state of some form: paths to leaves."""
-    # Asking an abstract class takes longer than all the rest.
+    # A check against an abstract class takes longer than all the rest.
     known = _mappings.get(type(x))
     if known is None:
         kinds = (Mapping, flat_states.FlatState)
@@ -327,7 +327,7 @@ def _fill(
         place = tree.get(key)
         kind = type(child)
         if type(place) is int:
-            # Asking for the abstract class takes longer than all the rest.
+            # A check against the abstract class takes longer than all the rest.
             is_leaf = issubclass(kind, Variable) or not issubclass(kind, Mapping)
             if not is_leaf or found[place] is not MISSING:
                 return False
@@ -430,7 +430,7 @@ class Misfit(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A leaf of an object, and what a state has for it.
+    """A leaf of an object, and the state's value for it.
 
     Attributes:
         path: Of the leaf in the object.
@@ -438,7 +438,7 @@ class Pair(NamedTuple):
         given: The leaf of the state, or `MISSING`; a value of the same structure if the
             Variable holds a container.
         differences: Its missing paths, and its misfits.
-        place: Where the state has it, and what is to be written there.
+        place: Where the state has it, and the value to be written there.
     """
 
     path: Path
@@ -486,7 +486,7 @@ class Fit:
         return errors.StateMismatchError(text, missing, unexpected, misfits)
 
     def given(self) -> dict[Path, Any]:
-        """What the state has for the object, by the paths of the object."""
+        """The state's values for the object, by the paths of the object."""
         return {pair.path: pair.given for pair in self.pairs if pair.is_given}
 
 
@@ -508,7 +508,7 @@ def compare(node: Any, state: Any) -> Fit:
     path_of = {id(leaf): path for path, leaf in tracked}
     given_at: dict[Path, Given] = {}
     left: list[tuple[Path, Any]] = []
-    # What has the very path of a leaf comes before what has another one of its paths.
+    # A value at the path of a leaf comes before one at another of its paths.
     for given in sorted(found.given, key=lambda given: given.path not in listed):
         is_listed = given.path in listed
         path = given.path if is_listed else path_of.get(id(given.held), given.path)
@@ -535,7 +535,7 @@ def compare(node: Any, state: Any) -> Fit:
 
 
 def match(node: Any, state: Any) -> Match:
-    """Where the parts of a state belong in an object, or in a Variable."""
+    """The places in an object, or in a Variable, for the parts of a state."""
     if not isinstance(node, Variable):
         return _find_places(node, mapping_of(state), in_object)
     found = Match()
@@ -551,7 +551,7 @@ def _shown(path: Path, is_boxed: bool) -> Path:
 
 
 def _paired(path: Path, leaf: Any, given: Any) -> tuple[Pair, list[tuple[Path, Any]]]:
-    """A leaf and what it gets, and what is left of that."""
+    """A leaf and its value, and the rest of that value."""
     parts, treedef = _parts_of(flattening.raw_of(leaf))
     offered: dict[Any, tuple[Path, Any]] = {}
     if given is not MISSING:
@@ -583,7 +583,7 @@ def _paired(path: Path, leaf: Any, given: Any) -> tuple[Pair, list[tuple[Path, A
 def _joined(
     parts: Sequence[tuple[Path, Any]], got: Sequence[Any], treedef: Any, given: Any
 ) -> Any:
-    """What a leaf gets as a whole: a Variable if it is one in the state."""
+    """The whole value that a leaf gets: a Variable if it is one in the state."""
     joined = [_converted(held, x) for (_, held), x in zip(parts, got, strict=True)]
     whole = joined[0] if treedef is None else treedef.unflatten(joined)
     if not isinstance(given, Variable):
@@ -646,7 +646,7 @@ _KINDS = {
 
 
 def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
-    """How what an object holds differs from what a state has for it, if it does."""
+    """The misfit of an object's value and a state's value for it, if there is one."""
     if isinstance(held, (jax.sharding.PartitionSpec, jax.sharding.Sharding)):
         return None
     shape, dtype = _form_of(held)
@@ -661,7 +661,7 @@ def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
         what = "" if _are_equal(dtype, other_dtype) else "dtype"
     if not what:
         return None
-    # That both are abstract, as when a file is compared, is not news.
+    # If both are abstract, as when a file is compared, that is not worth a word.
     alike = isinstance(held, jax.ShapeDtypeStruct) is isinstance(
         given, jax.ShapeDtypeStruct
     )
@@ -703,7 +703,7 @@ def _converted(held: Any, given: Any) -> Any:
 
 
 def describe(x: Any, is_plain: bool = False) -> str:
-    """A leaf in words, such as ``float32[2,3]``; plain if also for an abstract one."""
+    """A leaf in words, as in ``float32[2,3]``; ``is_plain`` treats arrays alike."""
     shape, dtype = _form_of(x)
     if x is None:
         return "None"

@@ -1,4 +1,4 @@
-"""What is a node, and how its children are listed, replaced and rebuilt.
+"""Nodes, and how their children are listed, replaced and rebuilt.
 
     kind of value        is it tracked by identity?   example
     graph node           yes                          Module, Rngs, registered types
@@ -52,7 +52,7 @@ class Child(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GraphKind:
-    """How graph nodes of one type are taken apart and rebuilt in place.
+    """Functions that take graph nodes of one type apart and rebuild them in place.
 
     Attributes:
         flatten: ``node -> (children, metadata)``; the metadata is hashable.
@@ -73,7 +73,7 @@ class GraphKind:
 
 @dataclasses.dataclass(frozen=True)
 class TreeKind:
-    """How tree nodes of one type are taken apart and rebuilt as new objects.
+    """Functions that take tree nodes of one type apart and rebuild them as new objects.
 
     Attributes:
         flatten: ``node -> (children, metadata)``.
@@ -220,13 +220,13 @@ def is_pytree_node(x: Any, *, check_graph_registry: bool = True) -> bool:
 
 
 def get_node_impl(x: Any) -> GraphKind | TreeKind | None:
-    """How ``x`` is taken apart and rebuilt, or ``None`` if it is not a node."""
+    """The functions to take ``x`` apart and rebuild it; ``None`` if it isn't a node."""
     kind = kind_of(x)
     return None if isinstance(kind, Leaf) else kind
 
 
 def get_node_impl_for_type(kind: type) -> GraphKind | TreeKind | None:
-    """How instances of a type are taken apart, or ``None`` if they are not nodes."""
+    """The functions for instances of a type; ``None`` if they are not nodes."""
     known = kind_of_type(kind)
     return None if isinstance(known, Leaf) else known
 
@@ -357,7 +357,7 @@ def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
 _TABLE = bookkeeping.NAMES[0]
 
 
-# The constructor of a named tuple is a function in Python, which would cost as much as
+# The constructor of a named tuple is a Python function, which would cost as much as
 # all the rest.
 _make_child: Callable[[tuple[Any, Any, bool | None]], Child]
 _make_child = functools.partial(tuple.__new__, Child)
@@ -404,7 +404,7 @@ PYTREE = GraphKind(
 )
 
 
-# Containers. The metadata says which type to rebuild.
+# Containers. The metadata has the type to rebuild.
 
 
 def _flatten_sequence(node: Any) -> tuple[list[Child], Any]:
@@ -455,7 +455,7 @@ _registered[type(None)] = TreeKind(lambda _: ([], None), lambda _items, _: None)
 
 
 def is_variable_or_ref(x: Any) -> bool:
-    """Whether ``x`` is what must not occur twice in a tree."""
+    """Whether ``x`` is a value that must not occur twice in a tree."""
     # JAX asks it of all that is in a tree. Tracers of arrays and of refs may share a
     # type.
     known = _known.get(type(x))
@@ -504,8 +504,8 @@ class _Walk:
 
     JAX overflows the stack in a cycle, and loses a little of the stack with every
     exception that passes through it. So the cycle is kept here and raised afterwards.
-    A node that is met twice is rare; only then the object is searched. To note each
-    takes time, so it begins where a tree is larger than most: JAX is then not deep yet.
+    A node is rarely met twice; only then is the object searched. Noting each node takes
+    time, so it begins where a tree is larger than most: JAX is then not deep yet.
     """
 
     def __init__(self, root: Any, is_end: Callable[[Any], bool] | None) -> None:
@@ -558,7 +558,7 @@ def find_duplicate(flat: Iterable[tuple[Any, Any]]) -> tuple[Any, Any, Any] | No
 
 
 def duplicate_report(obj: Any, first: str, second: str) -> str:
-    """The lines that say what occurs where."""
+    """The lines that report a duplicate and its paths."""
     return f"Duplicate {obj!r}\nfound at paths:\n\n  - {first}\n  - {second}\n"
 
 
@@ -578,7 +578,7 @@ _in_compat: set[str] = set()
 
 
 def register_compat(names: Iterable[str]) -> None:
-    """Says which functions and transforms `nnx.compat` has too, as a way out."""
+    """Registers functions and transforms that `nnx.compat` has too, as a way out."""
     _in_compat.update(names)
 
 

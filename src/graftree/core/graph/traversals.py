@@ -1,8 +1,8 @@
-"""Walks over objects: listing, mapping, and finding what is shared.
+"""Walks over objects: listing, mapping, and finding shared values.
 
 Graph mode also visits static attributes and bookkeeping, and each object that is
-tracked by identity once. Tree mode sees what JAX sees, with Variables as leaves; shared
-references and cycles are errors.
+tracked by identity once. Tree mode sees the same as JAX, with Variables as leaves;
+shared references and cycles are errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def iter_graph(
     Args:
         node: Any object or container.
         graph: ``True`` also visits static attributes and bookkeeping, each object once;
-            ``False`` visits what JAX sees. ``None`` takes the default.
+            ``False`` visits the same as JAX. ``None`` takes the default.
 
     Yields:
         Pairs of a path and a value; the root comes last, with ``()``.
@@ -51,13 +51,13 @@ def iter_graph(
 def iter_nodes(
     node: Any, /, *, graph: bool | None = None
 ) -> Iterator[tuple[Path, Any]]:
-    """What `iter_graph` lists, in graph mode without what has no children."""
+    """Lists the same as `iter_graph`; in graph mode only values with children."""
     below = _nodes_in_graph() if config.graph_mode(graph) else _InTree("iter_graph")
     return walks.walk(node, below, children_first=True)
 
 
 def _in_graph() -> walks.Below:
-    """What graph mode has below a value; each object is met once."""
+    """Finds the children of a value in graph mode; each object is met once."""
     is_new = walks.Once()
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
@@ -71,7 +71,7 @@ def _in_graph() -> walks.Below:
 
 
 def _nodes_in_graph() -> walks.Below:
-    """The same without leaves, which most of an object is."""
+    """The same without leaves, which are most of an object."""
     is_new, kinds = walks.Once(), nodes.KINDS
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
@@ -88,7 +88,7 @@ def _nodes_in_graph() -> walks.Below:
 
 
 def _is_singleton(x: Any) -> bool:
-    """Whether ``x`` is a singleton of CPython: to meet it twice is not sharing."""
+    """Whether ``x`` is a singleton of CPython: meeting it twice is not sharing."""
     return x is None or (type(x) is tuple and not x)
 
 
@@ -105,7 +105,7 @@ def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
 
 
 class _InTree:
-    """What tree mode has below a value; nothing may be met twice."""
+    """Finds the children of a value in tree mode; nothing may be met twice."""
 
     def __init__(self, function: str) -> None:
         self._function = function
@@ -271,7 +271,7 @@ def recursive_map(
         graph: ``True`` maps shared objects once; ``None`` takes the default.
 
     Returns:
-        What ``f`` returns for the root.
+        The result of ``f`` for the root.
 
     Raises:
         ValueError: For cycles; in tree mode also for shared references.
@@ -283,9 +283,9 @@ def recursive_map(
         [2, (4, 6)]
     """
     is_graph = config.graph_mode(graph)
-    # Of each node that is not rebuilt yet, what its children became.
+    # For each node that is not rebuilt yet, its new children.
     items: dict[Path, dict[Any, Any]] = collections.defaultdict(dict)
-    done: dict[int, tuple[Any, Any]] = {}  # graph nodes, and what they became
+    done: dict[int, tuple[Any, Any]] = {}  # graph nodes and their replacements
     above = walks.Above()
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
@@ -344,7 +344,7 @@ def _reclassified(
 
 
 def _with_leaves(x: Any, items: dict[Any, Any]) -> Any:
-    """A copy of what JAX takes apart, with other children."""
+    """A copy of a value that JAX takes apart, with other children."""
     if not _is_tree_node(x):
         return x
     listed, treedef = _jax.flatten_one_level(x)

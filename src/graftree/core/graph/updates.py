@@ -86,7 +86,7 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
 
 
 def write(given: Iterable[Given]) -> None:
-    """Writes what states give to places in objects: all, or nothing."""
+    """Writes the parts of states into their places in objects: all, or nothing."""
     _carry_out(Match([*given]))
 
 
@@ -145,7 +145,7 @@ def check_arguments(node: Any, state_list: Sequence[Any], function: str) -> None
 
 
 def _carry_out(found: Match) -> None:
-    """Does all that a state says, or raises before changing anything."""
+    """Writes all of a state, or raises before changing anything."""
     writes: list[Given] = []
     set_at: list[Given] = []
     items: dict[int, list[Given]] = collections.defaultdict(list)
@@ -156,7 +156,7 @@ def _carry_out(found: Match) -> None:
                 raw = given.held.get_raw_value()
                 if matching.holds_leaf(raw):
                     refused.append(_refusal(given, raw))
-            # An empty mapping says nothing of a Variable.
+            # An empty mapping has no value for a Variable.
             if not _is_empty(given.value):
                 writes.append(given)
         elif given.held is MISSING and _index_of(given) is not None:
@@ -198,7 +198,7 @@ def _write_all(writes: Sequence[Given]) -> None:
 
 
 def _refusal(given: Given, held: Any) -> str:
-    """Says that there is something with parts for what holds an array."""
+    """The message that a value with parts is given to a holder of an array."""
     keys = [*map(repr, matching.mapping_of(given.value))]
     listed = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
     is_box = isinstance(given.held, Variable)
@@ -211,7 +211,7 @@ def _refusal(given: Given, held: Any) -> str:
 
 
 def _setting(given: Given) -> Step:
-    """What puts a value in the place of what is not a Variable; it is checked."""
+    """The checked step that replaces a value other than a Variable."""
     path, held, value, node, owner = given
     kind: Any = nodes.kind_of(held)
     if held is MISSING:
@@ -233,7 +233,7 @@ def _setting(given: Given) -> Step:
 
 
 def _copied(value: Any) -> Any:
-    """What a new attribute gets: Variables of its own."""
+    """The value for a new attribute, with Variables of its own."""
     if isinstance(value, Variable):
         return value.copy()
     if not isinstance(value, (State, graphdefs.GraphState)):
@@ -276,7 +276,7 @@ def _index_of(given: Given) -> int | None:
 
 
 def _appending(added: Sequence[Given]) -> Iterator[Step]:
-    """What puts new items at the end of a `List`, in the order of their indices."""
+    """The steps that append new items to a `List`, in the order of their indices."""
     found = sorted([(_index_of(given), given) for given in added], key=_first)
     for number, (index, given) in enumerate(found, len(added[0].node)):
         if index != number:  # the List would put it at its end
@@ -297,7 +297,7 @@ def _out_of_range(given: Given) -> IndexError:
 
 
 def _raw_for(variable: Variable[Any], leaf: Any) -> Any:
-    """What a leaf of a state gives to a Variable: an array for an array."""
+    """The raw value for a Variable from a leaf of a state: an array for an array."""
     raw = flattening.raw_of(leaf)
     if isinstance(raw, _NUMPY):
         held = variable.get_raw_value()
@@ -310,7 +310,7 @@ _NUMPY = (np.ndarray, np.generic)
 
 
 def check_owned(owner: Pytree | None, key: Any) -> None:
-    """Checks the node that is changed, or that holds the container that is."""
+    """Checks the changed node, or the one that holds the changed container."""
     if owner is not None:
         bookkeeping.check_owned(owner, str(key))
 
@@ -341,7 +341,7 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
         for path, leaf in zip(skeleton.paths(), leaves, strict=True)
         if isinstance(leaf, Variable) and predicate(path, leaf)
     ]
-    # All or nothing: whatever one of them refuses is found before the first changes.
+    # All or nothing: any refusal is found before the first one changes.
     for variable, _ in chosen:
         variables.check_write(variable)
     for variable, entries in chosen:
@@ -419,7 +419,7 @@ def _leaves_of(root: Any) -> Iterator[tuple[Path, Any, tuple[Any, Pytree | None]
 
 
 def _removal(path: Path, node: Any, owner: Pytree | None) -> Step:
-    """What takes a leaf out of the node that has it, which may be done."""
+    """The step that takes a leaf out of its node; raises if that is not allowed."""
     key = path[-1]
     kind: Any = nodes.kind_of(node)
     if kind.pop_key is None or (kind is nodes.PYTREE and not isinstance(key, str)):

@@ -1,28 +1,28 @@
 """Detects structural changes; caches the GraphDef of an object until there is one.
 
 The second time that an object is flattened in a mode, the result is kept with it: its
-skeleton and the places of its leaves, with a `StructureWatch` that tells whether they
+skeleton and the places of its leaves, with a `StructureWatch` that checks whether they
 are still right. So objects that are flattened once, as inside a trace, pay nothing.
-Objects in a container, as in ``split((model, optimizer))``, are one thing that is known
-by them all. Of an object whose static attributes take turns, as by ``train()`` and
-``eval()``, some results are kept.
+Objects in a container, as in ``split((model, optimizer))``, have one result, found by
+all of them. If the static attributes of an object alternate, as by ``train()`` and
+``eval()``, several of its results are kept.
 
-A watch knows the rows of a skeleton and the objects that they are of, and tells later,
-as cheaply as it can, whether each is still what its row says:
+A watch knows the rows of a skeleton and their objects, and checks later, as cheaply as
+it can, whether each object still matches its row:
 
     what                                     how a change is seen
     attributes; metadata of Variables        one comparison with the structure counter;
                                              if that moved, one stamp per object; those
                                              with another stamp are compared with their
-                                             rows, since they may be what they were
+                                             rows, since they may be as before
     attributes that may be set unstamped     compared with their rows at each call
-    objects of registered types              the same: what the type lists of them
+    objects of registered types              the same: the members that the type lists
     lists, dicts, ... in data attributes     they are compared with copies
     static values that may be changed        their imprints are compared
     the value of a Variable, an array        not at all: it is not structure
 
-A watch holds Variables and containers, but no object besides their members. So usually
-it keeps no model alive; `StructureWatch.reaches` tells.
+A watch holds Variables and containers, but no objects other than their members. So it
+usually keeps no model alive; `StructureWatch.reaches` checks that.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def flatten_node(
             return memo.graphdef, memo.leaves()
     made = ownership.clock.now
     if known is None:
-        # `()` says that it was taken apart once.
+        # `()` means that it was taken apart once.
         memos[sharing] = ()
         if sharing:
             return flattening.flatten_graph(node)
@@ -95,7 +95,7 @@ def flatten_node(
 
 
 def _note_read(node: Any) -> None:
-    """Notes that a state is made of an object, with all that was written into it."""
+    """Notes that a state is made of an object, with all writes into it."""
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
@@ -108,10 +108,10 @@ def _note_read(node: Any) -> None:
             pytrees.note_read(x)
 
 
-# What `jax.jit` gets of objects is known by memos of one more mode.
+# One more mode of memos, for the leaves of objects that `jax.jit` gets.
 _AT_ONCE: Any = "at once"
-# To make one takes the time of some calls. So an object that changes all the time has
-# a few, and no more.
+# Making one takes as long as several calls. So an object that changes all the time
+# gets only a few.
 _MOST_AT_ONCE = 16
 
 
@@ -121,8 +121,8 @@ def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | N
     The skeleton is the same one for all objects with one that is equal, and has its
     number in front (`graphdefs.Interned`).
 
-    By these `jax.jit` finds what it has compiled for such objects. So it need not take
-    each object and Variable apart.
+    With these `jax.jit` finds its compiled program for such objects. So it need not
+    take each object and Variable apart.
     """
     memos = bookkeeping.memos_of(obj)
     known, left = memos.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
@@ -153,7 +153,7 @@ _at_once = Interned()
 
 
 def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
-    """The object of what `flatten_at_once` gave."""
+    """The object that `flatten_at_once` took apart."""
     _, graphdef = static
     (row,) = graphdef.rows
     leaves = [
@@ -167,12 +167,12 @@ pytrees.register_at_once(pytrees.AtOnce(flatten_at_once, unflatten_at_once))
 
 
 class Together:
-    """What is known of objects that come together, as in ``(model, optimizer)``.
+    """The memos of objects that come together, as in ``(model, optimizer)``.
 
-    It is forgotten with the first of them that is gone. Most programs have few.
+    They are forgotten with the first object that is gone. Most programs have few.
 
     Attributes:
-        latest: What was used last; forgotten when anything is.
+        latest: The entry used last; forgotten when anything is.
     """
 
     LIMIT = 64
@@ -183,9 +183,9 @@ class Together:
         self.latest: Any = None
 
     def find(self, key: Any, objects: Sequence[Any]) -> dict[Any, Any]:
-        """The memos of some objects, by whatever they are called.
+        """The memos of some objects, by the given key.
 
-        The key has for each what stands for it as long as it lives.
+        The key has for each object a value that stands for it as long as it lives.
         """
         memos, references = self._known.get(key, ({}, None))
         if references is not None:
@@ -215,9 +215,9 @@ _combinations = Together()
 
 
 def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
-    """The memos of an object or container by mode; what objects a container is of.
+    """The memos of an object or container by mode; the objects of a container.
 
-    New ones if there is anything else in it, and in a trace, whose objects go.
+    New ones if there is anything else in it, and in a trace, whose objects don't last.
     """
     if nodes.kind_of(node) is nodes.PYTREE:
         return bookkeeping.memos_of(node), []
@@ -297,11 +297,11 @@ _stamp_of = operator.attrgetter("stamp")
 
 
 class StructureWatch:
-    """Tells whether objects are what the rows of their skeleton say.
+    """Checks whether objects still match the rows of their skeleton.
 
     Args:
         skeleton: Of the objects.
-        members: For each row its object or container; ``None`` for what JAX took apart.
+        members: For each row its object or container; ``None`` if JAX took it apart.
         objects: The objects by the numbers in the skeleton.
         made: The structure counter, read before the skeleton was made.
 
@@ -309,12 +309,12 @@ class StructureWatch:
         is_complete: Whether all of it can be watched. Arrays in objects of types that
             were registered as graph nodes can't be. And if another thread changed
             anything meanwhile, it might have been one of these.
-        is_stamped: Whether all objects have stamps. To compare others with their rows
-            takes longer than JAX takes to flatten them.
+        is_stamped: Whether all objects have stamps. Comparing others with their rows
+            takes longer than flattening them with JAX.
         nodes: The objects that are members of containers.
         variables: The Variables in them.
         checked: The structure counter when nothing had changed.
-        has_contents: Whether there is more to be seen than stamps.
+        has_contents: Whether there is more to compare than stamps.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class StructureWatch:
         self.variables = [x for x in self._numbered.values() if isinstance(x, Variable)]
         self._statics: dict[int, Any] = {}
         self._mirrored: list[dict[Any, Any]] = []
-        self._unseen: list[int] = []  # rows that no stamp tells of
+        self._unseen: list[int] = []  # rows without a stamp
         self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
         self.is_complete = True
@@ -352,7 +352,7 @@ class StructureWatch:
             functools.partial(self._is_as_was, place) for place in self._unseen
         ]
         self.has_contents = bool(self._mirrored or self._statics or self._comparisons)
-        # Some types make what they list, so that it is never what it was.
+        # Some types make their members when they list them, so these are always new.
         self.is_complete &= all(map(self._is_as_was, self._unseen))
         latest = max(*self._stamps, *self._variable_stamps, ownership.clock.now)
         self.is_complete &= latest == made
@@ -376,7 +376,7 @@ class StructureWatch:
             if found != self._stamps:
                 if not self._look_alike(found):
                     return False
-                # What came after the stamps were read has a stamp of its own.
+                # A change made after the stamps were read has a stamp of its own.
                 self._stamps = found
             if self._variables_differ():
                 return False
@@ -400,7 +400,7 @@ class StructureWatch:
         )
 
     def reaches(self, objects: Sequence[Any]) -> bool:
-        """Whether what the watch holds refers to one of these objects in turn."""
+        """Whether values that the watch holds refer back to one of these objects."""
         is_new = walks.Once()
 
         def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
@@ -410,13 +410,13 @@ class StructureWatch:
         return any(node is obj for _, node in met for obj in objects)
 
     def _look_alike(self, stamps: Sequence[int], *, with_statics: bool = True) -> bool:
-        """Whether the objects with other stamps than before are like they were."""
+        """Whether the objects with other stamps than before are as they were."""
         are_changed = map(operator.ne, stamps, self._stamps)
         changed = itertools.compress(self._places, are_changed)
         return all(self._is_as_was(place, with_statics) for place in changed)
 
     def _is_as_was(self, place: int, with_statics: bool = True) -> bool:
-        """Whether an object is what its row says, made of the same objects."""
+        """Whether an object matches its row and is made of the same objects."""
         row, obj = self._rows[place], self._member(place)
         if obj is None or type(obj) is not row.type or not self._has_its_dict(place):
             return False
@@ -431,7 +431,7 @@ class StructureWatch:
             if key != known:
                 return False
             if cell is NODE:
-                # What is gone is `None`, too.
+                # A missing value is `None`, too.
                 is_same = value is self._member(below) and (
                     value is not None or self._rows[below].type is type(None)
                 )
@@ -469,8 +469,8 @@ class StructureWatch:
         return [*map(variables.stamp_of, self.variables)] != self._variable_stamps
 
     def _mirrors_hold(self) -> bool:
-        # Python compares by identity first. So if a Variable is asked whether it equals
-        # something else, it was replaced; in one of the two orders it is asked.
+        # Python compares by identity first. So if a Variable is compared with another
+        # value, it was replaced; in one of the two orders its method is called.
         now, then = self._mirrored, self._mirrors
         before = operators.comparisons.latest
         try:
@@ -506,7 +506,7 @@ class StructureWatch:
                 if nodes.kind_of(value) is Leaf.STATIC:
                     self._data[place, key] = value
         else:
-            # Such objects have no stamps, and what they list is read only from them.
+            # Such objects have no stamps, and their members are read only from them.
             self._unseen.append(place)
             self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
             self._add_static(row.metadata)
@@ -518,7 +518,7 @@ class StructureWatch:
                 self._add_static(cell[1])
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
-        """Adds a container; whether that says it all of what is below it, too."""
+        """Adds a container; returns whether that covers all values below it, too."""
         content = flat_states.raw_mapping(x) if isinstance(x, State) else x
         if type(content) is dict and _mirror(content) is not None:
             self._mirrored.append(content)
@@ -546,7 +546,7 @@ def _differs(value: Any, before: Any) -> bool:
     """Whether a value is another one than it was."""
     if value is before:
         return False
-    # Comparing values of other types would run code of the user's.
+    # Comparing values of other types would run the user's code.
     is_atom = type(value) is type(before) and type(value) in attributes.ATOMS
     return not (is_atom and Static(value) == Static(before))
 
@@ -569,17 +569,17 @@ def _weak(node: Any) -> Any:
 def _mirror(x: Any) -> Any:
     """A copy of nested dicts of Variables; ``None`` if there is anything else in them.
 
-    Such is the state of an optimizer: many dicts, which Python compares the fastest.
+    The state of an optimizer is like this: many dicts, which Python compares fastest.
     """
     if type(x) is not dict:
-        # `_mirrors_hold` relies on hearing of comparisons.
+        # `_mirrors_hold` relies on noticing comparisons.
         return x if type(x).__eq__ is Variable.__eq__ else None
     copied = {key: _mirror(value) for key, value in x.items()}
     return None if any(value is None for value in copied.values()) else copied
 
 
 def _comparison(x: Any) -> Callable[[], bool]:
-    """Tells later whether a container has the same members, under the same keys."""
+    """Checks later whether a container has the same members under the same keys."""
     then = _members_of(x)
     keys = _keys_of(x)
 
@@ -603,14 +603,14 @@ def _members_of(x: Any) -> list[Any]:
 
 
 def _keys_of(x: Any) -> Any:
-    """What a container has besides its members."""
+    """The data of a container besides its members."""
     if type(x) is list:
         return None
     return [*x] if type(x) is dict else _jax.flatten_one_level(x)[1]
 
 
 class Attribute(NamedTuple):
-    """Where an object has an array, which may be replaced by another one.
+    """The place of an array in an object, where it may be replaced by another one.
 
     Attributes:
         owner: The object, which is not kept alive.

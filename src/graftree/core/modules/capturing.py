@@ -1,4 +1,4 @@
-"""What Modules record while they run, and calls that return it.
+"""Values that Modules record while they run, and calls that return them.
 
 A Module records with `sow` and `perturb`. During a call, `capture` gives every Module
 below its subject a data attribute, one Variable per recorded type, each holding a dict
@@ -9,7 +9,7 @@ below its subject a data attribute, one Variable per recorded type, each holding
 Being state like any other, these buffers go through lifted transforms. `sow` and
 `perturb` write to the buffer of exactly their type, under the ownership rule of
 Variables: a value of an inner trace that never comes back raises instead of leaking.
-What always holds:
+Invariants:
 
 - A call that raises leaves no buffer behind, nor do copies of Modules it made.
 - A nested call on the same Module puts its own buffers in front of those of the outer
@@ -19,7 +19,7 @@ What always holds:
   does not see the buffers.
 
 With ``method_outputs=``, a call ``module.f(x)`` also records its output. So during the
-call, each Module gets another class: a subclass of its own, made here, that overrides
+call, each Module gets another class: a subclass of its own, made here, which overrides
 each method with one that also records. The wrappers must be on a class, because Python
 looks up ``__call__`` there, and because a class, unlike wrappers in an instance,
 survives the flattening of lifted transforms. The user's class stays as it is for
@@ -185,7 +185,7 @@ class Sower:
         return value if zeros is MISSING else jax.tree.map(operator.add, zeros, x)
 
 
-# Makes what is recorded under a name out of what was; `MISSING` if that is nothing.
+# Makes the new record under a name from the old one; `MISSING` if there is none.
 _Update = Callable[[Any], Any]
 
 
@@ -205,9 +205,9 @@ def _change(
     update: _Update,
     capture_noop: bool | None,
 ) -> Any:
-    """Updates what is recorded under a name, and returns it; `MISSING` if nothing is.
+    """Updates the record under a name, and returns it; `MISSING` if there is none.
 
-    Outside a capture it is an attribute.
+    Outside a capture the record is an attribute.
     """
     if isinstance(variable_type, str):
         variable_type = variables.variable_type_from_name(
@@ -230,7 +230,7 @@ def _change(
     new = update(old)
     if new is not old:
         variable.set_value(new)
-        variables.note_read(variable)  # what is recorded may be dropped
+        variables.note_read(variable)  # a record may be dropped
     return new
 
 
@@ -238,7 +238,7 @@ def _open_buffers(module: Any) -> tuple[Buffer, ...] | None:
     """The buffers to record to; ``None`` outside a capture.
 
     A Module with buffers but without an entry in `_capturing_threads` was rebuilt by a
-    transform inside a capture, so only the thread that traces it knows it.
+    transform inside a capture, so only the thread that traces it has it.
     """
     buffers = vars(module).get(BUFFERS)
     if buffers is None:
@@ -266,7 +266,7 @@ def _record(
     old = entries.get(name, MISSING)
     new = update(old)
     if new is not old:
-        # A new dict: the old one may be what an outer trace holds.
+        # A new dict: an outer trace may hold the old one.
         buffer.set_raw_value({**entries, name: new})
         variables.note_read(buffer)
     return new
@@ -297,7 +297,7 @@ def _warn_outside_capture(method: str) -> None:
     )
 
 
-# Classes whose methods are not what a user means by the outputs of a method.
+# Classes with methods that users don't mean by the outputs of methods.
 _machinery: set[type] = set()
 
 
@@ -318,7 +318,7 @@ def records_no_outputs(cls: type[T]) -> type[T]:
 
 
 class _Request(NamedTuple):
-    """What one use of `capture` asks for."""
+    """The request of one use of `capture`."""
 
     kinds: tuple[type[Variable[Any]], ...]
     init: Mapping[Any, Any] | None
@@ -432,7 +432,7 @@ _Recorded = Sequence[tuple[Path, tuple[Buffer, ...]]]
 def _call(
     subject: Any, request: _Request, function: Callable[[], Any]
 ) -> tuple[Any, _Recorded]:
-    """The result of a call, and what the Modules in its subject record."""
+    """The result of a call, and the records of the Modules in its subject."""
     with _turn:
         modules, claimed = _claim(subject)
     before = [
@@ -450,7 +450,7 @@ def _call(
             for module in claimed:
                 del _capturing_threads[id(module)]
             _turn.notify_all()
-        # In an outer call such copies may be there to record for it.
+        # In an outer call such copies may have to record for it.
         if all(outer_buffers is None for _, outer_buffers, _ in before):
             _clean_copies(subject, result)
 
@@ -475,7 +475,7 @@ def _claim(subject: Any) -> tuple[list[tuple[Path, Any]], list[Any]]:
 
 def _modules_in(node: Any) -> list[tuple[Path, Any]]:
     # Graph mode on purpose: recording works in all modes, and the transforms in the
-    # call reject what they don't support.
+    # call reject anything they don't support.
     return [
         (path, value)
         for path, value in traversals.iter_graph(node, graph=True)
@@ -562,11 +562,11 @@ def _to_state(recorded: _Recorded, var_type: type[Variable[Any]]) -> states.Stat
     return states.from_flat_state(paths.sorted_by_path(flat.items()))
 
 
-# Classes whose methods record what they return.
+# Classes whose methods record their outputs.
 
 
 class _OutputRecorder:
-    """What all classes that record outputs have in their MRO, before the user's class.
+    """In the MRO of all classes that record outputs, before the user's class.
 
     It is not a base of theirs: an object may change its class only to one whose first
     base is the class it has.
@@ -575,8 +575,8 @@ class _OutputRecorder:
     __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        # In the place of such hooks in the user's classes: they must not learn of this
-        # subclass, and may want arguments.
+        # Replaces such hooks of the user's classes: they must not see this subclass,
+        # and may want arguments.
         pytrees.Pytree.__init_subclass__.__func__(cls, **options)
 
 

@@ -117,7 +117,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         """Returns the index of the first item that equals ``value``.
 
         Args:
-            value: What to look for; arrays and Variables are compared by value.
+            value: The item to find; arrays and Variables are compared by value.
             start: The first index to look at.
             stop: The index to stop at; ``None`` for the length.
 
@@ -320,8 +320,8 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
     Items are also attributes: ``d["a"]`` is ``d.a``. The exception is a key that is the
     name of a method, such as ``d["items"]``.
 
-    Items are in the order of insertion. What a transform, `clone` or `merge` makes of a
-    Dict has them sorted, like the State. Where the order matters, as for layers that
+    Items are in the order of insertion. A transform, `clone` or `merge` makes a Dict
+    with sorted items, like the State. Where the order matters, as for layers that
     are applied one after the other, use a `List`.
 
     Args:
@@ -433,7 +433,7 @@ def _warn_of_order(x: Dict[Any], names: list[str]) -> None:
 
 
 def _level_of_user() -> int:
-    """How far above the caller the loop is; 0 if it is ours, as where a Dict prints.
+    """The level of the loop above the caller; 0 if it is ours, as when a Dict prints.
 
     `Mapping.items` and its like have frames of their own.
     """

@@ -2,7 +2,7 @@
 
 `Module` adds three things to `Pytree`: setting attributes on all nested Modules
 (`set_attributes`, `train`, `eval`), recording values inside a call (`sow`, `perturb`:
-see `capturing.py`), and being what `iter_modules` looks for. It holds no state itself,
+see `capturing.py`), and being found by `iter_modules`. It holds no state itself,
 so a Module that needs none of these may as well be a Pytree.
 
 A view is a second object over the same Variables, configured differently: `view` calls
@@ -283,7 +283,7 @@ def _configure(
     stacked: dict[Path, dict[Path, Mapping[str, Any]]] = {}
     plain = {}
     for path, own in options.items():
-        # Where the path leads to layers that are kept as one.
+        # For a path that leads to layers kept as one.
         ends = [n for n, key in enumerate(path) if key == _stack_of(parts[path[:n]])[0]]
         if ends:
             stacked.setdefault(path[: ends[0]], {})[path[ends[0] + 1 :]] = own
@@ -300,8 +300,8 @@ def _configure_in(layer: Any, options: Mapping[Path, Mapping[str, Any]]) -> None
     _configure(dict(traversals.iter_graph(layer, graph=True)), options)
 
 
-# Classes of objects that keep equal layers as one: of each the attribute with that, and
-# what calls a function with every layer.
+# Classes of objects that keep equal layers as one: for each, the attribute with that
+# layer, and a function that calls another one with every layer.
 _STACKS: dict[type, tuple[str, Callable[[Any, Callable[[Any], None]], None]]] = {}
 
 
@@ -325,7 +325,7 @@ def _stack_of(x: Any) -> tuple[str | None, Any]:
 
 
 def _is_configurable(value: Any) -> bool:
-    # The class decides: an `Rngs` makes up any attribute that it is asked for.
+    # The class decides: an `Rngs` makes up any attribute on request.
     return isinstance(value, pytrees.Pytree) and hasattr(type(value), "set_view")
 
 

@@ -6,7 +6,7 @@ nothing. JAX does not let refs be returned, differentiated, or passed twice. For
 convert the model: `to_arrays` before ``jax.grad``, `to_refs` after a model was made.
 
 All functions here return a new object and leave their argument unchanged. The two share
-whatever needs no conversion, including Variables.
+everything that needs no conversion, including Variables.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def to_refs(node: N, /, only: Any = ...) -> N:
         only: A filter for the Variables and arrays to convert.
 
     Returns:
-        A new object. It shares with ``node`` what is already in refs.
+        A new object. It shares with ``node`` the values that are already in refs.
 
     Raises:
         ValueError: If a Variable or array to convert occurs more than once.
@@ -128,7 +128,7 @@ def to_arrays(node: N, /, *, only: Any = ..., allow_duplicates: bool = False) ->
             converted; a Variable stays shared.
 
     Returns:
-        A new object. It shares with ``node`` what is not in refs.
+        A new object. It shares with ``node`` the values that are not in refs.
 
     Raises:
         ValueError: If a Variable or ref to convert occurs more than once.
@@ -161,7 +161,7 @@ def _convert(
     only: Any,
     allow_duplicates: bool,
 ) -> Any:
-    """A new object in which leaves are changed that need it and that ``only`` picks."""
+    """A new object in which the leaves that ``only`` picks are changed if needed."""
     is_meant = filters.to_predicate(only)
 
     def is_picked(path: Any, leaf: Any) -> bool:
@@ -193,7 +193,7 @@ def _refuse_duplicates(groups: list[list[Any]]) -> None:
     )
 
 
-# What earlier releases called them.
+# Their names in earlier releases.
 as_ref_vars = functools.partial(with_vars, ref=True)
 as_array_vars = functools.partial(with_vars, ref=False)
 as_hijax_vars = to_hijax = functools.partial(with_vars, hijax=True)

@@ -5,11 +5,11 @@
     jax.tree.flatten -> pytrees.py -> data attributes are children, the rest the treedef
 
 - ``attributes.py``: the status of an attribute: declared, or inferred when it is set;
-  what is known of a class, looked up once.
-- ``bookkeeping.py``: what is known of one object: owner, stamp, statuses, memos.
-- ``running.py``: which object runs, and where it is; who makes objects; what messages
-  say of objects.
-- ``methods.py``: what stands for ``__call__`` and says so; observers of calls, and what
-  JAX traces for them; results that are cast.
+  the facts about a class, looked up once.
+- ``bookkeeping.py``: the data on one object: owner, stamp, statuses, memos.
+- ``running.py``: the running object and its path; makers of objects; the descriptions
+  of objects in messages.
+- ``methods.py``: the stand-in for ``__call__``, which reports calls; observers of
+  calls, and the traces made for them; results that are cast.
 - ``pytrees.py``: `Pytree`, the base class, as a JAX pytree.
 """

@@ -1,13 +1,13 @@
-"""Which attributes of an object are data, and which are static.
+"""The status of each attribute of an object: data or static.
 
 The status of an attribute is declared (with `data` or `static`, in the class body or
 around the assigned value) or inferred from the first value. This file holds the
 declarations, the table of statuses that each object carries, and the checks that keep
 arrays out of static attributes; `pytrees.py` calls them when attributes are set.
 
-What is known of a class of Pytrees (`Facts`) is kept here, not on the class, whose
-attributes all belong to the user. It is found when first needed, and again after a
-change of what it depends on: the bases of a class, a property, ``__setattr__``.
+The facts about a class of Pytrees (`Facts`) are kept here, not on the class, whose
+attributes all belong to the user. They are found when first needed, and again after a
+change of something they depend on: the bases of a class, a property, ``__setattr__``.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _leaves(x: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
 
 
 class AttributeField(dataclasses.Field):
-    """What `data` and `static` return: a status and, possibly, a value.
+    """The result of `data` and `static`: a status and, possibly, a value.
 
     In a class body it is a dataclass field. Assigning it stores the value it holds.
     """
@@ -179,7 +179,7 @@ _FIELD_DEFAULTS: dict[str, Any] = {
 }
 
 
-@overload  # to a type checker the value is what an attribute gets
+@overload  # for a type checker the attribute gets the value itself
 def data(value: T, /) -> T: ...
 @overload
 def data(*, default: T, **options: Any) -> T: ...
@@ -321,7 +321,7 @@ _Comparison = Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]
 
 @dataclasses.dataclass(frozen=True)
 class Naming:
-    """How the attributes of a class are sorted, and which keys stand for them in paths.
+    """The order of the attributes of a class, and the keys for them in paths.
 
     Attributes:
         sort_key: As for ``sorted``; ``None`` sorts by name.
@@ -338,8 +338,8 @@ class AttributeTable(HashableMapping):
     """The statuses of an object's attributes: name -> is it data?
 
     Immutable: setting an attribute with a new name replaces the table of the object.
-    What follows from a table is found once per table. And a table remembers the one it
-    was last extended to, so that the objects which the same code makes share theirs.
+    Facts derived from a table are found once per table. And a table remembers the one
+    it was last extended to, so that objects made by the same code share theirs.
     """
 
     __slots__ = (
@@ -371,7 +371,7 @@ class AttributeTable(HashableMapping):
         if self.get(key) is value:
             return self
         extended = super().with_entry(key, value)
-        # Only one, and a longer one: what a table keeps alive is a short chain.
+        # Only one, and a longer one: a table keeps only a short chain alive.
         if len(self) < len(extended) <= _LONGEST_CHAIN:
             self._extension = key, value, extended
         return extended
@@ -388,7 +388,7 @@ class AttributeTable(HashableMapping):
         return self._names
 
     def getters(self, naming: Naming) -> tuple[_Names, _Getter, _Getter, _Getter]:
-        """What takes ``vars`` apart and puts them together, all in C.
+        """The functions that take ``vars`` apart and put them together, all in C.
 
         Returns:
             The sorted names of all attributes; two functions of ``vars`` that give the
@@ -423,10 +423,10 @@ def _getter(keys: Sequence[Any]) -> _Getter:
 
 @functools.lru_cache(maxsize=1024)
 def values_beside(names: _Names, fixed: _Names) -> _Comparison:
-    """A function: what ``vars`` has under names, if what is fixed are these objects.
+    """A function that gives values of ``vars``, if the fixed ones are these objects.
 
     It is generated: JAX flattens each object of a model on each call, and this takes a
-    third of what `all` of a `map` of `operator.is_` takes (110 ns for nine values).
+    third of the time of `all` of a `map` of `operator.is_` (110 ns for nine values).
     """
     listed = (*names, *fixed)
     if len(listed) > _LONGEST_CHAIN or any(type(name) is not str for name in listed):
@@ -481,7 +481,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Facts:
-    """What is known of one class.
+    """The facts about one class of Pytrees.
 
     Attributes:
         is_pytree: Whether its instances are JAX pytrees.
@@ -491,7 +491,7 @@ class Facts:
         empty_table: Where the tables of its instances begin. One per class: a table
             remembers one extension, which is that of the class.
         is_stamping: Whether setting and deleting attributes always stamps the object.
-        checks_itself: Whether it has a ``_check_valid_context`` of its own, to be asked
+        checks_itself: Whether it has a ``_check_valid_context`` of its own, to call
             before each change of an instance.
     """
 
@@ -516,20 +516,20 @@ class Facts:
         self.checks_itself = check is not None and check not in _OURS
 
 
-# To be asked before `facts_of` where a call would count.
+# To be read before `facts_of` where the cost of a call matters.
 known: dict[type, Facts] = {}
 
-# What a class statement says, for all classes below it that say nothing.
+# The option of a class statement, for all classes below it that don't set it.
 _are_pytrees: dict[type, bool] = {}
 _namings: dict[type, Naming] = {}
 _PLAIN = Naming()
 
-# Methods of ours in the place of which a class may have its own.
+# Our methods that a class may replace by its own.
 _OURS: set[Any] = set()
 
 
 def facts_of(cls: type) -> Facts:
-    """What is known of a class."""
+    """Returns the facts about a class."""
     try:
         return known[cls]
     except KeyError:
@@ -546,13 +546,13 @@ changes: Any = types.SimpleNamespace(stamp=0)
 
 
 def forget() -> None:
-    """Forgets what is known, as a class changes, and with it those below it."""
+    """Forgets the facts when a class changes, and with it those below it."""
     known.clear()
     ownership.touch(changes)
 
 
 def declare_pytree(cls: type, is_pytree: bool) -> None:
-    """Says whether instances of a class, and of those below it, are JAX pytrees."""
+    """Sets whether instances of a class, and of those below it, are JAX pytrees."""
     _are_pytrees[cls] = is_pytree
 
 

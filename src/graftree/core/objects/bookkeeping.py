@@ -1,4 +1,4 @@
-"""What a Pytree holds besides its attributes, and how its ``vars`` are watched.
+"""The data of a Pytree besides its attributes, and how its ``vars`` are watched.
 
     vars(obj)["_pytree__nodes"]   the table: attribute name -> is it data?
     vars(obj)["_pytree__state"]   the owning trace, the structure stamp, setup flags
@@ -63,8 +63,8 @@ class PytreeState:
         owner: The token of the trace that owns the object.
         built: Whether construction has ended; until then some checks are deferred.
         stamp: The number of the last structural change (see `ownership.touch`).
-        memos: What is known of the object's structure, by mode (see `watches.py`).
-        aux: What JAX got last as the static part of the object (see `pytrees.py`).
+        memos: The results about the object's structure, by mode (see `watches.py`).
+        aux: The static part of the object that JAX got last (see `pytrees.py`).
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ PytreeState.__module__ = "graftree.core.objects.pytrees"
 
 
 def complete(obj: Any) -> dict[str, Any]:
-    """The ``vars`` of an object, which gets what bookkeeping it lacks."""
+    """The ``vars`` of an object, which gets any bookkeeping it lacks."""
     entries = obj.__dict__
     if NODES not in entries:
         put(entries, NODES, attributes.facts_of(type(obj)).empty_table)
@@ -140,9 +140,9 @@ def complete(obj: Any) -> dict[str, Any]:
 
 
 class Default:
-    """What an object that was not made by its metaclass shows as its bookkeeping.
+    """The bookkeeping shown by an object that its metaclass did not make.
 
-    Not a data descriptor: what is in ``vars`` comes first.
+    Not a data descriptor: an entry in ``vars`` comes first.
     """
 
     def __init__(self, name: str) -> None:
@@ -175,20 +175,20 @@ def table_of(obj: Any) -> AttributeTable:
     """The table of statuses of an object, with those that were put into ``vars``."""
     entries = obj.__dict__
     table = entries.get(NODES)
-    # The number of names says it but for one put in the place of another. Who looks
-    # up the names of the table has a KeyError then, and calls `settle` (below).
+    # The number of names shows all changes but one name put in place of another. Code
+    # that looks up the table's names then gets a KeyError and calls `settle` (below).
     if table is None or len(entries) != table.size + len(NAMES):
         return settle(obj)
     return table
 
 
 def statuses(obj: Any) -> AttributeTable:
-    """The table as it is, which may lack what was put into ``vars``."""
+    """The table as it is, which may lack names that were put into ``vars``."""
     return obj.__dict__.get(NODES, attributes.EMPTY_TABLE)
 
 
 def check_owned(obj: Any, attribute: str | None = None) -> None:
-    """Raises if an object must not be changed now; its class may have a say in that."""
+    """Raises if an object must not be changed now; its class may add a check."""
     if attributes.facts_of(type(obj)).checks_itself or not state_of(obj).is_owned():
         obj._check_valid_context(lambda: str(ownership.object_error(obj, attribute)))
 
@@ -322,7 +322,7 @@ def watch(obj: Any) -> bool:
 
 
 def _exchange(obj: Any) -> tuple[dict[str, Any], int]:
-    """Puts a watched dict in place of that of an object; that, and who holds it."""
+    """Swaps in a watched dict; returns the object's old dict and its references."""
     before = obj.__dict__
     watched: dict[str, Any] = WatchedDict(before)
     object.__setattr__(obj, "__dict__", watched)
@@ -337,7 +337,7 @@ class _Probe:
     """Its ``vars`` are held only by itself."""
 
 
-# What a variable of a function counts for differs between versions of Python, so each
+# The count for a variable of a function differs between versions of Python, so each
 # count is compared with one that was taken in the same way.
 _ALONE = _holders(_Probe())
 _, _ALONE_AFTER = _exchange(_Probe())

@@ -1,21 +1,21 @@
-"""Methods whose calls are known, ``__call__`` and those that a user names; observers.
+"""Methods whose calls are tracked, ``__call__`` and those a user names; observers.
 
     class Net(nnx.Module):
         def __call__(self, x): ...          vars(Net)["__call__"] is a `TrackedMethod`
         def encode(self, x): ...            the function itself, as any other value
 
-For a method to be known, a `TrackedMethod` stands for its function in the class: it
-opens a frame (``running.py``) around each call. To users it looks like that
-function: it has its attributes, which are read and written there. Other methods, and
-functions that are values in a class, stay what the user wrote.
+To track a method, a `TrackedMethod` stands for its function in the class: it opens a
+frame (``running.py``) around each call. To users it looks like that function: it has
+its attributes, which are read and written there. Other methods, and functions that are
+values in a class, stay as the user wrote them.
 
-An observer is shown these calls (`observed`). If it wants all methods, attributes of
+An observer sees these calls (`observed`). If it wants all methods, attributes of
 Pytrees are read through `_shown` while it is there; classes stay as they are.
 
-What is traced in view of observers may hold what they gave in place of an output, so it
-must not be used elsewhere; and what was traced before has not been seen. Transforms of
-ours give JAX functions of the context, which go with it. All else that JAX compiles is
-kept apart by a number (`Apart`).
+A program traced in view of observers may hold values that they gave in place of an
+output, so it must not be used elsewhere; and they have not seen programs traced before.
+Our transforms give JAX functions of the context, which go with it. Everything else that
+JAX compiles is kept apart by a number (`Apart`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from graftree.core.variables.variables import Variable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Called with a frame and what makes its call; gives what the call gives.
+# Called with a frame and a function that makes its call; gives the call's result.
 Observer = Callable[[ModuleCall, Callable[[], Any]], Any]
 
-# The static attribute of an object whose calls give results in a floating dtype of
-# their own: the last part of a policy. It goes wherever the object goes.
+# The static attribute of an object whose calls give results in their own floating
+# dtype: the last part of a policy. It goes wherever the object goes.
 OUTPUT_DTYPE = "_output_dtype"
 
 # Objects of the core are not layers: their methods have names of their own.
@@ -56,12 +56,12 @@ _PACKAGE = "graftree.core."
 
 
 class TrackedMethod:
-    """Stands for a function whose calls with an object are known.
+    """Stands for a function whose calls with an object are tracked.
 
     Calls with anything else are those of the function.
 
     Args:
-        function: What is called, usually a plain function.
+        function: The callable, usually a plain function.
         name: The name of the method.
         adds_name: Whether the name of the method is part of those of JAX's operations.
     """
@@ -93,7 +93,7 @@ class TrackedMethod:
                 return call(*args, **kwargs)
         except Exception as error:
             running.explain(error, frame, function)
-            # Without this method, which says nothing to the user.
+            # Without this method, which tells the user nothing.
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             raise
         finally:
@@ -123,7 +123,7 @@ class TrackedMethod:
         return self
 
     def __reduce__(self) -> Any:
-        # As the function: by its name, or else as what a class makes known again.
+        # As the function: by its name, or else as a method that a class tracks again.
         if pickling.is_global(self):
             return self.__qualname__
         return _function_of, (_parts_of(self)[0],)
@@ -163,7 +163,7 @@ def _function_of(method: Any) -> Any:
 
 
 def named(method: F) -> F:
-    """Makes the calls of a method known.
+    """Makes the calls of a method tracked.
 
     Raises:
         TypeError: If it is not a plain function, or one that does its work later.
@@ -179,21 +179,21 @@ def named(method: F) -> F:
 
 
 def known(function: Any) -> Any:
-    """A method whose calls are known by its name, if it is a plain function."""
+    """A method whose calls are tracked by its name, if it is a plain function."""
     if not _is_plain(function):
         return function
     return TrackedMethod(function, function.__name__, adds_name=True)
 
 
 def know_calls(cls: type) -> None:
-    """Makes the calls of objects of a class known, if it says what a call does."""
+    """Tracks the calls of objects of a class, if it defines calls."""
     if "__call__" in vars(cls):
         written = vars(cls)["__call__"]
         type.__setattr__(cls, "__call__", as_attribute(cls, "__call__", written))
 
 
 def as_attribute(cls: type, name: str, value: Any) -> Any:
-    """What stands in a class for a value that it gets under a name."""
+    """The value to store in a class for one that it gets under a name."""
     if name != "__call__" or cls.__module__.startswith(_PACKAGE):
         return value
     if type(value) is functools.partialmethod and _is_plain(value.func):
@@ -203,7 +203,7 @@ def as_attribute(cls: type, name: str, value: Any) -> Any:
 
 
 def _is_plain(method: Any) -> bool:
-    # What a generator or coroutine does, it does later.
+    # A generator or coroutine does its work later.
     return (
         type(method) is types.FunctionType
         and not inspect.isgeneratorfunction(method)
@@ -213,13 +213,13 @@ def _is_plain(method: Any) -> bool:
 
 
 def has_known_call(obj: Any) -> bool:
-    """Whether calls of an object are known."""
+    """Whether calls of an object are tracked."""
     call = _static(obj, "__call__")
     return type(getattr(call, "func", call)) is TrackedMethod
 
 
 def _static(obj: Any, name: str) -> Any:
-    """What the class of an object has under a name, ``None`` if it has nothing."""
+    """The value of an object's class under a name; ``None`` if it has none."""
     found = [vars(x)[name] for x in type(obj).__mro__ if name in vars(x)]
     return found[0] if found else None
 
@@ -241,7 +241,7 @@ def observable(method: F) -> F:
     return cast("F", run)
 
 
-# Who watches.
+# Observers.
 
 
 @contextlib.contextmanager
@@ -253,16 +253,16 @@ def observed(
 ) -> Iterator[None]:
     """Shows an observer the calls of methods of Pytrees in this thread.
 
-    It is called as ``observer(frame, call)`` and returns what the method returns:
-    ``call()``, or something else. The paths of what is in ``roots`` begin there: the
-    key of the first step is the object itself. What `jit` has compiled is traced again
-    in the context, and what is traced there is not used outside.
+    It is called as ``observer(frame, call)`` and returns the output of the method:
+    ``call()``, or something else. The paths of objects in ``roots`` begin there: the
+    key of the first step is the object itself. Functions that `jit` has compiled are
+    traced again in the context, and their traces there are not used outside.
 
     Args:
-        observer: It is shown the calls of ``__call__`` and of methods that are named.
+        observer: It sees the calls of ``__call__`` and of methods that are named.
         *roots: Objects.
-        shows_methods: Whether it is shown those of all public methods, too.
-        shows_draws: Whether it is shown those of random streams, too.
+        shows_methods: Whether it sees those of all public methods, too.
+        shows_draws: Whether it sees those of random streams, too.
     """
     stack = running.stack
     before = vars(stack).copy()
@@ -295,10 +295,10 @@ def _observe(frame: ModuleCall, method: Callable[..., Any]) -> Any:
 
 
 class Apart:
-    """What JAX traces in view of some observers; a context.
+    """Keeps apart the traces made in view of some observers; a context.
 
-    Its number serves later contexts, too, with what JAX compiled for it; unless some of
-    that was traced in view of observers, by ``jax.jit`` itself, for example.
+    Its number serves later contexts, too, with the programs that JAX compiled for it;
+    unless some were traced in view of observers, by ``jax.jit`` itself, for example.
 
     Args:
         *shown: Whether all methods, and draws, are shown. A program in which nothing
@@ -312,7 +312,7 @@ class Apart:
         self._programs = _jax.traced_apart(self._number)
         self._functions: dict[Any, tuple[list[Any], Callable[..., Any]]] = {}
         self._objects: list[Any] = []
-        # Traces whose programs go with this context, or with what is around it.
+        # Traces whose programs go with this context, or with one around it.
         self._own = {_jax.recording_trace()}
         self._is_kept = False
 
@@ -334,13 +334,13 @@ class Apart:
     def function(
         self, owner: Any, make: Callable[[], Callable[..., Any]]
     ) -> Callable[..., Any]:
-        """What JAX is to call here in place of what it has compiled for others.
+        """The function for JAX to call here instead of one compiled for others.
 
-        It is for the objects of the call that was noted last: for others that are alike
-        JAX would not trace it again.
+        It is for the objects of the call noted last: JAX would not trace it again for
+        others that are alike.
 
         Args:
-            owner: What it is a function of.
+            owner: The object whose function it is.
             make: Makes it.
         """
         if _jax.current_trace() is not _jax.no_trace:
@@ -355,12 +355,12 @@ class Apart:
         self._own.add(_jax.recording_trace())
 
     def heed(self) -> None:
-        """Takes note of a call that observers may see: JAX may keep what it traces."""
+        """Takes note of a call that observers may see: JAX may keep its trace."""
         if not self._is_kept:
             self._is_kept = _jax.recording_trace() not in self._own
 
 
-# Numbers that no context has now, by what is shown: the least of them comes first.
+# Numbers that no context has now, by the kinds of calls shown: the least comes first.
 _free: dict[tuple[bool, ...], list[int]] = collections.defaultdict(list)
 _new_numbers = itertools.count(1)
 # How many contexts show all methods, in any thread.
@@ -391,7 +391,7 @@ def _read(self: Any, name: str) -> Any:
 
 
 def _shown(obj: Any, name: str, value: Any) -> Any:
-    """An attribute as observers of all methods want it: a method is a known one."""
+    """An attribute as observers of all methods want it: methods are tracked ones."""
     if (
         type(value) is types.MethodType
         and value.__self__ is obj

@@ -2,10 +2,10 @@
 
 Every subclass of `Pytree` is a registered JAX pytree (unless declared otherwise): its
 data attributes are the children, in the order of their names; the static ones and the
-table of statuses are the treedef. `bookkeeping.py` has what an object holds besides its
-attributes and what is known of its class.
+table of statuses are the treedef. `bookkeeping.py` has the data of an object besides
+its attributes and the facts about its class.
 
-What always holds: a static attribute contains no array; only the owning trace sets or
+Invariants: a static attribute contains no array; only the owning trace sets or
 deletes attributes; every structural change is stamped (see `ownership.touch`).
 """
 
@@ -84,7 +84,7 @@ def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
 
 ObjectMeta = PytreeMeta
 
-# What instances depend on in a class, besides its properties.
+# The names of a class on which instances depend, besides its properties.
 _KNOWN_OF_CLASSES = {
     *("__bases__", "__setattr__", "__delattr__"),
     *("__dataclass_fields__", "_check_valid_context"),
@@ -192,7 +192,7 @@ class Pytree(
 
     @attributes.of_ours
     def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
-        """Raises if the current trace must not change the object; asked each time."""
+        """Raises if the current trace must not change the object; called each time."""
         if not bookkeeping.state_of(self).is_owned():
             raise errors.TraceContextError(error_msg())
 
@@ -211,7 +211,7 @@ class Pytree(
         return bookkeeping.for_copy(state)
 
     def __setstate__(self, state: Any) -> None:
-        """Takes over what `__getstate__` returned."""
+        """Takes over the result of `__getstate__`."""
         above = getattr(super(), "__setstate__", None)
         if above is None:
             pickling.set_attributes(self, state)
@@ -326,9 +326,9 @@ def touch(obj: Any) -> None:
         )
 
 
-# What the rest of core does with objects without going through __setattr__. Where it
-# writes into `obj.__dict__`, `obj` is `Any`: pyright confuses the `__dict__` of an
-# instance of a class that has a metaclass with the read-only one of the class.
+# Functions for the rest of core, which bypass __setattr__. Where they write into
+# `obj.__dict__`, `obj` is `Any`: pyright confuses the `__dict__` of an instance of a
+# class that has a metaclass with the read-only one of the class.
 
 
 def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
@@ -356,7 +356,7 @@ def store_attribute(obj: Any, name: str, value: Any, status: bool) -> None:
 
 
 def check_assignment(obj: Pytree, name: str, value: Any) -> None:
-    """Raises what ``setattr`` would raise for the status of the attribute."""
+    """Raises the error of ``setattr`` for the status of the attribute."""
     facts = attributes.facts_of(type(obj))
     if facts.is_pytree and name not in facts.descriptors:
         _checked_status(obj, facts, name, value, None)
@@ -552,7 +552,7 @@ def _register(cls: type[Pytree]) -> None:
 
 
 class AtOnce(NamedTuple):
-    """How `jax.jit` gets all arrays of an object at once, with all of its structure.
+    """Functions that give `jax.jit` all arrays and the structure of an object at once.
 
     Attributes:
         flatten: The arrays, and the structure; ``None`` for each object by itself.
@@ -568,7 +568,7 @@ _at_once = [AtOnce(lambda _: None, lambda _, __: None)]
 
 
 def register_at_once(way: AtOnce) -> None:
-    """Says how it is done."""
+    """Sets the functions for this."""
     _at_once[:] = [way]
 
 

@@ -1,15 +1,15 @@
-"""Which object runs, and where it is: the path of the running module.
+"""The running object, and the path to it.
 
     ModuleCall       one call of a method of a Pytree: a frame on a stack of this thread
-    NamedArguments   a frame, too: where fresh objects inside a transform come from
+    NamedArguments   a frame, too: the source of new objects inside a transform
 
-`methods.py` opens a frame around each call, which costs about what a call in Python
-does. Where the object is, is looked up when somebody asks: JAX traces, and operations
-get the path as their name; an exception is explained; an observer watches.
+`methods.py` opens a frame around each call, which costs about as much as a call in
+Python. The place of the object is looked up only when needed: JAX traces, and
+operations get the path as their name; an exception is explained; an observer watches.
 
 An object is looked for below the object that calls it, then below the callers of that.
 So a shared module has the path by which it is called now. Objects inside a transform
-are fresh ones; they stand for the arguments of the function, by whose names they go.
+are new ones; they stand for the arguments of the function and go by their names.
 
 An exception in a method of a Pytree gets one note (`BaseException.add_note`), about the
 innermost object:
@@ -18,10 +18,10 @@ innermost object:
       inputs: float32[2,5]
       Params: kernel float32[3,4], bias float32[4]
 
-The innermost call that is known writes it. Which method it was in, and
-what called that which is not known, is in Python's own frames: a method has its object
-in them. An object that must not be written is named by where a local name of a running
-function leads to it, as in ``model.layers[0].weight``.
+The innermost tracked call writes it. Python's own frames show the method it was in, and
+the callers that are not tracked: a method has its object in them. An object that must
+not be written is named by a path from a local name of a running function, as in
+``model.layers[0].weight``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ModuleStep(NamedTuple):
 
 
 class ModulePath(NamedTuple):
-    """Where an object is: below the object of a frame, or at the outside."""
+    """The place of an object: below the object of a frame, or at the outside."""
 
     base: ModuleCall | None
     steps: tuple[ModuleStep, ...]
@@ -70,7 +70,7 @@ class ModuleCall:
     Attributes:
         module: The object.
         method: The name of the method.
-        parent: What called it: another frame, or that of a transform.
+        parent: Its caller: another frame, or that of a transform.
         given: The object and the positional arguments.
         kwargs: The keyword arguments.
         packed: The last arguments that it gave to a transform, if any.
@@ -100,7 +100,7 @@ class ModuleCall:
 
     @functools.cached_property
     def place(self) -> ModulePath:
-        """Where its object is, as seen by its caller; it may be set, if found later."""
+        """The place of its object, as seen by its caller; may be set if found later."""
         found = find(self.parent, self.module)
         if found is not None:
             return found
@@ -125,7 +125,7 @@ class ModuleCall:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether this is the caller's own method, usually that of a base class."""
+        """Whether this is the caller's own method, usually one of a base class."""
         caller = self.parent
         return (
             caller is not None
@@ -135,11 +135,11 @@ class ModuleCall:
 
     @property
     def gives_output(self) -> bool:
-        """Whether it gives what a call of the object gives."""
+        """Whether its result is that of a call of the object."""
         return self.method == "__call__" and not self.is_repeated
 
     def scope(self) -> str:
-        """What the call adds to the names of JAX's operations."""
+        """The text that the call adds to the names of JAX's operations."""
         if self.is_repeated:
             return ""
         texts = [step.text for step in self.place.steps]
@@ -149,7 +149,7 @@ class ModuleCall:
         return parts.lstrip("/")
 
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
-        """Where an object is below that of the frame."""
+        """The place of an object below that of the frame."""
         steps = () if wanted is self.module else self._below.find(wanted)
         return None if steps is None else ModulePath(self, steps)
 
@@ -164,9 +164,9 @@ class NamedArguments(ModuleCall):
 
     Args:
         named: Gives the objects, with their names.
-        parent: What runs around them.
-        key: Tells what a frame gave to this transform from what it gave to others.
-        outer: Gives the same objects outside, of what a frame gave to the transform.
+        parent: The frame around them.
+        key: Tells the arguments that a frame gave to this transform from others.
+        outer: Gives the same objects outside, for a frame's call of the transform.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class NamedArguments(ModuleCall):
         return _Below(self._named)
 
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
-        """Where an object is below the arguments, or outside, where they come from.
+        """The place of an object below the arguments, or outside, where they come from.
 
         With a ``limit``, that is not looked for outside of it.
         """
@@ -254,7 +254,7 @@ def _next_below(
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[ModuleStep, Any]]:
-        # Methods of what can't be called are rarely called; those of its parts are.
+        # Methods of objects that can't be called are rarely called; their parts' are.
         is_inner = isinstance(x, attributes.DataObject) and not callable(x)
         is_entered = is_inner or type(x) in _CONTAINERS
         return contents(x) if is_entered and is_new(x) else []
@@ -274,14 +274,14 @@ def objects_in(args: Any, kwargs: Any) -> list[Any]:
 
 
 def contents(x: Any, *, statics: bool = False) -> list[tuple[ModuleStep, Any]]:
-    """What is directly in an object or container; in static attributes if asked for."""
+    """The direct contents of an object or container; with static ones if asked for."""
     if isinstance(x, dict):
         return [(ModuleStep(key, f"[{key!r}]"), child) for key, child in x.items()]
     if isinstance(x, (list, tuple)):
         return [(ModuleStep(i, f"[{i}]"), child) for i, child in enumerate(x)]
     if not isinstance(x, attributes.DataObject):
         return []
-    # What is static holds no modules, but may be long.
+    # Static values hold no modules, but may be long.
     table, key_of = bookkeeping.statuses(x), attributes.facts_of(type(x)).naming.key_of
     return [
         (_attribute(key_of(name)), value)
@@ -297,7 +297,7 @@ def _attribute(key: Any) -> ModuleStep:
 def find(
     frame: ModuleCall | None, wanted: Any, limit: ModuleCall | None = None
 ) -> ModulePath | None:
-    """Where an object is, as seen from a frame: below it, or below its callers.
+    """The place of an object, as seen from a frame: below it, or below its callers.
 
     With a ``limit``, only the callers below that frame count.
     """
@@ -318,7 +318,7 @@ def path_inside(frame: ModuleCall, limit: ModuleCall | None) -> Path:
 
     Args:
         frame: A call inside the transform.
-        limit: What runs around the transform; ``None`` if nothing does.
+        limit: The frame around the transform; ``None`` if there is none.
     """
     place = find(frame.parent, frame.module, limit)
     is_given = place is not None
@@ -341,7 +341,7 @@ def _is_inside(frame: ModuleCall, limit: ModuleCall | None) -> bool:
 def steps_below(
     root: Any, steps: tuple[ModuleStep, ...]
 ) -> tuple[ModuleStep, ...] | None:
-    """What of a path is below an object; ``None`` if it does not lead through that.
+    """The part of a path below an object; ``None`` if it does not lead through that.
 
     The first step of the path has the object where it begins for its key.
     """
@@ -358,7 +358,7 @@ def steps_below(
 
 
 def reach(root: Any, steps: tuple[ModuleStep, ...]) -> Any:
-    """What is below an object at the end of a path; ``None`` if nothing is."""
+    """The value below an object at the end of a path; ``None`` if there is none."""
     for step in steps:
         root = _child(root, step)
     return root
@@ -372,20 +372,20 @@ def _child(x: Any, step: ModuleStep) -> Any:
 # The stack of each thread.
 
 
-# Called with a class, what makes an object of it, and the arguments that it is made of;
+# Called with a class, a function that makes an object of it, and the arguments of that;
 # gives the object, which it may have changed before anyone else has it.
 Maker = Callable[[type, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class _CallStack(threading.local):
     top: ModuleCall | None = None
-    # Those of `methods.observed`; whether they are shown all public methods, and calls
-    # of random streams; and what JAX traces in view of them, a `methods.Apart`.
+    # Those of `methods.observed`; whether they see all public methods, and calls of
+    # random streams; and the context of their traces, a `methods.Apart`.
     observers: tuple[Callable[..., Any], ...] = ()
     shows_methods: bool = False
     shows_draws: bool = False
     apart: Any = None
-    # Who makes objects in this thread, in the place of their metaclass.
+    # Makes objects in this thread, in place of their metaclass.
     maker: Maker | None = None
 
 
@@ -394,7 +394,7 @@ stack = _CallStack()
 
 @contextlib.contextmanager
 def made_by(maker: Maker) -> Iterator[None]:
-    """Has a function make the Pytrees of this thread, in place of another one."""
+    """Makes a function the maker of this thread's Pytrees, in place of another one."""
     before, stack.maker = stack.maker, maker
     try:
         yield
@@ -409,7 +409,7 @@ def scope(frame: ModuleCall) -> contextlib.AbstractContextManager[Any]:
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
-    """Notes what the running method gives to a transform; see `NamedArguments`."""
+    """Notes the running method's arguments to a transform; see `NamedArguments`."""
     top = stack.top
     if top is not None:
         top.packed = key, args, kwargs
@@ -460,10 +460,10 @@ def explain(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> 
     if not any(isinstance(note, Note) for note in getattr(error, "__notes__", ())):
         try:
             note = Note(_describe(error, frame, method))
-        except Exception:  # what is wrong here may be the object itself
+        except Exception:  # the object itself may be the cause
             note = Note(f"in a method of a {type(frame.module).__name__}")
         error.add_note(note)
-        # Before what JAX notes on its traceback, which is longer and says less.
+        # Before JAX's note on its traceback, which is longer and says less.
         error.__notes__.insert(0, error.__notes__.pop())
 
 
@@ -533,7 +533,7 @@ def _innermost(traceback: TracebackType | None) -> _RunningMethod | None:
 
 
 def _place_outermost(frame: ModuleCall) -> None:
-    """Finds where the outermost object is in one that runs around it, unknown to us."""
+    """Finds the outermost object in one that runs around it without our tracking."""
     while frame.parent is not None:
         frame = frame.parent
     if isinstance(frame, NamedArguments):
@@ -563,7 +563,7 @@ def _arguments(frame: ModuleCall, method: Callable[..., Any]) -> Mapping[str, An
 
 
 def describe(x: Any) -> str:
-    """Dtype and shape of what is like an array; the contents of small containers."""
+    """Dtype and shape of a value like an array; the contents of small containers."""
     if isinstance(x, Variable):
         return f"{type(x).__name__} {describe(x.get_raw_value())}"
     if hasattr(x, "shape") and hasattr(x, "dtype"):
@@ -586,7 +586,7 @@ def _describe_items(x: Any) -> str:
 
 # Objects by the local names of running functions.
 
-# Functions of these packages hold the object under names that say nothing.
+# Functions of these packages hold the object under names without meaning.
 _INTERNAL = ("graftree.core", "graftree.transforms", "jax.", "jax._src")
 _MOST_SEEN = 10_000
 
@@ -594,8 +594,8 @@ _MOST_SEEN = 10_000
 def _find_name(wanted: Any) -> str:
     """The longest path to an object from a local name; empty if there is none."""
     frames = [*_python.frames_above(1)]
-    # What runs a program (runpy, a notebook) holds its names in a dict of its own, and
-    # `run_globals['model']` is not a name of the program's.
+    # The runner of a program (runpy, a notebook) holds its names in a dict of its own,
+    # and `run_globals['model']` is not a name of the program.
     namespaces = {id(frame.f_globals) for frame in frames}
     paths = [
         _path_below(value, name, wanted, {*namespaces})

@@ -1,7 +1,7 @@
 """All the random streams inside an object: split, forked, saved, restored, reseeded.
 
-`split_rngs`, `fork_rngs` and `with_rngs` say which streams of an object are replaced by
-streams derived from them, and how; they share one way of doing so, in two forms:
+`split_rngs`, `fork_rngs` and `with_rngs` replace streams of an object by streams
+derived from them, each in its own way; they share one mechanism, in two forms:
 
 * in place (graph mode with graph updates; `with_rngs` has no such form): the streams of
   the caller's object get the derived keys, and `SplitBackups` put the old ones back,
@@ -77,7 +77,7 @@ class _OrDecorator(Protocol[Q]):
 
 
 def _or_decorator(function: Callable[Concatenate[Any, Q], Any]) -> _OrDecorator[Q]:
-    """Gives a function the type that says so."""
+    """Gives a function the type for this."""
     return cast(Any, function)
 
 
@@ -284,7 +284,7 @@ def _split_once(stream: RngStream) -> RngStream:
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """One filter given to `with_rngs`, and what it asks for."""
+    """One filter given to `with_rngs`, and its request."""
 
     method: str
     filter: Filter
@@ -363,7 +363,7 @@ def _derive_in_place(node: Any, choose: Choice) -> SplitBackups:
         derived = [derive(stream) for stream, derive in chosen]
         backups, writes = [], []
         for (stream, _), new in zip(chosen, derived, strict=True):
-            # After the draw: the count restored later is past the key given away now.
+            # After the draw: the count restored later is beyond the key given away now.
             backups.append((stream, stream.key.get_value(), stream.count.get_value()))
             writes.append((stream, new.key.get_value(), new.count.get_value()))
         restore_rngs(writes)
@@ -436,8 +436,8 @@ def restore_rngs(backups: Iterable[Backup], /) -> None:
     """Writes keys, and counts where given, back into their streams.
 
     Args:
-        backups: What `split_rngs` and `fork_rngs` return in place, or what
-            `backup_keys` returns: tuples ``(stream, key)`` or ``(stream, key, count)``.
+        backups: The results of `split_rngs` and `fork_rngs` in place, or of
+            `backup_keys`: tuples ``(stream, key)`` or ``(stream, key, count)``.
 
     Raises:
         TraceContextError: If a stream belongs to another trace.
@@ -494,8 +494,8 @@ def reseed(
 
     For each name, a fresh stream is made from the given seed or key; the streams of
     that name inside ``node`` get keys drawn from it, in the order of `iter_graph`.
-    Layers get their keys from an `Rngs` in the same way, so a reseeded model draws what
-    one built with that seed would draw.
+    Layers get their keys from an `Rngs` in the same way, so a reseeded model draws the
+    same numbers as one built with that seed.
 
     Args:
         node: An object that holds streams; it is changed in place.

@@ -20,7 +20,7 @@ Invariants:
 * No two draws give the same key, unless a stream was broadcast or copied. That holds
   for eager draws in several threads, too: each takes `lock` to read and count.
 
-What acts on all the streams inside an object is in `model_streams.py`.
+Functions that act on all the streams inside an object are in `model_streams.py`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ Sizes: TypeAlias = Size | Mapping[Filter, Size | None] | None
 """One size for all streams, or one per filter; ``None`` means no size."""
 
 
-# Held while a stream is read and written; by who writes several, for all of them.
+# Held while a stream is read and written; code that writes several holds it throughout.
 # One for all, so that a stream holds nothing that can't be copied, pickled or traced;
-# a draw takes as long as Python does, so that others would hardly be faster.
+# a draw takes as long as Python does, so more locks would hardly be faster.
 lock = threading.RLock()
 
 
@@ -79,7 +79,7 @@ class RngKey(RngState):
 
 
 class RngCount(RngState):
-    """How many keys were drawn from an `RngStream`.
+    """The number of keys drawn from an `RngStream`.
 
     Example:
         >>> rngs = nnx.Rngs(0)
@@ -148,7 +148,7 @@ def _described(method: Any, function: Any, words: str, leaves_out: int = 0) -> A
 
 
 class RandomMethods:
-    """The methods of whatever gives a key when called: distributions, initializers.
+    """Methods of objects that give a key when called: distributions, initializers.
 
     Example:
         >>> rngs = nnx.Rngs(0)
@@ -253,8 +253,8 @@ class RngStream(RandomMethods, pytrees.Pytree):
         # Before the draw: the values of a stream of a finished trace are dead tracers.
         counter = self.count
         variables.check_write(counter)
-        # In a trace, two plain equations instead of a nested function. And what someone
-        # has put in place of `fold_in` is called each time.
+        # In a trace, two plain equations instead of a nested function. And a function
+        # that someone has put in place of `fold_in` is called each time.
         is_own = jax.random.fold_in is _fold_in and _code_of(_fold_in) is _fold_in_code
         with lock:
             key, count = self.key.get_value(), counter.get_value()
@@ -558,7 +558,7 @@ def _streams(rngs: Rngs) -> dict[str, RngStream]:
 
 
 def sizes_by_filter(sizes: Sizes) -> Mapping[Filter, Size | None]:
-    """Says which streams get which size; the first filter that matches counts."""
+    """The size for each stream; the first filter that matches counts."""
     if sizes is None:
         return {}
     return sizes if isinstance(sizes, Mapping) else {...: sizes}

@@ -254,7 +254,7 @@ def create_path_filters(state: Mapping) -> dict[filterlib.PathIn, Any]:
 
 
 def register_nested_form(make: Callable[[dict], Any]) -> None:
-    """Sets what nested dicts become in `FlatState.to_nested_state`."""
+    """Sets the form that `FlatState.to_nested_state` gives to nested dicts."""
     _nested_form[:] = [make]
 
 
@@ -419,7 +419,7 @@ def leaves(
     # Remembers which types are mappings: asking an abstract class would take longer
     # than all the rest.
     nests: dict[type, bool] = {}
-    # What remains of each mapping above. No recursion, whose depth Python limits.
+    # The rest of each mapping above. No recursion, whose depth Python limits.
     pending: list[tuple[Path, Iterator[Any]]] = [((), iter(xs.items()))]
     while pending:
         path, remaining = pending[-1]

@@ -4,9 +4,9 @@ A State wraps plain nested dicts: reading a sub-mapping gives a view of the inne
 so writes go through, and storing a State stores its dict. Leaves are passed on as they
 are, so the Variables in the state of an object are the object's own. Listings and JAX
 follow the order of `paths.sort_key`. The functions of this file take any mapping where
-they take a State; what they return has no empty sub-mappings.
+they take a State; their results have no empty sub-mappings.
 
-The form in which checkpoints keep States is that of plain nested dicts of values.
+Checkpoints keep States as plain nested dicts of values.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
             f"State.{method.__name__} is deprecated, since a plain dict is to replace "
             f"State: use {function} instead.",
             DeprecationWarning,
-            # This line, so that Python shows it only to those who ask for warnings:
-            # programs that run without a word elsewhere stay silent here.
+            # This line, so that Python shows it only to users who enable warnings:
+            # programs that run without warnings elsewhere stay silent here.
             stacklevel=1,
         )
         return method(*args, **kwargs)
@@ -637,7 +637,7 @@ def is_bookkeeping(key: Key, value: Any) -> bool:
 
 
 def own_key(key: Key, state: Mapping) -> Key:
-    """The key of a mapping that is meant, where keys may be spelled as strings."""
+    """The key that a mapping has for this one, where keys may be spelled as strings."""
     if key in state:
         return key
     for other in (_restored_key(key), str(key)):

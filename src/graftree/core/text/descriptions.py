@@ -1,8 +1,8 @@
-"""What a value says about itself: a frame, and what is in it by name.
+"""The description of a value: a frame, and its contents by name.
 
-Objects of this library say so in ``__nnx_repr__``, which yields one `Object` and then
-its `Attr` items; of containers and other values it is found here. All that prints or
-compares values (`writing.py`) goes by this.
+Objects of this library describe themselves in ``__nnx_repr__``, which yields one
+`Object` and then its `Attr` items; containers and other values are described here. All
+code that prints or compares values (`writing.py`) uses these descriptions.
 
 Reports and messages are made of arrays in short, and of tables of plain text. An array
 is described by its dtype and its shape, ``float32[2,3]``, as JAX does it.
@@ -61,7 +61,7 @@ class Object:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attr:
-    """One attribute of an object: what ``__nnx_repr__`` yields after the `Object`.
+    """One attribute of an object; ``__nnx_repr__`` yields them after the `Object`.
 
     Args:
         key: The name to show.
@@ -94,7 +94,7 @@ Item = Object | Attr
 
 
 def described(obj: Any) -> tuple[Object, list[Attr]]:
-    """What an object says about itself: its frame and its attributes."""
+    """The description of an object: its frame and its attributes."""
     frame, *attributes = [*obj.__nnx_repr__()] or [None]
     expected: list[tuple[str, Any, type]] = [("First item", frame, Object)]
     expected += [("Item", attribute, Attr) for attribute in attributes]
@@ -173,7 +173,7 @@ def safe_repr(x: Any) -> str:
 
 
 def callable_name(x: Any) -> str:
-    """What a function is called, a lambda with its place; of other values nothing."""
+    """The name of a function, a lambda with its place; empty for other values."""
     name = _name_of(x)
     return callable_and_place(x) if name.endswith("<lambda>") else name
 
@@ -189,7 +189,7 @@ def callable_and_place(x: Any) -> str:
 def _name_of(x: Any) -> str:
     try:
         name = getattr(x, "__qualname__", None) or x.__name__ if callable(x) else ""
-    except Exception:  # what a foreign class raises; it has no name then
+    except Exception:  # a foreign class may raise anything; it has no name then
         return ""
     return name.rpartition("<locals>.")[2] if isinstance(name, str) else ""
 
@@ -210,14 +210,14 @@ def is_deleted(x: Any) -> bool:
 
 
 def array_form(x: Any) -> str:
-    """An array in short, with a word for what is special about it."""
+    """An array in short, with a word for anything special about it."""
     word = "ref " if _jax.is_ref(x) else "deleted " if is_deleted(x) else ""
     if isinstance(x, (np.ndarray, jax.ShapeDtypeStruct)):
         word = "numpy " if isinstance(x, np.ndarray) else "abstract "
     return word + describe(x)
 
 
-# What is made of what stands in this file is known here by registration.
+# Classes built on this file are known here by registration.
 
 
 def is_node(x: Any) -> bool:
@@ -245,7 +245,7 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def describe(x: Any) -> str:
-    """The dtype and the shape of an array, or of what stands for one."""
+    """The dtype and the shape of an array, or of a stand-in for one."""
     return describe_form(x.dtype, x.shape)
 
 
@@ -260,12 +260,12 @@ def describe_shape(shape: Sequence[Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
-    """The lines of a table, its columns as wide as they need be.
+    """The lines of a table, with columns as wide as they need to be.
 
     Args:
-        rows: At least one; the first, the header, says how many columns there are. A
-            row with fewer cells is a remark, for which no column is made wider.
-        indent: What each line begins with.
+        rows: At least one; the first, the header, sets the number of columns. A row
+            with fewer cells is a remark, for which no column is made wider.
+        indent: The start of each line.
     """
     whole = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
@@ -273,7 +273,7 @@ def aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
 
 
 def folded_rows(rows: Sequence[Row]) -> list[Row]:
-    """One row for those that differ in the indices of their first cell only.
+    """One row for those that differ only in the indices of their first cell.
 
     These become one range, as in ``blocks[0-11].mlp``, or a star.
     """

@@ -1,8 +1,8 @@
-"""What classes of objects that print derive from; what ours print, and ``dir`` lists.
+"""The base classes of objects that print; what ours print, and what ``dir`` lists.
 
-Classes derive from `Representable` and define ``__nnx_repr__``; `writing.py` turns what
-it yields into text. The functions at the end serve Variables and Pytrees, which are
-defined above this file and known here by their methods and bookkeeping only.
+Classes derive from `Representable` and define ``__nnx_repr__``; `writing.py` turns its
+items into text. The functions at the end serve Variables and Pytrees, which are
+defined above this file and known here only by their methods and bookkeeping.
 """
 
 from __future__ import annotations
@@ -158,21 +158,21 @@ class PrettySequence(Representable):
 def mapping_items(
     name: str | type, mapping: Mapping, start: str = "({", end: str = "})"
 ) -> Iterator[Item]:
-    """Yields what ``__nnx_repr__`` of a mapping yields."""
+    """Yields the items of ``__nnx_repr__`` for a mapping."""
     yield Object(name, start=start, end=end, kv_sep=": ")
     for key, value in mapping.items():
         yield Attr(repr(key), value)
 
 
 def sequence_items(name: str | type, sequence: Iterable) -> Iterator[Item]:
-    """Yields what ``__nnx_repr__`` of a sequence yields."""
+    """Yields the items of ``__nnx_repr__`` for a sequence."""
     yield Object(name, start="([", end="])", kv_sep="")
     for value in sequence:
         yield Attr("", value)
 
 
 class Size(NamedTuple):
-    """How many elements arrays have, and how many bytes these take."""
+    """The number of elements of arrays, and of the bytes that they take."""
 
     elements: int
     bytes: int
@@ -198,11 +198,11 @@ def format_bytes(count: int) -> str:
     return f"{count:,} B"
 
 
-# What ours say depends on who asks: the compact form wants no values, and no defaults.
+# The items of our objects depend on the form: the compact one omits values, defaults.
 
 
 def variable_repr(variable: Any, metadata: Mapping[str, Any]) -> Iterator[Item]:
-    """Yields what ``__nnx_repr__`` of a Variable yields."""
+    """Yields the items of ``__nnx_repr__`` for a Variable."""
     raw, writer = variable.get_raw_value(), writing.active()
     size = size_of(raw)
     yield _frame(variable, str(size) if size.bytes else "")
@@ -229,8 +229,8 @@ def _shown_value(variable: Any, raw: Any, writer: writing.Writer | None) -> Any:
     if writer and not writer.reads_values:
         return raw
     if _jax.is_ref(raw):
-        # Reading a traced ref would add an equation to the program. And shortened, a
-        # ref says that it is one; in full, its elements say more.
+        # Reading a traced ref would add an equation to the program. The short form
+        # shows that it is a ref; the full form shows its elements instead.
         is_short = writer is not None and writer.short and raw.size > 1
         if is_short or isinstance(raw, _jax.Tracer):
             return raw
@@ -243,7 +243,7 @@ def _shown_value(variable: Any, raw: Any, writer: writing.Writer | None) -> Any:
 def pytree_repr(
     obj: Any, attributes: Iterable[tuple[str, Any]], is_data: Mapping[str, bool]
 ) -> Iterator[Item]:
-    """Yields what ``__nnx_repr__`` of a Pytree yields."""
+    """Yields the items of ``__nnx_repr__`` for a Pytree."""
     writer = writing.active()
     has_sizes = writer is None or not writer.only_counts
     yield _frame(obj, _sizes_by_type(variables_in(obj)) if has_sizes else "")
@@ -296,10 +296,10 @@ def _is_end(x: Any) -> bool:
     return descriptions.is_variable(x) or descriptions.is_node(x)
 
 
-# What ``dir`` lists, and so what a notebook or shell offers on Tab: all that users can
-# call, read or set. It leaves out the private names of this library and of the standard
-# library, and attributes that are not identifiers, such as the numbers under which a
-# List keeps its items. These three are ``__dir__`` methods.
+# The names that ``dir`` lists, and so a notebook or shell offers on Tab: all that users
+# can call, read or set. Left out are the private names of this library and of the
+# standard library, and attributes that are not identifiers, such as the numbers under
+# which a List keeps its items. These three are ``__dir__`` methods.
 
 
 def names_of_class(self: type) -> list[str]:

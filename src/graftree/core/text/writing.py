@@ -1,41 +1,41 @@
-"""Writes values as text: in full, or where that is long, in the compact form.
+"""Writes values as text: in full or, where that is long, in the compact form.
 
-What a value says about itself (`descriptions.py`) becomes a `Piece`, a text with parts,
-and pieces are laid out in lines. What always holds:
+The description of a value (`descriptions.py`) becomes a `Piece`, a text with parts, and
+pieces are laid out in lines. Invariants:
 
 - ``repr`` is plain; only ``str`` is colored, and only on a terminal;
 - in one text each node is written out once and abbreviated as ``Type(...)`` after
   that, so cycles end; so are objects deeper than ``config.flax_max_repr_depth``;
 - a value whose own ``repr`` fails is named by its type;
-- a ``repr`` that is asked for while another text is written is a part of that one.
+- a ``repr`` requested while another text is written becomes a part of that one.
 
-The *full form* shows every attribute, one a line, and of arrays in nodes shape and
+The *full form* shows every attribute, one a line, and arrays in nodes by shape and
 dtype. A ``repr`` has it if it is not longer than ``config.graftree_repr_lines``. Arrays
 of more than `MAX_ELEMENTS` elements are then shortened everywhere, except in a Variable
 by itself, which prints as its array does.
 
 The *compact form* is for larger objects. Its last line says how to get the full one.
 
-- Arrays are written as ``float32[2,3]``. No value of one is read, not even to find out
-  which form a text has: a large model costs no transfer.
+- Arrays are written as ``float32[2,3]``. Their values are never read, not even to
+  choose the form of a text: a large model costs no transfer.
 - Attributes that equal the defaults of the constructor are left out.
 - Neighbours that would read the same are written once, with their number
-  and places; what is referred to from outside of them is ``the same``.
-- What fits within a width stands on one line.
+  and places; an object referred to from outside of them is ``the same``.
+- A piece that fits within a width stands on one line.
 - Variables, too, are written out once, and objects no deeper than `_DEEPEST`.
 
 Two values read the same if they have the same structure: types, attribute names (also
-hidden ones), shapes, dtypes and static values. The numbers in arrays don't count. What
-always holds:
+hidden ones), shapes, dtypes and static values. The numbers in arrays don't count.
+Invariants:
 
-- what is referred to from outside of a value too is equal only to itself: siblings
-  that share it are equal, those that have copies of it are not;
-- no ``==`` of a foreign class is trusted: its instances equal only themselves.
+- an object that is also referred to from outside of a value is equal only to itself:
+  siblings that share it are equal, those that have copies of it are not;
+- the ``==`` of a foreign class is not trusted: its instances equal only themselves.
 
-A value is compared by its *tokens*: what it is made of, in preorder. Skeletons won't do
-for this. They tell apart two functions with the same code, as the key of a compiled
+A value is compared by its *tokens*: its parts, in preorder. Skeletons won't do for
+this. They tell apart two functions with the same code, as the key of a compiled
 function must; but layers may have initializers of their own that read the same.
-And they ask foreign classes, and compare what is shared by its place only.
+They also call methods of foreign classes, and compare shared objects only by place.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Piece:
         start: The text before the parts, or all of it.
         parts: The parts.
         end: The text after the parts.
-        comment: What follows the start where the parts are on lines of their own.
+        comment: The text after the start where the parts are on lines of their own.
         indent: The indentation of these lines.
         is_small: Whether it may share a line with its neighbours.
     """
@@ -197,7 +197,7 @@ class Piece:
         return self.start + " ".join(part.flat for part in self.parts) + self.end
 
     def lines(self, width: int, margin: str = "", *, inside: bool = False) -> list[str]:
-        """Its lines; inside of another piece, what fits within a width is on one."""
+        """Its lines; inside of another piece, one line if it fits within a width."""
         if not self.parts:
             return [margin + self.flat.replace("\n", "\n" + margin)]
         if inside and width and (short := self._short(width - len(margin))):
@@ -213,7 +213,7 @@ class Piece:
         return Piece(self.start + text.replace("\n", "\n" + self.indent) + self.end)
 
     def _short(self, room: int) -> list[str]:
-        """A small piece on one line or two; nothing if it is larger."""
+        """A small piece on one or two lines; nothing if it is larger."""
         pieces = [Piece(part.flat, is_small=True) for part in self.parts]
         pieces[0].start = self.start + pieces[0].start
         pieces[-1].start += self.end
@@ -236,14 +236,14 @@ def _filled(pieces: Sequence[Piece], room: int) -> list[Piece]:
 
 
 def _fits(text: str, room: int) -> bool:
-    """Whether a text is one line and not too long; the codes of colors don't count."""
+    """Whether a text is one line and not too long; color codes don't count."""
     return "\n" not in text and len(_CODES.sub("", text)) <= room
 
 
 # ----------------------------------------------------------------------- writer
 
-# Part of the text may be asked for by a foreign container, which calls repr() on what
-# it holds: that belongs to the text being written.
+# A foreign container may ask for part of the text by calling repr() on its members:
+# that belongs to the text being written.
 
 
 _active = threading.local()
@@ -255,17 +255,17 @@ def active() -> Writer | None:
 
 
 class Writer:
-    """Writes one text; knows what it has written and where it is.
+    """Writes one text; remembers what it has written and where it is.
 
     Args:
         color: The colors.
         max_elements: Arrays with more elements are shortened wherever they are.
-        limit: Given where only the number of lines is asked for, and whether it is
+        limit: Given if the caller only wants the number of lines, and whether it is
             larger than this.
-        siblings: Given for the compact form: says which values read the same.
+        siblings: Given for the compact form: finds the values that read the same.
 
     Attributes:
-        only_counts: Whether only the number of lines is asked for.
+        only_counts: Whether the caller only wants the number of lines.
         reads_values: Whether it shows values, and not only shapes.
         short: Whether the arrays at the current place are shortened.
         count: How many objects it has come to.
@@ -287,7 +287,7 @@ class Writer:
         if deepest is None:
             deepest = _DEEPEST if siblings else math.inf
         self.deepest = deepest
-        # Where it is; the ids of what all of the values that are folded here refer to.
+        # Where it is; the ids of objects that all of the values folded here refer to.
         self.short, self.depth, self.same = False, 0, frozenset[int]()
         self.count = 0
         # By identity; the objects are kept alive, so that no other takes their id.
@@ -295,7 +295,7 @@ class Writer:
         self.open: dict[int, Any] = {}
 
     def write(self, x: Any) -> str:
-        """The text of an object or value, which is not part of another text."""
+        """The text of an object or value that is not part of another text."""
         outer, _active.writer = active(), self
         try:
             return self.value(x)
@@ -328,7 +328,7 @@ class Writer:
         return piece.joined() if frame.same_line else piece
 
     def _contents(self, x: Any) -> tuple[Object | None, list[Attr]]:
-        """The frame and the entries of what is written by its parts."""
+        """The frame and the entries of a value that is written by its parts."""
         if _has_values(x) and self._is_shortened(x) and not self.siblings:
             name = "ArrayRef" if _jax.is_ref(x) else "Array"
             facts = [Attr("shape", x.shape), Attr("dtype", x.dtype)]
@@ -438,8 +438,8 @@ class Fold(NamedTuple):
     Attributes:
         place: Where they are: keys, or in a sequence indices, if some are folded.
         entry: The first of them.
-        size: How many they are.
-        shared: The ids of what all of them refer to, with others.
+        size: How many there are.
+        shared: The ids of the objects that all of them refer to, with others.
     """
 
     place: str
@@ -449,9 +449,9 @@ class Fold(NamedTuple):
 
 
 def parts(x: Any) -> tuple[Any, Sequence[Any]]:
-    """A value as a label, which is safe to compare, and what is in it.
+    """A value as a label, which is safe to compare, and its parts.
 
-    The label tells how many these are. They are a list if the value has an identity.
+    The label has their number. They are a list if the value has an identity.
     """
     kind: Any = type(x)
     if kind in _ATOMS:
@@ -478,15 +478,15 @@ def parts(x: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any]]:
-    """The parts of a value of which nothing is known but what it shows."""
+    """The parts of a value of which only the printed text is known."""
     frame, entries = descriptions.contents(x)
     if frame is not None:
         is_ours = isinstance(x, (Mapping, functools.partial))
         is_whole = is_ours or descriptions.describes_itself(x)
-        # A foreign class may hold more than it shows.
+        # A foreign class may hold more than its text shows.
         names = [str(entry.key) for entry in entries] if is_whole else [id(x)]
         return (type(x), frame.type, *names), [entry.value for entry in entries]
-    # And it may say of different values that they are equal, also within a treedef.
+    # And it may call different values equal, also within a treedef.
     is_foreign = imprints.may_change(x) or isinstance(x, jax.tree_util.PyTreeDef)
     if is_foreign or not isinstance(x, Hashable):
         return (type(x), id(x)), ()
@@ -506,22 +506,22 @@ class Siblings:
         self._references = self._count(root)
 
     def tokens(self, x: Any) -> tuple[Any, ...]:
-        """What ``x`` is made of: equal tokens mean equal values."""
+        """The tokens of ``x``: equal tokens mean equal values."""
         return tuple(token for _, token in self._list(x, self.external(x)))
 
     def external(self, x: Any) -> Set[int]:
-        """The ids of what is in ``x`` and referred to from outside of it."""
+        """The ids of the objects in ``x`` that are referred to from outside of it."""
         counts = self._count(x).items()
         return {key for key, count in counts if count < self._references[key]}
 
     def _count(self, root: Any) -> collections.Counter[int]:
-        """How often each object is referred to."""
+        """The number of references to each object."""
         return collections.Counter(key for key, _ in self._list(root) if key)
 
     def _list(
         self, root: Any, external: Set[int] = frozenset()
     ) -> Iterator[tuple[int, Any]]:
-        """What a value is made of: ids of what can be shared, or 0, and tokens."""
+        """The parts of a value: ids of those that can be shared, or 0, and tokens."""
         numbers: dict[int, int] = {}
         pending = [root]
         while pending:
@@ -556,7 +556,7 @@ class Siblings:
         return groups
 
     def _runs(self, entries: Sequence[Attr], keys: list[str]) -> list[list[int]]:
-        """The indices of what reads the same: neighbours, or in a long sequence all."""
+        """The indices of equal entries: of neighbours, or in a long sequence of all."""
         values = [entry.value for entry in entries]
         tokens = [
             self.tokens(x) if _takes_a_line(x) else i for i, x in enumerate(values)
@@ -594,7 +594,7 @@ def _may_join(value: Any, keys: list[str], run: list[int]) -> bool:
 
 
 def _is_next(key: str, following: str) -> bool:
-    """Whether a key follows on another, as ``layer_1`` on ``layer_0``."""
+    """Whether a key follows another, as ``layer_1`` follows ``layer_0``."""
 
     def next_number(found: re.Match[str]) -> str:
         return str(int(found[0]) + 1).zfill(len(found[0]))
@@ -603,7 +603,7 @@ def _is_next(key: str, following: str) -> bool:
 
 
 def _place(run: list[int], keys: list[str], is_folded: bool) -> str:
-    """Where the entries of a run are: their keys, or in a sequence their indices."""
+    """The places of the entries of a run: keys, or in a sequence indices."""
     names = [keys[i] for i in run]
     if names[0]:
         is_row = len(run) > 2 and all(map(_is_next, names, names[1:]))

@@ -1,4 +1,4 @@
-"""What a Variable carries besides its value: how it is handed over; its defaults.
+"""The data of a Variable besides its value: how it is handed over; its defaults.
 
 Metadata is an immutable `HashableMapping`, replaced as a whole when it changes. So it
 can be shared between Variables and skeletons without copies, and "did the metadata
@@ -39,20 +39,20 @@ RemoveAxisHook = Callable[[Any, int, str | None], None]
 _RENAMED = {"sharding": "out_sharding", "sharding_names": "out_sharding"}
 
 # Older flags and those they set. Programs that write ``is_hijax=True`` expect writes
-# inside plain JAX transforms to propagate, which is what a ref does.
+# inside plain JAX transforms to propagate, as those of a ref do.
 _OLDER_FLAGS = {"use_ref": ("ref",), "has_ref": ("ref",), "is_hijax": ("hijax", "ref")}
 
 # The class that a Variable had before `nnx.surgery.freeze`.
 FROZEN_TYPE = "frozen_type"
 
-# What a Variable keeps when it takes over the metadata of another one, and what it does
-# not take over if it has none of its own.
+# The entries that a Variable keeps when it takes over the metadata of another one, and
+# does not take over if it has none of its own.
 _OWN = ("hijax", "ref", "mutable", FROZEN_TYPE)
 _NOT_TAKEN = ("mutable", FROZEN_TYPE)
 
 
 class Entries(MutableMapping[str, Any]):
-    """The metadata of a Variable; what is written here is written there."""
+    """The metadata of a Variable; writes to this are writes to that."""
 
     __slots__ = ("_read", "_write")
 
@@ -82,7 +82,7 @@ class Entries(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
-    # What else programs do with it, knowing it as a dict.
+    # Other uses of it in programs, which know it as a dict.
 
     def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
         return {**self, **other}
@@ -324,7 +324,7 @@ def var_defaults(
     return VarDefaultsContext(values)
 
 
-# What the arguments of a Variable become.
+# The metadata made from the arguments of a Variable.
 
 
 def absorb(

@@ -2,8 +2,8 @@
 
 Every operator unwraps both sides and applies the operator to the values; the result is
 a plain value, never a Variable. In-place operators are refused, since they would
-rebind the name to that plain value. Names by which older programs reach the value work,
-and most of them warn.
+rebind the name to that plain value. Older names for the value still work, and most of
+them warn.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ValueOperators(Generic[A]):
         value = np.asarray(self.get_value(), dtype)
         return value.copy() if copy else value
 
-    # What older programs know of.
+    # For older programs.
 
     @property
     def value(self: Any) -> Any:
@@ -119,9 +119,9 @@ class ValueOperators(Generic[A]):
         return self.hijax or self.has_ref
 
     if TYPE_CHECKING:
-        get_value: Callable[..., Any]  # what a Variable has
+        get_value: Callable[..., Any]  # that of Variable
 
-        # What `_install` adds below. Operators on an array give arrays.
+        # `_install` adds these below. Operators on an array give arrays.
 
         @overload
         def __add__(self: ValueOperators[Array], other: Any, /) -> Array: ...

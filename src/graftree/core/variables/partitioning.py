@@ -336,7 +336,7 @@ def _change(
 
 
 def _entries(variable: Variable[Any], key: str) -> tuple[Any, ...]:
-    """What a metadata entry says per dimension; empty if it is not of that kind."""
+    """A metadata entry per dimension; empty if it is not of that kind."""
     value = variable.get_metadata(key, None)
     if key == "out_sharding" and isinstance(value, NamedSharding):
         value = value.spec

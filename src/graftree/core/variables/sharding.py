@@ -155,7 +155,7 @@ def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
 
 
 def place(value: Any, metadata: Mapping[str, Any]) -> Any:
-    """Puts a value where its annotation says, as a Variable is made."""
+    """Places a new Variable's value according to its annotation."""
     annotation = metadata.get("out_sharding")
     if annotation is None or (
         isinstance(annotation, (tuple, list, PartitionSpec)) and not len(annotation)
@@ -168,10 +168,10 @@ def place(value: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def place_named(value: Any, metadata: Mapping[str, Any], axis: Any) -> Any:
-    """Puts a value where its annotation says, if the new axis divides the mesh.
+    """Places a value according to its annotation, if the new axis divides the mesh.
 
     On axes of type Explicit it stays: JAX doesn't loop over an axis that is divided
-    there, nor map values of which only some are.
+    there, nor map values if only some are divided.
     """
     annotation = metadata.get("out_sharding")
     if (
@@ -196,7 +196,7 @@ def _splits_mesh(axis: Any, metadata: Mapping[str, Any]) -> bool:
 
 
 def kept(new: Any, old: Any) -> Any:
-    """The next value of a Variable, where the one of before lies, if that is on a mesh.
+    """The next value of a Variable, placed like the previous one if that is on a mesh.
 
     With Auto axes the compiler places the outputs of a program, and of each operation
     outside of one: a parameter that is on all devices would be divided like the
@@ -282,7 +282,7 @@ def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
 
 
 def on_mesh(leaf: Any, sharding: NamedSharding) -> Any:
-    """Moves a value of other devices: JAX constrains only what is on the mesh."""
+    """Moves a value of other devices: JAX constrains only values on the mesh."""
     if isinstance(leaf, _jax.Tracer):
         return leaf
     mesh = sharding.mesh

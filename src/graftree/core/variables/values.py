@@ -1,4 +1,4 @@
-"""What Variables do with the values they hold: read, write, check and copy them."""
+"""The work of Variables on their values: read, write, check and copy them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def contains_ref(value: Any) -> bool:
 
 
 def copy_containers(value: Any) -> Any:
-    """Copies lists, dicts and tuples, of subclasses too; what they hold is shared."""
+    """Copies lists, dicts and tuples, also of subclasses; their items are shared."""
     kind = type(value)
     if kind is dict:
         return {key: copy_containers(item) for key, item in value.items()}
@@ -67,7 +67,7 @@ def copy_containers(value: Any) -> Any:
     return value
 
 
-# What takes the place of an array in the states of abstract or sharded models.
+# Types that stand for an array in the states of abstract or sharded models.
 _STAND_INS = (
     jax.ShapeDtypeStruct,
     jax.sharding.PartitionSpec,
@@ -81,7 +81,7 @@ def is_stand_in(value: Any) -> bool:
 
 
 def stored(value: Any, *, ref: bool) -> Any:
-    """What a Variable stores of a value: the value itself, or a new ref of it."""
+    """The raw value that a Variable stores: the value itself, or a new ref of it."""
     if _jax.is_ref(value):
         value = value[...]
     if not ref or is_stand_in(value):
@@ -95,7 +95,7 @@ def read_ref(ref: Any, index: Any) -> Any:
 
 
 def write_ref(ref: Any, index: Any, value: Any) -> None:
-    """Writes into a ref what ``array.at[index].set(value)`` writes into an array."""
+    """Writes into a ref as ``array.at[index].set(value)`` writes into an array."""
     if _jax.is_ref(value):
         value = value[...]
     if not _is_ref_index(index, ref.shape):
@@ -109,15 +109,15 @@ def write_ref(ref: Any, index: Any, value: Any) -> None:
 def _is_ref_index(index: Any, shape: tuple[int, ...]) -> bool:
     """Whether refs take an index as arrays do: numbers and slices within bounds.
 
-    Beyond those, refs differ from arrays in what they take, and outside of the bounds
-    in what they write.
+    Beyond those, refs accept other indices than arrays do and, out of bounds, write
+    other elements.
     """
     if index is Ellipsis:
         return True
     parts = index if isinstance(index, tuple) else (index,)
     if len(parts) > len(shape) or not all(map(_is_within, parts, shape)):
         return False
-    # Inside of jit, JAX fails on a number beside a slice with a step.
+    # Inside of jit, JAX fails on a number next to a slice with a step.
     slices = [part for part in parts if isinstance(part, slice)]
     is_mixed = 0 < len(slices) < len(parts)
     return not is_mixed or all(part.step in (None, 1) for part in slices)
@@ -145,7 +145,7 @@ def _is_part(value: Any, ref: Any, index: Any) -> bool:
 def check_fits(ref: Any, value: Any, where: str = "") -> None:
     """Raises if a value can't become that of a ref, which keeps its shape and dtype.
 
-    A scalar fills the ref. Of dtypes that differ, JAX says the same as when it writes
+    A scalar fills the ref. For different dtypes, JAX does the same as when it writes
     into an array: it converts, warns if that loses something, or raises.
     """
     if is_stand_in(value):
@@ -205,7 +205,7 @@ def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> An
     return jax.numpy.broadcast_to(value, abstract.shape)
 
 
-# By class, what JAX gets in place of the raw value: a function of it.
+# By class, a function of the raw value; JAX gets its result instead.
 leaves: dict[type, Callable[[Any], Any]] = {}
 
 
@@ -219,7 +219,7 @@ def have_same_type(a: Any, b: Any) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if isinstance(a, _jax.Tracer) or isinstance(b, _jax.Tracer):
-        # The sharding of a tracer is known in its type only (explicit mesh axes).
+        # The sharding of a tracer is known only in its type (explicit mesh axes).
         return jax.typeof(a).sharding == jax.typeof(b).sharding
     return a.sharding == b.sharding
 
@@ -231,7 +231,7 @@ _SLOTS = ("_raw_value", "__nnx_metadata__")
 
 
 class Copyable:
-    """What copy and pickle ask of Variables: their parts.
+    """The parts of Variables, for copy and pickle.
 
         _raw_value      the value; in a pickle of a ref-backed Variable that of its ref
         _trace_state    the trace that owns it, for a copy the current one
@@ -249,7 +249,7 @@ class Copyable:
         return _parts(self, raw[...] if _jax.is_ref(raw) else raw)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `__getstate__` returned."""
+        """Takes over the result of `__getstate__`."""
         has_ref = state["_var_metadata"]["ref"]
         raw = stored(state["_raw_value"], ref=has_ref)
         _take(self, {**state, "_raw_value": raw})
@@ -266,7 +266,7 @@ class Copyable:
 
 
 def _has_protocol(cls: type[Copyable]) -> bool:
-    """Whether a class says itself how its Variables are pickled."""
+    """Whether a class defines how its Variables are pickled."""
     return any(getattr(cls, name) is not getattr(Copyable, name) for name in _PROTOCOL)
 
 

@@ -2,7 +2,7 @@
 
 A `Variable` has four slots: its raw value (an array, an array ref, or any pytree), its
 metadata, the trace that owns it, and a stamp. It is the only thing that can change
-inside a transform without changing structure. What always holds:
+inside a transform without changing structure. Invariants:
 
 - only the owning trace writes (ref-backed Variables excepted: their writes are effects
   that JAX itself tracks), and no one writes a read-only one;
@@ -10,9 +10,9 @@ inside a transform without changing structure. What always holds:
   is and does;
 - as a JAX pytree it has one child, the raw value; class and metadata are static.
 
-Any name may be metadata of the user, or be defined in a subclass. So the slots but the
-first have no name on the class, or a dunder name, and what the rest of the package does
-with Variables is a function below it. The operators are in `operators.py`.
+Any name may be metadata of the user, or be defined in a subclass. So all slots but the
+raw value have no name on the class, or a dunder name, and the rest of the package uses
+functions below the class. The operators are in `operators.py`.
 
 The kinds of Variables have names: ``"params"`` is `Param`.
 """
@@ -48,7 +48,7 @@ _KEY = jax.tree_util.GetAttrKey("value")
 
 
 class _Slots:
-    """What a Variable is made of."""
+    """The slots of a Variable."""
 
     __slots__ = ("__nnx_metadata__", "_raw_value", "owner", "stamp")
 
@@ -117,7 +117,7 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
 def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
     owner = ownership.owner_when_unflattened()
     if entries.get("hijax") and _jax.is_tracing():
-        # Nobody's: what is written into this copy would not reach the caller.
+        # Nobody's: a write into this copy would not reach the caller.
         owner = None
     return rebuild(cls, children[0], entries, owner)
 
@@ -262,7 +262,7 @@ class Variable(
             raw[index] = value
 
     def get_raw_value(self) -> Any:
-        """Returns what is stored: runs no hooks, and returns a ref as a ref."""
+        """Returns the stored value: runs no hooks, and returns a ref as a ref."""
         return self._raw_value
 
     def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
@@ -318,7 +318,7 @@ class Variable(
 
         Args:
             name: The entry to return; ``None`` for all.
-            default: What to return if there is no entry ``name``.
+            default: The value to return if there is no entry ``name``.
             exclude_required: Whether to leave out ``hijax``, ``ref`` and
                 ``eager_sharding``.
 
@@ -444,7 +444,7 @@ class Variable(
         store(self, variable_state._raw_value)
         take_metadata(self, variable_state)
 
-    # What remains of the object protocol.
+    # The rest of the object protocol.
 
     def __getattr__(self, name: str) -> Any:
         # Unset while copy and pickle probe a half-made object.
@@ -493,7 +493,7 @@ class Variable(
 
     __dir__ = representations.names_of_variable
 
-    # What older programs know of.
+    # For older programs.
 
     @property
     def _trace_state(self) -> ownership.TraceState:
@@ -517,7 +517,7 @@ class Variable(
         replace_metadata(self, HashableMapping(entries))
 
     def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
-        """Raises if the current trace must not write; asked before, if overridden."""
+        """Raises if the current trace must not write; called first, if overridden."""
         if not is_owned(self):
             raise errors.TraceContextError(error_msg())
 
@@ -544,7 +544,7 @@ def rebuild(
     return variable
 
 
-# Who may write.
+# Permission to write.
 
 
 def is_owned(variable: Variable[Any]) -> bool:
@@ -571,7 +571,7 @@ def check_owned(variable: Variable[Any], path: str = "") -> None:
 
 
 def take_over(variable: Variable[Any]) -> None:
-    """Makes an argument that JAX rebuilt a part of what the program makes itself."""
+    """Treats an argument that JAX rebuilt as one of the program's own objects."""
     _set_owner(variable, ownership.token_of(owner_of(variable)))
 
 
@@ -636,7 +636,7 @@ def _store_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
 
 
 def take_metadata(variable: Variable[Any], other: Variable[Any]) -> None:
-    """Takes over the metadata of another Variable, but for what says how it is kept."""
+    """Takes over another Variable's metadata, except for entries on how it is kept."""
     given, own = metadata_of(other), metadata_of(variable)
     if given is not own:
         entries = variable_metadata.taken_over(own, given)
@@ -694,7 +694,7 @@ def may_replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -
 
 def replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
     """`store_all` where `may_replace_all` holds."""
-    # As a loop it would cost four times as much, of what a whole call may cost.
+    # A loop would cost four times as much, which counts in the cost of a whole call.
     collections.deque(map(_set_raw, boxes, raw_values), maxlen=0)
 
 

@@ -1,5 +1,5 @@
 """Functions that JAX compiles.
 
 - ``jit.py``: `jit`, `jit_partial` and `cached_partial`.
-- ``stages.py``: what ``lower`` and ``compile`` return.
+- ``stages.py``: the results of ``lower`` and ``compile``.
 """

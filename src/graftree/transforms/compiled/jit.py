@@ -51,21 +51,21 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
     Args:
         name: The public name of the transform.
         fun: The function.
-        mode: What propagates.
+        mode: The changes that propagate.
         bound: The first arguments, if they are the same at each call.
         shardings: The shardings of the arguments and of the output.
         statics: Positions and names of static arguments.
-        donated: Those of arguments whose buffers may be reused.
+        donated: Positions and names of arguments whose buffers may be reused.
         **options: Other options of ``jax.jit``.
 
     Attributes:
         fun: The function that was given.
         jitted_fn: The function of groups of leaves that ``jax.jit`` compiles; its
             ``_cache_size()`` is the number of programs.
-        in_shardings: What was given, like ``out_shardings`` and ``static_argnums``.
+        in_shardings: As given, like ``out_shardings`` and ``static_argnums``.
         graph: Whether shared references are kept.
         partial_args: The arguments that are bound to it.
-        traces: What is known of its traces.
+        traces: The record of its traces.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         self._plans = Plans(row, bound)
 
     def interior(self, row: Row) -> Callable[..., Any]:
-        """What JAX traces."""
+        """The function that JAX traces."""
         return inside.interior(self.fun, row)
 
     def _compiled(self) -> Any:
         return jax.jit(self.interior(self._row), **self._jax_options)
 
     def _called(self) -> Any:
-        """What JAX compiles; where observers watch, only for them."""
+        """The function that JAX compiles; where observers watch, only for them."""
         apart = running.stack.apart
         return self.jitted_fn if apart is None else apart.function(self, self._compiled)
 
@@ -506,7 +506,7 @@ class _Copies(Rebuilt):
 
 
 class _Snapshot(Rebuilt):
-    """How an object is built, and what is needed to make it so again."""
+    """The structure of an object, and the data needed to restore it."""
 
     def __init__(self, node: Any) -> None:
         made, numbers, members = ownership.clock.now, RefMap(), []
@@ -539,7 +539,7 @@ class _Snapshot(Rebuilt):
         return [*map(flattening.raw_of, self._leaves)]
 
     def restore(self, values: list[Any]) -> None:
-        """Makes the object what it was, except for values with donated buffers."""
+        """Restores the object, except for values with donated buffers."""
         leaves = zip(self._leaves, values, strict=True)
         flattening.unflatten(
             self._graphdef,

@@ -1,8 +1,8 @@
 """The stages of compilation: `Traced`, `Lowered`, `Compiled`, as in ``jax.stages``.
 
 JAX's stages know groups of leaves and a result (`inside`). The stages here describe the
-arguments and the output of the user's function: in place of a leaf is what JAX says of
-it, and the objects around it are fresh ones of the same structure.
+arguments and the output of the user's function: each leaf is replaced by JAX's data on
+it, and the objects around it are new ones of the same structure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class Stage(Generic[R]):
-    """What all stages tell; static arguments are left out, as JAX does.
+    """The data that all stages give; static arguments are left out, as JAX does.
 
     Args:
         stage: The stage of JAX.
@@ -92,7 +92,7 @@ class Traced(Stage[R]):
 
     @property
     def jaxpr(self) -> Any:
-        """What was traced: a function of the arrays in the arguments."""
+        """The traced program: a function of the arrays in the arguments."""
         return (self._exported or self._stage).jaxpr
 
     @property
@@ -107,8 +107,8 @@ class Traced(Stage[R]):
 
         Args:
             lowering_platforms: For which platforms; ``None`` for the one in use.
-            **options: What ``jax.export`` gives. It gets the same stage of a function
-                that ``jax.jit`` made: its arguments and output are pytrees.
+            **options: Those that ``jax.export`` gives. It gets the same stage of a
+                function made by ``jax.jit``: its arguments and output are pytrees.
 
         Raises:
             TypeError: If the function is exported, and takes array refs.
@@ -174,7 +174,7 @@ class Lowered(Stage[R]):
         return self._stage.compiler_ir(dialect)
 
     def cost_analysis(self) -> Any:
-        """What the compiler estimates: operations, bytes."""
+        """The compiler's estimates: operations, bytes."""
         return self._stage.cost_analysis()
 
 
@@ -215,11 +215,11 @@ class Compiled(Stage[R]):
         return self._stage.as_text()
 
     def cost_analysis(self) -> Any:
-        """What the compiler estimates: operations, bytes."""
+        """The compiler's estimates: operations, bytes."""
         return self._stage.cost_analysis()
 
     def memory_analysis(self) -> Any:
-        """What the compiler estimates: bytes of arguments, output, temporaries."""
+        """The compiler's estimates: bytes of arguments, output, temporaries."""
         return self._stage.memory_analysis()
 
     def runtime_executable(self) -> Any:
@@ -267,7 +267,7 @@ def _mismatch_error(compiled: Signature, called: Signature) -> TypeError:
 
 
 def _unpack(inputs: Any) -> tuple[Any, Packed]:
-    """What JAX says of the groups of a call: as ``(args, kwargs)``, and as a call."""
+    """JAX's data on the groups of a call: as ``(args, kwargs)``, and as a call."""
     signature, values, _ = packing.join(inputs[0])
     objects = IndexMap()
     tree, _ = packing.unpack(signature, values, objects)
@@ -276,12 +276,12 @@ def _unpack(inputs: Any) -> tuple[Any, Packed]:
 
 
 def _arguments(inputs: Any) -> Any:
-    """``(args, kwargs)`` with what JAX says of the groups of a call."""
+    """``(args, kwargs)`` with JAX's data on the groups of a call."""
     return _unpack(inputs)[0]
 
 
 def _output(result: Any, inputs: Any) -> Any:
-    """The output of the function with what JAX says of a result."""
+    """The output of the function with JAX's data on a result."""
     return outside.commit(_unpack(inputs)[1], result)
 
 

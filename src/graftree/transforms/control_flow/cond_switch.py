@@ -2,8 +2,8 @@
 
 The branches share the operands as values of the trace around them. Each makes its own
 objects from these, and returns the values of all their Variables, so that branches may
-write different ones. What is static must be equal after every branch. JAX would report
-that in terms of what is inside here; `_Branches` reports it first, in the user's terms.
+write different ones. Static parts must be equal after every branch. JAX would report a
+difference in terms of our internals; `_Branches` reports it first, in the user's terms.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cond(
     """Calls one of two functions, chosen by a scalar, with ``jax.lax.cond``.
 
     The functions may write different Variables of the operands. Outside a compiled
-    function they are traced on each call, and see what they capture as it is then.
+    function they are traced on each call, and see captured values as they are then.
 
     Args:
         pred: Which function: a boolean or a number.
@@ -114,9 +114,9 @@ class _Selector(NamedTuple):
     """One of the two transforms.
 
     Attributes:
-        argument: What chooses.
-        select: JAX's, called with what chooses and the branches.
-        name_of: What a branch is called, by its number.
+        argument: The name of the argument that chooses.
+        select: JAX's function, called with this argument and the branches.
+        name_of: Gives the name of a branch, by its number.
     """
 
     argument: str
@@ -172,7 +172,7 @@ def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
     except TypeError:  # it can't be referred to weakly
         return lambda *operands: f(*operands)
     if graph not in known:
-        # It must not keep the function alive, by whose life it is kept.
+        # It must not keep the function alive, as it lives only as long as that.
         get: Any = weakref.ref(f)
         known[graph] = lambda *operands: get()(*operands)
     return known[graph]
@@ -203,7 +203,7 @@ class _Branches:
 
     def choose(self, index: Any) -> Any:
         """The result of the branch with this number."""
-        # JAX traces a function once, also if it is that of several branches.
+        # JAX traces a function once, even if several branches share it.
         wrappers: dict[int, Callable[[], Any]] = {}
         for number, f in enumerate(self.functions):
             wrappers.setdefault(id(f), self._wrap(number, f))
@@ -253,7 +253,7 @@ _ELSEWHERE = "which operands are where"
 
 
 def _facts(result: Any, operands: Signature) -> dict[Any, Any]:
-    """What a result of `Inside.leave` says of the operands and of the output."""
+    """The facts in a result of `Inside.leave` about the operands and the output."""
     returned, changes, _, out = result
     found = (returned.structure or operands).facts(identity=False)
     names = operands.entry_names()
@@ -276,7 +276,7 @@ def _form(value: Any) -> differences.Form:
 
 
 def _with_kept(result: Any, kept: set[int], keeps_structure: bool) -> Any:
-    """The result with another note of what came back without a change."""
+    """The result with another record of the values that came back unchanged."""
     returned, *groups = result
     returned = dataclasses.replace(
         returned, kept=tuple(sorted(kept)), keeps_structure=keeps_structure

@@ -2,19 +2,19 @@
 
 A loop is a call with one step, which `Loop.run` gives to JAX's loop as its body. There,
 `Inside` rebuilds all arguments from the leaves that go round, the slices of those that
-are scanned, and those that stay as they are. What the step did, and where each leaf of
-that is found after the loop, is noted in Python (JAX traces it once, with the loop),
+are scanned, and those that stay as they are. The step's changes, and the place of each
+changed leaf after the loop, are noted in Python (JAX traces it once, with the loop),
 and put together after the loop.
 
-The carry comes back from each step, and so do, without being returned, the arguments
-that are carried by filters, if no part of them is scanned (`Rounds`). Their structure
-must be the same in all steps, and their objects the same ones. There is one exception:
-in a `scan` with graph updates a step may set static attributes, as `model.train()`
-does. Then the second step, which meets them set, must be the same program.
+The carry comes back from each step. So do arguments that are carried by filters,
+without being returned, if no part of them is scanned (`Rounds`). Their structure must
+be the same in all steps, and their objects the same ones. There is one exception: in a
+`scan` with graph updates a step may set static attributes, as `model.train()` does.
+Then the second step, which finds them set, must be the same program.
 
 An array ref stays outside the loop, and the steps write to it in place. Where JAX can't
-do that, its content goes round or is scanned, each step has a ref of its own, and the
-last content is written to the caller's.
+do that, its content goes round or is scanned, each step has its own ref, and the last
+content is written to the caller's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from graftree.transforms.crossing.signatures import Signature, Slot
 
 
 class Carry:
-    """In the axes of `scan`: what goes from one step to the next.
+    """In the axes of `scan`: a value that goes from one step to the next.
 
     Use the class itself, not an instance.
 
@@ -61,7 +61,7 @@ class Carry:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the carry is in the arguments and in the output of the step.
+    """The place of the carry in the arguments and in the output of the step.
 
     Attributes:
         argument: The number of the positional argument; ``None`` if there is no carry.
@@ -102,12 +102,12 @@ class CarryStructureError(TypeError, ValueError):
 
 
 class _Now(NamedTuple):
-    """What a step left in the place of an argument.
+    """The value that a step left in the place of an argument.
 
     Attributes:
         signature: Its static part.
-        olds: The objects up to it that there were.
-        news: The objects up to it that there are now.
+        olds: The objects up to it before the step.
+        news: The objects up to it now.
         leaves: Its leaves.
     """
 
@@ -147,7 +147,7 @@ class Rounds:
     def take(
         self, inside: Inside, carry: Any
     ) -> tuple[dict[int, Signature], list[Any], list[Any]]:
-        """What is there after a step.
+        """Takes apart the arguments and the carry after a step.
 
         Returns:
             The static parts, as in ``before``; of the carry the Variables and refs, and
@@ -172,10 +172,10 @@ class Rounds:
         return dataclasses.replace(self._signature, skeleton=skeleton)
 
     def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
-        """What is now in the place of an argument.
+        """Takes apart the value now in the place of an argument.
 
-        Its objects are numbered as in the arguments. So at equal places in equal
-        signatures are objects with equal numbers, which must be the same.
+        Its objects are numbered as in the arguments. So equal signatures have objects
+        with equal numbers at equal places, and these must be the same.
         """
         first, stop = [
             next(self._signature.numbers(start), len(inside.objects))
@@ -211,7 +211,7 @@ class Rounds:
         return [*filter(nodes.is_variable_or_ref, now.news)], now.leaves
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
-        """Objects that must be the same, whatever else is wrong."""
+        """Objects that must be the same, even if something else is wrong."""
         if not self._row.mode.structure:
             return [*filter(nodes.is_variable_or_ref, objects)]
         tops = [top for top in signature.skeleton.tops() if top is not LEAF]
@@ -248,7 +248,7 @@ class Rounds:
     # A step may set static attributes of carried objects, as `model.train()` does.
 
     def _may_settle(self, number: int, now: _Now) -> bool:
-        """Whether no more than static attributes can have changed in an argument."""
+        """Whether only static attributes can have changed in an argument."""
         before = self.before[number]
         return (
             self._place.may_settle
@@ -260,10 +260,10 @@ class Rounds:
 
 
 class _FoundAt(NamedTuple):
-    """Where a leaf is after the loop.
+    """The place of a leaf after the loop.
 
     Attributes:
-        number: Of a list of what every step returned; without an axis, of an argument.
+        number: Of a list that every step returned; without an axis, of an argument.
         axis: The one on which it is stacked.
     """
 
@@ -271,7 +271,7 @@ class _FoundAt(NamedTuple):
     axis: int | None = None
 
 
-# ``step(f, carried, scanned)``: the leaves for the next step, and what is stacked.
+# ``step(f, carried, scanned)``: the leaves for the next step, and those to stack.
 Step = Callable[..., tuple[Values, list[Any]]]
 
 
@@ -343,10 +343,10 @@ class Loop:
         )
 
     def run(self, loop: Callable[[Step], tuple[Values, Any]]) -> Any:
-        """What `Call.commit` takes, after JAX's loop over a step.
+        """The argument of `Call.commit`, after JAX's loop over a step.
 
         ``loop`` gets the step; it returns the leaves that the last one left, and all
-        that is stacked.
+        stacked ones.
         """
         notes: list[_Notes] = []
 
@@ -385,7 +385,7 @@ class Loop:
     def _step(
         self, f: Callable[..., Any], carried: Values, scanned: Values | None
     ) -> tuple[Values, list[Any], _Notes]:
-        """One step: leaves for the next one, what is stacked, and what is noted."""
+        """One step: leaves for the next one, leaves to stack, and notes."""
         values, stacked, notes, after = self._outcome(f, carried, scanned)
         if after != self._rounds.before:
             self._check_settled(f, carried, scanned, after)
@@ -394,7 +394,7 @@ class Loop:
     def _outcome(
         self, f: Callable[..., Any], carried: Values, scanned: Values | None
     ) -> tuple[Values, list[Any], _Notes, dict[int, Signature]]:
-        """Runs the user's function: what `_step` gives, and what then goes round."""
+        """Runs the user's function: the result of `_step`, and what goes round."""
         inside = self.inside(carried, scanned)
         out = inside.run(f)
         carry, others = self.place.split(out)
@@ -443,10 +443,10 @@ class Loop:
         scanned: Values | None,
         after: dict[int, Signature],
     ) -> None:
-        """Raises unless the second step, which meets what the first one set, is equal.
+        """Raises unless the second step, after the changes of the first, is equal.
 
-        It must leave what goes round as it finds it, by the same program. So do all
-        steps, then.
+        It must leave the values that go round with the structure it found, by the same
+        program. Then all steps do.
         """
         before = self._rounds.before
         changed = next(number for number in before if after[number] != before[number])
@@ -475,9 +475,9 @@ class Loop:
         )
 
     def _without_dropped(self, changed: list[Outgoing]) -> list[Outgoing]:
-        """What changed and is kept; warns of what is not.
+        """The changes that are kept; warns of those that are not.
 
-        With graph updates, what is the same for all steps is not.
+        With graph updates, changes of values that all steps share are not.
         """
         if not self.row.mode.structure:
             return changed
@@ -515,12 +515,12 @@ class Loop:
 
 
 class _Notes(NamedTuple):
-    """What was found out about a loop while its step was traced.
+    """The findings about a loop, made while its step was traced.
 
     Attributes:
-        returned: The static part of what leaves it.
-        sources: Where the leaves are: of what changed, the structure, the output.
-        refs: The same of the content of refs that was moved.
+        returned: The static part of its result.
+        sources: Where the leaves are: of changes, the structure, the output.
+        refs: The same for the content of refs that was moved.
     """
 
     returned: Returned

@@ -42,9 +42,9 @@ def scan(
     """Applies a function step by step along axes of its arguments: ``jax.lax.scan``.
 
     An argument is the carry, which the function gets and returns in each step; or it is
-    scanned, and each step gets a slice of it; or it is the same for all steps. What a
-    step writes to a scanned Variable comes back on the same axis. What it writes to a
-    Variable that is the same for all steps is kept without graph updates, and dropped
+    scanned, and each step gets a slice of it; or it is the same for all steps. Values
+    that a step writes to a scanned Variable come back on the same axis. Writes to a
+    Variable that is the same for all steps are kept without graph updates, and dropped
     with them. With graph updates, a step may set static attributes of the carry, as
     ``model.train()`` does, if later steps do the same.
 
@@ -150,7 +150,7 @@ def _scanned(
 
 
 def _find_place(in_axes: Any, out_axes: Any) -> Place:
-    """Where the carry is; checks the axes."""
+    """Finds the place of the carry; checks the axes."""
     argument = _find_carry(in_axes, "in_axes")
     output = _find_carry(out_axes, "out_axes")
     if (argument is None) != (output is None):
@@ -190,7 +190,7 @@ def _find_carry(axes: Any, argument: str) -> int | None:
 
 
 def _check_axes(prefix: Prefix, argument: str) -> None:
-    """Refuses what is not an axis; it would count as ``None``."""
+    """Refuses a value that is not an axis; it would count as ``None``."""
     for axis in prefix.values:
         if not (axis is None or axis is Carry or isinstance(axis, Integral)):
             raise ValueError(
@@ -231,7 +231,7 @@ def while_loop(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> T: ...
-@overload  # a number may begin what is an array from the first round on
+@overload  # a number at the start may be an array from the first round on
 def while_loop(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], T],
@@ -251,7 +251,7 @@ def while_loop(
     """Applies a function while a condition holds, with ``jax.lax.while_loop``.
 
     Args:
-        cond_fun: Says for a value whether to continue. What it writes is dropped.
+        cond_fun: Returns for a value whether to continue. Its writes are dropped.
         body_fun: Returns the next value: the same objects, in the same structure.
         init_val: The initial value; it may contain objects.
         graph: The mode; ``None`` takes the default.
@@ -278,7 +278,7 @@ def while_loop(
     row = _row("while_loop", config.propagation(graph, graph_updates))
 
     def traced(*groups: Values) -> Any:
-        # The condition would not see what the body writes to a ref.
+        # The condition would not see the body's writes to a ref.
         loop = Loop(row, _PLACE, groups, moves_refs=True)
 
         def go_on(carried: Values) -> Any:

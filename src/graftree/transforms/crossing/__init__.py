@@ -1,4 +1,4 @@
-"""How objects get into a trace and back, the same way for every transform.
+"""The way of objects into a trace and back, the same for every transform.
 
     outside.py                                     inside.py
     Call: pack   (args, kwargs) -> groups -> JAX -> Inside: unpack  fresh objects
@@ -7,27 +7,27 @@
 
 A call is a `Signature` (static: the skeleton of its arguments) and a flat list of
 leaves. A leaf is a `Slot` of its signature: entry, path, definition, name. JAX sees
-groups of leaves only, one for each value of a `Prefix` (an axis, a sharding, a role);
+only groups of leaves, one for each value of a `Prefix` (an axis, a sharding, a role);
 signatures are static data of the pytree nodes that carry the groups, so they are part
 of JAX's own cache key, and the static part of a result comes with a cached call.
 
 - ``prefixes.py``: a transform as a row of a table; the groups that its leaves are in,
-  and what the user says of that.
+  and the user's choice of them.
 - ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`;
-  ``traces.py``: what a trace depended on.
-- ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
-  ``debug_info.py``: what JAX says of a traced function is about the user's.
+  ``traces.py``: the dependencies of a trace.
+- ``signatures.py``: the static part; ``packing.py``: the form in which leaves travel;
+  ``debug_info.py``: JAX's messages about a traced function name the user's.
 - ``decorators.py``: forms of use; static and donated arguments.
 - ``programs.py``: control flow outside of a trace: traced each time, compiled once;
   programs as JAX records them.
-- ``refusals.py``: what is refused, or warned of; ``guards.py``: no tracer stays in a
-  static attribute, no array ref comes where JAX takes none.
+- ``refusals.py``: errors and warnings; ``guards.py``: no tracer stays in a static
+  attribute, no array ref comes where JAX takes none.
 
-What always holds:
+Invariants:
 
 - Nothing outside is written before `commit` has checked everything; then nothing fails.
-- A Variable whose value is the object that came in was not changed, is not returned and
-  not written.
-- What JAX traces closes over nothing but the user's function, except in `custom_vjp`
-  and in control flow, which is traced on each call (see ``programs.py``).
+- A Variable whose value is still the object that came in was not changed, is not
+  returned and not written.
+- A function that JAX traces closes over nothing but the user's function, except in
+  `custom_vjp` and in control flow, which is traced on each call (see ``programs.py``).
 """

@@ -1,18 +1,18 @@
-"""What JAX says of a function that it traces is about the user's function.
+"""Makes JAX's messages about a traced function name the user's function.
 
-JAX traces functions of groups of leaves. What it says of them, in errors, logs and
-programs, is meant for the user: it must show the user's function with its file and
-line, and arguments by the names that they have there. JAX asks a function for
+JAX traces functions of groups of leaves. Its errors, logs and programs are meant for
+the user: they must show the user's function with its file and line, and arguments by
+the names that they have there. JAX reads these attributes of a function:
 
-    __name__        what it is called
+    __name__        its name
     __wrapped__     where it is written: the code at the end of these
-    __signature__   what its arguments are called; the path of a leaf follows
+    __signature__   the names of its arguments; the path of a leaf follows
 
 So the name of each argument is empty here, and the path of a leaf in a group, which
-`packing.Values` tells, is all of its name. It begins with a parameter of the function:
+`packing.Values` gives, is its whole name. It begins with a parameter of the function:
 ``net``, ``args[0]`` of ``*args``, ``options['k']`` of ``**options``.
 
-What is known of a function here doesn't keep it alive.
+The data kept here about a function doesn't keep it alive.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def named_after(
     """Gives a function that JAX traces the guise of the user's function.
 
     Args:
-        function: That of the user, which ``inner`` is not made to keep alive.
-        inner: What JAX traces, a function of groups of leaves.
+        function: The user's, which ``inner`` is not made to keep alive.
+        inner: The function that JAX traces, of groups of leaves.
         leading: The names of arguments in front of the groups.
-        name: What it is called; as ``function`` by default.
+        name: Its name; that of ``function`` by default.
         has_own_names: Whether the groups are those of a call of another function, which
             may have other names for the arguments.
     """
@@ -51,14 +51,14 @@ def named_after(
 
 
 def name_of(function: Any) -> str:
-    """The name of a function, or of what is called like one."""
+    """The name of a function, or of another callable."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 
 def _written(function: Any) -> _Written:
-    """What the user wrote, below all decorators."""
+    """The function that the user wrote, below all decorators."""
     name = name_of(function)
     while not hasattr(function := inspect.unwrap(function), "__code__"):
         if isinstance(function, functools.partial):
@@ -79,7 +79,7 @@ class _Written:
             self.__code__ = code
 
     def __str__(self) -> str:
-        # Of what has no code JAX takes the name from this.
+        # JAX takes the name from this if there is no code.
         return f"<built-in function {self.__name__}>"
 
 
@@ -139,7 +139,7 @@ _signature = functools.lru_cache(_GroupsSignature)
 def named(
     function: Callable[..., Any],
 ) -> Callable[[Any, Any], list[tuple[str, Any]]]:
-    """Gives each of ``args, kwargs`` with what it is called in the function."""
+    """Gives each of ``args, kwargs`` with its name in the function."""
 
     def names(args: Any, kwargs: Any) -> list[tuple[str, Any]]:
         known = read(source_of(function))
@@ -182,12 +182,12 @@ class Parameters(NamedTuple):
 
 UNKNOWN = Parameters()
 
-# What names can be read from; the code of a function costs nothing to ask for.
+# Sources of names; the code of a function costs nothing to read.
 Source = CodeType | Parameters
 
 
 def source_of(function: Callable[..., Any]) -> Source:
-    """What the names of the parameters of a function can be read from.
+    """The source of the names of the parameters of a function.
 
     It is equal for functions whose parameters have the same names and kinds.
     """
@@ -207,7 +207,7 @@ _known = weakref.WeakKeyDictionary()
 
 
 def read(source: Source) -> Parameters:
-    """The names that a source tells."""
+    """The names from a source."""
     return _of_code(source) if isinstance(source, CodeType) else source
 
 

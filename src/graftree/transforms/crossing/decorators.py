@@ -1,6 +1,6 @@
-"""What all transforms share as decorators: forms of use, and chosen arguments.
+"""The common parts of transforms as decorators: forms of use, and chosen arguments.
 
-Signatures and bound methods stay what they are. Arguments are chosen by position or by
+Signatures and bound methods stay as they are. Arguments are chosen by position or by
 name: the static and the donated ones.
 """
 
@@ -94,7 +94,7 @@ def keeps_type(
 
 
 def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:
-    """What a transform returns, used with parentheses or without."""
+    """The result of a transform, used with parentheses or without."""
 
     def checked(function: Any) -> Any:
         check_not_bound(function, transform)
@@ -128,7 +128,7 @@ def to_positions(
     """Turns keyword arguments into positional ones, defaults included.
 
     Args:
-        function: Whose signature tells the positions.
+        function: Its signature has the positions.
         args: The positional arguments.
         kwargs: The keyword arguments.
         count: How many a prefix is for; defaults fill up to that without keywords, too.
@@ -165,7 +165,7 @@ def name_of(function: Any) -> str:
 
 
 def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """``functools.wraps``; of what is transformed already, only public attributes."""
+    """``functools.wraps``; only public attributes if it is transformed already."""
 
     def decorate(wrapper: Any) -> Any:
         functools.update_wrapper(wrapper, function, updated=())

@@ -1,11 +1,11 @@
-"""What must not cross: tracers into static attributes, refs where JAX takes none.
+"""Keeps tracers out of static attributes, and refs out of calls that take none.
 
-The fresh objects inside a transform share their static values with the caller's. So a
-list in a static attribute is the caller's own list, and what a traced function appends
-to it would stay there when the trace is over. Lists, dicts, sets and plain objects are
+The new objects inside a transform share their static values with the caller's. So a
+list in a static attribute is the caller's own list, and a value that a traced function
+appends to it would stay there after the trace. Lists, dicts, sets and plain objects are
 noted before the function runs; afterwards those that hold a new tracer get their
-content back, also if the function raised. It is not an error: a program may have used
-them as a place to put values that it needs only while it is traced.
+content back, even if the function raised. It is not an error: a program may have used
+them to store values that it needs only while it is traced.
 
 Where a transform of JAX takes no array refs, their content crosses instead, or they are
 refused.
@@ -32,23 +32,23 @@ from graftree.core.objects import attributes
 from graftree.transforms.crossing import debug_info
 from graftree.transforms.crossing.packing import Values
 
-# Objects in objects are inspected so far; beyond that they are not mere containers.
+# How deep objects in objects are inspected; deeper ones are not mere containers.
 _DEPTH = 3
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
-# The path of something that may change, itself, and what is in it.
+# The path of an object that may change, the object, and its contents.
 Note = tuple[Any, Any, Any]
 
 
 def note(arguments: Any) -> list[Note]:
-    """All that static attributes of arguments hold and that may change."""
+    """All values in static attributes of arguments that may change."""
     return [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
 
 
 @contextlib.contextmanager
 def guarded(noted: Sequence[Note], transform: str) -> Iterator[None]:
-    """Keeps tracers out of what was noted."""
+    """Keeps tracers out of the noted objects."""
     try:
         yield
     finally:
@@ -80,7 +80,7 @@ def _describe(path: Any) -> str:
 
 
 def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """The path and the object of all that a static attribute holds and may change."""
+    """The path and the object of each value in a static attribute that may change."""
     is_new = walks.Once()
     statics: list[tuple[Path, Any]] = []
 
@@ -113,7 +113,7 @@ def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _members(x: Any) -> list[tuple[Any, Any]]:
-    """What is in a list, dict, set or tuple, or in the attributes of an object."""
+    """The contents of a list, dict, set or tuple, or of the attributes of an object."""
     content = _content(x)
     members = x if content is None and isinstance(x, tuple) else content
     if isinstance(members, dict):
@@ -149,7 +149,7 @@ def _restore(holder: Any, items: Any) -> None:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _RefPlace:
-    """Where a ref was in a pytree: its number."""
+    """The place of a ref in a pytree: its number."""
 
     number: int
 
@@ -202,14 +202,14 @@ def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
         )
 
 
-# What JAX says: of writes, of `cond` and `switch`, of `scan` in two versions.
+# JAX's words: on writes, on `cond` and `switch`, on `scan` in two versions.
 _COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()")
 
 
 def with_hint(
     mapped: Callable[..., Any], axes: Sequence[int | None]
 ) -> Callable[..., Any]:
-    """Adds paths and the way out to what JAX says of refs in a mapped function."""
+    """Adds paths and the way out to JAX's error about refs in a mapped function."""
 
     def wrapper(*groups: Values) -> Any:
         try:

@@ -1,16 +1,16 @@
-"""The inside of the crossing: fresh objects for the function, and what it did to them.
+"""The inside of the crossing: new objects for the function, and its changes to them.
 
     Inside      one call: objects of the inner trace, owned by it
-    Returned    the static part of what leaves the trace
+    Returned    the static part of the result that leaves the trace
     Outgoing    a value that leaves it
 
 A result of `Inside.leave` is ``(Returned, changed, structure, out)``: groups of raw
 values for each of the last three, one group per value of the prefix (`packing.part_of`
-puts them together). What they are is static data, part of JAX's own cache key; so a
+puts them together). Their meaning is static data, part of JAX's own cache key; so a
 cached call needs no bookkeeping.
 
-A Variable whose value is the object that came in was not changed, is not returned and
-not written.
+A Variable whose value is still the object that came in was not changed, is not returned
+and not written.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from graftree.transforms.crossing.signatures import Signature
 
 @dataclasses.dataclass(frozen=True)
 class Returned:
-    """The static part of what leaves a trace.
+    """The static part of the result that leaves a trace.
 
     Attributes:
         changed: The positions of the input leaves whose Variables changed.
         metadata: New metadata of Variables, with the positions of their leaves.
         structure: The signature of the arguments, if their structure changed.
         out: The signature of the output.
-        groups: For each leaf that is changed, of the structure, of the output, the
-            number of its group.
+        groups: The number of the group of each leaf that is changed, of the structure,
+            of the output.
         kept: Those of ``changed`` that came back without a change.
         keeps_structure: Whether ``structure`` came back without a change.
-        names: What the leaves are called that are changed, and those of the output.
+        names: The names of the leaves that are changed, and of those of the output.
     """
 
     changed: tuple[int, ...]
@@ -75,7 +75,7 @@ class Returned:
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether all that happened is: Variables got values, leaves were returned."""
+        """Whether nothing happened but new values of Variables and returned leaves."""
         has_leaves_only = all(map(_is_new_leaf, self.out.entries))
         return has_leaves_only and not (self.metadata or self.structure)
 
@@ -89,7 +89,7 @@ class Returned:
 
     @functools.cached_property
     def variables(self) -> tuple[VariableDef | None, ...]:
-        """What the leaves of the output are, if it is plain; empty for only arrays."""
+        """The kinds of leaves of the output, if it is plain; empty for only arrays."""
         definitions = [slot.variable for slot in self.out.slots]
         return tuple(definitions) if any(definitions) else ()
 
@@ -127,7 +127,7 @@ class Outgoing(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What leaves a trace: the static part, and the leaves."""
+    """The result that leaves a trace: the static part, and the leaves."""
 
     returned: Returned
     changed: list[Outgoing]
@@ -168,7 +168,7 @@ class Inside:
         self.row = row
         self.signature, self.roles = signature, roles
         self.values = self._of_jax(given)
-        # In-place writes to a list or dict would change what they are compared with.
+        # In-place writes to a list or dict would change the values to compare with.
         self._contents = {
             position: jax.tree.flatten(value)
             for position, value in enumerate(self.values)
@@ -215,7 +215,7 @@ class Inside:
             return out
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
-        # Most objects have nothing to guard, which is the same whenever they are built.
+        # Most objects have nothing to guard, which stays so each time they are built.
         signature = self.signature
         if signature.has_no_contents and not self._contents:
             return contextlib.nullcontext()
@@ -224,10 +224,10 @@ class Inside:
             signature.has_no_contents = True
         return guards.guarded(noted, self.row.name)
 
-    # What leaves.
+    # The way out.
 
     def leave(self, out: Any, forced: frozenset[int] = frozenset()) -> Any:
-        """The result: what the function did to its arguments, and its output."""
+        """The result: the function's changes to its arguments, and its output."""
         found = self.collect(out, forced=forced)
         returned, root = found.returned, self.row.labels.output
         if not self.row.has_prefixes:
@@ -246,11 +246,11 @@ class Inside:
         linked: Linked | None = None,
         forced: frozenset[int] = frozenset(),
     ) -> Collected:
-        """Finds what the function did to its arguments, and takes its output apart.
+        """Finds the function's changes to its arguments, and takes its output apart.
 
         Leaves at ``forced`` positions are returned even if they didn't change: of
-        Variables, and of arrays in objects, with the structure around them. What of the
-        output is ``linked`` stands for arguments.
+        Variables, and of arrays in objects, with the structure around them. ``linked``
+        parts of the output stand for arguments.
         """
         row, mode = self.row, self.row.mode
         forced |= self._returned_unchanged()
@@ -326,7 +326,7 @@ class Inside:
         known: RefMap,
         opens_refs: bool,
     ) -> list[Outgoing]:
-        """Those leaves of a signature that are not known outside, in their groups.
+        """The leaves of a signature that are not known outside, in their groups.
 
         JAX doesn't let refs out; with ``opens_refs`` their content travels.
         """
@@ -340,7 +340,7 @@ class Inside:
         return found
 
     def current(self, position: int) -> Any:
-        """The raw value of a leaf now: that of its Variable, else what came in."""
+        """The raw value of a leaf now: its Variable's, else the one that came in."""
         definition = self.signature.slots[position].definition
         if definition is None:
             return self.values[position]
@@ -439,7 +439,7 @@ class Inside:
                 self.row.name, refusals.pytrees_in(before), self._pytrees
             )
 
-    # What may not leave.
+    # Values that may not leave.
 
     def _check_output(self, out: Any, refs: RefMap) -> None:
         if not refs:
@@ -480,7 +480,7 @@ class Inside:
 
 
 def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
-    """What JAX traces: a function of groups of leaves that returns a result."""
+    """The function that JAX traces: it takes groups of leaves and returns a result."""
 
     def traced(*groups: Values) -> Any:
         inside = Inside.of(row, groups)

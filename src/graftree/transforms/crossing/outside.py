@@ -4,7 +4,7 @@
     commit    writes a result of `Inside.leave` to the caller's objects
     lift      a whole transform: both sides around a function that JAX gives
 
-Nothing of the caller's is written before everything is checked; then nothing fails.
+The caller's objects are written only after everything is checked; then nothing fails.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Call:
 
     Attributes:
         packed: The arguments, taken apart.
-        groups: What JAX gets: one group of leaves per value of the prefix.
+        groups: JAX's arguments: one group of leaves per value of the prefix.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Call:
             refusals.check_consistent(row.name, found)
 
     def run(self, transformed: Callable[..., Any], *leading: Any) -> Any:
-        """The output of what JAX transformed, which takes ``leading``, then groups."""
+        """The output of JAX's transformed function of ``leading`` and then groups."""
         return self.commit(transformed(*leading, *self.groups))
 
     def commit(self, result: Any) -> Any:
@@ -105,10 +105,10 @@ class Call:
         return commit(self.packed, result, self._axis)
 
     def explain(self, error: Exception) -> None:
-        """Raises what JAX says of buffers that can't be donated, with their paths.
+        """Raises JAX's error about buffers that can't be donated, with their paths.
 
-        On one device JAX finds it out before it donates anything. To look for it here
-        before each call would cost each call.
+        On one device JAX finds this out before it donates anything. A check here would
+        cost time in each call.
         """
         found = self._shared_buffer()
         if found is not None:
@@ -125,8 +125,8 @@ class Call:
 def donates_twice(row: Row, groups: Sequence[Values]) -> bool:
     """Whether an array over several devices would be donated twice.
 
-    JAX finds it out on one device while another one donates its part, and older
-    versions die of it.
+    JAX finds this out on one device while another one donates its part, and older
+    versions crash.
     """
     if not row.inputs.donated:
         return False
@@ -150,17 +150,17 @@ _DONATION = re.compile("Attempt to (donate|use) (the same|a) buffer")
 
 
 def groups(row: Row, packed: Packed, values: Sequence[Any]) -> list[Values]:
-    """What JAX gets: one group of leaves per value of the prefix."""
+    """JAX's arguments: one group of leaves per value of the prefix."""
     numbers = row.inputs.group(packed.signature, packed.leaves)
     return packing.part(values, packed.signature, numbers, len(row.inputs.values))
 
 
 def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
-    """Writes what the function did into the caller's objects: all of it, or nothing.
+    """Writes the function's changes into the caller's objects: all, or nothing.
 
     Args:
         packed: The arguments.
-        result: What `Inside.leave` gave.
+        result: The result of `Inside.leave`.
         axis: The name of the axis that new Variables got from the transform, if any.
     """
     returned, changed, structure, out = in_order(result)
@@ -206,14 +206,14 @@ def joined(part: Any, numbers: Sequence[int]) -> Sequence[Any]:
 
 
 class _Writes:
-    """What a call writes into Variables: values and metadata."""
+    """The writes of a call into Variables: values and metadata."""
 
     def __init__(
         self, packed: Packed, returned: Returned, changed: Sequence[Any]
     ) -> None:
         self.packed = packed
         self.metadata = returned.metadata
-        # What came back unchanged needs no write where none is allowed.
+        # Unchanged values need no write where none is allowed.
         self.values = [
             (position, value)
             for position, value in zip(returned.changed, changed, strict=True)
@@ -294,8 +294,8 @@ def lift(
     """Applies a JAX transform to a function over objects.
 
     It is called as ``transform(inner, in_prefix, out_prefix)``; ``inner`` takes a group
-    of leaves per entry of the tuple ``in_prefix``. What it gave is ``inner`` of the
-    result. A call is ``run(inner, args, kwargs)``, by default that of a new `Call`.
+    of leaves per entry of the tuple ``in_prefix``. The function returned has its result
+    as ``inner``. A call is ``run(inner, args, kwargs)``, by default of a new `Call`.
     """
     inner = _Transformed(f, transform, row)
 
@@ -314,7 +314,7 @@ def lift(
 
 
 class _Transformed(Rebuilt):
-    """What JAX gave; pickled without it."""
+    """A function transformed by JAX; pickled without JAX's part."""
 
     def __init__(self, f: Any, transform: Callable[..., Any], row: Row) -> None:
         self._given = f, transform, row
@@ -326,7 +326,7 @@ class _Transformed(Rebuilt):
         return transform(interior, row.inputs.values, row.result_prefix)
 
     def called(self) -> Callable[..., Any]:
-        """What a call calls; for observers it is made in that call, see `__call__`."""
+        """The function to call; for observers, made in the call: see `__call__`."""
         return self.function if running.stack.apart is None else self
 
     def __call__(self, *groups: Values) -> Any:
@@ -336,7 +336,7 @@ class _Transformed(Rebuilt):
 
 
 def returning_arrays(transformed: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes arrays of what a transform that JAX doesn't compile gives as scalars.
+    """Makes arrays of scalars from a transform that JAX doesn't compile.
 
     JAX then returns the constants of a program as they are in it.
     """

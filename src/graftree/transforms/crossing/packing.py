@@ -40,8 +40,8 @@ class Packed:
         signature: The static part.
         leaves: Variables, refs, arrays and other values, in order.
         objects: The objects by their number.
-        skeleton: What they were taken apart into; that of the signature may be one that
-            is equal, and came first.
+        skeleton: The one made from them; that of the signature may be an equal one that
+            came first.
         members: The object or container of each row of it, if known.
     """
 
@@ -52,12 +52,12 @@ class Packed:
     members: Sequence[Any] = ()
 
     def values(self) -> list[Any]:
-        """What JAX gets: raw values instead of Variables."""
+        """The raw values that JAX gets instead of Variables."""
         return [flattening.raw_of(leaf) for leaf in self.leaves]
 
 
 def is_entry(sharing: bool) -> Callable[[Any], bool]:
-    """Tells what pack takes apart itself; trees leave objects to JAX."""
+    """A test for values that pack takes apart itself; trees leave objects to JAX."""
     return nodes.is_graph_node if sharing else nodes.is_variable_or_ref
 
 
@@ -149,13 +149,13 @@ def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 class Values(tuple[Any, ...]):
     """A pytree node that carries some leaves of a signature.
 
-    Made of what JAX asks for, its children and its static data: so JAX takes it apart
-    in C.
+    It consists of the parts that JAX needs, its children and its static data, so JAX
+    takes it apart in C.
 
     Attributes:
         values: The raw values.
-        signature: What all groups of a call are leaves of.
-        positions: Which leaves these are; ``None`` for all.
+        signature: The signature that all groups of a call share.
+        positions: The positions of these leaves; ``None`` for all.
     """
 
     __slots__ = ()
@@ -208,17 +208,17 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-# What leaves a trace. JAX prints the path of each leaf, after the word "result".
+# Results of a trace. JAX prints the path of each leaf, after the word "result".
 
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What leaves of a signature are called; the names are made when asked for.
+    """The names of leaves of a signature, made when needed.
 
     Attributes:
         signature: That of the arguments, or of the output.
-        positions: Which leaves these are.
-        root: What the output is called; ``None`` for new values of arguments.
+        positions: The positions of these leaves.
+        root: The name of the output; ``None`` for new values of arguments.
     """
 
     signature: Signature
@@ -247,7 +247,7 @@ class Named(list[Any]):
     """A pytree node with some values that leave a trace, under their names.
 
     Attributes:
-        names: What they are called.
+        names: Their names.
     """
 
     __slots__ = ("names",)

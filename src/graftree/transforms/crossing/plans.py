@@ -1,26 +1,26 @@
-"""Calls that cost what JAX costs: the memo of pack.
+"""Calls at the cost of JAX's own: the memo of pack.
 
-Between two steps of a training loop only the values of Variables change. So what
-`outside.Call` found out about its arguments is kept as a `Plan` for the next call with
-the same objects, which is found by the objects in the arguments, and asks a
-`StructureWatch` if it still holds.
+Between two steps of a training loop only the values of Variables change. So the facts
+that `outside.Call` found about its arguments are kept as a `Plan` for the next call
+with the same objects. It is found by the objects in the arguments, and asks a
+`StructureWatch` whether it still holds.
 
-For the same objects there may be several plans, which differ in static values: of a
-model in training and in evaluation. A watch holds again when these are what they were.
-Plans refer to the objects of the caller weakly, and go with them.
+The same objects may have several plans, which differ in static values, as of a model in
+training and in evaluation. A watch holds again when these have their old values. Plans
+refer to the objects of the caller weakly, and go with them.
 
-In tree mode an object is to JAX what it holds: its Variables and arrays are leaves, the
-rest is in the treedef. So a call with objects that never came before is known by the
-treedefs of its arguments and by what the Variables are like.
+In tree mode JAX sees the contents of an object: its Variables and arrays are leaves,
+the rest is in the treedef. So a call with new objects is recognized by the treedefs of
+its arguments and by the form of the Variables.
 
-Transforms other than `jit` trace at each call: the function may read what it likes. But
-what became of its arguments outside is remembered as well (`RepeatedCalls`).
+Transforms other than `jit` trace at each call: the function may read anything. But the
+work on its arguments outside is remembered as well (`RepeatedCalls`).
 
 A plan has the signature, the Variables, the groups of leaves. With one, a call reads
-the raw values of the Variables, calls what JAX compiled with them, and writes the
-values that the function changed into their Variables. Which these are was decided when
-the function was traced, and comes back as static data of the result. If the result
-contains objects or a change of structure, `outside.commit` does the rest.
+the raw values of the Variables, calls the compiled function with them, and writes the
+changed values into their Variables. The set of these was decided when the function was
+traced, and comes back as static data of the result. If the result contains objects or
+a change of structure, `outside.commit` does the rest.
 
 Variables that are arguments by themselves, in a State, a list, or on their own, may be
 new ones at each call: a plan is right for them if they are like those that it was made
@@ -55,9 +55,9 @@ from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Packed, Values
 from graftree.transforms.crossing.prefixes import Keywords, Row
 
-# The name that the plans for some objects have among what is known of them. There are
-# as many as `watches.with_newest` keeps, and none at first: a plan costs more than a
-# call without one, and is made when objects come a second time.
+# The name of the plans for some objects in the memos of these. There are as many as
+# `watches.with_newest` keeps, and none at first: a plan costs more than a call without
+# one, and is made when objects come a second time.
 _PLANS = "plans"
 
 
@@ -76,9 +76,9 @@ class Plans:
     def call(
         self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What a call gives if there is a plan for it, else `NO_PLAN`."""
-        # Objects inside a trace are new ones each time. An observer wants to know what
-        # these here become in the trace.
+        """The result of a call if there is a plan for it, else `NO_PLAN`."""
+        # Objects inside a trace are new ones each time. An observer wants to know the
+        # counterparts of these in the trace.
         if _jax.current_trace() is not _jax.no_trace or running.stack.observers:
             return NO_PLAN
         # Most calls are like the one before.
@@ -128,7 +128,7 @@ class Plans:
     def learn(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], packed: Packed, made: int
     ) -> None:
-        """Makes a plan of what a call found out, if its objects come a second time."""
+        """Makes a plan from a call's findings, if its objects come a second time."""
         # A filter that reads values may group the leaves in another way each time.
         if _jax.is_tracing() or self._row.inputs.reads_leaves:
             return
@@ -165,7 +165,7 @@ class Plans:
         self._latest_tree = tree.key, plan
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passed | None:
-        """What a plan is found by; ``None`` if there can be none."""
+        """The key and leaves to find a plan by; ``None`` if there can be none."""
         row, tree, statics = self._row, ((*self._bound, *args), kwargs), ()
         if row.statics:
             *tree, statics = decorators.take(row.statics, *tree, row.name)
@@ -180,7 +180,7 @@ class Plans:
         return Passed((treedef, statics, *tokens), tuple(tree), leaves)
 
     def _made(self, passed: Passed, packed: Packed, made: int) -> Plan | None:
-        """A plan of what a call found out; ``None`` if none would be right."""
+        """A plan from a call's findings; ``None`` if none would be right."""
         row, roots, boxes = self._row, passed.objects(), passed.variables()
         if boxes or not row.mode.sharing or packed.skeleton is None:
             watch = StructureWatch.over(roots, made)
@@ -199,7 +199,7 @@ class Plans:
 
 
 def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
-    """What stands for these leaves in a key; ``None`` if there are others in it."""
+    """The tokens for these leaves in a key; ``None`` if some leaf has none."""
     tokens: list[Any] = []
     for x in leaves:
         kind = nodes.kind_of(x)
@@ -218,7 +218,7 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
 
 
 def _are_leaves_of(packed: Packed, leaves: Sequence[Any]) -> bool:
-    """Whether these are what the call took its arguments apart into, and can plan."""
+    """Whether the call took its arguments apart into these, and can plan."""
     is_known = packing.are_same(leaves, packed.leaves)
     return is_known and all(nodes.kind_of(x) in _LEAVES for x in leaves)
 
@@ -238,7 +238,7 @@ class RepeatedCalls(Rebuilt):
         self._f, self._row = f, row
         self._plans = Plans(row)
         self._is_called = False
-        # What a plan writes has no axis to be named.
+        # Values that a plan writes have no axis to be named.
         self._may_plan = partitioning.PARTITION_NAME not in row.axis_metadata
         self._keeps_positions = row.keyword_rule is not Keywords.BECOME_POSITIONAL
 
@@ -248,7 +248,7 @@ class RepeatedCalls(Rebuilt):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The output of a call; what JAX transformed takes the groups of leaves."""
+        """The output of a call; ``transformed`` takes the groups of leaves."""
         try:
             return self._run(transformed, args, kwargs)
         except Exception as error:
@@ -288,7 +288,7 @@ class Passed(NamedTuple):
     """The arguments of a call, as plans see them.
 
     Attributes:
-        key: What a plan is found by.
+        key: The key of a plan.
         tree: ``(args, kwargs)`` without the static ones; ``None`` if the objects in it
             were taken apart, too.
         leaves: The leaves of the tree: objects, Variables, arrays and other values.
@@ -327,22 +327,22 @@ _NO_TREEDEF = ()
 
 
 class Plan:
-    """What is known about calls with certain arguments.
+    """The facts about calls with certain arguments.
 
-    Of Variables that are arguments by themselves it only knows what they are like.
+    Of Variables that are arguments by themselves it only knows the form.
 
     Args:
         row: The transform.
         passed: The arguments of the call that the plan is made of.
         packed: The same, packed.
-        watch: Tells whether the objects in them are as they were.
-        bare: What the Variables in them are like.
+        watch: Checks whether the objects in them are as they were.
+        bare: The form of the Variables in them.
 
     Attributes:
         signature: The static part of the arguments.
         traces: Where traces are noted, if they are.
         watch: See above.
-        is_flat: Whether the positional arguments are all leaves there are.
+        is_flat: Whether the positional arguments are all of the leaves.
     """
 
     def __init__(
@@ -366,8 +366,8 @@ class Plan:
         may_read = bool(tree) and not row.statics
         self.is_flat = may_read and packing.are_same(tree[0], leaves)
         self._reader = reader(tree, leaves) if may_read and not self.is_flat else None
-        # Where the leaves for JAX come from: Variables of objects, by position, bare
-        # ones and what is not a Variable, by their numbers.
+        # The sources of the leaves for JAX: Variables of objects, by position, bare
+        # ones and values other than Variables, by their numbers.
         kinds = [*map(nodes.kind_of, leaves)]
         places = [n for n, kind in enumerate(kinds) if kind is Leaf.VARIABLE]
         numbers = {id(leaves[place]): n for n, place in enumerate(places)}
@@ -395,10 +395,10 @@ class Plan:
     def _add_others(
         self, row: Row, passed: Passed, packed: Packed, kinds: Sequence[Any]
     ) -> None:
-        """Notes where leaves come from that are not Variables.
+        """Notes the sources of leaves that are not Variables.
 
-        They are leaves of the arguments, or attributes of objects, or they stay: what
-        is in a container is the same as long as the watch holds.
+        They are leaves of the arguments, or attributes of objects, or they stay: the
+        contents of a container are the same as long as the watch holds.
         """
         given = (n for n, x in enumerate(kinds) if x is Leaf.ARRAY or x is Leaf.STATIC)
         where = _where(row, passed.tree, packed)
@@ -420,7 +420,7 @@ class Plan:
         }
 
     def _group(self, group: Values, bare: int) -> _Group:
-        """How a group is made of which only the positions are known."""
+        """The way to make a group of which only the positions are known."""
         members, known = group.values, self._variables
         attached = [p for p in members if isinstance(known[p], Variable)]
         found_at = {p: place for place, p in enumerate(attached)}
@@ -438,14 +438,14 @@ class Plan:
         )
 
     def read(self, tree: Any) -> Sequence[Any] | None:
-        """The leaves of arguments; ``None`` if they may not be what is known."""
+        """The leaves of arguments; ``None`` if they may not fit the plan."""
         return None if self._reader is None else self._reader(tree)
 
     def call(self, jitted: Callable[..., Any], leaves: Sequence[Any]) -> Any:
-        """What a call with these leaves gives; `NO_PLAN` if the plan isn't right.
+        """The result of a call with these leaves; `NO_PLAN` if the plan isn't right.
 
-        All steps are here: as methods, each would be a twentieth of what a call of a
-        small model costs beside JAX.
+        All steps are here: as a method, each would cost a twentieth of a small model's
+        call, without JAX's part.
         """
         if [*map(type, leaves)] != self._types:
             return NO_PLAN
@@ -491,9 +491,9 @@ class Plan:
         return returned.unflatten(result[3])
 
     def _targets(self, returned: Returned) -> Sequence[Any] | None:
-        """What a result changes: Variables, or numbers of bare ones.
+        """The targets of a result's changes: Variables, or numbers of bare ones.
 
-        ``None`` if more happened than that these get values, and leaves are returned.
+        ``None`` if the result does more than give these values and return leaves.
         """
         if not (self._is_plain and returned.is_plain):
             return None
@@ -510,7 +510,7 @@ class Plan:
         returned, changed, _, out = result
         if targets is not None:
             targets = [boxes[x] if type(x) is int else x for x in targets]
-            # Those of objects were asked when the plan was made.
+            # Those of objects were checked when the plan was made.
             if boxes and not variables.may_replace_all(targets, ()):
                 targets = None
         if targets is None:
@@ -531,7 +531,7 @@ class Plan:
         return returned.unflatten(out)
 
     def _packed(self, leaves: Sequence[Any], boxes: Sequence[Variable[Any]]) -> Packed:
-        """What `packing.pack` gives for these arguments."""
+        """The result of `packing.pack` for these arguments."""
         found: list[Any] = [boxes[x] if type(x) is int else x for x in self._variables]
         for position, number in self._others.items():
             found[position] = leaves[number]
@@ -547,7 +547,7 @@ class Plan:
 
 
 class _Group(NamedTuple):
-    """How a group of leaves is made.
+    """The way to make a group of leaves.
 
     Attributes:
         attached: Those of its Variables that are in objects.
@@ -568,7 +568,7 @@ _GIVEN: Any = object()
 
 
 def _where(row: Row, tree: Any, packed: Packed) -> Callable[[int], Any] | None:
-    """Tells in which attribute the leaf at a position is, or that it is `_GIVEN`.
+    """The attribute that has the leaf at a position, or `_GIVEN`.
 
     ``None`` if all are, since the objects were taken apart with the arguments.
     """
@@ -591,7 +591,7 @@ def _where(row: Row, tree: Any, packed: Packed) -> Callable[[int], Any] | None:
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What takes the members at these places out of a sequence."""
+    """A function that takes the members at these places out of a sequence."""
     if len(places) == 1:
         return lambda found: (found[places[0]],)
     return operator.itemgetter(*places) if places else lambda _: ()
@@ -602,7 +602,7 @@ def _weakly(obj: Any) -> Any:
 
 
 class BareVariables:
-    """What the Variables that are arguments must be like for a plan.
+    """The form that Variables as arguments must have for a plan.
 
     Args:
         boxes: Those of the call that it is made of; their types are compared elsewhere.
@@ -630,7 +630,7 @@ class BareVariables:
         if metadata != self._metadata:
             return None
         # Those of the next call are usually the same objects, which is seen at once;
-        # but not what has changed in them.
+        # but changes in them are not.
         if self._is_fixed:
             self._metadata = metadata
         return variables.read_all(boxes) if self._fit(boxes) else None
@@ -658,9 +658,9 @@ class _Unlike(Exception):
 def reader(
     tree: tuple[Any, ...], leaves: Sequence[Any]
 ) -> Callable[[Any], list[Any] | None] | None:
-    """What reads tuples like this one, which has these leaves in this order.
+    """A reader for tuples like this one, which has these leaves in this order.
 
-    It gives the leaves of another one, whatever they are, or ``None`` if its containers
+    It gives the leaves of another one, of any kind, or ``None`` if its containers
     differ. There is no reader for containers that only JAX can take apart.
     """
 
@@ -681,7 +681,7 @@ def reader(
 
 
 def _adder(x: Any) -> _Adder | None:
-    """What reads containers like this one; ``None`` if it is a leaf."""
+    """A reader for containers like this one; ``None`` if it is a leaf."""
     kind = type(x)
     if kind is State:
         return _container(x, _state(x))
@@ -697,7 +697,7 @@ def _adder(x: Any) -> _Adder | None:
 
 
 def _container(x: Any, members_of: _Opener) -> _Adder:
-    """What reads containers like this one, whose members these are."""
+    """A reader for containers like this one, with a function that lists members."""
     adders = [*map(_adder, members_of(x))]
 
     def extend(x: Any, found: list[Any]) -> None:
@@ -713,7 +713,7 @@ def _container(x: Any, members_of: _Opener) -> _Adder:
     return add if any(adders) else extend
 
 
-# What lists the members of containers like some container.
+# Functions that list the members of containers like some container.
 
 
 def _sequence(kind: type, size: int) -> _Opener:

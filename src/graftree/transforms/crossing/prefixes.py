@@ -2,13 +2,13 @@
 
 A prefix tree has one value per object, or a `PrefixMapping`: different values for the
 leaves of that object, by filters (`DiffState`, `StateAxes`, `StateSharding`) or by
-paths (`TreeState`). `prefix` makes prefix trees; `check` says what may be in one. A
-`Prefix` says which group each leaf of the arguments or of the output is in; `Donation`
+paths (`TreeState`). `prefix` makes prefix trees; `check` checks their values. A
+`Prefix` finds the group of each leaf of the arguments or of the output; `Donation`
 makes two groups of one.
 
-A `Row` is a transform as a line of a table. It has the prefixes of a transform, and
-says what it does with the rest. Names of mapped axes are hidden from Variables while
-the function runs (`HiddenAxisNames`).
+A `Row` is a transform as a line of a table. It has the prefixes of a transform, and its
+rules for the rest. Names of mapped axes are hidden from Variables while the function
+runs (`HiddenAxisNames`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from graftree.transforms.crossing.traces import Traces
 
 
 class Keywords(enum.Enum):
-    """What becomes of keyword arguments."""
+    """The rule for keyword arguments."""
 
     STAY = "stay"
     BECOME_POSITIONAL = "become positional"  # those have a prefix
@@ -48,16 +48,16 @@ class Keywords(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is lifted, and how.
+    """The rules of one transform.
 
     Attributes:
         name: The public name of the transform.
-        mode: What propagates.
+        mode: The changes that propagate.
         inputs: The prefix of ``(args, kwargs)``, without the static arguments.
         outputs: The prefix of the output.
         statics: Which arguments are static.
-        keywords: What becomes of keyword arguments, without graph updates and with.
-        axis_metadata: What goes to Variables whose axis the transform takes away
+        keywords: The rule for keyword arguments, without graph updates and with.
+        axis_metadata: Metadata for Variables whose axis the transform takes away
             inside: the ``transform_metadata`` of the public functions.
         maps_axis: Whether it is this transform that maps the axis, not one around it.
         returns_placed: Whether, with graph updates, Variables whose prefix is not
@@ -66,8 +66,8 @@ class Row:
             returned, as copies.
         is_detached: Whether nothing reaches the caller's objects, and the output is
             made of new ones.
-        labels: What the positional arguments are called in messages.
-        signatures: Those of earlier calls, if JAX keeps what it compiled for them.
+        labels: The names of the positional arguments in messages.
+        signatures: Those of earlier calls, if JAX keeps their compiled programs.
         traces: Where traces are noted, if they are.
     """
 
@@ -114,7 +114,7 @@ class Row:
 
     @property
     def result_prefix(self) -> Any:
-        """What JAX gets for a result of `inside.Inside.leave`."""
+        """JAX's prefix for a result of `inside.Inside.leave`."""
         if not self.has_prefixes:
             return None
         ins, outs = map(packing.part_of, (self.inputs.values, self.outputs.values))
@@ -127,7 +127,7 @@ class Row:
 
     @property
     def keyword_rule(self) -> Keywords:
-        """What becomes of keyword arguments in its mode."""
+        """The rule for keyword arguments in its mode."""
         return self.keywords[self.mode.structure]
 
 
@@ -160,8 +160,8 @@ class HiddenAxisNames:
             before = self._annotations.get(number)
             inside = variable.get_metadata("out_sharding", None)
             partitioning.add_axis(variable, _from_start(axis, variable), self._names)
-            # The name of the only axis was all that there was; and the change makes a
-            # tuple of a spec.
+            # The name of the only axis was all there was; and the change turns a spec
+            # into a tuple.
             is_as_it_was = before is not None and inside == self._shorter[number]
             if is_as_it_was and (not inside or isinstance(before, PartitionSpec)):
                 variable.set_metadata(out_sharding=before)
@@ -206,7 +206,7 @@ class PrefixMapping(abc.ABC):
         return True
 
     def refusal(self, argument: str) -> str:
-        """What to say where another mode is in force than that of the prefix."""
+        """The message where another mode is in force than that of the prefix."""
         return (
             f"`{argument}` cannot contain `{type(self).__name__}` objects without "
             "graph=True and graph_updates=True (there, nnx.prefix makes a prefix)"
@@ -215,7 +215,7 @@ class PrefixMapping(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class DiffState(PrefixMapping):
-    """Selects what to differentiate in one argument.
+    """Selects the leaves to differentiate in one argument.
 
     Args:
         argnum: The position of the argument.
@@ -255,7 +255,7 @@ def _reads_leaves(predicate: Any) -> bool:
     if kind is filters.OfType:
         found: Any = predicate.type
         classes = found if isinstance(found, tuple) else (found,)
-        # Of an array there may be another one, of another class, each time.
+        # An array may be replaced by one of another class each time.
         return not all(issubclass(x, Variable) for x in classes)
     return kind not in _BY_PATH
 
@@ -512,7 +512,7 @@ class TreeState(PrefixMapping):
         return False
 
     def refusal(self, argument: str) -> str:
-        """What to say where another mode is in force."""
+        """The message where another mode is in force."""
         return (
             "`TreeState` objects are only allowed as prefixes "
             "when graph=True and graph_updates=False"
@@ -579,7 +579,7 @@ def _graph_prefix(node: Any, value_of: Value) -> Any:
     return found
 
 
-# Which group each leaf gets by a prefix.
+# The group that each leaf gets by a prefix.
 
 # A Variable where it occurs, or a ref: its path, itself, its prefix.
 Occurrence = tuple[Any, Any, Any]
@@ -588,7 +588,7 @@ _NO_CALL: Any = object()
 
 
 class Prefix:
-    """A prefix tree of arguments or outputs, and which group each leaf gets by it.
+    """A prefix tree of arguments or outputs, and the group that each leaf gets by it.
 
     Each object counts as one leaf, for which a `PrefixMapping` may assign different
     values to its leaves. With ``keywords``, the tree is that of the positional
@@ -596,10 +596,10 @@ class Prefix:
     occurs twice needs the same value there.
 
     Attributes:
-        values: What JAX gets for each group.
+        values: JAX's value for each group.
         donated: The numbers of the groups whose buffers are donated.
-        distinct: What must agree where a Variable occurs twice.
-        count: How many positional arguments it is for at least.
+        distinct: The values that must agree where a Variable occurs twice.
+        count: The least number of positional arguments that it is for.
         reads_leaves: Whether a filter in it looks at the leaves, at more than their
             paths and classes.
     """
@@ -685,7 +685,7 @@ class Prefix:
         try:
             matched = _match(self.tree, full)
         except ValueError:
-            # Keywords have one value, which fits whatever they are.
+            # Keywords have one value, which fits all of them.
             pair = (self.tree[0], full[0]) if self._is_of_call else (self.tree, full)
             raise ValueError(
                 f"`{self._argument}` of nnx.{self._transform} must be a tree prefix of "
@@ -731,7 +731,7 @@ def _resolve(value: Any, path: Any, leaf: Any) -> Any:
 
 
 class _Matched(NamedTuple):
-    """What a prefix tree has for a leaf; whether right there, or for a container."""
+    """A prefix tree's value for a leaf; whether it is right there, or a container's."""
 
     value: Any
     is_whole: bool
@@ -751,11 +751,11 @@ def _match(prefix: Any, full: Any) -> list[_Matched]:
 
 @dataclasses.dataclass(frozen=True)
 class Donation:
-    """Which leaves of a call are donated.
+    """The choice of the leaves of a call that are donated.
 
     Attributes:
-        chosen: Which arguments.
-        statics: Which are static; a signature has them apart.
+        chosen: The donated arguments.
+        statics: The static arguments; a signature has them apart.
         keeps_arrays: Whether arrays in attributes are kept, as with graph updates.
     """
 
@@ -764,7 +764,7 @@ class Donation:
     keeps_arrays: bool
 
     def flags(self, signature: Signature, leaves: Sequence[Any]) -> list[bool]:
-        """For each leaf whether it is."""
+        """For each leaf, whether it is donated."""
         donated = self._entries(signature)
         return [
             donated[slot.entry] and self._can_donate(leaf, slot.path)
@@ -772,7 +772,7 @@ class Donation:
         ]
 
     def _entries(self, signature: Signature) -> list[bool]:
-        """For each entry whether its argument is."""
+        """For each entry, whether its argument is donated."""
         args, kwargs = signature.treedef.children()
         by_position = [i for i, _ in signature.statics if isinstance(i, int)]
         total = len(args.children()) + len(by_position)

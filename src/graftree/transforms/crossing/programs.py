@@ -1,21 +1,21 @@
 """Control flow outside of a compiled function: traced each time, compiled once.
 
-What a function reaches besides its arguments may have changed since the last call:
-globals, closures, classes, whatever Python allows. So it is traced on every call, and
-nothing is remembered of what it reached. Arrays that it captured become operands of the
-program, and a program that equals an earlier one is replaced by that, which JAX has
+Values that a function reaches besides its arguments may have changed since the last
+call: globals, closures, classes, anything that Python allows. So it is traced on every
+call, and nothing is remembered of these values. Captured arrays become operands of the
+program, and a program that equals an earlier one is replaced by that one, which JAX has
 compiled. The key of a program is its content:
 
-    equations      primitive, parameters, context, scope, what they read
+    equations      primitive, parameters, context, scope, the values they read
     types          of its inputs, and of the arrays that it captured
-    parameters     plain values, and what JAX and NumPy define, by value; programs by
-                   their content; functions and all else by identity
+    parameters     plain values, and those defined by JAX and NumPy, by value; programs
+                   by their content; functions and all else by identity
     numbers in it  by their bytes: 0.0 is not -0.0
 
-What can't be compared is compiled again: slow, and right.
+A program that can't be compared is compiled again: slow, but right.
 
 A program is a jaxpr as JAX records it, with its constants or without; an equation is
-one of its steps. What tools ask of programs is here too, by what is public of them.
+one of its steps. Functions for tools are here too, and read only its public parts.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ def run(
     leading: Sequence[str] = (),
     name: str | None = None,
 ) -> Any:
-    """The output of what JAX traces, for some operands.
+    """The output of a traced function for some operands.
 
-    In a function that JAX compiles it becomes part of the program there.
+    In a function that JAX compiles it becomes part of that program.
 
     Args:
-        function: That of the user.
-        traced: What JAX traces; it is called once.
+        function: The user's.
+        traced: The function that JAX traces; it is called once.
         *operands: Arrays, and groups of leaves.
         leading: The names of the operands in front of the groups.
-        name: What it is called in programs and errors; as ``function`` by default.
+        name: Its name in programs and errors; that of ``function`` by default.
     """
     if not _jax.runs_eagerly():
         return traced(*operands)
 
-    # Another function each time, or JAX would know it again.
+    # A new function each time, or JAX would recognize it.
     def inner(*operands: Any) -> Any:
         return traced(*operands)
 
@@ -90,7 +90,7 @@ def _is_same_constant(x: Any, y: Any) -> bool:
 
 
 def _compiled(program: Any, name: str) -> Callable[..., list[Any]]:
-    """What computes a program, of its constants and inputs; an earlier one if known."""
+    """A function of constants and inputs that runs a program; an old one if known."""
     try:
         order = _jax.order_of_derivative()
         key = name, order, _Key(order).of(program)
@@ -123,7 +123,7 @@ _RULES: Mapping[str, tuple[str, ...]] = {
     "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees"),
 }
 _PLAIN = frozenset({bool, int, str, bytes, type(None)})
-# What these define equals what means the same, as JAX's own caches rely on.
+# Values of these packages are equal if they mean the same; JAX's own caches rely on it.
 _TRUSTED = frozenset({"graftree", "jax", "jaxlib", "ml_dtypes", "numpy"})
 
 
@@ -169,7 +169,7 @@ class _Key:
         )
 
     def _of_rules(self, equation: Any, names: Iterable[str]) -> Hashable:
-        """That of the rules for a derivative: of the program that they are now."""
+        """The key of the rules for a derivative: of their present program."""
         found = rule_of_derivative(equation)
         if found is None:
             return tuple([_same(equation.params.get(name)) for name in names])
@@ -182,13 +182,13 @@ class _Key:
         return numbers[x]
 
     def _of_context(self, context: Any) -> Hashable:
-        """That of a context, which many equations share."""
+        """The key of a context, which many equations share."""
         known = self._contexts.get(id(context))
         if known is None:
             slots = getattr(type(context), "__slots__", ())
             names = [x for x in slots if x != "__weakref__"]
             found = tuple([self._of_value(getattr(context, x, None)) for x in names])
-            # Of one whose parts are not known only identity could tell.
+            # Only identity could compare a value with unknown parts.
             known = self._contexts[id(context)] = found or _same(context)
         return known
 
@@ -211,13 +211,13 @@ class _Key:
         if dataclasses.is_dataclass(x):
             fields = dataclasses.fields(x)
             return kind, *[self._of_value(getattr(x, f.name)) for f in fields]
-        # A function may reach what it likes; so may one in the clothes of JAX.
+        # A function may reach anything; so may one that JAX has wrapped.
         is_function = callable(x) or hasattr(x, "call_wrapped")
         return _same(x) if is_function or isinstance(x, jax.Array) else (kind, x)
 
 
 def _same(x: Any) -> Exactly:
-    """What is compared by identity; it lives as long as the key."""
+    """A value compared by identity; it lives as long as the key."""
     if isinstance(x, _jax.Tracer):
         raise TypeError("The program holds values of a trace: it is used once.")
     return Exactly(x)
@@ -226,7 +226,7 @@ def _same(x: Any) -> Exactly:
 _NUMBERS = (float, complex, np.ndarray, np.generic)
 
 
-# JAX's classes of programs, and of what is in them, as they are in this one.
+# JAX's classes of programs, and of their parts, as they are in this one.
 _ONE = jax.make_jaxpr(lambda x: jax.lax.add(x, np.float32(1)))(np.float32(0))
 ClosedJaxpr: Any = type(_ONE)
 Jaxpr: Any = type(_ONE.jaxpr)
@@ -255,13 +255,13 @@ _KERNELS = ("pallas_call", "core_map", "run_state")
 
 
 def kind(equation: Any) -> str:
-    """What an equation does, by the name of its operation."""
+    """The kind of an equation: the name of its operation."""
     made_of = equation.params.get("_prim")
     return equation.primitive.name if made_of is None else type(made_of).__name__
 
 
 def parameters(equation: Any) -> dict[str, Any]:
-    """The parameters of an equation, also of one that JAX makes of an object."""
+    """The parameters of an equation, also of one that JAX makes from an object."""
     return getattr(equation.params.get("_prim"), "params", equation.params)
 
 
@@ -298,7 +298,7 @@ def opened(program: Any) -> tuple[Any, list[Any]]:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many inputs of a ``scan`` are constants, and how many are the carry."""
+    """The number of inputs of a ``scan`` that are constants, and that are the carry."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     parts = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()
@@ -340,7 +340,7 @@ def needed_in(program: Any) -> list[Any]:
 def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
     """The program of a rule that the user gave for a derivative, and its constants.
 
-    It is that for the derivative by all inputs. ``None`` if nothing can be said.
+    It is for the derivative by all inputs. ``None`` if it is unknown.
     """
     rule = equation.params.get("jvp_jaxpr_fun")
     if rule is None or equation.params.get("symbolic_zeros", True):
@@ -348,17 +348,17 @@ def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
     try:
         count = len(equation.invars) - equation.params["num_consts"]
         program, constants, _ = rule.call_wrapped(*[False] * count)
-    except Exception:  # it may never be asked
+    except Exception:  # the rule may never be needed
         return None
     return program, [*constants]
 
 
 def evaluator(program: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
-    """Computes a program of its constants and inputs, without keeping the constants.
+    """Computes a program from its constants and inputs, without keeping the constants.
 
-    Nor does it keep numbers of the user's. JAX reads a NumPy array when it first meets
-    it, and goes on with what it read as long as any program holds that, also after the
-    array was changed in place. So numbers within the program are copied.
+    Nor does it keep the user's numbers. JAX reads a NumPy array when it first meets it,
+    and goes on with the values read as long as any program holds the array, even after
+    it was changed in place. So numbers within the program are copied.
     """
     jaxpr, _ = opened(program)
     inputs = [*jaxpr.constvars, *jaxpr.invars]

@@ -1,7 +1,7 @@
-"""What transforms refuse, and what they warn of.
+"""Errors and warnings of transforms.
 
-Refused are objects at two places, and objects that can't leave a trace. Changes that
-don't reach the caller are warned of, where nothing else tells.
+Transforms refuse objects at two places, and objects that can't leave a trace. They warn
+of changes that don't reach the caller, where nothing else reports them.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def changed_class_error(variable: Any, before: type, where: str) -> ValueError:
 def pytrees_in(tree: Any) -> list[Any]:
     """The distinct objects with a structure of their own in a tree of arguments.
 
-    Containers around them don't count: what is put into these is never seen outside.
+    Containers around them don't count: values put into these are never seen outside.
     """
     leaves = jax.tree.leaves(tree, is_leaf=nodes.is_graph_node)
     found = {id(x): x for x in leaves if nodes.is_node_module(x)}
@@ -253,7 +253,7 @@ def pytrees_in(tree: Any) -> list[Any]:
 def warn_of_lost_structure(
     transform: str, before: Sequence[Any], now: Sequence[Any]
 ) -> None:
-    """Warns about objects whose structure is not what it was."""
+    """Warns about objects whose structure has changed."""
     for old, new in zip(before, now, strict=True):
         found = differences.between(
             *[

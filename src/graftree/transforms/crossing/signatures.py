@@ -1,7 +1,7 @@
 """The static part of the arguments or the output of a call.
 
-Signature   the skeleton of a tree, whose root is what JAX takes apart
-Slot        one leaf of it: where it is, what it is called, how it is defined
+Signature   the skeleton of a tree, whose root JAX takes apart
+Slot        one leaf of it: its place, its name, its definition
 
 An *entry* is a cell of the root: an object, a Variable, or a plain leaf.
 """
@@ -32,13 +32,13 @@ from graftree.transforms.crossing.debug_info import Source
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """What positional arguments are called in messages.
+    """The names of positional arguments in messages.
 
     Attributes:
         args: All of them; the second one is ``args[1]``.
         named: Those that have names of their own, by position.
-        skipped: How many parameters of the function come before them.
-        output: What the output is called, where JAX has no word for it.
+        skipped: The number of parameters of the function that come before them.
+        output: The name of the output, where JAX has no word for it.
     """
 
     args: str = "args"
@@ -61,7 +61,7 @@ class Slot(NamedTuple):
         entry: The number of the entry that it belongs to.
         path: Its path inside the object there; ``()`` for a plain leaf.
         definition: That of a Variable or ref; ``None`` for another leaf.
-        signature: What it is a leaf of.
+        signature: The signature that has it.
     """
 
     entry: int
@@ -71,12 +71,12 @@ class Slot(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Where it is in the arguments of the call, as in ``args[0].kernel``."""
+        """Its place in the arguments of the call, as in ``args[0].kernel``."""
         return name_of((self.signature.labeled[self.entry], *self.path))
 
     @property
     def name_in_function(self) -> str:
-        """Where it is for the function, as in ``net.kernel``."""
+        """Its place for the function, as in ``net.kernel``."""
         return name_of((self.signature.names_in_function[self.entry], *self.path))
 
     @property
@@ -93,7 +93,7 @@ class Slot(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is outside of objects: an argument or output by itself."""
+        """Whether it is outside of objects: by itself an argument or output."""
         return self.definition is None and self.path == ()
 
     @property
@@ -108,7 +108,7 @@ def _paths(treedef: Any) -> list[Any]:
 
 
 class Span(NamedTuple):
-    """Where an argument is in a signature, as (start, stop)."""
+    """The place of an argument in a signature, as (start, stop)."""
 
     entries: tuple[int, int]
     leaves: tuple[int, int]
@@ -121,8 +121,8 @@ class Signature:
     Attributes:
         skeleton: Of the tree.
         statics: Static arguments, as pairs of a position or name and a value.
-        labels: What the positional arguments are called; not compared.
-        parameters: What tells the names that they have in the function.
+        labels: The names of the positional arguments; not compared.
+        parameters: The source of their names in the function.
         number: Its own, once it is known to be `Interned`. JAX compares it first.
         has_no_contents: Whether its static values are known to have no content that
             could change (`static_contents`).
@@ -156,7 +156,7 @@ class Signature:
 
     @property
     def entries(self) -> tuple[Cell, ...]:
-        """What is at each leaf of the treedef."""
+        """The cell at each leaf of the treedef."""
         return self.skeleton.rows[0].cells
 
     @functools.cached_property
@@ -171,11 +171,11 @@ class Signature:
 
     @functools.cached_property
     def keys(self) -> list[str]:
-        """What JAX calls its leaves; it prints the entries of a path as they are."""
+        """JAX's names for its leaves; it prints the entries of a path as they are."""
         return [slot.name_in_function for slot in self.slots]
 
     def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
-        """What it says, for `differences`, by paths that `name_of` prints."""
+        """Its facts, for `differences`, by paths that `name_of` prints."""
         found: dict[Any, Any] = {}
         if not jax.tree_util.treedef_is_leaf(self.treedef):
             found[root or "arguments",] = differences.Form(self.treedef)
@@ -187,16 +187,16 @@ class Signature:
         return found | differences.facts(self.skeleton, located, identity=identity)
 
     def entry_names(self, root: str | None = None) -> list[str]:
-        """What its entries are called."""
+        """The names of its entries."""
         if root is None:
             return self.labeled
         return [root + paths.keystr(path) for path in _paths(self.treedef)]
 
-    # Names are made when they are asked for, which is usually in messages.
+    # Names are made when needed, usually in messages.
 
     @functools.cached_property
     def labeled(self) -> list[str]:
-        """What the entries are called in our messages, as in ``args[0]``."""
+        """The names of the entries in our messages, as in ``args[0]``."""
         return [
             "kwargs" + paths.keystr(path[1:])
             if path[:1] == (_KWARGS,) or len(path) < 2
@@ -206,9 +206,9 @@ class Signature:
 
     @functools.cached_property
     def names_in_function(self) -> list[str]:
-        """What the entries are called in the function, as in ``net`` or ``rest[0]``.
+        """The names of the entries in the function, as in ``net`` or ``rest[0]``.
 
-        So JAX calls them, too.
+        JAX uses them, too.
         """
         if self.parameters is None:
             return self.labeled
@@ -231,7 +231,7 @@ class Signature:
         return [*positions, *kwargs.node_data()[1]]
 
     def name_of_argument(self, where: int | str) -> str:
-        """What a positional or keyword argument is called in the function."""
+        """The name of a positional or keyword argument in the function."""
         known = debug_info.read(self.parameters or debug_info.UNKNOWN)
         if isinstance(where, str):
             return known.called(where)
@@ -275,7 +275,7 @@ class Signature:
                     yield index
 
     def span(self, argument: int | None) -> Span:
-        """Which entries and leaves are those of a positional argument."""
+        """The entries and leaves of a positional argument."""
         if argument is None:
             return Span((0, 0), (0, 0))
         treedefs = self.treedef.children()[0].children()

@@ -1,14 +1,14 @@
-"""The traces of a compiled function: what each depended on, for people who ask why.
+"""The traces of a compiled function: their dependencies, to explain why each was made.
 
 A `Trace` is noted when a function was traced: the signature of the call, the types of
-its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled what was
-traced: on which devices the leaves are, since JAX compiles a trace again for others
-(`follow`). What is made of them for people is in ``debugging/recompiles.py``, which
-asks to be called where traces repeat (`on_repetition`).
+its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled a trace:
+the devices of the leaves, since JAX compiles a trace again for others (`follow`). The
+reports on them are in ``debugging/recompiles.py``, which asks to be called where traces
+repeat (`on_repetition`).
 
 That takes microseconds, and nothing in a call that isn't traced. It holds no arrays,
 tracers or objects: signatures are referred to weakly, and live as long as JAX keeps
-what it compiled for them.
+their compiled programs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMIT, PLACEMENTS = 16, 8
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """Where an array is.
+    """The place of an array.
 
     Attributes:
         sharding: Its sharding.
@@ -52,14 +52,14 @@ Placement = Sequence[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What one trace of a function depended on.
+    """The dependencies of one trace of a function.
 
     Attributes:
         number: Counted from 1.
         signature: The static part of the arguments, while JAX keeps it.
-        types: What JAX knows of each leaf: an abstract value, or a pytree of such.
+        types: JAX's type of each leaf: an abstract value, or a pytree of such.
         settings: JAX's configuration and context, by name.
-        placements: For which placements of the leaves it was compiled.
+        placements: The placements of the leaves for which it was compiled.
     """
 
     number: int
@@ -74,7 +74,7 @@ class Traces(Rebuilt):
 
     Attributes:
         count: How many there were; those of calls that raised are not counted.
-        is_told: Whether the user was warned of what makes them all (see `heed`).
+        is_told: Whether the user was warned of the cause of them all (see `heed`).
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Traces(Rebuilt):
         self._latest.append(Trace(self.count, weakref.ref(signature), types, settings))
 
     def add_placement(self, signature: Signature, values: Sequence[Any]) -> None:
-        """Notes that JAX compiled what it had traced for these raw values."""
+        """Notes that JAX compiled its trace for these raw values."""
         if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)):
             return  # part of another program
         types = [*map(_type_of, values)]
@@ -128,9 +128,9 @@ _listeners: list[Listener] = []
 
 
 def on_repetition(listener: Listener) -> None:
-    """Has a function called when nothing but signatures tells the latest traces apart.
+    """Calls a function from now on when the latest traces differ only in signatures.
 
-    It answers whether it has warned the user, once and for all.
+    It returns whether it has warned the user, once and for all.
     """
     _listeners.append(listener)
 
@@ -163,7 +163,7 @@ def follow(*callers: CodeType) -> None:
     """Notes the placements of arrays for which calls were compiled.
 
     Args:
-        *callers: The code of the methods that call what JAX compiled; they have
+        *callers: The code of the methods that call compiled functions; they have
             ``self``, with the attribute ``traces``, and ``groups``.
     """
 
@@ -175,7 +175,7 @@ def follow(*callers: CodeType) -> None:
             if "groups" in given:
                 signature, values, _roles = packing.join(given["groups"])
                 traces = given["self"].traces
-                if traces is not None:  # a plan of what JAX does not compile
+                if traces is not None:  # a plan of a function that JAX does not compile
                     traces.add_placement(signature, values)
                 return
 

@@ -1,9 +1,9 @@
-"""Derivatives in the form of what they belong to, for all transforms that have any.
+"""Derivatives in the form of their arguments or outputs, for all transforms with any.
 
 JAX differentiates functions of flat lists of leaves. For the user, a derivative has the
 form of an argument or of the output. Without graph updates objects stand for objects of
-the same types; with them, the State of an object stands for it, and of an object that
-occurs twice the first State has it all.
+the same types; with them, the State of an object stands for it, and if an object occurs
+twice, the first State has all of it.
 
     tree, arguments       leaves in, derivatives in the form of a signature out
     leaves                the inverse
@@ -33,7 +33,7 @@ from graftree.transforms.crossing.signatures import Signature
 
 
 class FormError(TypeError, ValueError):
-    """A derivative does not match what it belongs to.
+    """A derivative does not match its argument or output.
 
     Both TypeError and ValueError, because JAX raises either.
     """
@@ -68,7 +68,7 @@ def arguments(
 def _roots(
     signature: Signature, given: Mapping[int, Any], mode: Propagation
 ) -> list[Any]:
-    """What stands for each object or plain leaf of a signature."""
+    """The derivative for each object or plain leaf of a signature."""
     values = [
         _value(given, number, slot.definition)
         for number, slot in enumerate(signature.slots)
@@ -90,7 +90,7 @@ def _roots(
 def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
     value = given.get(number)
     if isinstance(definition, VariableDef):
-        # The builder looks for the ref of a Variable, so there has to be a Variable.
+        # The builder needs the ref of a Variable, so there must be a Variable.
         if number in given or definition.array_refdef is not None:
             return flattening.make_variable(definition, value)
     return value
@@ -128,7 +128,7 @@ def leaves(
     for number, top in enumerate(signature.skeleton.tops()):
         listed = _leaves_of(top, roots[number], mode, what)
         listed = [((number, *path), x) for path, x in listed]
-        # What an earlier object shares with this one counts there only.
+        # A value that an earlier object shares with this one counts only there.
         found |= {p: x for p, x in listed if p in expected or id(x) not in seen}
         seen |= {id(x) for _, x in listed}
     if found.keys() != expected:
@@ -143,7 +143,7 @@ def leaves(
 def _leaves_of(
     top: Any, x: Any, mode: Propagation, what: str
 ) -> Iterable[tuple[Any, Any]]:
-    """The leaves, with their paths, of what stands for an object or plain leaf."""
+    """The leaves, with their paths, of the derivative for an object or plain leaf."""
     if x is None or (packing.is_repeated(top) and not mode.structure):
         return ()  # the first occurrence of an object has them all
     if top is LEAF:
@@ -171,7 +171,7 @@ def refuse_axes(reduce_axes: Sequence[Any]) -> None:
 
 
 def pair(out: Any) -> tuple[Any, Any]:
-    """What is differentiated of an output with ``has_aux``, and the rest."""
+    """The differentiated part of an output with ``has_aux``, and the rest."""
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise TypeError(
             "With has_aux=True the function must return a pair (output, aux), got "
@@ -200,14 +200,14 @@ class Argnums(Rebuilt):
 
     Args:
         given: Their numbers, and DiffStates; or a single one.
-        argument: What this is called.
+        argument: The name of this argument.
         transform: The public name of the transform.
-        mode: What propagates.
+        mode: The changes that propagate.
         named: The prefix of those that are given by number.
         others: The prefix of all other arguments.
 
     Attributes:
-        mode: What propagates.
+        mode: The changes that propagate.
         is_single: Whether it is a single one.
         numbers: Their numbers, as given.
         row: Gives the row of a call with so many positional arguments.

@@ -4,10 +4,10 @@ Each call makes a ``jax.custom_vjp`` of functions of groups of leaves:
 
     chosen   leaves with a cotangent
     others   leaves without: substate that is not selected, ``nondiff_argnums``
-    fixed    what in these JAX can't take, such as strings; closed over
+    fixed    values in these that JAX can't take, such as strings; closed over
 
-Only what the function changes comes back through JAX. So what it does not change gets
-its gradient from elsewhere, even if the user's rule doesn't pass on what it gets.
+Only values that the function changes come back through JAX. So the others get their
+gradient from elsewhere, even if the user's rule doesn't pass on its cotangents.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def custom_vjp(
     cotangent, or ``None`` for zero, for each other argument.
 
     With graph updates, ``g`` is ``(input_updates_g, out_g)``. The first has a State of
-    cotangents for each of these arguments: of what ``fun`` wrote, otherwise zeros. The
+    cotangents for each of these arguments: for what ``fun`` wrote, else zeros. The
     tuple that ``bwd`` returns has the same form, without the substate that isn't
     differentiable. Without graph updates, ``g`` is the cotangent of the output, and the
     cotangent of an object is an object. A ``bwd`` with a keyword argument ``updates_g``
@@ -86,10 +86,10 @@ def custom_vjp(
     part of the gradient is dropped, with a `LostUpdateWarning`.
 
     Args:
-        fun: The function. What it, or ``fwd``, writes to its arguments is kept.
+        fun: The function. Its writes to its arguments, or those of ``fwd``, are kept.
         nondiff_argnums: Positions of arguments without a gradient, which may be any
-            values, but not objects with graph updates. With these, a `DiffState` says
-            what of an argument *is* differentiable.
+            values, but not objects with graph updates. With these, a `DiffState`
+            selects the part of an argument that *is* differentiable.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
 
@@ -126,15 +126,15 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
     Args:
         fun: The function.
         nondiff_argnums: See `custom_vjp`.
-        mode: What propagates.
+        mode: The changes that propagate.
 
     Attributes:
         fun: The function that was given.
-        nondiff_argnums: What was given.
+        nondiff_argnums: As given.
         graph: Whether shared references are kept.
         fwd: The rule for the forward pass; ``None`` before `defvjp`.
         bwd: The rule for the backward pass; likewise.
-        symbolic_zeros: What `defvjp` was given; likewise.
+        symbolic_zeros: As given to `defvjp`; likewise.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         if self.is_unseen(args):
             return self.seen(args, kwargs)
         if self.fwd is None or self.bwd is None:
-            # JAX raises the one, programs with graph updates expect the other.
+            # JAX raises one, programs with graph updates expect the other.
             kind = ValueError if self._mode.structure else AttributeError
             raise kind(
                 f"No VJP defined for custom_vjp function {name} using defvjp: call "
@@ -201,7 +201,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         return call.commit(lifted.function()(*groups))
 
     def kept(self) -> dict[str, Any]:
-        """What `defvjp` was given; see `Rebuilt.kept`."""
+        """The arguments of `defvjp`; see `Rebuilt.kept`."""
         return {name: vars(self)[name] for name in ("fwd", "bwd", "symbolic_zeros")}
 
     def _nondiff(self, signature: Signature, count: int) -> list[int]:
@@ -234,7 +234,7 @@ def _is_operand(value: Any) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class _Lifted:
-    """One call: the functions that JAX gets, and what they know of the arguments.
+    """One call: the functions that JAX gets, and their facts about the arguments.
 
     It doesn't hold the operands: JAX keeps the functions for as long as the gradient.
 
@@ -257,7 +257,7 @@ class _Lifted:
         self.signature, self.positions = chosen.signature, chosen.positions or ()
         count = len(self.signature.treedef.children()[0].children())
         self.diff = [number for number in range(count) if number not in self.nondiff]
-        # What `fun` changed, if it was traced before `fwd`, which must return the same.
+        # The changes of `fun`, if traced before `fwd`, which must return the same.
         self.changed: frozenset[int] | None = None
         self.shapes = _shapes(groups) if self.mode.structure else {}
         # They can't be residuals.
@@ -265,7 +265,7 @@ class _Lifted:
         self.takes_updates = not self.mode.structure and _takes_updates(self.bwd)
 
     def function(self) -> Callable[..., Any]:
-        """What is called with the groups ``chosen`` and ``others``."""
+        """The function to call with the groups ``chosen`` and ``others``."""
         function = jax.custom_vjp(
             debug_info.named_after(self.fun, lambda *groups: self._fun(*groups))
         )
@@ -329,7 +329,7 @@ class _Lifted:
         nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
         returned, changed, new, out = outside.in_order(result)
         updates = dict(zip(returned.changed, changed, strict=True))
-        # Of inputs in the output, cotangents are elsewhere.
+        # For inputs in the output, the cotangents are elsewhere.
         arrived = dict(zip(returned.names[1].positions, out, strict=True))
         g = cotangents.tree(returned.out, arrived, mode)
         keywords = {}
@@ -388,9 +388,9 @@ class _Lifted:
         return _group(self.signature, found)
 
     def _telling(self, result: Any) -> Any:
-        """A result that tells if a gradient of what is written is asked for, and lost.
+        """A result that warns if a gradient of written values is needed, and lost.
 
-        That is, if the rule for the way back doesn't take it.
+        It is lost if the rule for the way back doesn't take it.
         """
         returned, changed, *others = result
 

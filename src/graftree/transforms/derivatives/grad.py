@@ -1,8 +1,8 @@
 """``grad`` and ``value_and_grad``: gradients of functions over objects; ``remat``.
 
 The leaves are split into those that are differentiated and the rest. `cotangents` gives
-gradients their form. What a gradient needs from the forward pass is kept or, with
-`remat`, computed again.
+gradients their form. Values that a gradient needs from the forward pass are kept or,
+with `remat`, computed again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def grad(
 
     Args:
         f: See `value_and_grad`; so are the other arguments.
-        argnums: Which arguments to differentiate, and what of them.
+        argnums: The arguments to differentiate, or parts of them.
         has_aux: Whether ``f`` returns a pair.
         holomorphic: As in ``jax.grad``.
         allow_int: As in ``jax.grad``.
@@ -144,7 +144,7 @@ def value_and_grad(
     Args:
         f: A function that returns a real scalar or, with ``has_aux``, a pair of it and
             anything else. Its arguments may contain objects.
-        argnums: Which positional arguments to differentiate, and what of them: an
+        argnums: The positional arguments to differentiate, or parts of them: an
             integer, a `DiffState`, or a sequence of these. With graph updates, an
             integer means the `Param` Variables of objects.
         has_aux: Whether ``f`` returns a pair.
@@ -159,7 +159,7 @@ def value_and_grad(
 
     Returns:
         A function with the arguments of ``f`` that returns ``(value, gradients)``, or
-        a decorator if ``f`` is not given. What ``f`` writes to Variables is kept.
+        a decorator if ``f`` is not given. Writes of ``f`` to Variables are kept.
 
     Raises:
         NotImplementedError: If ``reduce_axes`` is given.
@@ -231,7 +231,7 @@ class _CallsByCount(Rebuilt):
 
 
 def chosen(name: str, argnums: Any, mode: Propagation | None = None) -> Argnums:
-    """What is differentiated; for a tool, in the mode that is the default.
+    """The arguments to differentiate; for a tool, in the default mode.
 
     Raises:
         ValueError: If an argument is repeated, or there is none.
@@ -252,10 +252,10 @@ def crossing(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Call, Callable[..., Any]]:
-    """For a tool: a call, and what JAX differentiates for it.
+    """For a tool: a call, and the function that JAX differentiates for it.
 
-    That is a function of its two groups, of which the second is differentiated. It
-    returns the value, which may be any arrays, and what is of no concern.
+    The function takes the call's two groups, of which the second is differentiated. It
+    returns the value, which may be any arrays, and a rest to ignore.
     """
     which = chosen(name, argnums)
     args, kwargs = _by_position(f, which, args, kwargs)
@@ -295,7 +295,7 @@ def _interior_of_gradient(
     return debug_info.named_after(f, traced)
 
 
-# What is kept for the way back.
+# Values kept for the way back.
 
 
 @decorators.keeps_type
@@ -310,9 +310,8 @@ def remat(
 ) -> Any:
     """Saves memory in gradients by computing a function twice, with ``jax.checkpoint``.
 
-    Values and gradients are those of the function. It runs twice, but what it writes to
-    its arguments reaches the caller's objects once. `nnx.memory.saved` lists what is
-    kept.
+    Values and gradients are those of the function. It runs twice, but its writes to its
+    arguments reach the caller's objects once. `nnx.memory.saved` lists the values kept.
 
     Args:
         f: The function; also a method, as a decorator.
@@ -353,7 +352,7 @@ def remat(
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
-                # JAX knows a function again, and goes on with what it captured.
+                # JAX recognizes a function and reuses the values it captured.
                 new = debug_info.named_after(f, lambda *args: f(*args))
                 watched = asks and asks.watched(checkpoint, new, function)
                 return programs.run(function, watched or checkpoint(new), *args)
@@ -377,7 +376,7 @@ def remat(
 
 
 class RematPolicy(abc.ABC):
-    """A policy of `remat` that must know more than JAX tells; see `graftree.memory`."""
+    """A policy of `remat` that needs more than JAX gives it; see `graftree.memory`."""
 
     @abc.abstractmethod
     def for_jax(self) -> Callable[..., Any]:
@@ -390,10 +389,10 @@ class RematPolicy(abc.ABC):
         inner: Callable[..., Any],
         function: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """``checkpoint(inner)``, and what the policy looks for meanwhile.
+        """``checkpoint(inner)``, in which the policy finds the values to keep.
 
         Args:
             checkpoint: A transform of JAX, which traces ``inner`` when it is called.
             inner: It takes groups of leaves.
-            function: That of the user.
+            function: The user's.
         """

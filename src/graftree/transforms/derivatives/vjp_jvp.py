@@ -1,7 +1,7 @@
 """``vjp`` and ``jvp``: products of vectors with Jacobians of functions over objects.
 
-The traced function returns the leaves of what is differentiated as its output, and the
-rest of its result as the auxiliary one. `cotangents` gives derivatives their form.
+The traced function returns the differentiated leaves as its output, and the rest of its
+result as the auxiliary one. `cotangents` gives derivatives their form.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def vjp(
 ) -> Any:
     """Gives the output of ``f`` and a function that pulls its cotangents back.
 
-    All leaves of the arguments are differentiated. What ``f`` writes to Variables is
+    All leaves of the arguments are differentiated. Writes of ``f`` to Variables are
     kept. Graph updates are not supported: pass ``graph=False`` or
     ``graph_updates=False``.
 
@@ -129,7 +129,7 @@ def jvp(
 ) -> Any:
     """Gives the output of ``f`` and its derivative in the direction of ``tangents``.
 
-    What ``f`` writes to Variables is kept. Graph updates are not supported: pass
+    Writes of ``f`` to Variables are kept. Graph updates are not supported: pass
     ``graph=False`` or ``graph_updates=False``.
 
     Args:
@@ -188,7 +188,7 @@ def _without_structure(
 
 def _product_row(name: str, mode: Propagation, has_aux: bool) -> Row:
     inputs = Prefix(None, "primals", name, mode)
-    # The groups of the output: what is differentiated, and the rest.
+    # The groups of the output: the differentiated leaves, and the rest.
     outputs = Prefix((True, False) if has_aux else True, "out", name, mode, binds=False)
     return Row(name, mode, inputs, outputs, labels=Labels("primals"))
 
@@ -237,7 +237,7 @@ def _vjp(
 
 @dataclasses.dataclass(frozen=True)
 class _Pullback:
-    """What a ``vjp_fn`` does around the function that JAX gives."""
+    """The work of a ``vjp_fn`` around the function that JAX gives."""
 
     primals: Signature
     out: Signature
