@@ -23,6 +23,7 @@ from graftree.core.graph.graphdefs import Interned
 from graftree.core.graph.watches import StructureWatch
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
+from graftree.core.text.descriptions import is_deleted
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.stages import Lowered, Traced
 from graftree.transforms.crossing import (
@@ -412,7 +413,7 @@ class _JitPartial(JitWrapped):
             if isinstance(leaf, Variable):
                 raise ValueError(
                     f"Found Variable in non-partial arguments: {path} of a call of "
-                    f"nnx.jit_partial({decorators.name_of(self)}, ...) is a "
+                    f"nnx.jit_partial({debug_info.name_of(self)}, ...) is a "
                     f"{type(leaf).__name__}.\nBind the object that has it when the "
                     "function is made, or use nnx.jit."
                 )
@@ -472,7 +473,7 @@ def cached_partial(
             raise ValueError(
                 "The graph structure of a node added to cached_partial was mutated "
                 "inside the transformation, this is not allowed: attributes, types and "
-                f"metadata must be the same after a call of {decorators.name_of(f)}.\n"
+                f"metadata must be the same after a call of {debug_info.name_of(f)}.\n"
                 "Pass the object to the call, or undo the change before the end."
             )
         return out
@@ -540,16 +541,7 @@ class _Snapshot(Rebuilt):
 
     def restore(self, values: list[Any]) -> None:
         """Restores the object, except for values with donated buffers."""
-        leaves = zip(self._leaves, values, strict=True)
-        flattening.unflatten(
-            self._graphdef,
-            [flattening.raw_of(x) if _is_deleted(v) else v for x, v in leaves],
-            outer_index_outer_ref=IndexMap.from_refmap(self._numbers),
-        )
-
-
-def _is_deleted(value: Any) -> bool:
-    return any(
-        isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer) and x.is_deleted()
-        for x in jax.tree.leaves(value)
-    )
+        leaves = zip(self.values(), values, strict=True)
+        kept = [x if any(map(is_deleted, jax.tree.leaves(v))) else v for x, v in leaves]
+        refs = IndexMap.from_refmap(self._numbers)
+        flattening.unflatten(self._graphdef, kept, outer_index_outer_ref=refs)

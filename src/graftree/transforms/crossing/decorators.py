@@ -31,6 +31,7 @@ from graftree.core.objects import attributes, methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
+from graftree.transforms.crossing.debug_info import name_of
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -157,11 +158,6 @@ def _unresolvable(function: Any, kwargs: Mapping[str, Any]) -> TypeError:
         f"The keyword arguments could not be resolved to positions: {sorted(kwargs)} "
         f"of {name_of(function)}. Pass them by position."
     )
-
-
-def name_of(function: Any) -> str:
-    """The name of a function for messages."""
-    return getattr(function, "__name__", repr(function))
 
 
 def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -173,7 +173,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
             return self._called(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        name = decorators.name_of(self.fun)
+        name = debug_info.name_of(self.fun)
         if self.is_unseen(args):
             return self.seen(args, kwargs)
         if self.fwd is None or self.bwd is None:
@@ -298,7 +298,7 @@ class _Lifted:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
                 "Custom VJP fwd rule must produce a pair (output, residual), got "
-                f"{type(pair).__name__} from {decorators.name_of(self.fwd)}."
+                f"{type(pair).__name__} from {debug_info.name_of(self.fwd)}."
             )
         out, residual = pair
         kept = others.by_position() if self.nondiff else {}
@@ -316,8 +316,8 @@ class _Lifted:
             slots = self.signature.slots
             listed = ", ".join(slots[position].name for position in sorted(extra))
             raise TypeError(
-                f"Custom VJP fwd rule {decorators.name_of(self.fwd)} wrote what "
-                f"{decorators.name_of(self.fun)} does not write: {listed}.\n"
+                f"Custom VJP fwd rule {debug_info.name_of(self.fwd)} wrote what "
+                f"{debug_info.name_of(self.fun)} does not write: {listed}.\n"
                 "Where both are traced, as in a gradient of nnx.jit, they must write "
                 "the same Variables."
             )
@@ -363,7 +363,7 @@ class _Lifted:
 
     def _read(self, given: Any) -> Values:
         """The cotangents of ``chosen``, from what the user's rule returns."""
-        name = decorators.name_of(self.bwd)
+        name = debug_info.name_of(self.bwd)
         if not isinstance(given, (tuple, list)) or len(given) != len(self.diff):
             length = f" of length {len(given)}" if hasattr(given, "__len__") else ""
             raise FormError(
@@ -398,9 +398,9 @@ class _Lifted:
             return _without_cotangent(
                 value,
                 "A gradient depends on what a function of nnx.custom_vjp wrote; this "
-                f"part of it is dropped: {decorators.name_of(self.bwd)} does not take "
+                f"part of it is dropped: {debug_info.name_of(self.bwd)} does not take "
                 "its cotangent.\n"
-                f"  written by {decorators.name_of(self.fun)}: {slot.name}\n"
+                f"  written by {debug_info.name_of(self.fun)}: {slot.name}\n"
                 "Return the new value and write it outside, give the bwd rule a "
                 "keyword argument\n`updates_g`, or use graph_updates=True.",
             )
