@@ -253,9 +253,7 @@ def map(
         Array(0., dtype=float32)
     """
     graphdef, leaves = watches.flatten_node(node, graph, "map")
-    mapped = [
-        f(path, leaf) for path, leaf in zip(graphdef.paths(), leaves, strict=True)
-    ]
+    mapped = [f(*item) for item in zip(graphdef.paths(), leaves, strict=True)]
     return flattening.unflatten(graphdef, mapped, recreate_variables=recreate_variables)
 
 

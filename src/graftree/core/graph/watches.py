@@ -126,13 +126,15 @@ def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | N
     """
     memos = bookkeeping.memos_of(obj)
     known, left = memos.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
-    found = next((memo for memo in known if memo.watch.holds()), None)
-    if found is None and not _jax.is_tracing():
-        # Nothing is made for an object that comes once.
-        if 0 < left <= _MOST_AT_ONCE:
-            found = _made_at_once(obj)
-            known = with_newest(found, known) if found else known
-        memos[_AT_ONCE] = (known, left - 1) if left else ((), 0)
+    for found in known:
+        if found.watch.holds():
+            return found.raw_leaves(), (found.number, found.graphdef)
+    if _jax.is_tracing():
+        return None
+    # Nothing is made for an object that comes once.
+    found = _made_at_once(obj) if 0 < left <= _MOST_AT_ONCE else None
+    known = with_newest(found, known) if found else known
+    memos[_AT_ONCE] = (known, left - 1) if left else ((), 0)
     return found and (found.raw_leaves(), (found.number, found.graphdef))
 
 

@@ -510,7 +510,7 @@ def _register(cls: type[Pytree]) -> None:
             table, state = entries[_NODES], entries[_STATE]
             _, data_of, statics_of, _ = table.known_getters or getters(table)
             if len(entries) == table.size + 2:
-                statics = ToldApart.of(statics_of(entries))
+                statics = ToldApart(imprints.told_apart(statics_of(entries)))
                 aux = table, statics, state.flags
                 if state.aux is not bookkeeping.CHANGING:
                     changing = imprints.any_may_change(statics[1])
