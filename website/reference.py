@@ -43,7 +43,7 @@ TOPICS = {
         "Variables",
         "Boxes for values that change. The guide: [objects](../../guides/objects.md).",
         {
-            "Types of Variables": "core.variables.variables",
+            "Types of Variables": "core.variables.variables core.variables.kinds",
             "Metadata and defaults": "core.variables.metadata",
             "Array refs": "core.modules.refs",
         },

@@ -130,6 +130,16 @@ from graftree.core.states.states import (
     to_flat_state as to_flat_state,
     to_pure_dict as to_pure_dict,
 )
+from graftree.core.variables.kinds import (
+    BatchStat as BatchStat,
+    Cache as Cache,
+    Intermediate as Intermediate,
+    Param as Param,
+    Perturbation as Perturbation,
+    register_variable_name as register_variable_name,
+    variable_name_from_type as variable_name_from_type,
+    variable_type_from_name as variable_type_from_name,
+)
 from graftree.core.variables.metadata import (
     VariableMetadata as VariableMetadata,
     var_defaults as var_defaults,
@@ -146,18 +156,7 @@ from graftree.core.variables.sharding import (
     use_eager_sharding as use_eager_sharding,
     using_eager_sharding as using_eager_sharding,
 )
-from graftree.core.variables.variables import (
-    A as A,
-    BatchStat as BatchStat,
-    Cache as Cache,
-    Intermediate as Intermediate,
-    Param as Param,
-    Perturbation as Perturbation,
-    Variable as Variable,
-    register_variable_name as register_variable_name,
-    variable_name_from_type as variable_name_from_type,
-    variable_type_from_name as variable_type_from_name,
-)
+from graftree.core.variables.variables import A as A, Variable as Variable
 from graftree.debugging.displays import display as display
 from graftree.debugging.summaries import tabulate as tabulate
 from graftree.interop.flax_names import (

@@ -32,7 +32,7 @@ from graftree.core.graph.graphdefs import GraphDef, GraphState
 from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import Level, State
-from graftree.core.variables import variables
+from graftree.core.variables import kinds
 from graftree.core.variables.variables import Variable
 
 
@@ -80,7 +80,7 @@ def _place_of(cls: type) -> str:
 
 def name_of(cls: type) -> str:
     """The name of a class in files: as the user registered it, or by its module."""
-    given = [name for name, kind in variables.TYPES.items() if kind is cls]
+    given = [name for name, kind in kinds.TYPES.items() if kind is cls]
     is_ours = cls.__module__.startswith(_OURS)
     return given[0] if given and not is_ours else _place_of(cls)
 
@@ -91,7 +91,7 @@ def type_of(name: str) -> type:
     Raises:
         ValueError: If there is none in this process.
     """
-    found = variables.TYPES.get(name) or _types.get(name)
+    found = kinds.TYPES.get(name) or _types.get(name)
     if found is None:
         raise ValueError(
             errors.message(

@@ -21,8 +21,9 @@ from graftree.core.rng.streams import RngState
 from graftree.core.states.states import State
 from graftree.core.text import descriptions, representations, writing
 from graftree.core.text.representations import Size
+from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import FROZEN_TYPE
-from graftree.core.variables.variables import Param, Variable
+from graftree.core.variables.variables import Variable
 from graftree.debugging import module_calls, outlines
 from graftree.debugging.module_calls import CallInfo, Counter
 from graftree.debugging.outlines import ObjectInfo

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import Dtype
 from graftree.core.modules.modules import Module
-from graftree.core.variables.variables import Cache
+from graftree.core.variables.kinds import Cache
 from graftree.nn import attention
 
 if TYPE_CHECKING:

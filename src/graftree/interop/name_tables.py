@@ -26,8 +26,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " variable_name_from_type variable_type_from_name"
         " use_eager_sharding using_eager_sharding var_defaults"
         " config",
-        "core.variables.variables": "VariableMeta VariableState=Variable"
-        " VariableTypeCache=TYPES",
+        "core.variables.variables": "VariableMeta VariableState=Variable",
+        "core.variables.kinds": "VariableTypeCache=TYPES",
         "core.modules.refs": "HijaxVariable AbstractVariable=HijaxVariable",
         "core.variables.metadata": "GetValueHook SetValueHook CreateValueHook"
         " AddAxisHook RemoveAxisHook VarDefaults VarDefaultsContext",
@@ -281,8 +281,7 @@ OLDER: Mapping[str, str] = {
     " as_pytree_vars as_mutable_vars as_immutable_vars",
     "_jax": "ArrayRef=Ref array_ref=new_ref is_array_ref=is_ref",
     "core.modules.modules": "set_mode=view set_mode_info=view_info",
-    "core.variables.variables": "register_variable_name_type_pair"
-    "=register_variable_name",
+    "core.variables.kinds": "register_variable_name_type_pair=register_variable_name",
     "interop.older_functions": "train_mode eval_mode with_sharding_constraint",
 }
 

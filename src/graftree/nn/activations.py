@@ -41,7 +41,7 @@ from jax.numpy import tanh as tanh
 
 from graftree.annotations import ArrayLike, Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
-from graftree.core.variables.variables import Param
+from graftree.core.variables.kinds import Param
 from graftree.nn.support import arguments
 
 if TYPE_CHECKING:

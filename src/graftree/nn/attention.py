@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import ArrayLike, Dtype, PrecisionLike, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
-from graftree.core.variables.variables import Intermediate
+from graftree.core.variables.kinds import Intermediate
 from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from graftree.core.imprints import HashableMapping
 from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.rng.streams import Rngs
+from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
-from graftree.core.variables.variables import Param
 from graftree.nn import initializers
 from graftree.nn.support import arguments, eager
 

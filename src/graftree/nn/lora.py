@@ -17,7 +17,8 @@ from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
-from graftree.core.variables.variables import A, Param, Variable
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import A, Variable
 from graftree.nn import initializers, linear
 from graftree.nn.support import arguments
 

@@ -20,7 +20,7 @@ from jax import lax
 
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
-from graftree.core.variables.variables import Param
+from graftree.core.variables.kinds import Param
 from graftree.nn.support import arguments
 
 

@@ -32,14 +32,14 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables import variables
-from graftree.core.variables.variables import Cache
+from graftree.core.variables.kinds import Cache
 from graftree.nn import attention, linear, normalization
 from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
 
-    from graftree.core.variables.variables import Cache
+    from graftree.core.variables.kinds import Cache
 
 
 class MultiHeadAttention(Module):

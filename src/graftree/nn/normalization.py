@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from graftree.annotations import ArrayLike, Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables import sharding
-from graftree.core.variables.variables import BatchStat
+from graftree.core.variables.kinds import BatchStat
 from graftree.nn import initializers, moments
 from graftree.nn.moments import NormSettings
 from graftree.nn.support import arguments, eager

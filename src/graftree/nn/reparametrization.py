@@ -29,7 +29,8 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.states import states
 from graftree.core.text.descriptions import describe_shape
 from graftree.core.variables import variables
-from graftree.core.variables.variables import BatchStat, Param, Variable
+from graftree.core.variables.kinds import BatchStat, Param
+from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
 from graftree.nn.support import arguments
 

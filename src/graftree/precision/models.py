@@ -32,8 +32,9 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import bookkeeping, methods, pytrees, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
-from graftree.core.variables import variables
-from graftree.core.variables.variables import Param, Variable
+from graftree.core.variables import kinds, variables
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
 from graftree.nn import moments, reparametrization
 from graftree.nn.linear import Embed
 from graftree.precision import dtype_policies
@@ -354,7 +355,7 @@ def is_layer(x: Any) -> bool:
 
 def is_param(x: Any) -> bool:
     """Whether it is a Variable that a policy stores in its dtype."""
-    return isinstance(x, Variable) and issubclass(variables.kind_of(x), Param)
+    return isinstance(x, Variable) and issubclass(kinds.kind_of(x), Param)
 
 
 def by_kind(layer: Any, policy: Policy) -> Policy:

@@ -19,14 +19,8 @@ from graftree.core import filters, paths, patterns
 from graftree.core.imprints import HashableMapping
 from graftree.core.rng.streams import RngState
 from graftree.core.variables import metadata as variable_metadata, values, variables
-from graftree.core.variables.variables import (
-    A,
-    BatchStat,
-    Cache,
-    Intermediate,
-    Param,
-    Variable,
-)
+from graftree.core.variables.kinds import BatchStat, Cache, Intermediate, Param
+from graftree.core.variables.variables import A, Variable
 from graftree.surgery import selections
 from graftree.surgery.selections import ModelPart
 from graftree.training.optimizers import OptState

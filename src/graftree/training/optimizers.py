@@ -34,7 +34,8 @@ from graftree.core.graph import differences, functional, matching, updates
 from graftree.core.objects import attributes, methods, pytrees
 from graftree.core.states import states
 from graftree.core.variables import partitioning, sharding, variables
-from graftree.core.variables.variables import Param, Variable
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
 
 if TYPE_CHECKING:
     import optax

@@ -23,7 +23,8 @@ from graftree.core import paths, patterns, walks
 from graftree.core.graph import flattening, nodes
 from graftree.core.rng.streams import RngState
 from graftree.core.text import descriptions
-from graftree.core.variables.variables import Cache, Intermediate, Variable
+from graftree.core.variables.kinds import Cache, Intermediate
+from graftree.core.variables.variables import Variable
 from graftree.surgery import selections, stacks
 from graftree.weights import layouts, torch_layouts
 from graftree.weights.stored_tensors import misuse

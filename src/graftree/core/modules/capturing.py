@@ -45,8 +45,9 @@ from graftree.core import paths
 from graftree.core.graph import traversals
 from graftree.core.objects import bookkeeping, pytrees
 from graftree.core.states import flat_states, states
-from graftree.core.variables import operators, variables
-from graftree.core.variables.variables import MISSING, Perturbation, Variable
+from graftree.core.variables import kinds, operators, variables
+from graftree.core.variables.kinds import Perturbation
+from graftree.core.variables.variables import MISSING, Variable
 
 T = TypeVar("T")
 
@@ -210,7 +211,7 @@ def _change(
     Outside a capture the record is an attribute.
     """
     if isinstance(variable_type, str):
-        variable_type = variables.variable_type_from_name(
+        variable_type = kinds.variable_type_from_name(
             variable_type, allow_register=True
         )
     buffers = _open_buffers(module)

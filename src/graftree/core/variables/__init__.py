@@ -3,7 +3,8 @@
     Variable = raw value (array, ref or pytree) + metadata + owner
 
 - ``variables.py``: `Variable`, a JAX pytree; who may write it; many read and written
-  at once; `Param`, `Cache`, ..., and their names.
+  at once.
+- ``kinds.py``: `Param`, `Cache`, ..., and their names.
 - ``metadata.py``: the data of a Variable besides its value: hooks, flags, defaults.
 - ``values.py``: the contents of the box: read, written, checked, copied; with refs.
 - ``operators.py``: a Variable in arithmetic stands for its value; ``.value``.

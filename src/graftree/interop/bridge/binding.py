@@ -33,9 +33,10 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngState
 from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
-from graftree.core.variables import variables
+from graftree.core.variables import kinds
+from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
-from graftree.core.variables.variables import Param, Variable
+from graftree.core.variables.variables import Variable
 from graftree.interop.bridge import linen_side
 
 
@@ -436,7 +437,7 @@ def new_variable(
     if unbox:
         variable = linen_side.to_nnx_var(col, value)
     else:
-        variable = variables.variable_type_from_name(col, allow_register=True)(value)
+        variable = kinds.variable_type_from_name(col, allow_register=True)(value)
     setattr(module, name, variable)
     return variable
 

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import errors
 from graftree.core.states import flat_states
-from graftree.core.variables import partitioning, variables
+from graftree.core.variables import kinds, partitioning
 from graftree.core.variables.variables import Variable
 
 try:
@@ -182,9 +182,9 @@ def to_nnx_var(col: str, x: Any) -> Variable[Any]:
 
     Example:
         >>> nnx.bridge.variables.to_nnx_var("batch_stats", jnp.zeros(2)).var_type
-        <class 'graftree.core.variables.variables.BatchStat'>
+        <class 'graftree.core.variables.kinds.BatchStat'>
     """
-    var_type = variables.variable_type_from_name(col, allow_register=True)
+    var_type = kinds.variable_type_from_name(col, allow_register=True)
     if isinstance(x, NNXMeta):
         if x.var_type is not var_type:
             raise ValueError(
@@ -331,7 +331,7 @@ def _kind(x: Any) -> str:
 
 def collection_of(variable: Variable[Any]) -> str:
     """The collection for a Variable; an unknown type is registered by its name."""
-    return variables.variable_name_from_type(type(variable), allow_register=True)
+    return kinds.variable_name_from_type(type(variable), allow_register=True)
 
 
 def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[Any, Any]) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from graftree.core.modules import modules
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.states.states import State
-from graftree.core.variables import variables
-from graftree.core.variables.variables import Param, Variable
+from graftree.core.variables import kinds
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
 from graftree.interop.bridge import binding, linen_side
 from graftree.interop.bridge.binding import AttrPriority, ModuleBase, Scope
 from graftree.interop.bridge.wrappers import ToNNX
@@ -180,7 +181,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         """
         if self.scope is None:
             raise binding.unbound_error(self, "Variables")
-        var_type = variables.variable_type_from_name(col, allow_register=True)
+        var_type = kinds.variable_type_from_name(col, allow_register=True)
         found = binding.find_variable(self, var_type, name, unbox)
         if found is not None:
             return found

@@ -34,7 +34,8 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngState
 from graftree.core.states import flat_states, states
 from graftree.core.variables import variables as variables_core
-from graftree.core.variables.variables import Param, Variable
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
 from graftree.interop.bridge import binding, linen_side
 
 T = TypeVar("T")

@@ -44,7 +44,8 @@ from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.text import descriptions
 from graftree.core.variables import values, variables
-from graftree.core.variables.variables import Param, Variable
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
 from graftree.nn.support import eager
 
 

@@ -19,7 +19,7 @@ from graftree.config import Propagation
 from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.pickling import Rebuilt
-from graftree.core.variables.variables import Param
+from graftree.core.variables.kinds import Param
 from graftree.transforms.crossing import (
     debug_info,
     decorators,
