@@ -117,18 +117,20 @@ from graftree.core.rng.streams import (
     RngStream as RngStream,
 )
 from graftree.core.states.flat_states import FlatState as FlatState
+from graftree.core.states.pure_dicts import (
+    as_pure as as_pure,
+    replace_by_pure_dict as replace_by_pure_dict,
+    restore_int_paths as restore_int_paths,
+    to_pure_dict as to_pure_dict,
+)
 from graftree.core.states.states import (
     State as State,
-    as_pure as as_pure,
     filter_state as filter_state,
     from_flat_state as from_flat_state,
     map_state as map_state,
     merge_state as merge_state,
-    replace_by_pure_dict as replace_by_pure_dict,
-    restore_int_paths as restore_int_paths,
     split_state as split_state,
     to_flat_state as to_flat_state,
-    to_pure_dict as to_pure_dict,
 )
 from graftree.core.variables.kinds import (
     BatchStat as BatchStat,

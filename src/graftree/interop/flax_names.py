@@ -20,7 +20,7 @@ from typing import Any
 
 from graftree import namespaces
 from graftree.core.modules.refs import with_vars
-from graftree.core.states.states import as_pure
+from graftree.core.states.pure_dicts import as_pure
 from graftree.core.variables.variables import Variable
 from graftree.interop import name_tables as tables, older_functions
 from graftree.sharding.placement import as_abstract

@@ -26,7 +26,7 @@ from graftree import _jax, errors
 from graftree.core import paths
 from graftree.core.graph import flattening, functional, traversals, watches
 from graftree.core.graph.flattening import raw_of
-from graftree.core.states import states
+from graftree.core.states import pure_dicts
 from graftree.core.text import descriptions
 from graftree.core.variables import (
     partitioning,
@@ -177,11 +177,13 @@ def init(
             _explain(make, mesh, error)
             raise
         _check_annotations(abstract, mesh)
-        places = jax.tree.map(lambda x: x.sharding, states.as_pure(abstract))
+        places = jax.tree.map(lambda x: x.sharding, pure_dicts.as_pure(abstract))
         kept: list[Any] = []  # those that no device can hold, in their places
 
         def arrays() -> Any:
-            leaves, treedef = jax.tree.flatten(states.as_pure(functional.state(make())))
+            leaves, treedef = jax.tree.flatten(
+                pure_dicts.as_pure(functional.state(make()))
+            )
             kept[:] = [leaf if _is_on_host(leaf) else None for leaf in leaves]
             stand_in = [
                 leaf if host is None else jnp.zeros(np.shape(host), bool)
@@ -492,7 +494,7 @@ def fetch(tree: Any) -> Any:
         >>> nnx.sharding.fetch(metric.compute()).item()
         1.5
     """
-    pure = states.as_pure(tree)
+    pure = pure_dicts.as_pure(tree)
     return jax.tree.map(_read, pure)
 
 

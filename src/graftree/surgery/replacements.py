@@ -26,7 +26,7 @@ from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs
-from graftree.core.states import states
+from graftree.core.states import pure_dicts
 from graftree.core.text import representations
 from graftree.core.variables import sharding as variable_sharding, variables
 from graftree.surgery import selections, stacks
@@ -330,7 +330,7 @@ def _stack_of(
     # Abstract: otherwise the first layer's values would exist once per layer.
     stack = recordings.eval_shape(make)
     # Values only: annotations already have the axis.
-    values = [states.as_pure(functional.state(layer)) for layer in layers]
+    values = [pure_dicts.as_pure(functional.state(layer)) for layer in layers]
     join = functools.partial(stacks.stacked, axis_name)
     updates.update(stack.layers, jax.tree.map(join, *values))
     for variable in representations.variables_in(stack.layers):

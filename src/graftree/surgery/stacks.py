@@ -31,7 +31,7 @@ from graftree.core.modules import modules, refs
 from graftree.core.modules.modules import Module
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.core.states import states
+from graftree.core.states import pure_dicts, states
 from graftree.core.text import descriptions, representations
 from graftree.core.variables import (
     partitioning,
@@ -288,7 +288,7 @@ def _taken(stack: Stack[L], take: Callable[[Any], Any]) -> L:
     def part(leaf: Any) -> Any:
         if not isinstance(leaf, Variable):
             return take(leaf)
-        return leaf.copy(jax.tree.map(take, states.as_pure(leaf)))
+        return leaf.copy(jax.tree.map(take, pure_dicts.as_pure(leaf)))
 
     graphdef, state = functional.split(stack.layers)
     taken = jax.tree.map(part, state, is_leaf=lambda x: isinstance(x, Variable))
@@ -300,7 +300,7 @@ def _names(axis_name: str | None) -> dict[str, Any]:
 
 
 def _pure_state(node: Any) -> Any:
-    return states.as_pure(functional.state(node))
+    return pure_dicts.as_pure(functional.state(node))
 
 
 # How layers are made.

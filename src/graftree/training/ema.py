@@ -18,10 +18,10 @@ from graftree.annotations import Filter
 from graftree.core import paths
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, pytrees
-from graftree.core.states import states
+from graftree.core.states import pure_dicts, states
 from graftree.core.variables import sharding
 from graftree.core.variables.variables import Variable
-from graftree.training import optimizers
+from graftree.training import step_checks
 
 M = TypeVar("M")
 
@@ -94,9 +94,9 @@ class EMA(pytrees.Pytree):
             0.5
         """
         newest = functional.state(updates, self.filter, graph=self.graph)
-        optimizers.check_shapes(*map(states.as_pure, (self.params, newest)))
+        step_checks.check_shapes(*map(pure_dicts.as_pure, (self.params, newest)))
         averages, structure = jax.tree.flatten(self.params, is_leaf=_is_variable)
-        newest = states.as_pure(structure.flatten_up_to(newest))
+        newest = pure_dicts.as_pure(structure.flatten_up_to(newest))
         values = [
             jax.tree.map(self._average, variable.get_value(), new)
             for variable, new in zip(averages, newest, strict=True)

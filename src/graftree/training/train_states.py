@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from graftree.core.graph.graphdefs import GraphDef
-from graftree.core.states import states
+from graftree.core.states import pure_dicts
 from graftree.core.states.states import State
-from graftree.training import optimizers
+from graftree.training import optimizers, step_checks
 
 if TYPE_CHECKING:
     import optax
@@ -196,8 +196,8 @@ class TrainState(_FrozenPytree, Generic[M]):
             >>> ts.apply_gradients(grads).params["weight"][...].item()
             2.0
         """
-        params, given = map(states.as_pure, (self.params, grads))
-        optimizers.check_gradients(params, given, "of the TrainState")
+        params, given = map(pure_dicts.as_pure, (self.params, grads))
+        step_checks.check_gradients(params, given, "of the TrainState")
         updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
         return self.replace(
             params=optimizers.apply_updates(self.params, updates),

@@ -23,7 +23,8 @@ from graftree.transforms.crossing import debug_info, decorators, guards, outside
 from graftree.transforms.crossing.decorators import MISSING, Chosen
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
-from graftree.transforms.crossing.prefixes import Donation, Keywords, Prefix, Row
+from graftree.transforms.crossing.prefixes import Donation, Prefix
+from graftree.transforms.crossing.rows import Keywords, Row
 
 _NO_METADATA: Mapping[str, Any] = {}
 

@@ -41,7 +41,7 @@ from graftree.transforms.crossing import (
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Keywords, Row
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signature, Slot
 
 P = ParamSpec("P")

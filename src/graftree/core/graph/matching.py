@@ -37,7 +37,7 @@ from graftree.core.graph.nodes import Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.attributes import Naming
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.states import flat_states, states
+from graftree.core.states import flat_states, pure_dicts, states
 from graftree.core.states.states import State
 from graftree.core.text import descriptions
 from graftree.core.variables import values
@@ -89,7 +89,7 @@ class Match:
     def _opened(self, held: Any, value: Any, path: Path, given: Given) -> Any:
         """The values that a mapping gives to a holder: the contents of its boxes."""
         if isinstance(value, State):
-            value = states.to_pure_dict(value)
+            value = pure_dicts.to_pure_dict(value)
         inner = _unboxed(value, held)
         self.has_boxes |= inner is not value
         if not is_mapping(inner):
@@ -100,7 +100,7 @@ class Match:
             return inner
         opened: dict[Any, Any] = {}
         for key, below in inner.items():
-            own = states.own_key(key, held)
+            own = pure_dicts.own_key(key, held)
             if own in held and isinstance(below, Mapping):
                 below = self._opened(held[own], below, (*path, own), given)
             opened[own] = below
@@ -132,7 +132,7 @@ def _find_places(
         look, listed = look_in(node), []
         for key, value in given.items():
             key, child, is_leaf = look(key)
-            if value is None and states.is_bookkeeping(key, value):
+            if value is None and pure_dicts.is_bookkeeping(key, value):
                 if is_leaf or node is owner:
                     continue
             if is_leaf or _is_leaf(value):
@@ -196,7 +196,7 @@ def _in_mapping(
     children: Mapping[Any, Any], is_leaf: Callable[[Any, Any], bool]
 ) -> Look:
     def look(key: Any) -> tuple[Any, Any, bool]:
-        own = states.own_key(key, children)
+        own = pure_dicts.own_key(key, children)
         child = children.get(own, MISSING)
         return own, child, child is MISSING or is_leaf(own, child)
 
@@ -227,7 +227,7 @@ def _unboxed(value: Mapping[Any, Any], held: Any) -> Any:
         return value
     inner = value["value"]
     if held is None:
-        return inner if inner is None else states.unboxed(value)
+        return inner if inner is None else pure_dicts.unboxed(value)
     if isinstance(held, Mapping) and (
         "value" in held or not isinstance(inner, Mapping)
     ):
@@ -376,7 +376,7 @@ def _match_slowly(
     if boxes and all(type(x) is dict and [*x] == ["value"] for x in boxes):
         taken = {id(x) for x in boxes}
         return [x["value"] if id(x) in taken else x for x in found]
-    return [*map(states.unboxed, found)]
+    return [*map(pure_dicts.unboxed, found)]
 
 
 def _is_empty(x: Any) -> bool:
@@ -547,7 +547,7 @@ def _shown(path: Path, is_boxed: bool) -> Path:
     """The path of an unexpected leaf, as the object would spell it."""
     if is_boxed and len(path) > 1 and path[-1] == "value":
         path = path[:-1]
-    return states.restored_path(path)
+    return pure_dicts.restored_path(path)
 
 
 def _paired(path: Path, leaf: Any, given: Any) -> tuple[Pair, list[tuple[Path, Any]]]:

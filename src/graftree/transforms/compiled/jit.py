@@ -37,8 +37,10 @@ from graftree.transforms.crossing import (
 )
 from graftree.transforms.crossing.decorators import MISSING, Chosen, Statics
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.plans import NO_PLAN, Plan, Plans
-from graftree.transforms.crossing.prefixes import Donation, Keywords, Prefix, Row
+from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
+from graftree.transforms.crossing.plans import Plans
+from graftree.transforms.crossing.prefixes import Donation, Prefix
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.traces import Traces
 
 P = ParamSpec("P")

@@ -24,7 +24,7 @@ from graftree.transforms.crossing import debug_info, programs, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Keywords, Row
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 
 R = TypeVar("R")

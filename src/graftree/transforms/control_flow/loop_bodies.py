@@ -40,7 +40,7 @@ from graftree.transforms.crossing.inside import (
     Returned,
 )
 from graftree.transforms.crossing.packing import Parts, Values
-from graftree.transforms.crossing.prefixes import Row
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature, Slot
 
 

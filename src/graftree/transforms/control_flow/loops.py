@@ -19,7 +19,8 @@ from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
-from graftree.transforms.crossing.prefixes import Keywords, Prefix, Row, StateAxes
+from graftree.transforms.crossing.prefixes import Prefix, StateAxes
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels
 
 _NO_METADATA: Mapping[str, Any] = {}

@@ -39,12 +39,13 @@ from graftree.transforms.crossing import (
     decorators,
     guards,
     packing,
-    prefixes,
     refusals,
+    rows,
     traces,
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
-from graftree.transforms.crossing.prefixes import Occurrence, Prefix, Row
+from graftree.transforms.crossing.prefixes import Occurrence, Prefix
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -209,7 +210,7 @@ class Inside:
         ):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
-            names = prefixes.HiddenAxisNames(self._given, self.row.axis_metadata)
+            names = rows.HiddenAxisNames(self._given, self.row.axis_metadata)
             out = f(*args, **kwargs)
             names.put_back(self._occurrences(out))
             return out

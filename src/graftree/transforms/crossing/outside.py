@@ -33,7 +33,7 @@ from graftree.transforms.crossing import (
 from graftree.transforms.crossing.decorators import Statics
 from graftree.transforms.crossing.inside import Returned
 from graftree.transforms.crossing.packing import Packed, Parts, Values
-from graftree.transforms.crossing.prefixes import Keywords, Row
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Slot
 
 

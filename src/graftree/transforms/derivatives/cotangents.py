@@ -28,7 +28,8 @@ from graftree.core.states import states
 from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, prefixes
-from graftree.transforms.crossing.prefixes import DiffState, Prefix, Row
+from graftree.transforms.crossing.prefixes import DiffState, Prefix
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
 
 

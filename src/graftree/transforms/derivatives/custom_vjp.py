@@ -38,7 +38,8 @@ from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Named, Parts, Values
-from graftree.transforms.crossing.prefixes import DiffState, Row
+from graftree.transforms.crossing.prefixes import DiffState
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature, Slot
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums, FormError

@@ -32,7 +32,8 @@ from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
-from graftree.transforms.crossing.prefixes import DiffState, Row
+from graftree.transforms.crossing.prefixes import DiffState
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums
 

@@ -1,0 +1,224 @@
+"""States as plain nested dicts of values, the form in which checkpoints keep them.
+
+The functions take any nested mapping of leaves: a State, a dict, a GraphState.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import _jax, errors
+from graftree.annotations import Key, Path
+from graftree.core.states import flat_states
+from graftree.core.variables import operators, values
+from graftree.core.variables.variables import Variable
+
+
+def to_pure_dict(
+    state: Mapping, extract_fn: Callable[[Any], Any] | None = None
+) -> dict[Key, Any]:
+    """Turns a state into nested dicts without Variables.
+
+    Args:
+        state: A State or another nested mapping.
+        extract_fn: Turns a leaf into a value; by default a Variable gives its value,
+            and other leaves stay.
+
+    Returns:
+        New nested dicts, sorted by key, without empty ones.
+
+    Raises:
+        TypeError: If ``state`` is not a mapping.
+
+    Example:
+        >>> nnx.to_pure_dict(nnx.State({"a": {"b": nnx.Param(1)}}))
+        {'a': {'b': 1}}
+    """
+    extract = operators.unwrap if extract_fn is None else extract_fn
+    return flat_states.nest(
+        [(path, extract(leaf)) for path, leaf in flat_states.sorted_leaves(state)]
+    )
+
+
+def replace_by_pure_dict(
+    state: Mapping,
+    pure_dict: Mapping,
+    replace_fn: Callable[[Any, Any], Any] | None = None,
+) -> None:
+    """Replaces leaves of a state by those of a nested dict, in place.
+
+    Variables are not written: new ones replace them in the state, so an object that
+    shares them does not change.
+
+    Args:
+        state: The state to change. Types and shapes of values may change, and leaves
+            that ``pure_dict`` lacks stay; `nnx.checkpoints.load_state` allows neither.
+        pure_dict: Nested dicts of new values. Integer keys may be strings.
+        replace_fn: A function of old leaf and new value that returns the new leaf; by
+            default ``old.replace(new)`` if that method exists, otherwise the new value.
+
+    Raises:
+        ValueError: If ``pure_dict`` has a path that ``state`` lacks; then nothing is
+            changed.
+
+    Example:
+        >>> state = nnx.State({"layers": {0: nnx.Param(1)}})
+        >>> nnx.replace_by_pure_dict(state, {"layers": {"0": 2}})
+        >>> state["layers"][0].get_value()
+        2
+    """
+    replace = _replaced if replace_fn is None else replace_fn
+    found: list[tuple[Any, Key, Any]] = []
+    _match(
+        flat_states.raw_mapping(state), flat_states.raw_mapping(pure_dict), (), found
+    )
+    made = [(mapping, key, replace(mapping[key], new)) for mapping, key, new in found]
+    for mapping, key, leaf in made:
+        mapping[key] = leaf
+
+
+def _replaced(old: Any, new: Any) -> Any:
+    # Strings have a method of that name which does something else.
+    if isinstance(old, str) or not hasattr(old, "replace"):
+        return new
+    return old.replace(new)
+
+
+def _match(
+    state: Mapping, pure: Mapping, path: Path, found: list[tuple[Any, Key, Any]]
+) -> None:
+    """Lists (mapping, key, new value) for each leaf of ``pure``."""
+    for key, new in pure.items():
+        is_empty = isinstance(new, Mapping) and not flat_states.leaves(new)
+        if is_empty or is_bookkeeping(key, new):
+            continue
+        here = (*path, key)
+        key = own_key(key, state)
+        if key not in state:
+            raise _unknown(here)
+        old = state[key]
+        if isinstance(old, Mapping):
+            if not isinstance(new, Mapping):
+                raise _unknown(here)
+            _match(flat_states.raw_mapping(old), new, here, found)
+        elif isinstance(new, Mapping) and not _holds_mapping(old):
+            raise _unknown((*here, next(iter(new))))
+        else:
+            found.append((state, key, new))
+
+
+def _holds_mapping(leaf: Any) -> bool:
+    return isinstance(leaf, Variable) and isinstance(leaf.get_raw_value(), Mapping)
+
+
+def is_bookkeeping(key: Key, value: Any) -> bool:
+    """Whether an entry says only that a Module was saved itself, not its state."""
+    return value is None and isinstance(key, str) and key.startswith("_pytree__")
+
+
+def own_key(key: Key, state: Mapping) -> Key:
+    """The key that a mapping has for this one, where keys may be spelled as strings."""
+    if key in state:
+        return key
+    for other in (_restored_key(key), str(key)):
+        if other in state:
+            return other
+    others = (own for own in state if type(own) not in (str, int))
+    return next((own for own in others if str(own) == key), key)
+
+
+def _unknown(path: Path) -> ValueError:
+    return ValueError(
+        errors.message(
+            f"key in pure_dict not available in state: {path}",
+            way_out="Rename or remove the entry, or make the state from the same "
+            "model as the dict.",
+        )
+    )
+
+
+def unboxed(value: Any) -> Any:
+    """The array in ``{"value": array}``; anything else is returned itself.
+
+    In this form a checkpoint holds Variables if it is restored without types.
+    """
+    if isinstance(value, Mapping) and len(value) == 1:
+        inner = value.get("value")
+        if isinstance(inner, (jax.Array, np.ndarray)) or values.is_stand_in(inner):
+            return inner
+    return value
+
+
+def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
+    """Turns keys that are integers written as strings into integers.
+
+    Args:
+        pure_dict: Nested dicts, e.g. from a checkpoint format with string keys only.
+
+    Returns:
+        New nested dicts, without empty ones.
+
+    Raises:
+        TypeError: If ``pure_dict`` is not a mapping.
+        ValueError: If two paths become the same.
+
+    Example:
+        >>> nnx.restore_int_paths({"layers": {"0": 1, "1": 2}})
+        {'layers': {0: 1, 1: 2}}
+    """
+    found: dict[Path, Path] = {}
+    items = []
+    for path, leaf in flat_states.leaves(flat_states.raw_mapping(pure_dict)):
+        restored = restored_path(path)
+        if found.setdefault(restored, path) != path:
+            raise ValueError(
+                errors.message(
+                    "restore_int_paths: two paths become the same.",
+                    where=f"{found[restored]} and {path} become {restored}",
+                    way_out="Remove or rename one of them.",
+                )
+            )
+        items.append((restored, leaf))
+    return flat_states.nest(items)
+
+
+def restored_path(path: Path) -> Path:
+    """A path with the integers that are written as strings as integers."""
+    return tuple(map(_restored_key, path))
+
+
+def _restored_key(key: Key) -> Key:
+    if not isinstance(key, str):
+        return key
+    try:
+        return int(key)
+    except ValueError:
+        return key
+
+
+def as_pure(tree: Any) -> Any:
+    """Replaces each Variable by its raw value, and each ref by its array.
+
+    Args:
+        tree: Any pytree: a State, an object, a Variable.
+
+    Returns:
+        The same structure with plain values.
+
+    Example:
+        >>> pure = nnx.as_pure(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))
+        >>> pure["bias"]
+        Array([0., 0., 0.], dtype=float32)
+    """
+    return jax.tree.map(_pure, tree, is_leaf=lambda x: isinstance(x, Variable))
+
+
+def _pure(x: Any) -> Any:
+    if isinstance(x, Variable):
+        raw = values.leaf_of(type(x), x.get_raw_value())
+        return raw if isinstance(raw, jax.Array) else as_pure(raw)
+    return x[...] if _jax.is_ref(x) else x

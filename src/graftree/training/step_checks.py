@@ -1,0 +1,255 @@
+"""Errors for an optimizer, a model and gradients that do not match each other.
+
+Optax sees trees of arrays: it cannot know which parameter a shape belongs to, nor what
+the caller did. The functions here can, and they report paths and arguments.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree import errors
+from graftree.annotations import Filter, Path
+from graftree.core import paths
+from graftree.core.graph import differences, matching
+from graftree.core.objects import pytrees
+from graftree.core.states import states
+
+if TYPE_CHECKING:
+    import optax
+
+    Transformation = optax.GradientTransformation | optax.MultiSteps
+
+
+def check_transformation(tx: Any) -> None:
+    """Raises a TypeError if ``tx`` is not an Optax transformation."""
+    if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
+        return
+    is_function = callable(tx)
+    got = f"the function {tx.__name__}" if hasattr(tx, "__name__") else repr(tx)
+    raise TypeError(
+        errors.message(
+            "nnx.Optimizer expects an Optax transformation as its second argument, "
+            f"`tx`, got {got}.",
+            way_out="Call it to make one, e.g. optax.adam(1e-3)."
+            if is_function
+            else "Pass e.g. optax.adam(1e-3): the learning rate is Optax's.",
+        )
+    )
+
+
+def warn_of_nothing(params: Any, wrt: Filter) -> None:
+    """Warns if there is nothing to optimize."""
+    # Not an error: a program may have one optimizer for each group of parameters, and a
+    # model in which one group is empty.
+    if jax.tree.leaves(params):
+        return
+    warnings.warn(
+        f"wrt={_describe(wrt)} selects nothing of the model given to nnx.Optimizer: "
+        "its updates will change nothing.\nPass a filter that matches its parameters, "
+        "usually wrt=nnx.Param.",
+        UserWarning,
+        stacklevel=5,  # past the constructor and both functions of the metaclass
+    )
+
+
+def check_order(model: Any, grads: Any) -> None:
+    """Raises a TypeError if the arguments of ``update`` are swapped."""
+    # Gradients are States, or have the form of the model and look like it.
+    if isinstance(model, states.State) and isinstance(grads, pytrees.Pytree):
+        raise TypeError(
+            errors.message(
+                "Optimizer.update expects the model first and the gradients second, "
+                f"got a State as the model and a {type(grads).__name__} as the "
+                "gradients.",
+                way_out="Call optimizer.update(model, grads). To update a State, pass "
+                "gradients in that form: nnx.state(grads).",
+            )
+        )
+
+
+def check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
+    """Raises a ValueError if gradients and parameters have different paths."""
+    # Comparing structures is cheap; the paths are listed only for the message.
+    if jax.tree.structure(params) == jax.tree.structure(grads):
+        return
+    expected, given = _shapes(params).keys(), _shapes(grads).keys()
+    if expected == given:
+        return
+    where = differences.missing_and_unexpected(
+        [path for path in expected if path not in given],
+        [path for path in given if path not in expected],
+    )
+    way_out = "Differentiate the same model, with respect to the same filter."
+    if not given:
+        way_out += (
+            "\nGradients of bare arrays match no Variable type: pass the State or "
+            "Module that nnx.grad returns, or select them by path."
+        )
+    raise ValueError(
+        errors.message(
+            "pytree structure error: the gradients differ from the parameters "
+            f"{selected_by(wrt)}.",
+            where="\n".join(where),
+            way_out=way_out,
+        )
+    )
+
+
+def check_gradients(params: Any, grads: Any, selected: str) -> None:
+    """Raises a ValueError if a gradient can't be that of its parameter.
+
+    Optax would broadcast it, or cast it.
+
+    Args:
+        params: The values of the parameters.
+        grads: Those of the gradients, at the same paths.
+        selected: The kind of the parameters, in words.
+    """
+    _check_pairs(
+        params,
+        grads,
+        _is_gradient,
+        what=f"The gradients don't fit the parameters {selected}.",
+        in_words=lambda param, grad: (
+            f"the parameter is {matching.describe(param, True)}, "
+            f"its gradient {matching.describe(grad, True)}"
+        ),
+        way_out="Differentiate the model as it is now.",
+    )
+
+
+def check_updates(params: Any, updates: Any) -> None:
+    """Raises a ValueError if an update would change the shape of its parameter."""
+    _check_pairs(
+        params,
+        updates,
+        _keeps_shape,
+        what="The gradients don't fit the parameters: the updates computed from them "
+        "have other shapes.",
+        in_words=lambda param, update: (
+            f"the parameter has shape {np.shape(param)}, its update {np.shape(update)}"
+        ),
+        way_out="Differentiate the model as it is now.",
+    )
+
+
+def check_shapes(averages: Any, given: Any) -> None:
+    """Raises a ValueError if a new value has another shape than its average."""
+    _check_pairs(
+        averages,
+        given,
+        lambda x, y: np.shape(x) == np.shape(y),
+        what="EMA.update: the values don't fit the averages.",
+        in_words=lambda old, new: (
+            f"the average has shape {np.shape(old)}, the new value {np.shape(new)}"
+        ),
+        way_out="Update the averages of a model with that model; make a new EMA if "
+        "the model has changed.",
+    )
+
+
+def _check_pairs(
+    tree: Any,
+    other: Any,
+    fit: Callable[[Any, Any], bool],
+    *,
+    what: str,
+    in_words: Callable[[Any, Any], str],
+    way_out: str,
+) -> None:
+    """Raises a ValueError if leaves at the same path of two trees don't fit."""
+    if jax.tree.structure(tree) == jax.tree.structure(other):
+        # The paths are listed only for the message.
+        pairs = zip(*map(jax.tree.leaves, (tree, other)), strict=True)
+        if all(fit(x, y) for x, y in pairs):
+            return
+    known = {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(other)}
+    listed = [(paths.from_jax(p), x) for p, x in jax.tree.leaves_with_path(tree)]
+    wrong = [
+        f"{paths.to_string(path, '<root>')}: {in_words(x, known[path])}"
+        for path, x in listed
+        if path in known and not fit(x, known[path])
+    ]
+    if wrong:
+        raise ValueError(errors.message(what, where="\n".join(wrong), way_out=way_out))
+
+
+def _is_gradient(param: Any, grad: Any) -> bool:
+    return _is_shape_of_gradient(param, grad) and _is_of_kind(param, grad)
+
+
+def _is_shape_of_gradient(param: Any, grad: Any) -> bool:
+    shape, other = np.shape(param), np.shape(grad)
+    # With one more axis they are gradients per example, which some transformations
+    # take; their results must fit.
+    return shape == other or shape == other[1:]
+
+
+def _is_of_kind(param: Any, grad: Any) -> bool:
+    """Whether JAX could have made it; a Python number stands for any."""
+    dtypes = [getattr(x, "dtype", np.dtype(type(x))) for x in (param, grad)]
+    if dtypes[1] == jax.dtypes.float0:
+        return not jnp.issubdtype(dtypes[0], jnp.inexact)
+    kinds = [next((k for k in _KINDS if jnp.issubdtype(x, k)), x) for x in dtypes]
+    is_number = kinds[1] is jnp.integer and getattr(grad, "weak_type", True)
+    return kinds[0] is kinds[1] or (is_number and kinds[0] in _KINDS[:2])
+
+
+_KINDS = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
+
+
+def _keeps_shape(param: Any, update: Any) -> bool:
+    """Whether the sum of both has the shape of the first."""
+    shape, other = np.shape(param), np.shape(update)
+    if shape == other:
+        return True
+    try:
+        return np.broadcast_shapes(shape, other) == shape
+    except ValueError:
+        return False
+
+
+def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> None:
+    """Raises a ValueError if ``tx.update`` failed on the state of another model."""
+    try:
+        expected = _shapes(jax.eval_shape(tx.init, params))
+    except Exception:  # There is nothing to compare with.
+        return
+    found = differences.between(_shapes(opt_state), expected)
+    if found:
+        raise ValueError(
+            errors.message(
+                "The state of the optimizer was made for other parameters than the "
+                "model has now.",
+                where="\n".join(
+                    differences.in_words(found, "then", "for the model as it is now")
+                ),
+                way_out="After changing or freezing parts of a model, make a "
+                "new optimizer: nnx.Optimizer(model, tx, wrt=...).\n"
+                f"The update failed with: {error}",
+            )
+        ) from error
+
+
+def _shapes(tree: Any) -> dict[Path, str]:
+    """The shape of each leaf by its path."""
+    return {
+        paths.from_jax(path): f"shape {np.shape(leaf)}"
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def selected_by(wrt: Filter) -> str:
+    """The selection of a filter, in words."""
+    return f"selected by wrt={_describe(wrt)}"
+
+
+def _describe(wrt: Filter) -> str:
+    return wrt.__name__ if isinstance(wrt, type) else repr(wrt)

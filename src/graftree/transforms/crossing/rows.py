@@ -1,0 +1,169 @@
+"""A transform as a row of a table: what goes in, what comes out, what else it does.
+
+A `Row` has the prefixes of a transform, and says what it does with the rest. Names of
+mapped axes are hidden from Variables while the function runs (`HiddenAxisNames`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from graftree.config import Propagation
+from graftree.core.graph.graphdefs import Interned
+from graftree.core.variables import partitioning
+from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing import packing
+from graftree.transforms.crossing.decorators import Chosen
+from graftree.transforms.crossing.prefixes import Occurrence, Prefix
+from graftree.transforms.crossing.signatures import ARGS, Labels, Signature
+from graftree.transforms.crossing.traces import Traces
+
+
+class Keywords(enum.Enum):
+    """The rule for keyword arguments."""
+
+    STAY = "stay"
+    BECOME_POSITIONAL = "become positional"  # those have a prefix
+    REFUSED = "refused"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The rules of one transform.
+
+    Attributes:
+        name: The public name of the transform.
+        mode: The changes that propagate.
+        inputs: The prefix of ``(args, kwargs)``, without the static arguments.
+        outputs: The prefix of the output.
+        statics: Which arguments are static.
+        keywords: The rule for keyword arguments, without graph updates and with.
+        axis_metadata: Metadata for Variables whose axis the transform takes away
+            inside: the ``transform_metadata`` of the public functions.
+        maps_axis: Whether it is this transform that maps the axis, not one around it.
+        returns_placed: Whether, with graph updates, Variables whose prefix is not
+            ``None`` come back also if the function didn't change them.
+        returns_captured: Whether, with graph updates, objects of an outer trace may be
+            returned, as copies.
+        is_detached: Whether nothing reaches the caller's objects, and the output is
+            made of new ones.
+        labels: The names of the positional arguments in messages.
+        signatures: Those of earlier calls, if JAX keeps their compiled programs.
+        traces: Where traces are noted, if they are.
+    """
+
+    name: str
+    mode: Propagation
+    inputs: Prefix
+    outputs: Prefix
+    statics: Chosen = Chosen()
+    keywords: tuple[Keywords, Keywords] = (Keywords.STAY, Keywords.BECOME_POSITIONAL)
+    axis_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    maps_axis: bool = True
+    returns_placed: bool = False
+    returns_captured: bool = False
+    is_detached: bool = False
+    labels: Labels = ARGS
+    signatures: Interned | None = None
+    traces: Traces | None = None
+
+    @staticmethod
+    def uniform(name: str, mode: Propagation, **options: Any) -> Row:
+        """The row of a transform that treats all leaves alike."""
+        both = Prefix(None, "args", name, mode)
+        return Row(name, mode, both, both, **options)
+
+    def occurrences(self, tree: Any) -> Iterator[Occurrence]:
+        """The Variables in ``(args, kwargs)``, each wherever it occurs."""
+        for path, leaf, prefix in self.inputs.occurrences(tree, self.mode.sharing):
+            yield path[1:], leaf, prefix  # without the index of args or kwargs
+
+    def may_differ(self, *signatures: Signature | None) -> bool:
+        """Whether a Variable could occur twice in these, with different prefixes."""
+        distinct = {*self.inputs.distinct, *self.outputs.distinct}
+        return (
+            self.mode.sharing
+            and len(distinct) > 1
+            and any([x is not None and x.has_references for x in signatures])
+        )
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether JAX gets anything for the groups."""
+        values = *self.inputs.values, *self.outputs.values
+        return any(value is not None for value in values)
+
+    @property
+    def result_prefix(self) -> Any:
+        """JAX's prefix for a result of `inside.Inside.leave`."""
+        if not self.has_prefixes:
+            return None
+        ins, outs = map(packing.part_of, (self.inputs.values, self.outputs.values))
+        return packing.Parts((None, ins, ins, outs))
+
+    @property
+    def identity(self) -> Any:
+        """The same object outside and inside of a call."""
+        return self if self.signatures is None else self.signatures
+
+    @property
+    def keyword_rule(self) -> Keywords:
+        """The rule for keyword arguments in its mode."""
+        return self.keywords[self.mode.structure]
+
+
+class HiddenAxisNames:
+    """The names of mapped axes, taken out of Variables.
+
+    If the function raises they are not put back: its objects are dropped then.
+    """
+
+    def __init__(
+        self, occurrences: Iterable[Occurrence], names: Mapping[str, Any]
+    ) -> None:
+        self._names = names
+        self._mapped = _by_identity(occurrences)
+        self._annotations = self._annotated()
+        for variable, axis in self._mapped.values():
+            partitioning.remove_axis(variable, _from_start(axis, variable), names)
+        self._shorter = self._annotated()
+
+    def _annotated(self) -> dict[int, Any]:
+        return {
+            number: variable.get_metadata("out_sharding", None)
+            for number, (variable, _) in self._mapped.items()
+        }
+
+    def put_back(self, occurrences: Iterable[Occurrence]) -> None:
+        """Puts the names back, and into new Variables."""
+        for variable, axis in (_by_identity(occurrences) | self._mapped).values():
+            number = id(variable)
+            before = self._annotations.get(number)
+            inside = variable.get_metadata("out_sharding", None)
+            partitioning.add_axis(variable, _from_start(axis, variable), self._names)
+            # The name of the only axis was all there was; and the change turns a spec
+            # into a tuple.
+            is_as_it_was = before is not None and inside == self._shorter[number]
+            if is_as_it_was and (not inside or isinstance(before, PartitionSpec)):
+                variable.set_metadata(out_sharding=before)
+
+
+def _by_identity(
+    occurrences: Iterable[Occurrence],
+) -> dict[int, tuple[Variable[Any], int]]:
+    return {
+        id(leaf): (leaf, axis)
+        for _, leaf, axis in occurrences
+        if isinstance(leaf, Variable) and isinstance(axis, int)
+    }
+
+
+def _from_start(axis: int, variable: Variable[Any]) -> int:
+    """The axis counted from the start; the value lacks it inside."""
+    rank = len(getattr(variable.get_raw_value(), "shape", ()))
+    return axis + rank + 1 if axis < 0 else axis
