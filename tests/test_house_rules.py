@@ -12,9 +12,8 @@ import graftree as nnx
 from graftree import errors
 from tests import interpreters, sources, tables
 
-# STYLE §3: a whole mechanism is in one file. Docstrings don't count: explaining a file
-# does not make it two.
-MAX_FILE_LINES = 550
+# STYLE §3: 500 as a rule; a file that is one class with its helpers may reach 700.
+MAX_FILE_LINES = 700
 MAX_FUNCTION_LINES = 60
 
 # Tests of what nothing but the insides of the package show, each with its reason.
@@ -119,8 +118,8 @@ def test_every_file_has_a_docstring():
 # ------------------------------------------------------------------------------ size
 
 
-def test_no_file_has_more_than_550_lines_of_code():
-    lengths = {source.path: len(source.code_lines) for source in sources.repository()}
+def test_no_file_is_longer_than_700_lines():
+    lengths = {source.path: source.text.count("\n") for source in sources.repository()}
     fails(f"{path}: {n} lines" for path, n in lengths.items() if n > MAX_FILE_LINES)
 
 

@@ -40,7 +40,6 @@ from graftree.checkpoints import (
     stored_trees,
     strict_loading,
 )
-from graftree.core.graph import updates
 from graftree.training import early_stopping
 
 _DELETED = ".graftree-deleted"
@@ -151,7 +150,7 @@ class Checkpoints:
         if not force and step % self._every:
             self._raise_failure()
             return False
-        found = checked(scores, self._best)
+        found = _checked_scores(scores, self._best)
         self.wait()
         self._lock.take()
         try:
@@ -531,7 +530,7 @@ class Checkpoints:
         folder, found, states = files.steadily(find, read)
         new = {name: found[name].update() for name in rest}
         try:
-            _fill(rest, new, iterators, states)
+            data_states.write_with_objects(rest, new, iterators, states)
         except ValueError as error:
             error.add_note(
                 "What can't be filled in place, such as a TrainState, is restored as a "
@@ -651,25 +650,6 @@ def _check_asked(folder: Any, objects: Mapping[str, Any]) -> None:
     )
 
 
-def _fill(
-    objects: Mapping[str, Any],
-    new: Mapping[str, Any],
-    iterators: Mapping[str, Any],
-    states: Mapping[str, Any],
-) -> None:
-    """Writes all of it, or nothing."""
-    before = {name: iterator.get_state() for name, iterator in iterators.items()}
-    try:
-        for name, iterator in iterators.items():
-            iterator.set_state(states[name])
-        if objects:
-            updates.update(dict(objects), dict(new))
-    except BaseException:
-        for name, iterator in iterators.items():
-            iterator.set_state(before[name])
-        raise
-
-
 def _listed(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-10:]))
     return shown if len(steps) <= 10 else f"..., {shown}"
@@ -678,37 +658,9 @@ def _listed(steps: list[int]) -> str:
 _KEY = "scores"
 
 
-def checked(given: Any, best: str | None) -> dict[str, float]:
-    """The scores that were given for a step, as numbers.
-
-    Args:
-        given: A dict of numbers, or ``None``.
-        best: The name that must be there, if any must.
-
-    Raises:
-        TypeError: If it is not a dict, or a value is not a number.
-        ValueError: If that name is missing, or if processes have other numbers.
-    """
-    if not isinstance(given, Mapping | None):
-        raise TypeError(
-            "Checkpoints.save expects scores to be a dict of numbers by name, got a "
-            f"{type(given).__name__}.\nAn object to save needs another name."
-        )
-    given = {} if given is None else given
-    if best is not None and best not in given:
-        raise ValueError(
-            errors.message(
-                f"Checkpoints.save: the score {best!r} is missing, which decides which "
-                "step is the best.",
-                where=f"scores given: {', '.join(map(repr, given)) or 'none'}",
-                way_out=f"Pass scores={{{best!r}: ...}}; float('nan') for a step that "
-                "should not be the best.",
-            )
-        )
-    found = {
-        name: early_stopping.as_number(score, f"Checkpoints.save: the score {name!r}")
-        for name, score in given.items()
-    }
+def _checked_scores(given: Any, best: str | None) -> dict[str, float]:
+    """The scores that were given for a step, as numbers: the same in all processes."""
+    found = early_stopping.as_numbers(given, best, "Checkpoints.save")
     if len({*processes.gathered(json.dumps(found).encode())}) > 1:
         raise ValueError(
             "Checkpoints.save: the scores differ between the processes, and only those "

@@ -18,6 +18,7 @@ from graftree.annotations import Path, Predicate
 from graftree.core import paths, patterns
 from graftree.core.graph import flattening, matching, updates
 from graftree.core.graph.matching import Fit, Misfit, Pair
+from graftree.core.text import descriptions
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 
@@ -235,7 +236,7 @@ _WAYS_OUT = {
 
 def _without_value(path: Path, leaf: Any, raw: Any) -> tuple[Misfit, ...]:
     """Values that a leaf would hold, but that are only a shape or were donated."""
-    held = matching.describe(flattening.raw_of(leaf))
+    held = descriptions.describe_leaf(flattening.raw_of(leaf))
     return tuple(
         Misfit((*path, *paths.from_jax(below)), "value", held, why)
         for below, x in jax.tree.leaves_with_path(raw)

@@ -17,9 +17,10 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Filter, Path
 from graftree.core import paths
-from graftree.core.graph import differences, matching
+from graftree.core.graph import differences
 from graftree.core.objects import pytrees
 from graftree.core.states import states
+from graftree.core.text import descriptions
 
 if TYPE_CHECKING:
     import optax
@@ -118,8 +119,8 @@ def check_gradients(params: Any, grads: Any, selected: str) -> None:
         _is_gradient,
         what=f"The gradients don't fit the parameters {selected}.",
         in_words=lambda param, grad: (
-            f"the parameter is {matching.describe(param, True)}, "
-            f"its gradient {matching.describe(grad, True)}"
+            f"the parameter is {descriptions.describe_leaf(param, True)}, "
+            f"its gradient {descriptions.describe_leaf(grad, True)}"
         ),
         way_out="Differentiate the model as it is now.",
     )

@@ -636,7 +636,6 @@ def _are_same_static(found: Any, given: Any) -> bool:
 
 # Shapes and dtypes.
 
-_SCALARS = (bool, int, float, complex)
 _KINDS = {
     bool: jnp.bool_,
     int: jnp.integer,
@@ -649,8 +648,8 @@ def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
     """The misfit of an object's value and a state's value for it, if there is one."""
     if isinstance(held, (jax.sharding.PartitionSpec, jax.sharding.Sharding)):
         return None
-    shape, dtype = _form_of(held)
-    other_shape, other_dtype = _form_of(given)
+    shape, dtype = descriptions.form_of(held)
+    other_shape, other_dtype = descriptions.form_of(given)
     if isinstance(given, jax.ShapeDtypeStruct) and type(held) is not type(given):
         what = "value"
     elif shape is None or other_shape is None:
@@ -665,17 +664,12 @@ def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
     alike = isinstance(held, jax.ShapeDtypeStruct) is isinstance(
         given, jax.ShapeDtypeStruct
     )
-    return Misfit(path, what, describe(held, alike), describe(given, alike))
-
-
-def _form_of(x: Any) -> tuple[tuple[int, ...] | None, Any]:
-    """Shape and dtype; of a Python scalar the type, of anything else no shape."""
-    if type(x) in _SCALARS:
-        return (), type(x)
-    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-    if isinstance(shape, tuple) and dtype is not None:
-        return shape, dtype
-    return None, type(x)
+    return Misfit(
+        path,
+        what,
+        descriptions.describe_leaf(held, alike),
+        descriptions.describe_leaf(given, alike),
+    )
 
 
 def _is_key(dtype: Any) -> bool:
@@ -694,23 +688,9 @@ def _are_equal(dtype: Any, other: Any) -> bool:
 
 def _converted(held: Any, given: Any) -> Any:
     """A Python scalar as an array, where the object holds one."""
-    if type(given) in _SCALARS and not _jax.is_ref(held):
+    if type(given) in descriptions.SCALARS and not _jax.is_ref(held):
         dtype = getattr(held, "dtype", None)
         if dtype is not None:
             to_array = np.asarray if isinstance(held, np.ndarray) else jnp.asarray
             return to_array(given, dtype) if _are_equal(dtype, type(given)) else given
     return given
-
-
-def describe(x: Any, is_plain: bool = False) -> str:
-    """A leaf in words, as in ``float32[2,3]``; ``is_plain`` treats arrays alike."""
-    shape, dtype = _form_of(x)
-    if x is None:
-        return "None"
-    if shape is None:
-        return f"a {dtype.__name__}"
-    if type(x) in _SCALARS:
-        return f"a Python {dtype.__name__}"
-    text = descriptions.describe_form(dtype, shape)
-    is_plain = is_plain or not isinstance(x, jax.ShapeDtypeStruct)
-    return text if is_plain else f"only {text}, abstract"

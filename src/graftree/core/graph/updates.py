@@ -26,6 +26,7 @@ from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
+from graftree.core.text import descriptions
 from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.variables import MISSING, Variable
 
@@ -205,7 +206,7 @@ def _refusal(given: Given, held: Any) -> str:
     name = type(given.held).__name__ if is_box else "attribute"
     return (
         f"{paths.to_string(given.path, '<root>')}: the {name} holds "
-        f"{matching.describe(held)}, got a "
+        f"{descriptions.describe_leaf(held)}, got a "
         f"{type(given.value).__name__} with the keys {listed}"
     )
 

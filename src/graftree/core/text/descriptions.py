@@ -217,6 +217,35 @@ def array_form(x: Any) -> str:
     return word + describe(x)
 
 
+# Leaves, which may be Python scalars or anything else.
+
+SCALARS = (bool, int, float, complex)
+
+
+def form_of(x: Any) -> tuple[tuple[int, ...] | None, Any]:
+    """Shape and dtype; of a Python scalar the type, of anything else no shape."""
+    if type(x) in SCALARS:
+        return (), type(x)
+    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return shape, dtype
+    return None, type(x)
+
+
+def describe_leaf(x: Any, is_plain: bool = False) -> str:
+    """A leaf in words, as in ``float32[2,3]``; ``is_plain`` treats arrays alike."""
+    shape, dtype = form_of(x)
+    if x is None:
+        return "None"
+    if shape is None:
+        return f"a {dtype.__name__}"
+    if type(x) in SCALARS:
+        return f"a Python {dtype.__name__}"
+    text = describe_form(dtype, shape)
+    is_plain = is_plain or not isinstance(x, jax.ShapeDtypeStruct)
+    return text if is_plain else f"only {text}, abstract"
+
+
 # Classes built on this file are known here by registration.
 
 
