@@ -7,8 +7,8 @@ Optimizers, metrics and averages are in the namespace ``nnx`` itself.
 
 # The files of this folder:
 #
-# - `optimizers.py`: an Optax transformation together with its state; errors for an
-#   optimizer, model and gradients that do not match.
+# - `optimizers.py`: an Optax transformation together with its state; `step_checks.py`:
+#   errors for an optimizer, model and gradients that do not match.
 # - `metrics/`: statistics of many batches; `early_stopping.py`: which result is better,
 #   and is it time to stop?
 # - `ema.py`: exponential moving averages of Variables.

@@ -8,10 +8,6 @@ Always:
 - Optax sees States: of Variables in ``init``, of plain arrays in ``update``;
 - all Variables stay the same objects, only their raw values change;
 - an update computes first and writes last: if anything raises, nothing has changed.
-
-Optax sees trees of arrays: it knows neither which parameter a shape belongs to, nor
-the arguments of the call. The checks at the end of the file do, and they report paths
-and arguments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Errors for an optimizer, a model and gradients that do not match each other.
 
-Optax sees trees of arrays: it cannot know which parameter a shape belongs to, nor what
-the caller did. The functions here can, and they report paths and arguments.
+Optax sees trees of arrays: it knows neither which parameter a shape belongs to, nor
+the arguments of the call. These functions do, and they report paths and arguments.
 """
 
 from __future__ import annotations

@@ -4,6 +4,6 @@
 
 - ``flat_states.py``: nested mappings of any kind, flattened and nested again;
   `FlatState`, pairs in order of their paths, filtered in groups.
-- ``states.py``: `State`, and functions that split, merge, filter and map it; States as
-  dicts of plain arrays, and back.
+- ``states.py``: `State`, and functions that split, merge, filter and map it.
+- ``pure_dicts.py``: States as dicts of plain arrays, and back.
 """

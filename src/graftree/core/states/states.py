@@ -5,8 +5,6 @@ so writes go through, and storing a State stores its dict. Leaves are passed on 
 are, so the Variables in the state of an object are the object's own. Listings and JAX
 follow the order of `paths.sort_key`. The functions of this file take any mapping where
 they take a State; their results have no empty sub-mappings.
-
-Checkpoints keep States as plain nested dicts of values.
 """
 
 from __future__ import annotations

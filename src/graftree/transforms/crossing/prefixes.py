@@ -5,10 +5,6 @@ leaves of that object, by filters (`DiffState`, `StateAxes`, `StateSharding`) or
 paths (`TreeState`). `prefix` makes prefix trees; `check` checks their values. A
 `Prefix` finds the group of each leaf of the arguments or of the output; `Donation`
 makes two groups of one.
-
-A `Row` is a transform as a line of a table. It has the prefixes of a transform, and its
-rules for the rest. Names of mapped axes are hidden from Variables while the function
-runs (`HiddenAxisNames`).
 """
 
 from __future__ import annotations

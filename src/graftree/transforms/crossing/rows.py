@@ -1,6 +1,6 @@
-"""A transform as a row of a table: what goes in, what comes out, what else it does.
+"""A transform as a row of a table: its inputs, its outputs, its other rules.
 
-A `Row` has the prefixes of a transform, and says what it does with the rest. Names of
+A `Row` has the prefixes of a transform, and its rules for the rest. Names of
 mapped axes are hidden from Variables while the function runs (`HiddenAxisNames`).
 """
 
