@@ -1,11 +1,10 @@
 """One planned call: arguments in, raw values to JAX, changed values back.
 
-A plan is made of what `outside.Call` found out about its arguments, for calls with
-arguments like these: the signature, the Variables, the groups of leaves. With one, a
-call reads the raw values of the Variables, calls what JAX compiled with them, and
-writes the values that the function changed into their Variables. Which these are was
-decided when the function was traced, and comes back as static data of the result. If
-the result contains objects or a change of structure, `outside.commit` does the rest.
+A plan has the signature, the Variables, the groups of leaves. With one, a call reads
+the raw values of the Variables, calls the compiled function with them, and writes the
+changed values into their Variables. The set of these was decided when the function was
+traced, and comes back as static data of the result. If the result contains objects or
+a change of structure, `outside.commit` does the rest.
 
 Variables that are arguments by themselves, in a State, a list, or on their own, may be
 new ones at each call: a plan is right for them if they are like those that it was made

@@ -15,16 +15,6 @@ its arguments and by the form of the Variables.
 
 Transforms other than `jit` trace at each call: the function may read anything. But the
 work on its arguments outside is remembered as well (`RepeatedCalls`).
-
-A plan has the signature, the Variables, the groups of leaves. With one, a call reads
-the raw values of the Variables, calls the compiled function with them, and writes the
-changed values into their Variables. The set of these was decided when the function was
-traced, and comes back as static data of the result. If the result contains objects or
-a change of structure, `outside.commit` does the rest.
-
-Variables that are arguments by themselves, in a State, a list, or on their own, may be
-new ones at each call: a plan is right for them if they are like those that it was made
-for (`BareVariables`). Containers of them are read as their first ones were (`reader`).
 """
 
 from __future__ import annotations
