@@ -499,6 +499,26 @@ def test_modes_are_set_by_views_and_methods(name, flag):
     assert nnx.view_info(layer).startswith(f"{name}:\n  {flag}: bool | None = None\n")
 
 
+@pytest.mark.parametrize("name", ["Dropout", "MultiHeadAttention"])
+def test_a_closed_over_layer_can_not_draw(name):
+    row = catalog.BY_NAME[name]
+    layer = row.make()
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate RngCount"):
+        jax.jit(lambda *x: row(layer, *x))(*row.inputs())
+
+
+@every_layer_of_the_peer
+def test_attributes_and_state_are_those_of_the_peer(same_peer, row):
+    ours, theirs = row.make(), row.make(same_peer)
+    assert attributes(ours) == attributes(theirs)
+    a = dict(nnx.to_flat_state(nnx.state(ours)))
+    b = dict(same_peer.to_flat_state(same_peer.state(theirs)))
+    assert list(a) == list(b)
+    for path in a:
+        assert type(a[path]).__name__ == type(b[path]).__name__
+        np.testing.assert_array_equal(*map(catalog.raw, (a[path][...], b[path][...])))
+
+
 @every_layer_of_the_peer
 def test_signatures_are_those_of_the_peer(same_peer, row):
     ours, theirs = row.parameters(), row.parameters(same_peer)
@@ -554,3 +574,10 @@ def test_prelu_takes_no_rngs_and_no_text():
 def test_a_hook_of_prelu_decides_the_dtype():
     layer = nnx.PReLU(dtype=jnp.float16, promote_dtype=lambda args, *, dtype: args)
     assert layer(jnp.ones(2, jnp.float16)).dtype == jnp.float32
+
+
+def test_prelu_is_a_pytree_for_jax_grad():
+    layer = nnx.PReLU(0.25)
+    x = jnp.array([-3.0, 2.0, -1.0])
+    value, grads = jax.jit(jax.value_and_grad(lambda m: m(x).sum()))(layer)
+    assert value == 1.0 and grads.negative_slope[...] == -4.0
