@@ -62,7 +62,8 @@ TOPICS = {
         "States",
         "Leaves by path: what `nnx.state` and `nnx.split` give.",
         {
-            "States and pure dicts": "core.states.states core.states.flat_states",
+            "States": "core.states.states core.states.flat_states",
+            "Pure dicts": "core.states.pure_dicts",
         },
     ),
     "filters": Topic(
