@@ -43,10 +43,9 @@ from graftree import config
 from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import traversals
-from graftree.core.objects import bookkeeping, pytrees
+from graftree.core.objects import bookkeeping, methods, pytrees
 from graftree.core.states import flat_states, states
 from graftree.core.variables import kinds, operators, variables
-from graftree.core.variables.kinds import Perturbation
 from graftree.core.variables.variables import MISSING, Variable
 
 T = TypeVar("T")
@@ -143,7 +142,7 @@ class Sower:
         self,
         name: str,
         value: T,
-        variable_type: type[Variable[Any]] | str = Perturbation,
+        variable_type: type[Variable[Any]] | str = kinds.Perturbation,
         capture_noop: bool | None = None,
     ) -> T:
         """Adds a recorded zero to a value, so that its gradient can be computed.
@@ -248,11 +247,6 @@ def _open_buffers(module: Any) -> tuple[Buffer, ...] | None:
     return buffers if _capturing_threads.get(id(module), me) == me else None
 
 
-def _find_buffer(buffers: Sequence[Buffer], variable_type: type) -> Buffer | None:
-    """The buffer of exactly this type; it does not take in values of subtypes."""
-    return next((b for b in buffers if type(b) is variable_type), None)
-
-
 def _record(
     buffers: tuple[Buffer, ...],
     variable_type: type[Variable[Any]],
@@ -260,7 +254,8 @@ def _record(
     update: _Update,
 ) -> Any:
     """Updates a value in the buffer of its type; `MISSING` if there is none."""
-    buffer = _find_buffer(buffers, variable_type)
+    # Of exactly this type: it does not take in values of subtypes.
+    buffer = next((b for b in buffers if type(b) is variable_type), None)
     if buffer is None:
         return MISSING
     entries = buffer.get_raw_value()
@@ -372,7 +367,17 @@ def capture(
         options = {"init": init, "method_outputs": method_outputs}
         return lambda f: capture(f, fn, *var_types, **options)
     kinds = var_types if method_outputs is None else (*var_types, method_outputs)
-    _check_request(fn, kinds)
+    if not callable(fn):
+        raise TypeError(
+            f"nnx.capture expects a Module, a method or a function, got {fn!r} of type "
+            f"{type(fn).__name__}."
+        )
+    for kind in kinds:
+        if not _is_variable_type(kind):
+            raise TypeError(
+                "nnx.capture expects Variable types, such as nnx.Intermediate, got "
+                f"{kind!r}."
+            )
     request = _Request(kinds, init, method_outputs)
     module: Any = fn  # which has a `__call__`, if it is one
 
@@ -390,20 +395,6 @@ def capture(
 
 def _is_variable_type(x: Any) -> bool:
     return isinstance(x, type) and issubclass(x, Variable)
-
-
-def _check_request(fn: Any, kinds: Sequence[Any]) -> None:
-    if not callable(fn):
-        raise TypeError(
-            f"nnx.capture expects a Module, a method or a function, got {fn!r} of type "
-            f"{type(fn).__name__}."
-        )
-    for kind in kinds:
-        if not _is_variable_type(kind):
-            raise TypeError(
-                "nnx.capture expects Variable types, such as nnx.Intermediate, got "
-                f"{kind!r}."
-            )
 
 
 def _subject(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -547,11 +538,13 @@ def _clean_copies(subject: Any, result: Any) -> None:
 
 
 def _to_state(recorded: _Recorded, var_type: type[Variable[Any]]) -> states.State:
-    flat: dict[Path, Variable[Any]] = {}
-    for path, buffers in recorded:
-        buffer = _find_buffer(buffers, var_type)
-        for name, value in buffer.get_raw_value().items() if buffer else ():
-            flat[(*path, name)] = var_type(value, hijax=False, ref=False)
+    flat = {
+        (*path, name): var_type(value, hijax=False, ref=False)
+        for path, buffers in recorded
+        for buffer in buffers
+        if type(buffer) is var_type
+        for name, value in buffer.get_raw_value().items()
+    }
     for path in flat:
         above = [path[:end] for end in range(1, len(path)) if path[:end] in flat]
         if above:
@@ -621,15 +614,10 @@ def _user_class(cls: type) -> type:
 
 def _method_names(cls: type) -> list[str]:
     found: dict[str, Any] = {}
-    for base in cls.__mro__:
+    for base in reversed(cls.__mro__):
         if base not in _machinery:
-            for name, attribute in vars(base).items():
-                found.setdefault(name, attribute)
-    return [
-        name
-        for name, attribute in found.items()
-        if (name == "__call__" or not name.startswith("_")) and _is_method(attribute)
-    ]
+            found |= vars(base)
+    return [x for x in found if methods.is_public(x) and _is_method(found[x])]
 
 
 def _is_method(attribute: Any) -> bool:

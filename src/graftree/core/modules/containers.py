@@ -170,10 +170,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
 
     def __delitem__(self, index: int | slice) -> None:
         items = _items(self)
-        if isinstance(index, slice):
-            del items[index]
-        else:
-            del items[_position(self, index)]
+        del items[index if isinstance(index, slice) else _position(self, index)]
         _replace(self, items)
 
     def append(self, value: A) -> None:
@@ -209,9 +206,8 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
             ValueError: If it is a container that holds data and is not marked.
         """
         self.append(value)
-        items = _items(self)
+        *items, new = _items(self)
         # In front of the items at `index`, which are counted without the new one.
-        new = items.pop()
         items.insert(index, new)
         _replace(self, items)
 
@@ -402,8 +398,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
             key in other and _same(self[key], other[key]) for key in keys
         )
 
-    def __hash__(self) -> int:
-        return object.__hash__(self)  # as for `List`
+    __hash__ = object.__hash__  # as for `List`
 
 
 def _warn_of_order(x: Dict[Any], names: list[str]) -> None:

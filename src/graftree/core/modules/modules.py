@@ -290,14 +290,13 @@ def _configure(
         else:
             plain[path] = own
     for path, inner in stacked.items():
-        _, call_each = _stack_of(parts[path])
-        call_each(parts[path], lambda layer, inner=inner: _configure_in(layer, inner))
+
+        def configure(layer: Any, inner: Any = inner) -> None:
+            _configure(dict(traversals.iter_graph(layer, graph=True)), inner)
+
+        _stack_of(parts[path])[1](parts[path], configure)
     for path, own in plain.items():
         parts[path].set_view(**own)
-
-
-def _configure_in(layer: Any, options: Mapping[Path, Mapping[str, Any]]) -> None:
-    _configure(dict(traversals.iter_graph(layer, graph=True)), options)
 
 
 # Classes of objects that keep equal layers as one: for each, the attribute with that
@@ -330,21 +329,13 @@ def _is_configurable(value: Any) -> bool:
 
 
 def _accepted(method: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(method).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds:
+    kinds = {x.name: x.kind for x in inspect.signature(method).parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds.values():
         return dict(options)
-    return {
-        name: value
-        for name, value in options.items()
-        if name in parameters and parameters[name].kind in _BY_KEYWORD
-    }
+    return {k: v for k, v in options.items() if kinds.get(k) in _BY_KEYWORD}
 
 
-_BY_KEYWORD = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
+_BY_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def with_attributes(

@@ -20,7 +20,6 @@ import jax
 from graftree import _jax, errors
 from graftree.core import filters, paths
 from graftree.core.graph import flattening, traversals
-from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 N = TypeVar("N")
@@ -83,8 +82,7 @@ def with_vars(
 
     def differs(leaf: Any) -> bool:
         return isinstance(leaf, Variable) and any(
-            variables.metadata_of(leaf).get(name, True) != value
-            for name, value in flags.items()
+            leaf.get_metadata(name, True) != value for name, value in flags.items()
         )
 
     return _convert(

@@ -16,12 +16,10 @@ import dataclasses
 import functools
 import inspect
 import operator
-import types
-import typing
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import FunctionType
-from typing import Annotated, Any, TypeVar, overload
+from types import FunctionType, SimpleNamespace
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_origin, overload
 
 import jax
 
@@ -32,6 +30,9 @@ from graftree.core.variables.variables import Variable
 
 T = TypeVar("T")
 MISSING: Any = dataclasses.MISSING
+
+# The two statuses of attributes, by whether they are data.
+WORDS = {True: "data", False: "static"}
 
 # Exact types whose instances are data wherever they are assigned.
 DATA_REGISTRY: set[type] = set()
@@ -151,8 +152,8 @@ class AttributeField(dataclasses.Field):
         return not self.metadata["static"]
 
 
-def _attribute_field(is_static: bool, value: Any, options: dict[str, Any]) -> Any:
-    name = "static" if is_static else "data"
+def _attribute_field(is_data: bool, value: Any, options: dict[str, Any]) -> Any:
+    name = WORDS[is_data]
     if value is not MISSING:
         if options:
             raise TypeError(f"nnx.{name} takes a value or field options, not both.")
@@ -160,7 +161,7 @@ def _attribute_field(is_static: bool, value: Any, options: dict[str, Any]) -> An
     metadata = dict(options.pop("metadata", None) or {})
     if "static" in metadata:
         raise ValueError(f"nnx.{name} sets the metadata 'static' itself; leave it out.")
-    metadata["static"] = is_static
+    metadata["static"] = not is_data
     settings = _FIELD_DEFAULTS | options
     if settings.keys() != _FIELD_DEFAULTS.keys():
         unknown = sorted(settings.keys() - _FIELD_DEFAULTS.keys())
@@ -206,7 +207,7 @@ def data(value: Any = MISSING, /, **options: Any) -> Any:
         >>> len(jax.tree.leaves(Stack()))
         1
     """
-    return _attribute_field(False, value, options)
+    return _attribute_field(True, value, options)
 
 
 @overload
@@ -237,10 +238,10 @@ def static(value: Any = MISSING, /, **options: Any) -> Any:
         >>> jax.tree.leaves(Scale())
         []
     """
-    return _attribute_field(True, value, options)
+    return _attribute_field(False, value, options)
 
 
-@typing.dataclass_transform(field_specifiers=(dataclasses.field, data, static))
+@dataclass_transform(field_specifiers=(dataclasses.field, data, static))
 @overload
 def dataclass(cls: type[T], /) -> type[T]: ...
 @overload
@@ -495,16 +496,6 @@ class Facts:
             before each change of an instance.
     """
 
-    __slots__ = (
-        "checks_itself",
-        "descriptors",
-        "empty_table",
-        "is_pytree",
-        "is_stamping",
-        "naming",
-        "statuses",
-    )
-
     def __init__(self, cls: type) -> None:
         self.is_pytree = _first(_are_pytrees, cls, config.flax_pytree_module)
         self.descriptors = _data_descriptors(cls)
@@ -542,7 +533,7 @@ def _first(entries: dict[type, Any], cls: type, default: Any) -> Any:
 
 
 # Stamped when a class changes in a way that instances made before depend on.
-changes: Any = types.SimpleNamespace(stamp=0)
+changes: Any = SimpleNamespace(stamp=0)
 
 
 def forget() -> None:
@@ -594,16 +585,12 @@ def declared_statuses(cls: type, warn: bool) -> dict[str, bool]:
     for base in reversed(cls.__mro__):
         for name, status in _own_statuses(base, warn=warn and base is cls):
             if statuses.setdefault(name, status) != status:
-                first, second = _word(statuses[name]), _word(status)
                 raise ValueError(
                     f"Conflicting pytree annotation for {cls.__qualname__}.{name}: "
-                    f"it is declared {first} and cannot also be {second}."
+                    f"it is declared {WORDS[not status]} and cannot also be "
+                    f"{WORDS[status]}."
                 )
     return statuses
-
-
-def _word(is_data_status: bool) -> str:
-    return "data" if is_data_status else "static"
 
 
 def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
@@ -613,7 +600,7 @@ def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
         if status is not None:
             found.append((name, status))
             if warn:
-                word = _word(status)
+                word = WORDS[status]
                 warnings.warn(
                     f"{cls.__qualname__}.{name}: the annotation nnx.{word.title()} is "
                     f"deprecated, use `{name}: T = nnx.{word}()`.",
@@ -642,7 +629,7 @@ def _annotated_status(annotation: Any) -> bool | None:
         if annotation.startswith("nnx.Data"):
             return True
         return False if annotation.startswith("nnx.Static") else None
-    if typing.get_origin(annotation) is Annotated:
+    if get_origin(annotation) is Annotated:
         tag = annotation.__metadata__[0]
         return (
             {"data": True, "static": False}.get(tag) if isinstance(tag, str) else None

@@ -24,7 +24,6 @@ import jax
 from graftree import _python, errors
 from graftree.core import ownership
 from graftree.core.objects import attributes
-from graftree.core.objects.attributes import AttributeTable
 
 NODES = "_pytree__nodes"
 STATE = "_pytree__state"
@@ -34,17 +33,14 @@ NAMES = (NODES, STATE)
 put: Callable[[dict[str, Any], str, Any], None] = dict.__setitem__
 
 # Table, imprints and static values, and the two flags of the state.
-Aux = tuple[AttributeTable, tuple[Any, Any], tuple[bool, bool]]
+Aux = tuple[attributes.AttributeTable, tuple[Any, Any], tuple[bool, bool]]
 # No object has these tables. The second means that a static value may change in place.
-NO_AUX: Aux = (AttributeTable({}), ((), ()), (False, False))
-CHANGING: Aux = (AttributeTable({}), ((), ()), (False, False))
+NO_AUX: Aux = (attributes.AttributeTable({}), ((), ()), (False, False))
+CHANGING: Aux = (attributes.AttributeTable({}), ((), ()), (False, False))
 
 
 def _flag(number: int, doc: str) -> property:
     """One of the flags of a state; a change of it is one of structure."""
-
-    def get(state: PytreeState) -> bool:
-        return state.flags[number]
 
     def set_(state: PytreeState, value: bool) -> None:
         if value is not state.flags[number]:
@@ -52,7 +48,7 @@ def _flag(number: int, doc: str) -> property:
             state.flags = (value, second) if number == 0 else (first, value)
             mark_changed(state)
 
-    return property(get, set_, doc=doc)
+    return property(lambda state: state.flags[number], set_, doc=doc)
 
 
 class PytreeState:
@@ -67,15 +63,7 @@ class PytreeState:
         aux: The static part of the object that JAX got last (see `pytrees.py`).
     """
 
-    __slots__ = (
-        "__weakref__",
-        "aux",
-        "built",
-        "flags",
-        "memos",
-        "owner",
-        "stamp",
-    )
+    __slots__ = ("__weakref__", "aux", "built", "flags", "memos", "owner", "stamp")
 
     initializing = _flag(0, "Whether a lazy initialization runs (of the Linen bridge).")
     is_setup = _flag(1, "Whether a lazy ``setup`` has run.")
@@ -102,9 +90,8 @@ class PytreeState:
         return ownership.is_current(self.owner)
 
     def __repr__(self) -> str:
-        return (
-            f"PytreeState(initializing={self.initializing}, is_setup={self.is_setup})"
-        )
+        first, second = self.flags
+        return f"PytreeState(initializing={first}, is_setup={second})"
 
     def __reduce__(self) -> Any:
         return PytreeState, self.flags
@@ -171,7 +158,7 @@ def state_of(obj: Any) -> PytreeState:
         return complete(obj)[STATE]
 
 
-def table_of(obj: Any) -> AttributeTable:
+def table_of(obj: Any) -> attributes.AttributeTable:
     """The table of statuses of an object, with those that were put into ``vars``."""
     entries = obj.__dict__
     table = entries.get(NODES)
@@ -182,7 +169,7 @@ def table_of(obj: Any) -> AttributeTable:
     return table
 
 
-def statuses(obj: Any) -> AttributeTable:
+def statuses(obj: Any) -> attributes.AttributeTable:
     """The table as it is, which may lack names that were put into ``vars``."""
     return obj.__dict__.get(NODES, attributes.EMPTY_TABLE)
 
@@ -220,15 +207,14 @@ def memos_of(obj: Any) -> dict[bool, Any]:
     return state.memos
 
 
-def settle(obj: Any) -> AttributeTable:
+def settle(obj: Any) -> attributes.AttributeTable:
     """Brings the table into agreement with the attributes in ``vars``."""
     entries = complete(obj)
     cls, table = type(obj), entries[NODES]
     facts = attributes.facts_of(cls)
     settled = table
-    for name in table:
-        if name not in entries:
-            settled = settled.without(name)
+    for name in table.keys() - entries.keys():
+        settled = settled.without(name)
     for name, value in attribute_items(obj):
         if name not in table:
             status = facts.statuses.get(name, attributes.is_data(value))

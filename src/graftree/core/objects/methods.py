@@ -142,19 +142,21 @@ attributes.ATOMS.add(TrackedMethod)
 def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
     """A method whose floating results are cast; objects in them stay as they are."""
 
-    def differs(x: Any) -> bool:
+    def cast_leaf(x: Any) -> Any:
         is_array = isinstance(x, (jax.Array, np.ndarray))
-        return is_array and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != dtype
+        is_meant = is_array and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if is_meant and x.dtype != dtype else x
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return jax.tree.map(
-            lambda x: x.astype(dtype) if differs(x) else x,
-            method(*args, **kwargs),
-            is_leaf=lambda x: isinstance(x, (DataObject, Variable)),
-        )
+        output = method(*args, **kwargs)
+        return jax.tree.map(cast_leaf, output, is_leaf=_is_object)
 
     return call
+
+
+def _is_object(x: Any) -> bool:
+    return isinstance(x, (DataObject, Variable))
 
 
 def _function_of(method: Any) -> Any:
@@ -185,13 +187,6 @@ def known(function: Any) -> Any:
     return TrackedMethod(function, function.__name__, adds_name=True)
 
 
-def know_calls(cls: type) -> None:
-    """Tracks the calls of objects of a class, if it defines calls."""
-    if "__call__" in vars(cls):
-        written = vars(cls)["__call__"]
-        type.__setattr__(cls, "__call__", as_attribute(cls, "__call__", written))
-
-
 def as_attribute(cls: type, name: str, value: Any) -> Any:
     """The value to store in a class for one that it gets under a name."""
     if name != "__call__" or cls.__module__.startswith(_PACKAGE):
@@ -204,12 +199,9 @@ def as_attribute(cls: type, name: str, value: Any) -> Any:
 
 def _is_plain(method: Any) -> bool:
     # A generator or coroutine does its work later.
-    return (
-        type(method) is types.FunctionType
-        and not inspect.isgeneratorfunction(method)
-        and not inspect.iscoroutinefunction(method)
-        and not inspect.isasyncgenfunction(method)
-    )
+    kinds = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    is_function = type(method) is types.FunctionType
+    return is_function and not method.__code__.co_flags & kinds
 
 
 def has_known_call(obj: Any) -> bool:
@@ -283,15 +275,11 @@ def observed(
 
 def _observe(frame: ModuleCall, method: Callable[..., Any]) -> Any:
     """Calls the method of a frame in view of the observers, the latest one first."""
-
-    def call(watching: tuple[Observer, ...]) -> Any:
-        if not watching:
-            return method(*frame.given, **frame.kwargs)
-        *others, observer = watching
-        return observer(frame, lambda: call(tuple(others)))
-
     running.stack.apart.heed()
-    return call(running.stack.observers)
+    call = functools.partial(method, *frame.given, **frame.kwargs)
+    for observer in running.stack.observers:
+        call = functools.partial(observer, frame, call)
+    return call()
 
 
 class Apart:

@@ -25,7 +25,6 @@ from graftree import _jax_registries, errors
 from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import attributes, bookkeeping, methods, running
 from graftree.core.objects.attributes import AttributeField, AttributeTable
-from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
@@ -144,7 +143,9 @@ class Pytree(
         if pytree is not None:
             attributes.declare_pytree(cls, pytree)
         attributes.declared_statuses(cls, warn=True)
-        methods.know_calls(cls)
+        if "__call__" in vars(cls):
+            call = methods.as_attribute(cls, "__call__", vars(cls)["__call__"])
+            type.__setattr__(cls, "__call__", call)
         if attributes.facts_of(cls).is_pytree:
             _register(cls)
 
@@ -336,7 +337,7 @@ def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
     obj = object.__new__(cls)
     own = obj.__dict__
     own.update(entries)
-    own[_STATE] = PytreeState(*flags)
+    own[_STATE] = bookkeeping.PytreeState(*flags)
     return obj
 
 
@@ -411,7 +412,7 @@ def _use_descriptor(obj: Pytree, act: Callable[..., None], *args: Any) -> None:
 
 def _take_apart(cls: type, name: str, field: AttributeField) -> tuple[bool, Any]:
     if field.default is attributes.MISSING:
-        word = "data" if field.is_data else "static"
+        word = attributes.WORDS[field.is_data]
         raise ValueError(
             f"nnx.{word}() without a value was assigned to {cls.__name__}.{name}; "
             f"write nnx.{word}(value)."
@@ -533,7 +534,7 @@ def _register(cls: type[Pytree]) -> None:
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
-        entries[_STATE] = state = PytreeState(*flags)
+        entries[_STATE] = state = bookkeeping.PytreeState(*flags)
         state.owner = ownership.owner_when_unflattened()
         entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj

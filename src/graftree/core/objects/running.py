@@ -30,10 +30,10 @@ import collections
 import contextlib
 import functools
 import inspect
+import itertools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +42,6 @@ from graftree import _python, config
 from graftree.annotations import Key, Path
 from graftree.core import ownership, paths, walks
 from graftree.core.objects import attributes, bookkeeping
-from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 
@@ -235,16 +234,18 @@ class _Below:
         if number not in found and self._made != ownership.clock.now:
             # It may have been put there meanwhile.
             self._made = ownership.clock.now
-            collections.deque(self._list((), self._entries()), maxlen=0)
+            self._list((), self._entries())
         return found[number][1] if number in found else None
 
     def _list(
         self, start: tuple[ModuleStep, ...], entries: list[tuple[ModuleStep, Any]]
-    ) -> Iterator[tuple[Any, tuple[ModuleStep, ...]]]:
+    ) -> list[tuple[Any, tuple[ModuleStep, ...]]]:
+        listed = []
         for steps, obj in _next_below(entries):
             if id(obj) not in self._found:
                 self._found[id(obj)] = found = obj, start + steps
-                yield found
+                listed.append(found)
+        return listed
 
 
 def _next_below(
@@ -283,15 +284,12 @@ def contents(x: Any, *, statics: bool = False) -> list[tuple[ModuleStep, Any]]:
         return []
     # Static values hold no modules, but may be long.
     table, key_of = bookkeeping.statuses(x), attributes.facts_of(type(x)).naming.key_of
-    return [
-        (_attribute(key_of(name)), value)
+    listed = [
+        (key_of(name), value)
         for name, value in bookkeeping.attribute_items(x)
         if statics or table.get(name, True)
     ]
-
-
-def _attribute(key: Any) -> ModuleStep:
-    return ModuleStep(key, paths.key_text(key))
+    return [(ModuleStep(key, paths.key_text(key)), value) for key, value in listed]
 
 
 def find(
@@ -346,27 +344,21 @@ def steps_below(
     The first step of the path has the object where it begins for its key.
     """
     start, *rest = steps
-    reached = start.key
-    for number, step in enumerate(rest):
-        if reached is root:
+    reached = itertools.accumulate(rest, _child, initial=start.key)
+    for number, x in enumerate(reached):
+        if x is root:
             return tuple(rest[number:])
-        reached = _child(reached, step)
-    if reached is root:
-        return ()
     above = _Below(functools.partial(contents, root)).find(start.key)
     return None if above is None else (*above, *rest)
 
 
 def reach(root: Any, steps: tuple[ModuleStep, ...]) -> Any:
     """The value below an object at the end of a path; ``None`` if there is none."""
-    for step in steps:
-        root = _child(root, step)
-    return root
+    return functools.reduce(_child, steps, root)
 
 
 def _child(x: Any, step: ModuleStep) -> Any:
-    found = {entry.text: child for entry, child in contents(x)}
-    return found.get(step.text)
+    return next((child for entry, child in contents(x) if entry == step), None)
 
 
 # The stack of each thread.
@@ -497,7 +489,7 @@ class _RunningMethod(NamedTuple):
 
     obj: Any
     name: str
-    frame: FrameType
+    frame: types.FrameType
 
     def given(self) -> dict[str, Any]:
         """Its arguments as they are now."""
@@ -508,7 +500,7 @@ class _RunningMethod(NamedTuple):
         return {k: found[k] for k in code.co_varnames[1:count] if k in found}
 
 
-def _method_in(frame: FrameType) -> _RunningMethod | None:
+def _method_in(frame: types.FrameType) -> _RunningMethod | None:
     code, module = frame.f_code, _python.module_of(frame)
     # Up to Python 3.12, reading the locals of a function keeps them until it returns.
     if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
@@ -517,13 +509,13 @@ def _method_in(frame: FrameType) -> _RunningMethod | None:
         return None  # objects of the core are not layers
     name, obj = code.co_name, _python.locals_of(frame).get("self")
     is_public = name == "__call__" or not name.startswith("_")
-    if not (is_public and isinstance(obj, DataObject)):
+    if not (is_public and isinstance(obj, attributes.DataObject)):
         return None
     is_its_own = any(name in vars(cls) for cls in type(obj).__mro__)
     return _RunningMethod(obj, name, frame) if is_its_own else None
 
 
-def _innermost(traceback: TracebackType | None) -> _RunningMethod | None:
+def _innermost(traceback: types.TracebackType | None) -> _RunningMethod | None:
     """The innermost method in a traceback."""
     found = None
     while traceback is not None:
@@ -572,16 +564,10 @@ def describe(x: Any) -> str:
         text = repr(x)
         return text if len(text) < 40 else f"{text[:36]}..."
     if type(x) in (list, tuple, dict) and 0 < len(x) <= _MOST:
-        return _describe_items(x)
+        frame, entries = descriptions.contents(x)
+        texts = [f"{x.key}{frame.kv_sep}{describe(x.value)}" for x in entries]
+        return frame.start + ", ".join(texts) + frame.end
     return type(x).__name__
-
-
-def _describe_items(x: Any) -> str:
-    if isinstance(x, dict):
-        items = [f"{key!r}: {describe(value)}" for key, value in x.items()]
-        return "{" + ", ".join(items) + "}"
-    texts = ", ".join(map(describe, x))
-    return f"[{texts}]" if isinstance(x, list) else f"({texts}{',' * (len(x) == 1)})"
 
 
 # Objects by the local names of running functions.

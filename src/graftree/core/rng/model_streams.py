@@ -21,17 +21,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import typing
 from collections.abc import Callable, Iterable, Iterator
-from typing import (
-    Any,
-    Concatenate,
-    Literal,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +36,9 @@ from graftree.core.rng import streams
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables.variables import Variable
 
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
+P = typing.ParamSpec("P")
+Q = typing.ParamSpec("Q")
+R = typing.TypeVar("R")
 
 Derivation = Callable[[RngStream], RngStream]
 """Draws from a stream, and makes a new stream of the key."""
@@ -56,7 +48,7 @@ Choice = Callable[[Path, RngStream], Derivation | None]
 Backup = tuple[RngStream, PRNGKey] | tuple[RngStream, PRNGKey, jax.Array]
 """A stream and the values of its key and, if given, its count."""
 ReseedPolicy = (
-    Literal["scalars_only", "match_shape"]
+    typing.Literal["scalars_only", "match_shape"]
     | Callable[[Path, PRNGKey, tuple[int, ...]], PRNGKey]
 )
 
@@ -65,7 +57,7 @@ ReseedPolicy = (
 _ARGUMENTS: Any = object()
 
 
-class _OrDecorator(Protocol[Q]):
+class _OrDecorator(typing.Protocol[Q]):
     """A function of an object; without the object it is a decorator."""
 
     @overload
@@ -76,9 +68,12 @@ class _OrDecorator(Protocol[Q]):
     ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
-def _or_decorator(function: Callable[Concatenate[Any, Q], Any]) -> _OrDecorator[Q]:
+def _or_decorator(
+    function: Callable[typing.Concatenate[Any, Q], Any],
+) -> _OrDecorator[Q]:
     """Gives a function the type for this."""
-    return cast(Any, function)
+    typed: Any = function
+    return typed
 
 
 _FORK: Derivation = operator.methodcaller("fork")
@@ -133,9 +128,8 @@ def split_rngs(
         raise ValueError(
             f"squeeze=True is only supported for splits=1, got splits={splits}."
         )
-    matches = _both_variables_match(filters.to_predicate(only))
     derive = _split_once if squeeze else operator.methodcaller("split", splits)
-    choose = _first_match([(matches, derive)])
+    choose = _choice([_Rule("split", only, _both_variables_match(only), derive)])
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
@@ -175,14 +169,7 @@ def fork_rngs(
         () (4,)
     """
     sizes = {...: None} if split is None else streams.sizes_by_filter(split)
-    rules = [
-        (
-            _both_variables_match(filters.to_predicate(key)),
-            _FORK if size is None else operator.methodcaller("split", size),
-        )
-        for key, size in sizes.items()
-    ]
-    choose = _first_match(rules)
+    choose = _choice(_rules("split", sizes.items(), _both_variables_match))
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
@@ -248,20 +235,16 @@ def with_rngs(
         )
     forked = fork if isinstance(fork, (list, tuple)) else (fork,)
     rules = [
-        *_sized_rules("split", split),
-        *_sized_rules("broadcast", broadcast),
-        *(_Rule("fork", key, filters.to_predicate(key), _FORK) for key in forked),
+        *_rules("split", streams.sizes_by_filter(split).items()),
+        *_rules("broadcast", streams.sizes_by_filter(broadcast).items()),
+        *_rules("fork", [(key, None) for key in forked]),
     ]
-    allowed = filters.to_predicate(only)
-
-    def choose(path: Path, stream: RngStream) -> Derivation | None:
-        return _choose_rule(rules, path, stream) if allowed(path, stream) else None
-
-    return _derive(node, choose, graph, in_place=False)
+    return _derive(node, _choice(rules, only), graph, in_place=False)
 
 
-def _both_variables_match(predicate: Predicate) -> Predicate:
+def _both_variables_match(filter_: Filter) -> Predicate:
     """Chooses streams by a filter on their Variables."""
+    predicate = filters.to_predicate(filter_)
 
     def matches(path: Path, stream: RngStream) -> bool:
         return predicate((*path, "key"), stream.key) and predicate(
@@ -271,20 +254,13 @@ def _both_variables_match(predicate: Predicate) -> Predicate:
     return matches
 
 
-def _first_match(rules: list[tuple[Predicate, Derivation]]) -> Choice:
-    return lambda path, stream: next(
-        (derive for matches, derive in rules if matches(path, stream)), None
-    )
-
-
 def _split_once(stream: RngStream) -> RngStream:
     split = stream.split(1)
     return type(stream)(split.key.get_value()[0], tag=stream.tag)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rule:
-    """One filter given to `with_rngs`, and its request."""
+class _Rule(NamedTuple):
+    """One filter given to a function above, and its request."""
 
     method: str
     filter: Filter
@@ -296,35 +272,46 @@ class _Rule:
         return self.filter is not ... and self.filter is not True
 
 
-def _sized_rules(method: str, sizes: streams.Sizes) -> list[_Rule]:
+def _rules(
+    method: str,
+    sizes: Iterable[tuple[Filter, streams.Size | None]],
+    matches: Callable[[Filter], Predicate] = filters.to_predicate,
+) -> list[_Rule]:
+    """Of each filter its rule; streams without a size are forked."""
     return [
         _Rule(
-            method, key, filters.to_predicate(key), operator.methodcaller(method, size)
+            method,
+            key,
+            matches(key),
+            _FORK if size is None else operator.methodcaller(method, size),
         )
-        for key, size in streams.sizes_by_filter(sizes).items()
+        for key, size in sizes
     ]
 
 
-def _choose_rule(
-    rules: list[_Rule], path: Path, stream: RngStream
-) -> Derivation | None:
-    # The first match for each method, in the order of precedence.
-    matching: dict[str, _Rule] = {}
-    for rule in rules:
-        if rule.method not in matching and rule.matches(path, stream):
-            matching[rule.method] = rule
-    if sum(rule.is_specific for rule in matching.values()) > 1:
-        raise ValueError(
-            errors.message(
-                f"RngStream at path {path} matches multiple rules:",
-                where="\n".join(
-                    f"- {rule.method} matches filter {rule.filter!r}"
-                    for rule in matching.values()
-                ),
-                way_out="Let the filters of all rules but one exclude this stream.",
+def _choice(rules: list[_Rule], only: Filter = ...) -> Choice:
+    allowed = filters.to_predicate(only)
+
+    def choose(path: Path, stream: RngStream) -> Derivation | None:
+        # The first match for each method, in the order of precedence.
+        matching: dict[str, _Rule] = {}
+        for rule in rules if allowed(path, stream) else ():
+            if rule.method not in matching and rule.matches(path, stream):
+                matching[rule.method] = rule
+        if sum(rule.is_specific for rule in matching.values()) > 1:
+            raise ValueError(
+                errors.message(
+                    f"RngStream at path {path} matches multiple rules:",
+                    where="\n".join(
+                        f"- {rule.method} matches filter {rule.filter!r}"
+                        for rule in matching.values()
+                    ),
+                    way_out="Let the filters of all rules but one exclude this stream.",
+                )
             )
-        )
-    return next((rule.derive for rule in matching.values()), None)
+        return next((rule.derive for rule in matching.values()), None)
+
+    return choose
 
 
 def _in_place(graph: bool | None, graph_updates: bool | None) -> bool:

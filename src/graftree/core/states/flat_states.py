@@ -456,19 +456,13 @@ def nest(items: Iterable[tuple[Path, Any]]) -> dict:
             )
         # Neighbours usually have the same parent, so it is looked up once for them.
         if path[:-1] != prefix:
-            prefix = path[:-1]
-            node = _descend(root, prefix)
+            prefix, node = path[:-1], root
+            for depth, key in enumerate(prefix, 1):
+                node = node.setdefault(key, {})
+                if type(node) is not dict:
+                    raise conflict(path[:depth], node)
         node[path[-1]] = leaf
     return root
-
-
-def _descend(node: dict, path: Path) -> dict:
-    """The dict at a path, made if it does not exist."""
-    for depth, key in enumerate(path):
-        node = node.setdefault(key, {})
-        if type(node) is not dict:
-            raise conflict(path[: depth + 1], node)
-    return node
 
 
 def conflict(path: Path, leaf: Any) -> ValueError:

@@ -258,7 +258,7 @@ class _NestedRepr(representations.Representable):
 def _register(cls: type[State]) -> None:
     jax.tree_util.register_pytree_with_keys(
         cls,
-        lambda state: _with_entries(_children(state._mapping)),
+        lambda state: _with_entries(state._mapping),
         functools.partial(_unflatten, cls),
         lambda state: _children(state._mapping),
     )
@@ -298,20 +298,16 @@ def _as_node(value: dict[Any, Any]) -> dict[Any, Any]:
     return value
 
 
-def _with_entries(flat: tuple[list[Any], tuple[Key, ...]]) -> Any:
-    children, keys = flat
+def _with_entries(mapping: Mapping) -> Any:
+    children, keys = _children(mapping)
     entries = map(jax.tree_util.DictKey, keys)
     return list(zip(entries, children, strict=True)), keys
 
 
-def _to_dict(keys: tuple[Key, ...], children: Iterable[Any]) -> Any:
-    return dict(zip(keys, children, strict=True))
-
-
 jax.tree_util.register_pytree_with_keys(
     Level,
-    lambda level: _with_entries(_children(level)),
-    _to_dict,
+    _with_entries,
+    lambda keys, children: dict(zip(keys, children, strict=True)),
     _children,
 )
 _register(State)
@@ -418,8 +414,7 @@ def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
         >>> list(params), list(rest)
         (['a'], ['b'])
     """
-    groups = to_flat_state(state).split(first, *filters)
-    return _nested(groups)
+    return _nested(to_flat_state(state).split(first, *filters))
 
 
 def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:

@@ -96,9 +96,8 @@ Item = Object | Attr
 def described(obj: Any) -> tuple[Object, list[Attr]]:
     """The description of an object: its frame and its attributes."""
     frame, *attributes = [*obj.__nnx_repr__()] or [None]
-    expected: list[tuple[str, Any, type]] = [("First item", frame, Object)]
-    expected += [("Item", attribute, Attr) for attribute in attributes]
-    for which, item, kind in expected:
+    for number, item in enumerate([frame, *attributes]):
+        kind, which = (Attr, "Item") if number else (Object, "First item")
         if not isinstance(item, kind):
             raise TypeError(
                 f"{which} of {type(obj).__name__}.__nnx_repr__ must be an "

@@ -7,7 +7,6 @@ defined above this file and known here only by their methods and bookkeeping.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import operator
@@ -174,8 +173,13 @@ def sequence_items(name: str | type, sequence: Iterable) -> Iterator[Item]:
 class Size(NamedTuple):
     """The number of elements of arrays, and of the bytes that they take."""
 
-    elements: int
-    bytes: int
+    elements: int = 0
+    bytes: int = 0
+
+    @staticmethod
+    def sum(*sizes: Size) -> Size:
+        """Adds up sizes."""
+        return Size(*map(sum, zip(*sizes, strict=True)))
 
     def __str__(self) -> str:
         return f"{self.elements:,} ({format_bytes(self.bytes)})"
@@ -256,21 +260,18 @@ def pytree_repr(
 
 def _sizes_by_type(variables: Iterable[Any]) -> str:
     """Prints the sizes of Variables by type; random state counts as one type."""
-    elements, sizes = collections.Counter[type](), collections.Counter[type]()
+    sizes: dict[str, Size] = {}
     for variable in variables:
-        size, kind = size_of(variable.get_raw_value()), _kind(type(variable))
+        # By name, since random state is defined above this file.
+        kinds = [cls.__name__ for cls in type(variable).__mro__]
+        kind = "RngState" if "RngState" in kinds else kinds[0]
+        size = size_of(variable.get_raw_value())
         if size.bytes:
-            elements[kind] += size.elements
-            sizes[kind] += size.bytes
-    parts = [f"{kind.__name__}: {Size(elements[kind], sizes[kind])}" for kind in sizes]
+            sizes[kind] = Size.sum(size, sizes.get(kind, Size()))
+    parts = [f"{kind}: {size}" for kind, size in sizes.items()]
     if len(parts) > 1:
-        parts.append(f"Total: {Size(elements.total(), sizes.total())}")
+        parts.append(f"Total: {Size.sum(*sizes.values())}")
     return ", ".join(parts)
-
-
-def _kind(cls: type) -> type:
-    # By name, since random state is defined above this file.
-    return next((base for base in cls.__mro__ if base.__name__ == "RngState"), cls)
 
 
 def variables_in(root: Any) -> list[Any]:
@@ -323,23 +324,15 @@ def names_of_variable(self: Any) -> list[str]:
 
 
 def _listed(names: Iterable[str], cls: type, own: Collection[str]) -> list[str]:
-    return sorted(
-        name
-        for name in names
-        if name.isidentifier() and not _is_internal(name, cls, own)
-    )
+    def is_internal(name: str) -> bool:
+        if not name.startswith("_") or name.startswith("__"):
+            return False
+        owner = next((base for base in cls.__mro__ if name in vars(base)), type)
+        is_ours = owner.__module__.partition(".")[0] in _NOT_THE_USERS
+        return name.startswith(_INTERNAL) or (name not in own and is_ours)
+
+    return sorted(x for x in names if x.isidentifier() and not is_internal(x))
 
 
 _INTERNAL = ("_pytree__", "_object__", "_abc_")
 _NOT_THE_USERS = frozenset({"graftree", "abc", "typing", "collections"})
-
-
-def _is_internal(name: str, cls: type, own: Collection[str]) -> bool:
-    if not name.startswith("_") or name.startswith("__"):
-        return False
-    if name.startswith(_INTERNAL):
-        return True
-    if name in own:
-        return False
-    owner = next((base for base in cls.__mro__ if name in vars(base)), type)
-    return owner.__module__.partition(".")[0] in _NOT_THE_USERS

@@ -283,10 +283,8 @@ class Writer:
         self.only_counts = limit < math.inf
         self.reads_values = siblings is None and not self.only_counts
         self.width = _WIDTH if siblings else 0
-        deepest = config.flax_max_repr_depth
-        if deepest is None:
-            deepest = _DEEPEST if siblings else math.inf
-        self.deepest = deepest
+        most, deepest = _DEEPEST if siblings else math.inf, config.flax_max_repr_depth
+        self.deepest = most if deepest is None else deepest
         # Where it is; the ids of objects that all of the values folded here refer to.
         self.short, self.depth, self.same = False, 0, frozenset[int]()
         self.count = 0
@@ -557,14 +555,13 @@ class Siblings:
 
     def _runs(self, entries: Sequence[Attr], keys: list[str]) -> list[list[int]]:
         """The indices of equal entries: of neighbours, or in a long sequence of all."""
-        values = [entry.value for entry in entries]
-        tokens = [
-            self.tokens(x) if _takes_a_line(x) else i for i, x in enumerate(values)
-        ]
+        tokens: list[Any] = []
         runs: list[list[int]] = []
-        for i, token in enumerate(tokens):
-            is_equal = runs and token == tokens[i - 1]
-            if is_equal and _may_join(values[i], keys, runs[-1]):
+        for i, x in enumerate([entry.value for entry in entries]):
+            is_container = isinstance(x, (Mapping, list, tuple))
+            takes_a_line = is_container or descriptions.is_object(x) or callable(x)
+            tokens.append(self.tokens(x) if takes_a_line else i)
+            if i and tokens[i] == tokens[i - 1] and _may_join(x, keys, runs[-1]):
                 runs[-1].append(i)
             else:
                 runs.append([i])
@@ -574,12 +571,6 @@ class Siblings:
         for run in runs:
             regrouped.setdefault(tokens[run[0]], []).extend(run)
         return [*regrouped.values()]
-
-
-def _takes_a_line(x: Any) -> bool:
-    """Whether a value may be folded."""
-    is_container = isinstance(x, (Mapping, list, tuple))
-    return is_container or descriptions.is_object(x) or callable(x)
 
 
 def _may_join(value: Any, keys: list[str], run: list[int]) -> bool:

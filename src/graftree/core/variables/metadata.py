@@ -320,7 +320,7 @@ def var_defaults(
     given = {"hijax": hijax, "ref": ref}
     values = {name: value for name, value in given.items() if value is not None}
     if not values:
-        return VarDefaults(use_hijax.current_value(), use_refs.current_value())
+        return VarDefaults(using_hijax(), using_refs())
     return VarDefaultsContext(values)
 
 

@@ -19,12 +19,8 @@ from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import ownership, paths
 from graftree.core.text import representations
-from graftree.core.variables import (
-    metadata as variable_metadata,
-    sharding as variable_sharding,
-    variables,
-)
-from graftree.core.variables.metadata import VariableMetadata
+from graftree.core.variables import sharding as variable_sharding, variables
+from graftree.core.variables.metadata import VariableMetadata, with_metadata
 from graftree.core.variables.variables import Variable
 
 A = TypeVar("A")
@@ -58,9 +54,7 @@ def with_partitioning(
         >>> nnx.Param(boxed, eager_sharding=False).out_sharding
         ('data', None)
     """
-    return variable_metadata.with_metadata(
-        initializer, out_sharding=sharding, mesh=mesh, **metadata
-    )
+    return with_metadata(initializer, out_sharding=sharding, mesh=mesh, **metadata)
 
 
 def get_var_pspec(variable: Variable[Any]) -> PartitionSpec | None:
@@ -162,18 +156,13 @@ def place_abstract(
 
     Without an annotation, ``is_replicated`` replicates it on the mesh in force.
     """
-    if not any(map(_is_unplaced, jax.tree.leaves(value))):
-        return value
-    sharding = _abstract_sharding(metadata, is_replicated)
-    if sharding is None:
-        return value
-    return jax.tree.map(
-        lambda x: x.update(sharding=sharding) if _is_unplaced(x) else x, value
-    )
 
+    def placed(x: Any) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct) or x.sharding is not None:
+            return x
+        return x.update(sharding=_abstract_sharding(metadata, is_replicated))
 
-def _is_unplaced(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct) and x.sharding is None
+    return jax.tree.map(placed, value)
 
 
 def _abstract_sharding(metadata: Mapping[str, Any], is_replicated: bool) -> Any:
@@ -355,14 +344,14 @@ def _with_entries(variable: Variable[Any], key: str, entries: tuple[Any, ...]) -
 
 def _inserted(variable: Variable[Any], key: str, index: int, name: Any) -> tuple:
     entries = _entries(variable, key)
-    position = _position(index, max(_rank(variable), len(entries) + 1))
+    position = _position(variable, index, len(entries) + 1)
     padded = [*entries, *[None] * (position - len(entries))]
     return (*padded[:position], name, *padded[position:])
 
 
 def _removed(variable: Variable[Any], key: str, index: int, name: Any) -> tuple:
     entries = _entries(variable, key)
-    position = _position(index, max(_rank(variable), len(entries)))
+    position = _position(variable, index, len(entries))
     found = entries[position] if position < len(entries) else None
     if found != name:
         raise ValueError(
@@ -373,11 +362,8 @@ def _removed(variable: Variable[Any], key: str, index: int, name: Any) -> tuple:
     return entries[:position] + entries[position + 1 :]
 
 
-def _rank(variable: Variable[Any]) -> int:
-    return len(getattr(variable.get_raw_value(), "shape", ()))
-
-
-def _position(index: int, rank: int) -> int:
+def _position(variable: Variable[Any], index: int, count: int) -> int:
+    rank = max(len(getattr(variable.get_raw_value(), "shape", ())), count)
     position = index + rank if index < 0 else index
     if position < 0:
         raise ValueError(f"Index {index} is out of range for {rank} dimensions.")

@@ -31,13 +31,8 @@ from graftree import _jax, errors
 from graftree.core import ownership, pickling
 from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.text import descriptions, representations
-from graftree.core.variables import (
-    metadata as variable_metadata,
-    operators,
-    sharding,
-    values,
-)
-from graftree.core.variables.metadata import VariableMetadata
+from graftree.core.variables import metadata as variable_metadata, sharding, values
+from graftree.core.variables.operators import ValueOperators, unwrap
 
 A = TypeVar("A")
 MISSING: Any = object()
@@ -92,22 +87,19 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
     def flatten(variable: Any) -> Any:
         if ownership.unread and ownership.current() is not ownership.no_trace:
             note_read(variable)
-        entries = variable.__nnx_metadata__
-        return (variable._raw_value,), entries if entries.is_fixed else entries.noted()
-
-    def flatten_to_leaf(variable: Any) -> Any:
-        (raw,), entries = flatten(variable)
-        return (values.leaf_of(cls, raw),), entries
+        entries, value = variable.__nnx_metadata__, variable._raw_value
+        if leaf is not None:
+            value = leaf(value)
+        return (value,), entries if entries.is_fixed else entries.noted()
 
     def with_keys(variable: Any) -> Any:
-        (value,), entries = flat(variable)
+        (value,), entries = flatten(variable)
         return ((_KEY, value),), entries
 
-    flat = flatten if leaf is None else flatten_to_leaf
     if leaf is not None:
         values.leaves[cls] = leaf
     unflatten = partial(_unflatten, cls)
-    jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flat)
+    jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flatten)
     pickling.announce_class(cls)
 
 
@@ -121,7 +113,7 @@ def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
 
 class Variable(
     _Slots,
-    operators.ValueOperators[A],
+    ValueOperators[A],
     values.Copyable,
     representations.Representable,
     Generic[A],
@@ -159,7 +151,7 @@ class Variable(
 
     def __init__(
         self,
-        value: A | VariableMetadata,
+        value: A | variable_metadata.VariableMetadata,
         *,
         hijax: bool | None = None,
         ref: bool | None = None,
@@ -168,7 +160,7 @@ class Variable(
     ) -> None:
         flags = {"hijax": hijax, "ref": ref, "eager_sharding": eager_sharding}
         given: Any = value
-        if isinstance(value, VariableMetadata):
+        if isinstance(value, variable_metadata.VariableMetadata):
             given, flags, metadata = variable_metadata.absorb(value, flags, metadata)
         if values.contains_ref(given):
             raise ValueError(
@@ -248,13 +240,13 @@ class Variable(
         raw = self._raw_value
         if _jax.is_ref(raw):
             if index is MISSING:
-                values.check_fits(raw, operators.unwrap(value))
+                values.check_fits(raw, unwrap(value))
                 index = ...
-            values.write_ref(raw, index, operators.unwrap(value))
+            values.write_ref(raw, index, unwrap(value))
         elif index is MISSING:
             _replace_raw(self, value)
         elif values.is_array(raw) or isinstance(raw, jax.ShapeDtypeStruct):
-            _set_raw(self, values.write_at(raw, index, operators.unwrap(value)))
+            _set_raw(self, values.write_at(raw, index, unwrap(value)))
         else:
             raw[index] = value
 
