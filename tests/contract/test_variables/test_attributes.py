@@ -463,7 +463,7 @@ def names_in(*objects):
 OURS = names_in(
     *(nnx.Module, nnx.Object, nnx.List, nnx.Dict, nnx.Rngs, nnx.Linear),
     *(type(nnx.Module), type(nnx.Param), nnx.Param, nnx.Param(1)),
-    *(pytrees.PytreeState, attributes.Facts, bookkeeping.AttributeTable),
+    *(pytrees.PytreeState, attributes.Facts, attributes.AttributeTable),
     *(bookkeeping, attributes, pytrees, variables),
 ) | {
     # Those of earlier designs, and what one might think of next.

@@ -293,23 +293,6 @@ def _warn_outside_capture(method: str) -> None:
     )
 
 
-# Classes with methods that users don't mean by the outputs of methods.
-_machinery: set[type] = set()
-
-
-def records_no_outputs(cls: type[T]) -> type[T]:
-    """Keeps the methods of ``cls`` and its bases out of ``capture(method_outputs=)``.
-
-    Args:
-        cls: A class, e.g. of a container; methods that subclasses define are recorded.
-
-    Returns:
-        ``cls``, so that you can use this as a decorator.
-    """
-    _machinery.update(cls.__mro__)
-    return cls
-
-
 # Capturing.
 
 
@@ -615,7 +598,8 @@ def _user_class(cls: type) -> type:
 def _method_names(cls: type) -> list[str]:
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if base not in _machinery:
+        # Users don't mean the methods of Modules and containers themselves.
+        if not base.__module__.startswith(("graftree.core.", "collections.")):
             found |= vars(base)
     return [x for x in found if methods.is_public(x) and _is_method(found[x])]
 

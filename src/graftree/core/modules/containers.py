@@ -47,7 +47,6 @@ def _item_key(name: str) -> int | str:
 
 
 @attributes.named_by(Naming(_index_order, _item_key, lambda _, key: str(key)))
-@capturing.records_no_outputs
 class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]):
     """A list of Modules, Variables, arrays and static values.
 
@@ -211,19 +210,6 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         items.insert(index, new)
         _replace(self, items)
 
-    def pop(self, index: int = -1) -> A:
-        """Removes an item and returns it.
-
-        Args:
-            index: Its index.
-
-        Raises:
-            IndexError: If there is no such item.
-        """
-        value = self[index]
-        del self[index]
-        return value
-
     def reverse(self) -> None:
         """Reverses the order of the items, in place."""
         _replace(self, _items(self)[::-1])
@@ -309,7 +295,6 @@ def _name_of(cls: type, key: Any) -> str:
 
 
 @attributes.named_by(Naming(_key_of, _key_of, _name_of))
-@capturing.records_no_outputs
 class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str, A]):
     """A dict with string keys of Modules, Variables, arrays and static values.
 

@@ -36,7 +36,6 @@ class ModuleMeta(pytrees.PytreeMeta):
     """The metaclass of Modules: the base for metaclasses of your own."""
 
 
-@capturing.records_no_outputs
 class Module(capturing.Sower, pytrees.Pytree, metaclass=ModuleMeta):
     """A base class for layers and models.
 
@@ -85,13 +84,7 @@ class Module(capturing.Sower, pytrees.Pytree, metaclass=ModuleMeta):
             >>> block[1].deterministic
             True
         """
-        assign_attributes(
-            self,
-            attributes,
-            only=filters or ...,
-            raise_if_not_found=raise_if_not_found,
-            graph=graph,
-        )
+        _assign(self, attributes, filters or ..., raise_if_not_found, graph)
 
     def train(self, **attributes: Any) -> None:
         """Switches to training: dropout is on, normalization uses the batch.
@@ -188,13 +181,12 @@ def _warn_method(name: str) -> None:
     )
 
 
-def assign_attributes(
+def _assign(
     node: Any,
     attributes: Mapping[str, Any],
-    *,
-    only: Filter = ...,
-    raise_if_not_found: bool = True,
-    graph: bool | None = None,
+    only: Filter,
+    raise_if_not_found: bool,
+    graph: bool | None,
 ) -> None:
     """Sets attributes, in place, on the Modules in ``node`` that already have them."""
     predicate = filters.to_predicate(only)
@@ -373,13 +365,7 @@ def with_attributes(
         (True, False)
     """
     copy = traversals.recursive_map(lambda path, value: value, node, graph=graph)
-    assign_attributes(
-        copy,
-        attributes,
-        only=only,
-        raise_if_not_found=raise_if_not_found,
-        graph=graph,
-    )
+    _assign(copy, attributes, only, raise_if_not_found, graph)
     return copy
 
 

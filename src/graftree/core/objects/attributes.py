@@ -343,14 +343,7 @@ class AttributeTable(HashableMapping):
     it was last extended to, so that objects made by the same code share theirs.
     """
 
-    __slots__ = (
-        "_extension",
-        "_layout",
-        "_names",
-        "data_beside",
-        "known_getters",
-        "size",
-    )
+    __slots__ = ("_extension", "_layout", "data_beside", "known_getters", "size")
 
     # `values_beside`, known when `known_getters` are.
     data_beside: _Comparison
@@ -362,7 +355,6 @@ class AttributeTable(HashableMapping):
         self._extension: tuple[str, bool, AttributeTable] | None = None
         self.known_getters: tuple[_Names, _Getter, _Getter, _Getter] | None = None
         self._layout: tuple[tuple[str, Hashable, bool], ...] | None = None
-        self._names: tuple[_Names, _Names, _Names] | None = None
 
     def with_entry(self, key: str, value: bool) -> AttributeTable:
         """The table in which ``key`` has this status: itself, or another one."""
@@ -377,17 +369,6 @@ class AttributeTable(HashableMapping):
             self._extension = key, value, extended
         return extended
 
-    def names(self, naming: Naming) -> tuple[_Names, _Names, _Names]:
-        """The names of all, of the data, and of the static attributes, sorted."""
-        if self._names is None:
-            ordered = sorted(self, key=naming.sort_key)
-            self._names = (
-                tuple(ordered),
-                tuple([name for name in ordered if self[name]]),
-                tuple([name for name in ordered if not self[name]]),
-            )
-        return self._names
-
     def getters(self, naming: Naming) -> tuple[_Names, _Getter, _Getter, _Getter]:
         """The functions that take ``vars`` apart and put them together, all in C.
 
@@ -397,7 +378,9 @@ class AttributeTable(HashableMapping):
             tuple ``(*data, *static)`` in the order of the names.
         """
         if self.known_getters is None:
-            names, data, static = self.names(naming)
+            names = tuple([name for name, _, _ in self.layout(naming)])
+            data = tuple([name for name in names if self[name]])
+            static = tuple([name for name in names if not self[name]])
             place = {name: i for i, name in enumerate((*data, *static))}
             in_order = _getter([place[name] for name in names])
             self.data_beside = values_beside(data, static)
@@ -407,7 +390,7 @@ class AttributeTable(HashableMapping):
     def layout(self, naming: Naming) -> tuple[tuple[str, Hashable, bool], ...]:
         """For each attribute, sorted, its name, its key in paths, and its status."""
         if self._layout is None:
-            names, key_of = self.names(naming)[0], naming.key_of
+            names, key_of = sorted(self, key=naming.sort_key), naming.key_of
             self._layout = tuple([(name, key_of(name), self[name]) for name in names])
         return self._layout
 
@@ -507,9 +490,6 @@ class Facts:
         self.checks_itself = check is not None and check not in _OURS
 
 
-# To be read before `facts_of` where the cost of a call matters.
-known: dict[type, Facts] = {}
-
 # The option of a class statement, for all classes below it that don't set it.
 _are_pytrees: dict[type, bool] = {}
 _namings: dict[type, Naming] = {}
@@ -519,13 +499,7 @@ _PLAIN = Naming()
 _OURS: set[Any] = set()
 
 
-def facts_of(cls: type) -> Facts:
-    """Returns the facts about a class."""
-    try:
-        return known[cls]
-    except KeyError:
-        facts = known[cls] = Facts(cls)
-        return facts
+facts_of = functools.cache(Facts)
 
 
 def _first(entries: dict[type, Any], cls: type, default: Any) -> Any:
@@ -538,7 +512,7 @@ changes: Any = SimpleNamespace(stamp=0)
 
 def forget() -> None:
     """Forgets the facts when a class changes, and with it those below it."""
-    known.clear()
+    facts_of.cache_clear()
     ownership.touch(changes)
 
 
@@ -552,7 +526,7 @@ def named_by(naming: Naming) -> Callable[[F], F]:
 
     def decorate(cls: Any) -> Any:
         _namings[cls] = naming
-        known.clear()
+        facts_of.cache_clear()
         return cls
 
     return decorate
@@ -572,11 +546,10 @@ def name_of(cls: type, key: Any) -> str:
 def _data_descriptors(cls: type) -> frozenset[str]:
     """The names of the properties and descriptors of ``cls`` that take assignments."""
     # Not by getattr: it would run the descriptor, which may want an instance.
-    found: dict[str, bool] = {}
-    for base in cls.__mro__:
-        for name, attribute in vars(base).items():
-            found.setdefault(name, hasattr(type(attribute), "__set__"))
-    return frozenset(name for name, is_one in found.items() if is_one)
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        found |= vars(base)
+    return frozenset(name for name, x in found.items() if hasattr(type(x), "__set__"))
 
 
 def declared_statuses(cls: type, warn: bool) -> dict[str, bool]:
@@ -594,25 +567,20 @@ def declared_statuses(cls: type, warn: bool) -> dict[str, bool]:
 
 
 def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
-    found: list[tuple[str, bool]] = []
-    for name, annotation in inspect.get_annotations(cls).items():
-        status = _annotated_status(annotation)
-        if status is not None:
-            found.append((name, status))
-            if warn:
-                word = WORDS[status]
-                warnings.warn(
-                    f"{cls.__qualname__}.{name}: the annotation nnx.{word.title()} is "
-                    f"deprecated, use `{name}: T = nnx.{word}()`.",
-                    DeprecationWarning,
-                    stacklevel=6,
-                )
-    fields = dict(cls.__dict__.get("__dataclass_fields__", {}))
+    annotations = inspect.get_annotations(cls).items()
+    listed = [(name, _annotated_status(x)) for name, x in annotations]
+    found = [(name, status) for name, status in listed if status is not None]
+    for name, status in found if warn else ():
+        word = WORDS[status]
+        warnings.warn(
+            f"{cls.__qualname__}.{name}: the annotation nnx.{word.title()} is "
+            f"deprecated, use `{name}: T = nnx.{word}()`.",
+            DeprecationWarning,
+            stacklevel=6,
+        )
     # Before the decorator runs, fields stand in the class body.
-    fields.update(
-        {k: v for k, v in vars(cls).items() if isinstance(v, dataclasses.Field)}
-    )
-    for name, field in fields.items():
+    fields = {k: v for k, v in vars(cls).items() if isinstance(v, dataclasses.Field)}
+    for name, field in (vars(cls).get("__dataclass_fields__", {}) | fields).items():
         if "static" in field.metadata:
             status = field.metadata["static"]
             if not isinstance(status, bool):
@@ -629,9 +597,5 @@ def _annotated_status(annotation: Any) -> bool | None:
         if annotation.startswith("nnx.Data"):
             return True
         return False if annotation.startswith("nnx.Static") else None
-    if get_origin(annotation) is Annotated:
-        tag = annotation.__metadata__[0]
-        return (
-            {"data": True, "static": False}.get(tag) if isinstance(tag, str) else None
-        )
-    return None
+    tag = annotation.__metadata__[0] if get_origin(annotation) is Annotated else None
+    return {"data": True, "static": False}.get(tag) if isinstance(tag, str) else None

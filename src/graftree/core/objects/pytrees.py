@@ -25,6 +25,7 @@ from graftree import _jax_registries, errors
 from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import attributes, bookkeeping, methods, running
 from graftree.core.objects.attributes import AttributeField, AttributeTable
+from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
@@ -32,7 +33,7 @@ from graftree.core.variables.variables import Variable
 T = TypeVar("T")
 _NODES, _STATE = bookkeeping.NAMES
 _put = bookkeeping.put
-_facts = attributes.known
+_facts_of = attributes.facts_of
 
 
 class PytreeMeta(abc.ABCMeta):
@@ -157,7 +158,7 @@ class Pytree(
         @attributes.of_ours
         def __setattr__(self, name: str, value: Any) -> None:
             cls, entries = type(self), self.__dict__
-            facts = _facts.get(cls) or attributes.facts_of(cls)
+            facts = _facts_of(cls)
             if name in facts.descriptors:
                 if type(value) is AttributeField:
                     value = value.default
@@ -337,7 +338,7 @@ def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
     obj = object.__new__(cls)
     own = obj.__dict__
     own.update(entries)
-    own[_STATE] = bookkeeping.PytreeState(*flags)
+    own[_STATE] = PytreeState(*flags)
     return obj
 
 
@@ -465,8 +466,8 @@ def _refuse_data(obj: Pytree, name: str, value: Any, known: bool | None) -> None
 def _check_static_attributes(obj: Any) -> None:
     naming = attributes.facts_of(type(obj)).naming
     entries = obj.__dict__
-    for name in bookkeeping.table_of(obj).names(naming)[2]:
-        if type(entries[name]) not in attributes.ATOMS:
+    for name, _, is_data in bookkeeping.table_of(obj).layout(naming):
+        if not is_data and type(entries[name]) not in attributes.ATOMS:
             bookkeeping.check_static(type(obj), name, entries[name])
 
 
@@ -524,8 +525,8 @@ def _register(cls: type[Pytree]) -> None:
 
     def flatten_with_keys(obj: Any) -> Any:
         children, aux = flatten(obj)
-        naming = attributes.facts_of(cls).naming
-        keys = [_key_entry(naming.key_of(name)) for name in aux[0].names(naming)[1]]
+        layout = aux[0].layout(attributes.facts_of(cls).naming)
+        keys = [_key_entry(key) for _, key, is_data in layout if is_data]
         return list(zip(keys, children, strict=True)), aux
 
     def unflatten(aux: Any, children: Any) -> Any:
@@ -534,7 +535,7 @@ def _register(cls: type[Pytree]) -> None:
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
-        entries[_STATE] = state = bookkeeping.PytreeState(*flags)
+        entries[_STATE] = state = PytreeState(*flags)
         state.owner = ownership.owner_when_unflattened()
         entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj

@@ -53,11 +53,15 @@ class ModuleStep(NamedTuple):
     text: str
 
 
+Steps = tuple[ModuleStep, ...]
+Contents = list[tuple[ModuleStep, Any]]
+
+
 class ModulePath(NamedTuple):
     """The place of an object: below the object of a frame, or at the outside."""
 
     base: ModuleCall | None
-    steps: tuple[ModuleStep, ...]
+    steps: Steps
 
 
 _NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
@@ -111,7 +115,7 @@ class ModuleCall:
         return ModulePath(caller, (ModuleStep(text.lstrip("."), text),))
 
     @property
-    def steps(self) -> tuple[ModuleStep, ...]:
+    def steps(self) -> Steps:
         """The path of its object from the outermost one, whose name comes first."""
         base, steps = self.place
         return steps if base is None else base.steps + steps
@@ -170,10 +174,10 @@ class NamedArguments(ModuleCall):
 
     def __init__(
         self,
-        named: Callable[[], list[tuple[ModuleStep, Any]]],
+        named: Callable[[], Contents],
         parent: ModuleCall | None,
         key: Any = None,
-        outer: Callable[..., list[tuple[ModuleStep, Any]]] = lambda *_: [],
+        outer: Callable[..., Contents] = lambda *_: [],
     ) -> None:
         super().__init__("", parent, (None,))
         self._named, self._key, self._name_outer = named, key, outer
@@ -211,13 +215,13 @@ class NamedArguments(ModuleCall):
         }
 
 
-_Found = dict[int, tuple[Any, tuple[ModuleStep, ...]]]
+_Found = dict[int, tuple[Any, Steps]]
 
 
 class _Below:
     """The objects below some entries, by identity, with the first path to each."""
 
-    def __init__(self, entries: Callable[[], list[tuple[ModuleStep, Any]]]) -> None:
+    def __init__(self, entries: Callable[[], Contents]) -> None:
         self._entries = entries
         # The objects are kept: the number of one that is gone may come again.
         self._found: _Found = {}
@@ -225,7 +229,7 @@ class _Below:
         # Those whose contents were not listed yet, the nearest first.
         self._pending = collections.deque(self._list((), entries()))
 
-    def find(self, wanted: Any) -> tuple[ModuleStep, ...] | None:
+    def find(self, wanted: Any) -> Steps | None:
         """The path to an object, ``None`` if it isn't there."""
         number, found = id(wanted), self._found
         while number not in found and self._pending:
@@ -237,9 +241,7 @@ class _Below:
             self._list((), self._entries())
         return found[number][1] if number in found else None
 
-    def _list(
-        self, start: tuple[ModuleStep, ...], entries: list[tuple[ModuleStep, Any]]
-    ) -> list[tuple[Any, tuple[ModuleStep, ...]]]:
+    def _list(self, start: Steps, entries: Contents) -> list[tuple[Any, Steps]]:
         listed = []
         for steps, obj in _next_below(entries):
             if id(obj) not in self._found:
@@ -248,13 +250,11 @@ class _Below:
         return listed
 
 
-def _next_below(
-    entries: list[tuple[ModuleStep, Any]],
-) -> Iterator[tuple[tuple[ModuleStep, ...], Any]]:
+def _next_below(entries: Contents) -> Iterator[tuple[Steps, Any]]:
     """The nearest objects below some entries, past containers."""
     is_new = walks.Once()
 
-    def below(x: Any, _: Any) -> list[tuple[ModuleStep, Any]]:
+    def below(x: Any, _: Any) -> Contents:
         # Methods of objects that can't be called are rarely called; their parts' are.
         is_inner = isinstance(x, attributes.DataObject) and not callable(x)
         is_entered = is_inner or type(x) in _CONTAINERS
@@ -274,7 +274,7 @@ def objects_in(args: Any, kwargs: Any) -> list[Any]:
     return [x for _, x in _next_below(contents([*args, kwargs]))]
 
 
-def contents(x: Any, *, statics: bool = False) -> list[tuple[ModuleStep, Any]]:
+def contents(x: Any, *, statics: bool = False) -> Contents:
     """The direct contents of an object or container; with static ones if asked for."""
     if isinstance(x, dict):
         return [(ModuleStep(key, f"[{key!r}]"), child) for key, child in x.items()]
@@ -336,9 +336,7 @@ def _is_inside(frame: ModuleCall, limit: ModuleCall | None) -> bool:
     return inner is limit and frame is not limit
 
 
-def steps_below(
-    root: Any, steps: tuple[ModuleStep, ...]
-) -> tuple[ModuleStep, ...] | None:
+def steps_below(root: Any, steps: Steps) -> Steps | None:
     """The part of a path below an object; ``None`` if it does not lead through that.
 
     The first step of the path has the object where it begins for its key.
@@ -352,7 +350,7 @@ def steps_below(
     return None if above is None else (*above, *rest)
 
 
-def reach(root: Any, steps: tuple[ModuleStep, ...]) -> Any:
+def reach(root: Any, steps: Steps) -> Any:
     """The value below an object at the end of a path; ``None`` if there is none."""
     return functools.reduce(_child, steps, root)
 
@@ -417,7 +415,7 @@ Names = Callable[[Any, Any], list[tuple[str, Any]]]
 def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
     """Names the fresh objects that a transform gives to its function."""
 
-    def name(args: Any, kwargs: Any) -> list[tuple[ModuleStep, Any]]:
+    def name(args: Any, kwargs: Any) -> Contents:
         return [(_root(name, x), x) for name, x in names(args, kwargs)]
 
     before = stack.top
@@ -592,10 +590,8 @@ def _find_name(wanted: Any) -> str:
     return "".join([step.text for step in max(paths, key=len, default=())])
 
 
-def _path_below(
-    root: Any, name: str, wanted: Any, seen: set[int]
-) -> tuple[ModuleStep, ...]:
-    def below(x: Any, _: Any) -> list[tuple[ModuleStep, Any]] | None:
+def _path_below(root: Any, name: str, wanted: Any, seen: set[int]) -> Steps:
+    def below(x: Any, _: Any) -> Contents | None:
         if x is not wanted and (id(x) in seen or len(seen) > _MOST_SEEN):
             return None
         seen.add(id(x))

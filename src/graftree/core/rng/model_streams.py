@@ -34,7 +34,6 @@ from graftree.core import filters
 from graftree.core.graph import functional, traversals
 from graftree.core.rng import streams
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.core.variables.variables import Variable
 
 P = typing.ParamSpec("P")
 Q = typing.ParamSpec("Q")
@@ -343,9 +342,15 @@ def _derive(node: Any, choose: Choice, graph: bool | None, in_place: bool) -> An
 def _derive_in_place(node: Any, choose: Choice) -> SplitBackups:
     chosen = _chosen(node, choose, graph=True)
     for stream, derive in chosen:
-        if stream.key.ref:
-            # On a copy: a draw that is refused must not count.
-            _check_shape(stream.key, derive(functional.clone(stream)).key)
+        # On a copy: a draw that is refused must not count.
+        new = derive(functional.clone(stream)) if stream.key.ref else stream
+        if new.key.shape != stream.key.shape:
+            raise ValueError(
+                "Cannot split a stream in place whose state is held by refs: a ref of "
+                f"shape {stream.key.shape} can't hold a key of shape {new.key.shape}.\n"
+                "Pass graph_updates=False to get a new object, or call the method "
+                "`split` of the stream or of its Rngs."
+            )
     with streams.lock:
         derived = [derive(stream) for stream, derive in chosen]
         backups, writes = [], []
@@ -371,16 +376,6 @@ def _chosen(
 ) -> list[tuple[RngStream, Derivation]]:
     choices = [(s, choose(path, s)) for path, s in streams_in(node, graph)]
     return [(stream, derive) for stream, derive in choices if derive is not None]
-
-
-def _check_shape(old: Variable, new: Variable) -> None:
-    if old.shape != new.shape:
-        raise ValueError(
-            "Cannot split a stream in place whose state is held by refs: a ref of "
-            f"shape {old.shape} can't hold a key of shape {new.shape}.\n"
-            "Pass graph_updates=False to get a new object, or call the method `split` "
-            "of the stream or of its Rngs."
-        )
 
 
 # The keys themselves.

@@ -259,13 +259,10 @@ class RngStream(RandomMethods, pytrees.Pytree):
         with lock:
             key, count = self.key.get_value(), counter.get_value()
             is_at_once = is_own and not isinstance(key, _jax.Tracer)
-            draw = _draw_at_once if is_at_once else _draw
-            try:
-                key, count = draw(key, count)
-            except TypeError as error:
-                if _is_abstract(key) or _is_abstract(count):
-                    raise _abstract_error(self.tag) from error
-                raise
+            is_abstract = isinstance(key, jax.ShapeDtypeStruct)
+            if is_abstract or isinstance(count, jax.ShapeDtypeStruct):
+                raise _abstract_error(self.tag)
+            key, count = (_draw_at_once if is_at_once else _draw)(key, count)
             counter.set_value(count)
         return key
 
@@ -344,10 +341,6 @@ def _typed_key(value: Any) -> PRNGKey:
         "jax.random.key makes it, or uint32 key data in a jax.Array; got "
         f"{type(value).__name__}."
     )
-
-
-def _is_abstract(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 def _abstract_error(name: str) -> TypeError:
@@ -438,12 +431,10 @@ class Rngs(RandomMethods, pytrees.Pytree):
         return default
 
     def __getitem__(self, name: str) -> RngStream:
-        streams = vars(self)
-        if name in streams:
-            return streams[name]
-        if "default" in streams:
-            return streams["default"]
-        raise KeyError(_missing_stream(self, name))
+        found = vars(self).get(name, vars(self).get("default"))
+        if found is None:
+            raise KeyError(_missing_stream(self, name))
+        return found
 
     def __contains__(self, name: object) -> bool:
         return name in vars(self)

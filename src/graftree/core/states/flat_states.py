@@ -261,9 +261,7 @@ def register_nested_form(make: Callable[[dict], Any]) -> None:
 _nested_form: list[Callable[[dict], Any]] = []
 
 jax.tree_util.register_pytree_node(
-    FlatState,
-    lambda flat: (flat.leaves, flat.paths),
-    FlatState.from_sorted_keys_values,
+    FlatState, lambda flat: (flat.leaves, flat.paths), FlatState.from_sorted_keys_values
 )
 
 

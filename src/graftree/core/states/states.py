@@ -189,9 +189,7 @@ class State(MutableMapping[K, V], representations.Representable):
 
     @_deprecated
     def replace_by_pure_dict(
-        self,
-        pure_dict: Mapping,
-        replace_fn: Callable[[Any, Any], Any] | None = None,
+        self, pure_dict: Mapping, replace_fn: Callable[[Any, Any], Any] | None = None
     ) -> None:
         """Older form of `nnx.replace_by_pure_dict`."""
         replace_by_pure_dict(self, pure_dict, replace_fn)

@@ -245,7 +245,7 @@ def describe_leaf(x: Any, is_plain: bool = False) -> str:
     return text if is_plain else f"only {text}, abstract"
 
 
-# Classes built on this file are known here by registration.
+# Classes built on this file are known here by their slots and bookkeeping.
 
 
 def is_node(x: Any) -> bool:
@@ -256,16 +256,7 @@ def is_node(x: Any) -> bool:
 
 def is_variable(x: Any) -> bool:
     """Whether ``x`` is a Variable."""
-    return isinstance(x, _variable_types)
-
-
-_variable_types: tuple[type, ...] = ()
-
-
-def register_variable_type(cls: type) -> None:
-    """Makes the instances of a class Variables for `is_variable`."""
-    global _variable_types
-    _variable_types += (cls,)
+    return hasattr(type(x), "__nnx_metadata__")
 
 
 Row = tuple[str, ...]

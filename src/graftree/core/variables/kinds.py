@@ -74,11 +74,7 @@ TYPES: dict[str, type[Variable[Any]]] = {
 
 
 def variable_type_from_name(
-    name: str,
-    /,
-    *,
-    base: type[Variable[Any]] = Variable,
-    allow_register: bool = False,
+    name: str, /, *, base: type[Variable[Any]] = Variable, allow_register: bool = False
 ) -> type[Variable[Any]]:
     """Returns the Variable type that is registered under a name.
 

@@ -157,9 +157,7 @@ def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
 def place(value: Any, metadata: Mapping[str, Any]) -> Any:
     """Places a new Variable's value according to its annotation."""
     annotation = metadata.get("out_sharding")
-    if annotation is None or (
-        isinstance(annotation, (tuple, list, PartitionSpec)) and not len(annotation)
-    ):
+    if not annotation:
         return value
     if _jax.is_format(annotation):
         return jax.tree.map(lambda leaf: _place_format(leaf, annotation), value)

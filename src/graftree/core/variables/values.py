@@ -68,11 +68,7 @@ def copy_containers(value: Any) -> Any:
 
 
 # Types that stand for an array in the states of abstract or sharded models.
-_STAND_INS = (
-    jax.ShapeDtypeStruct,
-    jax.sharding.PartitionSpec,
-    jax.sharding.Sharding,
-)
+_STAND_INS = (jax.ShapeDtypeStruct, jax.sharding.PartitionSpec, jax.sharding.Sharding)
 
 
 def is_stand_in(value: Any) -> bool:

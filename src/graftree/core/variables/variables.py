@@ -30,7 +30,7 @@ import jax
 from graftree import _jax, errors
 from graftree.core import ownership, pickling
 from graftree.core.imprints import HashableMapping, Noted
-from graftree.core.text import descriptions, representations
+from graftree.core.text import representations
 from graftree.core.variables import metadata as variable_metadata, sharding, values
 from graftree.core.variables.operators import ValueOperators, unwrap
 
@@ -512,8 +512,6 @@ class Variable(
 
 
 _check_trace = Variable._check_valid_context
-
-descriptions.register_variable_type(Variable)
 
 
 def touch(variable: Variable[Any]) -> None:
