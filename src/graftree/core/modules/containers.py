@@ -383,7 +383,8 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
             key in other and _same(self[key], other[key]) for key in keys
         )
 
-    __hash__ = object.__hash__  # as for `List`
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # as for `List`
 
 
 def _warn_of_order(x: Dict[Any], names: list[str]) -> None:

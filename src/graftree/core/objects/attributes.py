@@ -169,15 +169,8 @@ def _attribute_field(is_data: bool, value: Any, options: dict[str, Any]) -> Any:
     return AttributeField(metadata=metadata, **settings)
 
 
-_FIELD_DEFAULTS: dict[str, Any] = {
-    "default": MISSING,
-    "default_factory": MISSING,
-    "init": True,
-    "repr": True,
-    "hash": None,
-    "compare": True,
-    "kw_only": MISSING,
-}
+_OPTIONS = inspect.signature(dataclasses.field).parameters.values()
+_FIELD_DEFAULTS = {x.name: x.default for x in _OPTIONS if x.name != "metadata"}
 
 
 @overload  # for a type checker the attribute gets the value itself

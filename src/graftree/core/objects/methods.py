@@ -206,14 +206,8 @@ def _is_plain(method: Any) -> bool:
 
 def has_known_call(obj: Any) -> bool:
     """Whether calls of an object are tracked."""
-    call = _static(obj, "__call__")
+    call = inspect.getattr_static(type(obj), "__call__", None)
     return type(getattr(call, "func", call)) is TrackedMethod
-
-
-def _static(obj: Any, name: str) -> Any:
-    """The value of an object's class under a name; ``None`` if it has none."""
-    found = [vars(x)[name] for x in type(obj).__mro__ if name in vars(x)]
-    return found[0] if found else None
 
 
 def is_public(name: str) -> bool:
@@ -384,7 +378,7 @@ def _shown(obj: Any, name: str, value: Any) -> Any:
         type(value) is types.MethodType
         and value.__self__ is obj
         and not name.startswith("_")
-        and _static(obj, name) is value.__func__
+        and inspect.getattr_static(type(obj), name, None) is value.__func__
         and _is_plain(value.__func__)
         and not str(value.__func__.__module__).startswith(_PACKAGE)
     ):

@@ -561,11 +561,12 @@ def describe(x: Any) -> str:
     if isinstance(x, (bool, int, float, complex, str, type(None))):
         text = repr(x)
         return text if len(text) < 40 else f"{text[:36]}..."
-    if type(x) in (list, tuple, dict) and 0 < len(x) <= _MOST:
-        frame, entries = descriptions.contents(x)
-        texts = [f"{x.key}{frame.kv_sep}{describe(x.value)}" for x in entries]
-        return frame.start + ", ".join(texts) + frame.end
-    return type(x).__name__
+    is_small = type(x) in _CONTAINERS and 0 < len(x) <= _MOST
+    frame, entries = descriptions.contents(x) if is_small else (None, [])
+    if frame is None:
+        return type(x).__name__
+    texts = [f"{entry.key}{frame.kv_sep}{describe(entry.value)}" for entry in entries]
+    return frame.start + ", ".join(texts) + frame.end
 
 
 # Objects by the local names of running functions.

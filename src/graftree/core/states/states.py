@@ -482,17 +482,13 @@ def _merge_into(merged: dict, part: Mapping, path: Path) -> None:
         if not isinstance(value, Mapping):
             merged[key] = value
             continue
-        inner = merged.get(key, _ABSENT)
-        known = {} if inner is _ABSENT else inner
+        known = merged.get(key, {})
         if type(known) is dict:
             _merge_into(known, flat_states.raw_mapping(value), (*path, key))
             if known:
                 merged[key] = known
         elif flat_states.leaves(value):
             raise flat_states.conflict((*path, key), known)
-
-
-_ABSENT = object()
 
 
 def diff(state: N, other: Mapping) -> N | State:

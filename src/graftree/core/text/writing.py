@@ -70,20 +70,13 @@ _LONGEST_VALUE = 60
 _DEEPEST = 20
 
 
-class Color(NamedTuple):
+_COLORED = "TYPE ATTRIBUTE SEP PAREN COMMENT INT STRING FLOAT BOOL NONE END".split()
+
+
+class Color(collections.namedtuple("Color", _COLORED, defaults=[""] * len(_COLORED))):
     """The escape code that starts each kind of text, and the one that ends them all."""
 
-    TYPE: str = ""
-    ATTRIBUTE: str = ""
-    SEP: str = ""
-    PAREN: str = ""
-    COMMENT: str = ""
-    INT: str = ""
-    STRING: str = ""
-    FLOAT: str = ""
-    BOOL: str = ""
-    NONE: str = ""
-    END: str = ""
+    __slots__ = ()
 
 
 NO_COLOR = Color()

@@ -29,11 +29,8 @@ HOOKS = (
 REQUIRED = frozenset({"hijax", "ref", "eager_sharding"})
 
 # The hooks of a Variable get it first, then the value, or an index and a name.
-GetValueHook = Callable[[Any, Any], Any]
-SetValueHook = Callable[[Any, Any], Any]
-CreateValueHook = Callable[[Any, Any], Any]
-AddAxisHook = Callable[[Any, int, str | None], None]
-RemoveAxisHook = Callable[[Any, int, str | None], None]
+GetValueHook = SetValueHook = CreateValueHook = Callable[[Any, Any], Any]
+AddAxisHook = RemoveAxisHook = Callable[[Any, int, str | None], None]
 
 # Older metadata keys and the key that took their place.
 _RENAMED = {"sharding": "out_sharding", "sharding_names": "out_sharding"}
