@@ -406,7 +406,7 @@ def values_beside(names: _Names, fixed: _Names) -> _Comparison:
     third of the time of `all` of a `map` of `operator.is_` (110 ns for nine values).
     """
     listed = (*names, *fixed)
-    if len(listed) > _LONGEST_CHAIN or any(type(name) is not str for name in listed):
+    if len(listed) > _LONGEST_CHAIN or not {str}.issuperset(map(type, listed)):
         values_of, fixed_of = _getter(names), _getter(fixed)
 
         def compare(entries: Any, objects: tuple[Any, ...]) -> tuple[Any, ...] | None:

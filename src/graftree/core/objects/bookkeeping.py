@@ -108,9 +108,6 @@ class PytreeState:
             )
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PytreeState:
-        return PytreeState(*self.flags)
-
 
 # It is pickled under the name that clients know.
 PytreeState.__module__ = "graftree.core.objects.pytrees"
