@@ -160,7 +160,8 @@ def place_abstract(
     def placed(x: Any) -> Any:
         if not isinstance(x, jax.ShapeDtypeStruct) or x.sharding is not None:
             return x
-        return x.update(sharding=_abstract_sharding(metadata, is_replicated))
+        sharding = _abstract_sharding(metadata, is_replicated)
+        return x if sharding is None else x.update(sharding=sharding)
 
     return jax.tree.map(placed, value)
 
