@@ -533,10 +533,9 @@ def _keys(data: Any, target: Any) -> Any:
         return jax.random.wrap_key_data(x, impl=implementation)
 
     if data is None:
-        tail = jax.eval_shape(
-            lambda: jax.random.key_data(jax.random.key(0, impl=implementation))
-        )
-        data = np.zeros((*target.shape, *tail.shape), tail.dtype)
+        keys = jax.ShapeDtypeStruct(target.shape, target.dtype)
+        whole = jax.eval_shape(jax.random.key_data, keys)
+        data = np.zeros(whole.shape, whole.dtype)
     sharding = _sharding_of(target)
     if sharding is None:
         return wrap(jnp.array(data))
@@ -545,12 +544,8 @@ def _keys(data: Any, target: Any) -> Any:
 
 def _implementation(dtype: Any) -> Any:
     """The implementation of random keys of a dtype, as ``jax.random`` takes it."""
-    found = list[Any]()
-
-    def ask(keys: Any) -> None:
-        found.append(jax.random.key_impl(keys))
-
-    jax.eval_shape(ask, jax.ShapeDtypeStruct((), dtype))
+    found, keys = list[Any](), jax.ShapeDtypeStruct((), dtype)
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
     return found[0]
 
 

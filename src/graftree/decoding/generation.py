@@ -141,10 +141,7 @@ def generate(
         >>> nnx.decoding.generate(Counts(), prompts, max_new_tokens=3, stop=[7]).lists()
         [[4, 5, 6], [6, 7]]
     """
-    task = _task(
-        *("nnx.decoding.generate", model, prompts, max_new_tokens, sampler, processors),
-        *(key, stop, pad, padded_length),
-    )
+    task = _task("nnx.decoding.generate", **locals())
     return Generated(*map(np.asarray, _whole(model, task)))
 
 
@@ -207,12 +204,9 @@ def stream(
         [[5], [7]]
         [[6], []]
     """
+    task = _task("nnx.decoding.stream", **locals())
     if chunk < 1:
         raise ValueError(f"nnx.decoding.stream: chunk is at least 1, got {chunk}.")
-    task = _task(
-        *("nnx.decoding.stream", model, prompts, max_new_tokens, sampler, processors),
-        *(key, stop, pad, padded_length),
-    )
     return _parts(model, task, chunk)
 
 
@@ -251,15 +245,17 @@ class _Task:
 
 def _task(
     call: str,
+    *,
     model: Any,
     prompts: Any,
-    count: int,
+    max_new_tokens: int,
     sampler: Sampler,
     processors: Sequence[Processor],
     key: jax.Array | None,
     stop: Any,
     pad: int | None,
     padded_length: int | None,
+    **_: Any,
 ) -> _Task:
     """Checks the arguments of a call."""
     rows = prompts if isinstance(prompts, Iterable) else [prompts]
@@ -267,7 +263,7 @@ def _task(
     lengths = np.array([len(row) for row in rows], np.int32)
     limit = getattr(model, "max_length", None)
     length = _padded_length(call, lengths, padded_length, limit)
-    _check(limit, lengths, count)
+    _check(limit, lengths, max_new_tokens)
     if key is None:
         if not sampler.is_greedy:
             raise ValueError(
@@ -275,14 +271,12 @@ def _task(
                 "jax.random.key(0)."
             )
         key = jax.random.key(0)
-    stops = _stops(stop)
-    functions = _functions(processors)
+    settings = _functions(processors), key, max_new_tokens, _stops(stop)
     _check_model(call, model)
     tokens = np.zeros((len(rows), length), np.int32)
     for row, padded in zip(rows, tokens, strict=True):
         padded[: len(row)] = row
-    arrays = jnp.asarray(tokens), jnp.asarray(lengths)
-    return _Task(*arrays, sampler, functions, key, count, stops)
+    return _Task(jnp.asarray(tokens), jnp.asarray(lengths), sampler, *settings)
 
 
 def _tokens(call: str, row: Any, pad: int | None) -> np.ndarray:

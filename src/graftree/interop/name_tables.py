@@ -187,6 +187,12 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "interop.older_functions": "deprecated",
     },
     # Layers.
+    "nn.activations": {
+        "nn.activations": "PReLU",
+        PUBLIC: "celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity"
+        " leaky_relu log_sigmoid log_softmax logsumexp one_hot relu relu6 selu sigmoid"
+        " silu soft_sign softmax softplus standardize swish tanh",
+    },
     "nn.attention": {
         "nn.attention": "dot_product_attention dot_product_attention_weights"
         " make_attention_mask make_causal_mask combine_masks",
@@ -314,8 +320,7 @@ ALIASES: Mapping[str, str] = {
 
 # Modules of this package that are where Flax NNX has them.
 SAME = frozenset(
-    "nn nn.activations nn.initializers training training.ema training.metrics"
-    " transforms".split()
+    "nn nn.initializers training training.ema training.metrics transforms".split()
 )
 
 # Modules that programs import beside ``flax.nnx``, by the path below ``flax``, for

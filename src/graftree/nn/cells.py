@@ -22,7 +22,7 @@ from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn, 
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.nn import activations, initializers, linear
+from graftree.nn import initializers, linear
 from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ class SimpleCell(VectorCell):
         param_dtype: Dtype = jnp.float32,
         carry_init: Initializer | None = None,
         residual: bool = False,
-        activation_fn: Callable[..., Any] = activations.tanh,
+        activation_fn: Callable[..., Any] = jnp.tanh,
         kernel_init: Initializer = linear.default_kernel_init,
         recurrent_kernel_init: Initializer = orthogonal,
         bias_init: Initializer = linear.default_bias_init,
@@ -399,8 +399,8 @@ class GatedCell(VectorCell):
         in_features: int,
         hidden_features: int,
         *,
-        gate_fn: Callable[..., Any] = activations.sigmoid,
-        activation_fn: Callable[..., Any] = activations.tanh,
+        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+        activation_fn: Callable[..., Any] = jnp.tanh,
         kernel_init: Initializer = linear.default_kernel_init,
         recurrent_kernel_init: Initializer = orthogonal,
         bias_init: Initializer = linear.default_bias_init,
@@ -535,8 +535,8 @@ class LSTMCell(VectorCell):
         in_features: int,
         hidden_features: int,
         *,
-        gate_fn: Callable[..., Any] = activations.sigmoid,
-        activation_fn: Callable[..., Any] = activations.tanh,
+        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+        activation_fn: Callable[..., Any] = jnp.tanh,
         kernel_init: Initializer = linear.default_kernel_init,
         recurrent_kernel_init: Initializer = modified_orthogonal,
         bias_init: Initializer = linear.default_bias_init,

@@ -17,7 +17,6 @@ from typing import Any, Self, TypeVar, cast
 
 import jax
 
-from graftree import errors
 from graftree.core.states import flat_states
 from graftree.interop.flax_side import state_dicts
 
@@ -359,27 +358,11 @@ def unflatten_dict(xs: dict[Any, Any], sep: str | None = None) -> dict[Any, Any]
     """
     if not isinstance(xs, dict):
         raise AssertionError(f"input is not a dict; it is a {type(xs)}")
-    root: dict[Any, Any] = {}
-    for path, value in xs.items():
-        keys = path if sep is None else path.split(sep)
-        if not keys:
-            raise IndexError(
-                f"An empty path can't be the place of a leaf, here {value!r}."
-            )
-        node = root
-        for depth, key in enumerate(keys[:-1]):
-            node = node.setdefault(key, {})
-            if not isinstance(node, dict):
-                raise TypeError(_conflict(keys[: depth + 1], path))
-        node[keys[-1]] = {} if isinstance(value, EmptyNode) else value
-    return root
-
-
-def _conflict(leaf: Any, path: Any) -> str:
-    return errors.message(
-        f"The path {path!r} leads through the leaf at {tuple(leaf)!r}.",
-        way_out="Remove one of them or rename its key.",
-    )
+    try:
+        return flat_states.unflatten_mapping(xs, sep=sep)
+    except ValueError as error:
+        kind = TypeError if all(xs) else IndexError
+        raise kind(str(error)) from None
 
 
 def path_aware_map(
