@@ -146,7 +146,7 @@ class _Way:
     ) -> None:
         self._function, self._places, self._prepare = function, places, prepare
         self._otherwise: Callable[..., Any] = lambda *_: None
-        self._given: Sequence[Any] | None = None
+        self._given: Any = None
         self._is_open = True
         self.__doc__ = function.__doc__
 
@@ -159,7 +159,8 @@ class _Way:
         if self._is_open:
             try:
                 if self._given is None:
-                    self._given = self._look_up()
+                    with jax.core.eval_context():  # even if it is first used in a trace
+                        self._given = self._prepare(*map(find, self._places))
                 return self._function(*self._given, *args)
             except (MemoryError, RecursionError):  # which say nothing of JAX
                 raise
@@ -168,10 +169,6 @@ class _Way:
                 tell(*self._places)
                 _logger.debug("This is why:", exc_info=True)
         return self._otherwise(*args)
-
-    def _look_up(self) -> Sequence[Any]:
-        with jax.core.eval_context():  # even if the first use is in a trace
-            return self._prepare(*map(find, self._places))
 
 
 def _as_found(*found: Any) -> Sequence[Any]:

@@ -9,12 +9,7 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import errors
-from graftree.checkpoints import (
-    orbax_side,
-    processes,
-    stored_trees,
-    strict_loading,
-)
+from graftree.checkpoints import orbax_side, processes, stored_trees
 
 T = TypeVar("T")
 
@@ -169,20 +164,19 @@ def restore(
     """
     path = orbax_side.path_of(path)
 
-    def read(folder: Any) -> T:
-        choice = strict_loading.Choice(missing, unexpected, cast, has_values=False)
-        return _restored(folder, like, choice)
+    allowed = {"missing": missing, "unexpected": unexpected, "cast": cast}
+    return steadily(
+        lambda: found(path), lambda folder: _restored(folder, like, allowed)
+    )
 
-    return steadily(lambda: found(path), read)
 
-
-def _restored(folder: Any, like: Any, choice: strict_loading.Choice) -> Any:
+def _restored(folder: Any, like: Any, allowed: Mapping[str, Any]) -> Any:
     what = f"nnx.checkpoints.restore: {folder} does not fit the {type(like).__name__}."
     items = items_of(folder)
     if items is not None and [*items] == [_ONLY] and not _has_names(like, items):
         folder, items = items[_ONLY], None
     if items is None:
-        read = stored_trees.read_all({"": folder}, {"": like}, choice, what)
+        read = stored_trees.read_all({"": folder}, {"": like}, what, **allowed)
         return read[""].rebuilt()
     if not _has_names(like, items):
         raise errors.CheckpointError(
@@ -190,7 +184,7 @@ def _restored(folder: Any, like: Any, choice: strict_loading.Choice) -> Any:
             f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
         )
     likes: Any = like
-    read = stored_trees.read_all(items, likes, choice, what)
+    read = stored_trees.read_all(items, likes, what, **allowed)
     rebuilt: Any = {name: read[name].rebuilt() for name in likes}
     return rebuilt
 

@@ -26,20 +26,13 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import jax
 
 from graftree import errors
-from graftree.checkpoints import (
-    data_states,
-    files,
-    orbax_side,
-    processes,
-    stored_trees,
-    strict_loading,
-)
+from graftree.checkpoints import data_states, files, orbax_side, processes, stored_trees
+from graftree.core.graph import updates
 from graftree.training import early_stopping
 
 _DELETED = ".graftree-deleted"
@@ -391,12 +384,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         try:
             self.close()
         except errors.CheckpointError as failure:
@@ -526,13 +514,22 @@ class Checkpoints:
 
         folder, found, states = files.steadily(find, read)
         new = {name: found[name].update() for name in rest}
+        # Objects and iterators: all of them, or none.
+        before = {name: iterator.get_state() for name, iterator in iterators.items()}
         try:
-            data_states.write_with_objects(rest, new, iterators, states)
-        except ValueError as error:
-            error.add_note(
-                "What can't be filled in place, such as a TrainState, is restored as a "
-                f'new object: nnx.checkpoints.restore("{folder}/<name>", like).'
-            )
+            for name, iterator in iterators.items():
+                iterator.set_state(states[name])
+            if rest:
+                updates.update(rest, new)
+        except BaseException as error:
+            for name, iterator in iterators.items():
+                iterator.set_state(before[name])
+            if isinstance(error, ValueError):
+                error.add_note(
+                    "What can't be filled in place, such as a TrainState, is restored "
+                    "as a new object: "
+                    f'nnx.checkpoints.restore("{folder}/<name>", like).'
+                )
             raise
         return folder
 
@@ -541,14 +538,13 @@ def _read(
     folder: Any, objects: Mapping[str, Any], iterators: Mapping[str, Any]
 ) -> tuple[dict[str, stored_trees.Restored], dict[str, Any]]:
     """Reads a step, but fills nothing."""
-    choice = strict_loading.Choice(has_values=False)
     what = f"Checkpoints: {folder} does not fit. Nothing has changed."
     folders = {name: folder / name for name in objects}
     way_out = (
         f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
         "unexpected=..., cast=...) says which of these may be."
     )
-    read = stored_trees.read_all(folders, objects, choice, what, way_out)
+    read = stored_trees.read_all(folders, objects, what, way_out)
     states = {
         name: data_states.from_json(
             name, folder / name, jax.process_index(), jax.process_count()

@@ -32,11 +32,10 @@ from graftree.core.graph import (
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
 from graftree.decoding.caches import KeyValueCache
-from graftree.decoding.sampling import History, Processor, Sampler
 from graftree.transforms.compiled import jit
 from graftree.transforms.control_flow import loops
 
-GREEDY = Sampler(temperature=0)
+GREEDY = sampling.Sampler(temperature=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +78,8 @@ def generate(
     prompts: Any,
     *,
     max_new_tokens: int,
-    sampler: Sampler = GREEDY,
-    processors: Sequence[Processor] = (),
+    sampler: sampling.Sampler = GREEDY,
+    processors: Sequence[sampling.Processor] = (),
     key: jax.Array | None = None,
     stop: Sequence[int | Sequence[int]] = (),
     pad: int | None = None,
@@ -151,8 +150,8 @@ def stream(
     *,
     max_new_tokens: int,
     chunk: int = 1,
-    sampler: Sampler = GREEDY,
-    processors: Sequence[Processor] = (),
+    sampler: sampling.Sampler = GREEDY,
+    processors: Sequence[sampling.Processor] = (),
     key: jax.Array | None = None,
     stop: Sequence[int | Sequence[int]] = (),
     pad: int | None = None,
@@ -236,8 +235,8 @@ class _Task:
 
     tokens: jax.Array
     lengths: jax.Array
-    sampler: Sampler
-    processors: tuple[Processor, ...]
+    sampler: sampling.Sampler
+    processors: tuple[sampling.Processor, ...]
     key: jax.Array
     count: int = dataclasses.field(metadata={"static": True})
     stop: Stops = dataclasses.field(metadata={"static": True})
@@ -249,8 +248,8 @@ def _task(
     model: Any,
     prompts: Any,
     max_new_tokens: int,
-    sampler: Sampler,
-    processors: Sequence[Processor],
+    sampler: sampling.Sampler,
+    processors: Sequence[sampling.Processor],
     key: jax.Array | None,
     stop: Any,
     pad: int | None,
@@ -371,7 +370,7 @@ def _stops(stop: Any) -> Stops:
     return tuple(sorted(sequences, key=lambda sequence: (len(sequence), sequence)))
 
 
-def _functions(processors: Any) -> tuple[Processor, ...]:
+def _functions(processors: Any) -> tuple[sampling.Processor, ...]:
     """The processors as pytrees: a function is static, other objects have arrays."""
     if not np.iterable(processors) or not all(map(callable, processors)):
         raise TypeError(
@@ -477,7 +476,7 @@ def _choose(
     return found._replace(is_running=is_running & (_stopped(found, task.stop) == 0))
 
 
-def _history(task: _Task, progress: _Progress) -> History:
+def _history(task: _Task, progress: _Progress) -> sampling.History:
     """The prompts and the new tokens, without the padding between."""
     lengths = task.lengths + progress.counts
     tokens = jnp.concatenate([task.tokens, progress.made], axis=1)
@@ -485,7 +484,7 @@ def _history(task: _Task, progress: _Progress) -> History:
     padding = task.tokens.shape[1] - task.lengths[:, None]
     places = jnp.where(places < task.lengths[:, None], places, places + padding)
     tokens = jnp.take_along_axis(tokens, places, axis=1, mode="clip")
-    history = History(tokens, lengths, task.lengths)
+    history = sampling.History(tokens, lengths, task.lengths)
     return dataclasses.replace(history, tokens=jnp.where(history.is_token, tokens, 0))
 
 

@@ -27,12 +27,12 @@ _UPDATES = (
 _REFUSING = ["vjp", "jvp"]
 
 
-def _with_defaults(names: list[str], **defaults: bool) -> None:
+def _with_defaults(*names: str, **defaults: bool) -> None:
     for name in names:
         globals()[name] = functools.partial(getattr(_nnx, name), **defaults)
 
 
-_with_defaults(_GRAPH, graph=True)
-_with_defaults([*_UPDATES, *_REFUSING], graph=True, graph_updates=True)
+_with_defaults(*_GRAPH, graph=True)
+_with_defaults(*_UPDATES, *_REFUSING, graph=True, graph_updates=True)
 backup_keys = functools.partial(model_streams.backup_keys, graph=True)
 nodes.register_compat([*_GRAPH, *_UPDATES, "backup_keys"])

@@ -27,7 +27,6 @@ from graftree.annotations import Path
 from graftree.core import paths, patterns
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.objects.running import ModuleCall
 from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import debug_info, programs
@@ -422,11 +421,11 @@ class _Namer:
         seen: The paths of the calls.
     """
 
-    def __init__(self, policy: SavePolicy, limit: ModuleCall | None) -> None:
+    def __init__(self, policy: SavePolicy, limit: running.ModuleCall | None) -> None:
         self._policy, self._limit = policy, limit
         self.seen: dict[Path, None] = {}
 
-    def __call__(self, frame: ModuleCall, call: Callable[[], Any]) -> Any:
+    def __call__(self, frame: running.ModuleCall, call: Callable[[], Any]) -> Any:
         out = call()
         path, selected = running.path_inside(frame, self._limit), frame.module
         if frame.method != "__call__":

@@ -11,8 +11,27 @@ from __future__ import annotations
 import sys
 import typing
 
-from jax.nn.initializers import *  # noqa: F403
-from jax.nn.initializers import ones, zeros
+from jax.nn.initializers import (
+    constant as constant,
+    delta_orthogonal as delta_orthogonal,
+    glorot_normal as glorot_normal,
+    glorot_uniform as glorot_uniform,
+    he_normal as he_normal,
+    he_uniform as he_uniform,
+    kaiming_normal as kaiming_normal,
+    kaiming_uniform as kaiming_uniform,
+    lecun_normal as lecun_normal,
+    lecun_uniform as lecun_uniform,
+    normal as normal,
+    ones as ones,
+    orthogonal as orthogonal,
+    truncated_normal as truncated_normal,
+    uniform as uniform,
+    variance_scaling as variance_scaling,
+    xavier_normal as xavier_normal,
+    xavier_uniform as xavier_uniform,
+    zeros as zeros,
+)
 
 from graftree import namespaces
 from graftree.annotations import Initializer as Initializer

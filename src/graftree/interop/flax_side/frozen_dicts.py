@@ -80,7 +80,9 @@ class FrozenDict(Mapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         value = self._dict[key]
-        return cast(V, _view(value) if isinstance(value, dict) else value)
+        is_dict = isinstance(value, dict)
+        view = FrozenDict(value, __unsafe_skip_copy__=True) if is_dict else value
+        return cast(V, view)
 
     def __setitem__(self, key: K, value: V) -> None:
         raise ValueError("FrozenDict is immutable.")
@@ -149,10 +151,6 @@ class FrozenDict(Mapping[K, V]):
         """The FrozenDict with these keys and children."""
         # Not a copy: the children belong to JAX, which made them for this.
         return cls(dict(zip(keys, values, strict=True)), __unsafe_skip_copy__=True)
-
-
-def _view(entries: dict[Any, Any]) -> FrozenDict[Any, Any]:
-    return FrozenDict(entries, __unsafe_skip_copy__=True)
 
 
 def _thawed(value: Any) -> Any:
