@@ -347,8 +347,9 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
         " pretty_repr FrozenKeysView FrozenValuesView",
     },
     "core.spmd": {
-        "interop.flax_side.type_aliases": "logical_axis_rules set_logical_axis_rules"
-        " get_logical_axis_rules composite_rules from_sharding_rules get_pspec",
+        "core.variables.sharding": "logical_axis_rules set_logical_axis_rules"
+        " get_logical_axis_rules composite_rules",
+        "interop.flax_side.type_aliases": "from_sharding_rules get_pspec",
         "annotations": "LogicalRules Sharding",
     },
     "typing": {

@@ -39,8 +39,6 @@ from graftree.nn.support import arguments
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
 
-    from graftree.core.variables.kinds import Cache
-
 
 class MultiHeadAttention(Module):
     """Lets each token gather information from others, in several heads at once.
