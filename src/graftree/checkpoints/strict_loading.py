@@ -185,19 +185,18 @@ class Choice:
             self.extra.append((path, leaf))
 
     def _take(self, pair: Pair) -> None:
-        given = flattening.raw_of(pair.given) if self.has_values else None
-        misfits = _without_value(pair.path, pair.leaf, given)
-        if misfits:
-            self.wrong.append(pair._replace(differences=misfits))
-        else:
-            self.taken.append(pair)
+        given = pair.given if self.has_values else None
+        self._accept(pair, given, self.taken, pair)
 
     def _keep(self, pair: Pair) -> None:
-        misfits = _without_value(pair.path, pair.leaf, flattening.raw_of(pair.leaf))
+        self._accept(pair, pair.leaf, self.kept, pair.path)
+
+    def _accept(self, pair: Pair, source: Any, accepted: list[Any], entry: Any) -> None:
+        misfits = _without_value(pair.path, pair.leaf, flattening.raw_of(source))
         if misfits:
             self.wrong.append(pair._replace(differences=misfits))
         else:
-            self.kept.append(pair.path)
+            accepted.append(entry)
 
     def check(self, what: str, way_out: str = "") -> None:
         """Raises if there is anything that is not allowed.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -362,7 +362,7 @@ def _selecting(
         TypeError: If something selects nothing, or can't be part of a key.
         ValueError: If there is nothing, or a pattern is malformed.
     """
-    given = [*_flat(where)]
+    given = jax.tree.leaves(where, is_leaf=lambda x: not isinstance(x, (list, tuple)))
     if not given:
         raise ValueError(f"{call} expects a name or a pattern of paths, got none.")
     for x in given:
@@ -375,14 +375,6 @@ def _selecting(
             raise TypeError(f"{call} expects what has a hash, got {x!r}.") from None
     read = [patterns.Pattern(x) if isinstance(x, str) else x for x in given]
     return SavePolicy(tuple([Selected(call, x, is_offloaded) for x in read]))
-
-
-def _flat(where: Any) -> Iterator[Any]:
-    for x in where:
-        if isinstance(x, (list, tuple)):
-            yield from _flat(x)
-        else:
-            yield x
 
 
 def _parts(policy: Any) -> tuple[Selected, ...]:
