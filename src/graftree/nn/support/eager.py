@@ -168,14 +168,14 @@ def watched(*names: str) -> Callable[[], bool]:
     Args:
         *names: Which functions count, as ``lax.add``; all 700 if none is named.
     """
-    chosen = []
-    for place, module in _PLACES.items():
-        found = [name for name, x in vars(module).items() if callable(x)]
-        if names:
-            found = [name for name in found if f"{place}.{name}" in names]
-        if found:
-            # Twice, as of a single one it would make no tuple.
-            chosen.append((operator.itemgetter(*found, found[0]), vars(module)))
+    if names:
+        return _few(*names)
+    places = [*map(vars, _PLACES.values())]
+    chosen = [
+        (operator.itemgetter(*found), entries)
+        for entries in places
+        for found in [[name for name, x in entries.items() if callable(x)]]
+    ]
 
     def attributes_now() -> list[Any]:
         return [pick(entries) for pick, entries in chosen]
@@ -185,7 +185,26 @@ def watched(*names: str) -> Callable[[], bool]:
     codes = [*map(_code_of, written)]
 
     def holds() -> bool:
-        # Compared in C: 20 us for all; an eager operation takes 4.
+        # Compared in C: 20 us.
         return attributes_now() == attributes and [*map(_code_of, written)] == codes
+
+    return holds
+
+
+def _few(*names: str) -> Callable[[], bool]:
+    watched = [
+        (vars(_PLACES[place]), name, function, getattr(function, "__code__", None))
+        for place, name in (path.split(".") for path in names)
+        for function in [getattr(_PLACES[place], name)]
+    ]
+
+    def holds() -> bool:
+        # 0.1 us for each; an eager operation takes 4.
+        for entries, name, function, code in watched:
+            if entries[name] is not function:
+                return False
+            if getattr(function, "__code__", None) is not code:
+                return False
+        return True
 
     return holds
