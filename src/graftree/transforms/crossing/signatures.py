@@ -102,11 +102,6 @@ class Slot(NamedTuple):
         return None if self.definition is None else self.definition.outer_index
 
 
-def _paths(treedef: Any) -> list[Any]:
-    places = jax.tree.unflatten(treedef, range(treedef.num_leaves))
-    return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
-
-
 class Span(NamedTuple):
     """The place of an argument in a signature, as (start, stop)."""
 
@@ -160,6 +155,12 @@ class Signature:
         return self.skeleton.rows[0].cells
 
     @functools.cached_property
+    def entry_paths(self) -> list[Any]:
+        """JAX's paths of the entries."""
+        places = jax.tree.unflatten(self.treedef, range(self.treedef.num_leaves))
+        return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
+
+    @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
         """Its leaves, in order."""
         return tuple(
@@ -190,7 +191,7 @@ class Signature:
         """The names of its entries."""
         if root is None:
             return self.labeled
-        return [root + paths.keystr(path) for path in _paths(self.treedef)]
+        return [root + paths.keystr(path) for path in self.entry_paths]
 
     # Names are made when needed, usually in messages.
 
@@ -201,7 +202,7 @@ class Signature:
             "kwargs" + paths.keystr(path[1:])
             if path[:1] == (_KWARGS,) or len(path) < 2
             else self.labels.of(path[1].idx) + paths.keystr(path[2:])
-            for path in _paths(self.treedef)
+            for path in self.entry_paths
         ]
 
     @functools.cached_property
@@ -219,7 +220,7 @@ class Signature:
             where = argument.key if kind == _KWARGS else places[argument.idx]
             return self.name_of_argument(where) + paths.keystr(tuple(rest))
 
-        return [*map(name, _paths(self.treedef))]
+        return [*map(name, self.entry_paths)]
 
     def places(self) -> list[int | str]:
         """The positions and keywords of the arguments, without the static ones."""
