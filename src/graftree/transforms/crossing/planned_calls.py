@@ -24,7 +24,7 @@ import jax
 from graftree.core import ownership, paths
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.flattening import IndexMap
-from graftree.core.graph.nodes import GraphKind, Leaf
+from graftree.core.graph.nodes import Leaf
 from graftree.core.graph.watches import Attribute, StructureWatch
 from graftree.core.states.states import State
 from graftree.core.variables import variables
@@ -135,9 +135,11 @@ class Plan:
             numbers[id(x)] if id(x) in numbers else _weakly(x)
             for x in packed.objects.values()
         ]
+        # Most calls have one group, which takes all of them in order.
+        in_order = [*range(len(self._sources))]
         self._groups = [
-            (_picker(values), static)
-            for values, static in outside.groups(row, packed, self._sources)
+            (None if places == in_order else _picker(places), static)
+            for places, static in outside.groups(row, packed, self._sources)
         ]
         self._may_donate_twice = bool(row.inputs.donated) and any(
             map(outside.is_spread, packed.values())
@@ -149,30 +151,31 @@ class Plan:
     def _numbered_sources(self, passed: Passed, packed: Packed, bare: int) -> list[int]:
         """For each leaf its number among the values that a call reads.
 
-        These are the values of Variables, in objects and then bare ones; the leaves of
-        the arguments; attributes of objects; and other leaves, which stay: the contents
-        of a container are the same as long as the watch holds.
+        These are the values of Variables, in objects and then bare ones; then leaves of
+        the arguments, attributes of objects, and leaves that stay: the contents of a
+        container are the same as long as the watch holds.
         """
         places = _places(passed, packed)
         others = zip(places, packed.leaves, self._variables, strict=True)
         self._attributes = [x for x in places if isinstance(x, Attribute)]
         self._constants = [x for at, x, known in others if at is None is known]
-        first = len(self._attached) + bare
-        last = first + len(passed.leaves)
-        kinds = enumerate(map(nodes.kind_of, passed.leaves), first)
+        kinds = enumerate(map(nodes.kind_of, passed.leaves))
         given = (n for n, kind in kinds if kind in (Leaf.ARRAY, Leaf.STATIC))
-        attached, attributes = itertools.count(), itertools.count(last)
-        constants = itertools.count(last + len(self._attributes))
+        attributes = itertools.count(len(passed.leaves))
+        constants = itertools.count(len(passed.leaves) + len(self._attributes))
+        picked: list[int] = []
         numbers: list[int] = []
+        attached, first = itertools.count(), len(self._attached) + bare
         for place, known in zip(places, self._variables, strict=True):
             if type(known) is int:
                 numbers.append(len(self._attached) + known)
             elif known is not None:
                 numbers.append(next(attached))
-            elif place is _GIVEN:
-                numbers.append(next(given))
             else:
-                numbers.append(next(constants if place is None else attributes))
+                numbers.append(first + len(picked))
+                rest = constants if place is None else attributes
+                picked.append(next(given if place is _GIVEN else rest))
+        self._pick_others = _picker(picked)
         return numbers
 
     def read(self, tree: Any) -> Sequence[Any] | None:
@@ -201,11 +204,15 @@ class Plan:
         if ownership.clock.now != watch.checked or watch.has_contents:
             if not watch.holds():
                 return NO_PLAN
-        values = [*variables.read_all(self._attached), *values, *leaves]
         if self._attributes or self._constants:
-            values += watches.read_all(self._attributes)
-            values += self._constants
-        groups = [Values((pick(values), static)) for pick, static in self._groups]
+            arrays = watches.read_all(self._attributes)
+            leaves = [*leaves, *arrays, *self._constants]
+        found = variables.read_all(self._attached)
+        found += values
+        found += self._pick_others(leaves)
+        groups = []
+        for pick, static in self._groups:
+            groups.append(Values((found if pick is None else pick(found), static)))
         if self._may_donate_twice and outside.donates_twice(self._row, groups):
             return NO_PLAN
         result = jitted(*groups)
@@ -215,7 +222,7 @@ class Plan:
             targets = self._targets(returned)
             self._latest = returned, targets
         if targets is None or boxes or self._has_prefixes or returned.variables:
-            return self._commit(result, targets, values, boxes)
+            return self._commit(result, targets, found, boxes)
         if targets:
             variables.replace_all(targets, result[1])
         return returned.unflatten(result[3])
@@ -303,9 +310,10 @@ def _places(passed: Passed, packed: Packed) -> list[Any]:
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A function that takes the members at these places out of a sequence."""
-    if len(places) == 1:
-        return lambda found: (found[places[0]],)
-    return operator.itemgetter(*places) if places else lambda _: ()
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    start = places[0] if places else 0
+    return operator.itemgetter(slice(start, start + len(places)))
 
 
 def _weakly(obj: Any) -> Any:
