@@ -45,7 +45,6 @@ from graftree.transforms.crossing import (
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
-from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -161,7 +160,7 @@ class Inside:
 
     def __init__(
         self,
-        row: Row,
+        row: rows.Row,
         signature: Signature,
         given: Sequence[Any],
         roles: Sequence[int],
@@ -184,7 +183,7 @@ class Inside:
             self._pytrees = refusals.pytrees_in(self.tree)
 
     @staticmethod
-    def of(row: Row, groups: Sequence[Values]) -> Inside:
+    def of(row: rows.Row, groups: Sequence[Values]) -> Inside:
         """The inside of a call with these groups of leaves."""
         return Inside(row, *packing.join(groups))
 
@@ -480,7 +479,7 @@ class Inside:
         return [*inputs, *row.outputs.occurrences(out, row.mode.sharing)]
 
 
-def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
+def interior(f: Callable[..., Any], row: rows.Row) -> Callable[..., Any]:
     """The function that JAX traces: it takes groups of leaves and returns a result."""
 
     def traced(*groups: Values) -> Any:

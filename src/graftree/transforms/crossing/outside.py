@@ -30,8 +30,6 @@ from graftree.transforms.crossing import (
     packing,
     refusals,
 )
-from graftree.transforms.crossing.decorators import Statics
-from graftree.transforms.crossing.inside import Returned
 from graftree.transforms.crossing.packing import Packed, Parts, Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Slot
@@ -58,7 +56,7 @@ class Call:
         row: Row,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        statics: Statics | None = None,
+        statics: decorators.Statics | None = None,
     ) -> None:
         if kwargs and row.keyword_rule is Keywords.REFUSED:
             raise TypeError(
@@ -186,7 +184,7 @@ def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
     return built
 
 
-def in_order(result: Any) -> tuple[Returned, Any, Any, Any]:
+def in_order(result: Any) -> tuple[inside.Returned, Any, Any, Any]:
     """A result of `Inside.leave` with flat lists instead of groups."""
     returned, *parts = result
     changed, structure, out = map(joined, parts, returned.groups)
@@ -209,7 +207,7 @@ class _Writes:
     """The writes of a call into Variables: values and metadata."""
 
     def __init__(
-        self, packed: Packed, returned: Returned, changed: Sequence[Any]
+        self, packed: Packed, returned: inside.Returned, changed: Sequence[Any]
     ) -> None:
         self.packed = packed
         self.metadata = returned.metadata

@@ -22,14 +22,8 @@ from graftree.config import Propagation
 from graftree.core.graph import flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap, RefMap
 from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
-from graftree.transforms.crossing import refusals, signatures
-from graftree.transforms.crossing.debug_info import Source
-from graftree.transforms.crossing.signatures import (
-    ARGS,
-    Labels,
-    Signature,
-    Slot,
-)
+from graftree.transforms.crossing import debug_info, refusals, signatures
+from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +61,7 @@ def pack(
     transform: str,
     statics: tuple[tuple[Any, Any], ...] = (),
     labels: Labels = ARGS,
-    parameters: Source | None = None,
+    parameters: debug_info.Source | None = None,
 ) -> Packed:
     """Takes a tree of arguments apart."""
     refs, members = RefMap(), []
@@ -177,7 +171,7 @@ class Values(tuple[Any, ...]):
             return dict(enumerate(self.values))
         return dict(zip(self.positions, self.values, strict=True))
 
-    def called_as(self, source: Source) -> Values:
+    def called_as(self, source: debug_info.Source) -> Values:
         """The same as arguments of another function, in messages."""
         signature = dataclasses.replace(self.signature, parameters=source)
         return Values.of(self.values, signature, self.positions)

@@ -23,9 +23,7 @@ import jax
 
 from graftree.core import ownership, paths
 from graftree.core.graph import flattening, nodes, watches
-from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.nodes import Leaf
-from graftree.core.graph.watches import Attribute, StructureWatch
 from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -104,7 +102,7 @@ class Plan:
         row: Row,
         passed: Passed,
         packed: Packed,
-        watch: StructureWatch,
+        watch: watches.StructureWatch,
         bare: BareVariables,
     ) -> None:
         self.signature, self.traces = packed.signature, row.traces
@@ -157,7 +155,7 @@ class Plan:
         """
         places = _places(passed, packed)
         others = zip(places, packed.leaves, self._variables, strict=True)
-        self._attributes = [x for x in places if isinstance(x, Attribute)]
+        self._attributes = [x for x in places if isinstance(x, watches.Attribute)]
         self._constants = [x for at, x, known in others if at is None is known]
         kinds = enumerate(map(nodes.kind_of, passed.leaves))
         given = (n for n, kind in kinds if kind in (Leaf.ARRAY, Leaf.STATIC))
@@ -275,7 +273,7 @@ class Plan:
             for x, n in pairs
         ]
         objects = enumerate(self._objects_with(boxes))
-        return Packed(self.signature, found, IndexMap(objects))
+        return Packed(self.signature, found, flattening.IndexMap(objects))
 
     def _objects_with(self, boxes: Sequence[Variable[Any]]) -> list[Any]:
         """The objects of a call, by their numbers."""

@@ -27,21 +27,13 @@ import jax
 from graftree import _jax
 from graftree.core import ownership
 from graftree.core.graph import nodes, watches
-from graftree.core.graph.nodes import GraphKind, Leaf
-from graftree.core.graph.watches import StructureWatch, Together
 from graftree.core.objects import running
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning
-from graftree.transforms.crossing import decorators, outside, packing
-from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing import decorators, outside, packing, planned_calls
 from graftree.transforms.crossing.packing import Packed
-from graftree.transforms.crossing.planned_calls import (
-    NO_PLAN,
-    BareVariables,
-    Passed,
-    Plan,
-)
+from graftree.transforms.crossing.planned_calls import NO_PLAN, Passed, Plan
 from graftree.transforms.crossing.rows import Keywords, Row
 
 # The name of the plans for some objects in the memos of these. There are as many as
@@ -56,7 +48,7 @@ class Plans:
     def __init__(self, row: Row, bound: tuple[Any, ...] = ()) -> None:
         self._row = row
         self._bound = bound
-        self._known = Together()
+        self._known = watches.Together()
         # In tree mode, for objects by their structure. Reading, adding and removing an
         # entry are atomic, so threads need no lock.
         self._of_trees: dict[Any, Plan] = {}
@@ -145,7 +137,7 @@ class Plans:
         plan = self._made(tree, packed, made)
         if plan is None:
             return
-        for oldest in [*self._of_trees][: 1 - Together.LIMIT]:
+        for oldest in [*self._of_trees][: 1 - watches.Together.LIMIT]:
             self._of_trees.pop(oldest, None)
         try:
             self._of_trees[tree.key] = plan
@@ -172,13 +164,15 @@ class Plans:
         """A plan from a call's findings; ``None`` if none would be right."""
         row, roots, boxes = self._row, passed.objects(), passed.variables()
         if boxes or not row.mode.sharing or packed.skeleton is None:
-            watch = StructureWatch.over(roots, made)
+            watch = watches.StructureWatch.over(roots, made)
         else:
             members, objects = packed.members, packed.objects
-            watch = StructureWatch(packed.skeleton, members, objects, made)
+            watch = watches.StructureWatch(packed.skeleton, members, objects, made)
         if not watch.is_complete or watch.reaches(roots):
             return None
-        bare = BareVariables(boxes, watch.variables, bool(row.inputs.donated))
+        bare = planned_calls.BareVariables(
+            boxes, watch.variables, bool(row.inputs.donated)
+        )
         if not bare.may_be_planned:
             return None
         try:
@@ -195,11 +189,11 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
         if kind is nodes.PYTREE:
             # An object that lives as long as the root does, with a hash of its own.
             tokens.append(state_of(x))
-        elif isinstance(kind, GraphKind) and watches.may_be_weak(x):
+        elif isinstance(kind, nodes.GraphKind) and watches.may_be_weak(x):
             tokens.append(id(x))  # it may have no hash; that it is alive is seen
-        elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
+        elif kind is nodes.Leaf.ARRAY or kind is nodes.Leaf.STATIC:
             tokens.append(None)
-        elif kind is Leaf.VARIABLE:
+        elif kind is nodes.Leaf.VARIABLE:
             tokens.append(type(x))
         else:
             return None
@@ -212,7 +206,7 @@ def _are_leaves_of(packed: Packed, leaves: Sequence[Any]) -> bool:
     return is_known and all(nodes.kind_of(x) in _LEAVES for x in leaves)
 
 
-_LEAVES = (Leaf.VARIABLE, Leaf.ARRAY, Leaf.STATIC)
+_LEAVES = (nodes.Leaf.VARIABLE, nodes.Leaf.ARRAY, nodes.Leaf.STATIC)
 
 
 class RepeatedCalls(Rebuilt):
@@ -242,7 +236,7 @@ class RepeatedCalls(Rebuilt):
             return self._run(transformed, args, kwargs)
         except Exception as error:
             if outside.is_of_donation(error):  # of `pmap`
-                Call(self._f, self._row, args, kwargs).explain(error)
+                outside.Call(self._f, self._row, args, kwargs).explain(error)
             raise
 
     def _run(
@@ -261,7 +255,7 @@ class RepeatedCalls(Rebuilt):
             if out is not NO_PLAN:
                 return out
         made = ownership.clock.now
-        call = Call(self._f, row, args, kwargs)
+        call = outside.Call(self._f, row, args, kwargs)
         # Many are called once, and never again: on the line that makes them.
         if may_plan and self._is_called:
             self._plans.learn(args, kwargs, call.packed, made)

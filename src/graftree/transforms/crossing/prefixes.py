@@ -23,7 +23,6 @@ from graftree.core.graph import flattening, nodes
 from graftree.core.graph.graphdefs import LEAF, GraphDef
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
-from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, refusals
@@ -114,14 +113,14 @@ _BY_PATH = (
 )
 
 
-_Assigned = State | Mapping[Any, Any] | Iterable[Any]
+_Assigned = states.State | Mapping[Any, Any] | Iterable[Any]
 
 
 class _FilterMapping(PrefixMapping):
     """A mapping from filters to prefix values; the first filter that matches counts."""
 
     def __init__(self, mapping: _Assigned) -> None:
-        if isinstance(mapping, State):
+        if isinstance(mapping, states.State):
             mapping = flat_states.create_path_filters(mapping)
         pairs = list(mapping.items() if isinstance(mapping, Mapping) else mapping)
         self._filters = tuple(filter_ for filter_, _ in pairs)
