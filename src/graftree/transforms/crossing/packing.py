@@ -61,11 +61,12 @@ def pack(
     transform: str,
     statics: tuple[tuple[Any, Any], ...] = (),
     labels: Labels = ARGS,
-    parameters: debug_info.Source | None = None,
+    function: Callable[..., Any] | None = None,
 ) -> Packed:
-    """Takes a tree of arguments apart."""
+    """Takes a tree of arguments apart, which are those of the function."""
     refs, members = RefMap(), []
     skeleton, leaves = take_apart(tree, mode, refs, RefMap(), transform, members)
+    parameters = debug_info.source_of(function) if function else None
     signature = Signature(skeleton, statics, labels, parameters)
     if not mode.sharing and any(map(is_repeated, signature.entries)):
         refusals.check_inputs(tree, transform, labels)

@@ -60,22 +60,11 @@ class Passed(NamedTuple):
 
     def taken_apart(self) -> Passed | None:
         """The same with the leaves of its objects; ``None`` if one contains itself."""
-        # JAX can compare a treedef with anything but None.
-        key = [_NO_TREEDEF if x is None else x for x in self.key[:2]]
-        leaves: list[Any] = []
-        for x in self.leaves:
-            found, treedef = [x], _NO_TREEDEF
-            if nodes.kind_of(x) is nodes.PYTREE:
-                try:
-                    found, treedef = nodes.flatten(x)
-                except ValueError:
-                    return None
-            leaves += found
-            key.append(treedef)
-        return Passed(tuple(key), None, leaves)
-
-
-_NO_TREEDEF = ()
+        try:
+            leaves, treedef = nodes.flatten(self.tree)
+        except ValueError:
+            return None
+        return Passed((treedef, self.key[1]), None, leaves)
 
 
 class Plan:

@@ -232,32 +232,24 @@ class RepeatedCalls(Rebuilt):
         kwargs: dict[str, Any],
     ) -> Any:
         """The output of a call; ``transformed`` takes the groups of leaves."""
-        try:
-            return self._run(transformed, args, kwargs)
-        except Exception as error:
-            if outside.is_of_donation(error):  # of `pmap`
-                outside.Call(self._f, self._row, args, kwargs).explain(error)
-            raise
-
-    def _run(
-        self,
-        transformed: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
         row = self._row
         # Keywords and defaults may become positions.
         is_complete = self._keeps_positions or len(args) >= row.inputs.count
         may_plan = self._may_plan and is_complete and not kwargs
-        if may_plan and not running.stack.observers:
-            running.note_arguments(row.identity, args, kwargs)
-            out = self._plans.call(transformed, args, kwargs)
-            if out is not NO_PLAN:
-                return out
-        made = ownership.clock.now
-        call = outside.Call(self._f, row, args, kwargs)
-        # Many are called once, and never again: on the line that makes them.
-        if may_plan and self._is_called:
-            self._plans.learn(args, kwargs, call.packed, made)
-        self._is_called = True
-        return call.run(transformed)
+        try:
+            if may_plan and not running.stack.observers:
+                running.note_arguments(row.identity, args, kwargs)
+                out = self._plans.call(transformed, args, kwargs)
+                if out is not NO_PLAN:
+                    return out
+            made = ownership.clock.now
+            call = outside.Call(self._f, row, args, kwargs)
+            # Many are called once, and never again: on the line that makes them.
+            if may_plan and self._is_called:
+                self._plans.learn(args, kwargs, call.packed, made)
+            self._is_called = True
+            return call.run(transformed)
+        except Exception as error:
+            if outside.is_of_donation(error):  # of `pmap`
+                outside.Call(self._f, row, args, kwargs).explain(error)
+            raise

@@ -116,8 +116,12 @@ _BY_PATH = (
 _Assigned = states.State | Mapping[Any, Any] | Iterable[Any]
 
 
+@dataclasses.dataclass(init=False, repr=False, unsafe_hash=True)
 class _FilterMapping(PrefixMapping):
     """A mapping from filters to prefix values; the first filter that matches counts."""
+
+    _filters: tuple[Any, ...]
+    _values: tuple[Any, ...]
 
     def __init__(self, mapping: _Assigned) -> None:
         if isinstance(mapping, states.State):
@@ -142,25 +146,14 @@ class _FilterMapping(PrefixMapping):
 
     def map_prefix(self, path: Any, variable: Any) -> Any:
         """The value of the first filter that matches the leaf."""
-        for predicate, value in zip(self._predicates, self._values, strict=True):
-            if predicate(path, variable):
+        for matches, value in zip(self._predicates, self._values, strict=True):
+            if matches(path, variable):
                 return value
         raise ValueError(
             f"No axis found for the {type(variable).__name__} at "
             f"{paths.to_string(path, '<root>')!r} in {self!r}.\n"
             "Add `...: value` as the last entry to match all that remains."
         )
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _FilterMapping)
-            and type(self) is type(other)
-            and self._filters == other._filters
-            and self._values == other._values
-        )
-
-    def __hash__(self) -> int:
-        return hash((type(self), self._filters, self._values))
 
     def __repr__(self) -> str:
         entries = zip(self._filters, self._values, strict=True)
@@ -200,9 +193,6 @@ class StateAxes(_FilterMapping, Mapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self._filters)
-
-    __eq__ = _FilterMapping.__eq__
-    __hash__ = _FilterMapping.__hash__
 
 
 class StateSharding(_FilterMapping):
