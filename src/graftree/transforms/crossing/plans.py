@@ -132,7 +132,9 @@ class Plans:
     def _learn_tree(self, passed: Passed, packed: Packed, made: int) -> None:
         """Makes a plan for objects with this structure."""
         tree = passed.taken_apart()
-        if tree is None or not _are_leaves_of(packed, tree.leaves):
+        if tree is None or not packing.are_same(tree.leaves, packed.leaves):
+            return
+        if any(nodes.kind_of(x) not in _LEAVES for x in tree.leaves):
             return
         plan = self._made(tree, packed, made)
         if plan is None:
@@ -198,12 +200,6 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
         else:
             return None
     return tokens
-
-
-def _are_leaves_of(packed: Packed, leaves: Sequence[Any]) -> bool:
-    """Whether the call took its arguments apart into these, and can plan."""
-    is_known = packing.are_same(leaves, packed.leaves)
-    return is_known and all(nodes.kind_of(x) in _LEAVES for x in leaves)
 
 
 _LEAVES = (nodes.Leaf.VARIABLE, nodes.Leaf.ARRAY, nodes.Leaf.STATIC)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 
@@ -567,20 +567,17 @@ def _resolve(value: Any, path: Any, leaf: Any) -> Any:
     return value.map_prefix(path, leaf) if isinstance(value, PrefixMapping) else value
 
 
-class _Matched(NamedTuple):
-    """A prefix tree's value for a leaf; whether it is right there, or a container's."""
+def _match(prefix: Any, full: Any) -> list[tuple[Any, bool]]:
+    """The value of a prefix tree for each leaf of a tree of numbers.
 
-    value: Any
-    is_whole: bool
-
-
-def _match(prefix: Any, full: Any) -> list[_Matched]:
-    """The value of a prefix tree for each leaf of a tree of numbers."""
-    found: list[_Matched] = []
+    With each, whether it is right there, or that of a container.
+    """
+    found: list[tuple[Any, bool]] = []
 
     def add(value: Any, subtree: Any) -> None:
-        matched = _Matched(value, isinstance(subtree, int))
-        found.extend([matched] * len(jax.tree.leaves(subtree)))
+        found.extend(
+            [(value, isinstance(subtree, int))] * len(jax.tree.leaves(subtree))
+        )
 
     jax.tree.map(add, prefix, full, is_leaf=_is_value)
     return found
