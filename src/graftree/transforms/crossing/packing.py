@@ -299,9 +299,7 @@ def _flatten_whole(result: Whole) -> Any:
 
 def _flatten_whole_with_keys(result: Whole) -> Any:
     leaves, static = _flatten_whole(result)
-    changed, out = result[0].names
-    unnamed = [f"[{number}]" for number in range(len(result[2]))]
-    names = *changed.listed(), *unnamed, *out.listed()
+    names = [name for part in result[0].names for name in part.listed()]
     return [*zip(names, leaves, strict=True)], static
 
 

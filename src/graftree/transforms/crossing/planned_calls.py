@@ -84,6 +84,7 @@ class Plan:
         traces: Where traces are noted, if they are.
         watch: See above.
         is_flat: Whether the positional arguments are all of the leaves.
+        read: Gives the leaves of other arguments; ``None`` if they may not fit.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Plan:
         ]
         may_read = bool(tree) and not row.statics
         self.is_flat = may_read and packing.are_same(tree[0], leaves)
-        self._reader = reader(tree, leaves) if may_read and not self.is_flat else None
+        self.read = reader(tree, leaves) if may_read and not self.is_flat else None
         bare_at = [n for n, x in enumerate(leaves) if nodes.kind_of(x) is Leaf.VARIABLE]
         numbers = {id(leaves[place]): n for n, place in enumerate(bare_at)}
         self._bare, self._pick_bare = bare, _picker(bare_at) if bare_at else None
@@ -164,10 +165,6 @@ class Plan:
                 picked.append(next(given if place is _GIVEN else rest))
         self._pick_others = _picker(picked)
         return numbers
-
-    def read(self, tree: Any) -> Sequence[Any] | None:
-        """The leaves of arguments; ``None`` if they may not fit the plan."""
-        return None if self._reader is None else self._reader(tree)
 
     def call(self, jitted: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         """The result of a call with these leaves; `NO_PLAN` if the plan isn't right.

@@ -67,7 +67,8 @@ class Plans:
         if latest is not None:
             given = self._bound + args if self._bound else args
             is_flat = latest.is_flat and not kwargs
-            leaves = given if is_flat else latest.read((given, kwargs))
+            read = latest.read
+            leaves = given if is_flat else read and read((given, kwargs))
             if leaves is not None:
                 out = latest.call(jitted, leaves)
                 if out is not NO_PLAN:
