@@ -146,7 +146,7 @@ class Plan:
         places = _places(passed, packed)
         others = zip(places, packed.leaves, self._variables, strict=True)
         self._attributes = [x for x in places if isinstance(x, watches.Attribute)]
-        self._constants = [x for at, x, known in others if at is None is known]
+        self._constants = [x for at, x, known in others if at is None and known is None]
         kinds = enumerate(map(nodes.kind_of, passed.leaves))
         given = (n for n, kind in kinds if kind in (Leaf.ARRAY, Leaf.STATIC))
         attributes = itertools.count(len(passed.leaves))
