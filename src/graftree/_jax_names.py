@@ -15,50 +15,67 @@ from typing import Any
 import jax
 import jax.core
 
-# The loss without some names, in words for users: the names. `docs/look_up/design.md`
-# says what each is for, and what replaces it.
+# The loss without some names, in words for users: the names. Above each, their purpose,
+# and what serves it instead; `docs/look_up/design.md` has the gains.
 _LOSSES = {
+    # The token of the innermost trace; else get_opaque_trace_state gives it.
     "calls of layers and new Variables take a little longer": (
         "jax._src.core:trace_state"
     ),
+    # The same token, where trace_state is missing.
     "nothing, unless jax._src.core.trace_state is missing, too": (
         "jax.extend.core:get_opaque_trace_state"
     ),
+    # Which traces are around: is a program recorded, and how deep? Else all that is
+    # traced counts as a program.
     "control flow outside of jit is compiled again where it is differentiated": (
         "jax.extend.core:find_top_trace"
     ),
+    # The settings of JAX that a trace depends on, and their names.
     "explain_recompile does not tell settings of JAX": (
         "jax._src.config:trace_context jax._src.config:trace_context_names"
     ),
+    # The settings in a program, to know it again. Else each is compiled.
     "control flow outside of jit is compiled at each call": (
         "jax.extend.core:JaxprEqn.ctx"
     ),
+    # The registries in which jax.jit, not jax.tree, finds how to take a model apart:
+    # all arrays at once. Else each object and Variable is taken apart.
     "calls of plain jax.jit with models take longer": (
         "jax._src.tree_util:dispatch_registry jax._src.tree_util:_all_registries "
         "jax._src.tree_util:_registry"
     ),
+    # The mesh in functions whose axes have names; elsewhere jax.sharding.get_mesh.
     "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
     "are not moved to the mesh": "jax._src.mesh:get_concrete_mesh",
+    # To tell scopes of modules from those of transforms.
     "tools that read programs tell no paths of modules": (
         "jax.extend.source_info_util:transform_name_stack "
         "jax.extend.source_info_util:current_name_stack"
     ),
+    # The line of an operation.
     "find_nans tells no lines of programs": "jax.extend.source_info_util:summarize",
+    # To locate operations at the lines of layers and users.
     "programs and profiles locate operations at lines of Graftree": (
         "jax.extend.source_info_util:register_exclusion"
     ),
+    # To hide our frames in errors under jax.jit and the like.
     "errors under jax.jit show frames of Graftree": (
         "jax._src.traceback_util:register_exclusion"
     ),
+    # Where axes, shardings or devices do not fit; else the error of jax.tree.map.
     "errors tell less of where in_axes and their like do not fit": (
         "jax._src.tree_util:prefix_errors"
     ),
+    # To write our objects into exported functions.
     "functions that take or return States or Variables can't be exported": (
         "jax._src.export._export:serialization_registry"
     ),
+    # To read them from there.
     "exported functions that take or return States or Variables can't be read": (
         "jax._src.export._export:deserialization_registry"
     ),
+    # New values of Variables stay on the devices of the old; else the compiler chooses.
     "what a compiled function writes into a Variable over several devices may be "
     "placed as the compiler likes": (
         "jax.extend.core:Primitive jax.interpreters.ad:primitive_jvps "
@@ -66,15 +83,19 @@ _LOSSES = {
         "jax.interpreters.mlir:register_lowering jaxlib.mlir.ir:BlockArgument "
         "jaxlib.mlir.dialects.sdy:ShardingConstraintOp"
     ),
+    # To run an eager call of a layer as one program.
     "eager calls of layers take longer": (
         "jax.extend.core:set_current_trace jax.extend.core:take_current_trace "
         "jax.experimental.layout:with_layout_constraint "
         "jax.experimental.layout:Layout"
     ),
+    # The varying axes of a value, for loops inside jax.shard_map.
     "nnx.Stack and nnx.memory.value_and_grad may fail inside jax.shard_map": (
         "jax.core:ShapedArray.manual_axis_type"
     ),
+    # To recognize memory layouts.
     "memory layouts are not taken for shardings": "jax.experimental.layout:Format",
+    # nnx.checkify.
     "there is no nnx.checkify": (
         "jax.experimental.checkify:checkify jax.experimental.checkify:user_checks"
     ),

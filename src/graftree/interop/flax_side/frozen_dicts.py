@@ -359,7 +359,7 @@ def unflatten_dict(xs: dict[Any, Any], sep: str | None = None) -> dict[Any, Any]
     try:
         return flat_states.unflatten_mapping(xs, sep=sep)
     except ValueError as error:
-        kind = TypeError if all(xs) else IndexError
+        kind = IndexError if () in xs else TypeError
         raise kind(str(error)) from None
 
 
