@@ -156,14 +156,18 @@ def place_abstract(
 
     Without an annotation, ``is_replicated`` replicates it on the mesh in force.
     """
+    if not any(map(_is_unplaced, jax.tree.leaves(value))):
+        return value
+    sharding = _abstract_sharding(metadata, is_replicated)
+    if sharding is None:
+        return value
+    return jax.tree.map(
+        lambda x: x.update(sharding=sharding) if _is_unplaced(x) else x, value
+    )
 
-    def placed(x: Any) -> Any:
-        if not isinstance(x, jax.ShapeDtypeStruct) or x.sharding is not None:
-            return x
-        sharding = _abstract_sharding(metadata, is_replicated)
-        return x if sharding is None else x.update(sharding=sharding)
 
-    return jax.tree.map(placed, value)
+def _is_unplaced(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct) and x.sharding is None
 
 
 def _abstract_sharding(metadata: Mapping[str, Any], is_replicated: bool) -> Any:
