@@ -20,6 +20,7 @@ content is written to the caller's.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,13 +33,7 @@ from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.core.rng.streams import RngState
 from graftree.transforms.crossing import packing, programs, refusals, signatures
-from graftree.transforms.crossing.inside import (
-    Collected,
-    Inside,
-    Linked,
-    Outgoing,
-    Returned,
-)
+from graftree.transforms.crossing.inside import Inside, Linked, Outgoing
 from graftree.transforms.crossing.packing import Parts, Values
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature, Slot
@@ -66,21 +61,20 @@ class Place:
     Attributes:
         argument: The number of the positional argument; ``None`` if there is no carry.
         output: The number in a tuple of outputs; ``None`` if it is the whole output.
-        takes_new_variables: Whether a Variable that is itself a leaf of the carry may
-            come back as another one.
-        may_settle: Whether a step may set static attributes, if all do the same.
+        takes_changes: Whether a Variable that is itself a leaf of the carry may come
+            back as another one, and a step may set static attributes, if all do the
+            same.
         identity: The rule that other objects break, for the message.
     """
 
     argument: int | None
     output: int | None = None
-    takes_new_variables: bool = False
-    may_settle: bool = False
+    takes_changes: bool = False
     identity: str = ""
 
     def may_be_new(self, node: Any) -> bool:
         """Whether another object may be where this one is at the top of the carry."""
-        return self.takes_new_variables and isinstance(node, VariableDef)
+        return self.takes_changes and isinstance(node, VariableDef)
 
     def split(self, out: Any) -> tuple[Any, Any]:
         """The carry of an output, and the output without it."""
@@ -153,23 +147,18 @@ class Rounds:
             The static parts, as in ``before``; of the carry the Variables and refs, and
             the leaves.
         """
-        after: dict[int, Signature] = {}
-        objects, leaves = self._take_carry(inside, carry, after)
+        after, objects, leaves = {**self.before}, [], []
         for number in self.before:
-            if number not in after:
-                now = self._take_apart(inside, number, inside.tree[0][number])
-                # New data is stacked or refused where it is given a place.
-                settles = self._may_settle(number, now)
-                after[number] = now.signature if settles else self.before[number]
-        return after, objects, leaves
-
-    def with_changes(self, after: dict[int, Signature]) -> Signature:
-        """The signature of the arguments, of which these are different."""
-        skeleton = self._signature.skeleton
-        for number, now in after.items():
-            start, stop = self._signature.span(number).entries
-            skeleton = skeleton.with_part(start, stop, now.skeleton)
-        return dataclasses.replace(self._signature, skeleton=skeleton)
+            is_carry = number == self._place.argument
+            value = carry if is_carry else inside.tree[0][number]
+            now = self._take_apart(inside, number, value)
+            if is_carry:
+                self._check_carry(number, now)
+                objects, leaves = filter(nodes.is_variable_or_ref, now.news), now.leaves
+            # New data is stacked or refused where it is given a place.
+            if is_carry or self._may_settle(number, now):
+                after[number] = now.signature
+        return after, [*objects], leaves
 
     def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
         """Takes apart the value now in the place of an argument.
@@ -188,14 +177,8 @@ class Rounds:
         )
         return _Now(Signature(skeleton), olds, [*refs], leaves)
 
-    def _take_carry(
-        self, inside: Inside, carry: Any, after: dict[int, Signature]
-    ) -> tuple[list[Any], list[Any]]:
-        """The Variables and refs in a carry, and its leaves; adds it to ``after``."""
-        number = self._place.argument
-        if number is None:
-            return [], []
-        now = self._take_apart(inside, number, carry)
+    def _check_carry(self, number: int, now: _Now) -> None:
+        """Raises unless the carry has the structure and the objects that it had."""
         identified = self._identified(self.before[number], now.olds)
         if not packing.are_same(identified, self._identified(now.signature, now.news)):
             raise self._identity_error()
@@ -207,8 +190,6 @@ class Rounds:
             pairs = enumerate(zip(now.olds, now.news, strict=True))
             if not all(x is y or index in free for index, (x, y) in pairs):
                 raise self._identity_error()
-        after[number] = now.signature
-        return [*filter(nodes.is_variable_or_ref, now.news)], now.leaves
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
         """Objects that must be the same, even if something else is wrong."""
@@ -251,7 +232,7 @@ class Rounds:
         """Whether only static attributes can have changed in an argument."""
         before = self.before[number]
         return (
-            self._place.may_settle
+            self._place.takes_changes
             and self._row.mode.structure
             and len(now.olds) == len(now.news)
             and before.treedef == now.signature.treedef
@@ -311,23 +292,13 @@ class Loop:
         contents = list(self.values)
         for i in self._moved:
             contents[i] = contents[i][...]
+        for i, axis in self._scanned.items():
+            for x in jax.tree.leaves(contents[i]):
+                if not -jnp.ndim(x) <= axis < jnp.ndim(x):
+                    raise ValueError(_lacks_axis(self.signature.slots[i], x, axis))
+            contents[i] = _moved(contents[i], axis, 0)
         self.initial = self._pick(contents, self._carried)
-        self.scanned = self._pick(
-            [self._to_front(i, x) for i, x in enumerate(contents)],
-            list(self._scanned),
-        )
-
-    def _to_front(self, position: int, value: Any) -> Any:
-        """A value with the axis in front that is scanned, if one is."""
-        axis = self._scanned.get(position)
-        if axis is None:
-            return value
-        for x in jax.tree.leaves(value):
-            if not -jnp.ndim(x) <= axis < jnp.ndim(x):
-                raise ValueError(_lacks_axis(self.signature.slots[position], x, axis))
-        return (
-            jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), value) if axis else value
-        )
+        self.scanned = self._pick(contents, [*self._scanned])
 
     def _goes_round(self, position: int, axis: Any) -> bool:
         if isinstance(axis, int):
@@ -348,14 +319,15 @@ class Loop:
         ``loop`` gets the step; it returns the leaves that the last one left, and all
         stacked ones.
         """
-        notes: list[_Notes] = []
+        notes: list[Any] = []
 
         def step(
             f: Callable[..., Any], carried: Values, scanned: Values | None = None
         ) -> tuple[Values, list[Any]]:
-            carried, stacked, note = self._step(f, carried, scanned)
-            notes[:] = [note]
-            return carried, stacked
+            values, stacked, notes[:], after = self._outcome(f, carried, scanned)
+            if after != self._rounds.before:
+                self._check_settled(f, carried, scanned, after)
+            return values, stacked
 
         carried, stacked = loop(step)
         assert notes, "JAX traces the step before the loop ends"
@@ -364,12 +336,13 @@ class Loop:
         def value(source: _FoundAt) -> Any:
             if source.axis is None:
                 return last.get(source.number, self.values[source.number])
-            return _from_front(stacked[source.number], source.axis)
+            return _moved(stacked[source.number], 0, source.axis)
 
-        returned, sources, refs = notes[0]
-        for position, source in zip(self._moved, refs, strict=True):
-            self.values[position][...] = value(source)
-        return Parts((returned, *([*map(value, listed)] for listed in sources)))
+        returned, *sources = notes
+        *parts, refs = [[*map(value, listed)] for listed in sources]
+        for position, content in zip(self._moved, refs, strict=True):
+            self.values[position][...] = content
+        return Parts((returned, *parts))
 
     def inside(self, carried: Values, scanned: Values | None = None) -> Inside:
         """The arguments of one step."""
@@ -382,26 +355,29 @@ class Loop:
             values[position] = _jax.new_ref(values[position])
         return Inside(self.row, self.signature, values, self.roles)
 
-    def _step(
-        self, f: Callable[..., Any], carried: Values, scanned: Values | None
-    ) -> tuple[Values, list[Any], _Notes]:
-        """One step: leaves for the next one, leaves to stack, and notes."""
-        values, stacked, notes, after = self._outcome(f, carried, scanned)
-        if after != self._rounds.before:
-            self._check_settled(f, carried, scanned, after)
-        return values, stacked, notes
-
     def _outcome(
         self, f: Callable[..., Any], carried: Values, scanned: Values | None
-    ) -> tuple[Values, list[Any], _Notes, dict[int, Signature]]:
-        """Runs the user's function: the result of `_step`, and what goes round."""
+    ) -> tuple[Values, list[Any], list[Any], dict[int, Signature]]:
+        """One step: leaves for the next one, leaves to stack, notes, and what goes on.
+
+        The notes are the static part of the result, and where the leaves are that
+        changed, of the structure, of the output, and of refs that were moved. At the
+        end come the static parts of the arguments that go round, as they are now.
+        """
         inside = self.inside(carried, scanned)
         out = inside.run(f)
         carry, others = self.place.split(out)
         after, objects, leaves = self._rounds.take(inside, carry)
         found = inside.collect(out, Linked(objects, others))
         changed = self._without_dropped(found.changed)
-        structure, output = self._aligned(found)
+        returned, start = found.returned, 0  # of the carry in the output
+        if self.place.output is not None:
+            parts = returned.out.treedef.children()[: self.place.output]
+            start = sum(part.num_leaves for part in parts)
+        shift = self._span.entries[0] - start
+        found_at = self._position
+        structure = [(x, found_at(returned.structure, x)) for x in found.structure]
+        output = [(x, found_at(returned.out, x, shift)) for x in found.out]
         values = [inside.current(i) for i in range(len(self.values))]
         # Arrays that are attributes may have been replaced.
         for leaf, position in structure:
@@ -417,7 +393,11 @@ class Loop:
                 stacked.append(value)
                 return _FoundAt(len(stacked) - 1, axis)
             if position is None:
-                raise self._new_data_error()
+                raise CarryStructureError(
+                    f"nnx.{self.row.name}: the structure of a carried or broadcast "
+                    "argument must not change, but it has new data.\nAdd it before the "
+                    "loop, or give the argument an axis."
+                )
             return _FoundAt(position)
 
         ins, outs = self.row.inputs.values, self.row.outputs.values
@@ -428,12 +408,12 @@ class Loop:
         ]
         refs = [place(values[i], self._scanned.get(i), i) for i in self._moved]
         returned = dataclasses.replace(
-            found.returned,
+            returned,
             changed=tuple([leaf.position for leaf in changed]),
             # After the loop, each part is one group.
             groups=tuple([(0,) * len(part) for part in sources]),
         )
-        notes = _Notes(returned, sources, refs)
+        notes = [returned, *sources, refs]
         return self._pick(values, self._carried), stacked, notes, after
 
     def _check_settled(
@@ -451,7 +431,11 @@ class Loop:
         before = self._rounds.before
         changed = next(number for number in before if after[number] != before[number])
         error = self._rounds.error(changed, after[changed])
-        signature, count = self._rounds.with_changes(after), len(self.row.inputs.values)
+        skeleton, count = self.signature.skeleton, len(self.row.inputs.values)
+        for number, now in after.items():
+            span = self.signature.span(number).entries
+            skeleton = skeleton.with_part(*span, now.skeleton)
+        signature = dataclasses.replace(self.signature, skeleton=skeleton)
         groups = packing.part(self.values, signature, self.roles, count)
         second = Loop(self.row, self.place, groups)
 
@@ -466,13 +450,6 @@ class Loop:
 
         if not programs.are_equal(program_of(self), program_of(second)):
             raise error
-
-    def _new_data_error(self) -> TypeError:
-        return CarryStructureError(
-            f"nnx.{self.row.name}: the structure of a carried or broadcast "
-            "argument must not change, but it has new data.\nAdd it before the "
-            "loop, or give the argument an axis."
-        )
 
     def _without_dropped(self, changed: list[Outgoing]) -> list[Outgoing]:
         """The changes that are kept; warns of those that are not.
@@ -491,45 +468,14 @@ class Loop:
         refusals.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
         return [leaf for leaf in changed if leaf.position not in dropped]
 
-    def _aligned(self, found: Collected) -> tuple[list[_Aligned], list[_Aligned]]:
-        """The new leaves of the structure and the output."""
-        structure, out = found.returned.structure, found.returned.out
-        start = 0  # of the carry in the output
-        if self.place.output is not None:
-            children = out.treedef.children()[: self.place.output]
-            start = sum(child.num_leaves for child in children)
-        in_out = self._positions(out, self._span.entries[0] - start)
-        in_structure = [] if structure is None else self._positions(structure, 0)
-        return (
-            [(leaf, in_structure[leaf.position]) for leaf in found.structure],
-            [(leaf, in_out[leaf.position]) for leaf in found.out],
-        )
+    @functools.cached_property
+    def _positions(self) -> dict[Any, int]:
+        return {path: i for i, path in enumerate(self.signature.skeleton.paths())}
 
-    def _positions(self, signature: Signature, shift: int) -> list[int | None]:
-        """For each leaf of a signature the position of the argument in its place."""
-        known = {path: i for i, path in enumerate(self.signature.skeleton.paths())}
-        return [
-            known.get((number + shift, *path))
-            for number, *path in signature.skeleton.paths()
-        ]
-
-
-class _Notes(NamedTuple):
-    """The findings about a loop, made while its step was traced.
-
-    Attributes:
-        returned: The static part of its result.
-        sources: Where the leaves are: of changes, the structure, the output.
-        refs: The same for the content of refs that was moved.
-    """
-
-    returned: Returned
-    sources: list[list[_FoundAt]]
-    refs: list[_FoundAt]
-
-
-# A leaf that leaves a step, and the position of the argument in its place.
-_Aligned = tuple[Outgoing, int | None]
+    def _position(self, signature: Any, leaf: Outgoing, shift: int = 0) -> int | None:
+        """The position of the argument in the place of a leaf of a signature."""
+        number, *path = signature.skeleton.paths()[leaf.position]
+        return self._positions.get((number + shift, *path))
 
 
 def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:
@@ -545,7 +491,7 @@ def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:
     return message
 
 
-def _from_front(value: Any, axis: int) -> Any:
-    if not axis:
+def _moved(value: Any, axis: int, to: int) -> Any:
+    if axis == to:
         return value
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, axis), value)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, axis, to), value)
