@@ -38,8 +38,6 @@ from graftree.transforms.crossing import (
     outside,
     refusals,
 )
-from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signature, Slot
@@ -93,7 +91,7 @@ def eval_shape(
         returns_captured=True,
         is_detached=True,
     )
-    call = Call(function, row, args, kwargs)
+    call = outside.Call(function, row, args, kwargs)
     if not mode.structure and _is_shared(call.packed.signature):
         refusals.check_inputs((args, kwargs), "eval_shape")
     interior = inside.interior(function, row)
@@ -113,7 +111,7 @@ def _is_shared(signature: Signature) -> bool:
     owners: dict[int, int] = {}
     for path, what in signature.skeleton.listed():
         index = getattr(what, "index", None)
-        if isinstance(what, NodeRef) and owners[what.index] != path[0]:
+        if isinstance(what, NodeRef) and owners.get(what.index, path[0]) != path[0]:
             return True
         if index is not None:
             owners.setdefault(index, path[0])
@@ -172,7 +170,7 @@ def make_jaxpr(
     **options: Unpack[JaxprOptions],
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def make_jaxpr(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     graph: bool | None = None,
     graph_updates: bool | None = None,
@@ -214,7 +212,7 @@ def make_jaxpr(
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
 
         def run(trace: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return trace(*Call(function, row, args, kwargs).groups)
+            return trace(*outside.Call(function, row, args, kwargs).groups)
 
         return outside.lift(function, lambda f, *_: jax.make_jaxpr(f), row, run)
 
@@ -277,7 +275,7 @@ def checkify(
         return outside.returning_arrays(jax_checkify(inner, errors=errors))
 
     def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(f, row, args, kwargs)
+        call = outside.Call(f, row, args, kwargs)
         error, result = checked(*call.groups)
         return error, call.commit(result)
 
@@ -304,7 +302,7 @@ def opened(
 
 def crossing(
     name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Call, Callable[..., Any]]:
+) -> tuple[outside.Call, Callable[..., Any]]:
     """The call of a function, and the function that JAX traces; both for one tool."""
 
     @decorators.wraps(f)
@@ -321,7 +319,7 @@ def crossing(
         returns_captured=True,
     )
     args, kwargs = _map(lambda x: x if _is_data(x) else _Kept(x), args, kwargs)
-    return Call(run, row, args, kwargs), inside.interior(run, row)
+    return outside.Call(run, row, args, kwargs), inside.interior(run, row)
 
 
 class _Kept:

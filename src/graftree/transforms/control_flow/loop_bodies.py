@@ -29,7 +29,6 @@ import jax.numpy as jnp
 
 from graftree import _jax
 from graftree.core.graph import differences, flattening, nodes
-from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.core.rng.streams import RngState
 from graftree.transforms.crossing import packing, programs, refusals, signatures
@@ -171,9 +170,9 @@ class Rounds:
             for start in self._signature.span(number).entries
         ]
         olds = [inside.objects[number] for number in range(stop)]
-        refs = RefMap([(olds[number], number) for number in range(first)])
+        refs = flattening.RefMap([(olds[number], number) for number in range(first)])
         skeleton, leaves = packing.take_apart(
-            value, self._row.mode, refs, RefMap(), self._row.name
+            value, self._row.mode, refs, flattening.RefMap(), self._row.name
         )
         return _Now(Signature(skeleton), olds, [*refs], leaves)
 

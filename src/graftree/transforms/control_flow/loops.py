@@ -10,12 +10,10 @@ from typing import Any, TypeVar, overload
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
 from graftree.transforms.crossing import debug_info, decorators, programs
-from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
@@ -28,7 +26,7 @@ _NO_METADATA: Mapping[str, Any] = {}
 
 @decorators.keeps_type
 def scan(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     length: int | None = None,
     reverse: bool = False,
@@ -370,7 +368,7 @@ _PLACE = Place(
 
 def _looped(
     name: str,
-    mode: Propagation,
+    mode: config.Propagation,
     steps: Callable[[Loop, Step], Values],
     body: Callable[..., Any],
     init_val: Any,

@@ -83,7 +83,7 @@ def _roots(
         if number in given:
             found[slot.entry].append((slot.path, values[number]))
     return [
-        (listed[0][1] if listed else None) if entry is LEAF else _state(listed)
+        None if entry is LEAF and not listed else _state(listed)
         for entry, listed in zip(signature.entries, found, strict=True)
     ]
 

@@ -36,7 +36,6 @@ from graftree.transforms.crossing import (
 )
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Named, Parts, Values
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
@@ -189,7 +188,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         if self._mode == GRAPH:
             refusals.check_arguments(given, _NAME)
         row = self._argnums.row(len(given))
-        call = Call(self.fun, row, given, {})
+        call = outside.Call(self.fun, row, given, {})
         signature, (chosen, *rest) = call.packed.signature, call.groups
         others = {k: x for group in rest for k, x in group.by_position().items()}
         operands = {k: x for k, x in others.items() if _is_operand(x)}

@@ -15,7 +15,6 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.pickling import Rebuilt
@@ -27,9 +26,7 @@ from graftree.transforms.crossing import (
     outside,
     programs,
 )
-from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import DiffState
@@ -73,7 +70,7 @@ def grad(
     *, has_aux: bool = False, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def grad(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     argnums: int | DiffState | Sequence[int | DiffState] = 0,
     has_aux: bool = False,
@@ -130,7 +127,7 @@ def value_and_grad(
     *, has_aux: bool = False, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
 def value_and_grad(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     argnums: int | DiffState | Sequence[int | DiffState] = 0,
     has_aux: bool = False,
@@ -182,7 +179,7 @@ def value_and_grad(
 def _decorator(
     f: Any,
     name: str,
-    mode: Propagation,
+    mode: config.Propagation,
     argnums: Any,
     has_aux: bool,
     reduce_axes: Sequence[Any],
@@ -231,7 +228,7 @@ class _CallsByCount(Rebuilt):
         self.of = functools.cache(lambda count: RepeatedCalls(f, which.row(count)))
 
 
-def chosen(name: str, argnums: Any, mode: Propagation | None = None) -> Argnums:
+def chosen(name: str, argnums: Any, mode: config.Propagation | None = None) -> Argnums:
     """The arguments to differentiate; for a tool, in the default mode.
 
     Raises:
@@ -252,7 +249,7 @@ def crossing(
     has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Call, Callable[..., Any]]:
+) -> tuple[outside.Call, Callable[..., Any]]:
     """For a tool: a call, and the function that JAX differentiates for it.
 
     The function takes the call's two groups, of which the second is differentiated. It
@@ -261,7 +258,7 @@ def crossing(
     which = chosen(name, argnums)
     args, kwargs = _by_position(f, which, args, kwargs)
     row = which.row(len(args))
-    call = Call(f, row, args, kwargs)
+    call = outside.Call(f, row, args, kwargs)
     _refuse_refs(name, call.groups)
     return call, _interior_of_gradient(f, row, has_aux)
 
@@ -301,7 +298,7 @@ def _interior_of_gradient(
 
 @decorators.keeps_type
 def remat(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
@@ -346,17 +343,18 @@ def remat(
         (2, 2)
     """
     mode = config.propagation(graph, graph_updates)
-    asks = policy if isinstance(policy, RematPolicy) else None
-    options: Any = {"policy": asks.for_jax() if asks else policy}
-    checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse, **options)
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
                 # JAX recognizes a function and reuses the values it captured.
                 new = debug_info.named_after(f, lambda *args: f(*args))
-                watched = asks and asks.watched(checkpoint, new, function)
-                return programs.run(function, watched or checkpoint(new), *args)
+                if isinstance(policy, RematPolicy):
+                    found = policy.watched(checkpoint, new, function)
+                else:
+                    found = checkpoint(new, policy=policy)
+                return programs.run(function, found, *args)
 
             return call
 
@@ -380,17 +378,13 @@ class RematPolicy(abc.ABC):
     """A policy of `remat` that needs more than JAX gives it; see `graftree.memory`."""
 
     @abc.abstractmethod
-    def for_jax(self) -> Callable[..., Any]:
-        """The policy that JAX gets."""
-
-    @abc.abstractmethod
     def watched(
         self,
         checkpoint: Callable[..., Any],
         inner: Callable[..., Any],
         function: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """``checkpoint(inner)``, in which the policy finds the values to keep.
+        """``checkpoint(inner, policy=...)``, with the values that it finds and keeps.
 
         Args:
             checkpoint: A transform of JAX, which traces ``inner`` when it is called.

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.transforms.crossing import (
     debug_info,
     decorators,
@@ -34,6 +33,14 @@ R = TypeVar("R")
 X = TypeVar("X")
 
 
+class VjpOptions(TypedDict, total=False):
+    """The keyword arguments of `vjp`, less ``has_aux``."""
+
+    reduce_axes: Sequence[Any]
+    graph: bool | None
+    graph_updates: bool | None
+
+
 @overload
 def vjp(
     f: Callable[..., tuple[R, X]],
@@ -41,9 +48,7 @@ def vjp(
     /,
     *primals: Any,
     has_aux: Literal[True],
-    reduce_axes: Sequence[Any] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    **options: Unpack[VjpOptions],
 ) -> tuple[R, Callable[..., Any], X]: ...
 @overload
 def vjp(
@@ -52,18 +57,14 @@ def vjp(
     /,
     *primals: Any,
     has_aux: Literal[False] = False,
-    reduce_axes: Sequence[Any] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    **options: Unpack[VjpOptions],
 ) -> tuple[R, Callable[..., Any]]: ...
 @overload
 def vjp(
     f: Any = MISSING,
     *primals: Any,
     has_aux: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    **options: Unpack[VjpOptions],
 ) -> Any: ...
 def vjp(
     f: Any = MISSING,
@@ -104,18 +105,8 @@ def vjp(
         >>> model_grad.bias[...]
         Array([5.], dtype=float32)
     """
-    mode = _without_structure("vjp", graph, graph_updates)
     cotangents.refuse_axes(reduce_axes)
-
-    def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        @decorators.wraps(function)
-        def with_pullback(*primals: Any) -> Any:
-            with _jax.hidden_frames:
-                return _vjp(function, primals, has_aux, mode)
-
-        return with_pullback
-
-    made = decorators.decorate(f, "vjp", make)
+    made = _decorate(f, "vjp", _vjp, has_aux, graph, graph_updates)
     return made(*primals) if primals else made
 
 
@@ -159,24 +150,20 @@ def jvp(
         >>> float(y), float(dy)
         (9.0, 6.0)
     """
-    mode = _without_structure("jvp", graph, graph_updates)
-
-    def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        @decorators.wraps(function)
-        def with_tangent(primals: Any, tangents: Any) -> Any:
-            with _jax.hidden_frames:
-                return _jvp(function, primals, tangents, has_aux, mode)
-
-        return with_tangent
-
-    made = decorators.decorate(f, "jvp", make)
+    made = _decorate(f, "jvp", _jvp, has_aux, graph, graph_updates)
     is_called = f is not MISSING and not (primals is tangents is MISSING)
     return made(primals, tangents) if is_called else made
 
 
-def _without_structure(
-    name: str, graph: bool | None, graph_updates: bool | None
-) -> Propagation:
+def _decorate(
+    f: Any,
+    name: str,
+    product: Callable[..., Any],
+    has_aux: bool,
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> Any:
+    """``product`` of a function: a call gives it the function and its row."""
     mode = config.propagation(graph, graph_updates)
     if mode.structure:
         raise NotImplementedError(
@@ -184,19 +171,23 @@ def _without_structure(
             "derivative has the type of its argument, and that may change.\n"
             "Pass graph=False or graph_updates=False."
         )
-    return mode
-
-
-def _product_row(name: str, mode: Propagation, has_aux: bool) -> Row:
     inputs = Prefix(None, "primals", name, mode)
     # The groups of the output: the differentiated leaves, and the rest.
     outputs = Prefix((True, False) if has_aux else True, "out", name, mode, binds=False)
-    return Row(name, mode, inputs, outputs, labels=Labels("primals"))
+    row = Row(name, mode, inputs, outputs, labels=Labels("primals"))
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        @decorators.wraps(function)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            with _jax.hidden_frames:
+                return product(function, row, has_aux, *args, **kwargs)
+
+        return made
+
+    return decorators.decorate(f, name, make)
 
 
-def _interior_of_product(
-    f: Callable[..., Any], row: Row, has_aux: bool
-) -> Callable[..., Any]:
+def _interior(f: Callable[..., Any], row: Row, has_aux: bool) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
         inside = Inside.of(row, groups)
         out = inside.run(f)
@@ -222,16 +213,13 @@ def _commit(
     return out[0], (out[1],), Signature(part)
 
 
-def _vjp(
-    f: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool, mode: Propagation
-) -> Any:
-    row = _product_row("vjp", mode, has_aux)
+def _vjp(f: Callable[..., Any], row: Row, has_aux: bool, *primals: Any) -> Any:
     call = Call(f, row, primals, {})
     guards.refuse(call.groups, "vjp", guards.NO_GRADIENT)
-    inner = _interior_of_product(f, row, has_aux)
+    inner = _interior(f, row, has_aux)
     values, pull_back, rest = jax.vjp(inner, *call.groups, has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
-    pulled = _Pullback(call.packed.signature, form, len(values), mode)
+    pulled = _Pullback(call.packed.signature, form, len(values), row.mode)
     # A pytree, like that of JAX: it may leave a `jax.jit`.
     return out, jax.tree_util.Partial(pulled, pull_back), *aux
 
@@ -243,7 +231,7 @@ class _Pullback:
     primals: Signature
     out: Signature
     size: int
-    mode: Propagation
+    mode: config.Propagation
 
     def __call__(self, pull_back: Callable[..., Any], cotangent: Any) -> Any:
         with _jax.hidden_frames:
@@ -256,15 +244,15 @@ class _Pullback:
 
 
 def _jvp(
-    f: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool, mode: Propagation
+    f: Callable[..., Any], row: Row, has_aux: bool, primals: Any, tangents: Any
 ) -> Any:
+    mode = row.mode
     for what, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, (tuple, list)):
             raise TypeError(
                 f"The {what} of nnx.jvp must be a tuple or a list, got "
                 f"{type(given).__name__}."
             )
-    row = _product_row("jvp", mode, has_aux)
     call = Call(f, row, tuple(primals), {})
     (group,) = call.groups
     if not mode.sharing:
@@ -277,7 +265,7 @@ def _jvp(
         None,
     )
     _check_refs(group, directions)
-    inner = _interior_of_product(f, row, has_aux)
+    inner = _interior(f, row, has_aux)
     values, derivatives, rest = jax.jvp(inner, (group,), (directions,), has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
     tangent = cotangents.tree(form, dict(enumerate(derivatives)), mode)
