@@ -125,8 +125,7 @@ def explain_recompile(f: Callable[..., Any]) -> Explanation:
           trace  against  path  what   was     now
           2      1        x     shape  (4, 2)  (5, 2)
     """
-    jitted = _jitted(f, "explain_recompile")
-    return _explain(jitted)
+    return _explain(_jitted(f, "explain_recompile"))
 
 
 @contextlib.contextmanager
@@ -176,19 +175,19 @@ def _jitted(f: Any, function: str) -> JitWrapped[..., Any]:
         elif hasattr(inner, "__wrapped__"):
             inner = inner.__wrapped__
         else:
-            raise TypeError(_refusal(f, function))
+            kind = type(f).__name__
+            given = f"{f.__name__} ({kind})" if hasattr(f, "__name__") else kind
+            raise TypeError(
+                errors.message(
+                    f"nnx.debugging.{function} expects a function made by nnx.jit, got "
+                    f"{given}.",
+                    way_out="Only such functions note why they are traced: pass the "
+                    "one that is decorated with @nnx.jit.\nOf functions made by "
+                    "jax.jit, JAX itself tells: "
+                    'jax.config.update("jax_explain_cache_misses", True).',
+                )
+            )
     return inner
-
-
-def _refusal(f: Any, function: str) -> str:
-    kind = type(f).__name__
-    given = f"{f.__name__} ({kind})" if hasattr(f, "__name__") else kind
-    return errors.message(
-        f"nnx.debugging.{function} expects a function made by nnx.jit, got {given}.",
-        way_out="Only such functions note why they are traced: pass the one that is "
-        "decorated with @nnx.jit.\nOf functions made by jax.jit, JAX itself tells: "
-        'jax.config.update("jax_explain_cache_misses", True).',
-    )
 
 
 def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
@@ -520,48 +519,32 @@ def _of_arguments(signature: Signature, types: Sequence[Any]) -> Facts:
     """The facts about arguments, which are combined with marks for their leaves."""
     marks = [np.asarray(position) for position in range(len(types))]
     (args, kwargs), _ = packing.unpack(signature, marks, IndexMap())
-    name, places, static = (
-        signature.name_of_argument,
-        signature.places(),
-        signature.statics,
-    )
+    name, places = signature.name_of_argument, signature.places()
     starts = [*map(name, places)]
-    found: Facts = {(name(where),): value for where, value in static}
-    for where in (*dict(static), *places):
-        how = "by position" if isinstance(where, int) else "by keyword"
-        found[name(where), PASSED] = how
-    # In one walk, since arguments may share objects.
-    graphdef, leaves = flattening.flatten_graph((*args, *kwargs.values()))
-    found |= _of_objects(graphdef, starts)
-    for (number, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
-        kind = types[int(flattening.raw_of(leaf))]
-        found |= _of_leaf((starts[number], *keys), kind)
-    return found
-
-
-def _of_objects(graphdef: GraphDef[Any], starts: Sequence[str]) -> Facts:
-    """The facts of the skeleton of a tuple of arguments with these names."""
 
     def located(path: Path) -> Path | None:
         return (starts[path[0]], *path[1:]) if path else None
 
-    found = differences.facts(graphdef, located)
-    for path, fact in [*found.items()]:
+    found: Facts = {(name(where),): value for where, value in signature.statics}
+    for where in (*dict(signature.statics), *places):
+        how = "by position" if isinstance(where, int) else "by keyword"
+        found[name(where), PASSED] = how
+    # In one walk, since arguments may share objects.
+    graphdef, leaves = flattening.flatten_graph((*args, *kwargs.values()))
+    for path, fact in differences.facts(graphdef, located).items():
+        found[path] = fact
         if isinstance(fact, Node) and fact.type is GraphDef:
             treedef, _ = fact.metadata
             skeleton = treedef.unflatten(())
             found |= differences.facts(skeleton, differences.below(path))
-    return found
-
-
-def _of_leaf(path: Path, kind: Any) -> Facts:
-    """The facts about a leaf; if its value is a container, about each array in it."""
-    found: Facts = {}
-    for below, x in jax.tree_util.tree_flatten_with_path(kind)[0]:
-        start = (*path, *paths.from_jax(below))
-        if below:
-            found[start] = LEAF
-        found[*start, TYPE] = x
+    for (number, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
+        kind = types[int(flattening.raw_of(leaf))]
+        # If the value is a container, there is a fact about each array in it.
+        for below, x in jax.tree_util.tree_flatten_with_path(kind)[0]:
+            start = (starts[number], *keys, *paths.from_jax(below))
+            if below:
+                found[start] = LEAF
+            found[*start, TYPE] = x
     return found
 
 
