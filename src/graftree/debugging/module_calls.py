@@ -327,7 +327,7 @@ def _apart(frame: ModuleCall) -> Callable[[], Computation]:
     def run(obj: Any, /, *args: Any, **kwargs: Any) -> None:
         marks.call(method, lambda: getattr(obj, method)(*args, **kwargs))
 
-    trace = abstract(run, (frame.module, *frame.args), frame.kwargs)
+    trace = abstract(run, (frame.module, *frame.args), {**frame.kwargs})
     return lambda: marks.parts(trace())[method]
 
 
@@ -519,9 +519,9 @@ class Counter:
             return 0
         key = name, str(part.program), part.are_constants
         if key not in self._known:
-            program = _forward if name == "flops" else _derivative
             try:
-                self._known[key] = _flops(*program(part))
+                program = (part, part.inputs) if name == "flops" else _derivative(part)
+                self._known[key] = _flops(*program)
             except Exception:  # it has no derivative, or needs the axes around it
                 self._known[key] = 0
         return self._known[key]
@@ -529,10 +529,6 @@ class Counter:
 
 def _is_float(kind: Any) -> bool:
     return jnp.issubdtype(kind.dtype, jnp.inexact)
-
-
-def _forward(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
-    return part, part.inputs
 
 
 def _derivative(part: Computation) -> tuple[Callable[..., Any], list[Any]]:

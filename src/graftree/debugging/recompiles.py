@@ -221,10 +221,13 @@ def _nearest(
         return [Cause(number, None, "", _DROPPED, "", "")]
     listed = []
     for against, before in reversed(earlier):
-        same = [
-            Cause(number, against, "", _SAME if before == facts else _OTHER, "", "")
+        found = [
+            Cause(number, against, *row)
+            for path, was, now in differences.between(before, facts)
+            for row in _rows(path, was, now, before, facts)
         ]
-        listed.append(between(number, against, before, facts) or same)
+        kind = _SAME if before == facts else _OTHER
+        listed.append(found or [Cause(number, against, "", kind, "", "")])
     return min(listed, key=lambda found: (len(_alike(found)), len(found)))
 
 
@@ -305,15 +308,6 @@ class Cause(NamedTuple):
     now: str
 
 
-def between(trace: int, against: int, before: Facts, after: Facts) -> list[Cause]:
-    """Lists the differences between two traces with these facts."""
-    return [
-        Cause(trace, against, *row)
-        for path, was, now in differences.between(before, after)
-        for row in _rows(path, was, now, before, after)
-    ]
-
-
 def _rows(
     path: Path, was: Any, now: Any, before: Facts, after: Facts
 ) -> Iterator[tuple[str, str, str, str]]:
@@ -324,7 +318,8 @@ def _rows(
     parts = [("", was, now)]
     if isinstance(was, Static) and isinstance(now, Static):
         parts = _narrowed(was, now)
-        if path[-1] == "_length" and _is_list(before.get(path[:-1])):
+        owner = getattr(before.get(path[:-1]), "type", object)
+        if path[-1] == "_length" and issubclass(owner, List):
             start, what = start.removesuffix("._length"), "length"
     for below, old, new in parts:
         words, new_words = _word(path, old, before), _word(path, new, after)
@@ -342,10 +337,6 @@ def _aspects(was: Any, now: Any) -> list[tuple[str, str, str]]:
         if before.get(what) != after.get(what)
     ]
     return found or [("type", _word_of_value(was), _word_of_value(now))]
-
-
-def _is_list(fact: Any) -> bool:
-    return isinstance(fact, Node) and issubclass(fact.type, List)
 
 
 def _where(path: Path, *all_facts: Facts) -> str:

@@ -31,13 +31,8 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables import partitioning
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    inside,
-    outside,
-    refusals,
-)
+from graftree.transforms.crossing import debug_info, decorators, inside, refusals
+from graftree.transforms.crossing.outside import Call, lift, returning_arrays
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signature, Slot
@@ -91,7 +86,7 @@ def eval_shape(
         returns_captured=True,
         is_detached=True,
     )
-    call = outside.Call(function, row, args, kwargs)
+    call = Call(function, row, args, kwargs)
     if not mode.structure and _is_shared(call.packed.signature):
         refusals.check_inputs((args, kwargs), "eval_shape")
     interior = inside.interior(function, row)
@@ -212,9 +207,9 @@ def make_jaxpr(
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
 
         def run(trace: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return trace(*outside.Call(function, row, args, kwargs).groups)
+            return trace(*Call(function, row, args, kwargs).groups)
 
-        return outside.lift(function, lambda f, *_: jax.make_jaxpr(f), row, run)
+        return lift(function, lambda f, *_: jax.make_jaxpr(f), row, run)
 
     return decorators.decorate(f, "make_jaxpr", make)
 
@@ -272,14 +267,14 @@ def checkify(
     )
 
     def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-        return outside.returning_arrays(jax_checkify(inner, errors=errors))
+        return returning_arrays(jax_checkify(inner, errors=errors))
 
     def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = outside.Call(f, row, args, kwargs)
+        call = Call(f, row, args, kwargs)
         error, result = checked(*call.groups)
         return error, call.commit(result)
 
-    return outside.lift(f, transform, row, run)
+    return lift(f, transform, row, run)
 
 
 def opened(
@@ -302,7 +297,7 @@ def opened(
 
 def crossing(
     name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[outside.Call, Callable[..., Any]]:
+) -> tuple[Call, Callable[..., Any]]:
     """The call of a function, and the function that JAX traces; both for one tool."""
 
     @decorators.wraps(f)
@@ -319,7 +314,7 @@ def crossing(
         returns_captured=True,
     )
     args, kwargs = _map(lambda x: x if _is_data(x) else _Kept(x), args, kwargs)
-    return outside.Call(run, row, args, kwargs), inside.interior(run, row)
+    return Call(run, row, args, kwargs), inside.interior(run, row)
 
 
 class _Kept:

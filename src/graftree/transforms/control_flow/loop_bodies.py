@@ -7,7 +7,7 @@ changed leaf after the loop, are noted in Python (JAX traces it once, with the l
 and put together after the loop.
 
 The carry comes back from each step. So do arguments that are carried by filters,
-without being returned, if no part of them is scanned (`Rounds`). Their structure must
+without being returned, if no part of them is scanned. Their structure must
 be the same in all steps, and their objects the same ones. There is one exception: in a
 `scan` with graph updates a step may set static attributes, as `model.train()` does.
 Then the second step, which finds them set, must be the same program.
@@ -110,135 +110,6 @@ class _Now(NamedTuple):
     leaves: list[Any]
 
 
-class Rounds:
-    """The arguments of a loop that go round.
-
-    Attributes:
-        before: The static part of each as it came, by its position.
-    """
-
-    def __init__(
-        self, row: Row, place: Place, signature: Signature, roles: Sequence[int]
-    ) -> None:
-        self._row = row
-        self._place = place
-        self._signature = signature
-        axes = [row.inputs.values[role] for role in roles]
-        count = len(signature.treedef.children()[0].children())
-
-        def goes_round(number: int) -> bool:
-            own = axes[slice(*signature.span(number).leaves)]
-            # If a part is scanned, each step gets a new object.
-            is_carried = Carry in own and not any(isinstance(x, int) for x in own)
-            return number == place.argument or (row.mode.structure and is_carried)
-
-        self.before = {
-            number: signature.of_argument(number)
-            for number in filter(goes_round, range(count))
-        }
-
-    def take(
-        self, inside: Inside, carry: Any
-    ) -> tuple[dict[int, Signature], list[Any], list[Any]]:
-        """Takes apart the arguments and the carry after a step.
-
-        Returns:
-            The static parts, as in ``before``; of the carry the Variables and refs, and
-            the leaves.
-        """
-        after, objects, leaves = {**self.before}, [], []
-        for number in self.before:
-            is_carry = number == self._place.argument
-            value = carry if is_carry else inside.tree[0][number]
-            now = self._take_apart(inside, number, value)
-            if is_carry:
-                self._check_carry(number, now)
-                objects, leaves = filter(nodes.is_variable_or_ref, now.news), now.leaves
-            # New data is stacked or refused where it is given a place.
-            if is_carry or self._may_settle(number, now):
-                after[number] = now.signature
-        return after, [*objects], leaves
-
-    def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
-        """Takes apart the value now in the place of an argument.
-
-        Its objects are numbered as in the arguments. So equal signatures have objects
-        with equal numbers at equal places, and these must be the same.
-        """
-        first, stop = [
-            next(self._signature.numbers(start), len(inside.objects))
-            for start in self._signature.span(number).entries
-        ]
-        olds = [inside.objects[number] for number in range(stop)]
-        refs = flattening.RefMap([(olds[number], number) for number in range(first)])
-        skeleton, leaves = packing.take_apart(
-            value, self._row.mode, refs, flattening.RefMap(), self._row.name
-        )
-        return _Now(Signature(skeleton), olds, [*refs], leaves)
-
-    def _check_carry(self, number: int, now: _Now) -> None:
-        """Raises unless the carry has the structure and the objects that it had."""
-        identified = self._identified(self.before[number], now.olds)
-        if not packing.are_same(identified, self._identified(now.signature, now.news)):
-            raise self._identity_error()
-        if self.before[number] != now.signature and not self._may_settle(number, now):
-            raise self.error(number, now.signature)
-        if self._row.mode.structure:
-            tops = now.signature.skeleton.tops()
-            free = {top.index for top in tops if self._place.may_be_new(top)}
-            pairs = enumerate(zip(now.olds, now.news, strict=True))
-            if not all(x is y or index in free for index, (x, y) in pairs):
-                raise self._identity_error()
-
-    def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
-        """Objects that must be the same, even if something else is wrong."""
-        if not self._row.mode.structure:
-            return [*filter(nodes.is_variable_or_ref, objects)]
-        tops = [top for top in signature.skeleton.tops() if top is not LEAF]
-        return [objects[x.index] for x in tops if not self._place.may_be_new(x)]
-
-    def _identity_error(self) -> ValueError:
-        if self._row.mode.structure:
-            return ValueError(
-                f"{self._place.identity}, but nnx.{self._row.name} got other objects "
-                "back than it gave to the function.\nChange them in place, or split "
-                "them and carry their State."
-            )
-        return ValueError(
-            f"{self._row.name} Variable identity must be preserved across "
-            "iterations: the carry has other Variables out than in, or has them "
-            "in other places.\nWrite to them in place (`variable[...] = value`)."
-        )
-
-    def error(self, number: int, after: Signature) -> TypeError:
-        """For an argument that has another structure after a step."""
-        is_carry = number == self._place.argument
-        name = "carry" if is_carry else self._signature.labels.of(number)
-        before = self.before[number]
-        found = differences.between(before.facts(name), after.facts(name))
-        lines = differences.in_words(found, "before", "after", signatures.name_of)
-        listed = "\n  ".join(lines or ["which objects are shared"])
-        return CarryStructureError(
-            f"nnx.{self._row.name}: the structure of the carry must stay the same in a "
-            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
-            "and metadata of carried Variables, can't be added, removed or changed "
-            "there."
-        )
-
-    # A step may set static attributes of carried objects, as `model.train()` does.
-
-    def _may_settle(self, number: int, now: _Now) -> bool:
-        """Whether only static attributes can have changed in an argument."""
-        before = self.before[number]
-        return (
-            self._place.takes_changes
-            and self._row.mode.structure
-            and len(now.olds) == len(now.news)
-            and before.treedef == now.signature.treedef
-            and before.skeleton.leaves() == now.signature.skeleton.leaves()
-        )
-
-
 class _FoundAt(NamedTuple):
     """The place of a leaf after the loop.
 
@@ -278,8 +149,20 @@ class Loop:
         self.place = place
         self.signature, self.values, self.roles = packing.join(groups)
         self._span = self.signature.span(place.argument)
-        self._rounds = Rounds(row, place, self.signature, self.roles)
         axes = [row.inputs.values[role] for role in self.roles]
+
+        def is_round(number: int) -> bool:
+            own = axes[slice(*self.signature.span(number).leaves)]
+            # If a part is scanned, each step gets a new object.
+            is_carried = Carry in own and not any(isinstance(x, int) for x in own)
+            return number == place.argument or (row.mode.structure and is_carried)
+
+        count = len(self.signature.treedef.children()[0].children())
+        # The static part of each argument that goes round, by its position.
+        self._before = {
+            number: self.signature.of_argument(number)
+            for number in filter(is_round, range(count))
+        }
         # JAX slices refs along their first axis only.
         self._moved = [
             i
@@ -324,7 +207,7 @@ class Loop:
             f: Callable[..., Any], carried: Values, scanned: Values | None = None
         ) -> tuple[Values, list[Any]]:
             values, stacked, notes[:], after = self._outcome(f, carried, scanned)
-            if after != self._rounds.before:
+            if after != self._before:
                 self._check_settled(f, carried, scanned, after)
             return values, stacked
 
@@ -366,7 +249,7 @@ class Loop:
         inside = self.inside(carried, scanned)
         out = inside.run(f)
         carry, others = self.place.split(out)
-        after, objects, leaves = self._rounds.take(inside, carry)
+        after, objects, leaves = self._take(inside, carry)
         found = inside.collect(out, Linked(objects, others))
         changed = self._without_dropped(found.changed)
         returned, start = found.returned, 0  # of the carry in the output
@@ -427,9 +310,9 @@ class Loop:
         It must leave the values that go round with the structure it found, by the same
         program. Then all steps do.
         """
-        before = self._rounds.before
+        before = self._before
         changed = next(number for number in before if after[number] != before[number])
-        error = self._rounds.error(changed, after[changed])
+        error = self._structure_error(changed, after[changed])
         skeleton, count = self.signature.skeleton, len(self.row.inputs.values)
         for number, now in after.items():
             span = self.signature.span(number).entries
@@ -475,6 +358,109 @@ class Loop:
         """The position of the argument in the place of a leaf of a signature."""
         number, *path = signature.skeleton.paths()[leaf.position]
         return self._positions.get((number + shift, *path))
+
+    # The arguments that go round.
+
+    def _take(
+        self, inside: Inside, carry: Any
+    ) -> tuple[dict[int, Signature], list[Any], list[Any]]:
+        """Takes apart the arguments and the carry after a step.
+
+        Returns:
+            The static part of each argument that goes round; of the carry the Variables
+            and refs, and the leaves.
+        """
+        after, objects, leaves = {**self._before}, [], []
+        for number in self._before:
+            is_carry = number == self.place.argument
+            value = carry if is_carry else inside.tree[0][number]
+            now = self._take_apart(inside, number, value)
+            if is_carry:
+                self._check_carry(number, now)
+                objects, leaves = filter(nodes.is_variable_or_ref, now.news), now.leaves
+            # New data is stacked or refused where it is given a place.
+            if is_carry or self._may_settle(number, now):
+                after[number] = now.signature
+        return after, [*objects], leaves
+
+    def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
+        """Takes apart the value now in the place of an argument.
+
+        Its objects are numbered as in the arguments. So equal signatures have objects
+        with equal numbers at equal places, and these must be the same.
+        """
+        first, stop = [
+            next(self.signature.numbers(start), len(inside.objects))
+            for start in self.signature.span(number).entries
+        ]
+        olds = [inside.objects[number] for number in range(stop)]
+        refs = flattening.RefMap([(olds[number], number) for number in range(first)])
+        skeleton, leaves = packing.take_apart(
+            value, self.row.mode, refs, flattening.RefMap(), self.row.name
+        )
+        return _Now(Signature(skeleton), olds, [*refs], leaves)
+
+    def _check_carry(self, number: int, now: _Now) -> None:
+        """Raises unless the carry has the structure and the objects that it had."""
+        identified = self._identified(self._before[number], now.olds)
+        if not packing.are_same(identified, self._identified(now.signature, now.news)):
+            raise self._identity_error()
+        if self._before[number] != now.signature and not self._may_settle(number, now):
+            raise self._structure_error(number, now.signature)
+        if self.row.mode.structure:
+            tops = now.signature.skeleton.tops()
+            free = {top.index for top in tops if self.place.may_be_new(top)}
+            pairs = enumerate(zip(now.olds, now.news, strict=True))
+            if not all(x is y or index in free for index, (x, y) in pairs):
+                raise self._identity_error()
+
+    def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
+        """Objects that must be the same, even if something else is wrong."""
+        if not self.row.mode.structure:
+            return [*filter(nodes.is_variable_or_ref, objects)]
+        tops = [top for top in signature.skeleton.tops() if top is not LEAF]
+        return [objects[x.index] for x in tops if not self.place.may_be_new(x)]
+
+    def _identity_error(self) -> ValueError:
+        if self.row.mode.structure:
+            return ValueError(
+                f"{self.place.identity}, but nnx.{self.row.name} got other objects "
+                "back than it gave to the function.\nChange them in place, or split "
+                "them and carry their State."
+            )
+        return ValueError(
+            f"{self.row.name} Variable identity must be preserved across "
+            "iterations: the carry has other Variables out than in, or has them "
+            "in other places.\nWrite to them in place (`variable[...] = value`)."
+        )
+
+    def _structure_error(self, number: int, after: Signature) -> TypeError:
+        """For an argument that has another structure after a step."""
+        is_carry = number == self.place.argument
+        name = "carry" if is_carry else self.signature.labels.of(number)
+        before = self._before[number]
+        found = differences.between(before.facts(name), after.facts(name))
+        lines = differences.in_words(found, "before", "after", signatures.name_of)
+        listed = "\n  ".join(lines or ["which objects are shared"])
+        return CarryStructureError(
+            f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
+            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
+            "and metadata of carried Variables, can't be added, removed or changed "
+            "there."
+        )
+
+    # A step may set static attributes of carried objects, as `model.train()` does.
+
+    def _may_settle(self, number: int, now: _Now) -> bool:
+        """Whether only static attributes can have changed in an argument."""
+        before = self._before[number]
+        return (
+            self.place.takes_changes
+            and self.row.mode.structure
+            and len(now.olds) == len(now.news)
+            and before.treedef == now.signature.treedef
+            and before.skeleton.leaves() == now.signature.skeleton.leaves()
+        )
 
 
 def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:

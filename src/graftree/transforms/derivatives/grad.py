@@ -19,14 +19,9 @@ from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.kinds import Param
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    guards,
-    outside,
-    programs,
-)
+from graftree.transforms.crossing import debug_info, decorators, guards, programs
 from graftree.transforms.crossing.inside import Inside
+from graftree.transforms.crossing.outside import Call, lift, returning_arrays
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import DiffState
@@ -249,7 +244,7 @@ def crossing(
     has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[outside.Call, Callable[..., Any]]:
+) -> tuple[Call, Callable[..., Any]]:
     """For a tool: a call, and the function that JAX differentiates for it.
 
     The function takes the call's two groups, of which the second is differentiated. It
@@ -258,7 +253,7 @@ def crossing(
     which = chosen(name, argnums)
     args, kwargs = _by_position(f, which, args, kwargs)
     row = which.row(len(args))
-    call = outside.Call(f, row, args, kwargs)
+    call = Call(f, row, args, kwargs)
     _refuse_refs(name, call.groups)
     return call, _interior_of_gradient(f, row, has_aux)
 
@@ -359,7 +354,7 @@ def remat(
             return call
 
         def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-            return outside.returning_arrays(guards.by_content(inner, checkpointed))
+            return returning_arrays(guards.by_content(inner, checkpointed))
 
         statics = decorators.choose(function, "static", static_argnums)
         row = Row.uniform(
@@ -369,7 +364,7 @@ def remat(
             returns_captured=True,
             signatures=Interned(),
         )
-        return outside.lift(function, transform, row)
+        return lift(function, transform, row)
 
     return decorators.decorate(f, "remat", make)
 

@@ -13,17 +13,10 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 import jax
 
 from graftree import _jax, config
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    guards,
-    packing,
-    refusals,
-)
-from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing import debug_info, decorators, guards, refusals
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.packing import Values, groups_of, part_of
 from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature
@@ -61,13 +54,13 @@ def vjp(
 ) -> tuple[R, Callable[..., Any]]: ...
 @overload
 def vjp(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *primals: Any,
     has_aux: bool = False,
     **options: Unpack[VjpOptions],
 ) -> Any: ...
 def vjp(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *primals: Any,
     has_aux: bool = False,
     reduce_axes: Sequence[Any] = (),
@@ -111,9 +104,9 @@ def vjp(
 
 
 def jvp(
-    f: Any = MISSING,
-    primals: Any = MISSING,
-    tangents: Any = MISSING,
+    f: Any = decorators.MISSING,
+    primals: Any = decorators.MISSING,
+    tangents: Any = decorators.MISSING,
     *,
     has_aux: bool = False,
     graph: bool | None = None,
@@ -151,8 +144,8 @@ def jvp(
         (9.0, 6.0)
     """
     made = _decorate(f, "jvp", _jvp, has_aux, graph, graph_updates)
-    is_called = f is not MISSING and not (primals is tangents is MISSING)
-    return made(primals, tangents) if is_called else made
+    given = [x is not decorators.MISSING for x in (f, primals, tangents)]
+    return made(primals, tangents) if given[0] and any(given[1:]) else made
 
 
 def _decorate(
@@ -192,7 +185,7 @@ def _interior(f: Callable[..., Any], row: Row, has_aux: bool) -> Callable[..., A
         inside = Inside.of(row, groups)
         out = inside.run(f)
         *rest, part = inside.leave(cotangents.pair(out) if has_aux else out)
-        values, *aux = packing.groups_of(part)
+        values, *aux = groups_of(part)
         # A plain list: a cotangent has the same form.
         return [*values], (*rest, aux)
 
@@ -204,7 +197,7 @@ def _commit(
 ) -> tuple[Any, tuple[Any, ...], Signature]:
     """The output, the auxiliary output if there is one, and the form of the first."""
     *others, aux_values = rest
-    out = call.commit((*others, packing.part_of([values, *aux_values])))
+    out = call.commit((*others, part_of([values, *aux_values])))
     form = others[0].out
     if not has_aux:
         return out, (), form
