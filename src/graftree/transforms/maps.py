@@ -93,7 +93,16 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
         )
-        return _with_hint_at_rngs(guards.with_hint(mapped, ins), ins)
+
+        def with_hints(*groups: Values) -> Any:
+            try:
+                return mapped(*groups)
+            except Exception as error:
+                _hint_at_rngs(error, groups, ins)
+                guards.hint(error, groups, ins)
+                raise
+
+        return with_hints
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         calls = RepeatedCalls(function, row)
@@ -207,31 +216,21 @@ def pmap(
     return decorators.decorate(f, "pmap", make)
 
 
-def _with_hint_at_rngs(
-    mapped: Callable[..., Any], axes: Sequence[int | None]
-) -> Callable[..., Any]:
+def _hint_at_rngs(error: Exception, groups: Sequence[Values], axes: Any) -> None:
     """Adds the way out to JAX's error about random streams that have no axis."""
-
-    def wrapper(*groups: Values) -> Any:
-        try:
-            return mapped(*groups)
-        except ValueError as error:
-            streams = [
-                slot.name
-                for group, axis in zip(groups, axes, strict=True)
-                for slot, value in group.slots()
-                if axis is not None and getattr(value, "shape", None) == ()
-                if slot.variable and issubclass(slot.variable.type, RngState)
-            ]
-            if streams:
-                error.add_note(
-                    f"These random streams have no axis: {', '.join(streams)}.\n"
-                    "Split them first: rngs.split(n), or @nnx.split_rngs(splits=n) "
-                    "on top of nnx.vmap; or give them the axis None."
-                )
-            raise
-
-    return wrapper
+    streams = [
+        slot.name
+        for group, axis in zip(groups, axes, strict=True)
+        for slot, value in group.slots()
+        if axis is not None and getattr(value, "shape", None) == ()
+        if slot.variable and issubclass(slot.variable.type, RngState)
+    ]
+    if streams and isinstance(error, ValueError):
+        error.add_note(
+            f"These random streams have no axis: {', '.join(streams)}.\n"
+            "Split them first: rngs.split(n), or @nnx.split_rngs(splits=n) on top of "
+            "nnx.vmap; or give them the axis None."
+        )
 
 
 # For jax.pmap, negative axes differ from those of jax.vmap. They are in front there,

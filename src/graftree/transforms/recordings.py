@@ -92,7 +92,8 @@ def eval_shape(
     interior = inside.interior(function, row)
 
     def traced(group: Values) -> Any:
-        return jax.tree.map(_read, interior(_with_refs(group)))
+        result = interior(_with_refs(group))
+        return jax.tree.map(lambda x: x[...] if _jax.is_ref(x) else x, result)
 
     with _jax.hidden_frames:
         (group,) = call.groups
@@ -130,10 +131,6 @@ def _with_refs(group: Values) -> Values:
 def _is_of_ref(slot: Slot) -> bool:
     # A Variable may lack its ref: abstract ones do.
     return slot.variable.metadata["ref"] if slot.variable else slot.is_ref
-
-
-def _read(raw: Any) -> Any:
-    return raw[...] if _jax.is_ref(raw) else raw
 
 
 def _placed(result: Any) -> Any:

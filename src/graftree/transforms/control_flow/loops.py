@@ -198,18 +198,14 @@ def _check_axes(prefix: Prefix, argument: str) -> None:
 
 def _check_outputs(out_axes: Any) -> None:
     for axis in jax.tree.leaves(out_axes, is_leaf=lambda x: x is None):
-        if axis is None:
-            raise ValueError(
-                "Cannot broadcast output state: an entry of out_axes is None in "
-                f"nnx.scan, got out_axes={out_axes!r}. Outputs are stacked; use an "
-                "axis, or carry the state."
-            )
-        wrongs = ("broadcast", "None", None), ("carry", "Carry", Carry)
-        for verb, name, wrong in wrongs:
-            if isinstance(axis, StateAxes) and wrong in axis.axes:
+        is_mapping = isinstance(axis, StateAxes)
+        inner, what = (axis.axes, "StateAxes with ") if is_mapping else ([axis], "")
+        for verb, name, wrong in ("broadcast", "None", None), ("carry", "Carry", Carry):
+            if wrong in inner and axis is not Carry:
                 raise ValueError(
-                    f"Cannot {verb} output state. Got StateAxes with {name} in "
-                    f"out_axes of nnx.scan: {axis!r}. Use an axis."
+                    f"Cannot {verb} output state. Got {what}{name} in "
+                    f"out_axes={out_axes!r} of nnx.scan. Outputs are stacked: use an "
+                    "axis, or carry the state."
                 )
 
 
