@@ -132,18 +132,14 @@ _MOST_FRAMES = 100
 
 def _line_of(equation: Any) -> str:
     """The line of the user's program; parts that JAX or we compile apart have none."""
-    for frame in reversed(_frames_of(equation)):
+    # Innermost last, if this JAX has them.
+    for frame in reversed(_jax.summary_of(equation, _MOST_FRAMES).split("\n")):
         found = _FRAME.fullmatch(frame)
         if found is not None and not frame.startswith(_OWN):
             file, line, function = found.groups()
             name = function.rsplit(".<locals>.", 1)[-1]
             return f"{os.path.basename(file)}:{line} {name}"
     return ""
-
-
-def _frames_of(equation: Any) -> list[str]:
-    """The frames that recorded an equation, innermost last, if this JAX has them."""
-    return _jax.summary_of(equation, _MOST_FRAMES).split("\n")
 
 
 def _as_function(program: Any) -> Callable[..., list[Any]]:

@@ -85,27 +85,20 @@ def _search(
         for leaf in jax.tree.leaves(value)
     ]
     _check_concrete(named)
-    program = jax.make_jaxpr(_showing_paths(interior))(*call.groups)
-    search = Search()
-    held = [search.argument(value, name) for value, name in named]
-    results = search.run(program, held)
-    refs = [search.current(x) for x in held if _jax.is_ref(x.value)]
-    return NanReport([*results, *refs], search.findings)
 
-
-def _showing_paths(interior: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that JAX traces, with names after all methods and paths.
-
-    The names are those of this call: code compiled for other calls may be named after
-    the first of several equal objects.
-    """
-
+    # The names of methods and paths are those of this call: code compiled for other
+    # calls may be named after the first of several equal objects.
     @functools.wraps(interior)
     def traced(*groups: Any) -> Any:
         with methods.observed(lambda _, call: call(), shows_methods=True):
             return interior(*groups)
 
-    return traced
+    program = jax.make_jaxpr(traced)(*call.groups)
+    search = Search()
+    held = [search.argument(value, name) for value, name in named]
+    results = search.run(program, held)
+    refs = [search.current(x) for x in held if _jax.is_ref(x.value)]
+    return NanReport([*results, *refs], search.findings)
 
 
 def _check_concrete(named: Any) -> None:

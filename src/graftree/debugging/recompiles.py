@@ -440,7 +440,9 @@ def _without_address(text: str) -> str:
 
 def _narrowed(was: Static, now: Static) -> Iterator[tuple[str, Static, Static]]:
     """The place where two static values differ: the text of a path, and both parts."""
-    pairs = [(key, Static(x), Static(y)) for key, x, y in _parts(was.value, now.value)]
+    olds, news = _members(was.value), _members(now.value)
+    is_alike = type(was.value) is type(now.value) and olds.keys() == news.keys()
+    pairs = [(key, Static(x), Static(news[key])) for key, x in olds.items() if is_alike]
     differing = [(key, x, y) for key, x, y in pairs if x != y]
     if not differing:
         yield "", was, now
@@ -449,22 +451,17 @@ def _narrowed(was: Static, now: Static) -> Iterator[tuple[str, Static, Static]]:
             yield key + below, old, new
 
 
-def _parts(was: Any, now: Any) -> list[tuple[str, Any, Any]]:
-    """The members, by key, of two values of one type with the same keys."""
-    if type(was) is not type(now):
-        return []
-    if dataclasses.is_dataclass(was) and not isinstance(was, type):
-        names = [field.name for field in dataclasses.fields(was) if field.compare]
-        return [(f".{name}", getattr(was, name), getattr(now, name)) for name in names]
-    if isinstance(was, dict) and was.keys() == now.keys():
-        return [(f"[{key!r}]", was[key], now[key]) for key in was]
-    if isinstance(was, (tuple, list)) and len(was) == len(now):
-        fields = getattr(was, "_fields", None)
-        keys = (
-            [f".{x}" for x in fields] if fields else [f"[{i}]" for i in range(len(was))]
-        )
-        return [*zip(keys, was, now, strict=True)]
-    return []
+def _members(x: Any) -> dict[str, Any]:
+    """The members of a value by the texts of their keys, if it is known to have any."""
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        names = [field.name for field in dataclasses.fields(x) if field.compare]
+        return {f".{name}": getattr(x, name) for name in names}
+    if isinstance(x, tuple) and (names := getattr(x, "_fields", None)):
+        return {f".{name}": member for name, member in zip(names, x, strict=False)}
+    if isinstance(x, (dict, tuple, list)):
+        listed = x.items() if isinstance(x, dict) else enumerate(x)
+        return {f"[{key!r}]": member for key, member in listed}
+    return {}
 
 
 Facts = dict[Path, Any]

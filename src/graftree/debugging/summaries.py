@@ -160,16 +160,13 @@ def _check(obj: Any, method: str, has_inputs: bool) -> None:
             f"Expected a graph node, got {type(obj).__name__}: tabulate takes a Module "
             "or another Pytree, or a container of them."
         )
-    if callable(getattr(obj, method, None)):
-        return
-    name, known = type(obj).__name__, ", ".join(_methods(obj)) or "none"
-    if method != "__call__":
-        raise KeyError(f"{name} has no method {method!r}. Its methods: {known}.")
-    if has_inputs or not isinstance(obj, _CONTAINERS):
-        raise KeyError(
-            f"{name} has no method '__call__': name one in tabulate(..., method=...). "
-            f"Its methods: {known}."
-        )
+    is_call = method == "__call__"
+    is_listed = is_call and isinstance(obj, _CONTAINERS) and not has_inputs
+    if not is_listed and not callable(getattr(obj, method, None)):
+        known = ", ".join(_methods(obj)) or "none"
+        hint = ": name one in tabulate(..., method=...)" if is_call else ""
+        name = type(obj).__name__
+        raise KeyError(f"{name} has no method {method!r}{hint}. Its methods: {known}.")
 
 
 _CONTAINERS = (List, Dict, State, list, tuple, dict)

@@ -302,7 +302,8 @@ def crossing(
         args, kwargs = _map(
             lambda x: x.value if isinstance(x, _Kept) else x, args, kwargs
         )
-        return _only_data(f(*args, **kwargs))
+        leaves = jax.tree.leaves(f(*args, **kwargs), is_leaf=nodes.is_graph_node)
+        return [x for x in leaves if _is_data(x)]
 
     row = Row.uniform(
         name,
@@ -333,11 +334,6 @@ def _map(change: Callable[[Any], Any], *trees: Any) -> Any:
 def _is_data(x: Any) -> bool:
     is_abstract = isinstance(x, jax.ShapeDtypeStruct)
     return nodes.is_graph_node(x) or is_abstract or _jax.is_data_type(type(x))
-
-
-def _only_data(out: Any) -> list[Any]:
-    """The arrays and objects in an output."""
-    return [x for x in jax.tree.leaves(out, is_leaf=nodes.is_graph_node) if _is_data(x)]
 
 
 # JAX's name for the forward pass that is done again.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
@@ -27,22 +27,19 @@ from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
-from graftree.transforms.derivatives.cotangents import Argnums
+from graftree.transforms.derivatives.cotangents import Argnums, DerivativeOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
 X = TypeVar("X")
 
 
-class GradOptions(TypedDict, total=False):
+class GradOptions(DerivativeOptions, total=False):
     """The keyword arguments of `grad` and `value_and_grad`, less ``has_aux``."""
 
     argnums: int | DiffState | Sequence[int | DiffState]
     holomorphic: bool
     allow_int: bool
-    reduce_axes: Sequence[Any]
-    graph: bool | None
-    graph_updates: bool | None
 
 
 @overload

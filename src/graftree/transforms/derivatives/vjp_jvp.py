@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import jax
 
@@ -21,17 +21,10 @@ from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
+from graftree.transforms.derivatives.cotangents import DerivativeOptions
 
 R = TypeVar("R")
 X = TypeVar("X")
-
-
-class VjpOptions(TypedDict, total=False):
-    """The keyword arguments of `vjp`, less ``has_aux``."""
-
-    reduce_axes: Sequence[Any]
-    graph: bool | None
-    graph_updates: bool | None
 
 
 @overload
@@ -41,7 +34,7 @@ def vjp(
     /,
     *primals: Any,
     has_aux: Literal[True],
-    **options: Unpack[VjpOptions],
+    **options: Unpack[DerivativeOptions],
 ) -> tuple[R, Callable[..., Any], X]: ...
 @overload
 def vjp(
@@ -50,14 +43,14 @@ def vjp(
     /,
     *primals: Any,
     has_aux: Literal[False] = False,
-    **options: Unpack[VjpOptions],
+    **options: Unpack[DerivativeOptions],
 ) -> tuple[R, Callable[..., Any]]: ...
 @overload
 def vjp(
     f: Any = decorators.MISSING,
     *primals: Any,
     has_aux: bool = False,
-    **options: Unpack[VjpOptions],
+    **options: Unpack[DerivativeOptions],
 ) -> Any: ...
 def vjp(
     f: Any = decorators.MISSING,
