@@ -89,6 +89,13 @@ class Place:
             )
         return out[number], (*out[:number], None, *out[number + 1 :])
 
+    def start_in(self, out: Signature) -> int:
+        """The number of the first entry of the carry in an output."""
+        if self.output is None:
+            return 0
+        parts = out.treedef.children()[: self.output]
+        return sum(part.num_leaves for part in parts)
+
 
 class CarryStructureError(TypeError, ValueError):
     """A step changed the structure of the carry; either type, as in Flax NNX."""
@@ -252,12 +259,8 @@ class Loop:
         after, objects, leaves = self._take(inside, carry)
         found = inside.collect(out, Linked(objects, others))
         changed = self._without_dropped(found.changed)
-        returned, start = found.returned, 0  # of the carry in the output
-        if self.place.output is not None:
-            parts = returned.out.treedef.children()[: self.place.output]
-            start = sum(part.num_leaves for part in parts)
-        shift = self._span.entries[0] - start
-        found_at = self._position
+        returned, found_at = found.returned, self._position
+        shift = self._span.entries[0] - self.place.start_in(returned.out)
         structure = [(x, found_at(returned.structure, x)) for x in found.structure]
         output = [(x, found_at(returned.out, x, shift)) for x in found.out]
         values = [inside.current(i) for i in range(len(self.values))]
