@@ -67,7 +67,8 @@ def cond(
         1
     """
     branches = {"true_fun": true_fun, "false_fun": false_fun}
-    return _choose("cond", "pred", pred, branches, operands, graph, graph_updates)
+    with _jax.hidden_frames:
+        return _choose("cond", "pred", pred, branches, operands, graph, graph_updates)
 
 
 def switch(
@@ -104,7 +105,8 @@ def switch(
     if not branches:
         raise ValueError("Empty branch sequence: nnx.switch needs a function.")
     named = {f"branches[{number}]": f for number, f in enumerate(branches)}
-    return _choose("switch", "index", index, named, operands, graph, graph_updates)
+    with _jax.hidden_frames:
+        return _choose("switch", "index", index, named, operands, graph, graph_updates)
 
 
 def _choose(
@@ -130,11 +132,10 @@ def _choose(
         return _Branches(row, groups).choose(index, branches)
 
     functions = [*branches.values()]
-    with _jax.hidden_frames:
-        run = functools.partial(
-            programs.run, functions[-1], select, name=name, leading=(argument,)
-        )
-        return Call(functions[0], row, operands, {}).run(run, index)
+    run = functools.partial(
+        programs.run, functions[-1], select, name=name, leading=(argument,)
+    )
+    return Call(functions[0], row, operands, {}).run(run, index)
 
 
 _signatures = Interned()

@@ -279,8 +279,9 @@ def while_loop(
         return jax.lax.while_loop(going, named, loop.initial)
 
     mode = config.propagation(graph, graph_updates)
-    # The condition would not see the body's writes to a ref.
-    return _looped("while_loop", mode, steps, body_fun, init_val, moves_refs=True)
+    with _jax.hidden_frames:
+        # The condition would not see the body's writes to a ref.
+        return _looped("while_loop", mode, steps, body_fun, init_val, moves_refs=True)
 
 
 @overload
@@ -352,7 +353,8 @@ def fori_loop(
         return jax.lax.fori_loop(lower, upper, named, loop.initial, unroll=unroll)
 
     mode = config.propagation(graph, graph_updates)
-    return _looped("fori_loop", mode, steps, body_fun, init_val, skipped=1)
+    with _jax.hidden_frames:
+        return _looped("fori_loop", mode, steps, body_fun, init_val, skipped=1)
 
 
 _PLACE = Place(
@@ -386,9 +388,8 @@ def _looped(
         loop = Loop(row, _PLACE, groups, moves_refs)
         return loop.run(lambda step: (steps(loop, step), ()))
 
-    with _jax.hidden_frames:
-        run = functools.partial(programs.run, body, traced, name=name)
-        return Call(body, row, (init_val,), {}).run(run)
+    run = functools.partial(programs.run, body, traced, name=name)
+    return Call(body, row, (init_val,), {}).run(run)
 
 
 _signatures = Interned()
