@@ -27,7 +27,6 @@ from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import nodes
-from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes
 from graftree.transforms.crossing import debug_info
 from graftree.transforms.crossing.packing import Values
@@ -90,10 +89,10 @@ def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
         listed = []
         for key, value, is_data in nodes.children(x):
             kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
-            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+            if is_data is False or (is_data is None and kind is nodes.Leaf.STATIC):
                 if type(value) not in attributes.ATOMS:
                     statics.append(((*path, key), value))
-            elif not isinstance(kind, Leaf):
+            elif not isinstance(kind, nodes.Leaf):
                 listed.append((key, value))
         return listed
 

@@ -325,7 +325,7 @@ class _Lifted:
         returned, changed, new, out = in_order(result)
         updates = dict(zip(returned.changed, changed, strict=True))
         # For inputs in the output, the cotangents are elsewhere.
-        arrived = dict(zip(returned.names[1].positions, out, strict=True))
+        arrived = dict(zip(returned.names[-1].positions, out, strict=True))
         g = cotangents.tree(returned.out, arrived, mode)
         keywords = {}
         if mode.structure:
