@@ -55,7 +55,7 @@ remat = functools.partial(_nnx.remat, **_updates)
 checkify = functools.partial(_nnx.checkify, **_updates)
 eval_shape = functools.partial(_nnx.eval_shape, **_updates)
 
-nodes.register_compat(
+nodes.IN_COMPAT.update(
     name
     for name, function in [*globals().items()]
     # These two never work with graph updates.
