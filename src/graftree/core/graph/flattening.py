@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +58,10 @@ class RefMap(MutableMapping[Any, Any]):
         made._entries = {id(obj): (obj, index) for index, obj in indexmap.items()}
         return made
 
+    def take(self, other: RefMap) -> None:
+        """Takes on all entries of another one."""
+        self._entries.update(other._entries)
+
     def __getitem__(self, key: Any) -> Any:
         return self._entries[id(key)][1]
 
@@ -83,9 +87,9 @@ class IndexMap(dict[int, Any]):
     """
 
     @staticmethod
-    def from_refmap(refmap: Mapping[Any, int]) -> IndexMap:
+    def from_refmap(refmap: RefMap) -> IndexMap:
         """The inverse of a `RefMap`."""
-        return IndexMap([(index, obj) for obj, index in refmap.items()])
+        return IndexMap([(index, obj) for obj, index in refmap._entries.values()])
 
 
 # Flattening.
@@ -258,7 +262,6 @@ class _Flattener:
 
 
 # The constructor of a named tuple is a function in Python.
-_make_row: Callable[[tuple[Any, ...]], graphdefs.NodeRow]
 _make_row = functools.partial(tuple.__new__, graphdefs.NodeRow)
 
 

@@ -145,7 +145,6 @@ def _find_places(
 
 
 # The constructor of a named tuple is a function in Python.
-_make_given: Callable[[tuple[Any, ...]], Given]
 _make_given = functools.partial(tuple.__new__, Given)
 
 
@@ -156,8 +155,18 @@ def in_object(node: Any) -> Look:
         facts = attributes.facts_of(type(node))
         # Classes that are not pytrees are not checked, so there the values decide.
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
+        entries, naming = vars(node), facts.naming
+
         # Its children are not listed: most of them are not needed.
-        return functools.partial(_look, vars(node), statuses, facts.naming, type(node))
+        def look(key: Any) -> tuple[Any, Any, bool]:
+            name = naming.name_of(type(node), key)
+            child = entries.get(name, MISSING)
+            if child is MISSING:
+                return key, child, True
+            is_leaf = statuses.get(name) is False or _is_leaf(child)
+            return naming.key_of(name), child, is_leaf
+
+        return look
     if type(node) is dict or isinstance(node, states.State):
         return _in_mapping(
             flat_states.raw_mapping(node), lambda _, child: _is_leaf(child)
@@ -168,21 +177,6 @@ def in_object(node: Any) -> Look:
         {child.key: child.value for child in children},
         lambda key, child: statuses[key] is False or _is_leaf(child),
     )
-
-
-def _look(
-    entries: Mapping[str, Any],
-    statuses: Mapping[str, bool],
-    naming: attributes.Naming,
-    kind: type,
-    key: Any,
-) -> tuple[Any, Any, bool]:
-    name = naming.name_of(kind, key)
-    child = entries.get(name, MISSING)
-    if child is MISSING:
-        return key, child, True
-    is_leaf = statuses.get(name) is False or _is_leaf(child)
-    return naming.key_of(name), child, is_leaf
 
 
 def _in_mapping(
@@ -336,8 +330,7 @@ def _match_slowly(
     graphdef: GraphDef[Any], mappings: Sequence[Mapping[Any, Any]]
 ) -> list[Any]:
     in_tree = functools.partial(_in_mapping, is_leaf=lambda _, x: type(x) is int)
-    definitions = [definition for _, definition in graphdef.leaves()]
-    found: list[Any] = [MISSING] * len(definitions)
+    found: list[Any] = [MISSING] * graphdef.num_leaves
     unexpected: list[Path] = []
     for mapping in mappings:
         places = _find_places(graphdef.places(), mapping, in_tree)
@@ -351,9 +344,7 @@ def _match_slowly(
                 unexpected.append(path)
     missing = [
         path
-        for path, definition, leaf in zip(
-            graphdef.paths(), definitions, found, strict=True
-        )
+        for (path, definition), leaf in zip(graphdef.leaves(), found, strict=True)
         # Only a Variable may have a mapping as its value.
         if leaf is MISSING or (definition is None and is_mapping(leaf))
     ]
@@ -362,7 +353,7 @@ def _match_slowly(
         raise _count_error(graphdef, count, missing, unexpected)
     boxes = [
         leaf
-        for definition, leaf in zip(definitions, found, strict=True)
+        for (_, definition), leaf in zip(graphdef.leaves(), found, strict=True)
         if isinstance(definition, VariableDef) and not isinstance(leaf, Variable)
     ]
     # A checkpoint restored without types has this level below all Variables, or none.

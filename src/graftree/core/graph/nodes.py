@@ -364,7 +364,6 @@ _TABLE = bookkeeping.NAMES[0]
 
 # The constructor of a named tuple is a Python function, which would cost as much as
 # all the rest.
-_make_child: Callable[[tuple[Any, Any, bool | None]], Child]
 _make_child = functools.partial(tuple.__new__, Child)
 
 
@@ -457,7 +456,6 @@ _registered[type(None)] = TreeKind(lambda _: ([], None), lambda _items, _: None)
 
 def is_variable_or_ref(x: Any) -> bool:
     """Whether ``x`` is a value that must not occur twice in a tree."""
-    # JAX asks it of all that is in a tree.
     kind = KINDS.get(type(x)) or kind_of(x)
     return kind is Leaf.VARIABLE or kind is Leaf.REF
 
@@ -508,7 +506,10 @@ class _Walk:
         self.cycle: ValueError | None = None
 
     def stops_at(self, x: Any) -> bool:
-        if is_variable_or_ref(x) or (self.is_end is not None and self.is_end(x)):
+        kind = KINDS.get(type(x)) or kind_of(x)
+        if kind is Leaf.VARIABLE or kind is Leaf.REF:
+            return True
+        if self.is_end is not None and self.is_end(x):
             return True
         is_watched = next(self.first, None) is None and isinstance(x, _CONTAINERS)
         if is_watched and not self.is_new(x) and not self.is_searched:

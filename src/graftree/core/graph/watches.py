@@ -31,7 +31,7 @@ import functools
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -90,14 +90,14 @@ def _note_read(node: Any) -> None:
             pytrees.note_read(x)
 
 
-def _all_in(node: Any) -> Iterator[Any]:
+def _all_in(node: Any) -> list[Any]:
     """A value and all in it, each once."""
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
         return [child[:2] for child in nodes.children(x)] if is_new(x) else None
 
-    return (x for _, x in walks.walk(node, below))
+    return [x for _, x in walks.walk(node, below)]
 
 
 # One more mode of memos, for the leaves of objects that `jax.jit` gets.
@@ -311,7 +311,7 @@ class StructureWatch:
         made: int,
     ) -> None:
         self.checked = made
-        self._rows = skeleton.rows
+        self._rows: tuple[Any, ...] = skeleton.rows
         # Containers, and graph nodes as weak references, by row; all objects by number.
         self._members = [*members]
         self._numbered = dict(objects)
@@ -326,8 +326,11 @@ class StructureWatch:
         self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
         self.is_complete = True
-        for variable in self.variables:
-            self._add_static(variables.metadata_of(variable))
+        cells = [cell for row in self._rows for cell in row.cells]
+        statics = [cell[1] for cell in cells if type(cell) is Static]
+        changing = [x for x in statics if type(x) not in imprints.PLAIN]
+        for x in [*map(variables.metadata_of, self.variables), *changing]:
+            self._add_static(x)
         self._add_rows(objects)
         self.is_stamped = not self._unseen
         self._imprints = [*map(imprints.imprint, self._statics.values())]
@@ -485,12 +488,6 @@ class StructureWatch:
             self._unseen.append(place)
             self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
             self._add_static(row.metadata)
-        self._add_statics(row)
-
-    def _add_statics(self, row: graphdefs.NodeRow) -> None:
-        for cell in row.cells:
-            if type(cell) is Static and type(cell[1]) not in imprints.PLAIN:
-                self._add_static(cell[1])
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
         """Adds a container; returns whether that covers all values below it, too."""
@@ -498,18 +495,16 @@ class StructureWatch:
         if type(content) is dict and _mirror(content) is not None:
             self._mirrored.append(content)
             return True
-        row = self._rows[place]
         if not (isinstance(x, tuple) or x is None):
             self._comparisons.append(_comparison(content))
         below = place + 1
-        for cell in row.cells:
+        for cell in self._rows[place].cells:
             if cell is NODE:
                 if self._rows[below].index is not None:
                     self.nodes.append(self._members[below])
                 below += self._rows[below].num_rows
             elif type(cell) is graphdefs.NodeRef:
                 self.nodes.append(objects[cell.index])
-        self._add_statics(row)
         return False
 
     def _add_static(self, x: Any) -> None:

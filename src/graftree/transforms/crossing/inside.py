@@ -399,7 +399,7 @@ class Inside:
         may_stay = all(slots[p].definition is not None for p in forced)
         is_kept = self._is_unchanged()
         if is_kept and may_stay:
-            refs.update(self._numbers)
+            refs.take(self._numbers)
             return None, [], False
         skeleton, leaves = flattening.flatten_leaves(
             self.signature.treedef, self._roots, True, refs, self._numbers
