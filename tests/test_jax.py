@@ -167,7 +167,7 @@ def test_one_line_says_once_what_is_missing_and_lost(monkeypatch, said, caplog):
     (line,) = caplog.messages
     assert line == (
         f"JAX {jax.__version__} has moved jax.extend.core.find_top_trace: "
-        f"{_jax_names.NAMES[PLACE].lost}."
+        f"{_jax_names.NAMES[PLACE]}."
     )
 
 

@@ -24,6 +24,34 @@ import sys as _sys
 import typing as _typing
 from types import ModuleType as _ModuleType
 
+from jax.nn import (
+    celu as celu,
+    elu as elu,
+    gelu as gelu,
+    glu as glu,
+    hard_sigmoid as hard_sigmoid,
+    hard_silu as hard_silu,
+    hard_swish as hard_swish,
+    hard_tanh as hard_tanh,
+    identity as identity,
+    leaky_relu as leaky_relu,
+    log_sigmoid as log_sigmoid,
+    log_softmax as log_softmax,
+    logsumexp as logsumexp,
+    one_hot as one_hot,
+    relu as relu,
+    relu6 as relu6,
+    selu as selu,
+    sigmoid as sigmoid,
+    silu as silu,
+    soft_sign as soft_sign,
+    softmax as softmax,
+    softplus as softplus,
+    standardize as standardize,
+    swish as swish,
+)
+from jax.numpy import tanh as tanh
+
 from graftree import (
     config as config,
     debugging as debugging,
@@ -182,34 +210,7 @@ from graftree.interop.node_states import (
 )
 from graftree.memory.keeping import name as name
 from graftree.nn import initializers as initializers
-from graftree.nn.activations import (
-    PReLU as PReLU,
-    celu as celu,
-    elu as elu,
-    gelu as gelu,
-    glu as glu,
-    hard_sigmoid as hard_sigmoid,
-    hard_silu as hard_silu,
-    hard_swish as hard_swish,
-    hard_tanh as hard_tanh,
-    identity as identity,
-    leaky_relu as leaky_relu,
-    log_sigmoid as log_sigmoid,
-    log_softmax as log_softmax,
-    logsumexp as logsumexp,
-    one_hot as one_hot,
-    relu as relu,
-    relu6 as relu6,
-    selu as selu,
-    sigmoid as sigmoid,
-    silu as silu,
-    soft_sign as soft_sign,
-    softmax as softmax,
-    softplus as softplus,
-    standardize as standardize,
-    swish as swish,
-    tanh as tanh,
-)
+from graftree.nn.activations import PReLU as PReLU
 from graftree.nn.attention import (
     combine_masks as combine_masks,
     dot_product_attention as dot_product_attention,

@@ -10,158 +10,97 @@ from __future__ import annotations
 import logging
 import pkgutil
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.core
 
-
-class Name(NamedTuple):
-    """The purpose of one name.
-
-    Attributes:
-        serves: Its use.
-        instead: The replacement where it is missing; empty if there is none.
-        lost: The loss in that case, in words for users.
-    """
-
-    serves: str
-    instead: str
-    lost: str
-
-
-NAMES = {
-    "jax._src.core:trace_state": Name(
-        "the token of the innermost trace",
-        "jax.extend.core.get_opaque_trace_state",
-        "calls of layers and new Variables take a little longer",
+# The loss without some names, in words for users: the names. Above each, their purpose,
+# and what serves it instead; `docs/look_up/design.md` has the gains.
+_LOSSES = {
+    # The token of the innermost trace; else get_opaque_trace_state gives it.
+    "calls of layers and new Variables take a little longer": (
+        "jax._src.core:trace_state"
     ),
-    "jax.extend.core:get_opaque_trace_state": Name(
-        "the same token, should trace_state be missing",
-        "trace_state",
-        "nothing, unless jax._src.core.trace_state is missing, too",
+    # The same token, where trace_state is missing.
+    "nothing, unless jax._src.core.trace_state is missing, too": (
+        "jax.extend.core:get_opaque_trace_state"
     ),
-    "jax.extend.core:find_top_trace": Name(
-        "which traces are around: whether a program is recorded, and how deep",
-        "all that is traced counts as a program",
-        "control flow outside of jit is compiled again where it is differentiated",
+    # Which traces are around: is a program recorded, and how deep? Else all that is
+    # traced counts as a program.
+    "control flow outside of jit is compiled again where it is differentiated": (
+        "jax.extend.core:find_top_trace"
     ),
-    "jax._src.config:trace_context": Name(
-        "the settings of JAX that a trace depends on",
-        "",
-        "explain_recompile does not tell settings of JAX",
+    # The settings of JAX that a trace depends on, and their names.
+    "explain_recompile does not tell settings of JAX": (
+        "jax._src.config:trace_context jax._src.config:trace_context_names"
     ),
-    "jax._src.config:trace_context_names": Name(
-        "the names of these settings",
-        "",
-        "explain_recompile does not tell settings of JAX",
+    # The settings in a program, to know it again. Else each is compiled.
+    "control flow outside of jit is compiled at each call": (
+        "jax.extend.core:JaxprEqn.ctx"
     ),
-    "jax.extend.core:JaxprEqn.ctx": Name(
-        "to know a program that was compiled before: the settings in it",
-        "each is compiled",
-        "control flow outside of jit is compiled at each call",
+    # The registries in which jax.jit, not jax.tree, finds how to take a model apart:
+    # all arrays at once. Else each object and Variable is taken apart.
+    "calls of plain jax.jit with models take longer": (
+        "jax._src.tree_util:dispatch_registry jax._src.tree_util:_all_registries "
+        "jax._src.tree_util:_registry"
     ),
-    "jax._src.tree_util:dispatch_registry": Name(
-        "to give jax.jit all arrays of a model at once, where it finds its program",
-        "each object and Variable is taken apart",
-        "calls of plain jax.jit with models take longer",
+    # The mesh in functions whose axes have names; elsewhere jax.sharding.get_mesh.
+    "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
+    "are not moved to the mesh": "jax._src.mesh:get_concrete_mesh",
+    # To tell scopes of modules from those of transforms.
+    "tools that read programs tell no paths of modules": (
+        "jax.extend.source_info_util:transform_name_stack "
+        "jax.extend.source_info_util:current_name_stack"
     ),
-    "jax._src.tree_util:_all_registries": Name(
-        "the same: the registries beside that one",
-        "the same",
-        "calls of plain jax.jit with models take longer",
+    # The line of an operation.
+    "find_nans tells no lines of programs": "jax.extend.source_info_util:summarize",
+    # To locate operations at the lines of layers and users.
+    "programs and profiles locate operations at lines of Graftree": (
+        "jax.extend.source_info_util:register_exclusion"
     ),
-    "jax._src.tree_util:_registry": Name(
-        "the same: what jax.export looks up",
-        "the same",
-        "calls of plain jax.jit with models take longer",
+    # To hide our frames in errors under jax.jit and the like.
+    "errors under jax.jit show frames of Graftree": (
+        "jax._src.traceback_util:register_exclusion"
     ),
-    "jax._src.mesh:get_concrete_mesh": Name(
-        "the mesh in functions whose axes have names",
-        "jax.sharding.get_mesh, elsewhere",
-        "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
-        "are not moved to the mesh",
+    # Where axes, shardings or devices do not fit; else the error of jax.tree.map.
+    "errors tell less of where in_axes and their like do not fit": (
+        "jax._src.tree_util:prefix_errors"
     ),
-    "jax.extend.source_info_util:transform_name_stack": Name(
-        "to tell scopes of modules from those of transforms",
-        "",
-        "tools that read programs tell no paths of modules",
+    # To write our objects into exported functions.
+    "functions that take or return States or Variables can't be exported": (
+        "jax._src.export._export:serialization_registry"
     ),
-    "jax.extend.source_info_util:current_name_stack": Name(
-        "the same",
-        "",
-        "tools that read programs tell no paths of modules",
+    # To read them from there.
+    "exported functions that take or return States or Variables can't be read": (
+        "jax._src.export._export:deserialization_registry"
     ),
-    "jax.extend.source_info_util:summarize": Name(
-        "the line of an operation", "", "find_nans tells no lines of programs"
+    # New values of Variables stay on the devices of the old; else the compiler chooses.
+    "what a compiled function writes into a Variable over several devices may be "
+    "placed as the compiler likes": (
+        "jax.extend.core:Primitive jax.interpreters.ad:primitive_jvps "
+        "jax.interpreters.batching:primitive_batchers "
+        "jax.interpreters.mlir:register_lowering jaxlib.mlir.ir:BlockArgument "
+        "jaxlib.mlir.dialects.sdy:ShardingConstraintOp"
     ),
-    "jax.extend.source_info_util:register_exclusion": Name(
-        "to locate operations at the lines of layers and users",
-        "",
-        "programs and profiles locate operations at lines of Graftree",
+    # To run an eager call of a layer as one program.
+    "eager calls of layers take longer": (
+        "jax.extend.core:set_current_trace jax.extend.core:take_current_trace "
+        "jax.experimental.layout:with_layout_constraint "
+        "jax.experimental.layout:Layout"
     ),
-    "jax._src.traceback_util:register_exclusion": Name(
-        "to hide our frames in errors under jax.jit and other functions of JAX",
-        "",
-        "errors under jax.jit show frames of Graftree",
+    # The varying axes of a value, for loops inside jax.shard_map.
+    "nnx.Stack and nnx.memory.value_and_grad may fail inside jax.shard_map": (
+        "jax.core:ShapedArray.manual_axis_type"
     ),
-    "jax._src.tree_util:prefix_errors": Name(
-        "to tell where axes, shardings or devices do not fit the arguments",
-        "the error of jax.tree.map, without the place",
-        "errors tell less of where in_axes and their like do not fit",
-    ),
-    "jax._src.export._export:serialization_registry": Name(
-        "to write our objects into exported functions",
-        "",
-        "functions that take or return States or Variables can't be exported",
-    ),
-    "jax._src.export._export:deserialization_registry": Name(
-        "to read our objects from exported functions",
-        "",
-        "exported functions that take or return States or Variables can't be read",
-    ),
-    **dict.fromkeys(
-        (
-            "jax.extend.core:Primitive",
-            "jax.interpreters.ad:primitive_jvps",
-            "jax.interpreters.batching:primitive_batchers",
-            "jax.interpreters.mlir:register_lowering",
-            "jaxlib.mlir.ir:BlockArgument",
-            "jaxlib.mlir.dialects.sdy:ShardingConstraintOp",
-        ),
-        Name(
-            "new values of Variables stay on the devices of the old ones",
-            "what the compiler chooses",
-            "what a compiled function writes into a Variable over several devices may "
-            "be placed as the compiler likes",
-        ),
-    ),
-    **dict.fromkeys(
-        (
-            "jax.extend.core:set_current_trace",
-            "jax.extend.core:take_current_trace",
-            "jax.experimental.layout:with_layout_constraint",
-            "jax.experimental.layout:Layout",
-        ),
-        Name(
-            "to run an eager call of a layer as one program",
-            "",
-            "eager calls of layers take longer",
-        ),
-    ),
-    "jax.core:ShapedArray.manual_axis_type": Name(
-        "Stack and accumulate inside of jax.shard_map",
-        "",
-        "nnx.Stack and nnx.memory.accumulate may fail inside jax.shard_map",
-    ),
-    "jax.experimental.layout:Format": Name(
-        "to know memory layouts", "", "memory layouts are not taken for shardings"
-    ),
-    **dict.fromkeys(
-        ("jax.experimental.checkify:checkify", "jax.experimental.checkify:user_checks"),
-        Name("nnx.checkify", "", "there is no nnx.checkify"),
+    # To recognize memory layouts.
+    "memory layouts are not taken for shardings": "jax.experimental.layout:Format",
+    # nnx.checkify.
+    "there is no nnx.checkify": (
+        "jax.experimental.checkify:checkify jax.experimental.checkify:user_checks"
     ),
 }
+NAMES = {name: lost for lost, names in _LOSSES.items() for name in names.split()}
 
 
 _logger = logging.getLogger("graftree")
@@ -196,7 +135,7 @@ def tell(*places: str) -> None:
     if _told.issuperset(names):
         return
     _told.update(names)
-    lost = "; ".join(dict.fromkeys(NAMES[place].lost for place in names))
+    lost = "; ".join(dict.fromkeys(NAMES[place] for place in names))
     text = ", ".join(names).replace(":", ".")
     _logger.warning("JAX %s has %s %s: %s.", jax.__version__, what, text, lost)
 
@@ -228,7 +167,7 @@ class _Way:
     ) -> None:
         self._function, self._places, self._prepare = function, places, prepare
         self._otherwise: Callable[..., Any] = lambda *_: None
-        self._given: Sequence[Any] | None = None
+        self._given: Any = None
         self._is_open = True
         self.__doc__ = function.__doc__
 
@@ -241,7 +180,8 @@ class _Way:
         if self._is_open:
             try:
                 if self._given is None:
-                    self._given = self._look_up()
+                    with jax.core.eval_context():  # even if it is first used in a trace
+                        self._given = self._prepare(*map(find, self._places))
                 return self._function(*self._given, *args)
             except (MemoryError, RecursionError):  # which say nothing of JAX
                 raise
@@ -250,10 +190,6 @@ class _Way:
                 tell(*self._places)
                 _logger.debug("This is why:", exc_info=True)
         return self._otherwise(*args)
-
-    def _look_up(self) -> Sequence[Any]:
-        with jax.core.eval_context():  # even if the first use is in a trace
-            return self._prepare(*map(find, self._places))
 
 
 def _as_found(*found: Any) -> Sequence[Any]:

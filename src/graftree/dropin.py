@@ -22,7 +22,6 @@ its sub-module paths. The rest of ``flax`` depends on the machine:
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -33,7 +32,7 @@ import runpy
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -396,39 +395,30 @@ and sys.path.insert(0, {STARTUP!a})
 """
 
 
-def _install_startup() -> None:
-    file = _startup_file()
-    with _explained(f"Cannot write {file}"):
-        file.write_text(_STARTUP_LINE, encoding="utf-8")
-    print(f"{file} is installed: each Python of this environment looks for {VARIABLE}.")
+# What to do with the file, and what it then means.
+_COMMANDS = {
+    "--install-startup": (
+        "write",
+        f"is installed: each Python of this environment looks for {VARIABLE}.",
+    ),
+    "--remove-startup": ("remove", f"is not there: {VARIABLE} alone has no effect."),
+}
 
 
-def _remove_startup() -> None:
-    file = _startup_file()
-    with _explained(f"Cannot remove {file}"):
-        file.unlink(missing_ok=True)
-    print(f"{file} is not there: {VARIABLE} alone has no effect.")
-
-
-def _startup_file() -> pathlib.Path:
-    return pathlib.Path(sysconfig.get_path("purelib"), "graftree_startup.pth")
-
-
-@contextlib.contextmanager
-def _explained(problem: str) -> Iterator[None]:
+def _set_startup(verb: str, meaning: str) -> None:
+    file = pathlib.Path(sysconfig.get_path("purelib"), "graftree_startup.pth")
     try:
-        yield
+        if verb == "write":
+            file.write_text(_STARTUP_LINE, encoding="utf-8")
+        else:
+            file.unlink(missing_ok=True)
     except OSError as error:
         raise SystemExit(
-            f"{problem}: {error.strerror}. Run this with the Python of an environment "
-            "that you may change, or start programs with `python -m graftree.dropin`."
+            f"Cannot {verb} {file}: {error.strerror}. Run this with the Python of an "
+            "environment that you may change, or start programs with "
+            "`python -m graftree.dropin`."
         ) from None
-
-
-_COMMANDS: dict[tuple[str, ...], Callable[[], None]] = {
-    ("--install-startup",): _install_startup,
-    ("--remove-startup",): _remove_startup,
-}
+    print(f"{file} {meaning}")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -453,12 +443,11 @@ def main(arguments: Sequence[str]) -> None:
         SystemExit: usage: python -m graftree.dropin (script.py | -m module) [arguments]
                python -m graftree.dropin (--install-startup | --remove-startup)
     """
-    if command := _COMMANDS.get(tuple(arguments)):
-        command()
-        return
+    if len(arguments) == 1 and arguments[0] in _COMMANDS:
+        return _set_startup(*_COMMANDS[arguments[0]])
     is_module = list(arguments[:1]) == ["-m"]
     program = list(arguments[1:] if is_module else arguments)
-    if not program or program[0] in sum(_COMMANDS, ()):
+    if not program or program[0] in _COMMANDS:
         raise SystemExit(_USAGE)
     install()
     sys.argv = program

@@ -534,7 +534,7 @@ def test_signatures_are_those_of_the_peer(same_peer, row):
 
 
 INITIALIZERS = {n for n in dir(jax.nn.initializers) if not n.startswith("_")}
-ACTIVATIONS = {*vars(nnx.nn.activations)} & {n for n in dir(jax.nn) if n[0] != "_"}
+ACTIVATIONS = {*dir(nnx.nn.activations)} & {n for n in dir(jax.nn) if n[0] != "_"}
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))

@@ -24,7 +24,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.checkpoints import processes
-from graftree.core.graph import nodes, updates
+from graftree.core.graph import nodes
 
 # Where Orbax puts JSON, in the folder of the item.
 FILE = "metadata"
@@ -152,22 +152,3 @@ def _decoded(x: Any) -> Any:
         case {"$dict": items}:
             return {_decoded(key): _decoded(value) for key, value in items}
     return {key: _decoded(value) for key, value in x.items()}
-
-
-def write_with_objects(
-    objects: Mapping[str, Any],
-    new: Mapping[str, Any],
-    iterators: Mapping[str, Any],
-    states: Mapping[str, Any],
-) -> None:
-    """Writes objects and iterators: all of them, or none."""
-    before = {name: iterator.get_state() for name, iterator in iterators.items()}
-    try:
-        for name, iterator in iterators.items():
-            iterator.set_state(states[name])
-        if objects:
-            updates.update(dict(objects), dict(new))
-    except BaseException:
-        for name, iterator in iterators.items():
-            iterator.set_state(before[name])
-        raise

@@ -9,12 +9,7 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import errors
-from graftree.checkpoints import (
-    orbax_side,
-    processes,
-    stored_trees,
-    strict_loading,
-)
+from graftree.checkpoints import orbax_side, processes, stored_trees
 
 T = TypeVar("T")
 
@@ -82,14 +77,19 @@ def _write(folder: Any, tree: Mapping[str, Any], exists: bool) -> None:
             _remove(beside.parent / (beside.name + orbax_side.PARTIAL))
             raise
         if exists:
-            _swap(folder)
+            if processes.is_first():
+                # Until its renaming, the new one is whole, and `restore` looks for it.
+                folder.rename(folder.parent / (folder.name + OLD))
+            _finish_swap(folder)
 
 
 def _check_replaceable(folder: Any, overwrite: bool) -> None:
     """Raises if a folder that exists may not be replaced."""
     if not overwrite:
         what, way_out = "exists", "Pass overwrite=True to replace it, or choose"
-    elif orbax_side.is_tree(folder) or _is_empty(folder):
+    elif orbax_side.is_tree(folder):
+        return
+    elif folder.is_dir() and not any(folder.iterdir()):
         return
     else:
         what, way_out = "is not a checkpoint, so it is not replaced", "Choose"
@@ -98,22 +98,8 @@ def _check_replaceable(folder: Any, overwrite: bool) -> None:
     )
 
 
-def _is_empty(folder: Any) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
-def _swap(folder: Any) -> None:
-    """Puts the new folder in the place of the old one."""
-    if processes.is_first():
-        # Between the two renames, the new one is whole, and `restore` looks for it.
-        folder.rename(folder.parent / (folder.name + OLD))
-        (folder.parent / (folder.name + NEW)).rename(folder)
-        _remove(folder.parent / (folder.name + OLD))
-    processes.wait_for_all("swap")
-
-
 def _finish_swap(folder: Any) -> None:
-    """Finishes a swap that was killed, and deletes leftover folders."""
+    """Puts the new folder in the place of one that was moved, and deletes leftovers."""
     if not orbax_side.is_remote(folder) and processes.is_first():
         new, old = (folder.parent / (folder.name + end) for end in (NEW, OLD))
         with orbax_side.explained("Saving to", folder):
@@ -178,20 +164,19 @@ def restore(
     """
     path = orbax_side.path_of(path)
 
-    def read(folder: Any) -> T:
-        choice = strict_loading.Choice(missing, unexpected, cast, has_values=False)
-        return _restored(folder, like, choice)
+    allowed = {"missing": missing, "unexpected": unexpected, "cast": cast}
+    return steadily(
+        lambda: found(path), lambda folder: _restored(folder, like, allowed)
+    )
 
-    return steadily(lambda: found(path), read)
 
-
-def _restored(folder: Any, like: Any, choice: strict_loading.Choice) -> Any:
+def _restored(folder: Any, like: Any, allowed: Mapping[str, Any]) -> Any:
     what = f"nnx.checkpoints.restore: {folder} does not fit the {type(like).__name__}."
     items = items_of(folder)
     if items is not None and [*items] == [_ONLY] and not _has_names(like, items):
         folder, items = items[_ONLY], None
     if items is None:
-        read = stored_trees.read_all({"": folder}, {"": like}, choice, what)
+        read = stored_trees.read_all({"": folder}, {"": like}, what, **allowed)
         return read[""].rebuilt()
     if not _has_names(like, items):
         raise errors.CheckpointError(
@@ -199,7 +184,7 @@ def _restored(folder: Any, like: Any, choice: strict_loading.Choice) -> Any:
             f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
         )
     likes: Any = like
-    read = stored_trees.read_all(items, likes, choice, what)
+    read = stored_trees.read_all(items, likes, what, **allowed)
     rebuilt: Any = {name: read[name].rebuilt() for name in likes}
     return rebuilt
 
@@ -266,20 +251,16 @@ def _identity(folder: Any) -> Any:
 def found(folder: Any) -> Any:
     """The folder to read for a path: itself, or the one left by a killed swap."""
     with orbax_side.explained(orbax_side.READING, folder):
-        return _found(folder)
-
-
-def _found(folder: Any) -> Any:
-    if orbax_side.exists(folder):
-        return folder
-    new = folder.parent / (folder.name + NEW)
-    if not orbax_side.is_remote(folder) and new.exists():
-        return new
-    partial = folder.parent / (folder.name + orbax_side.PARTIAL)
-    what = "only a part of one" if partial.exists() else "nothing"
-    raise errors.CheckpointError(
-        f"There is no checkpoint at {folder}: {what} is there.{_beside(folder)}"
-    )
+        if orbax_side.exists(folder):
+            return folder
+        new = folder.parent / (folder.name + NEW)
+        if not orbax_side.is_remote(folder) and new.exists():
+            return new
+        partial = folder.parent / (folder.name + orbax_side.PARTIAL)
+        what = "only a part of one" if partial.exists() else "nothing"
+        raise errors.CheckpointError(
+            f"There is no checkpoint at {folder}: {what} is there.{_beside(folder)}"
+        )
 
 
 def _beside(folder: Any) -> str:
@@ -296,16 +277,12 @@ def _beside(folder: Any) -> str:
 def items_of(folder: Any) -> dict[str, Any] | None:
     """The folders of the objects in that of a step; ``None`` for a single tree."""
     with orbax_side.explained(orbax_side.READING, folder):
-        return _items_of(folder)
-
-
-def _items_of(folder: Any) -> dict[str, Any] | None:
-    if orbax_side.is_tree(folder):
-        return None
-    below = [x for x in folder.iterdir() if x.is_dir()] if folder.is_dir() else []
-    items = {x.name: x for x in below if orbax_side.is_tree(x)}
-    if items and (folder / orbax_side.STEP_FILE).exists():
-        return items
+        if orbax_side.is_tree(folder):
+            return None
+        below = [x for x in folder.iterdir() if x.is_dir()] if folder.is_dir() else []
+        items = {x.name: x for x in below if orbax_side.is_tree(x)}
+        if items and (folder / orbax_side.STEP_FILE).exists():
+            return items
     steps = sorted(int(x.name) for x in below if x.name.isdecimal())
     lack = f"it has no {orbax_side.TREE_FILE}" if folder.is_dir() else "it is a file"
     raise errors.CheckpointError(

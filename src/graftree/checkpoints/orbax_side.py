@@ -347,13 +347,9 @@ def _fact(leaf: Any, implementation: str | None) -> Fact:
         return Fact(kind, (), np.dtype(object))  # such as text
     if implementation is None:
         return Fact(kind, tuple(shape), np.dtype(dtype))
-    key, data = jax.eval_shape(lambda: _key_and_data(implementation))
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
+    data = jax.eval_shape(jax.random.key_data, key)
     return Fact(kind, tuple(shape)[: len(shape) - data.ndim], key.dtype)
-
-
-def _key_and_data(implementation: str) -> tuple[jax.Array, jax.Array]:
-    key = jax.random.key(0, impl=implementation)
-    return key, jax.random.key_data(key)
 
 
 def _key_implementations(folder: Any) -> dict[str, str]:

@@ -94,12 +94,8 @@ def shared(leaves: Sequence[Any]) -> list[Any]:
     """
     if jax.process_count() == 1:
         return [*leaves]
-    local = [i for i, leaf in enumerate(leaves) if _is_local(leaf)]
-    _check_same([leaves[i] for i in local])
-    made = [*leaves]
-    for i in local:
-        made[i] = _global(leaves[i])
-    return made
+    _check_same([*filter(_is_local, leaves)])
+    return [_global(leaf) if _is_local(leaf) else leaf for leaf in leaves]
 
 
 def _is_local(leaf: Any) -> bool:
@@ -390,9 +386,7 @@ def should_stop(asker: object, step: int) -> bool:
     if jax.process_count() == 1:
         _stop_signal.begin(asker)
         return _stop_signal.was_told
-    from jax.experimental import multihost_utils
-
-    return bool(multihost_utils.reached_preemption_sync_point(step))
+    return bool(_multihost().reached_preemption_sync_point(step))
 
 
 def stop_asking(asker: object) -> None:

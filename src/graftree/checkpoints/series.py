@@ -26,20 +26,13 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import jax
 
 from graftree import errors
-from graftree.checkpoints import (
-    data_states,
-    files,
-    orbax_side,
-    processes,
-    stored_trees,
-    strict_loading,
-)
+from graftree.checkpoints import data_states, files, orbax_side, processes, stored_trees
+from graftree.core.graph import updates
 from graftree.training import early_stopping
 
 _DELETED = ".graftree-deleted"
@@ -172,7 +165,7 @@ class Checkpoints:
                 self._checkpointer = _checkpointer()
             args = orbax_side.load().args.Composite(**items)
             try:
-                note = as_note(scores)
+                note = {_KEY: scores} if scores else None
                 self._checkpointer.save(folder, args=args, custom_metadata=note)
             except BaseException:
                 self._drop_checkpointer()
@@ -244,15 +237,10 @@ class Checkpoints:
     def _restore_found(
         self, find_step: Callable[[], int | None], which: str, objects: dict[str, Any]
     ) -> int | None:
-        def find() -> Any:
-            step = find_step()
-            if step is None:
-                raise self._no_step(which)
-            return self._directory / str(step)
-
         if find_step() is None and not self.steps():
             return None
-        return int(self._restore(find, objects).name)
+        found = self._restore(lambda: self._folder_of(find_step(), which), objects)
+        return int(found.name)
 
     def restore(self, step: int, **objects: Any) -> None:
         """Fills objects from a step, as `restore_latest` does from the latest.
@@ -274,17 +262,15 @@ class Checkpoints:
             >>> bool(rngs() == first)
             True
         """
-        self._restore(lambda: self._known(operator.index(step)), objects)
+        step = operator.index(step)
+        self._restore(lambda: self._folder_of(step, f" {step}"), objects)
 
-    def _known(self, step: int) -> Any:
-        if step not in self.steps():
-            raise self._no_step(f" {step}")
-        return self._directory / str(step)
-
-    def _no_step(self, which: str) -> errors.CheckpointError:
+    def _folder_of(self, step: int | None, which: str) -> Any:
         known = self.steps()
+        if step in known:
+            return self._directory / str(step)
         saved = f"Saved are: {_listed(known)}." if known else "Nothing is saved there."
-        return errors.CheckpointError(
+        raise errors.CheckpointError(
             f"There is no step{which} in {self._directory}. {saved}"
         )
 
@@ -398,12 +384,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         try:
             self.close()
         except errors.CheckpointError as failure:
@@ -466,19 +447,15 @@ class Checkpoints:
 
     def _steps_on_disk(self) -> list[int]:
         with orbax_side.explained(orbax_side.READING, self._directory):
-            return self._listed_steps()
-
-    def _listed_steps(self) -> list[int]:
-        listed = self._listed_once()
-        if orbax_side.is_remote(self._directory):
+            listed = self._listed_once()
+            # Another program may rename entries of a folder while it is listed: the
+            # step that it deletes is gone then, and the next one is not listed yet.
+            most = 0 if orbax_side.is_remote(self._directory) else _MOST_LISTINGS
+            for _ in range(most):
+                before, listed = listed, self._listed_once()
+                if listed == before:
+                    break
             return listed
-        # Another program may rename entries of a folder while it is listed: the step
-        # that it deletes is gone then, and the next one is not in the list yet.
-        for _ in range(_MOST_LISTINGS):
-            before, listed = listed, self._listed_once()
-            if listed == before:
-                break
-        return listed
 
     def _listed_once(self) -> list[int]:
         if not orbax_side.exists(self._directory):
@@ -486,19 +463,27 @@ class Checkpoints:
         return sorted(int(x.name) for x in self._directory.iterdir() if _is_step(x))
 
     def _best_on_disk(self) -> int | None:
-        with orbax_side.explained(orbax_side.READING, self._directory):
-            steps = self._listed_steps()
-            for _ in range(_MOST_LISTINGS):
-                best = self._best_of(steps)
-                # Steps that another program deleted meanwhile had no score to read.
-                before, steps = steps, self._listed_steps()
-                if steps == before:
-                    break
-            return best
+        steps = self._steps_on_disk()
+        for _ in range(_MOST_LISTINGS):
+            best = self._best_of(steps)
+            # Steps that another program deleted meanwhile had no score to read.
+            before, steps = steps, self._steps_on_disk()
+            if steps == before:
+                break
+        return best
 
     def _best_of(self, steps: list[int]) -> int | None:
-        folders = {step: self._directory / str(step) for step in steps}
-        return best_of(folders, self._best, self._mode)
+        """The step with the best score, none without one; among equals, the first."""
+        best, found = early_stopping.WORST[self._mode], None
+        for step in steps:
+            folder = self._directory / str(step)
+            with orbax_side.explained(orbax_side.READING, folder):
+                scores = orbax_side.read_note(folder).get(_KEY, {})
+                score = scores.get(self._best, math.nan)
+                is_better = early_stopping.is_better(score, best, self._mode)
+            if is_better:
+                best, found = score, step
+        return found
 
     def _delete_old(self) -> None:
         steps = self._steps_on_disk()
@@ -529,13 +514,22 @@ class Checkpoints:
 
         folder, found, states = files.steadily(find, read)
         new = {name: found[name].update() for name in rest}
+        # Objects and iterators: all of them, or none.
+        before = {name: iterator.get_state() for name, iterator in iterators.items()}
         try:
-            data_states.write_with_objects(rest, new, iterators, states)
-        except ValueError as error:
-            error.add_note(
-                "What can't be filled in place, such as a TrainState, is restored as a "
-                f'new object: nnx.checkpoints.restore("{folder}/<name>", like).'
-            )
+            for name, iterator in iterators.items():
+                iterator.set_state(states[name])
+            if rest:
+                updates.update(rest, new)
+        except BaseException as error:
+            for name, iterator in iterators.items():
+                iterator.set_state(before[name])
+            if isinstance(error, ValueError):
+                error.add_note(
+                    "What can't be filled in place, such as a TrainState, is restored "
+                    "as a new object: "
+                    f'nnx.checkpoints.restore("{folder}/<name>", like).'
+                )
             raise
         return folder
 
@@ -544,10 +538,13 @@ def _read(
     folder: Any, objects: Mapping[str, Any], iterators: Mapping[str, Any]
 ) -> tuple[dict[str, stored_trees.Restored], dict[str, Any]]:
     """Reads a step, but fills nothing."""
-    choice = strict_loading.Choice(has_values=False)
     what = f"Checkpoints: {folder} does not fit. Nothing has changed."
     folders = {name: folder / name for name in objects}
-    read = stored_trees.read_all(folders, objects, choice, what, _way_out(folder))
+    way_out = (
+        f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
+        "unexpected=..., cast=...) says which of these may be."
+    )
+    read = stored_trees.read_all(folders, objects, what, way_out)
     states = {
         name: data_states.from_json(
             name, folder / name, jax.process_index(), jax.process_count()
@@ -555,13 +552,6 @@ def _read(
         for name in iterators
     }
     return read, states
-
-
-def _way_out(folder: Any) -> str:
-    return (
-        f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
-        "unexpected=..., cast=...) says which of these may be."
-    )
 
 
 _LEFTOVERS = (orbax_side.PARTIAL, _DELETED)
@@ -666,27 +656,4 @@ def _checked_scores(given: Any, best: str | None) -> dict[str, float]:
             "Checkpoints.save: the scores differ between the processes, and only those "
             "of the first would be saved.\nReduce them over all processes first."
         )
-    return found
-
-
-def as_note(found: Mapping[str, float]) -> dict[str, Any] | None:
-    """The metadata to store with a step; ``None`` for nothing."""
-    return {_KEY: found} if found else None
-
-
-def best_of(folders: Mapping[int, Any], name: str | None, mode: str) -> int | None:
-    """The step with the best score of that name; among equals, the earliest.
-
-    Args:
-        folders: Those of the steps, in order.
-        name: Of the score; steps without it are never the best.
-        mode: Which is better.
-    """
-    best, found = early_stopping.WORST[mode], None
-    for step, folder in folders.items():
-        with orbax_side.explained(orbax_side.READING, folder):
-            score = orbax_side.read_note(folder).get(_KEY, {}).get(name, math.nan)
-            is_better = early_stopping.is_better(score, best, mode)
-        if is_better:
-            best, found = score, step
     return found

@@ -30,8 +30,6 @@ import numpy as np
 from graftree import _jax, config, errors
 from graftree.annotations import Path
 from graftree.checkpoints import orbax_side, processes, strict_loading
-from graftree.checkpoints.orbax_side import DiskPath, Fact
-from graftree.checkpoints.strict_loading import Choice
 from graftree.core import paths
 from graftree.core.graph import flattening, matching, nodes
 from graftree.core.graph.matching import Misfit, Pair
@@ -44,7 +42,7 @@ class StoredValue(NamedTuple):
     """One value of an object that is stored."""
 
     path: Path  # as the user writes it
-    place: DiskPath  # on disk
+    place: orbax_side.DiskPath  # on disk
     value: Any
     metadata: Mapping[str, Any]  # of its Variable
 
@@ -115,7 +113,7 @@ class ObjectTree:
         Args:
             stored: For each value, its stored form.
         """
-        found: list[tuple[DiskPath, Any]] = []
+        found: list[tuple[orbax_side.DiskPath, Any]] = []
         for (path, leaf, treedef), values in self.by_holder(stored):
             place = (*path, "value") if isinstance(leaf, Variable) else path
             found.append((paths.spelled(place), treedef.unflatten(values)))
@@ -326,9 +324,9 @@ _UNREADABLE = ("uint4",)
 def read_all(
     folders: Mapping[str, Any],
     likes: Mapping[str, Any],
-    choice: Choice,
     what: str,
     way_out: str = "",
+    **allowed: Any,
 ) -> dict[str, Restored]:
     """Reads several objects; compares all of them before it reads the first.
 
@@ -336,11 +334,11 @@ def read_all(
         folders: Where each of them is.
         likes: The objects to be filled, or objects like them. Paths begin with their
             names; a single object may have the name "".
-        choice: The differences that are allowed.
         what: The first line of the message if anything else differs.
         way_out: Its last line.
+        **allowed: The differences that are allowed, as for a `Choice`.
     """
-    read = {}
+    choice, read = strict_loading.Choice(**allowed, has_values=False), {}
     for name, like in likes.items():
         with orbax_side.explained(orbax_side.READING, folders[name]):
             found = orbax_side.read_facts(folders[name])
@@ -373,10 +371,10 @@ class Restored:
                 )
             )
         # For each value, its place on disk; `None` keeps the present value.
-        self._places: list[DiskPath | None] = []
+        self._places: list[orbax_side.DiskPath | None] = []
         self._new: list[Any] = []
 
-    def choose(self, choice: Choice, prefix: Path) -> None:
+    def choose(self, choice: strict_loading.Choice, prefix: Path) -> None:
         """Decides which values to read, and which to keep.
 
         Args:
@@ -402,7 +400,7 @@ class Restored:
         for path, x in fit.unexpected:
             choice.drop((*prefix, *path), x)
 
-    def _offer(self) -> dict[DiskPath, jax.ShapeDtypeStruct]:
+    def _offer(self) -> dict[orbax_side.DiskPath, jax.ShapeDtypeStruct]:
         """The contents of the disk, as an abstract state."""
         offer = {
             place: jax.ShapeDtypeStruct(fact.shape, fact.dtype)
@@ -451,7 +449,7 @@ def _renamed(pair: Pair, prefix: Path, are_numbers: bool) -> Pair:
     return pair._replace(path=(*prefix, *pair.path), differences=tuple(differences))
 
 
-def _is_same_number(fact: Fact | None, target: Any) -> bool:
+def _is_same_number(fact: orbax_side.Fact | None, target: Any) -> bool:
     """Whether one of the two is a Python number, and the other is of that kind."""
     if fact is None or not (fact.kind == "scalar" or _is_number(target)):
         return False
@@ -533,10 +531,9 @@ def _keys(data: Any, target: Any) -> Any:
         return jax.random.wrap_key_data(x, impl=implementation)
 
     if data is None:
-        tail = jax.eval_shape(
-            lambda: jax.random.key_data(jax.random.key(0, impl=implementation))
-        )
-        data = np.zeros((*target.shape, *tail.shape), tail.dtype)
+        keys = jax.ShapeDtypeStruct(target.shape, target.dtype)
+        whole = jax.eval_shape(jax.random.key_data, keys)
+        data = np.zeros(whole.shape, whole.dtype)
     sharding = _sharding_of(target)
     if sharding is None:
         return wrap(jnp.array(data))
@@ -545,12 +542,8 @@ def _keys(data: Any, target: Any) -> Any:
 
 def _implementation(dtype: Any) -> Any:
     """The implementation of random keys of a dtype, as ``jax.random`` takes it."""
-    found = list[Any]()
-
-    def ask(keys: Any) -> None:
-        found.append(jax.random.key_impl(keys))
-
-    jax.eval_shape(ask, jax.ShapeDtypeStruct((), dtype))
+    found, keys = list[Any](), jax.ShapeDtypeStruct((), dtype)
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
     return found[0]
 
 

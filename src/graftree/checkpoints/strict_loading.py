@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax
-from graftree.annotations import Path, Predicate
+from graftree.annotations import Path
 from graftree.core import paths, patterns
 from graftree.core.graph import flattening, matching, updates
 from graftree.core.graph.matching import Fit, Misfit, Pair
@@ -122,12 +122,6 @@ def load_state(
     )
 
 
-def _predicate(where: Any) -> Predicate:
-    if where is None:
-        return lambda path, leaf: False
-    return patterns.to_predicate(where)
-
-
 class Choice:
     """Decides what to do with each leaf; ``wrong`` and ``extra`` are not permitted.
 
@@ -147,8 +141,10 @@ class Choice:
         *,
         has_values: bool = True,
     ) -> None:
-        self.may_miss = _predicate(missing)
-        self.may_drop = _predicate(unexpected)
+        self.may_miss, self.may_drop = (
+            patterns.to_predicate([] if where is None else where)
+            for where in (missing, unexpected)
+        )
         self.may_cast = cast
         self.has_values = has_values
         self.taken: list[Pair] = []
@@ -189,19 +185,18 @@ class Choice:
             self.extra.append((path, leaf))
 
     def _take(self, pair: Pair) -> None:
-        given = flattening.raw_of(pair.given) if self.has_values else None
-        misfits = _without_value(pair.path, pair.leaf, given)
-        if misfits:
-            self.wrong.append(pair._replace(differences=misfits))
-        else:
-            self.taken.append(pair)
+        given = pair.given if self.has_values else None
+        self._accept(pair, given, self.taken, pair)
 
     def _keep(self, pair: Pair) -> None:
-        misfits = _without_value(pair.path, pair.leaf, flattening.raw_of(pair.leaf))
+        self._accept(pair, pair.leaf, self.kept, pair.path)
+
+    def _accept(self, pair: Pair, source: Any, accepted: list[Any], entry: Any) -> None:
+        misfits = _without_value(pair.path, pair.leaf, flattening.raw_of(source))
         if misfits:
             self.wrong.append(pair._replace(differences=misfits))
         else:
-            self.kept.append(pair.path)
+            accepted.append(entry)
 
     def check(self, what: str, way_out: str = "") -> None:
         """Raises if there is anything that is not allowed.

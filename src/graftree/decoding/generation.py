@@ -32,11 +32,10 @@ from graftree.core.graph import (
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
 from graftree.decoding.caches import KeyValueCache
-from graftree.decoding.sampling import History, Processor, Sampler
 from graftree.transforms.compiled import jit
 from graftree.transforms.control_flow import loops
 
-GREEDY = Sampler(temperature=0)
+GREEDY = sampling.Sampler(temperature=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +78,8 @@ def generate(
     prompts: Any,
     *,
     max_new_tokens: int,
-    sampler: Sampler = GREEDY,
-    processors: Sequence[Processor] = (),
+    sampler: sampling.Sampler = GREEDY,
+    processors: Sequence[sampling.Processor] = (),
     key: jax.Array | None = None,
     stop: Sequence[int | Sequence[int]] = (),
     pad: int | None = None,
@@ -141,10 +140,7 @@ def generate(
         >>> nnx.decoding.generate(Counts(), prompts, max_new_tokens=3, stop=[7]).lists()
         [[4, 5, 6], [6, 7]]
     """
-    task = _task(
-        *("nnx.decoding.generate", model, prompts, max_new_tokens, sampler, processors),
-        *(key, stop, pad, padded_length),
-    )
+    task = _task("nnx.decoding.generate", **locals())
     return Generated(*map(np.asarray, _whole(model, task)))
 
 
@@ -154,8 +150,8 @@ def stream(
     *,
     max_new_tokens: int,
     chunk: int = 1,
-    sampler: Sampler = GREEDY,
-    processors: Sequence[Processor] = (),
+    sampler: sampling.Sampler = GREEDY,
+    processors: Sequence[sampling.Processor] = (),
     key: jax.Array | None = None,
     stop: Sequence[int | Sequence[int]] = (),
     pad: int | None = None,
@@ -207,12 +203,9 @@ def stream(
         [[5], [7]]
         [[6], []]
     """
+    task = _task("nnx.decoding.stream", **locals())
     if chunk < 1:
         raise ValueError(f"nnx.decoding.stream: chunk is at least 1, got {chunk}.")
-    task = _task(
-        *("nnx.decoding.stream", model, prompts, max_new_tokens, sampler, processors),
-        *(key, stop, pad, padded_length),
-    )
     return _parts(model, task, chunk)
 
 
@@ -242,8 +235,8 @@ class _Task:
 
     tokens: jax.Array
     lengths: jax.Array
-    sampler: Sampler
-    processors: tuple[Processor, ...]
+    sampler: sampling.Sampler
+    processors: tuple[sampling.Processor, ...]
     key: jax.Array
     count: int = dataclasses.field(metadata={"static": True})
     stop: Stops = dataclasses.field(metadata={"static": True})
@@ -251,15 +244,17 @@ class _Task:
 
 def _task(
     call: str,
+    *,
     model: Any,
     prompts: Any,
-    count: int,
-    sampler: Sampler,
-    processors: Sequence[Processor],
+    max_new_tokens: int,
+    sampler: sampling.Sampler,
+    processors: Sequence[sampling.Processor],
     key: jax.Array | None,
     stop: Any,
     pad: int | None,
     padded_length: int | None,
+    **_: Any,
 ) -> _Task:
     """Checks the arguments of a call."""
     rows = prompts if isinstance(prompts, Iterable) else [prompts]
@@ -267,7 +262,7 @@ def _task(
     lengths = np.array([len(row) for row in rows], np.int32)
     limit = getattr(model, "max_length", None)
     length = _padded_length(call, lengths, padded_length, limit)
-    _check(limit, lengths, count)
+    _check(limit, lengths, max_new_tokens)
     if key is None:
         if not sampler.is_greedy:
             raise ValueError(
@@ -275,14 +270,12 @@ def _task(
                 "jax.random.key(0)."
             )
         key = jax.random.key(0)
-    stops = _stops(stop)
-    functions = _functions(processors)
+    settings = _functions(processors), key, max_new_tokens, _stops(stop)
     _check_model(call, model)
     tokens = np.zeros((len(rows), length), np.int32)
     for row, padded in zip(rows, tokens, strict=True):
         padded[: len(row)] = row
-    arrays = jnp.asarray(tokens), jnp.asarray(lengths)
-    return _Task(*arrays, sampler, functions, key, count, stops)
+    return _Task(jnp.asarray(tokens), jnp.asarray(lengths), sampler, *settings)
 
 
 def _tokens(call: str, row: Any, pad: int | None) -> np.ndarray:
@@ -377,7 +370,7 @@ def _stops(stop: Any) -> Stops:
     return tuple(sorted(sequences, key=lambda sequence: (len(sequence), sequence)))
 
 
-def _functions(processors: Any) -> tuple[Processor, ...]:
+def _functions(processors: Any) -> tuple[sampling.Processor, ...]:
     """The processors as pytrees: a function is static, other objects have arrays."""
     if not np.iterable(processors) or not all(map(callable, processors)):
         raise TypeError(
@@ -483,7 +476,7 @@ def _choose(
     return found._replace(is_running=is_running & (_stopped(found, task.stop) == 0))
 
 
-def _history(task: _Task, progress: _Progress) -> History:
+def _history(task: _Task, progress: _Progress) -> sampling.History:
     """The prompts and the new tokens, without the padding between."""
     lengths = task.lengths + progress.counts
     tokens = jnp.concatenate([task.tokens, progress.made], axis=1)
@@ -491,7 +484,7 @@ def _history(task: _Task, progress: _Progress) -> History:
     padding = task.tokens.shape[1] - task.lengths[:, None]
     places = jnp.where(places < task.lengths[:, None], places, places + padding)
     tokens = jnp.take_along_axis(tokens, places, axis=1, mode="clip")
-    history = History(tokens, lengths, task.lengths)
+    history = sampling.History(tokens, lengths, task.lengths)
     return dataclasses.replace(history, tokens=jnp.where(history.is_token, tokens, 0))
 
 

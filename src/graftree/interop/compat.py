@@ -15,49 +15,24 @@ from graftree.core.rng import model_streams
 # The public namespace has all of its names when it installs this module.
 _nnx = sys.modules["graftree"]
 
-_graph = {"graph": True}
-_updates = {"graph": True, "graph_updates": True}
+_GRAPH = (
+    "split state clone graphdef flatten iter_graph iter_modules iter_children "
+    "recursive_map view view_info reseed get_abstract_model"
+).split()
+_UPDATES = (
+    "split_rngs fork_rngs jit cached_partial grad pmap vmap shard_map value_and_grad "
+    "custom_vjp scan while_loop fori_loop cond switch remat checkify eval_shape"
+).split()
+# These two never work with graph updates: they only name the argument to pass instead.
+_REFUSING = ["vjp", "jvp"]
 
-split = functools.partial(_nnx.split, **_graph)
-state = functools.partial(_nnx.state, **_graph)
-clone = functools.partial(_nnx.clone, **_graph)
-graphdef = functools.partial(_nnx.graphdef, **_graph)
-flatten = functools.partial(_nnx.flatten, **_graph)
-iter_graph = functools.partial(_nnx.iter_graph, **_graph)
-iter_modules = functools.partial(_nnx.iter_modules, **_graph)
-iter_children = functools.partial(_nnx.iter_children, **_graph)
-recursive_map = functools.partial(_nnx.recursive_map, **_graph)
-view = functools.partial(_nnx.view, **_graph)
-view_info = functools.partial(_nnx.view_info, **_graph)
-reseed = functools.partial(_nnx.reseed, **_graph)
-backup_keys = functools.partial(model_streams.backup_keys, **_graph)
-get_abstract_model = functools.partial(_nnx.get_abstract_model, **_graph)
 
-split_rngs = functools.partial(_nnx.split_rngs, **_updates)
-fork_rngs = functools.partial(_nnx.fork_rngs, **_updates)
-jit = functools.partial(_nnx.jit, **_updates)
-cached_partial = functools.partial(_nnx.cached_partial, **_updates)
-grad = functools.partial(_nnx.grad, **_updates)
-pmap = functools.partial(_nnx.pmap, **_updates)
-vmap = functools.partial(_nnx.vmap, **_updates)
-shard_map = functools.partial(_nnx.shard_map, **_updates)
-value_and_grad = functools.partial(_nnx.value_and_grad, **_updates)
-# These two only name the argument to pass instead.
-vjp = functools.partial(_nnx.vjp, **_updates)
-jvp = functools.partial(_nnx.jvp, **_updates)
-custom_vjp = functools.partial(_nnx.custom_vjp, **_updates)
-scan = functools.partial(_nnx.scan, **_updates)
-while_loop = functools.partial(_nnx.while_loop, **_updates)
-fori_loop = functools.partial(_nnx.fori_loop, **_updates)
-cond = functools.partial(_nnx.cond, **_updates)
-switch = functools.partial(_nnx.switch, **_updates)
-remat = functools.partial(_nnx.remat, **_updates)
-checkify = functools.partial(_nnx.checkify, **_updates)
-eval_shape = functools.partial(_nnx.eval_shape, **_updates)
+def _with_defaults(*names: str, **defaults: bool) -> None:
+    for name in names:
+        globals()[name] = functools.partial(getattr(_nnx, name), **defaults)
 
-nodes.IN_COMPAT.update(
-    name
-    for name, function in [*globals().items()]
-    # These two never work with graph updates.
-    if isinstance(function, functools.partial) and name not in ("vjp", "jvp")
-)
+
+_with_defaults(*_GRAPH, graph=True)
+_with_defaults(*_UPDATES, *_REFUSING, graph=True, graph_updates=True)
+backup_keys = functools.partial(model_streams.backup_keys, graph=True)
+nodes.IN_COMPAT.update([*_GRAPH, *_UPDATES, "backup_keys"])

@@ -187,6 +187,12 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "interop.older_functions": "deprecated",
     },
     # Layers.
+    "nn.activations": {
+        "nn.activations": "PReLU",
+        PUBLIC: "celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity"
+        " leaky_relu log_sigmoid log_softmax logsumexp one_hot relu relu6 selu sigmoid"
+        " silu soft_sign softmax softplus standardize swish tanh",
+    },
     "nn.attention": {
         "nn.attention": "dot_product_attention dot_product_attention_weights"
         " make_attention_mask make_causal_mask combine_masks",
@@ -314,8 +320,7 @@ ALIASES: Mapping[str, str] = {
 
 # Modules of this package that are where Flax NNX has them.
 SAME = frozenset(
-    "nn nn.activations nn.initializers training training.ema training.metrics"
-    " transforms".split()
+    "nn nn.initializers training training.ema training.metrics transforms".split()
 )
 
 # Modules that programs import beside ``flax.nnx``, by the path below ``flax``, for
@@ -342,8 +347,9 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
         " pretty_repr FrozenKeysView FrozenValuesView",
     },
     "core.spmd": {
-        "interop.flax_side.type_aliases": "logical_axis_rules set_logical_axis_rules"
-        " get_logical_axis_rules composite_rules from_sharding_rules get_pspec",
+        "core.variables.sharding": "logical_axis_rules set_logical_axis_rules"
+        " get_logical_axis_rules composite_rules",
+        "interop.flax_side.type_aliases": "from_sharding_rules get_pspec",
         "annotations": "LogicalRules Sharding",
     },
     "typing": {

@@ -181,7 +181,8 @@ def _foreseen(call: Callable[..., Any], objects: Any, parts: Any) -> tuple[Any, 
             means, _ = call(objects, part)
             form = jax.tree.map(jax.typeof, means)
             before, structure = structure, _structure(objects)
-            changes.append(_changes(before, structure))
+            kinds, identities = map(differences.between, before, structure)
+            changes.append(kinds or identities)
             if not changes[-1]:
                 break
 
@@ -210,13 +211,6 @@ def _structure(objects: Mapping[int, Any]) -> _Structure:
                 held = jax.tree.structure(part.get_raw_value())
                 facts[*root, *path, "value"] = differences.Form(held)
     return facts, found
-
-
-def _changes(before: _Structure, after: _Structure) -> list[differences.Difference]:
-    kinds, objects = [
-        differences.between(*pair) for pair in zip(before, after, strict=True)
-    ]
-    return kinds or objects
 
 
 def _growth_error(found: Sequence[Any]) -> ValueError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -27,7 +27,6 @@ from graftree.annotations import Path
 from graftree.core import paths, patterns
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.objects.running import ModuleCall
 from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import debug_info, programs
@@ -270,17 +269,13 @@ class SavePolicy(RematPolicy):
             )
         )
 
-    def for_jax(self) -> Any:
-        """The policy that JAX gets."""
-        return _Decision(self)
-
     def watched(
         self,
         checkpoint: Callable[..., Any],
         inner: Callable[..., Any],
         function: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """``checkpoint(inner)``: wanted values get names, and missing ones raise."""
+        """See `RematPolicy`: wanted values get names, and missing ones raise."""
 
         def run(*groups: Any) -> Any:
             _check_memory(self.parts)
@@ -291,7 +286,8 @@ class SavePolicy(RematPolicy):
                     return inner(*groups)
 
             # Traced here to read the names; the trace around it gets the same.
-            traced = checkpoint(debug_info.named_after(inner, named))
+            decided = debug_info.named_after(inner, named)
+            traced = checkpoint(decided, policy=_Decision(self))
             program, shapes = jax.make_jaxpr(traced, return_shape=True)(*groups)
             jaxpr, captured = programs.opened(program)
             name = descriptions.callable_name(function) or debug_info.name_of(function)
@@ -363,7 +359,7 @@ def _selecting(
         TypeError: If something selects nothing, or can't be part of a key.
         ValueError: If there is nothing, or a pattern is malformed.
     """
-    given = [*_flat(where)]
+    given = jax.tree.leaves(where, is_leaf=lambda x: not isinstance(x, (list, tuple)))
     if not given:
         raise ValueError(f"{call} expects a name or a pattern of paths, got none.")
     for x in given:
@@ -376,14 +372,6 @@ def _selecting(
             raise TypeError(f"{call} expects what has a hash, got {x!r}.") from None
     read = [patterns.Pattern(x) if isinstance(x, str) else x for x in given]
     return SavePolicy(tuple([Selected(call, x, is_offloaded) for x in read]))
-
-
-def _flat(where: Any) -> Iterator[Any]:
-    for x in where:
-        if isinstance(x, (list, tuple)):
-            yield from _flat(x)
-        else:
-            yield x
 
 
 def _parts(policy: Any) -> tuple[Selected, ...]:
@@ -422,11 +410,11 @@ class _Namer:
         seen: The paths of the calls.
     """
 
-    def __init__(self, policy: SavePolicy, limit: ModuleCall | None) -> None:
+    def __init__(self, policy: SavePolicy, limit: running.ModuleCall | None) -> None:
         self._policy, self._limit = policy, limit
         self.seen: dict[Path, None] = {}
 
-    def __call__(self, frame: ModuleCall, call: Callable[[], Any]) -> Any:
+    def __call__(self, frame: running.ModuleCall, call: Callable[[], Any]) -> Any:
         out = call()
         path, selected = running.path_inside(frame, self._limit), frame.module
         if frame.method != "__call__":

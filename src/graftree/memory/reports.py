@@ -22,7 +22,6 @@ from graftree.transforms import recordings
 from graftree.transforms.crossing import debug_info, programs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
-from graftree.transforms.recordings import NameStack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,14 +187,11 @@ def saved(
     given = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
     paths = [re.sub(r"^self\b", owner, x) for x in given]
     arguments = dict(zip(program.invars, paths, strict=False))
-    whole = _Subprogram(program, NameStack(), owner)
-    values = [_value(whole, x, arguments) for x in _distinct(kept)]
+    whole = _Subprogram(program, recordings.NameStack(), owner)
+    # Each variable once; numbers held by the program are free.
+    distinct = dict.fromkeys(x for x in kept if not isinstance(x, programs.Literal))
+    values = [_value(whole, x, arguments) for x in distinct]
     return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
-
-
-def _distinct(kept: list[Any]) -> list[Any]:
-    """Each variable of a program once; numbers held by the program are free."""
-    return [*dict.fromkeys([x for x in kept if not isinstance(x, programs.Literal)])]
 
 
 def _value(whole: _Subprogram, variable: Any, arguments: dict[Any, str]) -> SavedValue:
@@ -236,7 +232,7 @@ class _Subprogram:
     def __init__(
         self,
         program: Any,
-        place: NameStack,
+        place: recordings.NameStack,
         owner: str,
         around: _Subprogram | None = None,
         given: Sequence[Any] = (),
@@ -282,5 +278,5 @@ class _Subprogram:
         part = _Subprogram(inner[0], place, self._owner, self, given)
         return part.origin(inner[0].outvars[number])
 
-    def _path(self, place: NameStack) -> str:
+    def _path(self, place: recordings.NameStack) -> str:
         return place.path(self._owner)

@@ -1,7 +1,7 @@
 """Layers: Modules with Params, and the functions between them.
 
 - ``support/``: the shared code of layers
-- ``initializers``, ``activations``: functions that layers take
+- ``initializers``: functions that layers take; ``activations``: the one with a Param
 - ``linear``, ``conv``: contractions with a kernel, and look-up; convolutions
 - ``normalization``: the layers; ``moments``: mean, variance and how layers use them
 - ``dropout``, ``pooling``: random zeros; windows or images reduced

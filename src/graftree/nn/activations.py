@@ -1,8 +1,8 @@
-"""Activation functions, and the one layer with a parameter.
+"""The one activation with a parameter.
 
-The functions are those of ``jax.nn`` itself (``tanh`` that of ``jax.numpy``), so they
-act elementwise on arrays of any shape and are differentiable. Two are synonyms:
-``swish is silu`` and ``hard_swish is hard_silu``.
+The others are those of ``jax.nn`` itself (``tanh`` that of ``jax.numpy``), which the
+public namespace imports: they act elementwise on arrays of any shape and are
+differentiable. Two are synonyms: ``swish is silu`` and ``hard_swish is hard_silu``.
 """
 
 from __future__ import annotations
@@ -11,33 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
-from jax.nn import (
-    celu as celu,
-    elu as elu,
-    gelu as gelu,
-    glu as glu,
-    hard_sigmoid as hard_sigmoid,
-    hard_silu as hard_silu,
-    hard_swish as hard_swish,
-    hard_tanh as hard_tanh,
-    identity as identity,
-    leaky_relu as leaky_relu,
-    log_sigmoid as log_sigmoid,
-    log_softmax as log_softmax,
-    logsumexp as logsumexp,
-    one_hot as one_hot,
-    relu as relu,
-    relu6 as relu6,
-    selu as selu,
-    sigmoid as sigmoid,
-    silu as silu,
-    soft_sign as soft_sign,
-    softmax as softmax,
-    softplus as softplus,
-    standardize as standardize,
-    swish as swish,
-)
-from jax.numpy import tanh as tanh
 
 from graftree.annotations import ArrayLike, Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module

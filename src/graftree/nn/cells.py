@@ -9,7 +9,6 @@ the members of `RNNCellBase` is a cell.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import errors
+from graftree import _python, errors
 from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.nn import activations, initializers, linear
+from graftree.nn import initializers, linear
 from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
@@ -161,7 +160,12 @@ class VectorCell(RNNCellBase):
             AttributeError: If ``rngs`` has no stream ``carry``.
             TypeError: If ``rngs`` is something else.
         """
-        stream = _carry_stream(self, rngs)
+        stream = arguments.stream(self, rngs, "carry")
+        if stream is None:
+            raise ValueError(
+                "RNGs must be provided to initialize the cell carry.\n"
+                "Pass `rngs=nnx.Rngs(0)`, also where the carry is zeros."
+            )
         initializer = carry_init or self.carry_init or initializers.zeros
         shape = (*input_shape[:-1], self.hidden_features)
         states = [
@@ -174,17 +178,6 @@ class VectorCell(RNNCellBase):
     def num_feature_axes(self) -> int:
         """The number of axes of the inputs that are not batch axes: one."""
         return 1
-
-
-def _carry_stream(cell: VectorCell, rngs: Any) -> RngStream:
-    """The stream that the keys of the first carry come from."""
-    stream = arguments.stream(cell, rngs, "carry")
-    if stream is None:
-        raise ValueError(
-            "RNGs must be provided to initialize the cell carry.\n"
-            "Pass `rngs=nnx.Rngs(0)`, also where the carry is zeros."
-        )
-    return stream
 
 
 def _first_state(
@@ -206,23 +199,19 @@ def _own_stream(
 ) -> RngStream | None:
     """The attribute ``rngs`` of a cell; warns of deprecated arguments."""
     if carry_init is not None:
-        _warn(
+        _python.warn_user(
             "carry_init is provided in __init__, so that cells which differ in nothing "
-            "else have different graphdefs. Pass it to `initialize_carry` instead."
+            "else have different graphdefs. Pass it to `initialize_carry` instead.",
+            UserWarning,
         )
     if not keep_rngs:
         return attributes.data(None)
-    _warn(
+    _python.warn_user(
         "keep_rngs argument is deprecated. Pass `rngs` to `initialize_carry`, or to "
-        "the call of nnx.RNN, instead."
+        "the call of nnx.RNN, instead.",
+        UserWarning,
     )
     return rngs.carry.fork()
-
-
-def _warn(text: str) -> None:
-    # Up from here: _own_stream, _set_up, the constructor, two of the metaclass, the
-    # caller.
-    warnings.warn(text, UserWarning, stacklevel=7)
 
 
 def _set_up(
@@ -342,7 +331,7 @@ class SimpleCell(VectorCell):
         param_dtype: Dtype = jnp.float32,
         carry_init: Initializer | None = None,
         residual: bool = False,
-        activation_fn: Callable[..., Any] = activations.tanh,
+        activation_fn: Callable[..., Any] = jnp.tanh,
         kernel_init: Initializer = linear.default_kernel_init,
         recurrent_kernel_init: Initializer = orthogonal,
         bias_init: Initializer = linear.default_bias_init,
@@ -399,8 +388,8 @@ class GatedCell(VectorCell):
         in_features: int,
         hidden_features: int,
         *,
-        gate_fn: Callable[..., Any] = activations.sigmoid,
-        activation_fn: Callable[..., Any] = activations.tanh,
+        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+        activation_fn: Callable[..., Any] = jnp.tanh,
         kernel_init: Initializer = linear.default_kernel_init,
         recurrent_kernel_init: Initializer = orthogonal,
         bias_init: Initializer = linear.default_bias_init,
@@ -535,8 +524,8 @@ class LSTMCell(VectorCell):
         in_features: int,
         hidden_features: int,
         *,
-        gate_fn: Callable[..., Any] = activations.sigmoid,
-        activation_fn: Callable[..., Any] = activations.tanh,
+        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+        activation_fn: Callable[..., Any] = jnp.tanh,
         kernel_init: Initializer = linear.default_kernel_init,
         recurrent_kernel_init: Initializer = modified_orthogonal,
         bias_init: Initializer = linear.default_bias_init,

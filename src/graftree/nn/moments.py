@@ -11,6 +11,7 @@ arrays that keep their rank: reduced axes have size one.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -52,14 +53,11 @@ class Norm(Module):
 
 def settings_of(layer: Norm) -> dict[str, Any]:
     """The settings of a layer, for functions that are fast."""
-    settings = NormSettings(
-        layer.dtype,
-        layer.epsilon,
-        layer.use_fast_variance,
-        layer.axis_name,
-        layer.axis_index_groups,
-    )
+    settings = NormSettings(*_read_settings(layer))
     return {"promote_dtype": layer.promote_dtype, "settings": settings}
+
+
+_read_settings = operator.attrgetter(*NormSettings._fields)
 
 
 _LAX = (

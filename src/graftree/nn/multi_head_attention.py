@@ -39,8 +39,6 @@ from graftree.nn.support import arguments
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
 
-    from graftree.core.variables.kinds import Cache
-
 
 class MultiHeadAttention(Module):
     """Lets each token gather information from others, in several heads at once.
@@ -396,9 +394,9 @@ class MultiHeadAttention(Module):
                 f"max_length, features), got {tuple(input_shape)}."
             )
         shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
-        cache = _empty_cache(shape, dtype)
-        self.cached_key, self.cached_value = cache.keys, cache.values
-        self.cache_index = cache.index
+        self.cached_key = Cache(jnp.zeros(shape, dtype))
+        self.cached_value = Cache(jnp.zeros(shape, dtype))
+        self.cache_index = Cache(jnp.zeros((), jnp.int32))
 
     def set_view(
         self,
@@ -513,15 +511,6 @@ class DecodingVariables:
         """Stores the result of `extended`, and counts the token."""
         self.keys[...], self.values[...] = keys, values
         self.index[...] += 1
-
-
-def _empty_cache(shape: Shape, dtype: Dtype) -> DecodingVariables:
-    """Makes a cache for keys and values of this shape."""
-    return DecodingVariables(
-        Cache(jnp.zeros(shape, dtype)),
-        Cache(jnp.zeros(shape, dtype)),
-        Cache(jnp.zeros((), jnp.int32)),
-    )
 
 
 def _cache_of(layer: Any) -> DecodingVariables:

@@ -19,7 +19,6 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables import sharding
 from graftree.core.variables.kinds import BatchStat
 from graftree.nn import initializers, moments
-from graftree.nn.moments import NormSettings
 from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
@@ -202,7 +201,7 @@ def _normalized_over_batch(
     feature_axes: tuple[int, ...],
     use_running_average: bool,
     promote_dtype: PromoteDtypeFn,
-    settings: NormSettings,
+    settings: moments.NormSettings,
 ) -> tuple[jax.Array, Any, Any, Any]:
     """The outputs; mean and variance of ``x``, and the features that have them.
 
@@ -308,7 +307,7 @@ def _normalized(
     is_centered: bool = True,
     groups: tuple[int, int] | None = None,
     promote_dtype: PromoteDtypeFn,
-    settings: NormSettings,
+    settings: moments.NormSettings,
 ) -> jax.Array:
     """Normalizes ``x`` over some axes, of which groups split the last one in two."""
     if is_centered:

@@ -77,23 +77,12 @@ def constrain(x: T, names: Sequence[Any]) -> T:
     spec = variable_sharding.get_pspec(names)
     leaves, treedef = jax.tree.flatten_with_path(x)
     for path, leaf in leaves:
-        _check_array(paths.from_jax(path), np.shape(leaf), names, spec, mesh)
+        if problem := _misfit(names, spec, np.shape(leaf), mesh):
+            place = f"at {paths.dotted(paths.from_jax(path))}\n" if path else ""
+            where = f"{place}array of shape {np.shape(leaf)}\n{_surroundings(mesh)}"
+            what = f"nnx.sharding.constrain: {problem}."
+            raise ValueError(errors.message(what, where=where, way_out=_WAY_OUT))
     return treedef.unflatten([_place(leaf, spec, mesh) for _, leaf in leaves])
-
-
-def _check_array(
-    path: Any, shape: tuple[int, ...], names: Sequence[Any], spec: Any, mesh: Any
-) -> None:
-    problem = _misfit(names, spec, shape, mesh)
-    if problem is not None:
-        place = f"at {paths.dotted(path)}\n" if path else ""
-        raise ValueError(
-            errors.message(
-                f"nnx.sharding.constrain: {problem}.",
-                where=f"{place}array of shape {shape}\n{_surroundings(mesh)}",
-                way_out=_WAY_OUT,
-            )
-        )
 
 
 def _place(leaf: Any, spec: PartitionSpec, mesh: Any) -> Any:

@@ -33,7 +33,6 @@ from graftree.core.variables.variables import Variable
 from graftree.nn import conv, linear, lora
 from graftree.nn.support import arguments
 from graftree.surgery import selections
-from graftree.surgery.selections import ModelPart
 
 
 class LowRank(lora.LoRA):
@@ -320,7 +319,7 @@ def check(model: Any, layers: Sequence[tuple[Path, Any]], call: str) -> None:
     )
 
 
-def check_owned(layers: Sequence[ModelPart]) -> None:
+def check_owned(layers: Sequence[selections.ModelPart]) -> None:
     """Raises unless the current trace may change all of the layers."""
     for path, layer in layers:
         bookkeeping.check_owned(layer, paths.dotted(path))

@@ -20,11 +20,8 @@ from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import functional, nodes, traversals, updates
-from graftree.core.graph.nodes import Leaf
 from graftree.core.modules import containers
 from graftree.core.objects import attributes, bookkeeping, pytrees
-from graftree.core.objects.attributes import DataObject
-from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs
 from graftree.core.states import pure_dicts
 from graftree.core.text import representations
@@ -74,7 +71,7 @@ def replace(model: Any, where: Any, by: Any) -> list[Path]:
     """
     call = "nnx.surgery.replace"
     selections.check_model(model, call)
-    is_object = isinstance(by, DataObject)
+    is_object = isinstance(by, attributes.DataObject)
     if not (is_object or callable(by)):
         raise TypeError(
             f"{call} expects a module, or a function from the old to the new one, as "
@@ -153,14 +150,14 @@ def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
     # The new form of each object: itself, or another one if it can't change.
     done: dict[int, tuple[Any, Any]] = {}
     above, cyclic = walks.Above(), set[int]()
-    owners: dict[Path, Pytree | None] = {}
+    owners: dict[Path, pytrees.Pytree | None] = {}
     changes: dict[Path, dict[Any, Any]] = collections.defaultdict(dict)
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
         now = new[id(x)] if id(x) in wanted else done.get(id(x), (x, x))[1]
         if now is not x:
             changes[path[:-1]][path[-1]] = now
-        if id(x) in wanted or isinstance(nodes.kind_of(x), Leaf):
+        if id(x) in wanted or isinstance(nodes.kind_of(x), nodes.Leaf):
             return None
         if id(x) in done:
             if above(x, path) is not None:
@@ -168,7 +165,7 @@ def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
             return None
         above(x, path)
         done[id(x)] = x, x
-        owners[path] = x if isinstance(x, Pytree) else owners.get(path[:-1])
+        owners[path] = x if isinstance(x, pytrees.Pytree) else owners.get(path[:-1])
         listed = nodes.children(x)
         return [(key, child) for key, child, is_data in listed if is_data is not False]
 
@@ -195,15 +192,15 @@ def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
 
 
 def _setting(
-    x: Any, kind: Any, owner: Pytree | None, key: Any, now: Any
+    x: Any, kind: Any, owner: pytrees.Pytree | None, key: Any, now: Any
 ) -> Callable[[], None]:
     """A function that sets a child of an object, after a check that it may."""
     if owner is not None:
         bookkeeping.check_owned(owner, str(key))
-    if isinstance(x, Pytree):
+    if isinstance(x, pytrees.Pytree):
         name = attributes.name_of(type(x), key)
         pytrees.check_assignment(x, name, now)
-        if nodes.kind_of(now) is Leaf.STATIC:
+        if nodes.kind_of(now) is nodes.Leaf.STATIC:
             # Otherwise it would be a leaf, which transforms refuse.
             now = attributes.static(now)
     return functools.partial(kind.set_key, x, key, now)
@@ -254,12 +251,9 @@ def stack(
         >>> jnp.allclose(model.blocks(x), expected)
         Array(True, dtype=bool)
     """
+    options = {"remat": remat, "unroll": unroll, "axis_name": axis_name}
     shared = _shared(model)
-
-    def make(layers: Any) -> Stack[Any]:
-        return _stack_of(layers, shared, remat, unroll, axis_name)
-
-    return replace(model, where, make)
+    return replace(model, where, lambda layers: _stack_of(layers, shared, options))
 
 
 def unstack(model: Any, where: Any = Stack) -> list[Path]:
@@ -306,26 +300,14 @@ def _shared(model: Any) -> set[int]:
     return {id(found[path]) for group in groups for path in group if path in found}
 
 
-def _stack_of(
-    layers: Any,
-    shared: set[int],
-    remat: bool | Callable[..., bool],
-    unroll: int | bool,
-    axis_name: str | None,
-) -> Stack[Any]:
+def _stack_of(layers: Any, shared: set[int], options: Mapping[str, Any]) -> Stack[Any]:
     """A Stack with the values of equal layers."""
     _check_layers(layers, shared)
-    first, count = layers[0], len(layers)
+    axis_name, first = options["axis_name"], layers[0]
 
     def make() -> Stack[Any]:
-        return Stack(
-            lambda rngs: functional.clone(first),
-            count,
-            rngs=Rngs(0),
-            remat=remat,
-            unroll=unroll,
-            axis_name=axis_name,
-        )
+        copy = functional.clone
+        return Stack(lambda _: copy(first), len(layers), rngs=Rngs(0), **options)
 
     # Abstract: otherwise the first layer's values would exist once per layer.
     stack = recordings.eval_shape(make)

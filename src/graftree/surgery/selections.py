@@ -16,12 +16,11 @@ from graftree.annotations import Path
 from graftree.core import paths, patterns, walks
 from graftree.core.graph import nodes
 from graftree.core.graph.nodes import GraphKind, Leaf
-from graftree.core.patterns import Pattern, Progress
 from graftree.core.variables.variables import Variable
 from graftree.nn import reparametrization
 
 
-def at(pattern: str) -> Pattern:
+def at(pattern: str) -> patterns.Pattern:
     """A filter that matches paths, for all functions that take filters.
 
     A string used as a filter is the tag of a Variable; this makes a filter from a
@@ -44,7 +43,7 @@ def at(pattern: str) -> Pattern:
         >>> nnx.to_flat_state(nnx.state(model, nnx.surgery.at("a.*"))).paths
         (('a', 'bias'), ('a', 'kernel'))
     """
-    return Pattern(pattern)
+    return patterns.Pattern(pattern)
 
 
 class ModelPart(NamedTuple):
@@ -141,7 +140,7 @@ def find(
     chosen: set[int] = set()
     for single in where if isinstance(where, (list, tuple)) else [where]:
         predicate = patterns.to_predicate(single)
-        if isinstance(predicate, Pattern):
+        if isinstance(predicate, patterns.Pattern):
             found = {id(x) for x in _matched(root, predicate) if among(x)}
         else:
             found = {id(x) for path, x in candidates if predicate(path, x)}
@@ -154,11 +153,11 @@ def find(
     return [part for part in candidates if id(part.value) in chosen]
 
 
-def _matched(root: Any, pattern: Pattern) -> Iterator[Any]:
+def _matched(root: Any, pattern: patterns.Pattern) -> Iterator[Any]:
     """The parts at paths that match; cycles are followed once."""
     # Ways to an object differ only in the rest of the pattern, so there are few.
-    progress_at: dict[Path, Progress] = {(): pattern.begin()}
-    seen: dict[tuple[int, Progress], Any] = {}
+    progress_at: dict[Path, patterns.Progress] = {(): pattern.begin()}
+    seen: dict[tuple[int, patterns.Progress], Any] = {}
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
         progress = progress_at[path]

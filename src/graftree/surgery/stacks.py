@@ -219,7 +219,7 @@ class Stack(Module, Generic[L]):
             raise IndexError(f"A Stack of {len(self)} layers has none in {index}.")
         part = functional.clone(self)
         part.length = length
-        part.layers = _taken(self, lambda x: some_of(x, index))
+        part.layers = _taken(self, lambda x: part_of(x, index))
         return refs.with_vars(part, mutable=False)
 
     def __setitem__(self, index: int, layer: L) -> None:
@@ -276,7 +276,7 @@ def layer_at(stack: Stack[L], index: int) -> L:
         IndexError: If there is no such layer.
     """
     position = stack._position(index)
-    layer = _taken(stack, lambda x: layer_of(x, position))
+    layer = _taken(stack, lambda x: part_of(x, position))
     partitioning.remove_axis(layer, 0, _names(stack.axis_name))
     partitioning.drop_empty(layer)
     return layer
@@ -541,25 +541,20 @@ def _axis_error(listed: Any, known: tuple[int, ...]) -> ValueError:
 # Parts of stacked arrays, which may be abstract ones.
 
 
-def layer_of(x: Any, position: int) -> Any:
-    """The entry of a layer."""
-    spec = _explicit_spec(x)
+def part_of(x: Any, index: int | slice) -> Any:
+    """The entry of a layer, or the entries of some."""
+    is_slice = isinstance(index, slice)
     if isinstance(x, jax.ShapeDtypeStruct):
-        return _abstract(x, x.shape[1:], 1)
-    if spec is None:
-        return x[position]
-    return x.at[position].get(out_sharding=jax.P(*spec[1:]))
-
-
-def some_of(x: Any, index: slice) -> Any:
-    """The entries of some layers."""
-    spec = _explicit_spec(x)
-    if isinstance(x, jax.ShapeDtypeStruct):
-        count = len(range(*index.indices(x.shape[0])))
-        return _abstract(x, (count, *x.shape[1:]))
-    if spec is None:
+        sizes = [len(range(*index.indices(x.shape[0])))] if is_slice else []
+        sharding = x.sharding
+        if isinstance(sharding, jax.NamedSharding):
+            spec = sharding.spec if is_slice else sharding.spec[1:]
+            sharding = sharding.update(spec=jax.P(*spec))
+        return x.update(shape=(*sizes, *x.shape[1:]), sharding=sharding)
+    if (spec := _explicit_spec(x)) is None:
         return x[index]
-    return x.at[index].get(out_sharding=jax.P(None, *spec[1:]))
+    spec = jax.P(*[None] * is_slice, *spec[1:])
+    return x.at[index].get(out_sharding=spec)
 
 
 def with_layer(old: Any, position: int, x: Any) -> Any:
@@ -575,17 +570,8 @@ def with_layer(old: Any, position: int, x: Any) -> Any:
 
 def _explicit_spec(x: Any) -> Any:
     """The spec of an array whose first axis is divided, if its type says so."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return None
     spec = jax.typeof(x).sharding.spec
     return spec if spec and spec[0] is not None else None
-
-
-def _abstract(x: Any, shape: tuple[int, ...], start: int = 0) -> Any:
-    sharding = x.sharding
-    if isinstance(sharding, jax.NamedSharding):
-        sharding = sharding.update(spec=jax.P(*sharding.spec[start:]))
-    return x.update(shape=shape, sharding=sharding)
 
 
 def stacked(axis_name: str | None, *values: Any) -> Any:

@@ -102,7 +102,10 @@ class EMA(pytrees.Pytree):
             for variable, new in zip(averages, newest, strict=True)
         ]
         for variable, value in zip(averages, values, strict=True):
-            _write(variable, value)
+            if _is_array(value):
+                variable[...] = value
+            else:
+                variable.set_value(value)
 
     def _average(self, average: Any, newest: Any) -> Any:
         if not _is_array(average):
@@ -174,10 +177,3 @@ def _copy_variable(path: tuple, leaf: Any) -> Variable:
 def _copy_leaf(leaf: Any) -> Any:
     numeric = _is_array(leaf) or isinstance(leaf, (int, float, complex))
     return jnp.copy(leaf) if numeric else leaf
-
-
-def _write(variable: Variable, value: Any) -> None:
-    if _is_array(value):
-        variable[...] = value
-    else:
-        variable.set_value(value)

@@ -12,8 +12,6 @@ Always:
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,22 +28,12 @@ from graftree.core.states import pure_dicts, states
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
+from graftree.training import step_checks
 
 if TYPE_CHECKING:
     import optax
 
     Transformation = optax.GradientTransformation | optax.MultiSteps
-from graftree.training.step_checks import (
-    check_gradients,
-    check_order,
-    check_same_paths,
-    check_transformation,
-    check_updates,
-    explain_failure,
-    selected_by,
-    warn_of_nothing,
-)
-
 M = TypeVar("M")
 MISSING: Any = variables.MISSING
 
@@ -217,9 +205,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
                 "Missing required argument `wrt` of nnx.Optimizer: the filter of what "
                 f"to optimize, passed by keyword, e.g. wrt=nnx.Param.\n{_OLD_USE}"
             )
-        check_transformation(tx)
+        step_checks.check_transformation(tx)
         params = functional.state(model, wrt, graph=graph)
-        warn_of_nothing(params, wrt)
+        step_checks.warn_of_nothing(params, wrt)
         self.graph = graph
         self.step = OptState(jnp.array(0, dtype=jnp.uint32))
         self.tx = tx
@@ -273,14 +261,14 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         """
         model = _required("model", model, kwargs)
         grads = _required("grads", grads, kwargs)
-        check_order(model, grads)
+        step_checks.check_order(model, grads)
         params = _Boxes(functional.state(model, self.wrt, graph=self.graph))
         pure_grads = pure_dicts.as_pure(
             functional.state(grads, self.wrt, graph=self.graph)
         )
-        check_same_paths(params.pure, pure_grads, self.wrt)
-        selected = selected_by(self.wrt)
-        check_gradients(params.pure, pure_grads, selected)
+        step_checks.check_same_paths(params.pure, pure_grads, self.wrt)
+        selected = step_checks.selected_by(self.wrt)
+        step_checks.check_gradients(params.pure, pure_grads, selected)
         opt_state = _Boxes(self.opt_state)
         try:
             updates, new_opt_state = self.tx.update(
@@ -290,9 +278,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
                 **pure_dicts.as_pure(kwargs),
             )
         except (TypeError, ValueError) as error:
-            explain_failure(self.tx, params.pure, opt_state.pure, error)
+            step_checks.explain_failure(self.tx, params.pure, opt_state.pure, error)
             raise
-        check_updates(params.pure, updates)
+        step_checks.check_updates(params.pure, updates)
         new_params = params.kept(apply_updates(params.pure, updates))
         new_opt_state = opt_state.kept(new_opt_state)
         self._write(model, params, new_params, opt_state, new_opt_state)
@@ -357,8 +345,6 @@ def _read_ref(leaf: Any) -> Any:
 def _without_shared_arrays(opt_state: Any, params: Any) -> Any:
     """Copies arrays that are also params, so that both can be donated together."""
     taken = {id(leaf) for leaf in jax.tree.leaves(params)}
-    if not any(id(leaf) in taken for leaf in jax.tree.leaves(opt_state)):
-        return opt_state
     return jax.tree.map(lambda x: jnp.copy(x) if id(x) in taken else x, opt_state)
 
 
@@ -462,22 +448,16 @@ def apply_updates(params: Any, updates: Any) -> Any:
         >>> optimizers.apply_updates({"w": jnp.array(1.0)}, {"w": jnp.array(0.5)})
         {'w': Array(1.5, dtype=float32)}
     """
+    # Here, because importing Optax takes longer than importing Graftree.
+    import optax
+
     beside = jax.tree.map(
         lambda new, old: new if new is None else sharding.moved(new, old),
         updates,
         params,
         is_leaf=lambda x: x is None,
     )
-    new_params = _optax().apply_updates(params, beside)
-    return jax.tree.map(sharding.moved, new_params, params)
-
-
-@functools.cache
-def _optax() -> types.ModuleType:
-    # Here, because importing Optax takes longer than importing Graftree.
-    import optax
-
-    return optax
+    return jax.tree.map(sharding.moved, optax.apply_updates(params, beside), params)
 
 
 class ModelAndOptimizer(Optimizer[M]):

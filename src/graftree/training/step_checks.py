@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,6 @@ from graftree.core.graph import differences
 from graftree.core.objects import pytrees
 from graftree.core.states import states
 from graftree.core.text import descriptions
-
-if TYPE_CHECKING:
-    import optax
-
-    Transformation = optax.GradientTransformation | optax.MultiSteps
 
 
 def check_transformation(tx: Any) -> None:
@@ -122,7 +117,6 @@ def check_gradients(params: Any, grads: Any, selected: str) -> None:
             f"the parameter is {descriptions.describe_leaf(param, True)}, "
             f"its gradient {descriptions.describe_leaf(grad, True)}"
         ),
-        way_out="Differentiate the model as it is now.",
     )
 
 
@@ -137,7 +131,6 @@ def check_updates(params: Any, updates: Any) -> None:
         in_words=lambda param, update: (
             f"the parameter has shape {np.shape(param)}, its update {np.shape(update)}"
         ),
-        way_out="Differentiate the model as it is now.",
     )
 
 
@@ -163,7 +156,7 @@ def _check_pairs(
     *,
     what: str,
     in_words: Callable[[Any, Any], str],
-    way_out: str,
+    way_out: str = "Differentiate the model as it is now.",
 ) -> None:
     """Raises a ValueError if leaves at the same path of two trees don't fit."""
     if jax.tree.structure(tree) == jax.tree.structure(other):
@@ -183,14 +176,10 @@ def _check_pairs(
 
 
 def _is_gradient(param: Any, grad: Any) -> bool:
-    return _is_shape_of_gradient(param, grad) and _is_of_kind(param, grad)
-
-
-def _is_shape_of_gradient(param: Any, grad: Any) -> bool:
     shape, other = np.shape(param), np.shape(grad)
     # With one more axis they are gradients per example, which some transformations
     # take; their results must fit.
-    return shape == other or shape == other[1:]
+    return shape in (other, other[1:]) and _is_of_kind(param, grad)
 
 
 def _is_of_kind(param: Any, grad: Any) -> bool:

@@ -8,15 +8,7 @@ dataclasses and registered pytrees without a decorator.
 from __future__ import annotations
 
 import dataclasses
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    Self,
-    TypeVar,
-    dataclass_transform,
-)
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -41,20 +33,15 @@ class _FrozenPytree:
     ``static=True`` are part of the structure.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
     def __init_subclass__(cls, **dataclass_options: Any) -> None:
         super().__init_subclass__()
-        dataclasses.dataclass(frozen=True, **dataclass_options)(cls)
+        made: Any = dataclasses.dataclass(frozen=True, **dataclass_options)(cls)
         fields: dict[bool, list[str]] = {True: [], False: []}
-        for field in dataclasses.fields(cls):
-            fields[_is_child(field)].append(field.name)
+        for field in dataclasses.fields(made):
+            is_child = field.metadata.get("pytree_node", True)
+            is_child = is_child and not field.metadata.get("static", False)
+            fields[is_child].append(field.name)
         jax.tree_util.register_dataclass(cls, fields[True], fields[False])
-
-
-def _is_child(field: dataclasses.Field) -> bool:
-    metadata = field.metadata
-    return metadata.get("pytree_node", True) and not metadata.get("static", False)
 
 
 class TrainState(_FrozenPytree, Generic[M]):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -120,7 +119,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     References:
         Hu et al., 2021, "LoRA: Low-Rank Adaptation of Large Language Models".
     """
-    folder = pathlib.Path(os.path.expanduser(folder))
+    folder = pathlib.Path(folder).expanduser()
     config = _config(folder / CONFIG)
     tensors = tables.as_mapping(mapping).tensors(model)
     known = _layers(model, tensors)
@@ -215,7 +214,7 @@ def save_adapter(
     kinds = {name: _adaptation_of(x.layer) for name, x in adapted.items()}
     config = _written(kinds, [*layers])
     config |= {"base_model_name_or_path": base_model, "task_type": task_type}
-    folder = pathlib.Path(os.path.expanduser(folder))
+    folder = pathlib.Path(folder).expanduser()
     saving.save_tensors(folder / FILE, tensors, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 

@@ -19,7 +19,6 @@ from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.surgery import stacks
 from graftree.weights import layouts, sources, tables, torch_layouts
-from graftree.weights.torch_layouts import TorchTensor
 
 # Names for the same thing here and elsewhere; each word stands for the first.
 _WORDS = (
@@ -187,7 +186,7 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
     """
     above = walks.Above()
 
-    def known(x: Any) -> list[TorchTensor] | None:
+    def known(x: Any) -> list[torch_layouts.TorchTensor] | None:
         tensors = torch_layouts.tensors_of(x)
         is_fused = any(len(tensor.attributes) > 1 for tensor in tensors or ())
         return None if is_fused and not has_fused else tensors
@@ -213,7 +212,7 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
         yield _spelled(path), itertools.product(*numbers), shapes
 
 
-def _shape(layer: Any, tensor: TorchTensor, depth: int) -> _Shape:
+def _shape(layer: Any, tensor: torch_layouts.TorchTensor, depth: int) -> _Shape:
     """The shape that PyTorch has for a tensor of a layer, without those stacked."""
     held = [operator.attrgetter(path)(layer) for path in tensor.attributes]
     shapes = [tuple(x.shape)[depth:] for x in held]

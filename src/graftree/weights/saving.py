@@ -26,7 +26,6 @@ from graftree.core.text import descriptions
 from graftree.sharding import placement
 from graftree.weights import stored_tensors, tables, tensor_files
 from graftree.weights.stored_tensors import Stored, misuse, quoted
-from graftree.weights.tables import Tensor
 from graftree.weights.tensor_files import INDEX, SUFFIX
 
 PARTIAL = ".partial"
@@ -84,7 +83,7 @@ def save(
 
 def save_tensors(
     path: Any,
-    tensors: Sequence[Tensor],
+    tensors: Sequence[tables.Tensor],
     *,
     metadata: Mapping[str, str],
     shard_bytes: int | None = None,
@@ -116,7 +115,7 @@ def save_tensors(
         multihost_utils.sync_global_devices("nnx.weights.save")
 
 
-def _out_of(tensor: Tensor) -> NewTensor:
+def _out_of(tensor: tables.Tensor) -> NewTensor:
     """A tensor of a model, to be written."""
 
     def make() -> np.ndarray:
@@ -128,7 +127,7 @@ def _out_of(tensor: Tensor) -> NewTensor:
     return NewTensor(tensor.name, dtype, tensor.solved.file_shape, make)
 
 
-def _check(model: Any, tensors: Sequence[Tensor], missing: Any) -> None:
+def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
     """Raises unless all arrays that should be written can be."""
     may_miss = patterns.to_predicate([] if missing is None else missing)
     left_out = [

@@ -273,6 +273,15 @@ def test_lowered_programs_name_arguments_and_outputs():
     assert 'loc("x")' in text and 'jax.result_info = "result[1][0]"' in text
 
 
+def test_lowered_programs_name_new_attributes():
+    def function(net, x):
+        net.extra = nnx.Param(x)
+
+    step = nnx.jit(function, graph=True, graph_updates=True)
+    text = step.lower(*make()).as_text(debug_info=True)
+    assert "(new net['extra'])" in text
+
+
 def test_programs_name_arguments_and_locate_operations_at_the_user():
     def function(net, x):
         return net.blocks[0].up.bias * x

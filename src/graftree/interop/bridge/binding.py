@@ -32,7 +32,6 @@ from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngState
 from graftree.core.states import flat_states, states
-from graftree.core.states.states import State
 from graftree.core.variables import kinds
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
@@ -224,7 +223,7 @@ def is_taken(module: ModuleBase, name: str) -> bool:
 OWN = frozenset({"scope", "attr_priorities", *bookkeeping.NAMES})
 
 
-class ModuleState(State):
+class ModuleState(states.State):
     """The variables of something that is not there yet.
 
     Example:

@@ -26,7 +26,6 @@ from graftree.core.variables import kinds
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
 from graftree.interop.bridge import binding, linen_side
-from graftree.interop.bridge.binding import AttrPriority, ModuleBase, Scope
 from graftree.interop.bridge.wrappers import ToNNX
 
 A = TypeVar("A")
@@ -56,12 +55,12 @@ class ModuleMeta(modules.ModuleMeta):
         module = super().__call__(*args, **kwargs)
         name = name or binding.auto_name(cls)
         if parent is _MISSING and name is not None:
-            binding.place(module, name, AttrPriority.INIT_PARENT)
+            binding.place(module, name, binding.AttrPriority.INIT_PARENT)
         return module
 
 
 @dataclass_transform(eq_default=True, field_specifiers=(dataclasses.field,))
-class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
+class Module(modules.Module, binding.ModuleBase, pytree=False, metaclass=ModuleMeta):
     """A base class for Modules in the style of Linen; each subclass is a dataclass.
 
     Submodules and variables are made in ``setup``, which runs as soon as the Module is
@@ -296,7 +295,7 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
         function = _function(type(self), method)
         module = graph_functional.clone(self, graph=True)
         state = linen_side.linen_vars_to_nnx_attrs(variables)
-        scope = Scope(_as_rngs(rngs), mutable)
+        scope = binding.Scope(_as_rngs(rngs), mutable)
         with binding.applying() as call:
             binding.bind(module, scope, state, is_initializing=_initialize)
             with binding.running(module, in_compact=False):
@@ -388,7 +387,7 @@ def nnx_in_bridge_mdl(
     if isinstance(current, modules.Module):  # made by an earlier call
         return current
     binding.MODULE_CONTEXT.calls[-1].made.append(module)
-    binding.place(module, name, AttrPriority.DEFAULT)
+    binding.place(module, name, binding.AttrPriority.DEFAULT)
     return module
 
 
@@ -426,18 +425,18 @@ def linen_in_bridge_mdl(
         return current
     module = ToNNX(linen_module, parent.scope.rngs)
     if name is not None:
-        binding.place(module, name, AttrPriority.DEFAULT)
+        binding.place(module, name, binding.AttrPriority.DEFAULT)
     return module
 
 
-def _parent(function: str) -> ModuleBase:
+def _parent(function: str) -> binding.ModuleBase:
     parent = binding.current_module()
     if parent is None or parent.scope is None:
         raise ValueError(f"{function}() only needed inside bridge Module")
     return parent
 
 
-def _streams(parent: ModuleBase) -> Rngs:
+def _streams(parent: binding.ModuleBase) -> Rngs:
     """The streams of the call; with a constant one for values that won't be used."""
     assert parent.scope is not None
     rngs = parent.scope.rngs

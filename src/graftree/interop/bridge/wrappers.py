@@ -139,8 +139,10 @@ class ToNNX(modules.Module):
             return out
         if mutable is None:
             mutable = _mutable_around()
+        own = {name: x for name, x in vars(self).items() if name not in _OWN}
+        own = {name: x for name, x in own.items() if _is_linen_data(x)}
         out = linen_module.apply(
-            linen_side.nnx_attrs_to_linen_vars(self._own_variables()),
+            linen_side.nnx_attrs_to_linen_vars(own),
             *args,
             rngs=keys,
             method=method,
@@ -165,10 +167,6 @@ class ToNNX(modules.Module):
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}"
         )
-
-    def _own_variables(self) -> dict[str, Any]:
-        own = vars(self).items()
-        return {name: x for name, x in own if name not in _OWN and _is_linen_data(x)}
 
     def _take(self, collections: Mapping[str, Any]) -> None:
         """Writes variables into attributes; adds those that are new."""
@@ -523,17 +521,14 @@ def _warn(module: ToLinen, unknown: Sequence[str], missing: Sequence[str]) -> No
         )
     if missing:
         listed = "".join(f"\n  - {path}" for path in sorted(missing))
+        made = getattr(module.nnx_class, "__name__", repr(module.nnx_class))
         warnings.warn(
-            f"{type(module).__name__} of {_name(module.nnx_class)}: these variables "
+            f"{type(module).__name__} of {made}: these variables "
             "are not in those given to apply, so they have their initial values:"
             f"{listed}\n"
             "Pass all that `init` gave, or name their collections in `mutable`.",
             stacklevel=2,
         )
-
-
-def _name(nnx_class: Any) -> str:
-    return getattr(nnx_class, "__name__", repr(nnx_class))
 
 
 def to_linen(

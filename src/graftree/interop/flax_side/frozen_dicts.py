@@ -17,7 +17,6 @@ from typing import Any, Self, TypeVar, cast
 
 import jax
 
-from graftree import errors
 from graftree.core.states import flat_states
 from graftree.interop.flax_side import state_dicts
 
@@ -81,7 +80,9 @@ class FrozenDict(Mapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         value = self._dict[key]
-        return cast(V, _view(value) if isinstance(value, dict) else value)
+        is_dict = isinstance(value, dict)
+        view = FrozenDict(value, __unsafe_skip_copy__=True) if is_dict else value
+        return cast(V, view)
 
     def __setitem__(self, key: K, value: V) -> None:
         raise ValueError("FrozenDict is immutable.")
@@ -150,10 +151,6 @@ class FrozenDict(Mapping[K, V]):
         """The FrozenDict with these keys and children."""
         # Not a copy: the children belong to JAX, which made them for this.
         return cls(dict(zip(keys, values, strict=True)), __unsafe_skip_copy__=True)
-
-
-def _view(entries: dict[Any, Any]) -> FrozenDict[Any, Any]:
-    return FrozenDict(entries, __unsafe_skip_copy__=True)
 
 
 def _thawed(value: Any) -> Any:
@@ -359,27 +356,11 @@ def unflatten_dict(xs: dict[Any, Any], sep: str | None = None) -> dict[Any, Any]
     """
     if not isinstance(xs, dict):
         raise AssertionError(f"input is not a dict; it is a {type(xs)}")
-    root: dict[Any, Any] = {}
-    for path, value in xs.items():
-        keys = path if sep is None else path.split(sep)
-        if not keys:
-            raise IndexError(
-                f"An empty path can't be the place of a leaf, here {value!r}."
-            )
-        node = root
-        for depth, key in enumerate(keys[:-1]):
-            node = node.setdefault(key, {})
-            if not isinstance(node, dict):
-                raise TypeError(_conflict(keys[: depth + 1], path))
-        node[keys[-1]] = {} if isinstance(value, EmptyNode) else value
-    return root
-
-
-def _conflict(leaf: Any, path: Any) -> str:
-    return errors.message(
-        f"The path {path!r} leads through the leaf at {tuple(leaf)!r}.",
-        way_out="Remove one of them or rename its key.",
-    )
+    try:
+        return flat_states.unflatten_mapping(xs, sep=sep)
+    except ValueError as error:
+        kind = IndexError if () in xs else TypeError
+        raise kind(str(error)) from None
 
 
 def path_aware_map(

@@ -17,11 +17,10 @@ extension holds 2**32 bytes at most. Restored arrays are read-only views of the 
 
 from __future__ import annotations
 
-import contextlib
+import contextvars
 import math
-import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterable, KeysView, Mapping
 from typing import Any
 
 import jax
@@ -38,12 +37,8 @@ FromStateDict = Callable[[Any, Any], Any]
 _handlers: dict[type, tuple[ToStateDict, FromStateDict]] = {}
 
 
-class _Restoring(threading.local):
-    def __init__(self) -> None:
-        self.path: list[str] = []
-
-
-_restoring = _Restoring()
+# The steps to the part that is restored now.
+_path = contextvars.ContextVar[tuple[str, ...]]("path", default=())
 
 
 def register_serialization_state(
@@ -126,8 +121,11 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
     handler = _handler(target)
     if handler is None:
         return state
-    with _at(name):
+    token = _path.set((*_path.get(), name))
+    try:
         return handler[1](target, state)
+    finally:
+        _path.reset(token)
 
 
 def current_path() -> str:
@@ -137,16 +135,7 @@ def current_path() -> str:
         >>> current_path()
         ''
     """
-    return "/".join(_restoring.path)
-
-
-@contextlib.contextmanager
-def _at(name: str) -> Iterator[None]:
-    _restoring.path.append(name)
-    try:
-        yield
-    finally:
-        _restoring.path.pop()
+    return "/".join(_path.get())
 
 
 def _handler(target: Any) -> tuple[ToStateDict, FromStateDict] | None:

@@ -229,8 +229,7 @@ class SummaryWriter:
             value: A scalar or an array with one element.
             step: The training step.
         """
-        self._backend.add_scalar(tag, np.asarray(value).item(), step)
-        self._written()
+        self._add("scalar", tag, np.asarray(value).item(), step)
 
     def image(self, tag: str, image: Any, step: int, max_outputs: int = 3) -> None:
         """Writes one image or several.
@@ -260,9 +259,7 @@ class SummaryWriter:
             pixels = np.repeat(pixels, 3, axis=-1)
         if not np.issubdtype(pixels.dtype, np.floating):
             pixels = pixels.astype(np.uint8)
-        batch = pixels[:max_outputs]
-        self._backend.add_images(tag, batch, step, dataformats="NHWC")
-        self._written()
+        self._add("images", tag, pixels[:max_outputs], step, dataformats="NHWC")
 
     def text(self, tag: str, textdata: str, step: int) -> None:
         """Writes text, which TensorBoard shows as Markdown.
@@ -273,8 +270,7 @@ class SummaryWriter:
             step: The training step.
         """
         lines = np.atleast_1d(np.asarray(textdata)).ravel()
-        self._backend.add_text(tag, "\n".join(str(line) for line in lines), step)
-        self._written()
+        self._add("text", tag, "\n".join(str(line) for line in lines), step)
 
     def histogram(
         self, tag: str, values: Any, step: int, bins: int | None = None
@@ -290,8 +286,7 @@ class SummaryWriter:
         """
         flat = np.asarray(values).ravel()
         count = max(30, int(np.sqrt(flat.size))) if bins is None else bins
-        self._backend.add_histogram(tag, flat, step, bins=count)
-        self._written()
+        self._add("histogram", tag, flat, step, bins=count)
 
     def hparams(self, hparams: dict[str, Any]) -> None:
         """Writes the settings of the run, as text."""
@@ -306,7 +301,8 @@ class SummaryWriter:
         """Ends the log."""
         self._backend.close()
 
-    def _written(self) -> None:
+    def _add(self, kind: str, *values: Any, **options: Any) -> None:
+        getattr(self._backend, f"add_{kind}")(*values, **options)
         if self._auto_flush:
             self.flush()
 

@@ -136,15 +136,9 @@ def is_key_like(x: Any) -> TypeGuard[Key]:
     return hasattr(x, "__hash__") and hasattr(x, "__lt__")
 
 
-AxisRules = shardings.AxisRules
-
-logical_axis_rules = shardings.logical_axis_rules
-set_logical_axis_rules = shardings.set_logical_axis_rules
-get_logical_axis_rules = shardings.get_logical_axis_rules
-composite_rules = shardings.composite_rules
-
-
-def from_sharding_rules(sharding: Any, sharding_rules: AxisRules) -> tuple[Any, ...]:
+def from_sharding_rules(
+    sharding: Any, sharding_rules: shardings.AxisRules
+) -> tuple[Any, ...]:
     """Renames the axes of an annotation by rules.
 
     Args:
@@ -162,7 +156,7 @@ def from_sharding_rules(sharding: Any, sharding_rules: AxisRules) -> tuple[Any, 
 
 
 def get_pspec(
-    sharding: Any, sharding_rules: AxisRules | None = None
+    sharding: Any, sharding_rules: shardings.AxisRules | None = None
 ) -> PartitionSpec | None:
     """The PartitionSpec of an annotation under some rules and those in force.
 

@@ -15,10 +15,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overloa
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.core import ownership
 from graftree.core.graph import flattening, functional
-from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.graph.watches import StructureWatch
 from graftree.core.objects import running
@@ -35,13 +33,10 @@ from graftree.transforms.crossing import (
     refusals,
     traces,
 )
-from graftree.transforms.crossing.decorators import MISSING, Chosen, Statics
-from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
 from graftree.transforms.crossing.plans import Plans
 from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.traces import Traces
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +70,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         self,
         name: str,
         fun: Callable[P, R],
-        mode: Propagation,
+        mode: config.Propagation,
         bound: tuple[Any, ...] = (),
         *,
         shardings: tuple[Any, Any],
@@ -83,7 +78,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         donated: tuple[Any, Any],
         **options: Any,
     ) -> None:
-        self.traces = Traces()
+        self.traces = traces.Traces()
         traces.follow(JitWrapped.__call__.__code__, Plan.call.__code__)
         static = decorators.choose(fun, "static", *statics)
         donate = decorators.choose(fun, "donate", *donated)
@@ -136,12 +131,12 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        statics: Statics | None = None,
-    ) -> Call:
+        statics: decorators.Statics | None = None,
+    ) -> outside.Call:
         """The outside of a call; its static arguments may have been taken out."""
         taken = dict(statics or ())
         bound = [x for number, x in enumerate(self.partial_args) if number not in taken]
-        return Call(self.fun, self._row, (*bound, *args), kwargs, statics)
+        return outside.Call(self.fun, self._row, (*bound, *args), kwargs, statics)
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
         """Traces the function for arguments, which do not change.
@@ -198,7 +193,7 @@ def _typed(transform: Callable[Concatenate[Any, Options], Any]) -> _Jit[Options]
 
 @_typed
 def jit(
-    fun: Any = MISSING,
+    fun: Any = decorators.MISSING,
     *,
     in_shardings: Any = None,
     out_shardings: Any = None,
@@ -280,11 +275,11 @@ def jit(
 
 def _row_of_compiled(
     name: str,
-    mode: Propagation,
+    mode: config.Propagation,
     shardings: tuple[Any, Any],
-    static: Chosen,
-    donate: Chosen,
-    traces: Traces,
+    static: decorators.Chosen,
+    donate: decorators.Chosen,
+    traces: traces.Traces,
 ) -> Row:
     ins, outs = shardings
     donation = Donation(donate, static, keeps_arrays=mode.structure)
@@ -409,8 +404,8 @@ class _JitPartial(JitWrapped):
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        statics: Statics | None = None,
-    ) -> Call:
+        statics: decorators.Statics | None = None,
+    ) -> outside.Call:
         for path, leaf in refusals.labeled({"args": args, "kwargs": kwargs}):
             if isinstance(leaf, Variable):
                 raise ValueError(
@@ -512,7 +507,7 @@ class _Snapshot(Rebuilt):
     """The structure of an object, and the data needed to restore it."""
 
     def __init__(self, node: Any) -> None:
-        made, numbers, members = ownership.clock.now, RefMap(), []
+        made, numbers, members = ownership.clock.now, flattening.RefMap(), []
         self._node = node
         self._numbers = numbers
         # With one map for both, each object gets its number as its outer number, too.
@@ -533,7 +528,9 @@ class _Snapshot(Rebuilt):
         """Whether it is built as it was, of the same objects, perhaps also arrays."""
         if self.holds():
             return True
-        now, leaves = flattening.flatten_graph(self._node, RefMap(), self._numbers)
+        now, leaves = flattening.flatten_graph(
+            self._node, flattening.RefMap(), self._numbers
+        )
         are_same = map(operator.is_, leaves, self._leaves)
         return now == self._graphdef and (not with_arrays or all(are_same))
 
@@ -545,5 +542,5 @@ class _Snapshot(Rebuilt):
         """Restores the object, except for values with donated buffers."""
         leaves = zip(self.values(), values, strict=True)
         kept = [x if any(map(is_deleted, jax.tree.leaves(v))) else v for x, v in leaves]
-        refs = IndexMap.from_refmap(self._numbers)
+        refs = flattening.IndexMap.from_refmap(self._numbers)
         flattening.unflatten(self._graphdef, kept, outer_index_outer_ref=refs)

@@ -13,10 +13,8 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from graftree import _jax, errors
-from graftree.core.graph import differences
-from graftree.core.graph.flattening import IndexMap
+from graftree.core.graph import differences, flattening
 from graftree.transforms.crossing import outside, packing, signatures
-from graftree.transforms.crossing.packing import Packed
 from graftree.transforms.crossing.signatures import Signature
 
 R = TypeVar("R")
@@ -266,13 +264,13 @@ def _mismatch_error(compiled: Signature, called: Signature) -> TypeError:
     )
 
 
-def _unpack(inputs: Any) -> tuple[Any, Packed]:
+def _unpack(inputs: Any) -> tuple[Any, packing.Packed]:
     """JAX's data on the groups of a call: as ``(args, kwargs)``, and as a call."""
     signature, values, _ = packing.join(inputs[0])
-    objects = IndexMap()
+    objects = flattening.IndexMap()
     tree, _ = packing.unpack(signature, values, objects)
     leaves = packing.leaves_of(signature, values, objects)
-    return tree, Packed(signature, leaves, objects)
+    return tree, packing.Packed(signature, leaves, objects)
 
 
 def _arguments(inputs: Any) -> Any:
@@ -310,7 +308,7 @@ def _check_arrays(name: str, signature: Signature) -> None:
         )
 
 
-def _check_unchanged(name: str, packed: Packed, result: Any) -> None:
+def _check_unchanged(name: str, packed: packing.Packed, result: Any) -> None:
     """Refuses results that an exported function would lose."""
     returned, *_ = outside.in_order(result)
     slots = packed.signature.slots

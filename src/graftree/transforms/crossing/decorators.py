@@ -28,7 +28,6 @@ from graftree import errors
 from graftree.core.graph.graphdefs import Static
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods, running
-from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing.debug_info import name_of
@@ -65,7 +64,7 @@ class Method(Generic[P, R]):
             return False
         obj, above = args[0], stack.top
         return (
-            isinstance(obj, DataObject)
+            isinstance(obj, attributes.DataObject)
             and inspect.getattr_static(type(obj), name, None) is self
             and not (above and above.module is obj and above.method == name)
         )

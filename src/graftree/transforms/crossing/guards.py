@@ -27,7 +27,6 @@ from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import nodes
-from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes
 from graftree.transforms.crossing import debug_info
 from graftree.transforms.crossing.packing import Values
@@ -90,10 +89,10 @@ def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
         listed = []
         for key, value, is_data in nodes.children(x):
             kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
-            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+            if is_data is False or (is_data is None and kind is nodes.Leaf.STATIC):
                 if type(value) not in attributes.ATOMS:
                     statics.append(((*path, key), value))
-            elif not isinstance(kind, Leaf):
+            elif not isinstance(kind, nodes.Leaf):
                 listed.append((key, value))
         return listed
 
@@ -206,29 +205,18 @@ def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
 _COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()")
 
 
-def with_hint(
-    mapped: Callable[..., Any], axes: Sequence[int | None]
-) -> Callable[..., Any]:
+def hint(error: Exception, groups: Iterable[Values], axes: Iterable[Any]) -> None:
     """Adds paths and the way out to JAX's error about refs in a mapped function."""
-
-    def wrapper(*groups: Values) -> Any:
-        try:
-            return mapped(*groups)
-        except Exception as error:
-            if any(words in str(error) for words in _COMPLAINTS):
-                pairs = zip(groups, axes, strict=True)
-                names = [*_refs(group for group, axis in pairs if axis is None)]
-                if "unbatched array reference" in str(error) and names:
-                    raise _broadcast_error(names) from error
-                error.add_note(
-                    "A mapped function can write to an array ref only if the ref is "
-                    "mapped, too;\nit can't use refs in `cond` or `switch`, nor scan "
-                    "those that are mapped.\nPass a copy that has arrays, made by "
-                    "nnx.to_arrays."
-                )
-            raise
-
-    return wrapper
+    if any(words in str(error) for words in _COMPLAINTS):
+        pairs = zip(groups, axes, strict=True)
+        names = [*_refs(group for group, axis in pairs if axis is None)]
+        if "unbatched array reference" in str(error) and names:
+            raise _broadcast_error(names) from error
+        error.add_note(
+            "A mapped function can write to an array ref only if the ref is mapped, "
+            "too;\nit can't use refs in `cond` or `switch`, nor scan those that are "
+            "mapped.\nPass a copy that has arrays, made by nnx.to_arrays."
+        )
 
 
 def _broadcast_error(names: Sequence[str]) -> ValueError:

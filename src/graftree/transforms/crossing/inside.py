@@ -45,7 +45,6 @@ from graftree.transforms.crossing import (
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
-from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -62,7 +61,7 @@ class Returned:
             of the output.
         kept: Those of ``changed`` that came back without a change.
         keeps_structure: Whether ``structure`` came back without a change.
-        names: The names of the leaves that are changed, and of those of the output.
+        names: The names of the leaves of each of the three.
     """
 
     changed: tuple[int, ...]
@@ -161,7 +160,7 @@ class Inside:
 
     def __init__(
         self,
-        row: Row,
+        row: rows.Row,
         signature: Signature,
         given: Sequence[Any],
         roles: Sequence[int],
@@ -184,7 +183,7 @@ class Inside:
             self._pytrees = refusals.pytrees_in(self.tree)
 
     @staticmethod
-    def of(row: Row, groups: Sequence[Values]) -> Inside:
+    def of(row: rows.Row, groups: Sequence[Values]) -> Inside:
         """The inside of a call with these groups of leaves."""
         return Inside(row, *packing.join(groups))
 
@@ -229,17 +228,12 @@ class Inside:
 
     def leave(self, out: Any, forced: frozenset[int] = frozenset()) -> Any:
         """The result: the function's changes to its arguments, and its output."""
-        found = self.collect(out, forced=forced)
-        returned, root = found.returned, self.row.labels.output
+        returned, *parts = self.collect(out, forced=forced)
         if not self.row.has_prefixes:
-            return Whole((returned, *[[x.value for x in part] for part in found[1:]]))
+            return Whole((returned, *[[x.value for x in part] for part in parts]))
         ins, outs = len(self.row.inputs.values), len(self.row.outputs.values)
-        changed = _in_groups(found.changed, ins, self.signature)
-        structure = [
-            [x.value for x in group] for group in _by_group(found.structure, ins)
-        ]
-        outputs = _in_groups(found.out, outs, returned.out, root)
-        return Parts((returned, changed, packing.part_of(structure), outputs))
+        grouped = map(_in_groups, parts, (ins, ins, outs), returned.names)
+        return Parts((returned, *grouped))
 
     def collect(
         self,
@@ -290,7 +284,8 @@ class Inside:
             keeps_structure=keeps,
             names=(
                 Names(self.signature, _positions(changed)),
-                Names(output, _positions(parts[-1]), row.labels.output),
+                Names(structure or self.signature, _positions(parts[1])),
+                Names(output, _positions(parts[2]), row.labels.output),
             ),
         )
         return Collected(returned, *parts)
@@ -480,7 +475,7 @@ class Inside:
         return [*inputs, *row.outputs.occurrences(out, row.mode.sharing)]
 
 
-def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
+def interior(f: Callable[..., Any], row: rows.Row) -> Callable[..., Any]:
     """The function that JAX traces: it takes groups of leaves and returns a result."""
 
     def traced(*groups: Values) -> Any:
@@ -494,29 +489,15 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
     return debug_info.named_after(f, traced)
 
 
-def _in_groups(
-    leaves: Iterable[Outgoing],
-    count: int,
-    signature: Signature,
-    root: str | None = None,
-) -> Any:
-    """The values of leaves of a signature by group, with their names."""
-    return packing.part_of(
-        [
-            Named.of(
-                Names(signature, _positions(group), root), [x.value for x in group]
-            )
-            for group in _by_group(leaves, count)
-        ]
-    )
+def _in_groups(leaves: Iterable[Outgoing], count: int, names: Names) -> Any:
+    """The values of leaves by group, with their names."""
+    groups: list[list[Outgoing]] = [[] for _ in range(count)]
+    for leaf in leaves:
+        groups[leaf.group].append(leaf)
+    named = [dataclasses.replace(names, positions=_positions(x)) for x in groups]
+    values_of = [[leaf.value for leaf in group] for group in groups]
+    return packing.part_of([*map(Named.of, named, values_of)])
 
 
 def _positions(leaves: Sequence[Outgoing]) -> tuple[int, ...]:
     return tuple([leaf.position for leaf in leaves])
-
-
-def _by_group(leaves: Iterable[Outgoing], count: int) -> list[list[Outgoing]]:
-    groups: list[list[Outgoing]] = [[] for _ in range(count)]
-    for leaf in leaves:
-        groups[leaf.group].append(leaf)
-    return groups

@@ -23,15 +23,7 @@ from graftree.core.graph.graphdefs import ArrayRefDef
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    inside,
-    packing,
-    refusals,
-)
-from graftree.transforms.crossing.decorators import Statics
-from graftree.transforms.crossing.inside import Returned
+from graftree.transforms.crossing import decorators, inside, packing, refusals
 from graftree.transforms.crossing.packing import Packed, Parts, Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Slot
@@ -58,7 +50,7 @@ class Call:
         row: Row,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        statics: Statics | None = None,
+        statics: decorators.Statics | None = None,
     ) -> None:
         if kwargs and row.keyword_rule is Keywords.REFUSED:
             raise TypeError(
@@ -80,7 +72,7 @@ class Call:
             row.name,
             statics,
             row.labels,
-            debug_info.source_of(f),
+            f,
         )
         if row.signatures is not None:
             number, known = row.signatures.intern(self.packed.signature)
@@ -164,9 +156,15 @@ def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
         axis: The name of the axis that new Variables got from the transform, if any.
     """
     returned, changed, structure, out = in_order(result)
-    writes = _Writes(packed, returned, changed)
-    writes.check()
-    objects = packed.objects
+    leaves, objects, slots = packed.leaves, packed.objects, packed.signature.slots
+    for position, _ in returned.metadata:
+        variables.check_owned(leaves[position], slots[position].name)
+    # Unchanged values need no write where none is allowed.
+    writes = [
+        (position, value)
+        for position, value in zip(returned.changed, changed, strict=True)
+        if position not in returned.kept or variables.may_write(leaves[position])
+    ]
     if returned.structure is None or returned.keeps_structure:
         builder = Builder(IndexMap(objects), objects)
     else:
@@ -181,12 +179,18 @@ def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
     filled = _filled(returned.out.slots, out, objects, axis)
     built = builder.build(returned.out.skeleton, filled)
     builder.check()
-    writes.commit()
+    variables.write_all(
+        [leaves[position] for position, _ in writes],
+        [value for _, value in writes],
+        lambda number: slots[writes[number][0]].name,
+    )
+    for position, entries in returned.metadata:
+        variables.replace_metadata(leaves[position], entries)
     builder.commit()
     return built
 
 
-def in_order(result: Any) -> tuple[Returned, Any, Any, Any]:
+def in_order(result: Any) -> tuple[inside.Returned, Any, Any, Any]:
     """A result of `Inside.leave` with flat lists instead of groups."""
     returned, *parts = result
     changed, structure, out = map(joined, parts, returned.groups)
@@ -203,49 +207,6 @@ def joined(part: Any, numbers: Sequence[int]) -> Sequence[Any]:
         return filled[0]
     iterators = [iter(group) for group in groups]
     return [next(iterators[number]) for number in numbers]
-
-
-class _Writes:
-    """The writes of a call into Variables: values and metadata."""
-
-    def __init__(
-        self, packed: Packed, returned: Returned, changed: Sequence[Any]
-    ) -> None:
-        self.packed = packed
-        self.metadata = returned.metadata
-        # Unchanged values need no write where none is allowed.
-        self.values = [
-            (position, value)
-            for position, value in zip(returned.changed, changed, strict=True)
-            if position not in returned.kept
-            or variables.may_write(packed.leaves[position])
-        ]
-
-    def check(self) -> None:
-        """Raises if one of them is not allowed."""
-        leaves = self.packed.leaves
-        for position, value in self.values:
-            self._check(variables.check_write, position, leaves[position], value)
-        for position, _ in self.metadata:
-            self._check(variables.check_owned, position, leaves[position])
-
-    def _check(self, check: Callable[..., None], position: int, *args: Any) -> None:
-        try:
-            check(*args)
-            return
-        except Exception:
-            path = self.packed.signature.slots[position].name
-        check(*args, path)  # raises again, with the path, which costs more to find
-
-    def commit(self) -> None:
-        """Carries them out."""
-        leaves = self.packed.leaves
-        variables.store_all(
-            [leaves[position] for position, _ in self.values],
-            [value for _, value in self.values],
-        )
-        for position, entries in self.metadata:
-            variables.replace_metadata(leaves[position], entries)
 
 
 def _filled(

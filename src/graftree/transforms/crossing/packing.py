@@ -22,14 +22,8 @@ from graftree.config import Propagation
 from graftree.core.graph import flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap, RefMap
 from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
-from graftree.transforms.crossing import refusals, signatures
-from graftree.transforms.crossing.debug_info import Source
-from graftree.transforms.crossing.signatures import (
-    ARGS,
-    Labels,
-    Signature,
-    Slot,
-)
+from graftree.transforms.crossing import debug_info, refusals, signatures
+from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,11 +61,12 @@ def pack(
     transform: str,
     statics: tuple[tuple[Any, Any], ...] = (),
     labels: Labels = ARGS,
-    parameters: Source | None = None,
+    function: Callable[..., Any] | None = None,
 ) -> Packed:
-    """Takes a tree of arguments apart."""
+    """Takes a tree of arguments apart, which are those of the function."""
     refs, members = RefMap(), []
     skeleton, leaves = take_apart(tree, mode, refs, RefMap(), transform, members)
+    parameters = debug_info.source_of(function) if function else None
     signature = Signature(skeleton, statics, labels, parameters)
     if not mode.sharing and any(map(is_repeated, signature.entries)):
         refusals.check_inputs(tree, transform, labels)
@@ -177,7 +172,7 @@ class Values(tuple[Any, ...]):
             return dict(enumerate(self.values))
         return dict(zip(self.positions, self.values, strict=True))
 
-    def called_as(self, source: Source) -> Values:
+    def called_as(self, source: debug_info.Source) -> Values:
         """The same as arguments of another function, in messages."""
         signature = dataclasses.replace(self.signature, parameters=source)
         return Values.of(self.values, signature, self.positions)
@@ -304,9 +299,7 @@ def _flatten_whole(result: Whole) -> Any:
 
 def _flatten_whole_with_keys(result: Whole) -> Any:
     leaves, static = _flatten_whole(result)
-    changed, out = result[0].names
-    unnamed = [f"[{number}]" for number in range(len(result[2]))]
-    names = *changed.listed(), *unnamed, *out.listed()
+    names = [name for part in result[0].names for name in part.listed()]
     return [*zip(names, leaves, strict=True)], static
 
 

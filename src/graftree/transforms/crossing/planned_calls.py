@@ -23,9 +23,7 @@ import jax
 
 from graftree.core import ownership, paths
 from graftree.core.graph import flattening, nodes, watches
-from graftree.core.graph.flattening import IndexMap
-from graftree.core.graph.nodes import GraphKind, Leaf
-from graftree.core.graph.watches import Attribute, StructureWatch
+from graftree.core.graph.nodes import Leaf
 from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -62,22 +60,11 @@ class Passed(NamedTuple):
 
     def taken_apart(self) -> Passed | None:
         """The same with the leaves of its objects; ``None`` if one contains itself."""
-        # JAX can compare a treedef with anything but None.
-        key = [_NO_TREEDEF if x is None else x for x in self.key[:2]]
-        leaves: list[Any] = []
-        for x in self.leaves:
-            found, treedef = [x], _NO_TREEDEF
-            if nodes.kind_of(x) is nodes.PYTREE:
-                try:
-                    found, treedef = nodes.flatten(x)
-                except ValueError:
-                    return None
-            leaves += found
-            key.append(treedef)
-        return Passed(tuple(key), None, leaves)
-
-
-_NO_TREEDEF = ()
+        try:
+            leaves, treedef = nodes.flatten(self.tree)
+        except ValueError:
+            return None
+        return Passed((treedef, self.key[1]), None, leaves)
 
 
 class Plan:
@@ -97,6 +84,7 @@ class Plan:
         traces: Where traces are noted, if they are.
         watch: See above.
         is_flat: Whether the positional arguments are all of the leaves.
+        read: Gives the leaves of other arguments; ``None`` if they may not fit.
     """
 
     def __init__(
@@ -104,7 +92,7 @@ class Plan:
         row: Row,
         passed: Passed,
         packed: Packed,
-        watch: StructureWatch,
+        watch: watches.StructureWatch,
         bare: BareVariables,
     ) -> None:
         self.signature, self.traces = packed.signature, row.traces
@@ -119,26 +107,28 @@ class Plan:
         ]
         may_read = bool(tree) and not row.statics
         self.is_flat = may_read and packing.are_same(tree[0], leaves)
-        self._reader = reader(tree, leaves) if may_read and not self.is_flat else None
-        # The sources of the leaves for JAX: Variables of objects, by position, bare
-        # ones and values other than Variables, by their numbers.
-        kinds = [*map(nodes.kind_of, leaves)]
-        places = [n for n, kind in enumerate(kinds) if kind is Leaf.VARIABLE]
-        numbers = {id(leaves[place]): n for n, place in enumerate(places)}
-        self._bare, self._pick_bare = bare, _picker(places) if places else None
+        self.read = reader(tree, leaves) if may_read and not self.is_flat else None
+        bare_at = [n for n, x in enumerate(leaves) if nodes.kind_of(x) is Leaf.VARIABLE]
+        numbers = {id(leaves[place]): n for n, place in enumerate(bare_at)}
+        self._bare, self._pick_bare = bare, _picker(bare_at) if bare_at else None
+        # Those of objects, the numbers of bare ones, and None for other leaves.
         self._variables = [
             numbers.get(id(x), x) if isinstance(x, Variable) else None
             for x in packed.leaves
         ]
-        self._add_others(row, passed, packed, kinds)
+        self._attached = [x for x in self._variables if isinstance(x, Variable)]
+        self._is_plain = variables.may_replace_all(self._attached, ())
+        self._sources = self._numbered_sources(passed, packed, len(bare_at))
         self._objects = [
             numbers[id(x)] if id(x) in numbers else _weakly(x)
             for x in packed.objects.values()
         ]
-        attached = [x for x in self._variables if isinstance(x, Variable)]
-        self._is_plain = variables.may_replace_all(attached, ())
-        groups = outside.groups(row, packed, [*range(len(packed.leaves))])
-        self._groups = [self._group(group, len(places)) for group in groups]
+        # Most calls have one group, which takes all of them in order.
+        in_order = [*range(len(self._sources))]
+        self._groups = [
+            (None if places == in_order else _picker(places), static)
+            for places, static in outside.groups(row, packed, self._sources)
+        ]
         self._may_donate_twice = bool(row.inputs.donated) and any(
             map(outside.is_spread, packed.values())
         )
@@ -146,54 +136,35 @@ class Plan:
         # Usually the same ones in each step.
         self._latest: tuple[Returned | None, Sequence[Any] | None] = (None, None)
 
-    def _add_others(
-        self, row: Row, passed: Passed, packed: Packed, kinds: Sequence[Any]
-    ) -> None:
-        """Notes the sources of leaves that are not Variables.
+    def _numbered_sources(self, passed: Passed, packed: Packed, bare: int) -> list[int]:
+        """For each leaf its number among the values that a call reads.
 
-        They are leaves of the arguments, or attributes of objects, or they stay: the
-        contents of a container are the same as long as the watch holds.
+        These are the values of Variables, in objects and then bare ones; then leaves of
+        the arguments, attributes of objects, and leaves that stay: the contents of a
+        container are the same as long as the watch holds.
         """
-        given = (n for n, x in enumerate(kinds) if x is Leaf.ARRAY or x is Leaf.STATIC)
-        where = _where(row, passed.tree, packed)
-        found: dict[int, Any] = {
-            position: _GIVEN if where is None else where(position)
-            for position, leaf in enumerate(packed.leaves)
-            if not isinstance(leaf, Variable)
-        }
-        self._attributes = [x for x in found.values() if isinstance(x, Attribute)]
-        self._constants = [packed.leaves[p] for p, x in found.items() if x is None]
-        attributes = itertools.count(len(kinds))
-        constants = itertools.count(len(kinds) + len(self._attributes))
-        # Of each the number among the leaves of the arguments, attributes, and others.
-        self._others = {
-            position: next(
-                given if x is _GIVEN else constants if x is None else attributes
-            )
-            for position, x in found.items()
-        }
-
-    def _group(self, group: Values, bare: int) -> _Group:
-        """The way to make a group of which only the positions are known."""
-        members, known = group.values, self._variables
-        attached = [p for p in members if isinstance(known[p], Variable)]
-        found_at = {p: place for place, p in enumerate(attached)}
-        order = [
-            found_at[p] if p in found_at else len(attached) + known[p]
-            for p in members
-            if p not in self._others
-        ]
-        is_ordered = order == [*range(len(attached) + bare)]
-        return _Group(
-            [known[p] for p in attached],
-            None if is_ordered else _picker(order),
-            [(n, self._others[p]) for n, p in enumerate(members) if p in self._others],
-            packing.static_data(self.signature, group.positions),
-        )
-
-    def read(self, tree: Any) -> Sequence[Any] | None:
-        """The leaves of arguments; ``None`` if they may not fit the plan."""
-        return None if self._reader is None else self._reader(tree)
+        places = _places(passed, packed)
+        others = zip(places, packed.leaves, self._variables, strict=True)
+        self._attributes = [x for x in places if isinstance(x, watches.Attribute)]
+        self._constants = [x for at, x, known in others if at is None and known is None]
+        kinds = enumerate(map(nodes.kind_of, passed.leaves))
+        given = (n for n, kind in kinds if kind in (Leaf.ARRAY, Leaf.STATIC))
+        attributes = itertools.count(len(passed.leaves))
+        constants = itertools.count(len(passed.leaves) + len(self._attributes))
+        picked: list[int] = []
+        numbers: list[int] = []
+        attached, first = itertools.count(), len(self._attached) + bare
+        for place, known in zip(places, self._variables, strict=True):
+            if type(known) is int:
+                numbers.append(len(self._attached) + known)
+            elif known is not None:
+                numbers.append(next(attached))
+            else:
+                numbers.append(first + len(picked))
+                rest = constants if place is None else attributes
+                picked.append(next(given if place is _GIVEN else rest))
+        self._pick_others = _picker(picked)
+        return numbers
 
     def call(self, jitted: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         """The result of a call with these leaves; `NO_PLAN` if the plan isn't right.
@@ -220,16 +191,12 @@ class Plan:
         if self._attributes or self._constants:
             arrays = watches.read_all(self._attributes)
             leaves = [*leaves, *arrays, *self._constants]
+        found = variables.read_all(self._attached)
+        found += values
+        found += self._pick_others(leaves)
         groups = []
-        for attached, order, inserts, static in self._groups:
-            found = variables.read_all(attached)
-            if boxes:
-                found += values
-            if order is not None:
-                found = [*order(found)]
-            for place, number in inserts:
-                found.insert(place, leaves[number])
-            groups.append(Values((found, static)))
+        for pick, static in self._groups:
+            groups.append(Values((found if pick is None else pick(found), static)))
         if self._may_donate_twice and outside.donates_twice(self._row, groups):
             return NO_PLAN
         result = jitted(*groups)
@@ -239,7 +206,7 @@ class Plan:
             targets = self._targets(returned)
             self._latest = returned, targets
         if targets is None or boxes or self._has_prefixes or returned.variables:
-            return self._commit(result, targets, leaves, boxes)
+            return self._commit(result, targets, found, boxes)
         if targets:
             variables.replace_all(targets, result[1])
         return returned.unflatten(result[3])
@@ -257,7 +224,7 @@ class Plan:
         self,
         result: Any,
         targets: Sequence[Any] | None,
-        leaves: Sequence[Any],
+        values: Sequence[Any],
         boxes: Sequence[Variable[Any]],
     ) -> Any:
         """`outside.commit`; less to do if only Variables are written and returned."""
@@ -268,7 +235,7 @@ class Plan:
             if boxes and not variables.may_replace_all(targets, ()):
                 targets = None
         if targets is None:
-            return outside.commit(self._packed(leaves, boxes), result)
+            return outside.commit(self._packed(values, boxes), result)
         if self._has_prefixes:
             _, changed, _, out = outside.in_order(result)
         variables.replace_all(targets, changed)
@@ -284,13 +251,15 @@ class Plan:
             ]
         return returned.unflatten(out)
 
-    def _packed(self, leaves: Sequence[Any], boxes: Sequence[Variable[Any]]) -> Packed:
+    def _packed(self, values: Sequence[Any], boxes: Sequence[Variable[Any]]) -> Packed:
         """The result of `packing.pack` for these arguments."""
-        found: list[Any] = [boxes[x] if type(x) is int else x for x in self._variables]
-        for position, number in self._others.items():
-            found[position] = leaves[number]
+        pairs = zip(self._variables, self._sources, strict=True)
+        found = [
+            boxes[x] if type(x) is int else values[n] if x is None else x
+            for x, n in pairs
+        ]
         objects = enumerate(self._objects_with(boxes))
-        return Packed(self.signature, found, IndexMap(objects))
+        return Packed(self.signature, found, flattening.IndexMap(objects))
 
     def _objects_with(self, boxes: Sequence[Variable[Any]]) -> list[Any]:
         """The objects of a call, by their numbers."""
@@ -300,55 +269,35 @@ class Plan:
         ]
 
 
-class _Group(NamedTuple):
-    """The way to make a group of leaves.
-
-    Attributes:
-        attached: Those of its Variables that are in objects.
-        order: Picks its Variables out of these and all bare ones; ``None`` if these are
-            all of them, in order.
-        inserts: Where other leaves go between them, with their numbers.
-        static: The static data of the group.
-    """
-
-    attached: list[Variable[Any]]
-    order: Callable[[Sequence[Any]], Sequence[Any]] | None
-    inserts: list[tuple[int, int]]
-    static: Any
-
-
 # Stands for where a leaf of the arguments is that is in no object.
 _GIVEN: Any = object()
 
 
-def _where(row: Row, tree: Any, packed: Packed) -> Callable[[int], Any] | None:
-    """The attribute that has the leaf at a position, or `_GIVEN`.
-
-    ``None`` if all are, since the objects were taken apart with the arguments.
-    """
-    if tree is None:
-        return None
+def _places(passed: Passed, packed: Packed) -> list[Any]:
+    """For each leaf `_GIVEN`, or the attribute that has it; ``None`` if none does."""
+    slots, tree = packed.signature.slots, passed.tree
+    if tree is None:  # the objects were taken apart with the arguments
+        return [_GIVEN] * len(slots)
     given, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=nodes.is_node_module)
     given_paths = {paths.from_jax(path) for path, _ in given}
-    entries, _ = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=packing.is_entry(row.mode.sharing)
-    )
-    slots = packed.signature.slots
-
-    def where(position: int) -> Any:
-        slot = slots[position]
-        path = paths.from_jax(entries[slot.entry][0]) + slot.path
-        is_given = slot.is_plain and path in given_paths
-        return _GIVEN if is_given else watches.attribute_at(tree, path)
-
-    return where
+    entries = [*map(paths.from_jax, packed.signature.entry_paths)]
+    located = [entries[slot.entry] + slot.path for slot in slots]
+    return [
+        None
+        if slot.variable
+        else _GIVEN
+        if path in given_paths
+        else watches.attribute_at(tree, path)
+        for path, slot in zip(located, slots, strict=True)
+    ]
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A function that takes the members at these places out of a sequence."""
-    if len(places) == 1:
-        return lambda found: (found[places[0]],)
-    return operator.itemgetter(*places) if places else lambda _: ()
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    start = places[0] if places else 0
+    return operator.itemgetter(slice(start, start + len(places)))
 
 
 def _weakly(obj: Any) -> Any:
@@ -399,113 +348,37 @@ class BareVariables:
         )
 
 
-# Lists the members of a container; adds its leaves to a list. Both raise if it is not
-# like the earlier one.
-_Opener = Callable[[Any], Sequence[Any]]
-_Adder = Callable[[Any, list[Any]], None]
-
-
-class _Unlike(Exception):
-    """A tree is not like the one that a reader was made for, or is for no reader."""
-
-
 def reader(
     tree: tuple[Any, ...], leaves: Sequence[Any]
 ) -> Callable[[Any], list[Any] | None] | None:
-    """A reader for tuples like this one, which has these leaves in this order.
+    """A reader for trees like this one, which has these leaves in this order.
 
     It gives the leaves of another one, of any kind, or ``None`` if its containers
-    differ. There is no reader for containers that only JAX can take apart.
+    differ. JAX does so in C; but takes States apart in Python, so it gets their dicts.
     """
+    members, treedef = jax.tree.flatten(
+        tree, is_leaf=lambda x: type(x) is State or nodes.is_graph_node(x)
+    )
+    try:
+        nested = [
+            (place, jax.tree.structure(x.raw_mapping, is_leaf=nodes.is_graph_node))
+            for place, x in enumerate(members)
+            if type(x) is State
+        ]
+    except ValueError:  # keys that only a State can sort
+        return None
+    nested.reverse()
 
     def read(other: Any) -> list[Any] | None:
-        found: list[Any] = []
         try:
-            add(other, found)
-        except _Unlike:
+            found = treedef.flatten_up_to(other)
+            for place, inner in nested:
+                if type(found[place]) is not State:
+                    return None
+                mapping = found[place].raw_mapping
+                found[place : place + 1] = inner.flatten_up_to(mapping)
+        except ValueError:
             return None
         return found
 
-    try:
-        add = _container(tree, _sequence(tuple, len(tree)))
-    except _Unlike:
-        return None
-    found = read(tree) or []
-    return read if packing.are_same(found, leaves) else None
-
-
-def _adder(x: Any) -> _Adder | None:
-    """A reader for containers like this one; ``None`` if it is a leaf."""
-    kind = type(x)
-    if kind is State:
-        return _container(x, _state(x))
-    if kind is dict:
-        return _container(x, _dict(x))
-    if kind is list or (isinstance(x, tuple) and nodes.is_node(x)):
-        return _container(x, _sequence(kind, len(x)))
-    if x is None:
-        return _container(x, _nothing)
-    if isinstance(nodes.kind_of(x), (Leaf, GraphKind)):
-        return None
-    raise _Unlike
-
-
-def _container(x: Any, members_of: _Opener) -> _Adder:
-    """A reader for containers like this one, with a function that lists members."""
-    adders = [*map(_adder, members_of(x))]
-
-    def extend(x: Any, found: list[Any]) -> None:
-        found.extend(members_of(x))
-
-    def add(x: Any, found: list[Any]) -> None:
-        for member, add_members in zip(members_of(x), adders, strict=True):
-            if add_members is None:
-                found.append(member)
-            else:
-                add_members(member, found)
-
-    return add if any(adders) else extend
-
-
-# Functions that list the members of containers like some container.
-
-
-def _sequence(kind: type, size: int) -> _Opener:
-    def members_of(x: Any) -> Sequence[Any]:
-        if type(x) is not kind or len(x) != size:
-            raise _Unlike
-        return x
-
-    return members_of
-
-
-def _dict(like: dict[Any, Any]) -> _Opener:
-    keys, size = paths.sorted_keys(like), len(like)
-    pick: Any = operator.itemgetter(*keys) if size > 1 else None
-
-    def members_of(x: Any) -> Sequence[Any]:
-        if type(x) is not dict or len(x) != size:
-            raise _Unlike
-        try:
-            return pick(x) if size > 1 else [x[key] for key in keys]
-        except KeyError:
-            raise _Unlike from None
-
-    return members_of
-
-
-def _state(like: State) -> _Opener:
-    members_of_mapping = _dict(like.raw_mapping)
-
-    def members_of(x: Any) -> Sequence[Any]:
-        if type(x) is not State:
-            raise _Unlike
-        return members_of_mapping(x.raw_mapping)
-
-    return members_of
-
-
-def _nothing(x: None) -> Sequence[Any]:
-    if x is not None:
-        raise _Unlike
-    return ()
+    return read if packing.are_same(read(tree) or (), leaves) else None

@@ -27,21 +27,13 @@ import jax
 from graftree import _jax
 from graftree.core import ownership
 from graftree.core.graph import nodes, watches
-from graftree.core.graph.nodes import GraphKind, Leaf
-from graftree.core.graph.watches import StructureWatch, Together
 from graftree.core.objects import running
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning
-from graftree.transforms.crossing import decorators, outside, packing
-from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing import decorators, outside, packing, planned_calls
 from graftree.transforms.crossing.packing import Packed
-from graftree.transforms.crossing.planned_calls import (
-    NO_PLAN,
-    BareVariables,
-    Passed,
-    Plan,
-)
+from graftree.transforms.crossing.planned_calls import NO_PLAN, Passed, Plan
 from graftree.transforms.crossing.rows import Keywords, Row
 
 # The name of the plans for some objects in the memos of these. There are as many as
@@ -56,7 +48,7 @@ class Plans:
     def __init__(self, row: Row, bound: tuple[Any, ...] = ()) -> None:
         self._row = row
         self._bound = bound
-        self._known = Together()
+        self._known = watches.Together()
         # In tree mode, for objects by their structure. Reading, adding and removing an
         # entry are atomic, so threads need no lock.
         self._of_trees: dict[Any, Plan] = {}
@@ -75,7 +67,8 @@ class Plans:
         if latest is not None:
             given = self._bound + args if self._bound else args
             is_flat = latest.is_flat and not kwargs
-            leaves = given if is_flat else latest.read((given, kwargs))
+            read = latest.read
+            leaves = given if is_flat else read and read((given, kwargs))
             if leaves is not None:
                 out = latest.call(jitted, leaves)
                 if out is not NO_PLAN:
@@ -140,12 +133,14 @@ class Plans:
     def _learn_tree(self, passed: Passed, packed: Packed, made: int) -> None:
         """Makes a plan for objects with this structure."""
         tree = passed.taken_apart()
-        if tree is None or not _are_leaves_of(packed, tree.leaves):
+        if tree is None or not packing.are_same(tree.leaves, packed.leaves):
+            return
+        if any(nodes.kind_of(x) not in _LEAVES for x in tree.leaves):
             return
         plan = self._made(tree, packed, made)
         if plan is None:
             return
-        for oldest in [*self._of_trees][: 1 - Together.LIMIT]:
+        for oldest in [*self._of_trees][: 1 - watches.Together.LIMIT]:
             self._of_trees.pop(oldest, None)
         try:
             self._of_trees[tree.key] = plan
@@ -172,13 +167,15 @@ class Plans:
         """A plan from a call's findings; ``None`` if none would be right."""
         row, roots, boxes = self._row, passed.objects(), passed.variables()
         if boxes or not row.mode.sharing or packed.skeleton is None:
-            watch = StructureWatch.over(roots, made)
+            watch = watches.StructureWatch.over(roots, made)
         else:
             members, objects = packed.members, packed.objects
-            watch = StructureWatch(packed.skeleton, members, objects, made)
+            watch = watches.StructureWatch(packed.skeleton, members, objects, made)
         if not watch.is_complete or watch.reaches(roots):
             return None
-        bare = BareVariables(boxes, watch.variables, bool(row.inputs.donated))
+        bare = planned_calls.BareVariables(
+            boxes, watch.variables, bool(row.inputs.donated)
+        )
         if not bare.may_be_planned:
             return None
         try:
@@ -195,24 +192,18 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
         if kind is nodes.PYTREE:
             # An object that lives as long as the root does, with a hash of its own.
             tokens.append(state_of(x))
-        elif isinstance(kind, GraphKind) and watches.may_be_weak(x):
+        elif isinstance(kind, nodes.GraphKind) and watches.may_be_weak(x):
             tokens.append(id(x))  # it may have no hash; that it is alive is seen
-        elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
+        elif kind is nodes.Leaf.ARRAY or kind is nodes.Leaf.STATIC:
             tokens.append(None)
-        elif kind is Leaf.VARIABLE:
+        elif kind is nodes.Leaf.VARIABLE:
             tokens.append(type(x))
         else:
             return None
     return tokens
 
 
-def _are_leaves_of(packed: Packed, leaves: Sequence[Any]) -> bool:
-    """Whether the call took its arguments apart into these, and can plan."""
-    is_known = packing.are_same(leaves, packed.leaves)
-    return is_known and all(nodes.kind_of(x) in _LEAVES for x in leaves)
-
-
-_LEAVES = (Leaf.VARIABLE, Leaf.ARRAY, Leaf.STATIC)
+_LEAVES = (nodes.Leaf.VARIABLE, nodes.Leaf.ARRAY, nodes.Leaf.STATIC)
 
 
 class RepeatedCalls(Rebuilt):
@@ -238,32 +229,24 @@ class RepeatedCalls(Rebuilt):
         kwargs: dict[str, Any],
     ) -> Any:
         """The output of a call; ``transformed`` takes the groups of leaves."""
-        try:
-            return self._run(transformed, args, kwargs)
-        except Exception as error:
-            if outside.is_of_donation(error):  # of `pmap`
-                Call(self._f, self._row, args, kwargs).explain(error)
-            raise
-
-    def _run(
-        self,
-        transformed: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
         row = self._row
         # Keywords and defaults may become positions.
         is_complete = self._keeps_positions or len(args) >= row.inputs.count
         may_plan = self._may_plan and is_complete and not kwargs
-        if may_plan and not running.stack.observers:
-            running.note_arguments(row.identity, args, kwargs)
-            out = self._plans.call(transformed, args, kwargs)
-            if out is not NO_PLAN:
-                return out
-        made = ownership.clock.now
-        call = Call(self._f, row, args, kwargs)
-        # Many are called once, and never again: on the line that makes them.
-        if may_plan and self._is_called:
-            self._plans.learn(args, kwargs, call.packed, made)
-        self._is_called = True
-        return call.run(transformed)
+        try:
+            if may_plan and not running.stack.observers:
+                running.note_arguments(row.identity, args, kwargs)
+                out = self._plans.call(transformed, args, kwargs)
+                if out is not NO_PLAN:
+                    return out
+            made = ownership.clock.now
+            call = outside.Call(self._f, row, args, kwargs)
+            # Many are called once, and never again: on the line that makes them.
+            if may_plan and self._is_called:
+                self._plans.learn(args, kwargs, call.packed, made)
+            self._is_called = True
+            return call.run(transformed)
+        except Exception as error:
+            if outside.is_of_donation(error):  # of `pmap`
+                outside.Call(self._f, row, args, kwargs).explain(error)
+            raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 
@@ -23,7 +23,6 @@ from graftree.core.graph import flattening, nodes
 from graftree.core.graph.graphdefs import LEAF, GraphDef
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
-from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, refusals
@@ -114,14 +113,18 @@ _BY_PATH = (
 )
 
 
-_Assigned = State | Mapping[Any, Any] | Iterable[Any]
+_Assigned = states.State | Mapping[Any, Any] | Iterable[Any]
 
 
+@dataclasses.dataclass(init=False, repr=False, unsafe_hash=True)
 class _FilterMapping(PrefixMapping):
     """A mapping from filters to prefix values; the first filter that matches counts."""
 
+    _filters: tuple[Any, ...]
+    _values: tuple[Any, ...]
+
     def __init__(self, mapping: _Assigned) -> None:
-        if isinstance(mapping, State):
+        if isinstance(mapping, states.State):
             mapping = flat_states.create_path_filters(mapping)
         pairs = list(mapping.items() if isinstance(mapping, Mapping) else mapping)
         self._filters = tuple(filter_ for filter_, _ in pairs)
@@ -143,25 +146,14 @@ class _FilterMapping(PrefixMapping):
 
     def map_prefix(self, path: Any, variable: Any) -> Any:
         """The value of the first filter that matches the leaf."""
-        for predicate, value in zip(self._predicates, self._values, strict=True):
-            if predicate(path, variable):
+        for matches, value in zip(self._predicates, self._values, strict=True):
+            if matches(path, variable):
                 return value
         raise ValueError(
             f"No axis found for the {type(variable).__name__} at "
             f"{paths.to_string(path, '<root>')!r} in {self!r}.\n"
             "Add `...: value` as the last entry to match all that remains."
         )
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _FilterMapping)
-            and type(self) is type(other)
-            and self._filters == other._filters
-            and self._values == other._values
-        )
-
-    def __hash__(self) -> int:
-        return hash((type(self), self._filters, self._values))
 
     def __repr__(self) -> str:
         entries = zip(self._filters, self._values, strict=True)
@@ -201,9 +193,6 @@ class StateAxes(_FilterMapping, Mapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self._filters)
-
-    __eq__ = _FilterMapping.__eq__
-    __hash__ = _FilterMapping.__hash__
 
 
 class StateSharding(_FilterMapping):
@@ -578,20 +567,17 @@ def _resolve(value: Any, path: Any, leaf: Any) -> Any:
     return value.map_prefix(path, leaf) if isinstance(value, PrefixMapping) else value
 
 
-class _Matched(NamedTuple):
-    """A prefix tree's value for a leaf; whether it is right there, or a container's."""
+def _match(prefix: Any, full: Any) -> list[tuple[Any, bool]]:
+    """The value of a prefix tree for each leaf of a tree of numbers.
 
-    value: Any
-    is_whole: bool
-
-
-def _match(prefix: Any, full: Any) -> list[_Matched]:
-    """The value of a prefix tree for each leaf of a tree of numbers."""
-    found: list[_Matched] = []
+    With each, whether it is right there, or that of a container.
+    """
+    found: list[tuple[Any, bool]] = []
 
     def add(value: Any, subtree: Any) -> None:
-        matched = _Matched(value, isinstance(subtree, int))
-        found.extend([matched] * len(jax.tree.leaves(subtree)))
+        found.extend(
+            [(value, isinstance(subtree, int))] * len(jax.tree.leaves(subtree))
+        )
 
     jax.tree.map(add, prefix, full, is_leaf=_is_value)
     return found

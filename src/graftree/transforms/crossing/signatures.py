@@ -17,17 +17,8 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree.core import paths
-from graftree.core.graph import differences
-from graftree.core.graph.graphdefs import (
-    LEAF,
-    ArrayRefDef,
-    Cell,
-    GraphDef,
-    NodeRef,
-    VariableDef,
-)
+from graftree.core.graph import differences, graphdefs
 from graftree.transforms.crossing import debug_info
-from graftree.transforms.crossing.debug_info import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +57,7 @@ class Slot(NamedTuple):
 
     entry: int
     path: Any
-    definition: VariableDef | ArrayRefDef | None
+    definition: graphdefs.VariableDef | graphdefs.ArrayRefDef | None
     signature: Signature
 
     @property
@@ -80,10 +71,10 @@ class Slot(NamedTuple):
         return name_of((self.signature.names_in_function[self.entry], *self.path))
 
     @property
-    def variable(self) -> VariableDef | None:
+    def variable(self) -> graphdefs.VariableDef | None:
         """Its definition, if it is a Variable."""
         definition = self.definition
-        return definition if isinstance(definition, VariableDef) else None
+        return definition if isinstance(definition, graphdefs.VariableDef) else None
 
     @property
     def is_ref(self) -> bool:
@@ -100,11 +91,6 @@ class Slot(NamedTuple):
     def outer_index(self) -> int | None:
         """The number of the object outside that it stands for, if there is one."""
         return None if self.definition is None else self.definition.outer_index
-
-
-def _paths(treedef: Any) -> list[Any]:
-    places = jax.tree.unflatten(treedef, range(treedef.num_leaves))
-    return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
 
 
 class Span(NamedTuple):
@@ -128,10 +114,10 @@ class Signature:
             could change (`static_contents`).
     """
 
-    skeleton: GraphDef[Any]
+    skeleton: graphdefs.GraphDef[Any]
     statics: tuple[tuple[Any, Any], ...] = ()
     labels: Labels = ARGS
-    parameters: Source | None = None
+    parameters: debug_info.Source | None = None
     number: int | None = dataclasses.field(default=None, init=False)
     has_no_contents: bool = dataclasses.field(default=False, init=False)
 
@@ -155,9 +141,15 @@ class Signature:
         return self.skeleton.rows[0].metadata.treedef
 
     @property
-    def entries(self) -> tuple[Cell, ...]:
+    def entries(self) -> tuple[graphdefs.Cell, ...]:
         """The cell at each leaf of the treedef."""
         return self.skeleton.rows[0].cells
+
+    @functools.cached_property
+    def entry_paths(self) -> list[Any]:
+        """JAX's paths of the entries."""
+        places = jax.tree.unflatten(self.treedef, range(self.treedef.num_leaves))
+        return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
 
     @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
@@ -190,7 +182,7 @@ class Signature:
         """The names of its entries."""
         if root is None:
             return self.labeled
-        return [root + paths.keystr(path) for path in _paths(self.treedef)]
+        return [root + paths.keystr(path) for path in self.entry_paths]
 
     # Names are made when needed, usually in messages.
 
@@ -201,7 +193,7 @@ class Signature:
             "kwargs" + paths.keystr(path[1:])
             if path[:1] == (_KWARGS,) or len(path) < 2
             else self.labels.of(path[1].idx) + paths.keystr(path[2:])
-            for path in _paths(self.treedef)
+            for path in self.entry_paths
         ]
 
     @functools.cached_property
@@ -219,7 +211,7 @@ class Signature:
             where = argument.key if kind == _KWARGS else places[argument.idx]
             return self.name_of_argument(where) + paths.keystr(tuple(rest))
 
-        return [*map(name, _paths(self.treedef))]
+        return [*map(name, self.entry_paths)]
 
     def places(self) -> list[int | str]:
         """The positions and keywords of the arguments, without the static ones."""
@@ -261,7 +253,8 @@ class Signature:
         """Whether an object in it is met again, or is one that exists outside."""
         return any(
             [
-                type(x) is NodeRef or getattr(x, "outer_index", None) is not None
+                type(x) is graphdefs.NodeRef
+                or getattr(x, "outer_index", None) is not None
                 for _, x in self.skeleton.listed()
             ]
         )
@@ -269,7 +262,7 @@ class Signature:
     def numbers(self, entry: int) -> Iterator[int]:
         """The numbers of the objects that are new in an entry or one after it."""
         for path, what in self.skeleton.listed():
-            if path and path[0] >= entry and not isinstance(what, NodeRef):
+            if path and path[0] >= entry and not isinstance(what, graphdefs.NodeRef):
                 index = getattr(what, "index", None)
                 if index is not None:
                     yield index
@@ -290,12 +283,12 @@ class Signature:
         return Signature(self.skeleton.part(treedef, *self.span(number).entries))
 
 
-def _type_text(argument: GraphDef[Any]) -> str:
+def _type_text(argument: graphdefs.GraphDef[Any]) -> str:
     """The type of an argument, and how many leaves it has."""
     kind, _ = argument.rows[0].metadata.treedef.node_data() or (None, None)
     if kind is None:  # the argument is an object or leaf
         (top,) = argument.tops()
-        if top is LEAF:
+        if top is graphdefs.LEAF:
             return "array"
         kind = getattr(top, "type", None)
     if kind is None:
