@@ -136,12 +136,6 @@ def test_kept_leaf_must_have_a_value(tmp_path):
 # Where arrays go.
 
 
-def mesh_of(*shape):
-    kinds = (jax.sharding.AxisType.Auto,) * 2
-    devices = jax.devices()[: shape[0] * shape[1]]
-    return jax.make_mesh(shape, ("data", "model"), axis_types=kinds, devices=devices)
-
-
 def sharded(seed=0):
     init = {
         "kernel_init": nnx.initializers.constant(seed + 0.5),
@@ -155,7 +149,7 @@ def sharded(seed=0):
 def saved_sharded(tmp_path_factory):
     """What was saved of `sharded` on a mesh, and where."""
     folder = tmp_path_factory.mktemp("sharded") / "a"
-    with jax.set_mesh(mesh_of(4, 2)):
+    with jax.set_mesh(trainings.make_mesh(4, 2)):
         objects = sharded()
     checkpoints.save(folder, objects)
     return folder, contents(objects)
@@ -164,7 +158,7 @@ def saved_sharded(tmp_path_factory):
 @pytest.mark.parametrize("shape", [(1, 8), (2, 4), (1, 1)])
 def test_arrays_go_onto_the_shardings_of_the_other_object(saved_sharded, shape):
     folder, expected = saved_sharded
-    mesh = mesh_of(*shape)
+    mesh = trainings.make_mesh(*shape)
     with jax.set_mesh(mesh):
         found = [checkpoints.restore(folder, sharded(1))]
         found += [checkpoints.restore(folder, nnx.eval_shape(sharded))]
@@ -179,7 +173,7 @@ def test_arrays_go_onto_the_shardings_of_the_other_object(saved_sharded, shape):
 
 
 def test_abstract_mesh_without_devices_is_refused(saved_sharded):
-    with jax.set_mesh(mesh_of(2, 4)):
+    with jax.set_mesh(trainings.make_mesh(2, 4)):
         abstract = nnx.eval_shape(sharded)
     with pytest.raises(ValueError, match=r"0/bias: .*\n.* jax.set_mesh"):
         checkpoints.restore(saved_sharded[0], abstract)
@@ -497,7 +491,7 @@ def train(steps, step, made, data, mesh):
 
 @pytest.mark.parametrize("name", ["2x4", pytest.param("1x1", marks=pytest.mark.long)])
 def test_resumed_run_is_the_unbroken_one_bit_by_bit(tmp_path, step, name):
-    mesh = trainings.make_mesh(name)
+    mesh = trainings.make_mesh(*trainings.MESHES[name])
     with jax.set_mesh(mesh):
         made, data = trainings.make_objects(16), trainings.make_data()
         again = copy.deepcopy(made)  # with its transformation: `step` is compiled once
@@ -521,13 +515,13 @@ def test_a_run_goes_on_over_other_devices(tmp_path, step):
     losses = []
     with checkpoints.Checkpoints(tmp_path) as kept:
         for name, number in zip(["1x8", "2x4", "1x1"], itertools.count()):
-            mesh = trainings.make_mesh(name)
+            mesh = trainings.make_mesh(*trainings.MESHES[name])
             with jax.set_mesh(mesh):
                 made, data = trainings.make_objects(16), trainings.make_data()
                 kept.restore_latest(**made, **data)
                 losses += train(1, step, made, data, mesh)
                 kept.save(number, **made, **data)
-    mesh = trainings.make_mesh("1x1")
+    mesh = trainings.make_mesh(1, 1)
     with jax.set_mesh(mesh):
         made, data = trainings.make_objects(16), trainings.make_data()
         unbroken = train(3, step, made, data, mesh)

@@ -131,6 +131,7 @@ class Silent(nnx.Module):
         return False
 
 
+SINKS = random(4, seed=4)
 PATHS = tables.cases("path", {}, {"module": Silent()}, ids=["fused", "explicit"])
 LAYOUTS = [
     {"batch": (), "kv_heads": 4},
@@ -193,22 +194,35 @@ def test_weights_are_a_softmax_per_head(sizes, float64):
     np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-12)
 
 
+LENGTHS = {"key_value_seq_lengths": np.array([0, 5])}
+MASK = np.broadcast_to((np.arange(3) != 1)[:, None], (2, 1, 3, 5))
+UNSEEING = {
+    "mask": (np.s_[:, 1], {"mask": MASK}),
+    "lengths": (np.s_[:1], LENGTHS),
+    "lengths and sinks": (np.s_[:1], {"sinks": SINKS, **LENGTHS}),
+}
+
+
 @PATHS
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_query_that_sees_nothing_gets_the_average_and_a_finite_gradient(path, dtype):
+@pytest.mark.parametrize(("unseeing", "options"), UNSEEING.values(), ids=UNSEEING)
+def test_queries_that_see_nothing_get_the_average_or_the_sink_and_finite_gradients(
+    path, dtype, unseeing, options
+):
     arrays = [x.astype(dtype) for x in qkv()]
-    mask = jnp.ones((2, 1, 3, 5), bool).at[:, :, 1].set(False)
 
     def loss(query, key, value):
-        y = nnx.dot_product_attention(query, key, value, mask=mask, **path)
+        y = nnx.dot_product_attention(query, key, value, **options, **path)
         return (y**2).sum(), y
 
     grad = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
     grads, y = jax.tree.map(lambda x: np.asarray(x, float), grad(*arrays))
-    average = np.asarray(arrays[2], float).mean(axis=1)
-    np.testing.assert_allclose(y[:, 1], average, rtol=0.02, atol=0.02)
+    average = np.asarray(arrays[2], float).mean(axis=1, keepdims=True)
+    expected = np.zeros(1) if "sinks" in options else average
+    expected = np.broadcast_to(expected, y.shape)[unseeing]
+    np.testing.assert_allclose(y[unseeing], expected, rtol=0.02, atol=0.02)
     assert all(np.isfinite(grad).all() for grad in grads)
-    assert (grads[0][:, 1] == 0).all()
+    assert (grads[0][unseeing] == 0).all()
 
 
 @PATHS
@@ -312,15 +326,21 @@ def test_logits_beyond_float16_are_finite():
 # ------------------------------------------------------------------------------ dropout
 
 
-@pytest.mark.parametrize(("batch", "broadcast"), [((2, 1), True), ((2,), False)])
-def test_dropout_zeroes_weights_and_scales_up_the_rest(batch, broadcast):
+@tables.cases(
+    "batch, broadcast, more",
+    ((2, 1), True, {}),
+    ((2,), False, {}),
+    ((2,), True, {"sinks": SINKS, "logits_soft_cap": 2.0}),
+)
+def test_dropout_zeroes_weights_and_scales_up_the_rest(batch, broadcast, more):
     query, key, value = qkv(batch, kv_heads=2)
     rng, rate = jax.random.key(5), 0.25
     options = {"dropout_rng": rng, "dropout_rate": rate, "broadcast_dropout": broadcast}
+    options |= more
     weights = programs.in_one_program(weights_of, query, key, **options)
     shape = (1,) * (len(batch) + 1) + (3, 5) if broadcast else weights.shape
     kept = np.broadcast_to(jax.random.bernoulli(rng, 0.75, shape), weights.shape)
-    expected = exact_weights(query, key) * kept / 0.75
+    expected = exact_weights(query, key, **more) * kept / 0.75
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     y = programs.in_one_program(nnx.dot_product_attention, query, key, value, **options)
     value = np.repeat(np.asarray(value, float), 2, axis=-2)

@@ -61,12 +61,12 @@ def start_jax(options):
         )
 
 
-def make_mesh(name):
-    """The mesh of a name, over the first devices that there are."""
-    shape = MESHES[name]
-    axes = (jax.sharding.AxisType.Auto,) * 2
-    devices = jax.devices()[: shape[0] * shape[1]]
-    return jax.make_mesh(shape, ("data", "model"), axis_types=axes, devices=devices)
+def make_mesh(rows, columns):
+    """A mesh over the first devices that there are."""
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    devices = jax.devices()[: rows * columns]
+    names = "data", "model"
+    return jax.make_mesh((rows, columns), names, axis_types=kinds, devices=devices)
 
 
 class Noise:
@@ -194,7 +194,7 @@ def digest(made, data):
 
 def train(options):
     """Goes on from the latest checkpoint, or begins."""
-    mesh = make_mesh(options.mesh)
+    mesh = make_mesh(*MESHES[options.mesh])
     with (
         jax.set_mesh(mesh),
         checkpoints.Checkpoints(options.directory, keep=2, every=options.every) as kept,

@@ -110,6 +110,12 @@ def test_an_argument_may_share_its_parts_in_graph_mode():
     assert nnx.eval_shape(same, zoo.Tied(), graph_updates=False).shape == (2,)
 
 
+def test_a_variable_and_its_ref_may_both_be_arguments(mode):
+    scale = nnx.Param(jnp.ones(3), ref=True)
+    out = nnx.eval_shape(lambda v, x: v + x[...], scale, scale.get_raw_value(), **mode)
+    assert out == shape(3)
+
+
 def test_outputs_that_are_no_arrays_are_refused_by_jax(mode):
     with pytest.raises(TypeError, match="not a valid JAX type"):
         nnx.eval_shape(lambda: "text", **mode)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from graftree import _jax, _python, errors
 
@@ -240,13 +240,7 @@ class _Clock:
 clock = _Clock()
 
 
-class Stamped(Protocol):
-    """An object that carries the number of its last structural mutation."""
-
-    stamp: int
-
-
-def touch(obj: Stamped) -> None:
+def touch(obj: Any) -> None:
     """Gives ``obj`` the next number; call it after the mutation."""
     # next() is atomic, so that two threads never share a number.
     obj.stamp = number = next(_numbers)

@@ -1,7 +1,7 @@
 """Calls of methods: named by path, seen and replaced, listed, with their costs.
 
     CallInfo        the facts about one call, a row of a table
-    AbstractCall    a call whose arrays are only shapes; it can be traced
+    abstract        a call whose arrays are only shapes, to be traced
     Marks           finds calls in the program that JAX records of them
     Computation     the program of such a call
     Counter         counts its operations
@@ -32,14 +32,13 @@ from jax import ad_checkpoint
 from graftree import _jax
 from graftree.annotations import Filter, Path
 from graftree.core import filters
-from graftree.core.graph import functional
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import ModuleCall
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.core.variables.variables import Variable
 from graftree.debugging import outlines
 from graftree.memory import keeping
+from graftree.transforms import recordings
 from graftree.transforms.crossing import programs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -205,89 +204,49 @@ def filter_rng_streams(row: CallInfo) -> bool:
     return not issubclass(row.type, RngStream)
 
 
-class AbstractCall:
-    """A call of a method whose arrays are only shapes.
+def abstract(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any]:
+    """Gives the program of a call, to be traced on fresh objects with only shapes.
 
-    Args:
-        obj: The object.
-        method: The name of the method.
-        args: The positional arguments.
-        kwargs: The keyword arguments. Anything in the arguments that is neither an
-            array nor an object stays as it is.
+    Anything that is neither an array nor an object stays as it is.
     """
+    call, interior = recordings.crossing("tabulate", f, args, kwargs)
+    leaves, treedef = jax.tree.flatten(call.groups)
+    refs = {i for i, x in enumerate(leaves) if _jax.is_ref(x)}
+    shapes = {i: content_type(x) for i, x in enumerate(leaves) if outlines.is_array(x)}
+    others = [None if i in shapes else x for i, x in enumerate(leaves)]
 
-    def __init__(
-        self, obj: Any, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        self.method = method
-        self._given, self._treedef = jax.tree.flatten(
-            (args, kwargs), is_leaf=_is_object
-        )
-        objects = [x for x in self._given if _is_object(x)]
-        self._graphdef, state = functional.split([obj, *objects], graph=True)
-        leaves, self._state = jax.tree.flatten(state)
-        self._refs = [_jax.is_ref(x) for x in leaves]
-        # Arrays among the arguments come after those in objects.
-        self._leaves = [
-            content_type(x) if outlines.is_array(x) else x
-            for x in [*leaves, *self._given]
-        ]
-        self._given = [None if outlines.is_array(x) else x for x in self._given]
+    def traced(arrays: dict[int, Any]) -> None:
+        values = [arrays.get(i, x) for i, x in enumerate(others)]
+        values = [jax.new_ref(x) if i in refs else x for i, x in enumerate(values)]
+        interior(*jax.tree.unflatten(treedef, values))
 
-    def trace(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-        """The program of ``run(object, args, kwargs)`` on fresh objects."""
-        arrays = {
-            number: x
-            for number, x in enumerate(self._leaves)
-            if isinstance(x, jax.ShapeDtypeStruct)
-        }
-
-        def traced(arrays: dict[int, Any]) -> None:
-            run(*self._fill([arrays.get(i, x) for i, x in enumerate(self._leaves)]))
-
-        return jax.make_jaxpr(traced)(arrays)
-
-    def _fill(self, values: list[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        count = len(self._refs)
-        leaves = [
-            jax.new_ref(x) if is_ref else x
-            for x, is_ref in zip(values[:count], self._refs, strict=True)
-        ]
-        state = jax.tree.unflatten(self._state, leaves)
-        obj, *objects = functional.merge(self._graphdef, state)
-        given = [
-            objects.pop(0) if _is_object(x) else value
-            for x, value in zip(self._given, values[count:], strict=True)
-        ]
-        return obj, *jax.tree.unflatten(self._treedef, given)
-
-
-def _is_object(x: Any) -> bool:
-    return isinstance(x, (DataObject, Variable))
+    return lambda: jax.make_jaxpr(traced)(shapes)
 
 
 def record(
     obj: Any,
     method: str,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    kwargs: dict[str, Any],
     counter: Counter,
 ) -> list[CallInfo]:
     """The calls of methods of an object and those in it, in the order they begin."""
     recorder = _CallLog(obj, counter)
 
-    def run(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def run(root: Any, /, *args: Any, **kwargs: Any) -> None:
         recorder.root = root
         recorder.paths = {id(x): path for path, x in outlines.first_paths(root)}
 
-        def call(root: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(root: Any, /, *args: Any, **kwargs: Any) -> Any:
             return getattr(root, method)(*args, **kwargs)
 
         everything = {"shows_methods": True, "shows_draws": True}
         with methods.observed(recorder.observe, root, **everything):
             methods.TrackedMethod(call, method)(root, *args, **kwargs)
 
-    return recorder.calls(AbstractCall(obj, method, args, kwargs).trace(run))
+    return recorder.calls(abstract(run, (obj, *args), kwargs)())
 
 
 class _CallLog:
@@ -301,7 +260,7 @@ class _CallLog:
         self._counter = counter
         self._marks = Marks()
         self._known: dict[Any, CallInfo | None] = {}
-        self._apart: dict[Any, AbstractCall] = {}
+        self._apart: dict[Any, Callable[[], Computation]] = {}
 
     def observe(self, frame: ModuleCall, call: Callable[[], Any]) -> Any:
         path = self._path_of(frame)
@@ -314,9 +273,7 @@ class _CallLog:
         order = len(self._known)
         self._known[key] = None
         if self._counter.asked:
-            self._apart[key] = AbstractCall(
-                frame.module, frame.method, frame.args, frame.kwargs
-            )
+            self._apart[key] = _apart(frame)
         output = self._marked(key, call)
         self._known[key] = CallInfo(
             order,
@@ -358,19 +315,20 @@ class _CallLog:
         if key in parts or key not in self._apart:
             return parts.get(key)
         try:
-            return _part_of(self._apart[key])
+            return self._apart[key]()
         except Exception:  # it may need the names of axes that are mapped over
             return None
 
 
-def _part_of(call: AbstractCall) -> Computation:
-    """The computation of a call, traced by itself."""
-    marks = Marks()
+def _apart(frame: ModuleCall) -> Callable[[], Computation]:
+    """Gives the computation of a call, traced by itself."""
+    marks, method = Marks(), frame.method
 
-    def run(obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        marks.call(call, lambda: getattr(obj, call.method)(*args, **kwargs))
+    def run(obj: Any, /, *args: Any, **kwargs: Any) -> None:
+        marks.call(method, lambda: getattr(obj, method)(*args, **kwargs))
 
-    return marks.parts(call.trace(run))[call]
+    trace = abstract(run, (frame.module, *frame.args), {**frame.kwargs})
+    return lambda: marks.parts(trace())[method]
 
 
 # The costs of calls.
@@ -561,9 +519,9 @@ class Counter:
             return 0
         key = name, str(part.program), part.are_constants
         if key not in self._known:
-            program = _forward if name == "flops" else _derivative
             try:
-                self._known[key] = _flops(*program(part))
+                program = (part, part.inputs) if name == "flops" else _derivative(part)
+                self._known[key] = _flops(*program)
             except Exception:  # it has no derivative, or needs the axes around it
                 self._known[key] = 0
         return self._known[key]
@@ -571,10 +529,6 @@ class Counter:
 
 def _is_float(kind: Any) -> bool:
     return jnp.issubdtype(kind.dtype, jnp.inexact)
-
-
-def _forward(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
-    return part, part.inputs
 
 
 def _derivative(part: Computation) -> tuple[Callable[..., Any], list[Any]]:

@@ -132,18 +132,14 @@ _MOST_FRAMES = 100
 
 def _line_of(equation: Any) -> str:
     """The line of the user's program; parts that JAX or we compile apart have none."""
-    for frame in reversed(_frames_of(equation)):
+    # Innermost last, if this JAX has them.
+    for frame in reversed(_jax.summary_of(equation, _MOST_FRAMES).split("\n")):
         found = _FRAME.fullmatch(frame)
         if found is not None and not frame.startswith(_OWN):
             file, line, function = found.groups()
             name = function.rsplit(".<locals>.", 1)[-1]
             return f"{os.path.basename(file)}:{line} {name}"
     return ""
-
-
-def _frames_of(equation: Any) -> list[str]:
-    """The frames that recorded an equation, innermost last, if this JAX has them."""
-    return _jax.summary_of(equation, _MOST_FRAMES).split("\n")
 
 
 def _as_function(program: Any) -> Callable[..., list[Any]]:
@@ -170,18 +166,20 @@ class Search:
 
     def argument(self, value: Any, name: str) -> Tracked:
         """An argument of the whole program."""
-        return self._given(value, "argument", argument=name)
+        return self._given(value, "argument", describe, argument=name)
 
     def _constant(self, value: Any) -> Tracked:
-        return self._given(value, "constant")
+        return self._given(value, "constant", lambda x, _: form_of(x))
 
-    def _given(self, value: Any, source: str, **facts: Any) -> Tracked:
+    def _given(
+        self, value: Any, source: str, told: Callable[..., str], **facts: Any
+    ) -> Tracked:
         if _jax.is_ref(value):
             # The caller's ref is not written.
             value = self._copies.setdefault(id(value), _jax.new_ref(value[...]))
         code = code_of(value)
         found = {
-            kind: self.note(kind, source, output=_told(value, kind, source), **facts)
+            kind: self.note(kind, source, output=told(value, kind), **facts)
             for kind in (NAN, INF)
             if code & kind
         }
@@ -329,9 +327,7 @@ class Search:
         }
 
         def hold(value: Any) -> Tracked:
-            code = code_of(value)
-            nan, inf = [sources[k] if code & k else None for k in (NAN, INF)]
-            return self._hold(value, nan, inf)
+            return self._hold(*_tracked(value, sources[NAN], sources[INF]))
 
         for held in inputs:
             if _jax.is_ref(held.value):
@@ -421,13 +417,6 @@ class _Judge:
         return f"{name}({', '.join(numbers)}) = {out}"
 
 
-def _told(value: Any, kind: int, source: str) -> str:
-    """Describes the numbers of a value that came in; of a constant, only the form."""
-    if source == "constant":
-        return form_of(value)
-    return describe(value, kind)
-
-
 def _is_reason(source: Finding | None, kind: int) -> bool:
     # An infinity that is written in the program doesn't explain others.
     return source is not None and (kind == NAN or not source.is_constant)
@@ -442,10 +431,13 @@ def _earliest(sources: Iterable[Finding | None]) -> Finding | None:
 def _row(held: Tracked, i: int) -> Tracked:
     """A row of an array, with the findings of the numbers in it."""
     value = jax.lax.index_in_dim(held.value, i, keepdims=False)
+    return _tracked(value, held.nan, held.inf)
+
+
+def _tracked(value: Any, nan: Finding | None, inf: Finding | None) -> Tracked:
+    """A value with those findings that explain numbers in it."""
     code = code_of(value)
-    return Tracked(
-        value, held.nan if code & NAN else None, held.inf if code & INF else None
-    )
+    return Tracked(value, nan if code & NAN else None, inf if code & INF else None)
 
 
 def _has_refs_in_rows(equation: Any, inputs: list[Tracked]) -> bool:
@@ -525,15 +517,10 @@ def arising(out: Any, inputs: list[Any]) -> bool:
 
     The inputs have the shape of the output, or none.
     """
-    return bool(jax.device_get(_arising(out, [x for x in inputs if is_inexact(x)])))
-
-
-@jax.jit
-def _arising(out: Any, inputs: list[Any]) -> Any:
     found = jnp.isinf(out)
-    for x in inputs:
+    for x in filter(is_inexact, inputs):
         found &= jnp.isfinite(x)
-    return found.any()
+    return bool(found.any())
 
 
 def form_of(x: Any) -> str:

@@ -85,27 +85,20 @@ def _search(
         for leaf in jax.tree.leaves(value)
     ]
     _check_concrete(named)
-    program = jax.make_jaxpr(_showing_paths(interior))(*call.groups)
-    search = Search()
-    held = [search.argument(value, name) for value, name in named]
-    results = search.run(program, held)
-    refs = [search.current(x) for x in held if _jax.is_ref(x.value)]
-    return NanReport([*results, *refs], search.findings)
 
-
-def _showing_paths(interior: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that JAX traces, with names after all methods and paths.
-
-    The names are those of this call: code compiled for other calls may be named after
-    the first of several equal objects.
-    """
-
+    # The names of methods and paths are those of this call: code compiled for other
+    # calls may be named after the first of several equal objects.
     @functools.wraps(interior)
     def traced(*groups: Any) -> Any:
         with methods.observed(lambda _, call: call(), shows_methods=True):
             return interior(*groups)
 
-    return traced
+    program = jax.make_jaxpr(traced)(*call.groups)
+    search = Search()
+    held = [search.argument(value, name) for value, name in named]
+    results = search.run(program, held)
+    refs = [search.current(x) for x in held if _jax.is_ref(x.value)]
+    return NanReport([*results, *refs], search.findings)
 
 
 def _check_concrete(named: Any) -> None:
@@ -188,22 +181,21 @@ class NanReport:
         lines = ["All results are finite."]
         if self._given is not None:
             lines = ["No result has NaN, nor an infinity that arose. One has this:"]
-            lines.append(f"  inf, {_constant(self._given)}")
+            lines.append(f"  inf, {_in_a_line(self._given)}")
         if self._lost is not None:
             lines.append(f"NaN, which reached no result, {_in_a_line(self._lost)}")
         return lines
 
     def _told(self, finding: Finding, title: str) -> list[str]:
         if finding.source == "argument":
-            lines = [f"{title} in the argument `{finding.argument}`"]
-            lines.append(f"  it is   {finding.output}")
+            lines = [f"{title} {_in_a_line(finding)}", f"  it is   {finding.output}"]
             others = len(self._arguments) - 1
             if others:
                 noun = "arguments are" if others > 1 else "argument is"
                 lines.append(f"  {others} other {noun} not finite either")
             return lines
         if finding.is_constant:
-            return [f"{title}, {_constant(finding)}"]
+            return [f"{title}, {_in_a_line(finding)}"]
         return [f"{title} in the output of `{finding.operation}`"] + _facts(finding)
 
 
@@ -226,7 +218,7 @@ def _facts(finding: Finding) -> list[str]:
     lines += [("output", finding.output), ("", finding.example)]
     cause = finding.cause
     if cause is not None and cause.is_constant:
-        lines.append(("inf is", _constant(cause)))
+        lines.append(("inf is", _in_a_line(cause)))
     if finding.operation in _CLOSED:
         lines.append(("inside", f"a {finding.operation} nothing is looked at"))
     return [f"  {label:7} {text}" for label, text in lines if text]
@@ -239,16 +231,12 @@ def _where(finding: Finding) -> str:
     return ", ".join([part for part in (path, *finding.within) if part])
 
 
-def _constant(finding: Finding) -> str:
-    places = [place for place in (_where(finding), finding.line) if place]
-    return "a constant of the program" + "".join([f", {place}" for place in places])
-
-
 def _in_a_line(finding: Finding) -> str:
     if finding.source == "argument":
         return f"in the argument `{finding.argument}`"
-    places = [place for place in (_where(finding), finding.line) if place]
-    return ", ".join([f"in the output of `{finding.operation}`", *places])
+    what = f"in the output of `{finding.operation}`"
+    what = "a constant of the program" if finding.is_constant else what
+    return ", ".join(filter(None, [what, _where(finding), finding.line]))
 
 
 def _is_deliberate(finding: Finding) -> bool:

@@ -125,8 +125,7 @@ def explain_recompile(f: Callable[..., Any]) -> Explanation:
           trace  against  path  what   was     now
           2      1        x     shape  (4, 2)  (5, 2)
     """
-    jitted = _jitted(f, "explain_recompile")
-    return _explain(jitted)
+    return _explain(_jitted(f, "explain_recompile"))
 
 
 @contextlib.contextmanager
@@ -176,19 +175,19 @@ def _jitted(f: Any, function: str) -> JitWrapped[..., Any]:
         elif hasattr(inner, "__wrapped__"):
             inner = inner.__wrapped__
         else:
-            raise TypeError(_refusal(f, function))
+            kind = type(f).__name__
+            given = f"{f.__name__} ({kind})" if hasattr(f, "__name__") else kind
+            raise TypeError(
+                errors.message(
+                    f"nnx.debugging.{function} expects a function made by nnx.jit, got "
+                    f"{given}.",
+                    way_out="Only such functions note why they are traced: pass the "
+                    "one that is decorated with @nnx.jit.\nOf functions made by "
+                    "jax.jit, JAX itself tells: "
+                    'jax.config.update("jax_explain_cache_misses", True).',
+                )
+            )
     return inner
-
-
-def _refusal(f: Any, function: str) -> str:
-    kind = type(f).__name__
-    given = f"{f.__name__} ({kind})" if hasattr(f, "__name__") else kind
-    return errors.message(
-        f"nnx.debugging.{function} expects a function made by nnx.jit, got {given}.",
-        way_out="Only such functions note why they are traced: pass the one that is "
-        "decorated with @nnx.jit.\nOf functions made by jax.jit, JAX itself tells: "
-        'jax.config.update("jax_explain_cache_misses", True).',
-    )
 
 
 def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
@@ -222,10 +221,13 @@ def _nearest(
         return [Cause(number, None, "", _DROPPED, "", "")]
     listed = []
     for against, before in reversed(earlier):
-        same = [
-            Cause(number, against, "", _SAME if before == facts else _OTHER, "", "")
+        found = [
+            Cause(number, against, *row)
+            for path, was, now in differences.between(before, facts)
+            for row in _rows(path, was, now, before, facts)
         ]
-        listed.append(between(number, against, before, facts) or same)
+        kind = _SAME if before == facts else _OTHER
+        listed.append(found or [Cause(number, against, "", kind, "", "")])
     return min(listed, key=lambda found: (len(_alike(found)), len(found)))
 
 
@@ -306,15 +308,6 @@ class Cause(NamedTuple):
     now: str
 
 
-def between(trace: int, against: int, before: Facts, after: Facts) -> list[Cause]:
-    """Lists the differences between two traces with these facts."""
-    return [
-        Cause(trace, against, *row)
-        for path, was, now in differences.between(before, after)
-        for row in _rows(path, was, now, before, after)
-    ]
-
-
 def _rows(
     path: Path, was: Any, now: Any, before: Facts, after: Facts
 ) -> Iterator[tuple[str, str, str, str]]:
@@ -325,7 +318,8 @@ def _rows(
     parts = [("", was, now)]
     if isinstance(was, Static) and isinstance(now, Static):
         parts = _narrowed(was, now)
-        if path[-1] == "_length" and _is_list(before.get(path[:-1])):
+        owner = getattr(before.get(path[:-1]), "type", object)
+        if path[-1] == "_length" and issubclass(owner, List):
             start, what = start.removesuffix("._length"), "length"
     for below, old, new in parts:
         words, new_words = _word(path, old, before), _word(path, new, after)
@@ -343,10 +337,6 @@ def _aspects(was: Any, now: Any) -> list[tuple[str, str, str]]:
         if before.get(what) != after.get(what)
     ]
     return found or [("type", _word_of_value(was), _word_of_value(now))]
-
-
-def _is_list(fact: Any) -> bool:
-    return isinstance(fact, Node) and issubclass(fact.type, List)
 
 
 def _where(path: Path, *all_facts: Facts) -> str:
@@ -450,7 +440,9 @@ def _without_address(text: str) -> str:
 
 def _narrowed(was: Static, now: Static) -> Iterator[tuple[str, Static, Static]]:
     """The place where two static values differ: the text of a path, and both parts."""
-    pairs = [(key, Static(x), Static(y)) for key, x, y in _parts(was.value, now.value)]
+    olds, news = _members(was.value), _members(now.value)
+    is_alike = type(was.value) is type(now.value) and olds.keys() == news.keys()
+    pairs = [(key, Static(x), Static(news[key])) for key, x in olds.items() if is_alike]
     differing = [(key, x, y) for key, x, y in pairs if x != y]
     if not differing:
         yield "", was, now
@@ -459,22 +451,17 @@ def _narrowed(was: Static, now: Static) -> Iterator[tuple[str, Static, Static]]:
             yield key + below, old, new
 
 
-def _parts(was: Any, now: Any) -> list[tuple[str, Any, Any]]:
-    """The members, by key, of two values of one type with the same keys."""
-    if type(was) is not type(now):
-        return []
-    if dataclasses.is_dataclass(was) and not isinstance(was, type):
-        names = [field.name for field in dataclasses.fields(was) if field.compare]
-        return [(f".{name}", getattr(was, name), getattr(now, name)) for name in names]
-    if isinstance(was, dict) and was.keys() == now.keys():
-        return [(f"[{key!r}]", was[key], now[key]) for key in was]
-    if isinstance(was, (tuple, list)) and len(was) == len(now):
-        fields = getattr(was, "_fields", None)
-        keys = (
-            [f".{x}" for x in fields] if fields else [f"[{i}]" for i in range(len(was))]
-        )
-        return [*zip(keys, was, now, strict=True)]
-    return []
+def _members(x: Any) -> dict[str, Any]:
+    """The members of a value by the texts of their keys, if it is known to have any."""
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        names = [field.name for field in dataclasses.fields(x) if field.compare]
+        return {f".{name}": getattr(x, name) for name in names}
+    if isinstance(x, tuple) and (names := getattr(x, "_fields", None)):
+        return {f".{name}": member for name, member in zip(names, x, strict=False)}
+    if isinstance(x, (dict, tuple, list)):
+        listed = x.items() if isinstance(x, dict) else enumerate(x)
+        return {f"[{key!r}]": member for key, member in listed}
+    return {}
 
 
 Facts = dict[Path, Any]
@@ -520,48 +507,32 @@ def _of_arguments(signature: Signature, types: Sequence[Any]) -> Facts:
     """The facts about arguments, which are combined with marks for their leaves."""
     marks = [np.asarray(position) for position in range(len(types))]
     (args, kwargs), _ = packing.unpack(signature, marks, IndexMap())
-    name, places, static = (
-        signature.name_of_argument,
-        signature.places(),
-        signature.statics,
-    )
+    name, places = signature.name_of_argument, signature.places()
     starts = [*map(name, places)]
-    found: Facts = {(name(where),): value for where, value in static}
-    for where in (*dict(static), *places):
-        how = "by position" if isinstance(where, int) else "by keyword"
-        found[name(where), PASSED] = how
-    # In one walk, since arguments may share objects.
-    graphdef, leaves = flattening.flatten_graph((*args, *kwargs.values()))
-    found |= _of_objects(graphdef, starts)
-    for (number, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
-        kind = types[int(flattening.raw_of(leaf))]
-        found |= _of_leaf((starts[number], *keys), kind)
-    return found
-
-
-def _of_objects(graphdef: GraphDef[Any], starts: Sequence[str]) -> Facts:
-    """The facts of the skeleton of a tuple of arguments with these names."""
 
     def located(path: Path) -> Path | None:
         return (starts[path[0]], *path[1:]) if path else None
 
-    found = differences.facts(graphdef, located)
-    for path, fact in [*found.items()]:
+    found: Facts = {(name(where),): value for where, value in signature.statics}
+    for where in (*dict(signature.statics), *places):
+        how = "by position" if isinstance(where, int) else "by keyword"
+        found[name(where), PASSED] = how
+    # In one walk, since arguments may share objects.
+    graphdef, leaves = flattening.flatten_graph((*args, *kwargs.values()))
+    for path, fact in differences.facts(graphdef, located).items():
+        found[path] = fact
         if isinstance(fact, Node) and fact.type is GraphDef:
             treedef, _ = fact.metadata
             skeleton = treedef.unflatten(())
             found |= differences.facts(skeleton, differences.below(path))
-    return found
-
-
-def _of_leaf(path: Path, kind: Any) -> Facts:
-    """The facts about a leaf; if its value is a container, about each array in it."""
-    found: Facts = {}
-    for below, x in jax.tree_util.tree_flatten_with_path(kind)[0]:
-        start = (*path, *paths.from_jax(below))
-        if below:
-            found[start] = LEAF
-        found[*start, TYPE] = x
+    for (number, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
+        kind = types[int(flattening.raw_of(leaf))]
+        # If the value is a container, there is a fact about each array in it.
+        for below, x in jax.tree_util.tree_flatten_with_path(kind)[0]:
+            start = (starts[number], *keys, *paths.from_jax(below))
+            if below:
+                found[start] = LEAF
+            found[*start, TYPE] = x
     return found
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graftree.core import paths
@@ -29,7 +28,7 @@ from graftree.debugging.module_calls import CallInfo, Counter
 from graftree.debugging.outlines import ObjectInfo
 from graftree.surgery.frozen_variables import Frozen
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
+_NONE: Mapping[str, Any] = {}
 
 _NOTEBOOK_WIDTH = 115  # that of rich, in columns
 
@@ -161,16 +160,13 @@ def _check(obj: Any, method: str, has_inputs: bool) -> None:
             f"Expected a graph node, got {type(obj).__name__}: tabulate takes a Module "
             "or another Pytree, or a container of them."
         )
-    if callable(getattr(obj, method, None)):
-        return
-    name, known = type(obj).__name__, ", ".join(_methods(obj)) or "none"
-    if method != "__call__":
-        raise KeyError(f"{name} has no method {method!r}. Its methods: {known}.")
-    if has_inputs or not isinstance(obj, _CONTAINERS):
-        raise KeyError(
-            f"{name} has no method '__call__': name one in tabulate(..., method=...). "
-            f"Its methods: {known}."
-        )
+    is_call = method == "__call__"
+    is_listed = is_call and isinstance(obj, _CONTAINERS) and not has_inputs
+    if not is_listed and not callable(getattr(obj, method, None)):
+        known = ", ".join(_methods(obj)) or "none"
+        hint = ": name one in tabulate(..., method=...)" if is_call else ""
+        name = type(obj).__name__
+        raise KeyError(f"{name} has no method {method!r}{hint}. Its methods: {known}.")
 
 
 _CONTAINERS = (List, Dict, State, list, tuple, dict)
@@ -195,7 +191,7 @@ def _calls(
     obj: Any,
     method: str,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    kwargs: dict[str, Any],
     counter: Counter,
 ) -> list[CallInfo] | None:
     """The calls for some inputs; ``None`` if there are no inputs, and some are needed.
@@ -329,10 +325,10 @@ class _Drawing:
         sizes = dict.fromkeys(groups, Size(0, 0))
         for kind, size in self.totals.items():
             name = next(name for name, type in groups.items() if issubclass(kind, type))
-            sizes[name] = _sum([sizes[name], size])
+            sizes[name] = outlines.total([sizes[name], size])
         if not self.columns:
             del sizes["Random"]  # no parameters; a table of calls counts them, as Flax
-        lines = f"Total Parameters: {_total(_sum(sizes.values()))}"
+        lines = f"Total Parameters: {_total(outlines.total(sizes.values()))}"
         if sizes["Frozen"].elements or not self.columns:
             shown = [f"{name}: {_total(x)}" for name, x in sizes.items() if x.elements]
             lines += f"\n{', '.join(shown)}"
@@ -373,10 +369,6 @@ def _outline(variable: Variable) -> Any:
     value = outlines.outline(variable.get_raw_value())
     known = {name: outlines.outline(x) for name, x in metadata.items() if x is not None}
     return {**known, "value": value} if known else value
-
-
-def _sum(sizes: Iterable[Size]) -> Size:
-    return Size(*map(sum, zip(*sizes, Size(0, 0), strict=True)))
 
 
 def _total(size: Size) -> str:

@@ -35,4 +35,4 @@ def _with_defaults(*names: str, **defaults: bool) -> None:
 _with_defaults(*_GRAPH, graph=True)
 _with_defaults(*_UPDATES, *_REFUSING, graph=True, graph_updates=True)
 backup_keys = functools.partial(model_streams.backup_keys, graph=True)
-nodes.register_compat([*_GRAPH, *_UPDATES, "backup_keys"])
+nodes.IN_COMPAT.update([*_GRAPH, *_UPDATES, "backup_keys"])

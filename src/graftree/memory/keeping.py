@@ -269,17 +269,13 @@ class SavePolicy(RematPolicy):
             )
         )
 
-    def for_jax(self) -> Any:
-        """The policy that JAX gets."""
-        return _Decision(self)
-
     def watched(
         self,
         checkpoint: Callable[..., Any],
         inner: Callable[..., Any],
         function: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """``checkpoint(inner)``: wanted values get names, and missing ones raise."""
+        """See `RematPolicy`: wanted values get names, and missing ones raise."""
 
         def run(*groups: Any) -> Any:
             _check_memory(self.parts)
@@ -290,7 +286,8 @@ class SavePolicy(RematPolicy):
                     return inner(*groups)
 
             # Traced here to read the names; the trace around it gets the same.
-            traced = checkpoint(debug_info.named_after(inner, named))
+            decided = debug_info.named_after(inner, named)
+            traced = checkpoint(decided, policy=_Decision(self))
             program, shapes = jax.make_jaxpr(traced, return_shape=True)(*groups)
             jaxpr, captured = programs.opened(program)
             name = descriptions.callable_name(function) or debug_info.name_of(function)

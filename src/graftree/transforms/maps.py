@@ -20,7 +20,6 @@ from graftree.core.graph.graphdefs import Interned
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
 from graftree.transforms.crossing import debug_info, decorators, guards, outside
-from graftree.transforms.crossing.decorators import MISSING, Chosen
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import Donation, Prefix
@@ -31,7 +30,7 @@ _NO_METADATA: Mapping[str, Any] = {}
 
 @decorators.keeps_type
 def vmap(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     in_axes: Any = 0,
     out_axes: Any = 0,
@@ -94,7 +93,16 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
         )
-        return _with_hint_at_rngs(guards.with_hint(mapped, ins), ins)
+
+        def with_hints(*groups: Values) -> Any:
+            try:
+                return mapped(*groups)
+            except Exception as error:
+                _hint_at_rngs(error, groups, ins)
+                guards.hint(error, groups, ins)
+                raise
+
+        return with_hints
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         calls = RepeatedCalls(function, row)
@@ -105,7 +113,7 @@ def vmap(
 
 @decorators.keeps_type
 def pmap(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     axis_name: Any = None,
     in_axes: Any = 0,
@@ -208,31 +216,21 @@ def pmap(
     return decorators.decorate(f, "pmap", make)
 
 
-def _with_hint_at_rngs(
-    mapped: Callable[..., Any], axes: Sequence[int | None]
-) -> Callable[..., Any]:
+def _hint_at_rngs(error: Exception, groups: Sequence[Values], axes: Any) -> None:
     """Adds the way out to JAX's error about random streams that have no axis."""
-
-    def wrapper(*groups: Values) -> Any:
-        try:
-            return mapped(*groups)
-        except ValueError as error:
-            streams = [
-                slot.name
-                for group, axis in zip(groups, axes, strict=True)
-                for slot, value in group.slots()
-                if axis is not None and getattr(value, "shape", None) == ()
-                if slot.variable and issubclass(slot.variable.type, RngState)
-            ]
-            if streams:
-                error.add_note(
-                    f"These random streams have no axis: {', '.join(streams)}.\n"
-                    "Split them first: rngs.split(n), or @nnx.split_rngs(splits=n) "
-                    "on top of nnx.vmap; or give them the axis None."
-                )
-            raise
-
-    return wrapper
+    streams = [
+        slot.name
+        for group, axis in zip(groups, axes, strict=True)
+        for slot, value in group.slots()
+        if axis is not None and getattr(value, "shape", None) == ()
+        if slot.variable and issubclass(slot.variable.type, RngState)
+    ]
+    if streams and isinstance(error, ValueError):
+        error.add_note(
+            f"These random streams have no axis: {', '.join(streams)}.\n"
+            "Split them first: rngs.split(n), or @nnx.split_rngs(splits=n) on top of "
+            "nnx.vmap; or give them the axis None."
+        )
 
 
 # For jax.pmap, negative axes differ from those of jax.vmap. They are in front there,
@@ -240,23 +238,19 @@ def _with_hint_at_rngs(
 
 
 def _or_front(axis: Any) -> Any:
-    return 0 if _is_negative(axis) else axis
+    return axis and max(axis, 0)  # or None
 
 
 def _move(groups: Any, axes: Any, places: Callable[[int], tuple[int, int]]) -> Any:
     def move(axis: Any, group: Any) -> Any:
-        if not _is_negative(axis):
+        if axis is None or axis >= 0:
             return group
         return jax.tree.map(lambda x: jnp.moveaxis(x, *places(axis)), group)
 
     return jax.tree.map(move, axes, groups, is_leaf=lambda axis: axis is None)
 
 
-def _is_negative(axis: Any) -> bool:
-    return isinstance(axis, int) and axis < 0
-
-
-def _without(statics: Chosen, in_axes: Any) -> Any:
+def _without(statics: decorators.Chosen, in_axes: Any) -> Any:
     """The axes without those of static arguments."""
     if not statics or not isinstance(in_axes, (tuple, list)):
         return in_axes
@@ -266,7 +260,7 @@ def _without(statics: Chosen, in_axes: Any) -> Any:
 
 @decorators.keeps_type
 def transform_metadata(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     in_axes: Any = 0,
     out_axes: Any = 0,
@@ -320,12 +314,12 @@ def transform_metadata(
         return outside.lift(function, lambda inner, ins, outs: inner, row)
 
     # Methods bound to a Module are constants of the mapped function, as for JAX.
-    return make if f is MISSING else make(f)
+    return make if f is decorators.MISSING else make(f)
 
 
 @decorators.keeps_type
 def shard_map(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     mesh: Any,
     in_specs: Any,
@@ -387,7 +381,12 @@ def shard_map(
             inner,
             mesh=mesh,
             in_specs=ins,
-            out_specs=jax.tree.map(_or_empty, outs, is_leaf=lambda spec: spec is None),
+            # For JAX, None is an output without leaves.
+            out_specs=jax.tree.map(
+                lambda x: PartitionSpec() if x is None else x,
+                outs,
+                is_leaf=lambda x: x is None,
+            ),
             axis_names=axis_names,
             check_vma=check_vma,
         )
@@ -438,8 +437,3 @@ def _problem(
                 f"{count}, the size of {entry!r} in the mesh"
             )
     return ""
-
-
-def _or_empty(spec: PartitionSpec | None) -> PartitionSpec:
-    # For JAX, None is an output without leaves.
-    return PartitionSpec() if spec is None else spec

@@ -31,15 +31,8 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import methods
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables import partitioning
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    inside,
-    outside,
-    refusals,
-)
-from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing import debug_info, decorators, inside, refusals
+from graftree.transforms.crossing.outside import Call, lift, returning_arrays
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signature, Slot
@@ -99,7 +92,8 @@ def eval_shape(
     interior = inside.interior(function, row)
 
     def traced(group: Values) -> Any:
-        return jax.tree.map(_read, interior(_with_refs(group)))
+        result = interior(_with_refs(group))
+        return jax.tree.map(lambda x: x[...] if _jax.is_ref(x) else x, result)
 
     with _jax.hidden_frames:
         (group,) = call.groups
@@ -113,7 +107,7 @@ def _is_shared(signature: Signature) -> bool:
     owners: dict[int, int] = {}
     for path, what in signature.skeleton.listed():
         index = getattr(what, "index", None)
-        if isinstance(what, NodeRef) and owners[what.index] != path[0]:
+        if isinstance(what, NodeRef) and owners.get(what.index, path[0]) != path[0]:
             return True
         if index is not None:
             owners.setdefault(index, path[0])
@@ -137,10 +131,6 @@ def _with_refs(group: Values) -> Values:
 def _is_of_ref(slot: Slot) -> bool:
     # A Variable may lack its ref: abstract ones do.
     return slot.variable.metadata["ref"] if slot.variable else slot.is_ref
-
-
-def _read(raw: Any) -> Any:
-    return raw[...] if _jax.is_ref(raw) else raw
 
 
 def _placed(result: Any) -> Any:
@@ -172,7 +162,7 @@ def make_jaxpr(
     **options: Unpack[JaxprOptions],
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def make_jaxpr(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     graph: bool | None = None,
     graph_updates: bool | None = None,
@@ -216,7 +206,7 @@ def make_jaxpr(
         def run(trace: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return trace(*Call(function, row, args, kwargs).groups)
 
-        return outside.lift(function, lambda f, *_: jax.make_jaxpr(f), row, run)
+        return lift(function, lambda f, *_: jax.make_jaxpr(f), row, run)
 
     return decorators.decorate(f, "make_jaxpr", make)
 
@@ -274,14 +264,14 @@ def checkify(
     )
 
     def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-        return outside.returning_arrays(jax_checkify(inner, errors=errors))
+        return returning_arrays(jax_checkify(inner, errors=errors))
 
     def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(f, row, args, kwargs)
         error, result = checked(*call.groups)
         return error, call.commit(result)
 
-    return outside.lift(f, transform, row, run)
+    return lift(f, transform, row, run)
 
 
 def opened(
@@ -312,7 +302,8 @@ def crossing(
         args, kwargs = _map(
             lambda x: x.value if isinstance(x, _Kept) else x, args, kwargs
         )
-        return _only_data(f(*args, **kwargs))
+        leaves = jax.tree.leaves(f(*args, **kwargs), is_leaf=nodes.is_graph_node)
+        return [x for x in leaves if _is_data(x)]
 
     row = Row.uniform(
         name,
@@ -343,11 +334,6 @@ def _map(change: Callable[[Any], Any], *trees: Any) -> Any:
 def _is_data(x: Any) -> bool:
     is_abstract = isinstance(x, jax.ShapeDtypeStruct)
     return nodes.is_graph_node(x) or is_abstract or _jax.is_data_type(type(x))
-
-
-def _only_data(out: Any) -> list[Any]:
-    """The arrays and objects in an output."""
-    return [x for x in jax.tree.leaves(out, is_leaf=nodes.is_graph_node) if _is_data(x)]
 
 
 # JAX's name for the forward pass that is done again.

@@ -356,6 +356,13 @@ def test_items_of_sequences_are_not_popped(kind):
         nnx.pop({"z": kind([param()]), "a": param()}, nnx.Param)
 
 
+def test_names_that_were_changed_in_vars_are_popped():
+    m = Block(a=param())
+    nnx.state(m)
+    vars(m)["b"] = vars(m).pop("a")
+    assert list(nnx.pop(m, nnx.Param)) == ["b"] and not hasattr(m, "b")
+
+
 def test_a_failed_pop_changes_nothing():
     m = Block(a=param(), b=nnx.data([param()]))
     with pytest.raises(ValueError, match="Cannot pop key 0"):

@@ -547,3 +547,15 @@ def test_values_that_python_takes_for_equal_differ():
 def test_trees_differ_in_their_leaves_too():
     changed = lines(lambda m: m.parts.append(nnx.Param(jnp.ones(1))), graph=False)
     assert any("parts[1]: nothing in true_fun, a Param" in line for line in changed)
+
+
+@pytest.mark.parametrize("length", [1, 150])
+def test_containers_that_contain_themselves_are_refused_in_graph_mode(length):
+    top = inner = []
+    for _ in range(length - 1):
+        inner.append([])
+        inner = inner[0]
+    inner.append(top)
+    end = "/".join("0" * length)
+    with pytest.raises(ValueError, match=f"(?s)contains itself.*<root>\n  - {end}\n"):
+        nnx.flatten(top, graph=True)

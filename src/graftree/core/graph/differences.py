@@ -12,16 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graftree.core import paths
-from graftree.core.graph.graphdefs import (
-    LEAF,
-    ArrayRefDef,
-    GraphDef,
-    NodeRef,
-    NodeRow,
-    Path,
-    Static,
-    VariableDef,
-)
+from graftree.core.graph import graphdefs
+from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, Path, Static
 
 
 class Absent(enum.Enum):
@@ -95,12 +87,12 @@ def in_words(
         most: How many lines there may be.
     """
     lines = []
-    for path, *pair in found[:most]:
+    for path, *pair in found:
         old, new = map(describe, pair)
         if new == old:
             new = "another one"
         lines.append(f"{name(path)}: {old} {before}, {new} {after}")
-    return lines + _rest(found, most)
+    return bounded(lines, most)
 
 
 def missing_and_unexpected(
@@ -115,14 +107,14 @@ def missing_and_unexpected(
     """
     lines = []
     for word, listed in (("missing", missing), ("unexpected", unexpected)):
-        lines += [f"  {word}: {_name(path)}" for path in listed[:most]]
-        lines += _rest(listed, most)
+        lines += bounded([f"  {word}: {_name(path)}" for path in listed], most)
     return lines
 
 
 def bounded(lines: Sequence[str], most: int = 10) -> list[str]:
     """The first lines, and how many more there are."""
-    return [*lines[:most], *_rest(lines, most)]
+    more = len(lines) - most
+    return [*lines[:most], f"  ... and {more} more"] if more > 0 else [*lines]
 
 
 def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[str]:
@@ -175,10 +167,6 @@ def _look_alikes(
 
 def _squeezed(path: Path) -> str:
     return "".join(filter(str.isalnum, "".join(map(str, path)))).lower()
-
-
-def _rest(listed: Sequence[Any], most: int) -> list[str]:
-    return [f"  ... and {len(listed) - most} more"] if len(listed) > most else []
 
 
 # The facts of a GraphDef.
@@ -246,7 +234,7 @@ def facts(
         path = located(place)
         if path is None:
             continue
-        if isinstance(what, NodeRef):
+        if isinstance(what, graphdefs.NodeRef):
             found[path] = Met(known.get(what.index))
             continue
         found |= _facts_of(path, what, identity)
@@ -285,9 +273,9 @@ def _is_metadata(path: Path) -> bool:
 
 def _facts_of(path: Path, what: Any, identity: bool) -> dict[Path, Any]:
     index = getattr(what, "outer_index", None) if identity else None
-    if isinstance(what, NodeRow):
+    if isinstance(what, graphdefs.NodeRow):
         return {path: Node(what.type, index, what.metadata)}
-    if isinstance(what, VariableDef):
+    if isinstance(what, graphdefs.VariableDef):
         box = Box(what.type, index, what.array_refdef is not None)
         return {path: box, **metadata(path, what.metadata)}
     return {path: ArrayRefDef if isinstance(what, ArrayRefDef) else what}
@@ -309,7 +297,7 @@ def describe(fact: Any) -> str:
             return _shortened(repr(fact.treedef.unflatten(leaves)), most=200)
         case Static():
             return _shortened(repr(fact.value))
-        case _ if fact is LEAF:
+        case _ if fact is graphdefs.LEAF:
             return "an array"
         case _ if fact is ArrayRefDef:
             return "a ref"

@@ -16,9 +16,9 @@ nothing that existed.
 
 from __future__ import annotations
 
-import collections
 import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,18 +27,7 @@ from graftree import _jax
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import graphdefs, nodes
-from graftree.core.graph.graphdefs import (
-    LEAF,
-    NODE,
-    ArrayRefDef,
-    Cell,
-    GraphDef,
-    NodeRef,
-    NodeRow,
-    Tree,
-    VariableDef,
-    tree_row,
-)
+from graftree.core.graph.graphdefs import LEAF, NODE, Cell, GraphDef, Tree, VariableDef
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping, pytrees
@@ -69,18 +58,9 @@ class RefMap(MutableMapping[Any, Any]):
         made._entries = {id(obj): (obj, index) for index, obj in indexmap.items()}
         return made
 
-    def by_number(self) -> IndexMap:
-        """The inverse, if the values are numbers."""
-        return IndexMap({index: obj for obj, index in self._entries.values()})
-
     def take(self, other: RefMap) -> None:
         """Takes on all entries of another one."""
         self._entries.update(other._entries)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The value of an object, or ``default``."""
-        entry = self._entries.get(id(key))
-        return default if entry is None else entry[1]
 
     def __getitem__(self, key: Any) -> Any:
         return self._entries[id(key)][1]
@@ -90,9 +70,6 @@ class RefMap(MutableMapping[Any, Any]):
 
     def __delitem__(self, key: Any) -> None:
         del self._entries[id(key)]
-
-    def __contains__(self, key: object) -> bool:
-        return id(key) in self._entries
 
     def __iter__(self) -> Iterator[Any]:
         return (key for key, _ in self._entries.values())
@@ -110,9 +87,9 @@ class IndexMap(dict[int, Any]):
     """
 
     @staticmethod
-    def from_refmap(refmap: Mapping[Any, int]) -> IndexMap:
+    def from_refmap(refmap: RefMap) -> IndexMap:
         """The inverse of a `RefMap`."""
-        return IndexMap([(index, obj) for obj, index in refmap.items()])
+        return IndexMap([(index, obj) for obj, index in refmap._entries.values()])
 
 
 # Flattening.
@@ -169,7 +146,7 @@ def flatten_leaves(
             cells.append(LEAF)
             flattener.leaves.append(x)
     counts = len(flattener.rows), len(flattener.leaves)
-    flattener.rows[0] = tree_row(Tree(treedef), tuple(cells), *counts)
+    flattener.rows[0] = graphdefs.tree_row(Tree(treedef), tuple(cells), *counts)
     return flattener.result(NODE)
 
 
@@ -203,8 +180,8 @@ class _Flattener:
         root, pending = self._enter(x, kind), self._open
         while pending:
             if self._list_children(pending[-1]):
-                if len(pending) == _DEEP:
-                    _check_for_cycles(x)
+                if len(pending) % _DEEP == 0:
+                    _check_for_cycles(pending, self.members)
             else:
                 node, number, before, _, cells = pending.pop()
                 counts = len(self.rows) - number, len(self.leaves) - before
@@ -238,12 +215,12 @@ class _Flattener:
         if not isinstance(kind, TreeKind):
             known = self.refs.get(id(x))
             if known is not None:
-                return NodeRef(known[1])
+                return graphdefs.NodeRef(known[1])
             index, outer = self._number(x)
             if not isinstance(kind, GraphKind):
                 self.leaves.append(x)
                 if kind is Leaf.REF:
-                    return ArrayRefDef(index, outer)
+                    return graphdefs.ArrayRefDef(index, outer)
                 return self._define(x, index, outer)
         children, metadata = kind.flatten(x)
         counts = len(self.rows), len(self.leaves)
@@ -262,7 +239,11 @@ class _Flattener:
         raw, ref = variable.get_raw_value(), None
         if _jax.is_ref(raw):
             known = self.refs.get(id(raw))
-            ref = NodeRef(known[1]) if known else ArrayRefDef(*self._number(raw))
+            ref = (
+                graphdefs.NodeRef(known[1])
+                if known
+                else graphdefs.ArrayRefDef(*self._number(raw))
+            )
         return VariableDef(type(variable), index, outer, entries, ref)
 
     def _number(self, x: Any) -> tuple[int, int | None]:
@@ -281,8 +262,7 @@ class _Flattener:
 
 
 # The constructor of a named tuple is a function in Python.
-_make_row: Callable[[tuple[Any, ...]], NodeRow]
-_make_row = functools.partial(tuple.__new__, NodeRow)
+_make_row = functools.partial(tuple.__new__, graphdefs.NodeRow)
 
 
 class _OpenRow(NamedTuple):
@@ -307,29 +287,20 @@ class _OpenRow(NamedTuple):
 _DEEP = 100
 
 
-def _check_for_cycles(root: Any) -> None:
+def _check_for_cycles(open_rows: Sequence[_OpenRow], members: Sequence[Any]) -> None:
     """Refuses containers that contain themselves, which have no identity here."""
-    is_new, above = walks.Once(), walks.Above()
-
-    def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
-        kind = nodes.kind_of(x)
-        if isinstance(kind, Leaf) or (isinstance(kind, GraphKind) and not is_new(x)):
-            return []
-        if isinstance(kind, TreeKind):
-            nodes.check_above(above, x, path)
-        listed, _ = kind.flatten(x)
-        return [(key, child) for key, child, is_data in listed if is_data is not False]
-
-    collections.deque(walks.walk(root, below), maxlen=0)
+    above, path = walks.Above(), ()
+    for row in open_rows:
+        nodes.check_above(above, members[row.number], path)
+        *_, keys = row.node
+        path = (*path, *keys[len(row.cells) - 1 : len(row.cells)])
 
 
 def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
     """Tree-mode `flatten` without paths."""
     flat, treedef = nodes.flatten_with_paths(node, function)
     nodes.check_tree(flat, function)
-    listed = _with_paths(flat)
-    listed.sort(key=lambda item: paths.path_sort_key(item[0]))
-    return _tree_of(node, treedef, listed)
+    return _tree_of(node, treedef, paths.sorted_by_path(_with_paths(flat)))
 
 
 def flatten_as_jax(node: Any) -> tuple[GraphDef[Any], list[Any]]:
@@ -339,19 +310,19 @@ def flatten_as_jax(node: Any) -> tuple[GraphDef[Any], list[Any]]:
     return _tree_of(node, treedef, _with_paths(flat))
 
 
-def _with_paths(flat: Sequence[tuple[Any, Any]]) -> list[tuple[Path, int, Any]]:
-    return [(paths.from_jax(path), i, leaf) for i, (path, leaf) in enumerate(flat)]
+def _with_paths(flat: Sequence[tuple[Any, Any]]) -> list[tuple[Path, tuple[int, Any]]]:
+    return [(paths.from_jax(path), (i, leaf)) for i, (path, leaf) in enumerate(flat)]
 
 
 def _tree_of(
-    node: Any, treedef: Any, listed: Sequence[tuple[Path, int, Any]]
+    node: Any, treedef: Any, listed: Sequence[tuple[Path, tuple[int, Any]]]
 ) -> tuple[GraphDef[Any], list[Any]]:
-    keys = tuple([path for path, _, _ in listed])
-    order = tuple([i for _, i, _ in listed])
-    cells = tuple([_cell_in_tree(i, leaf) for _, i, leaf in listed])
+    keys = tuple([path for path, _ in listed])
+    order = tuple([i for _, (i, _) in listed])
+    cells = tuple([_cell_in_tree(*place) for _, place in listed])
     tree, count = Tree(treedef, order), len(listed)
-    row = NodeRow(type(node), None, None, tree, keys, cells, 1, count)
-    return GraphDef.of(NODE, (row,), count), [leaf for _, _, leaf in listed]
+    row = graphdefs.NodeRow(type(node), None, None, tree, keys, cells, 1, count)
+    return GraphDef.of(NODE, (row,), count), [leaf for _, (_, leaf) in listed]
 
 
 def _cell_in_tree(number: int, leaf: Any) -> Cell:
@@ -428,7 +399,7 @@ class Builder:
 
     def _build_root(
         self, graphdef: GraphDef[Any], leaves: Sequence[Any]
-    ) -> tuple[NodeRow, list[Any]]:
+    ) -> tuple[graphdefs.NodeRow, list[Any]]:
         """The root, and the contents of its cells."""
         given, forms = iter(leaves), iter(graphdef.forms())
         # The rows above: the rest of their cells, the values found, and the place of
@@ -440,12 +411,7 @@ class Builder:
                 if cell is NODE:
                     pending.append((*self._opened(*next(forms)), number))
                     break
-                is_variable = type(cell) is VariableDef
-                values[number] = (
-                    self._variable(cell, next(given))
-                    if is_variable
-                    else self._value(cell, given)
-                )
+                values[number] = self._value(cell, given)
             else:
                 pending.pop()
                 if not pending:
@@ -453,8 +419,11 @@ class Builder:
                 pending[-1][2][place] = self._made(row, values)
 
     def _opened(
-        self, row: NodeRow, values: list[Any], cells: Sequence[tuple[int, Cell]]
-    ) -> tuple[NodeRow, Iterator[tuple[int, Cell]], list[Any]]:
+        self,
+        row: graphdefs.NodeRow,
+        values: list[Any],
+        cells: Sequence[tuple[int, Cell]],
+    ) -> tuple[graphdefs.NodeRow, Iterator[tuple[int, Cell]], list[Any]]:
         # Objects come before the values below them, which may refer to them.
         if row.index is not None:
             obj = MISSING if row.outer_index is None else self._existing(row)
@@ -464,10 +433,14 @@ class Builder:
             self.found[row.index] = obj
         return row, iter(cells), values.copy()
 
-    def _made(self, row: NodeRow, values: list[Any]) -> Any:
+    def _made(self, row: graphdefs.NodeRow, values: list[Any]) -> Any:
         """The object or container of a row, with these values in its cells."""
         if type(row.metadata) is Tree:
-            return unflatten_tree(row.metadata, values)
+            treedef, order = row.metadata
+            if order is not None:
+                placed = dict(zip(order, values, strict=True))
+                values = [placed[number] for number in range(len(values))]
+            return jax.tree.unflatten(treedef, values)
         kind: Any = nodes.kind_of_type(row.type)
         if row.index is None:
             return kind.unflatten([*zip(row.keys, values, strict=True)], row.metadata)
@@ -480,13 +453,13 @@ class Builder:
         return obj
 
     def _value(self, cell: Any, given: Iterator[Any]) -> Any:
-        if cell is LEAF:
-            return next(given)
-        if type(cell) is NodeRef:
+        if type(cell) is graphdefs.NodeRef:
             return self.found[cell.index]
         leaf = next(given)
         if type(cell) is VariableDef:
             return self._variable(cell, leaf)
+        if cell is LEAF:
+            return leaf
         # A frozen array instead of a ref is allowed and stays an array.
         ref = self.existing[cell.outer_index] if leaf is KEEP else leaf
         self.found[cell.index] = ref
@@ -503,11 +476,11 @@ class Builder:
         elif leaf is not KEEP:
             self.updates.append((variable, leaf, definition.metadata))
         self.found[definition.index] = variable
-        if type(definition.array_refdef) is ArrayRefDef:
+        if type(definition.array_refdef) is graphdefs.ArrayRefDef:
             self.found[definition.array_refdef.index] = variable.get_raw_value()
         return variable
 
-    def _existing(self, node: NodeRow | VariableDef) -> Any:
+    def _existing(self, node: graphdefs.NodeRow | VariableDef) -> Any:
         """The object that is reused for an entry of a skeleton, or `MISSING`."""
         obj = self.existing.get(node.outer_index, MISSING)
         if obj is not MISSING and type(obj) is not node.type:
@@ -531,39 +504,19 @@ class Builder:
         for obj, kind, *content in self.fills:
             kind.refill(obj, *content)
         for variable, leaf, entries in self.updates:
-            write_leaf(variable, leaf)
+            variables.store(variable, raw_of(leaf))
             if isinstance(leaf, Variable):
-                continue
-            if entries != variables.metadata_of(variable):
+                variables.take_metadata(variable, leaf)
+            elif entries != variables.metadata_of(variable):
                 variables.replace_metadata(variable, entries)
 
 
-def unflatten_tree(tree: Tree, members: Sequence[Any]) -> Any:
-    """The value that JAX makes of these members, in the order of the cells."""
-    if tree.order is not None:
-        placed = [None] * len(members)
-        for position, member in zip(tree.order, members, strict=True):
-            placed[position] = member
-        members = placed
-    return jax.tree.unflatten(tree.treedef, members)
-
-
-def _differs(
-    obj: Any,
-    kind: GraphKind,
-    metadata: Any,
-    keys: Sequence[Any],
-    values: Sequence[Any],
-) -> bool:
+def _differs(obj: Any, kind: GraphKind, metadata: Any, keys: Any, values: Any) -> bool:
     children, current = kind.flatten(obj)
-    return (
-        current != metadata
-        or len(children) != len(keys)
-        or any(
-            child.key != key or child.value is not value
-            for child, key, value in zip(children, keys, values, strict=True)
-        )
-    )
+    if current != metadata or [child.key for child in children] != [*keys]:
+        return True
+    held = [child.value for child in children]
+    return not all(map(operator.is_, held, values))
 
 
 def make_variable(node: VariableDef, leaf: Any) -> Any:
@@ -576,13 +529,3 @@ def make_variable(node: VariableDef, leaf: Any) -> Any:
     if entries["ref"] is not _jax.is_ref(leaf) and not values.is_stand_in(leaf):
         entries = HashableMapping({**entries, "ref": _jax.is_ref(leaf)})
     return variables.rebuild(node.type, leaf, entries)
-
-
-def write_leaf(variable: Variable[Any], leaf: Any) -> None:
-    """Writes a leaf of a state into a Variable, where `check_write` allows it.
-
-    A Variable gives its value and its metadata, any other leaf is the value.
-    """
-    variables.store(variable, raw_of(leaf))
-    if isinstance(leaf, Variable):
-        variables.take_metadata(variable, leaf)

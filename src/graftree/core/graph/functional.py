@@ -483,7 +483,7 @@ def _caller(
 
 
 # GraphDef.apply is defined below split and merge, which it needs.
-graphdefs.register_caller(_caller)
+graphdefs.CALLERS.append(_caller)
 
 
 A = TypeVar("A", covariant=True)

@@ -166,12 +166,6 @@ class NodeRow(NamedTuple):
     num_rows: int
     num_leaves: int
 
-    def below(self, path: Path) -> Iterator[tuple[Path, Cell]]:
-        """Each cell with its path, given that of the row."""
-        keys, is_tree = self.keys, type(self.metadata) is Tree
-        places = [(*path, *k) for k in keys] if is_tree else [(*path, k) for k in keys]
-        return zip(places, self.cells, strict=True)
-
 
 # The form in which clients know a skeleton: `GraphDef.nodes`, `GraphDef.attributes`.
 
@@ -278,9 +272,6 @@ class GraphDef(Generic[Node]):
             return True
         if not isinstance(other, GraphDef):
             return NotImplemented
-        mine, theirs = self._cache.get("hash"), other._cache.get("hash")
-        if mine is not None and theirs is not None and mine != theirs:
-            return False
         return self.root == other.root and self.rows == other.rows
 
     def __repr__(self) -> str:
@@ -306,12 +297,6 @@ class GraphDef(Generic[Node]):
         """The keys of all attributes and members, in preorder, with their cells."""
         return _listed(self)[1]
 
-    @property
-    def tree(self) -> Tree | None:
-        """The tree that JAX made of the object, if JAX took it apart."""
-        metadata = self.rows[0].metadata if self.rows else None
-        return metadata if type(metadata) is Tree else None
-
     def apply(self, state: Any, *states: Any, graph: bool | None = None) -> Any:
         """Calls a method of the object made of this GraphDef and the states.
 
@@ -330,24 +315,24 @@ class GraphDef(Generic[Node]):
             >>> y.shape
             (1, 3)
         """
-        return _callers[0](self, (state, *states), graph)
+        return CALLERS[0](self, (state, *states), graph)
 
     def listed(self) -> list[tuple[Path, Any]]:
         """Each row, and each other cell, with its path, in preorder."""
-        if self.root is not NODE:
-            return [((), self.root)]
-        rows = iter(self.rows)
-        top = next(rows)
-        found: list[tuple[Path, Any]] = [((), top)]
+        rows, found = iter(self.rows), []
         # The rest of each row above. No recursion, whose depth Python limits.
-        pending = [top.below(())]
+        pending: list[Iterator[tuple[Path, Any]]] = [iter([((), self.root)])]
         while pending:
             for item in pending[-1]:
-                path, cell = item
-                if cell is NODE:
+                path, what = item
+                if what is NODE:
                     row = next(rows)
                     found.append((path, row))
-                    pending.append(row.below(path))
+                    if type(row.metadata) is Tree:
+                        below = [(*path, *keys) for keys in row.keys]
+                    else:
+                        below = [(*path, key) for key in row.keys]
+                    pending.append(zip(below, row.cells, strict=True))
                     break
                 found.append(item)
             else:
@@ -411,28 +396,25 @@ class GraphDef(Generic[Node]):
 
     def part(self, treedef: Any, start: int, stop: int) -> GraphDef[Any]:
         """The skeleton of a part of a value that JAX took apart: of some root cells."""
-        cells, rows = (
-            self.rows[0].cells[start:stop],
-            self.rows[self._below(start, stop)],
-        )
-        return _of_tree(Tree(treedef), cells, rows)
+        rows, num_leaves = self._below(start, stop)
+        cells = self.rows[0].cells[start:stop]
+        return _of_tree(Tree(treedef), cells, self.rows[rows], num_leaves)
 
     def with_part(self, start: int, stop: int, part: GraphDef[Any]) -> GraphDef[Any]:
         """The skeleton with another part there, of as many cells."""
-        cells, rows, below = (
-            [*self.rows[0].cells],
-            [*self.rows],
-            self._below(start, stop),
-        )
+        top, *rows = self.rows
+        cells, (below, replaced) = [*top.cells], self._below(start, stop)
         cells[start:stop] = part.rows[0].cells
-        rows[below] = part.rows[1:]
-        return _of_tree(self.rows[0].metadata, tuple(cells), rows[1:])
+        rows[below.start - 1 : below.stop - 1] = part.rows[1:]
+        num_leaves = self.num_leaves - replaced + part.num_leaves
+        return _of_tree(top.metadata, tuple(cells), rows, num_leaves)
 
-    def _below(self, start: int, stop: int) -> slice:
-        """The place of the rows of some cells of the root."""
+    def _below(self, start: int, stop: int) -> tuple[slice, int]:
+        """The place of the rows of some cells of the root, and the number of leaves."""
         sizes = [x.num_rows if isinstance(x, NodeRow) else 0 for x in self.tops()]
         first = 1 + sum(sizes[:start])
-        return slice(first, first + sum(sizes[start:stop]))
+        rows = slice(first, first + sum(sizes[start:stop]))
+        return rows, sum(self.counts()[start:stop])
 
 
 jax.tree_util.register_static(GraphDef)
@@ -466,40 +448,29 @@ def tree_row(
 
 
 def _of_tree(
-    tree: Tree, cells: tuple[Cell, ...], rows: Sequence[NodeRow]
+    tree: Tree, cells: tuple[Cell, ...], rows: Sequence[NodeRow], num_leaves: int
 ) -> GraphDef[Any]:
-    num_leaves, number = sum(map(is_leaf, cells)), 0
-    while number < len(rows):
-        num_leaves += rows[number].num_leaves
-        number += rows[number].num_rows
     top = tree_row(tree, cells, len(rows) + 1, num_leaves)
     return GraphDef.of(NODE, (top, *rows), num_leaves)
 
 
-# Filled by `functional`, which is defined above this file.
-_callers: list[Callable[[GraphDef[Any], Sequence[Any], bool | None], Any]] = []
-
-
-def register_caller(
-    caller: Callable[[GraphDef[Any], Sequence[Any], bool | None], Any],
-) -> None:
-    """Sets how `GraphDef.apply` merges, calls and splits."""
-    _callers[:] = [caller]
+# How `GraphDef.apply` merges, calls and splits: from `functional`, above this file.
+CALLERS: list[Callable[[GraphDef[Any], Sequence[Any], bool | None], Any]] = []
 
 
 def _listed(graphdef: GraphDef[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """`GraphDef.nodes` and `GraphDef.attributes`."""
     nodes: list[Any] = []
     attributes: list[tuple[Any, Any]] = []
+    is_tree = bool(graphdef.rows) and type(graphdef.rows[0].metadata) is Tree
     for path, what in graphdef.listed():
-        if isinstance(what, NodeRow):
-            nodes.append(_node_def(what))
-        elif not (what is LEAF or isinstance(what, Static)):
-            nodes.append(what)
+        is_row = isinstance(what, NodeRow)
+        is_attribute = what is LEAF or isinstance(what, Static)
+        if not is_attribute:
+            nodes.append(_node_def(what) if is_row else what)
         # In a tree the root is a row, so a cell is an attribute though it has no path.
-        if path or what is LEAF or (graphdef.tree and type(what) is not NodeRow):
-            is_attribute = what is LEAF or isinstance(what, Static)
-            key = path if graphdef.tree else path[-1] if path else None
+        if path or is_attribute or (is_tree and not is_row):
+            key = path if is_tree else path[-1] if path else None
             attributes.append((key, what if is_attribute else NODE))
     return nodes, attributes
 
@@ -517,42 +488,33 @@ def _read(
     nodes: Sequence[Any], attributes: Sequence[tuple[Any, Any]]
 ) -> tuple[Cell, Sequence[Any]]:
     """The root and the rows that are listed so; the inverse of `_listed`."""
-    definitions, remaining = iter(nodes), iter(attributes)
-    top = next(definitions, LEAF)
+    top = nodes[0] if nodes else LEAF
     if isinstance(top, TreeNodeDef):
+        definitions = iter(nodes[1:])
         cells = [next(definitions) if x is NODE else x for _, x in attributes]
         tree = Tree(top.treedef, tuple([place for _, place in top.path_index]))
         keys, count = tuple([path for path, _ in top.path_index]), len(cells)
         row = NodeRow(top.type, None, None, tree, keys, tuple(cells), 1, count)
         return NODE, [row]
-    if not isinstance(top, NodeDef):
-        return top, ()
-    rows: list[Any] = [None]
-    num_leaves = 0
-    # The nodes above: where each is, how many leaves came before it, keys and cells.
-    pending: list[tuple[NodeDef, int, int, list[Any], list[Any]]]
-    pending = [(top, 0, 0, [], [])]
-    while pending:
-        node, place, before, keys, cells = pending[-1]
-        while len(cells) < node.num_attributes:
-            key, what = next(remaining)
-            cell = next(definitions) if what is NODE else what
-            keys.append(key)
-            num_leaves += is_leaf(cell)
-            if isinstance(cell, NodeDef):
-                cells.append(NODE)
-                pending.append((cell, len(rows), num_leaves, [], []))
-                rows.append(None)
-                break
-            cells.append(cell)
-        else:
-            pending.pop()
-            kind, index, outer, _, metadata = node
-            counts = len(rows) - place, num_leaves - before
-            rows[place] = NodeRow(
-                kind, index, outer, metadata, tuple(keys), tuple(cells), *counts
-            )
-    return NODE, rows
+    remaining = [*nodes]
+    # Backwards, so that the members of a node come before it. For each cell read: its
+    # key, itself, its rows.
+    found: list[tuple[Any, Any, list[NodeRow]]] = []
+    listed = [(None, NODE), *attributes] if nodes else attributes
+    for key, what in reversed(listed):
+        cell, rows = (remaining.pop() if what is NODE else what), []
+        if isinstance(cell, NodeDef):
+            kind, index, outer, count, metadata = cell
+            members = [found.pop() for _ in range(count)]
+            rows = [row for _, _, below in members for row in below]
+            keys, cells = tuple([x[0] for x in members]), tuple([x[1] for x in members])
+            num_leaves = sum(below[0].num_leaves for *_, below in members if below)
+            counts = len(rows) + 1, num_leaves + sum(map(is_leaf, cells))
+            row = NodeRow(kind, index, outer, metadata, keys, cells, *counts)
+            cell, rows = NODE, [row, *rows]
+        found.append((key, cell, rows))
+    ((_, root, rows),) = found
+    return root, rows
 
 
 class Interned(pickling.Rebuilt):
@@ -670,17 +632,11 @@ def state_of(graph_state: Any) -> Any:
     return graph_state._state if isinstance(graph_state, GraphState) else graph_state
 
 
-def _flatten(graph_state: GraphState) -> Any:
-    keyed, (keys, _) = _flatten_with_keys(graph_state)
-    return [child for _, child in keyed], (keys, graph_state._graphdef)
-
-
 def _flatten_with_keys(graph_state: GraphState) -> Any:
     flat, treedef = jax.tree_util.tree_flatten_with_path(
         graph_state._state, is_leaf=lambda x: x is not graph_state._state
     )
-    keyed = [(path[0], child) for path, child in flat]
-    return keyed, (treedef, graph_state._graphdef)
+    return [(path[0], child) for path, child in flat], (treedef, graph_state._graphdef)
 
 
 def _unflatten(aux: Any, children: Any) -> GraphState:
@@ -691,6 +647,4 @@ def _unflatten(aux: Any, children: Any) -> GraphState:
     return graph_state
 
 
-jax.tree_util.register_pytree_with_keys(
-    GraphState, _flatten_with_keys, _unflatten, _flatten
-)
+jax.tree_util.register_pytree_with_keys(GraphState, _flatten_with_keys, _unflatten)

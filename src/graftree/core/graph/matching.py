@@ -35,10 +35,8 @@ from graftree.core.graph import differences, flattening, graphdefs, nodes, watch
 from graftree.core.graph.graphdefs import GraphDef, Path, VariableDef
 from graftree.core.graph.nodes import Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping
-from graftree.core.objects.attributes import Naming
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, pure_dicts, states
-from graftree.core.states.states import State
 from graftree.core.text import descriptions
 from graftree.core.variables import values
 from graftree.core.variables.variables import MISSING, Variable
@@ -88,7 +86,7 @@ class Match:
 
     def _opened(self, held: Any, value: Any, path: Path, given: Given) -> Any:
         """The values that a mapping gives to a holder: the contents of its boxes."""
-        if isinstance(value, State):
+        if isinstance(value, states.State):
             value = pure_dicts.to_pure_dict(value)
         inner = _unboxed(value, held)
         self.has_boxes |= inner is not value
@@ -147,7 +145,6 @@ def _find_places(
 
 
 # The constructor of a named tuple is a function in Python.
-_make_given: Callable[[tuple[Any, ...]], Given]
 _make_given = functools.partial(tuple.__new__, Given)
 
 
@@ -158,9 +155,19 @@ def in_object(node: Any) -> Look:
         facts = attributes.facts_of(type(node))
         # Classes that are not pytrees are not checked, so there the values decide.
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
+        entries, naming = vars(node), facts.naming
+
         # Its children are not listed: most of them are not needed.
-        return functools.partial(_look, vars(node), statuses, facts.naming, type(node))
-    if type(node) is dict or isinstance(node, State):
+        def look(key: Any) -> tuple[Any, Any, bool]:
+            name = naming.name_of(type(node), key)
+            child = entries.get(name, MISSING)
+            if child is MISSING:
+                return key, child, True
+            is_leaf = statuses.get(name) is False or _is_leaf(child)
+            return naming.key_of(name), child, is_leaf
+
+        return look
+    if type(node) is dict or isinstance(node, states.State):
         return _in_mapping(
             flat_states.raw_mapping(node), lambda _, child: _is_leaf(child)
         )
@@ -170,26 +177,6 @@ def in_object(node: Any) -> Look:
         {child.key: child.value for child in children},
         lambda key, child: statuses[key] is False or _is_leaf(child),
     )
-
-
-def _look(
-    entries: Mapping[str, Any],
-    statuses: Mapping[str, bool],
-    naming: Naming,
-    kind: type,
-    key: Any,
-) -> tuple[Any, Any, bool]:
-    name = naming.name_of(kind, key)
-    child = entries.get(name, MISSING)
-    if child is MISSING:
-        return key, child, True
-    is_leaf = statuses.get(name) is False or _is_leaf(child)
-    return naming.key_of(name), child, is_leaf
-
-
-def _in_tree(tree: Mapping[Any, Any]) -> Look:
-    """Finds the contents of a part of the tree of a skeleton."""
-    return _in_mapping(tree, lambda _, child: type(child) is int)
 
 
 def _in_mapping(
@@ -257,7 +244,7 @@ def mapping_of(given: Any) -> Mapping[Any, Any]:
         return given
     if isinstance(given, flat_states.FlatState):
         given = given.to_nested_state()
-    if isinstance(given, (State, graphdefs.GraphState)):
+    if isinstance(given, (states.State, graphdefs.GraphState)):
         return given.raw_mapping
     if isinstance(given, Mapping):
         return given
@@ -342,25 +329,22 @@ def _fill(
 def _match_slowly(
     graphdef: GraphDef[Any], mappings: Sequence[Mapping[Any, Any]]
 ) -> list[Any]:
-    definitions = [definition for _, definition in graphdef.leaves()]
-    found: list[Any] = [MISSING] * len(definitions)
+    in_tree = functools.partial(_in_mapping, is_leaf=lambda _, x: type(x) is int)
+    found: list[Any] = [MISSING] * graphdef.num_leaves
     unexpected: list[Path] = []
     for mapping in mappings:
-        for path, number, value, *_ in _find_places(
-            graphdef.places(), mapping, _in_tree
-        ).given:
+        places = _find_places(graphdef.places(), mapping, in_tree)
+        for path, number, value, *_ in places.given:
             if type(number) is not int:
                 unexpected += [path for path, _ in leaves_of(value, path)]
             # An empty mapping counts only if there is nothing else.
-            elif found[number] is MISSING or _is_empty(found[number]):
+            elif found[number] is MISSING or is_empty(found[number]):
                 found[number] = value
-            elif not _is_empty(value):
+            elif not is_empty(value):
                 unexpected.append(path)
     missing = [
         path
-        for path, definition, leaf in zip(
-            graphdef.paths(), definitions, found, strict=True
-        )
+        for (path, definition), leaf in zip(graphdef.leaves(), found, strict=True)
         # Only a Variable may have a mapping as its value.
         if leaf is MISSING or (definition is None and is_mapping(leaf))
     ]
@@ -369,7 +353,7 @@ def _match_slowly(
         raise _count_error(graphdef, count, missing, unexpected)
     boxes = [
         leaf
-        for definition, leaf in zip(definitions, found, strict=True)
+        for (_, definition), leaf in zip(graphdef.leaves(), found, strict=True)
         if isinstance(definition, VariableDef) and not isinstance(leaf, Variable)
     ]
     # A checkpoint restored without types has this level below all Variables, or none.
@@ -379,7 +363,8 @@ def _match_slowly(
     return [*map(pure_dicts.unboxed, found)]
 
 
-def _is_empty(x: Any) -> bool:
+def is_empty(x: Any) -> bool:
+    """Whether ``x`` is a state without leaves."""
     return is_mapping(x) and not len(x)
 
 
@@ -396,7 +381,7 @@ def _match_list(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]
 
 
 def _match_root(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    given = [s for s in state_list if not _is_empty(s)]
+    given = [s for s in state_list if not is_empty(s)]
     flat = [item for s in given if isinstance(s, flat_states.FlatState) for item in s]
     leaves = [s for s in given if not isinstance(s, flat_states.FlatState)]
     leaves += [leaf for path, leaf in flat if not path]
@@ -484,10 +469,6 @@ class Fit:
         lines += way_out.splitlines()
         text = "\n".join(lines)
         return errors.StateMismatchError(text, missing, unexpected, misfits)
-
-    def given(self) -> dict[Path, Any]:
-        """The state's values for the object, by the paths of the object."""
-        return {pair.path: pair.given for pair in self.pairs if pair.is_given}
 
 
 def _in_words(misfits: Sequence[Misfit]) -> list[str]:

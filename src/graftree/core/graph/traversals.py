@@ -15,9 +15,8 @@ from graftree import _jax, config
 from graftree.core import filters, paths, walks
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.graphdefs import Path
-from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
+from graftree.core.graph.nodes import Child, Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping
-from graftree.core.objects.attributes import AttributeTable, is_data
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables.variables import Variable
 
@@ -44,7 +43,7 @@ def iter_graph(
         >>> [path for path, x in nnx.iter_graph(model) if isinstance(x, nnx.Param)]
         [('bias',), ('kernel',)]
     """
-    below = _in_graph() if config.graph_mode(graph) else _InTree("iter_graph")
+    below = _in_graph() if config.graph_mode(graph) else _in_tree("iter_graph")
     return walks.walk(node, below, children_first=True)
 
 
@@ -52,7 +51,7 @@ def iter_nodes(
     node: Any, /, *, graph: bool | None = None
 ) -> Iterator[tuple[Path, Any]]:
     """Lists the same as `iter_graph`; in graph mode only values with children."""
-    below = _nodes_in_graph() if config.graph_mode(graph) else _InTree("iter_graph")
+    below = _nodes_in_graph() if config.graph_mode(graph) else _in_tree("iter_graph")
     return walks.walk(node, below, children_first=True)
 
 
@@ -104,28 +103,23 @@ def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
     return listed
 
 
-class _InTree:
+def _in_tree(function: str) -> walks.Below:
     """Finds the children of a value in tree mode; nothing may be met twice."""
+    above, leaves = walks.Above(), flattening.RefMap()
 
-    def __init__(self, function: str) -> None:
-        self._function = function
-        self._above = walks.Above()
-        self._leaves: dict[int, tuple[Any, Path]] = {}
-
-    def __call__(self, x: Any, path: Path) -> list[tuple[Any, Any]]:
-        """The children of a value that is met."""
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
         if isinstance(x, Pytree) and not attributes.facts_of(type(x)).is_pytree:
-            where = paths.to_string(path)
-            raise nodes.not_a_pytree_error(x, where, self._function)
+            raise nodes.not_a_pytree_error(x, paths.to_string(path), function)
         if nodes.is_variable_or_ref(x):
-            if id(x) in self._leaves:
-                _, first = self._leaves[id(x)]
+            first = leaves.setdefault(x, path)
+            if first is not path:
                 flat = [(paths.to_string(p), x) for p in (first, path)]
-                nodes.check_tree(flat, self._function)
-            self._leaves[id(x)] = x, path
+                nodes.check_tree(flat, function)
         elif _is_tree_node(x) and not _is_singleton(x):
-            nodes.check_above(self._above, x, path)
+            nodes.check_above(above, x, path)
         return _tree_children(x)
+
+    return below
 
 
 def _is_tree_node(x: Any) -> bool:
@@ -302,7 +296,7 @@ def recursive_map(
         return _graph_children(x, kind)
 
     new = None
-    chosen = below if is_graph else _InTree("recursive_map")
+    chosen = below if is_graph else _in_tree("recursive_map")
     rebuilt = _with_items if is_graph else _with_leaves
     for path, x in walks.walk(node, chosen, children_first=True):
         new = f(path, rebuilt(x, items.pop(path, {})))
@@ -331,12 +325,12 @@ def _with_items(x: Any, items: dict[Any, Any]) -> Any:
 
 def _reclassified(
     x: Pytree, children: list[Child], items: dict[Any, Any]
-) -> AttributeTable:
+) -> attributes.AttributeTable:
     """The table of ``x``; data put in place of a static value becomes data."""
     table = bookkeeping.table_of(x)
     for child, (key, value) in zip(children, items.items(), strict=True):
         name = attributes.name_of(type(x), key)
-        if not table[name] and value is not child.value and is_data(value):
+        if not table[name] and value is not child.value and attributes.is_data(value):
             table = table.with_entry(name, True)
     return table
 
@@ -375,10 +369,7 @@ def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
         kind = nodes.kind_of(x)
-        if isinstance(kind, Leaf):
-            has_identity = kind is not Leaf.STATIC
-        else:
-            has_identity = isinstance(kind, GraphKind)
+        has_identity = kind is Leaf.ARRAY or nodes.is_graph_node(x)
         if has_identity and x in found:
             if predicate(path, x):
                 found[x].append(path)
@@ -387,8 +378,7 @@ def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
             found[x] = [path]
         if isinstance(kind, Leaf) or above(x, path) is not None:
             return []
-        listed, _ = kind.flatten(x)
-        return [(key, child) for key, child, is_data in listed if is_data is not False]
+        return nodes.items(x, kind, only_data=True)
 
     collections.deque(walks.walk(node, below), maxlen=0)
     return [listed for listed in found.values() if len(listed) > 1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
@@ -25,7 +24,6 @@ from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
-from graftree.core.states.states import State
 from graftree.core.text import descriptions
 from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.variables import MISSING, Variable
@@ -108,7 +106,7 @@ class UnsupportedTypeError(RuntimeError, TypeError):
 
 
 def _single(state_list: Sequence[Any]) -> Any:
-    given = [s for s in state_list if not _is_empty(s)]
+    given = [s for s in state_list if not matching.is_empty(s)]
     if len(given) != 1 and len(state_list) != 1:
         raise ValueError(
             f"Expected exactly one non-empty state for a Variable, got {len(given)}."
@@ -121,10 +119,6 @@ def _root_of(state: Any) -> Any:
     if isinstance(state, flat_states.FlatState) and len(state):
         return state.leaves[0] if state.paths == ((),) else state.to_nested_state()
     return state
-
-
-def _is_empty(state: Any) -> bool:
-    return matching.is_mapping(state) and not len(state)
 
 
 def check_arguments(node: Any, state_list: Sequence[Any], function: str) -> None:
@@ -158,16 +152,15 @@ def _carry_out(found: Match) -> None:
                 if matching.holds_leaf(raw):
                     refused.append(_refusal(given, raw))
             # An empty mapping has no value for a Variable.
-            if not _is_empty(given.value):
+            if not matching.is_empty(given.value):
                 writes.append(given)
         elif given.held is MISSING and _index_of(given) is not None:
             items[id(given.node)].append(given)
         else:
             set_at.append(given)
     # An error names the first place in the order of paths, whatever order states have.
-    checked = sorted(set_at, key=lambda given: paths.path_sort_key(given.path))
-    made = {id(given): _setting(given) for given in checked}
-    steps = [made[id(given)] for given in set_at]
+    set_at.sort(key=lambda given: paths.path_sort_key(given.path))
+    steps = [*map(_setting, set_at)]
     for added in items.values():
         steps += _appending(added)
     if refused:
@@ -237,7 +230,7 @@ def _copied(value: Any) -> Any:
     """The value for a new attribute, with Variables of its own."""
     if isinstance(value, Variable):
         return value.copy()
-    if not isinstance(value, (State, graphdefs.GraphState)):
+    if not isinstance(value, (states.State, graphdefs.GraphState)):
         return value
     return jax.tree.map(
         lambda x: x.copy() if isinstance(x, Variable) else x,
@@ -267,8 +260,8 @@ def _set(node: Any, owner: Pytree | None, value: Any, path: Path) -> Step:
     return functools.partial(kind.set_key, node, key, value)
 
 
-def _index_of(given: Given) -> int | None:
-    """The index that a key of a `List` stands for."""
+def _index_of(given: Given) -> Any:
+    """The index that a key of a `List` stands for; ``None`` elsewhere."""
     node, key = given.node, given.path[-1]
     if not (isinstance(node, Pytree) and isinstance(node, Sequence)):
         return None
@@ -278,15 +271,12 @@ def _index_of(given: Given) -> int | None:
 
 def _appending(added: Sequence[Given]) -> Iterator[Step]:
     """The steps that append new items to a `List`, in the order of their indices."""
-    found = sorted([(_index_of(given), given) for given in added], key=_first)
-    for number, (index, given) in enumerate(found, len(added[0].node)):
-        if index != number:  # the List would put it at its end
+    in_order = sorted(added, key=_index_of)
+    for index, given in enumerate(in_order, len(added[0].node)):
+        if index != _index_of(given):  # the List would put it at its end
             raise _out_of_range(given)
         where = (*given.path[:-1], index)
         yield _set(given.node, given.owner, _copied(given.value), where)
-
-
-_first = operator.itemgetter(0)
 
 
 def _out_of_range(given: Given) -> IndexError:
@@ -350,9 +340,9 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
 
 
 @overload
-def pop(node: Any, filter: Filter, /) -> State[Any, Any]: ...
+def pop(node: Any, filter: Filter, /) -> states.State[Any, Any]: ...
 @overload
-def pop(node: Any, *filter_list: Filter) -> tuple[State[Any, Any], ...]: ...
+def pop(node: Any, *filter_list: Filter) -> tuple[states.State[Any, Any], ...]: ...
 def pop(node: Any, *filter_list: Filter) -> Any:
     """Removes matching leaves from an object, in place, and returns them.
 
@@ -412,7 +402,7 @@ def _leaves_of(root: Any) -> Iterator[tuple[Path, Any, tuple[Any, Pytree | None]
         if isinstance(kind, TreeKind):
             nodes.check_above(above, x, path)
         around[path] = x, x if kind is nodes.PYTREE else around[path[:-1]][1]
-        return _data_in(x, kind)
+        return nodes.items(x, kind, only_data=True)
 
     for path, x in walks.walk(root, below):
         if nodes.is_node_leaf(x):
@@ -430,13 +420,3 @@ def _removal(path: Path, node: Any, owner: Pytree | None) -> Step:
         )
     check_owned(owner, key)
     return functools.partial(kind.pop_key, node, key)
-
-
-def _data_in(node: Any, kind: Any) -> list[tuple[Any, Any]]:
-    """The children of a node that may be data, with their keys, in order."""
-    facts = attributes.facts_of(type(node)) if kind is nodes.PYTREE else None
-    if facts is not None and facts.is_pytree:
-        entries, table = vars(node), bookkeeping.table_of(node)
-        layout = table.layout(facts.naming)
-        return [(key, entries[name]) for name, key, is_data in layout if is_data]
-    return [(c.key, c.value) for c in nodes.children(node) if c.is_data is not False]

@@ -32,26 +32,17 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 
 from graftree import _jax, config
 from graftree.core import imprints, ownership, walks
 from graftree.core.graph import flattening, graphdefs, nodes
-from graftree.core.graph.flattening import RefMap
-from graftree.core.graph.graphdefs import (
-    LEAF,
-    NODE,
-    GraphDef,
-    Interned,
-    Static,
-    VariableDef,
-)
-from graftree.core.graph.nodes import Leaf
+from graftree.core.graph.flattening import IndexMap, RefMap
+from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static
 from graftree.core.objects import attributes, bookkeeping, pytrees
-from graftree.core.states import flat_states
-from graftree.core.states.states import State
+from graftree.core.states import flat_states, states
 from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import MISSING, Variable
 
@@ -72,20 +63,16 @@ def flatten_node(
         if memo.watch.holds():
             return memo.graphdef, memo.leaves()
     made = ownership.clock.now
-    if known is None:
-        # `()` means that it was taken apart once.
-        memos[sharing] = ()
-        if sharing:
-            return flattening.flatten_graph(node)
-        return flattening.flatten_tree(node, function)
     refs, met = RefMap(), []
     if sharing:
         graphdef, leaves = flattening.flatten_graph(node, refs, members=met)
     else:
         graphdef, leaves = flattening.flatten_tree(node, function)
     memos[sharing] = ()
+    if known is None:  # it comes for the first time
+        return graphdef, leaves
     if sharing and not members:
-        watch = StructureWatch(graphdef, met, refs.by_number(), made)
+        watch = StructureWatch(graphdef, met, IndexMap.from_refmap(refs), made)
     else:
         watch = StructureWatch.over(members or [node], made)
     if watch.is_complete and not (members and watch.reaches(members)):
@@ -96,16 +83,21 @@ def flatten_node(
 
 def _note_read(node: Any) -> None:
     """Notes that a state is made of an object, with all writes into it."""
+    for x in _all_in(node):
+        if isinstance(x, Variable):
+            variables.note_read(x)
+        elif isinstance(x, pytrees.Pytree):
+            pytrees.note_read(x)
+
+
+def _all_in(node: Any) -> list[Any]:
+    """A value and all in it, each once."""
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
         return [child[:2] for child in nodes.children(x)] if is_new(x) else None
 
-    for _, x in walks.walk(node, below):
-        if isinstance(x, Variable):
-            variables.note_read(x)
-        elif isinstance(x, pytrees.Pytree):
-            pytrees.note_read(x)
+    return [x for _, x in walks.walk(node, below)]
 
 
 # One more mode of memos, for the leaves of objects that `jax.jit` gets.
@@ -151,7 +143,7 @@ def _made_at_once(obj: Any) -> Memo | None:
     return memo if is_cheap and watch.holds() else None
 
 
-_at_once = Interned()
+_at_once = graphdefs.Interned()
 
 
 def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
@@ -159,7 +151,7 @@ def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) 
     _, graphdef = static
     (row,) = graphdef.rows
     leaves = [
-        flattening.make_variable(cell, x) if type(cell) is VariableDef else x
+        flattening.make_variable(cell, x) if type(cell) is graphdefs.VariableDef else x
         for cell, x in zip(row.cells, values, strict=True)
     ]
     return jax.tree.unflatten(row.metadata.treedef, leaves)
@@ -252,14 +244,12 @@ class Memo:
         self.watch = watch
         self._leaves = leaves
         self._are_variables = all(isinstance(leaf, Variable) for leaf in leaves)
-        places = {
-            number: attribute_at(root, path)
-            for number, path in enumerate(graphdef.paths())
-            if not isinstance(leaves[number], Variable)
-        }
-        self._arrays = {n: place for n, place in places.items() if place is not None}
-        for number in self._arrays:
-            leaves[number] = None
+        self._arrays: dict[int, Attribute] = {}
+        for number, path in enumerate(graphdef.paths()):
+            is_box = isinstance(leaves[number], Variable)
+            place = None if is_box else attribute_at(root, path)
+            if place is not None:
+                self._arrays[number], leaves[number] = place, None
 
     def leaves(self) -> list[Any]:
         """The leaves, in a new list."""
@@ -280,17 +270,11 @@ class Memo:
 VARIANTS = 8
 
 
-class Watched(Protocol):
-    """A result that is right if its watch holds."""
+def with_newest(newest: Any, known: Iterable[Any]) -> tuple[Any, ...]:
+    """A new result, and those known before that may be right again.
 
-    watch: StructureWatch
-
-
-S = TypeVar("S", bound=Watched)
-
-
-def with_newest(newest: S, known: Iterable[S]) -> tuple[S, ...]:
-    """A new result, and those known before that may be right again."""
+    Each has a ``watch``.
+    """
     kept = [x for x in known if x.watch.may_hold_again()]
     return (newest, *kept[: VARIANTS - 1])
 
@@ -327,7 +311,7 @@ class StructureWatch:
         made: int,
     ) -> None:
         self.checked = made
-        self._rows = skeleton.rows
+        self._rows: tuple[Any, ...] = skeleton.rows
         # Containers, and graph nodes as weak references, by row; all objects by number.
         self._members = [*members]
         self._numbered = dict(objects)
@@ -342,8 +326,11 @@ class StructureWatch:
         self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
         self.is_complete = True
-        for variable in self.variables:
-            self._add_static(variables.metadata_of(variable))
+        cells = [cell for row in self._rows for cell in row.cells]
+        statics = [cell[1] for cell in cells if type(cell) is Static]
+        changing = [x for x in statics if type(x) not in imprints.PLAIN]
+        for x in [*map(variables.metadata_of, self.variables), *changing]:
+            self._add_static(x)
         self._add_rows(objects)
         self.is_stamped = not self._unseen
         self._imprints = [*map(imprints.imprint, self._statics.values())]
@@ -366,7 +353,7 @@ class StructureWatch:
         skeleton, _ = flattening.flatten_leaves(
             None, objects, True, refs, RefMap(), members=members
         )
-        return StructureWatch(skeleton, members, refs.by_number(), made)
+        return StructureWatch(skeleton, members, IndexMap.from_refmap(refs), made)
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
@@ -403,13 +390,7 @@ class StructureWatch:
 
     def reaches(self, objects: Sequence[Any]) -> bool:
         """Whether values that the watch holds refer back to one of these objects."""
-        is_new = walks.Once()
-
-        def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
-            return [child[:2] for child in nodes.children(x)] if is_new(x) else None
-
-        met = walks.walk(self.nodes, below)
-        return any(node is obj for _, node in met for obj in objects)
+        return any(node is obj for node in _all_in(self.nodes) for obj in objects)
 
     def _look_alike(self, stamps: Sequence[int], *, with_statics: bool = True) -> bool:
         """Whether the objects with other stamps than before are as they were."""
@@ -419,7 +400,7 @@ class StructureWatch:
 
     def _is_as_was(self, place: int, with_statics: bool = True) -> bool:
         """Whether an object matches its row and is made of the same objects."""
-        row, obj = self._rows[place], self._member(place)
+        row, obj = self._rows[place], _alive(self._members[place])
         if obj is None or type(obj) is not row.type or not self._has_its_dict(place):
             return False
         kind: Any = nodes.kind_of(obj)
@@ -434,37 +415,31 @@ class StructureWatch:
                 return False
             if cell is NODE:
                 # A missing value is `None`, too.
-                is_same = value is self._member(below) and (
+                is_same = value is _alive(self._members[below]) and (
                     value is not None or self._rows[below].type is type(None)
                 )
                 below += self._rows[below].num_rows
             elif cell is LEAF:
                 before = self._data.get((place, key), MISSING)
-                is_array = nodes.kind_of(value) is Leaf.ARRAY
+                is_array = nodes.kind_of(value) is nodes.Leaf.ARRAY
                 is_same = is_array or not _differs(value, before)
             elif type(cell) is Static:
-                is_static = is_data is False or nodes.kind_of(value) is Leaf.STATIC
+                is_static = (
+                    is_data is False or nodes.kind_of(value) is nodes.Leaf.STATIC
+                )
                 is_same = is_static and not (with_statics and _differs(value, cell[1]))
             else:
-                is_same = value is self._object(cell)
+                is_same = value is _alive(self._numbered.get(cell.index))
             if not is_same:
                 return False
         return True
-
-    def _member(self, place: int) -> Any:
-        found = self._members[place]
-        return found() if type(found) is _Weak else found
-
-    def _object(self, cell: Any) -> Any:
-        found = self._numbered.get(cell.index)
-        return found() if type(found) is _Weak else found
 
     def _has_its_dict(self, place: int) -> bool:
         """Whether a Pytree has its bookkeeping; else it may be changed unseen."""
         if place not in self._states:
             return True
         state, kind = self._states[place]
-        entries = vars(self._member(place))
+        entries = vars(_alive(self._members[place]))
         return type(entries) is kind and entries.get(bookkeeping.STATE) is state
 
     def _variables_differ(self) -> bool:
@@ -493,7 +468,8 @@ class StructureWatch:
                 elif member is not None and self._add_container(place, member, objects):
                     skipped = place + row.num_rows
             if row.index is not None:
-                self._members[place] = self._numbered[row.index] = _weak(member)
+                weak = _Weak(member) if may_be_weak(member) else None
+                self._members[place] = self._numbered[row.index] = weak
 
     def _add_object(self, place: int, obj: Any) -> None:
         row = self._rows[place]
@@ -505,38 +481,30 @@ class StructureWatch:
                 self._unseen.append(place)
             self._states[place] = state, type(vars(obj))
             for key, value, _ in nodes.children(obj) if LEAF in row.cells else ():
-                if nodes.kind_of(value) is Leaf.STATIC:
+                if nodes.kind_of(value) is nodes.Leaf.STATIC:
                     self._data[place, key] = value
         else:
             # Such objects have no stamps, and their members are read only from them.
             self._unseen.append(place)
             self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
             self._add_static(row.metadata)
-        self._add_statics(row)
-
-    def _add_statics(self, row: graphdefs.NodeRow) -> None:
-        for cell in row.cells:
-            if type(cell) is Static and type(cell[1]) not in imprints.PLAIN:
-                self._add_static(cell[1])
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
         """Adds a container; returns whether that covers all values below it, too."""
-        content = flat_states.raw_mapping(x) if isinstance(x, State) else x
+        content = flat_states.raw_mapping(x) if isinstance(x, states.State) else x
         if type(content) is dict and _mirror(content) is not None:
             self._mirrored.append(content)
             return True
-        row = self._rows[place]
         if not (isinstance(x, tuple) or x is None):
             self._comparisons.append(_comparison(content))
         below = place + 1
-        for cell in row.cells:
+        for cell in self._rows[place].cells:
             if cell is NODE:
                 if self._rows[below].index is not None:
                     self.nodes.append(self._members[below])
                 below += self._rows[below].num_rows
             elif type(cell) is graphdefs.NodeRef:
                 self.nodes.append(objects[cell.index])
-        self._add_statics(row)
         return False
 
     def _add_static(self, x: Any) -> None:
@@ -564,8 +532,8 @@ def may_be_weak(node: Any) -> bool:
     return type(node).__weakrefoffset__ != 0
 
 
-def _weak(node: Any) -> Any:
-    return _Weak(node) if may_be_weak(node) else None
+def _alive(x: Any) -> Any:
+    return x() if type(x) is _Weak else x
 
 
 def _mirror(x: Any) -> Any:
@@ -582,33 +550,24 @@ def _mirror(x: Any) -> Any:
 
 def _comparison(x: Any) -> Callable[[], bool]:
     """Checks later whether a container has the same members under the same keys."""
-    then = _members_of(x)
-    keys = _keys_of(x)
+    then, keys = _content_of(x)
 
     def same() -> bool:
-        now = _members_of(x)
-        return (
-            len(now) == len(then)
-            and all(map(operator.is_, now, then))
-            and _keys_of(x) == keys
-        )
+        now, now_keys = _content_of(x)
+        is_same = len(now) == len(then) and all(map(operator.is_, now, then))
+        return is_same and now_keys == keys
 
     return same
 
 
-def _members_of(x: Any) -> list[Any]:
+def _content_of(x: Any) -> tuple[list[Any], Any]:
+    """The members of a container, and its other data."""
     if type(x) is list:
-        return x.copy()
+        return x.copy(), None
     if type(x) is dict:
-        return [*x.values()]
-    return [member for _, member in _jax.flatten_one_level(x)[0]]
-
-
-def _keys_of(x: Any) -> Any:
-    """The data of a container besides its members."""
-    if type(x) is list:
-        return None
-    return [*x] if type(x) is dict else _jax.flatten_one_level(x)[1]
+        return [*x.values()], [*x]
+    listed, treedef = _jax.flatten_one_level(x)
+    return [member for _, member in listed], treedef
 
 
 class Attribute(NamedTuple):

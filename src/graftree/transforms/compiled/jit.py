@@ -514,7 +514,7 @@ class _Snapshot(Rebuilt):
         self._graphdef, self._leaves = flattening.flatten_graph(
             node, numbers, numbers, members
         )
-        by_number = numbers.by_number()
+        by_number = flattening.IndexMap.from_refmap(numbers)
         self._watch = StructureWatch(self._graphdef, members, by_number, made)
         self._is_watched = self._watch.is_complete and all(
             isinstance(leaf, Variable) for leaf in self._leaves

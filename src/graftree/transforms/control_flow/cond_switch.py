@@ -12,12 +12,11 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import Interned
 from graftree.transforms.crossing import debug_info, programs, signatures
@@ -67,9 +66,9 @@ def cond(
         >>> int(count[...])
         1
     """
+    branches = {"true_fun": true_fun, "false_fun": false_fun}
     with _jax.hidden_frames:
-        row = _row("cond", config.propagation(graph, graph_updates))
-        return _choose(row, pred, (true_fun, false_fun), operands)
+        return _choose("cond", "pred", pred, branches, operands, graph, graph_updates)
 
 
 def switch(
@@ -105,61 +104,38 @@ def switch(
     """
     if not branches:
         raise ValueError("Empty branch sequence: nnx.switch needs a function.")
+    named = {f"branches[{number}]": f for number, f in enumerate(branches)}
     with _jax.hidden_frames:
-        row = _row("switch", config.propagation(graph, graph_updates))
-        return _choose(row, index, tuple(branches), operands)
-
-
-class _Selector(NamedTuple):
-    """One of the two transforms.
-
-    Attributes:
-        argument: The name of the argument that chooses.
-        select: JAX's function, called with this argument and the branches.
-        name_of: Gives the name of a branch, by its number.
-    """
-
-    argument: str
-    select: Callable[..., Any]
-    name_of: Callable[[int], str]
-
-
-_KINDS = {
-    "cond": _Selector(
-        "pred",
-        lambda pred, branches: jax.lax.cond(pred, *branches),
-        ("true_fun", "false_fun").__getitem__,
-    ),
-    "switch": _Selector("index", jax.lax.switch, "branches[{}]".format),
-}
+        return _choose("switch", "index", index, named, operands, graph, graph_updates)
 
 
 def _choose(
-    row: Row,
+    name: str,
+    argument: str,
     index: Any,
-    functions: tuple[Callable[..., Any], ...],
+    branches: dict[str, Callable[..., Any]],
     operands: tuple[Any, ...],
+    graph: bool | None,
+    graph_updates: bool | None,
 ) -> Any:
-    kind = _KINDS[row.name]
-
-    def select(index: Any, *groups: Values) -> Any:
-        return _Branches(row, kind, functions, groups).choose(index)
-
-    run = functools.partial(
-        programs.run, functions[-1], select, name=row.name, leading=(kind.argument,)
-    )
-    return Call(functions[0], row, operands, {}).run(run, index)
-
-
-def _row(name: str, mode: Propagation) -> Row:
-    return Row.uniform(
+    """Calls a branch, by JAX's function ``name``, which chooses by ``argument``."""
+    row = Row.uniform(
         name,
-        mode,
+        config.propagation(graph, graph_updates),
         labels=Labels("operands", output="out"),
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
         signatures=_signatures,
     )
+
+    def select(index: Any, *groups: Values) -> Any:
+        return _Branches(row, groups).choose(index, branches)
+
+    functions = [*branches.values()]
+    run = functools.partial(
+        programs.run, functions[-1], select, name=name, leading=(argument,)
+    )
+    return Call(functions[0], row, operands, {}).run(run, index)
 
 
 _signatures = Interned()
@@ -185,34 +161,30 @@ _branches = weakref.WeakKeyDictionary()
 class _Branches:
     """The branches of one call while they are traced."""
 
-    def __init__(
-        self,
-        row: Row,
-        kind: _Selector,
-        functions: Sequence[Callable[..., Any]],
-        groups: Sequence[Values],
-    ) -> None:
+    def __init__(self, row: Row, groups: Sequence[Values]) -> None:
         self.row = row
-        self.kind = kind
-        self.functions = functions
         self.leaves, self.treedef = jax.tree.flatten(groups)
         self.written: set[int] = set()
         self.keeps_structure = True
         # Without the values, which would outlive the trace of their branch.
         self.first: tuple[str, Any] | None = None
 
-    def choose(self, index: Any) -> Any:
-        """The result of the branch with this number."""
+    def choose(self, index: Any, functions: dict[str, Callable[..., Any]]) -> Any:
+        """The result of the branch that the value chooses."""
         # JAX traces a function once, even if several branches share it.
         wrappers: dict[int, Callable[[], Any]] = {}
-        for number, f in enumerate(self.functions):
-            wrappers.setdefault(id(f), self._wrap(number, f))
-        branches = [wrappers[id(f)] for f in self.functions]
-        result = self.kind.select(index, branches)
+        branches = [
+            wrappers.setdefault(id(f), self._wrap(name, f))
+            for name, f in functions.items()
+        ]
+        if self.row.name == "cond":
+            result: Any = jax.lax.cond(index, *branches)
+        else:
+            result = jax.lax.switch(index, branches)
         kept = set(result[0].changed) - self.written
         return _with_kept(result, kept, self.keeps_structure)
 
-    def _wrap(self, number: int, f: Callable[..., Any]) -> Callable[[], Any]:
+    def _wrap(self, name: str, f: Callable[..., Any]) -> Callable[[], Any]:
         def branch() -> Any:
             # Containers are new for each branch: it may write into them.
             groups = jax.tree.unflatten(self.treedef, self.leaves)
@@ -224,7 +196,7 @@ class _Branches:
             self.written |= set(returned.changed) - set(returned.kept)
             self.keeps_structure &= returned.keeps_structure
             result = _with_kept(result, set(), False)
-            self._compare(self.kind.name_of(number), result, inside.signature)
+            self._compare(name, result, inside.signature)
             return result
 
         return debug_info.named_after(f, branch)
@@ -241,15 +213,13 @@ class _Branches:
         lines = differences.in_words(
             found, f"in {first_name}", f"in {name}", signatures.name_of
         )
-        listed = "\n".join(f"  - {line}" for line in lines or [_ELSEWHERE])
+        lines = lines or ["which operands are where"]
+        listed = "\n".join(f"  - {line}" for line in lines)
         raise TypeError(
             f"The branches of nnx.{self.row.name} must return the same structure "
             "and do the same to that of the operands, but "
             f"{first_name} and {name} differ:\n{listed}"
         )
-
-
-_ELSEWHERE = "which operands are where"
 
 
 def _facts(result: Any, operands: Signature) -> dict[Any, Any]:

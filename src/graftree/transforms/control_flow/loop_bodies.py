@@ -7,7 +7,7 @@ changed leaf after the loop, are noted in Python (JAX traces it once, with the l
 and put together after the loop.
 
 The carry comes back from each step. So do arguments that are carried by filters,
-without being returned, if no part of them is scanned (`Rounds`). Their structure must
+without being returned, if no part of them is scanned. Their structure must
 be the same in all steps, and their objects the same ones. There is one exception: in a
 `scan` with graph updates a step may set static attributes, as `model.train()` does.
 Then the second step, which finds them set, must be the same program.
@@ -20,6 +20,7 @@ content is written to the caller's.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,17 +29,10 @@ import jax.numpy as jnp
 
 from graftree import _jax
 from graftree.core.graph import differences, flattening, nodes
-from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.core.rng.streams import RngState
 from graftree.transforms.crossing import packing, programs, refusals, signatures
-from graftree.transforms.crossing.inside import (
-    Collected,
-    Inside,
-    Linked,
-    Outgoing,
-    Returned,
-)
+from graftree.transforms.crossing.inside import Inside, Linked, Outgoing
 from graftree.transforms.crossing.packing import Parts, Values
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature, Slot
@@ -66,21 +60,20 @@ class Place:
     Attributes:
         argument: The number of the positional argument; ``None`` if there is no carry.
         output: The number in a tuple of outputs; ``None`` if it is the whole output.
-        takes_new_variables: Whether a Variable that is itself a leaf of the carry may
-            come back as another one.
-        may_settle: Whether a step may set static attributes, if all do the same.
+        takes_changes: Whether a Variable that is itself a leaf of the carry may come
+            back as another one, and a step may set static attributes, if all do the
+            same.
         identity: The rule that other objects break, for the message.
     """
 
     argument: int | None
     output: int | None = None
-    takes_new_variables: bool = False
-    may_settle: bool = False
+    takes_changes: bool = False
     identity: str = ""
 
     def may_be_new(self, node: Any) -> bool:
         """Whether another object may be where this one is at the top of the carry."""
-        return self.takes_new_variables and isinstance(node, VariableDef)
+        return self.takes_changes and isinstance(node, VariableDef)
 
     def split(self, out: Any) -> tuple[Any, Any]:
         """The carry of an output, and the output without it."""
@@ -95,6 +88,13 @@ class Place:
                 f"as out_axes says, got {type(out).__name__}."
             )
         return out[number], (*out[:number], None, *out[number + 1 :])
+
+    def start_in(self, out: Signature) -> int:
+        """The number of the first entry of the carry in an output."""
+        if self.output is None:
+            return 0
+        parts = out.treedef.children()[: self.output]
+        return sum(part.num_leaves for part in parts)
 
 
 class CarryStructureError(TypeError, ValueError):
@@ -115,148 +115,6 @@ class _Now(NamedTuple):
     olds: list[Any]
     news: list[Any]
     leaves: list[Any]
-
-
-class Rounds:
-    """The arguments of a loop that go round.
-
-    Attributes:
-        before: The static part of each as it came, by its position.
-    """
-
-    def __init__(
-        self, row: Row, place: Place, signature: Signature, roles: Sequence[int]
-    ) -> None:
-        self._row = row
-        self._place = place
-        self._signature = signature
-        axes = [row.inputs.values[role] for role in roles]
-        count = len(signature.treedef.children()[0].children())
-
-        def goes_round(number: int) -> bool:
-            own = axes[slice(*signature.span(number).leaves)]
-            # If a part is scanned, each step gets a new object.
-            is_carried = Carry in own and not any(isinstance(x, int) for x in own)
-            return number == place.argument or (row.mode.structure and is_carried)
-
-        self.before = {
-            number: signature.of_argument(number)
-            for number in filter(goes_round, range(count))
-        }
-
-    def take(
-        self, inside: Inside, carry: Any
-    ) -> tuple[dict[int, Signature], list[Any], list[Any]]:
-        """Takes apart the arguments and the carry after a step.
-
-        Returns:
-            The static parts, as in ``before``; of the carry the Variables and refs, and
-            the leaves.
-        """
-        after: dict[int, Signature] = {}
-        objects, leaves = self._take_carry(inside, carry, after)
-        for number in self.before:
-            if number not in after:
-                now = self._take_apart(inside, number, inside.tree[0][number])
-                # New data is stacked or refused where it is given a place.
-                settles = self._may_settle(number, now)
-                after[number] = now.signature if settles else self.before[number]
-        return after, objects, leaves
-
-    def with_changes(self, after: dict[int, Signature]) -> Signature:
-        """The signature of the arguments, of which these are different."""
-        skeleton = self._signature.skeleton
-        for number, now in after.items():
-            start, stop = self._signature.span(number).entries
-            skeleton = skeleton.with_part(start, stop, now.skeleton)
-        return dataclasses.replace(self._signature, skeleton=skeleton)
-
-    def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
-        """Takes apart the value now in the place of an argument.
-
-        Its objects are numbered as in the arguments. So equal signatures have objects
-        with equal numbers at equal places, and these must be the same.
-        """
-        first, stop = [
-            next(self._signature.numbers(start), len(inside.objects))
-            for start in self._signature.span(number).entries
-        ]
-        olds = [inside.objects[number] for number in range(stop)]
-        refs = RefMap([(olds[number], number) for number in range(first)])
-        skeleton, leaves = packing.take_apart(
-            value, self._row.mode, refs, RefMap(), self._row.name
-        )
-        return _Now(Signature(skeleton), olds, [*refs], leaves)
-
-    def _take_carry(
-        self, inside: Inside, carry: Any, after: dict[int, Signature]
-    ) -> tuple[list[Any], list[Any]]:
-        """The Variables and refs in a carry, and its leaves; adds it to ``after``."""
-        number = self._place.argument
-        if number is None:
-            return [], []
-        now = self._take_apart(inside, number, carry)
-        identified = self._identified(self.before[number], now.olds)
-        if not packing.are_same(identified, self._identified(now.signature, now.news)):
-            raise self._identity_error()
-        if self.before[number] != now.signature and not self._may_settle(number, now):
-            raise self.error(number, now.signature)
-        if self._row.mode.structure:
-            tops = now.signature.skeleton.tops()
-            free = {top.index for top in tops if self._place.may_be_new(top)}
-            pairs = enumerate(zip(now.olds, now.news, strict=True))
-            if not all(x is y or index in free for index, (x, y) in pairs):
-                raise self._identity_error()
-        after[number] = now.signature
-        return [*filter(nodes.is_variable_or_ref, now.news)], now.leaves
-
-    def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
-        """Objects that must be the same, even if something else is wrong."""
-        if not self._row.mode.structure:
-            return [*filter(nodes.is_variable_or_ref, objects)]
-        tops = [top for top in signature.skeleton.tops() if top is not LEAF]
-        return [objects[x.index] for x in tops if not self._place.may_be_new(x)]
-
-    def _identity_error(self) -> ValueError:
-        if self._row.mode.structure:
-            return ValueError(
-                f"{self._place.identity}, but nnx.{self._row.name} got other objects "
-                "back than it gave to the function.\nChange them in place, or split "
-                "them and carry their State."
-            )
-        return ValueError(
-            f"{self._row.name} Variable identity must be preserved across "
-            "iterations: the carry has other Variables out than in, or has them "
-            "in other places.\nWrite to them in place (`variable[...] = value`)."
-        )
-
-    def error(self, number: int, after: Signature) -> TypeError:
-        """For an argument that has another structure after a step."""
-        is_carry = number == self._place.argument
-        name = "carry" if is_carry else self._signature.labels.of(number)
-        before = self.before[number]
-        found = differences.between(before.facts(name), after.facts(name))
-        lines = differences.in_words(found, "before", "after", signatures.name_of)
-        listed = "\n  ".join(lines or ["which objects are shared"])
-        return CarryStructureError(
-            f"nnx.{self._row.name}: the structure of the carry must stay the same in a "
-            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
-            "and metadata of carried Variables, can't be added, removed or changed "
-            "there."
-        )
-
-    # A step may set static attributes of carried objects, as `model.train()` does.
-
-    def _may_settle(self, number: int, now: _Now) -> bool:
-        """Whether only static attributes can have changed in an argument."""
-        before = self.before[number]
-        return (
-            self._place.may_settle
-            and self._row.mode.structure
-            and len(now.olds) == len(now.news)
-            and before.treedef == now.signature.treedef
-            and before.skeleton.leaves() == now.signature.skeleton.leaves()
-        )
 
 
 class _FoundAt(NamedTuple):
@@ -298,8 +156,20 @@ class Loop:
         self.place = place
         self.signature, self.values, self.roles = packing.join(groups)
         self._span = self.signature.span(place.argument)
-        self._rounds = Rounds(row, place, self.signature, self.roles)
         axes = [row.inputs.values[role] for role in self.roles]
+
+        def is_round(number: int) -> bool:
+            own = axes[slice(*self.signature.span(number).leaves)]
+            # If a part is scanned, each step gets a new object.
+            is_carried = Carry in own and not any(isinstance(x, int) for x in own)
+            return number == place.argument or (row.mode.structure and is_carried)
+
+        count = len(self.signature.treedef.children()[0].children())
+        # The static part of each argument that goes round, by its position.
+        self._before = {
+            number: self.signature.of_argument(number)
+            for number in filter(is_round, range(count))
+        }
         # JAX slices refs along their first axis only.
         self._moved = [
             i
@@ -311,23 +181,13 @@ class Loop:
         contents = list(self.values)
         for i in self._moved:
             contents[i] = contents[i][...]
+        for i, axis in self._scanned.items():
+            for x in jax.tree.leaves(contents[i]):
+                if not -jnp.ndim(x) <= axis < jnp.ndim(x):
+                    raise ValueError(_lacks_axis(self.signature.slots[i], x, axis))
+            contents[i] = _moved(contents[i], axis, 0)
         self.initial = self._pick(contents, self._carried)
-        self.scanned = self._pick(
-            [self._to_front(i, x) for i, x in enumerate(contents)],
-            list(self._scanned),
-        )
-
-    def _to_front(self, position: int, value: Any) -> Any:
-        """A value with the axis in front that is scanned, if one is."""
-        axis = self._scanned.get(position)
-        if axis is None:
-            return value
-        for x in jax.tree.leaves(value):
-            if not -jnp.ndim(x) <= axis < jnp.ndim(x):
-                raise ValueError(_lacks_axis(self.signature.slots[position], x, axis))
-        return (
-            jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), value) if axis else value
-        )
+        self.scanned = self._pick(contents, [*self._scanned])
 
     def _goes_round(self, position: int, axis: Any) -> bool:
         if isinstance(axis, int):
@@ -348,14 +208,15 @@ class Loop:
         ``loop`` gets the step; it returns the leaves that the last one left, and all
         stacked ones.
         """
-        notes: list[_Notes] = []
+        notes: list[Any] = []
 
         def step(
             f: Callable[..., Any], carried: Values, scanned: Values | None = None
         ) -> tuple[Values, list[Any]]:
-            carried, stacked, note = self._step(f, carried, scanned)
-            notes[:] = [note]
-            return carried, stacked
+            values, stacked, notes[:], after = self._outcome(f, carried, scanned)
+            if after != self._before:
+                self._check_settled(f, carried, scanned, after)
+            return values, stacked
 
         carried, stacked = loop(step)
         assert notes, "JAX traces the step before the loop ends"
@@ -364,12 +225,13 @@ class Loop:
         def value(source: _FoundAt) -> Any:
             if source.axis is None:
                 return last.get(source.number, self.values[source.number])
-            return _from_front(stacked[source.number], source.axis)
+            return _moved(stacked[source.number], 0, source.axis)
 
-        returned, sources, refs = notes[0]
-        for position, source in zip(self._moved, refs, strict=True):
-            self.values[position][...] = value(source)
-        return Parts((returned, *([*map(value, listed)] for listed in sources)))
+        returned, *sources = notes
+        *parts, refs = [[*map(value, listed)] for listed in sources]
+        for position, content in zip(self._moved, refs, strict=True):
+            self.values[position][...] = content
+        return Parts((returned, *parts))
 
     def inside(self, carried: Values, scanned: Values | None = None) -> Inside:
         """The arguments of one step."""
@@ -382,26 +244,25 @@ class Loop:
             values[position] = _jax.new_ref(values[position])
         return Inside(self.row, self.signature, values, self.roles)
 
-    def _step(
-        self, f: Callable[..., Any], carried: Values, scanned: Values | None
-    ) -> tuple[Values, list[Any], _Notes]:
-        """One step: leaves for the next one, leaves to stack, and notes."""
-        values, stacked, notes, after = self._outcome(f, carried, scanned)
-        if after != self._rounds.before:
-            self._check_settled(f, carried, scanned, after)
-        return values, stacked, notes
-
     def _outcome(
         self, f: Callable[..., Any], carried: Values, scanned: Values | None
-    ) -> tuple[Values, list[Any], _Notes, dict[int, Signature]]:
-        """Runs the user's function: the result of `_step`, and what goes round."""
+    ) -> tuple[Values, list[Any], list[Any], dict[int, Signature]]:
+        """One step: leaves for the next one, leaves to stack, notes, and what goes on.
+
+        The notes are the static part of the result, and where the leaves are that
+        changed, of the structure, of the output, and of refs that were moved. At the
+        end come the static parts of the arguments that go round, as they are now.
+        """
         inside = self.inside(carried, scanned)
         out = inside.run(f)
         carry, others = self.place.split(out)
-        after, objects, leaves = self._rounds.take(inside, carry)
+        after, objects, leaves = self._take(inside, carry)
         found = inside.collect(out, Linked(objects, others))
         changed = self._without_dropped(found.changed)
-        structure, output = self._aligned(found)
+        returned, found_at = found.returned, self._position
+        shift = self._span.entries[0] - self.place.start_in(returned.out)
+        structure = [(x, found_at(returned.structure, x)) for x in found.structure]
+        output = [(x, found_at(returned.out, x, shift)) for x in found.out]
         values = [inside.current(i) for i in range(len(self.values))]
         # Arrays that are attributes may have been replaced.
         for leaf, position in structure:
@@ -417,7 +278,11 @@ class Loop:
                 stacked.append(value)
                 return _FoundAt(len(stacked) - 1, axis)
             if position is None:
-                raise self._new_data_error()
+                raise CarryStructureError(
+                    f"nnx.{self.row.name}: the structure of a carried or broadcast "
+                    "argument must not change, but it has new data.\nAdd it before the "
+                    "loop, or give the argument an axis."
+                )
             return _FoundAt(position)
 
         ins, outs = self.row.inputs.values, self.row.outputs.values
@@ -428,12 +293,12 @@ class Loop:
         ]
         refs = [place(values[i], self._scanned.get(i), i) for i in self._moved]
         returned = dataclasses.replace(
-            found.returned,
+            returned,
             changed=tuple([leaf.position for leaf in changed]),
             # After the loop, each part is one group.
             groups=tuple([(0,) * len(part) for part in sources]),
         )
-        notes = _Notes(returned, sources, refs)
+        notes = [returned, *sources, refs]
         return self._pick(values, self._carried), stacked, notes, after
 
     def _check_settled(
@@ -448,10 +313,14 @@ class Loop:
         It must leave the values that go round with the structure it found, by the same
         program. Then all steps do.
         """
-        before = self._rounds.before
+        before = self._before
         changed = next(number for number in before if after[number] != before[number])
-        error = self._rounds.error(changed, after[changed])
-        signature, count = self._rounds.with_changes(after), len(self.row.inputs.values)
+        error = self._structure_error(changed, after[changed])
+        skeleton, count = self.signature.skeleton, len(self.row.inputs.values)
+        for number, now in after.items():
+            span = self.signature.span(number).entries
+            skeleton = skeleton.with_part(*span, now.skeleton)
+        signature = dataclasses.replace(self.signature, skeleton=skeleton)
         groups = packing.part(self.values, signature, self.roles, count)
         second = Loop(self.row, self.place, groups)
 
@@ -466,13 +335,6 @@ class Loop:
 
         if not programs.are_equal(program_of(self), program_of(second)):
             raise error
-
-    def _new_data_error(self) -> TypeError:
-        return CarryStructureError(
-            f"nnx.{self.row.name}: the structure of a carried or broadcast "
-            "argument must not change, but it has new data.\nAdd it before the "
-            "loop, or give the argument an axis."
-        )
 
     def _without_dropped(self, changed: list[Outgoing]) -> list[Outgoing]:
         """The changes that are kept; warns of those that are not.
@@ -491,45 +353,117 @@ class Loop:
         refusals.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
         return [leaf for leaf in changed if leaf.position not in dropped]
 
-    def _aligned(self, found: Collected) -> tuple[list[_Aligned], list[_Aligned]]:
-        """The new leaves of the structure and the output."""
-        structure, out = found.returned.structure, found.returned.out
-        start = 0  # of the carry in the output
-        if self.place.output is not None:
-            children = out.treedef.children()[: self.place.output]
-            start = sum(child.num_leaves for child in children)
-        in_out = self._positions(out, self._span.entries[0] - start)
-        in_structure = [] if structure is None else self._positions(structure, 0)
-        return (
-            [(leaf, in_structure[leaf.position]) for leaf in found.structure],
-            [(leaf, in_out[leaf.position]) for leaf in found.out],
+    @functools.cached_property
+    def _positions(self) -> dict[Any, int]:
+        return {path: i for i, path in enumerate(self.signature.skeleton.paths())}
+
+    def _position(self, signature: Any, leaf: Outgoing, shift: int = 0) -> int | None:
+        """The position of the argument in the place of a leaf of a signature."""
+        number, *path = signature.skeleton.paths()[leaf.position]
+        return self._positions.get((number + shift, *path))
+
+    # The arguments that go round.
+
+    def _take(
+        self, inside: Inside, carry: Any
+    ) -> tuple[dict[int, Signature], list[Any], list[Any]]:
+        """Takes apart the arguments and the carry after a step.
+
+        Returns:
+            The static part of each argument that goes round; of the carry the Variables
+            and refs, and the leaves.
+        """
+        after, objects, leaves = {**self._before}, [], []
+        for number in self._before:
+            is_carry = number == self.place.argument
+            value = carry if is_carry else inside.tree[0][number]
+            now = self._take_apart(inside, number, value)
+            if is_carry:
+                self._check_carry(number, now)
+                objects, leaves = filter(nodes.is_variable_or_ref, now.news), now.leaves
+            # New data is stacked or refused where it is given a place.
+            if is_carry or self._may_settle(number, now):
+                after[number] = now.signature
+        return after, [*objects], leaves
+
+    def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
+        """Takes apart the value now in the place of an argument.
+
+        Its objects are numbered as in the arguments. So equal signatures have objects
+        with equal numbers at equal places, and these must be the same.
+        """
+        first, stop = [
+            next(self.signature.numbers(start), len(inside.objects))
+            for start in self.signature.span(number).entries
+        ]
+        olds = [inside.objects[number] for number in range(stop)]
+        refs = flattening.RefMap([(olds[number], number) for number in range(first)])
+        skeleton, leaves = packing.take_apart(
+            value, self.row.mode, refs, flattening.RefMap(), self.row.name
+        )
+        return _Now(Signature(skeleton), olds, [*refs], leaves)
+
+    def _check_carry(self, number: int, now: _Now) -> None:
+        """Raises unless the carry has the structure and the objects that it had."""
+        identified = self._identified(self._before[number], now.olds)
+        if not packing.are_same(identified, self._identified(now.signature, now.news)):
+            raise self._identity_error()
+        if self._before[number] != now.signature and not self._may_settle(number, now):
+            raise self._structure_error(number, now.signature)
+        if self.row.mode.structure:
+            tops = now.signature.skeleton.tops()
+            free = {top.index for top in tops if self.place.may_be_new(top)}
+            pairs = enumerate(zip(now.olds, now.news, strict=True))
+            if not all(x is y or index in free for index, (x, y) in pairs):
+                raise self._identity_error()
+
+    def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
+        """Objects that must be the same, even if something else is wrong."""
+        if not self.row.mode.structure:
+            return [*filter(nodes.is_variable_or_ref, objects)]
+        tops = [top for top in signature.skeleton.tops() if top is not LEAF]
+        return [objects[x.index] for x in tops if not self.place.may_be_new(x)]
+
+    def _identity_error(self) -> ValueError:
+        if self.row.mode.structure:
+            return ValueError(
+                f"{self.place.identity}, but nnx.{self.row.name} got other objects "
+                "back than it gave to the function.\nChange them in place, or split "
+                "them and carry their State."
+            )
+        return ValueError(
+            f"{self.row.name} Variable identity must be preserved across "
+            "iterations: the carry has other Variables out than in, or has them "
+            "in other places.\nWrite to them in place (`variable[...] = value`)."
         )
 
-    def _positions(self, signature: Signature, shift: int) -> list[int | None]:
-        """For each leaf of a signature the position of the argument in its place."""
-        known = {path: i for i, path in enumerate(self.signature.skeleton.paths())}
-        return [
-            known.get((number + shift, *path))
-            for number, *path in signature.skeleton.paths()
-        ]
+    def _structure_error(self, number: int, after: Signature) -> TypeError:
+        """For an argument that has another structure after a step."""
+        is_carry = number == self.place.argument
+        name = "carry" if is_carry else self.signature.labels.of(number)
+        before = self._before[number]
+        found = differences.between(before.facts(name), after.facts(name))
+        lines = differences.in_words(found, "before", "after", signatures.name_of)
+        listed = "\n  ".join(lines or ["which objects are shared"])
+        return CarryStructureError(
+            f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
+            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
+            "and metadata of carried Variables, can't be added, removed or changed "
+            "there."
+        )
 
+    # A step may set static attributes of carried objects, as `model.train()` does.
 
-class _Notes(NamedTuple):
-    """The findings about a loop, made while its step was traced.
-
-    Attributes:
-        returned: The static part of its result.
-        sources: Where the leaves are: of changes, the structure, the output.
-        refs: The same for the content of refs that was moved.
-    """
-
-    returned: Returned
-    sources: list[list[_FoundAt]]
-    refs: list[_FoundAt]
-
-
-# A leaf that leaves a step, and the position of the argument in its place.
-_Aligned = tuple[Outgoing, int | None]
+    def _may_settle(self, number: int, now: _Now) -> bool:
+        """Whether only static attributes can have changed in an argument."""
+        before = self._before[number]
+        return (
+            self.place.takes_changes
+            and self.row.mode.structure
+            and len(now.olds) == len(now.news)
+            and before.treedef == now.signature.treedef
+            and before.skeleton.leaves() == now.signature.skeleton.leaves()
+        )
 
 
 def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:
@@ -545,7 +479,7 @@ def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:
     return message
 
 
-def _from_front(value: Any, axis: int) -> Any:
-    if not axis:
+def _moved(value: Any, axis: int, to: int) -> Any:
+    if axis == to:
         return value
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, axis), value)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, axis, to), value)

@@ -10,12 +10,10 @@ from typing import Any, TypeVar, overload
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
 from graftree.transforms.crossing import debug_info, decorators, programs
-from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
@@ -28,7 +26,7 @@ _NO_METADATA: Mapping[str, Any] = {}
 
 @decorators.keeps_type
 def scan(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     length: int | None = None,
     reverse: bool = False,
@@ -163,8 +161,7 @@ def _find_place(in_axes: Any, out_axes: Any) -> Place:
     return Place(
         argument,
         None if out_axes is Carry else output,
-        takes_new_variables=True,
-        may_settle=True,
+        takes_changes=True,
         identity="Carry references must be the same between iterations",
     )
 
@@ -181,8 +178,7 @@ def _find_carry(axes: Any, argument: str) -> int | None:
             "there is one carry. Put its parts into a tuple."
         )
     for axis in entries:
-        inner = jax.tree.leaves(axis, is_leaf=lambda x: isinstance(x, StateAxes))
-        if axis is not Carry and any(x is Carry for x in inner):
+        if axis is not Carry and any(x is Carry for x in jax.tree.leaves(axis)):
             raise ValueError(
                 f"Carry must be a whole argument or output, found it nested in "
                 f"{argument}={axes!r} of nnx.scan."
@@ -201,22 +197,15 @@ def _check_axes(prefix: Prefix, argument: str) -> None:
 
 
 def _check_outputs(out_axes: Any) -> None:
-    leaves = jax.tree.leaves(
-        out_axes, is_leaf=lambda x: x is None or isinstance(x, StateAxes)
-    )
-    for axis in leaves:
-        if axis is None:
-            raise ValueError(
-                "Cannot broadcast output state: an entry of out_axes is None in "
-                f"nnx.scan, got out_axes={out_axes!r}. Outputs are stacked; use an "
-                "axis, or carry the state."
-            )
-        for verb, wrong in (("broadcast", None), ("carry", Carry)):
-            if isinstance(axis, StateAxes) and wrong in axis.axes:
-                name = "None" if wrong is None else "Carry"
+    for axis in jax.tree.leaves(out_axes, is_leaf=lambda x: x is None):
+        is_mapping = isinstance(axis, StateAxes)
+        inner, what = (axis.axes, "StateAxes with ") if is_mapping else ([axis], "")
+        for verb, name, wrong in ("broadcast", "None", None), ("carry", "Carry", Carry):
+            if wrong in inner and axis is not Carry:
                 raise ValueError(
-                    f"Cannot {verb} output state. Got StateAxes with {name} in "
-                    f"out_axes of nnx.scan: {axis!r}. Use an axis."
+                    f"Cannot {verb} output state. Got {what}{name} in "
+                    f"out_axes={out_axes!r} of nnx.scan. Outputs are stacked: use an "
+                    "axis, or carry the state."
                 )
 
 
@@ -276,28 +265,23 @@ def while_loop(
         >>> last is counter, int(counter)
         (True, 3)
     """
-    row = _row("while_loop", config.propagation(graph, graph_updates))
 
-    def traced(*groups: Values) -> Any:
-        # The condition would not see the body's writes to a ref.
-        loop = Loop(row, _PLACE, groups, moves_refs=True)
-
+    def steps(loop: Loop, step: Step) -> Any:
         def go_on(carried: Values) -> Any:
             answer = loop.inside(carried).run(cond_fun)
             return answer.get_value() if isinstance(answer, Variable) else answer
 
-        def steps(step: Step) -> Any:
-            def once(carried: Values) -> Values:
-                return step(body_fun, carried)[0]
+        def once(carried: Values) -> Values:
+            return step(body_fun, carried)[0]
 
-            going = debug_info.named_after(cond_fun, go_on, has_own_names=True)
-            named = debug_info.named_after(body_fun, once)
-            return jax.lax.while_loop(going, named, loop.initial), ()
+        going = debug_info.named_after(cond_fun, go_on, has_own_names=True)
+        named = debug_info.named_after(body_fun, once)
+        return jax.lax.while_loop(going, named, loop.initial)
 
-        return loop.run(steps)
-
+    mode = config.propagation(graph, graph_updates)
     with _jax.hidden_frames:
-        return _run(row, body_fun, traced, init_val)
+        # The condition would not see the body's writes to a ref.
+        return _looped("while_loop", mode, steps, body_fun, init_val, moves_refs=True)
 
 
 @overload
@@ -358,36 +342,21 @@ def fori_loop(
         >>> int(nnx.fori_loop(0, 4, add, total))
         6
     """
-    row = _row("fori_loop", config.propagation(graph, graph_updates))
 
-    def traced(*groups: Values) -> Any:
-        loop = Loop(row, _PLACE, groups)
+    def steps(loop: Loop, step: Step) -> Any:
+        def once(i: Any, carried: Values) -> Values:
+            return step(lambda value: body_fun(i, value), carried)[0]
 
-        def steps(step: Step) -> Any:
-            def once(i: Any, carried: Values) -> Values:
-                return step(lambda value: body_fun(i, value), carried)[0]
+        first = debug_info.read(debug_info.source_of(body_fun)).at(0)
+        named = debug_info.named_after(body_fun, once, [first])
+        # JAX can differentiate it in reverse if it knows the number of steps.
+        return jax.lax.fori_loop(lower, upper, named, loop.initial, unroll=unroll)
 
-            first = debug_info.read(debug_info.source_of(body_fun)).at(0)
-            named = debug_info.named_after(body_fun, once, [first])
-            # JAX can differentiate it in reverse if it knows the number of steps.
-            last = jax.lax.fori_loop(lower, upper, named, loop.initial, unroll=unroll)
-            return last, ()
-
-        return loop.run(steps)
-
+    mode = config.propagation(graph, graph_updates)
     with _jax.hidden_frames:
-        return _run(row, body_fun, traced, init_val)
+        return _looped("fori_loop", mode, steps, body_fun, init_val, skipped=1)
 
 
-def _run(row: Row, body: Callable[..., Any], traced: Any, init_val: Any) -> Any:
-    run = functools.partial(programs.run, body, traced, name=row.name)
-    return Call(body, row, (init_val,), {}).run(run)
-
-
-_LABELS = {
-    "while_loop": Labels(named={0: "init_val"}),
-    "fori_loop": Labels(named={0: "init_val"}, skipped=1),
-}
 _PLACE = Place(
     argument=0,
     identity="The body must return the same reference and pytree structure as the "
@@ -395,16 +364,32 @@ _PLACE = Place(
 )
 
 
-def _row(name: str, mode: Propagation) -> Row:
-    return Row(
+def _looped(
+    name: str,
+    mode: config.Propagation,
+    steps: Callable[[Loop, Step], Values],
+    body: Callable[..., Any],
+    init_val: Any,
+    moves_refs: bool = False,
+    skipped: int = 0,
+) -> Any:
+    """The last value of a loop whose only argument is the carry."""
+    row = Row(
         name,
         mode,
         Prefix(((Carry,), 0), "init_val", name, mode),
         Prefix(Carry, "init_val", name, mode),
         keywords=(Keywords.STAY, Keywords.STAY),
-        labels=_LABELS[name],
+        labels=Labels(named={0: "init_val"}, skipped=skipped),
         signatures=_signatures,
     )
+
+    def traced(*groups: Values) -> Any:
+        loop = Loop(row, _PLACE, groups, moves_refs)
+        return loop.run(lambda step: (steps(loop, step), ()))
+
+    run = functools.partial(programs.run, body, traced, name=name)
+    return Call(body, row, (init_val,), {}).run(run)
 
 
 _signatures = Interned()

@@ -205,29 +205,18 @@ def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
 _COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()")
 
 
-def with_hint(
-    mapped: Callable[..., Any], axes: Sequence[int | None]
-) -> Callable[..., Any]:
+def hint(error: Exception, groups: Iterable[Values], axes: Iterable[Any]) -> None:
     """Adds paths and the way out to JAX's error about refs in a mapped function."""
-
-    def wrapper(*groups: Values) -> Any:
-        try:
-            return mapped(*groups)
-        except Exception as error:
-            if any(words in str(error) for words in _COMPLAINTS):
-                pairs = zip(groups, axes, strict=True)
-                names = [*_refs(group for group, axis in pairs if axis is None)]
-                if "unbatched array reference" in str(error) and names:
-                    raise _broadcast_error(names) from error
-                error.add_note(
-                    "A mapped function can write to an array ref only if the ref is "
-                    "mapped, too;\nit can't use refs in `cond` or `switch`, nor scan "
-                    "those that are mapped.\nPass a copy that has arrays, made by "
-                    "nnx.to_arrays."
-                )
-            raise
-
-    return wrapper
+    if any(words in str(error) for words in _COMPLAINTS):
+        pairs = zip(groups, axes, strict=True)
+        names = [*_refs(group for group, axis in pairs if axis is None)]
+        if "unbatched array reference" in str(error) and names:
+            raise _broadcast_error(names) from error
+        error.add_note(
+            "A mapped function can write to an array ref only if the ref is mapped, "
+            "too;\nit can't use refs in `cond` or `switch`, nor scan those that are "
+            "mapped.\nPass a copy that has arrays, made by nnx.to_arrays."
+        )
 
 
 def _broadcast_error(names: Sequence[str]) -> ValueError:

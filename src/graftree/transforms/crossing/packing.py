@@ -70,7 +70,7 @@ def pack(
     signature = Signature(skeleton, statics, labels, parameters)
     if not mode.sharing and any(map(is_repeated, signature.entries)):
         refusals.check_inputs(tree, transform, labels)
-    return Packed(signature, leaves, refs.by_number(), skeleton, members)
+    return Packed(signature, leaves, IndexMap.from_refmap(refs), skeleton, members)
 
 
 def is_repeated(entry: Cell) -> bool:

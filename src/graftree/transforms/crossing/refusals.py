@@ -175,7 +175,7 @@ def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
 
 
 def _other_ways_out(transform: str) -> str:
-    if not nodes.is_in_compat(transform):  # it has no graph updates
+    if transform not in nodes.IN_COMPAT:  # it has no graph updates
         return "."
     return (
         f",\nor use nnx.{transform}(..., graph=True, graph_updates=True),\n"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
@@ -31,6 +31,14 @@ from graftree.transforms.crossing import packing, prefixes
 from graftree.transforms.crossing.prefixes import DiffState, Prefix
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
+
+
+class DerivativeOptions(TypedDict, total=False):
+    """The keyword arguments of `vjp`, less ``has_aux``; `grad` has more."""
+
+    reduce_axes: Sequence[Any]
+    graph: bool | None
+    graph_updates: bool | None
 
 
 class FormError(TypeError, ValueError):
@@ -83,7 +91,7 @@ def _roots(
         if number in given:
             found[slot.entry].append((slot.path, values[number]))
     return [
-        (listed[0][1] if listed else None) if entry is LEAF else _state(listed)
+        None if entry is LEAF and not listed else _state(listed)
         for entry, listed in zip(signature.entries, found, strict=True)
     ]
 

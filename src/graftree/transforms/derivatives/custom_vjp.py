@@ -27,16 +27,10 @@ from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    outside,
-    packing,
-    refusals,
-)
+from graftree.transforms.crossing import debug_info, decorators, packing, refusals
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing.outside import Call, in_order
 from graftree.transforms.crossing.packing import Named, Parts, Values
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
@@ -328,7 +322,7 @@ class _Lifted:
         (residual,), _ = packing.unpack(stored.signature, stored.values, IndexMap())[0]
         given = self.fixed | kept | self.refs
         nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
-        returned, changed, new, out = outside.in_order(result)
+        returned, changed, new, out = in_order(result)
         updates = dict(zip(returned.changed, changed, strict=True))
         # For inputs in the output, the cotangents are elsewhere.
         arrived = dict(zip(returned.names[-1].positions, out, strict=True))

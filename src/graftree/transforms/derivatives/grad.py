@@ -10,47 +10,36 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.kinds import Param
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    guards,
-    outside,
-    programs,
-)
-from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing import debug_info, decorators, guards, programs
 from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing.outside import Call, lift, returning_arrays
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
-from graftree.transforms.derivatives.cotangents import Argnums
+from graftree.transforms.derivatives.cotangents import Argnums, DerivativeOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
 X = TypeVar("X")
 
 
-class GradOptions(TypedDict, total=False):
+class GradOptions(DerivativeOptions, total=False):
     """The keyword arguments of `grad` and `value_and_grad`, less ``has_aux``."""
 
     argnums: int | DiffState | Sequence[int | DiffState]
     holomorphic: bool
     allow_int: bool
-    reduce_axes: Sequence[Any]
-    graph: bool | None
-    graph_updates: bool | None
 
 
 @overload
@@ -73,7 +62,7 @@ def grad(
     *, has_aux: bool = False, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def grad(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     argnums: int | DiffState | Sequence[int | DiffState] = 0,
     has_aux: bool = False,
@@ -130,7 +119,7 @@ def value_and_grad(
     *, has_aux: bool = False, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
 def value_and_grad(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     argnums: int | DiffState | Sequence[int | DiffState] = 0,
     has_aux: bool = False,
@@ -182,7 +171,7 @@ def value_and_grad(
 def _decorator(
     f: Any,
     name: str,
-    mode: Propagation,
+    mode: config.Propagation,
     argnums: Any,
     has_aux: bool,
     reduce_axes: Sequence[Any],
@@ -231,7 +220,7 @@ class _CallsByCount(Rebuilt):
         self.of = functools.cache(lambda count: RepeatedCalls(f, which.row(count)))
 
 
-def chosen(name: str, argnums: Any, mode: Propagation | None = None) -> Argnums:
+def chosen(name: str, argnums: Any, mode: config.Propagation | None = None) -> Argnums:
     """The arguments to differentiate; for a tool, in the default mode.
 
     Raises:
@@ -301,7 +290,7 @@ def _interior_of_gradient(
 
 @decorators.keeps_type
 def remat(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
@@ -346,22 +335,23 @@ def remat(
         (2, 2)
     """
     mode = config.propagation(graph, graph_updates)
-    asks = policy if isinstance(policy, RematPolicy) else None
-    options: Any = {"policy": asks.for_jax() if asks else policy}
-    checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse, **options)
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
                 # JAX recognizes a function and reuses the values it captured.
                 new = debug_info.named_after(f, lambda *args: f(*args))
-                watched = asks and asks.watched(checkpoint, new, function)
-                return programs.run(function, watched or checkpoint(new), *args)
+                if isinstance(policy, RematPolicy):
+                    found = policy.watched(checkpoint, new, function)
+                else:
+                    found = checkpoint(new, policy=policy)
+                return programs.run(function, found, *args)
 
             return call
 
         def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-            return outside.returning_arrays(guards.by_content(inner, checkpointed))
+            return returning_arrays(guards.by_content(inner, checkpointed))
 
         statics = decorators.choose(function, "static", static_argnums)
         row = Row.uniform(
@@ -371,7 +361,7 @@ def remat(
             returns_captured=True,
             signatures=Interned(),
         )
-        return outside.lift(function, transform, row)
+        return lift(function, transform, row)
 
     return decorators.decorate(f, "remat", make)
 
@@ -380,17 +370,13 @@ class RematPolicy(abc.ABC):
     """A policy of `remat` that needs more than JAX gives it; see `graftree.memory`."""
 
     @abc.abstractmethod
-    def for_jax(self) -> Callable[..., Any]:
-        """The policy that JAX gets."""
-
-    @abc.abstractmethod
     def watched(
         self,
         checkpoint: Callable[..., Any],
         inner: Callable[..., Any],
         function: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """``checkpoint(inner)``, in which the policy finds the values to keep.
+        """``checkpoint(inner, policy=...)``, with the values that it finds and keeps.
 
         Args:
             checkpoint: A transform of JAX, which traces ``inner`` when it is called.

@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    guards,
-    packing,
-    refusals,
-)
-from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing import debug_info, decorators, guards, refusals
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.packing import Values, groups_of, part_of
 from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
+from graftree.transforms.derivatives.cotangents import DerivativeOptions
 
 R = TypeVar("R")
 X = TypeVar("X")
@@ -41,9 +34,7 @@ def vjp(
     /,
     *primals: Any,
     has_aux: Literal[True],
-    reduce_axes: Sequence[Any] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    **options: Unpack[DerivativeOptions],
 ) -> tuple[R, Callable[..., Any], X]: ...
 @overload
 def vjp(
@@ -52,21 +43,17 @@ def vjp(
     /,
     *primals: Any,
     has_aux: Literal[False] = False,
-    reduce_axes: Sequence[Any] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    **options: Unpack[DerivativeOptions],
 ) -> tuple[R, Callable[..., Any]]: ...
 @overload
 def vjp(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *primals: Any,
     has_aux: bool = False,
-    reduce_axes: Sequence[Any] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    **options: Unpack[DerivativeOptions],
 ) -> Any: ...
 def vjp(
-    f: Any = MISSING,
+    f: Any = decorators.MISSING,
     *primals: Any,
     has_aux: bool = False,
     reduce_axes: Sequence[Any] = (),
@@ -104,25 +91,15 @@ def vjp(
         >>> model_grad.bias[...]
         Array([5.], dtype=float32)
     """
-    mode = _without_structure("vjp", graph, graph_updates)
     cotangents.refuse_axes(reduce_axes)
-
-    def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        @decorators.wraps(function)
-        def with_pullback(*primals: Any) -> Any:
-            with _jax.hidden_frames:
-                return _vjp(function, primals, has_aux, mode)
-
-        return with_pullback
-
-    made = decorators.decorate(f, "vjp", make)
+    made = _decorate(f, "vjp", _vjp, has_aux, graph, graph_updates)
     return made(*primals) if primals else made
 
 
 def jvp(
-    f: Any = MISSING,
-    primals: Any = MISSING,
-    tangents: Any = MISSING,
+    f: Any = decorators.MISSING,
+    primals: Any = decorators.MISSING,
+    tangents: Any = decorators.MISSING,
     *,
     has_aux: bool = False,
     graph: bool | None = None,
@@ -159,24 +136,20 @@ def jvp(
         >>> float(y), float(dy)
         (9.0, 6.0)
     """
-    mode = _without_structure("jvp", graph, graph_updates)
-
-    def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        @decorators.wraps(function)
-        def with_tangent(primals: Any, tangents: Any) -> Any:
-            with _jax.hidden_frames:
-                return _jvp(function, primals, tangents, has_aux, mode)
-
-        return with_tangent
-
-    made = decorators.decorate(f, "jvp", make)
-    is_called = f is not MISSING and not (primals is tangents is MISSING)
-    return made(primals, tangents) if is_called else made
+    made = _decorate(f, "jvp", _jvp, has_aux, graph, graph_updates)
+    given = [x is not decorators.MISSING for x in (f, primals, tangents)]
+    return made(primals, tangents) if given[0] and any(given[1:]) else made
 
 
-def _without_structure(
-    name: str, graph: bool | None, graph_updates: bool | None
-) -> Propagation:
+def _decorate(
+    f: Any,
+    name: str,
+    product: Callable[..., Any],
+    has_aux: bool,
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> Any:
+    """``product`` of a function: a call gives it the function and its row."""
     mode = config.propagation(graph, graph_updates)
     if mode.structure:
         raise NotImplementedError(
@@ -184,24 +157,28 @@ def _without_structure(
             "derivative has the type of its argument, and that may change.\n"
             "Pass graph=False or graph_updates=False."
         )
-    return mode
-
-
-def _product_row(name: str, mode: Propagation, has_aux: bool) -> Row:
     inputs = Prefix(None, "primals", name, mode)
     # The groups of the output: the differentiated leaves, and the rest.
     outputs = Prefix((True, False) if has_aux else True, "out", name, mode, binds=False)
-    return Row(name, mode, inputs, outputs, labels=Labels("primals"))
+    row = Row(name, mode, inputs, outputs, labels=Labels("primals"))
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        @decorators.wraps(function)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            with _jax.hidden_frames:
+                return product(function, row, has_aux, *args, **kwargs)
+
+        return made
+
+    return decorators.decorate(f, name, make)
 
 
-def _interior_of_product(
-    f: Callable[..., Any], row: Row, has_aux: bool
-) -> Callable[..., Any]:
+def _interior(f: Callable[..., Any], row: Row, has_aux: bool) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
         inside = Inside.of(row, groups)
         out = inside.run(f)
         *rest, part = inside.leave(cotangents.pair(out) if has_aux else out)
-        values, *aux = packing.groups_of(part)
+        values, *aux = groups_of(part)
         # A plain list: a cotangent has the same form.
         return [*values], (*rest, aux)
 
@@ -213,7 +190,7 @@ def _commit(
 ) -> tuple[Any, tuple[Any, ...], Signature]:
     """The output, the auxiliary output if there is one, and the form of the first."""
     *others, aux_values = rest
-    out = call.commit((*others, packing.part_of([values, *aux_values])))
+    out = call.commit((*others, part_of([values, *aux_values])))
     form = others[0].out
     if not has_aux:
         return out, (), form
@@ -222,16 +199,13 @@ def _commit(
     return out[0], (out[1],), Signature(part)
 
 
-def _vjp(
-    f: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool, mode: Propagation
-) -> Any:
-    row = _product_row("vjp", mode, has_aux)
+def _vjp(f: Callable[..., Any], row: Row, has_aux: bool, *primals: Any) -> Any:
     call = Call(f, row, primals, {})
     guards.refuse(call.groups, "vjp", guards.NO_GRADIENT)
-    inner = _interior_of_product(f, row, has_aux)
+    inner = _interior(f, row, has_aux)
     values, pull_back, rest = jax.vjp(inner, *call.groups, has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
-    pulled = _Pullback(call.packed.signature, form, len(values), mode)
+    pulled = _Pullback(call.packed.signature, form, len(values), row.mode)
     # A pytree, like that of JAX: it may leave a `jax.jit`.
     return out, jax.tree_util.Partial(pulled, pull_back), *aux
 
@@ -243,7 +217,7 @@ class _Pullback:
     primals: Signature
     out: Signature
     size: int
-    mode: Propagation
+    mode: config.Propagation
 
     def __call__(self, pull_back: Callable[..., Any], cotangent: Any) -> Any:
         with _jax.hidden_frames:
@@ -256,15 +230,15 @@ class _Pullback:
 
 
 def _jvp(
-    f: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool, mode: Propagation
+    f: Callable[..., Any], row: Row, has_aux: bool, primals: Any, tangents: Any
 ) -> Any:
+    mode = row.mode
     for what, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, (tuple, list)):
             raise TypeError(
                 f"The {what} of nnx.jvp must be a tuple or a list, got "
                 f"{type(given).__name__}."
             )
-    row = _product_row("jvp", mode, has_aux)
     call = Call(f, row, tuple(primals), {})
     (group,) = call.groups
     if not mode.sharing:
@@ -277,7 +251,7 @@ def _jvp(
         None,
     )
     _check_refs(group, directions)
-    inner = _interior_of_product(f, row, has_aux)
+    inner = _interior(f, row, has_aux)
     values, derivatives, rest = jax.jvp(inner, (group,), (directions,), has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
     tangent = cotangents.tree(form, dict(enumerate(derivatives)), mode)
