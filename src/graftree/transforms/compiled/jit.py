@@ -33,8 +33,7 @@ from graftree.transforms.crossing import (
     refusals,
     traces,
 )
-from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
-from graftree.transforms.crossing.plans import Plans
+from graftree.transforms.crossing.plans import NO_PLAN, Plan, Plans
 from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
 
