@@ -38,10 +38,11 @@ from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
 from graftree.core.modules.containers import List
 from graftree.core.text import descriptions
+from graftree.debugging import traces
+from graftree.debugging.traces import Placed, Trace
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import decorators, packing, signatures, traces
+from graftree.transforms.crossing import decorators, packing, signatures
 from graftree.transforms.crossing.signatures import Signature
-from graftree.transforms.crossing.traces import Placed, Trace
 
 # How much of a table is printed: the latest traces, some rows of each.
 _MOST_TRACES, _MOST_ROWS = 6, 5

@@ -31,15 +31,26 @@ from graftree.transforms.crossing import (
     outside,
     packing,
     refusals,
-    traces,
 )
-from graftree.transforms.crossing.plans import NO_PLAN, Plan, Plans
+from graftree.transforms.crossing.plans import NO_PLAN, Plans
 from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Options = ParamSpec("Options")
+
+
+# Makes the record of the traces of a function.
+_new_record: list[Callable[[], Any]] = []
+
+
+def register_record(make: Callable[[], Any]) -> None:
+    """Lets a function make a record of the traces of each compiled function.
+
+    At each trace its ``add(signature, values, function)`` is called.
+    """
+    _new_record.append(make)
 
 
 class JitWrapped(Rebuilt, decorators.Method[P, R]):
@@ -62,7 +73,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         in_shardings: As given, like ``out_shardings`` and ``static_argnums``.
         graph: Whether shared references are kept.
         partial_args: The arguments that are bound to it.
-        traces: The record of its traces.
+        traces: The record of its traces; see `register_record`.
     """
 
     def __init__(
@@ -77,8 +88,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         donated: tuple[Any, Any],
         **options: Any,
     ) -> None:
-        self.traces = traces.Traces()
-        traces.follow(JitWrapped.__call__.__code__, Plan.call.__code__)
+        self.traces = _new_record[-1]() if _new_record else None
         static = decorators.choose(fun, "static", *statics)
         donate = decorators.choose(fun, "donate", *donated)
         decorators.check_disjoint(static, donate)
@@ -278,7 +288,7 @@ def _row_of_compiled(
     shardings: tuple[Any, Any],
     static: decorators.Chosen,
     donate: decorators.Chosen,
-    traces: traces.Traces,
+    traces: Any,
 ) -> Row:
     ins, outs = shardings
     donation = Donation(donate, static, keeps_arrays=mode.structure)

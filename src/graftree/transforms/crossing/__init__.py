@@ -13,8 +13,7 @@ of JAX's own cache key, and the static part of a result comes with a cached call
 
 - ``rows.py``: a transform as a row of a table; ``prefixes.py``: the groups that its
   leaves are in, and the user's choice of them.
-- ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`;
-  ``traces.py``: the dependencies of a trace.
+- ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.
 - ``signatures.py``: the static part; ``packing.py``: the form in which leaves travel;
   ``debug_info.py``: JAX's messages about a traced function name the user's.
 - ``decorators.py``: forms of use; static and donated arguments.

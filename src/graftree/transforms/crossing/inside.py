@@ -41,7 +41,6 @@ from graftree.transforms.crossing import (
     packing,
     refusals,
     rows,
-    traces,
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
@@ -482,8 +481,7 @@ def interior(f: Callable[..., Any], row: rows.Row) -> Callable[..., Any]:
         inside = Inside.of(row, groups)
         result = inside.leave(inside.run(f))
         if row.traces is not None:
-            row.traces.add(inside.signature, inside.values)
-            traces.heed(row.traces, f)
+            row.traces.add(inside.signature, inside.values, f)
         return result
 
     return debug_info.named_after(f, traced)

@@ -21,7 +21,6 @@ from graftree.transforms.crossing import packing
 from graftree.transforms.crossing.decorators import Chosen
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature
-from graftree.transforms.crossing.traces import Traces
 
 
 class Keywords(enum.Enum):
@@ -54,7 +53,7 @@ class Row:
             made of new ones.
         labels: The names of the positional arguments in messages.
         signatures: Those of earlier calls, if JAX keeps their compiled programs.
-        traces: Where traces are noted, if they are.
+        traces: Where traces are noted, if they are; see `jit.register_record`.
     """
 
     name: str
@@ -70,7 +69,7 @@ class Row:
     is_detached: bool = False
     labels: Labels = ARGS
     signatures: Interned | None = None
-    traces: Traces | None = None
+    traces: Any = None
 
     @staticmethod
     def uniform(name: str, mode: Propagation, **options: Any) -> Row:

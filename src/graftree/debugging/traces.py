@@ -3,8 +3,8 @@
 A `Trace` is noted when a function was traced: the signature of the call, the types of
 its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled a trace:
 the devices of the leaves, since JAX compiles a trace again for others (`follow`). The
-reports on them are in ``debugging/recompiles.py``, which asks to be called where traces
-repeat (`on_repetition`).
+reports on them are in ``recompiles.py``, which asks to be called where traces repeat
+(`on_repetition`).
 
 That takes microseconds, and nothing in a call that isn't traced. It holds no arrays,
 tracers or objects: signatures are referred to weakly, and live as long as JAX keeps
@@ -19,14 +19,15 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType
 from typing import Any
 
 import jax
 
 from graftree import _jax, _python
 from graftree.core.pickling import Rebuilt
+from graftree.transforms.compiled import jit
 from graftree.transforms.crossing import packing
+from graftree.transforms.crossing.plans import Plan
 from graftree.transforms.crossing.signatures import Signature
 
 # How many traces of one function are remembered, the latest, and placements of each.
@@ -74,7 +75,7 @@ class Traces(Rebuilt):
 
     Attributes:
         count: How many there were; those of calls that raised are not counted.
-        is_told: Whether the user was warned of the cause of them all (see `heed`).
+        is_told: Whether a listener has warned the user.
     """
 
     def __init__(self) -> None:
@@ -86,14 +87,17 @@ class Traces(Rebuilt):
         """The latest traces, in order."""
         return [*self._latest]
 
-    def add(self, signature: Signature, values: Sequence[Any]) -> None:
-        """Notes a trace for arguments with these raw values, which are tracers."""
+    def add(
+        self, signature: Signature, values: Sequence[Any], function: Callable[..., Any]
+    ) -> None:
+        """Notes a trace of a function for these raw values, which are tracers."""
         if _jax.config.jax_disable_jit:
             return  # the function ran as it is
         settings = _jax.trace_context()
         self.count += 1
         types = [*map(_type_of, values)]
         self._latest.append(Trace(self.count, weakref.ref(signature), types, settings))
+        self._heed(function)
 
     def add_placement(self, signature: Signature, values: Sequence[Any]) -> None:
         """Notes that JAX compiled its trace for these raw values."""
@@ -107,6 +111,16 @@ class Traces(Rebuilt):
                 if placement not in known and len(known) < PLACEMENTS:
                     known.append(placement)
                 return
+
+    def _heed(self, function: Callable[..., Any]) -> None:
+        """Calls the listeners if the latest traces differ only in their signatures."""
+        latest = self.listed()[-COUNT:]
+        if len(latest) < COUNT or self.is_told:
+            return
+        if any(_is_otherwise(x, y) for x, y in itertools.pairwise(latest)):
+            return
+        for listener in _listeners:
+            self.is_told |= listener(latest, function)
 
 
 def _type_of(value: Any) -> Any:
@@ -135,17 +149,6 @@ def on_repetition(listener: Listener) -> None:
     _listeners.append(listener)
 
 
-def heed(traces: Traces, function: Callable[..., Any]) -> None:
-    """Calls the listeners if the latest traces differ only in their signatures."""
-    latest = traces.listed()[-COUNT:]
-    if len(latest) < COUNT or traces.is_told:
-        return
-    if any(_is_otherwise(x, y) for x, y in itertools.pairwise(latest)):
-        return
-    for listener in _listeners:
-        traces.is_told |= listener(latest, function)
-
-
 def _is_otherwise(one: Trace, other: Trace) -> bool:
     """Whether anything but their signatures tells two traces apart, or nothing."""
     return (
@@ -156,22 +159,20 @@ def _is_otherwise(one: Trace, other: Trace) -> bool:
 
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
+# The methods that call compiled functions: they have ``self``, with the attribute
+# ``traces``, and ``groups``.
+_CALLERS = jit.JitWrapped.__call__.__code__, Plan.call.__code__
 
 
 @functools.cache
-def follow(*callers: CodeType) -> None:
-    """Notes the placements of arrays for which calls were compiled.
-
-    Args:
-        *callers: The code of the methods that call compiled functions; they have
-            ``self``, with the attribute ``traces``, and ``groups``.
-    """
+def follow() -> None:
+    """Notes the placements of arrays for which calls were compiled."""
 
     def heed(event: str, duration_secs: float, **facts: Any) -> None:
         if event != _EVENT:
             return
         for frame in _python.frames_above(1):
-            given = _python.locals_of(frame) if frame.f_code in callers else {}
+            given = _python.locals_of(frame) if frame.f_code in _CALLERS else {}
             if "groups" in given:
                 signature, values, _roles = packing.join(given["groups"])
                 traces = given["self"].traces
@@ -180,3 +181,11 @@ def follow(*callers: CodeType) -> None:
                 return
 
     jax.monitoring.register_event_duration_secs_listener(heed)
+
+
+def _new() -> Traces:
+    follow()
+    return Traces()
+
+
+jit.register_record(_new)
