@@ -35,7 +35,6 @@ from graftree.core.graph import flattening, matching, nodes
 from graftree.core.graph.matching import Misfit, Pair
 from graftree.core.states import flat_states
 from graftree.core.variables import partitioning, values as variable_values, variables
-from graftree.core.variables.variables import Variable
 
 
 class StoredValue(NamedTuple):
@@ -88,7 +87,7 @@ class ObjectTree:
         _check_places(self.stored, function)
 
     def _add(self, path: Path, leaf: Any) -> _Holder:
-        is_variable = isinstance(leaf, Variable)
+        is_variable = isinstance(leaf, variables.Variable)
         metadata = variables.metadata_of(leaf) if is_variable else {}
         raw = flattening.raw_of(leaf)
         listed, treedef = jax.tree.flatten_with_path(raw, is_leaf=_is_part)
@@ -115,7 +114,7 @@ class ObjectTree:
         """
         found: list[tuple[orbax_side.DiskPath, Any]] = []
         for (path, leaf, treedef), values in self.by_holder(stored):
-            place = (*path, "value") if isinstance(leaf, Variable) else path
+            place = (*path, "value") if isinstance(leaf, variables.Variable) else path
             found.append((paths.spelled(place), treedef.unflatten(values)))
         # Orbax refuses a tree without any entry.
         return flat_states.nest(found) or {"nothing": None}
@@ -136,7 +135,7 @@ class ObjectTree:
             for i, part in enumerate(self._parts)
         ]
         if boxed:
-            parts = [x if _is_object(x) else Variable(x) for x in parts]
+            parts = [x if _is_object(x) else variables.Variable(x) for x in parts]
         return self._treedef.unflatten(parts)
 
     def update(self, new: Sequence[Any]) -> dict[Any, Any]:
@@ -148,7 +147,7 @@ class ObjectTree:
         found: list[tuple[Path, Any]] = []
         for (path, leaf, treedef), values in self.by_holder(new):
             value = treedef.unflatten(values)
-            if isinstance(leaf, Variable):
+            if isinstance(leaf, variables.Variable):
                 # As a Variable, so that a dict in it is not taken for more paths.
                 metadata = variables.metadata_of(leaf)
                 value = variables.rebuild(type(leaf), value, metadata)
@@ -159,7 +158,7 @@ class ObjectTree:
 def _raw_like(holder: _Holder, values: list[Any]) -> Any:
     """The raw value of a leaf, made of new parts; in a ref if it was in one."""
     leaf, value = holder.leaf, holder.treedef.unflatten(values)
-    is_ref = leaf.ref if isinstance(leaf, Variable) else _jax.is_ref(leaf)
+    is_ref = leaf.ref if isinstance(leaf, variables.Variable) else _jax.is_ref(leaf)
     return variable_values.stored(value, ref=is_ref)
 
 

@@ -34,7 +34,6 @@ from graftree.annotations import Filter, Path
 from graftree.core import filters
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.objects.running import ModuleCall
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.debugging import outlines
 from graftree.memory import keeping
@@ -118,7 +117,7 @@ def intercept(
         )
     is_wanted = filters.to_predicate(filter)
 
-    def observer(frame: ModuleCall, call: Callable[[], Any]) -> Any:
+    def observer(frame: running.ModuleCall, call: Callable[[], Any]) -> Any:
         output = call()
         if isinstance(frame.module, (Rngs, RngStream)):
             return output
@@ -136,12 +135,12 @@ def intercept(
         yield
 
 
-def _with_method(path: Path, frame: ModuleCall) -> Path:
+def _with_method(path: Path, frame: running.ModuleCall) -> Path:
     """The path of an object, and the name of a method other than ``__call__``."""
     return path if frame.method == "__call__" else (*path, frame.method)
 
 
-def _positional(frame: ModuleCall) -> tuple[Any, ...]:
+def _positional(frame: running.ModuleCall) -> tuple[Any, ...]:
     if not frame.kwargs:
         return frame.args
     method = getattr(frame.module, frame.method)
@@ -262,7 +261,7 @@ class _CallLog:
         self._known: dict[Any, CallInfo | None] = {}
         self._apart: dict[Any, Callable[[], Computation]] = {}
 
-    def observe(self, frame: ModuleCall, call: Callable[[], Any]) -> Any:
+    def observe(self, frame: running.ModuleCall, call: Callable[[], Any]) -> Any:
         path = self._path_of(frame)
         if path not in self._ids or not methods.is_public(frame.method):
             return call()
@@ -290,7 +289,7 @@ class _CallLog:
     def _marked(self, key: Any, call: Callable[[], Any]) -> Any:
         return self._marks.call(key, call) if self._counter.asked else call()
 
-    def _path_of(self, frame: ModuleCall) -> Path | None:
+    def _path_of(self, frame: running.ModuleCall) -> Path | None:
         """The path of the object in the model, ``None`` if it is not in it."""
         known = self.paths.get(id(frame.module))
         if known is not None:
@@ -320,7 +319,7 @@ class _CallLog:
             return None
 
 
-def _apart(frame: ModuleCall) -> Callable[[], Computation]:
+def _apart(frame: running.ModuleCall) -> Callable[[], Computation]:
     """Gives the computation of a call, traced by itself."""
     marks, method = Marks(), frame.method
 

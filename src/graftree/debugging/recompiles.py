@@ -34,7 +34,6 @@ from graftree import errors
 from graftree.core import paths
 from graftree.core.graph import differences, flattening
 from graftree.core.graph.differences import ABSENT, Box, Met, MetadataKey, Node
-from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
 from graftree.core.modules.containers import List
 from graftree.core.text import descriptions
@@ -42,7 +41,6 @@ from graftree.debugging import traces
 from graftree.debugging.traces import Placed, Trace
 from graftree.transforms.compiled.jit import JitWrapped
 from graftree.transforms.crossing import decorators, packing, signatures
-from graftree.transforms.crossing.signatures import Signature
 
 # How much of a table is printed: the latest traces, some rows of each.
 _MOST_TRACES, _MOST_ROWS = 6, 5
@@ -504,10 +502,10 @@ def of_placements(trace: Trace) -> list[Facts]:
     return [_of_arguments(signature, placement) for placement in placements]
 
 
-def _of_arguments(signature: Signature, types: Sequence[Any]) -> Facts:
+def _of_arguments(signature: signatures.Signature, types: Sequence[Any]) -> Facts:
     """The facts about arguments, which are combined with marks for their leaves."""
     marks = [np.asarray(position) for position in range(len(types))]
-    (args, kwargs), _ = packing.unpack(signature, marks, IndexMap())
+    (args, kwargs), _ = packing.unpack(signature, marks, flattening.IndexMap())
     name, places = signature.name_of_argument, signature.places()
     starts = [*map(name, places)]
 

@@ -19,13 +19,11 @@ from graftree.core.objects import methods
 from graftree.core.rng.streams import RngState
 from graftree.core.states.states import State
 from graftree.core.text import descriptions, representations, writing
-from graftree.core.text.representations import Size
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import FROZEN_TYPE
 from graftree.core.variables.variables import Variable
 from graftree.debugging import module_calls, outlines
 from graftree.debugging.module_calls import CallInfo, Counter
-from graftree.debugging.outlines import ObjectInfo
 from graftree.surgery.frozen_variables import Frozen
 
 _NONE: Mapping[str, Any] = {}
@@ -231,7 +229,7 @@ def _uncalled(obj: Any) -> list[CallInfo]:
 
 
 def _folded(
-    kept: Sequence[tuple[CallInfo, ObjectInfo]], rows: Sequence[Sequence[str]]
+    kept: Sequence[tuple[CallInfo, outlines.ObjectInfo]], rows: Sequence[Sequence[str]]
 ) -> list[list[str]]:
     """One row for those that differ only in indices, as in ``blocks/0-11/up``."""
     named = [
@@ -287,7 +285,7 @@ class _Drawing:
 
     rich: Any
     columns: Sequence[str]
-    totals: Mapping[type, Size]
+    totals: Mapping[type, representations.Size]
     column_options: Mapping[str, Any]
 
     @property
@@ -322,7 +320,7 @@ class _Drawing:
         """The total, and the parts of it."""
         groups = {"Trainable": Param, "Frozen": Frozen, "Random": RngState}
         groups["Other"] = Variable
-        sizes = dict.fromkeys(groups, Size(0, 0))
+        sizes = dict.fromkeys(groups, representations.Size(0, 0))
         for kind, size in self.totals.items():
             name = next(name for name, type in groups.items() if issubclass(kind, type))
             sizes[name] = outlines.total([sizes[name], size])
@@ -334,7 +332,7 @@ class _Drawing:
             lines += f"\n{', '.join(shown)}"
         return lines
 
-    def cells(self, call: CallInfo, info: ObjectInfo) -> list[str]:
+    def cells(self, call: CallInfo, info: outlines.ObjectInfo) -> list[str]:
         """The texts of a row."""
         costs = {"flops": str(call.flops), "vjp_flops": str(call.vjp_flops)}
         outputs = outlines.write(call.outputs)
@@ -350,7 +348,7 @@ class _Drawing:
         return self.rich.text.Text.from_markup(markup, emoji=False)
 
 
-def _cell(info: ObjectInfo, kind: type) -> str:
+def _cell(info: outlines.ObjectInfo, kind: type) -> str:
     parts = []
     own = {str(k): _outline(v) for k, v in info.variable_groups.get(kind, {}).items()}
     if own:
@@ -371,5 +369,5 @@ def _outline(variable: Variable) -> Any:
     return {**known, "value": value} if known else value
 
 
-def _total(size: Size) -> str:
+def _total(size: representations.Size) -> str:
     return f"{size.elements:,} [dim]({representations.format_bytes(size.bytes)})[/dim]"

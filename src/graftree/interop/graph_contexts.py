@@ -37,7 +37,6 @@ from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
 from graftree.core.states.flat_states import FlatState
 from graftree.core.variables import variables
-from graftree.core.variables.variables import Variable
 
 
 @jax.tree_util.register_static
@@ -240,7 +239,7 @@ def _stand_in(ref: Any, leaf: Any) -> Any:
         value = NO_UPDATE
     else:
         value = ArrayRefOutput(flattening.raw_of(leaf)[...])
-    if isinstance(leaf, Variable):
+    if isinstance(leaf, variables.Variable):
         return variables.rebuild(type(leaf), value, variables.metadata_of(leaf))
     return value
 
@@ -296,7 +295,7 @@ class MergeContext:
         """
         leaves = self._match(graphdef, (state, *states))
         copies = [
-            leaf.copy(_copy_ref=False) if isinstance(leaf, Variable) else leaf
+            leaf.copy(_copy_ref=False) if isinstance(leaf, variables.Variable) else leaf
             for leaf in leaves
         ]
         return self._build(graphdef, copies)

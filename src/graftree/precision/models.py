@@ -33,7 +33,6 @@ from graftree.core.objects import bookkeeping, methods, pytrees, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
 from graftree.core.variables import kinds, variables
-from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import moments, reparametrization
 from graftree.nn.linear import Embed
@@ -355,7 +354,7 @@ def is_layer(x: Any) -> bool:
 
 def is_param(x: Any) -> bool:
     """Whether it is a Variable that a policy stores in its dtype."""
-    return isinstance(x, Variable) and issubclass(kinds.kind_of(x), Param)
+    return isinstance(x, Variable) and issubclass(kinds.kind_of(x), kinds.Param)
 
 
 def by_kind(layer: Any, policy: Policy) -> Policy:

@@ -33,7 +33,6 @@ from graftree.core.variables import (
     sharding as variable_sharding,
     variables,
 )
-from graftree.core.variables.variables import Variable
 from graftree.transforms import recordings
 
 T = TypeVar("T")
@@ -305,11 +304,11 @@ def _check_annotations(
 
 
 def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
+    return isinstance(x, variables.Variable)
 
 
 def _problem_of_annotation(
-    variable: Variable[Any], mesh: jax.sharding.Mesh
+    variable: variables.Variable[Any], mesh: jax.sharding.Mesh
 ) -> str | None:
     annotation = variable.get_metadata("out_sharding", None)
     spec = partitioning.get_var_pspec(variable)

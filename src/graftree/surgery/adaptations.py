@@ -19,7 +19,6 @@ from graftree.annotations import Dtype, Initializer, Path
 from graftree.core import paths, patterns
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables import values, variables
-from graftree.core.variables.variables import Variable
 from graftree.nn import lora
 from graftree.nn.support import arguments
 from graftree.surgery import frozen_variables, lora_layers, selections
@@ -37,7 +36,7 @@ def add_lora(
     param_dtype: Dtype | None = None,
     a_initializer: Initializer = lora.default_a_initializer,
     b_initializer: Initializer = lora.default_b_initializer,
-    param_type: type[Variable[Any]] = lora.LoRAParam,
+    param_type: type[variables.Variable[Any]] = lora.LoRAParam,
 ) -> list[Path]:
     """Adds a low-rank adaptation to layers, in place.
 

@@ -27,7 +27,6 @@ from graftree.core.objects import attributes, methods, pytrees
 from graftree.core.states import pure_dicts, states
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.kinds import Param
-from graftree.core.variables.variables import Variable
 from graftree.training import step_checks
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ _OLD_USE = (
 )
 
 
-class OptState(Variable):
+class OptState(variables.Variable):
     """A Variable of an optimizer; as a filter, it selects all optimizer state.
 
     Example:
@@ -107,7 +106,7 @@ def to_opt_state(tree: Any) -> Any:
 
 
 def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
+    return isinstance(x, variables.Variable)
 
 
 def _box(leaf: Any, param: Any = None) -> OptState:
@@ -305,7 +304,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         for variable in boxes:
             variables.check_write(variable)
         if bare_params is not None:
-            bare = states.filter_state(bare_params, filters.Not(Variable))
+            bare = states.filter_state(bare_params, filters.Not(variables.Variable))
             updates.update(model, bare)
         if bare_state is not None:
             self.opt_state = bare_state
@@ -390,7 +389,7 @@ class _Boxes:
         new, old = map(self._treedef.flatten_up_to, (pure, self.pure))
         return self._treedef.unflatten([*map(_kept, self._leaves, new, old)])
 
-    def assign(self, pure: Any) -> tuple[list[Variable], list[Any], Any]:
+    def assign(self, pure: Any) -> tuple[list[variables.Variable], list[Any], Any]:
         """Returns the Variables, their new values, and the tree with new bare leaves.
 
         The tree is ``None`` if there are no bare leaves.
@@ -428,7 +427,7 @@ def _kept(leaf: Any, new: Any, old: Any) -> Any:
     return jax.lax.with_sharding_constraint(kept, place)
 
 
-def _is_apart(variable: Variable) -> bool:
+def _is_apart(variable: variables.Variable) -> bool:
     """Whether the moments of a param have their own sharding."""
     return variable.has_metadata("optimizer_sharding")
 

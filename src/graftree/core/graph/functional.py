@@ -18,7 +18,6 @@ from graftree import _jax, config
 from graftree.annotations import Filter
 from graftree.core import filters
 from graftree.core.graph import flattening, graphdefs, matching, watches
-from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, GraphState
 from graftree.core.states import flat_states, states
 from graftree.core.states.flat_states import FlatState
@@ -37,8 +36,8 @@ def flatten(
     /,
     *,
     with_paths: bool = True,
-    ref_index: RefMap | None = None,
-    ref_outer_index: RefMap | None = None,
+    ref_index: flattening.RefMap | None = None,
+    ref_outer_index: flattening.RefMap | None = None,
     graph: bool | None = None,
 ) -> tuple[GraphDef[Any], FlatState | list[Any]]:
     """Splits an object into its GraphDef and its leaves.
@@ -83,8 +82,8 @@ def unflatten(
     state: Any,
     /,
     *,
-    index_ref: IndexMap | None = None,
-    outer_index_outer_ref: IndexMap | None = None,
+    index_ref: flattening.IndexMap | None = None,
+    outer_index_outer_ref: flattening.IndexMap | None = None,
     copy_variables: bool = False,
     recreate_variables: bool = True,
 ) -> Any:
@@ -422,7 +421,7 @@ def clone(
 
 def _copier(arrays: bool) -> Callable[[Any], Any]:
     """Copies leaves one by one; those with the same ref share one afterwards."""
-    refs = RefMap()
+    refs = flattening.RefMap()
 
     def copy_value(x: Any) -> Any:
         if _jax.is_ref(x):

@@ -35,7 +35,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 
 from graftree.core import imprints, pickling
-from graftree.core.imprints import HashableMapping
 from graftree.core.states.states import State
 from graftree.core.text import representations
 
@@ -118,7 +117,7 @@ class VariableDef(NamedTuple):
     type: type
     index: int
     outer_index: int | None
-    metadata: HashableMapping
+    metadata: imprints.HashableMapping
     array_refdef: ArrayRefDef | NodeRef | None
 
     def __repr__(self) -> str:

@@ -33,7 +33,6 @@ from graftree import _jax, errors
 from graftree.core import paths, walks
 from graftree.core.graph import differences, flattening, graphdefs, nodes, watches
 from graftree.core.graph.graphdefs import GraphDef, Path, VariableDef
-from graftree.core.graph.nodes import Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, pure_dicts, states
@@ -191,11 +190,11 @@ def _in_mapping(
 
 
 def _is_leaf(x: Any) -> bool:
-    return isinstance(nodes.kind_of(x), Leaf)
+    return isinstance(nodes.kind_of(x), nodes.Leaf)
 
 
 def _is_array(x: Any) -> bool:
-    return nodes.kind_of(x) in (Leaf.ARRAY, Leaf.REF)
+    return nodes.kind_of(x) in (nodes.Leaf.ARRAY, nodes.Leaf.REF)
 
 
 def holds_array(raw: Any) -> bool:
@@ -261,7 +260,7 @@ def leaves_of(state: Any, start: Path = ()) -> Iterator[tuple[Path, Any]]:
         raw = flattening.raw_of(x)
         if is_leaf(raw):
             return []
-        if is_mapping(raw) or not isinstance(nodes.kind_of(raw), TreeKind):
+        if is_mapping(raw) or not isinstance(nodes.kind_of(raw), nodes.TreeKind):
             return [*mapping_of(raw).items()]
         return [child[:2] for child in nodes.children(raw)]
 
@@ -610,7 +609,7 @@ def _are_same_arrays(x: Any, y: Any) -> bool:
 
 def _are_same_static(found: Any, given: Any) -> bool:
     """Whether a state lists a static value, as those made in tree mode do."""
-    if nodes.kind_of(found) is not Leaf.STATIC or type(found) is not type(given):
+    if nodes.kind_of(found) is not nodes.Leaf.STATIC or type(found) is not type(given):
         return False
     return found is not MISSING and found == given
 

@@ -28,7 +28,6 @@ from graftree import _jax
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.objects import attributes, bookkeeping, pytrees
-from graftree.core.objects.pytrees import Pytree
 from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
 
@@ -132,7 +131,7 @@ def kind_of_type(kind: type) -> Kind:
 def _classify(kind: type) -> Kind:
     if kind in _registered:
         return _registered[kind]
-    if issubclass(kind, Pytree):
+    if issubclass(kind, pytrees.Pytree):
         return PYTREE
     if issubclass(kind, Variable):
         return Leaf.VARIABLE
@@ -301,7 +300,7 @@ def register_pytree_node_type(
 
 
 def _register(kind: type, impl: GraphKind | TreeKind) -> None:
-    if kind in _registered or issubclass(kind, Pytree):
+    if kind in _registered or issubclass(kind, pytrees.Pytree):
         raise ValueError(f"The node type {kind.__name__} is already registered.")
     _registered[kind] = impl
     KINDS.clear()
@@ -342,7 +341,7 @@ class PytreeMetadata(NamedTuple):
     is_setup: bool
 
 
-def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
+def _flatten_pytree(obj: pytrees.Pytree) -> tuple[list[Child], PytreeMetadata]:
     cls, entries = type(obj), vars(obj)
     table, state = bookkeeping.table_of(obj), bookkeeping.state_of(obj)
     facts = attributes.facts_of(cls)
@@ -477,7 +476,7 @@ def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]],
     """`flatten` with the paths of the leaves."""
     flat, treedef = flatten(node, by=jax.tree_util.tree_flatten_with_path)
     for path, leaf in flat:
-        if isinstance(leaf, Pytree):
+        if isinstance(leaf, pytrees.Pytree):
             raise not_a_pytree_error(leaf, paths.keystr(path), function)
     return flat, treedef
 
@@ -603,7 +602,7 @@ def cycle_error(x: Any, first: str, second: str) -> ValueError:
     """The error for a node that occurs below itself, at the second path."""
     way_out = (
         "Trees can't have cycles; use graph=True."
-        if isinstance(x, Pytree)
+        if isinstance(x, pytrees.Pytree)
         else "Containers can't have cycles; hold an nnx.List or nnx.Dict instead."
     )
     return ValueError(

@@ -38,7 +38,6 @@ import numpy as np
 from graftree import _jax
 from graftree.core import pickling
 from graftree.core.objects import attributes, running
-from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import ModuleCall, ModuleStep, NamedArguments
 from graftree.core.variables.variables import Variable
 
@@ -76,7 +75,7 @@ class TrackedMethod:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         function, name, adds_name = _parts_of(self)
-        if not args or not isinstance(args[0], DataObject):
+        if not args or not isinstance(args[0], attributes.DataObject):
             return function(*args, **kwargs)
         stack = running.stack
         above = stack.top
@@ -156,7 +155,7 @@ def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
 
 
 def _is_object(x: Any) -> bool:
-    return isinstance(x, (DataObject, Variable))
+    return isinstance(x, (attributes.DataObject, Variable))
 
 
 def _function_of(method: Any) -> Any:
@@ -357,18 +356,18 @@ def _reading_methods() -> Iterator[None]:
     global _readers
     with _lock:
         _readers += 1
-        type.__setattr__(DataObject, "__getattribute__", _read)
+        type.__setattr__(attributes.DataObject, "__getattribute__", _read)
     try:
         yield
     finally:
         with _lock:
             _readers -= 1
             if _readers == 0:
-                type.__delattr__(DataObject, "__getattribute__")
+                type.__delattr__(attributes.DataObject, "__getattribute__")
 
 
 def _read(self: Any, name: str) -> Any:
-    value = super(DataObject, self).__getattribute__(name)
+    value = super(attributes.DataObject, self).__getattribute__(name)
     return _shown(self, name, value) if running.stack.shows_methods else value
 
 

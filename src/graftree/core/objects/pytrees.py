@@ -25,10 +25,8 @@ from graftree import _jax_registries, errors
 from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import attributes, bookkeeping, methods, running
 from graftree.core.objects.attributes import AttributeField, AttributeTable
-from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
 from graftree.core.variables import values, variables
-from graftree.core.variables.variables import Variable
 
 T = TypeVar("T")
 _NODES, _STATE = bookkeeping.NAMES
@@ -318,7 +316,7 @@ def touch(obj: Any) -> None:
         >>> int(double(model, 3))
         15
     """
-    if isinstance(obj, Variable):
+    if isinstance(obj, variables.Variable):
         variables.touch(obj)
     elif isinstance(obj, Pytree):
         bookkeeping.mark_changed(bookkeeping.state_of(obj))
@@ -338,7 +336,7 @@ def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
     obj = object.__new__(cls)
     own = obj.__dict__
     own.update(entries)
-    own[_STATE] = PytreeState(*flags)
+    own[_STATE] = bookkeeping.PytreeState(*flags)
     return obj
 
 
@@ -535,7 +533,7 @@ def _register(cls: type[Pytree]) -> None:
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
-        entries[_STATE] = state = PytreeState(*flags)
+        entries[_STATE] = state = bookkeeping.PytreeState(*flags)
         state.owner = ownership.owner_when_unflattened()
         entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj

@@ -40,7 +40,6 @@ from graftree.annotations import Filter, PRNGKey
 from graftree.core import filters
 from graftree.core.objects import methods, pytrees
 from graftree.core.variables import variables
-from graftree.core.variables.variables import Variable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,7 +58,7 @@ Sizes: TypeAlias = Size | Mapping[Filter, Size | None] | None
 lock = threading.RLock()
 
 
-class RngState(Variable[jax.Array]):
+class RngState(variables.Variable[jax.Array]):
     """The kind of Variable that random streams consist of.
 
     Example:

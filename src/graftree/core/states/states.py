@@ -19,7 +19,6 @@ import jax
 from graftree.annotations import Filter, Key, Path
 from graftree.core import paths, pickling
 from graftree.core.states import flat_states
-from graftree.core.states.flat_states import FlatState
 from graftree.core.states.pure_dicts import replace_by_pure_dict, to_pure_dict
 from graftree.core.text import descriptions, representations
 
@@ -170,7 +169,7 @@ class State(MutableMapping[K, V], representations.Representable):
         return map_state(f, self)
 
     @_deprecated
-    def flat_state(self) -> FlatState[V]:
+    def flat_state(self) -> flat_states.FlatState[V]:
         """Older form of `nnx.to_flat_state`."""
         return to_flat_state(self)
 
@@ -315,7 +314,7 @@ flat_states.register_nested_form(functools.partial(_view, State))
 # --------------------------------------------------------------------- functions
 
 
-def to_flat_state(state: Mapping) -> FlatState:
+def to_flat_state(state: Mapping) -> flat_states.FlatState:
     """Lists the leaves of a state, sorted by path.
 
     Args:
@@ -331,11 +330,11 @@ def to_flat_state(state: Mapping) -> FlatState:
         >>> nnx.to_flat_state(nnx.State({"b": {"c": 1}, "a": 2})).paths
         (('a',), ('b', 'c'))
     """
-    return FlatState(flat_states.sorted_leaves(state), sort=False)
+    return flat_states.FlatState(flat_states.sorted_leaves(state), sort=False)
 
 
 def from_flat_state(
-    flat_state: FlatState | Mapping[Path, Any] | Iterable[tuple[Path, Any]],
+    flat_state: flat_states.FlatState | Mapping[Path, Any] | Iterable[tuple[Path, Any]],
     *,
     cls: type[S] = State,
 ) -> S:
@@ -440,7 +439,7 @@ def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
     return _nested(to_flat_state(state).filter(first, *filters))
 
 
-def _nested(groups: FlatState | tuple[FlatState, ...]) -> Any:
+def _nested(groups: flat_states.FlatState | tuple[flat_states.FlatState, ...]) -> Any:
     if isinstance(groups, tuple):
         return tuple(map(from_flat_state, groups))
     return from_flat_state(groups)

@@ -33,7 +33,6 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngState
 from graftree.core.states import flat_states, states
 from graftree.core.variables import kinds
-from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.core.variables.variables import Variable
 from graftree.interop.bridge import linen_side
@@ -469,7 +468,7 @@ def check_complete(module: ModuleBase, call: ApplyCall) -> None:
     if module.is_initializing() or may_change(module, "params"):
         return
     for node in call.made:
-        params = functional.state(node, Param, graph=True)
+        params = functional.state(node, kinds.Param, graph=True)
         for path, param in states.to_flat_state(params):
             if id(param) not in call.given:
                 where = _find(module, node) + [*path[:-1]]

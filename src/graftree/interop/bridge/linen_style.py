@@ -23,7 +23,6 @@ from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.states.states import State
 from graftree.core.variables import kinds
-from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
 from graftree.interop.bridge import binding, linen_side
 from graftree.interop.bridge.wrappers import ToNNX
@@ -122,7 +121,7 @@ class Module(modules.Module, binding.ModuleBase, pytree=False, metaclass=ModuleM
         *init_args: Any,
         unbox: bool = True,
         **init_kwargs: Any,
-    ) -> Param[A]:
+    ) -> kinds.Param[A]:
         """Returns the parameter of a name; makes it while initializing.
 
         Args:
@@ -145,7 +144,7 @@ class Module(modules.Module, binding.ModuleBase, pytree=False, metaclass=ModuleM
         def make(key: Any) -> Any:
             return init_fn(key, *init_args, **init_kwargs)
 
-        found = binding.find_variable(self, Param, name, unbox)
+        found = binding.find_variable(self, kinds.Param, name, unbox)
         if found is not None:
             binding.check_shape(self, name, found, make)
             return found

@@ -45,7 +45,6 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.text import descriptions
 from graftree.core.variables import values, variables
 from graftree.core.variables.kinds import Param
-from graftree.core.variables.variables import Variable
 from graftree.nn.support import eager
 
 
@@ -186,7 +185,7 @@ def _as_array(x: Any, dtype: Dtype | None = None) -> jax.Array:
     return jnp.asarray(x, dtype)
 
 
-def read(variable: Variable[jax.Array] | None) -> jax.Array | None:
+def read(variable: variables.Variable[jax.Array] | None) -> jax.Array | None:
     """Returns the value of a Variable, or ``None`` for an absent one."""
     return None if variable is None else variable[...]
 
@@ -286,7 +285,7 @@ def undone_on_failure(*state: Any) -> Iterator[None]:
     to a function of the user, or to another layer.
     """
     counts = [stream.count for stream in state if isinstance(stream, RngStream)]
-    boxes = [*counts, *(leaf for leaf in state if isinstance(leaf, Variable))]
+    boxes = [*counts, *(leaf for leaf in state if isinstance(leaf, variables.Variable))]
     before = [_content(variable) for variable in boxes]
     try:
         yield
@@ -301,7 +300,7 @@ def undone_on_failure(*state: Any) -> Iterator[None]:
         raise
 
 
-def _content(variable: Variable[Any]) -> Any:
+def _content(variable: variables.Variable[Any]) -> Any:
     """The stored value, past all hooks, which would change it on its way back."""
     raw = variable.get_raw_value()
     # A trace that fails drops its writes; reading would add an operation.

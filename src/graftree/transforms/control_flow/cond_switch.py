@@ -24,7 +24,6 @@ from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Labels, Signature
 
 R = TypeVar("R")
 
@@ -122,7 +121,7 @@ def _choose(
     row = Row.uniform(
         name,
         config.propagation(graph, graph_updates),
-        labels=Labels("operands", output="out"),
+        labels=signatures.Labels("operands", output="out"),
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
         signatures=_signatures,
@@ -201,7 +200,7 @@ class _Branches:
 
         return debug_info.named_after(f, branch)
 
-    def _compare(self, name: str, result: Any, operands: Signature) -> None:
+    def _compare(self, name: str, result: Any, operands: signatures.Signature) -> None:
         result = jax.tree.map(lambda _: 0, result)
         if self.first is None:
             self.first = name, result
@@ -222,7 +221,7 @@ class _Branches:
         )
 
 
-def _facts(result: Any, operands: Signature) -> dict[Any, Any]:
+def _facts(result: Any, operands: signatures.Signature) -> dict[Any, Any]:
     """The facts in a result of `Inside.leave` about the operands and the output."""
     returned, changes, _, out = result
     found = (returned.structure or operands).facts(identity=False)

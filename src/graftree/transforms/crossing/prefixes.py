@@ -24,7 +24,6 @@ from graftree.core.graph.graphdefs import LEAF, GraphDef
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
 from graftree.core.variables import variables
-from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, refusals
 from graftree.transforms.crossing.decorators import Chosen
 from graftree.transforms.crossing.signatures import Signature
@@ -103,7 +102,7 @@ def _reads_leaves(predicate: Any) -> bool:
         found: Any = predicate.type
         classes = found if isinstance(found, tuple) else (found,)
         # An array may be replaced by one of another class each time.
-        return not all(issubclass(x, Variable) for x in classes)
+        return not all(issubclass(x, variables.Variable) for x in classes)
     return kind not in _BY_PATH
 
 
@@ -221,13 +220,13 @@ class StateSharding(_FilterMapping):
 def check(tree: Any, argument: str, transform: str, mode: Propagation) -> list[Any]:
     """The leaves of a prefix tree."""
     # Trees may have a prefix of their own form, with objects.
-    kinds = (PrefixMapping, Variable, *([Pytree] if mode.sharing else []))
+    kinds = (PrefixMapping, variables.Variable, *([Pytree] if mode.sharing else []))
     flat, _ = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda x: x is None or isinstance(x, kinds)
     )
     for path, leaf in flat:
         kind, place = type(leaf).__name__, argument + paths.keystr(path)
-        if isinstance(leaf, Variable):
+        if isinstance(leaf, variables.Variable):
             raise ValueError(
                 f"Variables prefixes are not supported: found a {kind} at {place} of "
                 f"nnx.{transform}. Give one prefix for the whole Variable."
@@ -626,6 +625,6 @@ class Donation:
         # attribute doesn't: with graph updates it is kept. A ref keeps its own.
         if _jax.is_ref(flattening.raw_of(leaf)):
             return False
-        if isinstance(leaf, Variable):
+        if isinstance(leaf, variables.Variable):
             return variables.is_owned(leaf)
         return path == () or not self.keeps_arrays

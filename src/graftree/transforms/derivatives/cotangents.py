@@ -25,7 +25,6 @@ from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, VariableDef
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
-from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, prefixes
 from graftree.transforms.crossing.prefixes import DiffState, Prefix
@@ -157,7 +156,7 @@ def _leaves_of(
         return ()  # the first occurrence of an object has them all
     if top is LEAF:
         return [((), x)]
-    if mode.structure and isinstance(x, State):
+    if mode.structure and isinstance(x, states.State):
         return states.to_flat_state(x)
     if isinstance(top, (VariableDef, ArrayRefDef)):
         if isinstance(x, Variable) or not mode.structure:

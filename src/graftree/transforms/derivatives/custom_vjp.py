@@ -36,7 +36,6 @@ from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature, Slot
 from graftree.transforms.derivatives import cotangents
-from graftree.transforms.derivatives.cotangents import Argnums, FormError
 
 _NAME, _ARGUMENT = "custom_vjp", "nondiff_argnums"
 _RESIDUAL = Labels(named={0: "residual"})
@@ -143,7 +142,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         self.fwd: Callable[..., Any] | None = None
         self.bwd: Callable[..., Any] | None = None
         self.symbolic_zeros: bool | None = None
-        self._argnums = Argnums(
+        self._argnums = cotangents.Argnums(
             self.nondiff_argnums, _ARGUMENT, _NAME, mode, named=False, others=True
         )
 
@@ -361,7 +360,7 @@ class _Lifted:
         name = debug_info.name_of(self.bwd)
         if not isinstance(given, (tuple, list)) or len(given) != len(self.diff):
             length = f" of length {len(given)}" if hasattr(given, "__len__") else ""
-            raise FormError(
+            raise cotangents.FormError(
                 f"Custom VJP bwd rule {name} must produce a tuple of {len(self.diff)}: "
                 "a cotangent for each differentiable argument. Got "
                 f"{type(given).__name__}{length}."

@@ -21,7 +21,6 @@ from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
-from graftree.transforms.derivatives.cotangents import DerivativeOptions
 
 R = TypeVar("R")
 X = TypeVar("X")
@@ -34,7 +33,7 @@ def vjp(
     /,
     *primals: Any,
     has_aux: Literal[True],
-    **options: Unpack[DerivativeOptions],
+    **options: Unpack[cotangents.DerivativeOptions],
 ) -> tuple[R, Callable[..., Any], X]: ...
 @overload
 def vjp(
@@ -43,14 +42,14 @@ def vjp(
     /,
     *primals: Any,
     has_aux: Literal[False] = False,
-    **options: Unpack[DerivativeOptions],
+    **options: Unpack[cotangents.DerivativeOptions],
 ) -> tuple[R, Callable[..., Any]]: ...
 @overload
 def vjp(
     f: Any = decorators.MISSING,
     *primals: Any,
     has_aux: bool = False,
-    **options: Unpack[DerivativeOptions],
+    **options: Unpack[cotangents.DerivativeOptions],
 ) -> Any: ...
 def vjp(
     f: Any = decorators.MISSING,
