@@ -50,7 +50,8 @@ def is_users(frame: FrameType) -> bool:
 def warn_user(text: str, category: type[Warning]) -> None:
     """Warns at the innermost line that is neither ours nor JAX's.
 
-    It serves warnings from deep inside a layer. Without frames it is a line of ours.
+    It serves warnings from deep inside a layer or a transform. Without frames it is a
+    line of ours.
     """
     levels = enumerate(frames_above(0), 1)
     level = next((number for number, frame in levels if is_users(frame)), 1)

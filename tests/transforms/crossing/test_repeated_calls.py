@@ -599,8 +599,10 @@ def test_a_change_of_structure_that_is_dropped_is_told_each_time(transform):
     call = transform(lambda model: setattr(model, "k", 4) or jnp.array(0.0), **GRAPH)
     model = zoo.Parts()
     for _ in range(5):
-        with pytest.warns(errors.LostUpdateWarning, match="drops a change of a Parts"):
+        with pytest.warns(errors.LostUpdateWarning, match="drops a change") as warned:
             call(model)
+        assert warned[0].filename == __file__
+        assert "a Parts." in str(warned[0].message)
     assert model.k == 1
 
 

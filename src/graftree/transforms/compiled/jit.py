@@ -88,7 +88,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         donated: tuple[Any, Any],
         **options: Any,
     ) -> None:
-        self.traces = _new_record[-1]() if _new_record else None
+        self.traces: Any = _new_record[-1]() if _new_record else None
         static = decorators.choose(fun, "static", *statics)
         donate = decorators.choose(fun, "donate", *donated)
         decorators.check_disjoint(static, donate)

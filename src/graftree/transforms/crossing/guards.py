@@ -17,13 +17,12 @@ import collections
 import contextlib
 import dataclasses
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from graftree import _jax, errors
+from graftree import _jax, _python, errors
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import nodes
@@ -59,7 +58,7 @@ def guarded(noted: Sequence[Note], transform: str) -> Iterator[None]:
 
 
 def _warn(places: list[Any], transform: str) -> None:
-    warnings.warn(
+    _python.warn_user(
         errors.message(
             f"nnx.{transform}: a traced value was put into a static attribute, where "
             "it would outlive the trace. It was taken out again.",
@@ -68,7 +67,6 @@ def _warn(places: list[Any], transform: str) -> None:
             "or Module.sow under nnx.capture.",
         ),
         errors.LostUpdateWarning,
-        stacklevel=2,
     )
 
 

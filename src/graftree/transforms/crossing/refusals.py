@@ -7,13 +7,12 @@ of changes that don't reach the caller, where nothing else reports them.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from graftree import _jax, errors
+from graftree import _jax, _python, errors
 from graftree.annotations import Path
 from graftree.config import Propagation
 from graftree.core import paths, walks
@@ -263,13 +262,12 @@ def warn_of_lost_structure(
         )
         if found:
             listed = "\n  ".join(differences.in_words(found, "before", "now"))
-            warnings.warn(
+            _python.warn_user(
                 f"nnx.{transform} without graph updates drops a change of a "
                 f"{type(new).__name__}. Only the values of Variables reach the caller."
                 f"\n  {listed}\nPass graph=True, graph_updates=True, or keep what "
                 "changes in a Variable.",
                 errors.LostUpdateWarning,
-                stacklevel=2,
             )
 
 
@@ -277,10 +275,9 @@ def warn_of_broadcasts(names: Iterable[str]) -> None:
     """Warns about writes to Variables that are the same for all steps of a scan."""
     listed = ", ".join(names)
     if listed:
-        warnings.warn(
+        _python.warn_user(
             f"nnx.scan with graph updates drops writes to broadcast Variables: "
             f"{listed}.\nCarry them, give them an axis, or assign None by an "
             "nnx.StateAxes to say that this is meant.",
             errors.LostUpdateWarning,
-            stacklevel=2,
         )

@@ -16,13 +16,12 @@ import dataclasses
 import functools
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import jax
 
-from graftree import _jax, errors
+from graftree import _jax, _python, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF
@@ -421,7 +420,7 @@ def _without_cotangent(value: Any, message: str) -> Any:
 
 
 def _drop_cotangent(message: str, _: None, __: Any) -> tuple[None]:
-    warnings.warn(message, errors.LostUpdateWarning, stacklevel=2)
+    _python.warn_user(message, errors.LostUpdateWarning)
     return (None,)
 
 
