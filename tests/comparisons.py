@@ -82,7 +82,7 @@ class Comparison:
 
 
 def is_same(a, b):
-    """Whether two leaves are one object; of strings, skeletons may keep an equal one."""
+    """Whether two leaves are one object, or equal strings (skeletons keep one)."""
     return a is b or (type(a) is type(b) is str and a == b)
 
 

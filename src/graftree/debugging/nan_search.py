@@ -172,14 +172,14 @@ class Search:
         return self._given(value, "constant", lambda x, _: form_of(x))
 
     def _given(
-        self, value: Any, source: str, told: Callable[..., str], **facts: Any
+        self, value: Any, source: str, in_words: Callable[..., str], **facts: Any
     ) -> Tracked:
         if _jax.is_ref(value):
             # The caller's ref is not written.
             value = self._copies.setdefault(id(value), _jax.new_ref(value[...]))
         code = code_of(value)
         found = {
-            kind: self.note(kind, source, output=told(value, kind), **facts)
+            kind: self.note(kind, source, output=in_words(value, kind), **facts)
             for kind in (NAN, INF)
             if code & kind
         }
