@@ -25,6 +25,7 @@ from graftree import _jax_registries, errors
 from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import attributes, bookkeeping, methods, running
 from graftree.core.objects.attributes import AttributeField, AttributeTable
+from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
 from graftree.core.variables import values, variables
 
@@ -336,7 +337,7 @@ def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
     obj = object.__new__(cls)
     own = obj.__dict__
     own.update(entries)
-    own[_STATE] = bookkeeping.PytreeState(*flags)
+    own[_STATE] = PytreeState(*flags)
     return obj
 
 
@@ -533,7 +534,7 @@ def _register(cls: type[Pytree]) -> None:
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
-        entries[_STATE] = state = bookkeeping.PytreeState(*flags)
+        entries[_STATE] = state = PytreeState(*flags)
         state.owner = ownership.owner_when_unflattened()
         entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj
