@@ -411,7 +411,10 @@ class Builder:
                 if cell is NODE:
                     pending.append((*self._opened(*next(forms)), number))
                     break
-                values[number] = self._value(cell, given)
+                if type(cell) is VariableDef:
+                    values[number] = self._variable(cell, next(given))
+                else:
+                    values[number] = self._value(cell, given)
             else:
                 pending.pop()
                 if not pending:
@@ -445,7 +448,7 @@ class Builder:
         if row.index is None:
             return kind.unflatten([*zip(row.keys, values, strict=True)], row.metadata)
         obj = self.found[row.index]
-        if obj is self.existing.get(row.outer_index, MISSING):
+        if self.existing and obj is self.existing.get(row.outer_index, MISSING):
             self.fills.append((obj, kind, row.metadata, row.keys, values))
         else:
             # At once: a container around it may read it.
@@ -469,10 +472,11 @@ class Builder:
         outer = definition.outer_index
         variable = MISSING if outer is None else self._existing(definition)
         if variable is MISSING:
+            variable = leaf
             if isinstance(leaf, Variable):
                 variables.take_over(leaf)
-            is_whole = isinstance(leaf, Variable) or not self.recreate_variables
-            variable = leaf if is_whole else make_variable(definition, leaf)
+            elif self.recreate_variables:
+                variable = make_variable(definition, leaf)
         elif leaf is not KEEP:
             self.updates.append((variable, leaf, definition.metadata))
         self.found[definition.index] = variable

@@ -133,7 +133,11 @@ def _find_places(
                 if is_leaf or node is owner:
                     continue
             if is_leaf or _is_leaf(value):
-                found.add(_make_given(((*path, key), child, value, node, owner)))
+                part = _make_given(((*path, key), child, value, node, owner))
+                if isinstance(value, Variable):  # in no box
+                    found.given.append(part)
+                else:
+                    found.add(part)
             else:
                 listed.append((key, (child, owner, mapping_of(value))))
         return listed
@@ -154,16 +158,17 @@ def in_object(node: Any) -> Look:
         facts = attributes.facts_of(type(node))
         # Classes that are not pytrees are not checked, so there the values decide.
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
-        entries, naming = vars(node), facts.naming
+        cls, entries = type(node), vars(node)
+        name_of, key_of = facts.naming.name_of, facts.naming.key_of
 
         # Its children are not listed: most of them are not needed.
         def look(key: Any) -> tuple[Any, Any, bool]:
-            name = naming.name_of(type(node), key)
+            name = name_of(cls, key)
             child = entries.get(name, MISSING)
             if child is MISSING:
                 return key, child, True
-            is_leaf = statuses.get(name) is False or _is_leaf(child)
-            return naming.key_of(name), child, is_leaf
+            is_leaf = isinstance(child, Variable) or statuses.get(name) is False
+            return key_of(name), child, is_leaf or _is_leaf(child)
 
         return look
     if type(node) is dict or isinstance(node, states.State):

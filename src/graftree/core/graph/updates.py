@@ -147,6 +147,9 @@ def _carry_out(found: Match) -> None:
     refused = [_refusal(given, held) for given, held in found.refused]
     for given in found.given:
         if isinstance(given.held, Variable):
+            if isinstance(given.value, Variable):
+                writes.append(given)
+                continue
             if nodes.kind_of(given.value) is nodes.PYTREE:
                 raw = given.held.get_raw_value()
                 if matching.holds_leaf(raw):
