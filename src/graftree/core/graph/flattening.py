@@ -401,40 +401,25 @@ class Builder:
         self, graphdef: GraphDef[Any], leaves: Sequence[Any]
     ) -> tuple[graphdefs.NodeRow, list[Any]]:
         """The root, and the contents of its cells."""
-        given, forms = iter(leaves), iter(graphdef.forms())
-        # The rows above: the rest of their cells, the values found, and the place of
-        # each in the row above it. No recursion, whose depth Python limits.
-        pending = [(*self._opened(*next(forms)), 0)]
-        while True:
-            row, cells, values, place = pending[-1]
-            for number, cell in cells:
-                if cell is NODE:
-                    pending.append((*self._opened(*next(forms)), number))
-                    break
-                if type(cell) is VariableDef:
-                    values[number] = self._variable(cell, next(given))
-                else:
-                    values[number] = self._value(cell, given)
-            else:
-                pending.pop()
-                if not pending:
-                    return row, values
-                pending[-1][2][place] = self._made(row, values)
-
-    def _opened(
-        self,
-        row: graphdefs.NodeRow,
-        values: list[Any],
-        cells: Sequence[tuple[int, Cell]],
-    ) -> tuple[graphdefs.NodeRow, Iterator[tuple[int, Cell]], list[Any]]:
+        given, rows = iter(leaves), graphdef.rows
+        blank, cells, order = graphdef.blueprint()
+        contents = [values.copy() for values in blank]
         # Objects come before the values below them, which may refer to them.
-        if row.index is not None:
-            obj = MISSING if row.outer_index is None else self._existing(row)
-            if obj is MISSING:
-                kind: Any = nodes.kind_of_type(row.type)
-                obj = kind.create_empty(row.metadata)
-            self.found[row.index] = obj
-        return row, iter(cells), values.copy()
+        for row in rows:
+            if row.index is not None:
+                obj = MISSING if row.outer_index is None else self._existing(row)
+                if obj is MISSING:
+                    kind: Any = nodes.kind_of_type(row.type)
+                    obj = kind.create_empty(row.metadata)
+                self.found[row.index] = obj
+        for number, place, cell in cells:
+            if type(cell) is VariableDef:
+                contents[number][place] = self._variable(cell, next(given))
+            else:
+                contents[number][place] = self._value(cell, given)
+        for number, above, place in order[:-1]:
+            contents[above][place] = self._made(rows[number], contents[number])
+        return rows[0], contents[0]
 
     def _made(self, row: graphdefs.NodeRow, values: list[Any]) -> Any:
         """The object or container of a row, with these values in its cells."""

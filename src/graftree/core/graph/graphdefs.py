@@ -338,11 +338,11 @@ class GraphDef(Generic[Node]):
                 pending.pop()
         return found
 
-    def forms(self) -> list[tuple[NodeRow, list[Any], list[tuple[int, Cell]]]]:
-        """For each row its static values in their places, and other cells; cached."""
-        found = self._cache.get("forms")
+    def blueprint(self) -> Blueprint:
+        """The way from the leaves to the object; cached."""
+        found = self._cache.get("blueprint")
         if found is None:
-            found = self._cache["forms"] = [*map(_form, self.rows)]
+            found = self._cache["blueprint"] = _blueprint(self.rows)
         return found
 
     def leaves(self) -> tuple[tuple[Path, VariableDef | ArrayRefDef | None], ...]:
@@ -422,15 +422,42 @@ jax.tree_util.register_static(GraphDef)
 _DEFINITIONS = (VariableDef, ArrayRefDef)
 
 
-def _form(row: NodeRow) -> tuple[NodeRow, list[Any], list[tuple[int, Cell]]]:
-    values: list[Any] = [None] * len(row.cells)
-    others = []
-    for number, cell in enumerate(row.cells):
-        if type(cell) is Static:
-            values[number] = cell[1]
+class Blueprint(NamedTuple):
+    """The way from leaves to an object.
+
+    Attributes:
+        contents: For each row its static values in their places.
+        cells: The other cells, in the order of leaves: their row, place and cell.
+        order: The rows, each after those below it: its number, the row above, and its
+            place there.
+    """
+
+    contents: list[list[Any]]
+    cells: list[tuple[int, int, Cell]]
+    order: list[tuple[int, int, int]]
+
+
+def _blueprint(rows: Sequence[NodeRow]) -> Blueprint:
+    made = Blueprint([[None] * len(row.cells) for row in rows], [], [])
+    below = iter(range(1, len(rows)))
+    # Rows with those above and the rest of their cells. No recursion, whose depth
+    # Python limits.
+    pending = [(0, 0, 0, enumerate(rows[0].cells))]
+    while pending:
+        number, above, place_above, cells = pending[-1]
+        for place, cell in cells:
+            if cell is NODE:
+                row = next(below)
+                pending.append((row, number, place, enumerate(rows[row].cells)))
+                break
+            if type(cell) is Static:
+                made.contents[number][place] = cell[1]
+            else:
+                made.cells.append((number, place, cell))
         else:
-            others.append((number, cell))
-    return row, values, others
+            pending.pop()
+            made.order.append((number, above, place_above))
+    return made
 
 
 def is_leaf(what: Any) -> bool:
