@@ -297,6 +297,11 @@ REFUSED = {
         ValueError,
         "the same name on disk, '1'",
     ),
+    "one folder for two": (
+        lambda: nnx.State({1: {"a": jnp.ones(2)}, "1": nnx.Param(jnp.ones(2))}),
+        ValueError,
+        "the same name on disk, '1.value'",
+    ),
     "donated": (donated, TypeError, "w has been deleted or donated"),
     "dots": (
         lambda: {"a.b": jnp.ones(1), "a": {"b": jnp.ones(1)}},

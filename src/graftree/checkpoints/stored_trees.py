@@ -177,6 +177,7 @@ def _check_places(stored: Sequence[StoredValue], function: str) -> None:
     """Raises if the disk would mix values up, or not keep them at all."""
     known: dict[str, StoredValue] = {}
     places = {x.place: x for x in stored}
+    parts: dict[Any, tuple[Path, StoredValue]] = {}
     for x in stored:
         # Orbax joins keys with dots, and doesn't see that names collide.
         name = ".".join(x.place)
@@ -192,6 +193,11 @@ def _check_places(stored: Sequence[StoredValue], function: str) -> None:
         above = (x.place[:end] for end in range(1, len(x.place)))
         other = next((places[place] for place in above if place in places), None)
         other = other or known.setdefault(name, x)
+        for end in range(1, len(x.path) + 1):
+            # Keys such as 1 and "1", whose contents would be in one folder.
+            part = x.path[:end]
+            known_part, first = parts.setdefault(paths.spelled(part), (part, x))
+            other = first if other is x and known_part != part else other
         if other is not x:
             raise ValueError(
                 errors.message(
