@@ -237,10 +237,16 @@ class Checkpoints:
     def _restore_found(
         self, find_step: Callable[[], int | None], which: str, objects: dict[str, Any]
     ) -> int | None:
+        def find() -> Any:
+            step = find_step()
+            # Not listed again: another program may have deleted it since.
+            if step is None:
+                raise self._no_step(which)
+            return self._directory / str(step)
+
         if find_step() is None and not self.steps():
             return None
-        found = self._restore(lambda: self._folder_of(find_step(), which), objects)
-        return int(found.name)
+        return int(self._restore(find, objects).name)
 
     def restore(self, step: int, **objects: Any) -> None:
         """Fills objects from a step, as `restore_latest` does from the latest.
@@ -262,15 +268,17 @@ class Checkpoints:
             >>> bool(rngs() == first)
             True
         """
-        step = operator.index(step)
-        self._restore(lambda: self._folder_of(step, f" {step}"), objects)
+        self._restore(lambda: self._known(operator.index(step)), objects)
 
-    def _folder_of(self, step: int | None, which: str) -> Any:
+    def _known(self, step: int) -> Any:
+        if step not in self.steps():
+            raise self._no_step(f" {step}")
+        return self._directory / str(step)
+
+    def _no_step(self, which: str) -> errors.CheckpointError:
         known = self.steps()
-        if step in known:
-            return self._directory / str(step)
         saved = f"Saved are: {_listed(known)}." if known else "Nothing is saved there."
-        raise errors.CheckpointError(
+        return errors.CheckpointError(
             f"There is no step{which} in {self._directory}. {saved}"
         )
 
