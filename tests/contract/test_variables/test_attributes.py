@@ -644,3 +644,8 @@ def test_own_check_of_the_context_is_asked_before_each_write():
     assert len(asked) == 4 and "Cannot mutate Checked" in asked[0]
     with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Checked"):
         jax.jit(lambda: v.set_value(1.0))()
+
+
+def test_a_class_has_an_empty_table_and_no_state():
+    assert dict(nnx.Module._pytree__nodes) == {}
+    assert not hasattr(nnx.Module, "_pytree__state")

@@ -133,7 +133,11 @@ class Default:
         self._name = name
 
     def __get__(self, obj: Any, owner: type) -> Any:
-        return self if obj is None else complete(obj)[self._name]
+        if obj is not None:
+            return complete(obj)[self._name]
+        if self._name == NODES:
+            return attributes.EMPTY_TABLE
+        raise AttributeError(f"The class {owner.__name__} has no {self._name}.")
 
 
 def attribute_items(obj: Any) -> list[tuple[str, Any]]:
