@@ -566,3 +566,9 @@ def test_config_sets_the_default():
         nnx.config.update("nnx_graph_mode", True)
     with pytest.raises(LookupError):
         nnx.config.update("nnx_graph_mood", True)
+
+
+def test_new_attributes_have_the_order_of_the_state():
+    model = nnx.Pytree()
+    nnx.update(model, {"z": 1, "a": 2})
+    assert [name for name in vars(model) if not name.startswith("_")] == ["z", "a"]

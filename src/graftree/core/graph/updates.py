@@ -162,8 +162,10 @@ def _carry_out(found: Match) -> None:
         else:
             set_at.append(given)
     # An error names the first place in the order of paths, whatever order states have.
-    set_at.sort(key=lambda given: paths.path_sort_key(given.path))
-    steps = [*map(_setting, set_at)]
+    in_order = sorted(set_at, key=lambda given: paths.path_sort_key(given.path))
+    setting = {id(given): _setting(given) for given in in_order}
+    # New attributes have the order of the state.
+    steps = [setting[id(given)] for given in set_at]
     for added in items.values():
         steps += _appending(added)
     if refused:
