@@ -202,11 +202,6 @@ def of_all(root: Any) -> dict[int, ObjectInfo]:
     return {id(objects[path]): info for path, info in infos.items()}
 
 
-def total(sizes: Iterable[Size]) -> Size:
-    """The sum of sizes."""
-    return Size(*map(sum, zip(*sizes, Size(0, 0), strict=True)))
-
-
 def _name(x: Any) -> str:
     is_object = isinstance(x, DataObject) or nodes.is_node(x)
     own = "" if is_object else descriptions.callable_name(x)
@@ -221,6 +216,7 @@ def _count(variable: Variable, path: Path, infos: Mapping[Path, ObjectInfo]) -> 
     for owner in owners:
         info = infos.get(owner)  # containers have none
         if info is not None and size.elements:
-            info.stats[kind] = total([info.stats.get(kind, Size(0, 0)), size])
+            before = info.stats.get(kind, Size())
+            info.stats[kind] = representations.total([before, size])
     if owners and owners[-1] in infos:
         infos[owners[-1]].variable_groups.setdefault(kind, {})[path[-1]] = variable

@@ -323,10 +323,10 @@ class _Drawing:
         sizes = dict.fromkeys(groups, representations.Size(0, 0))
         for kind, size in self.totals.items():
             name = next(name for name, type in groups.items() if issubclass(kind, type))
-            sizes[name] = outlines.total([sizes[name], size])
+            sizes[name] = representations.total([sizes[name], size])
         if not self.columns:
             del sizes["Random"]  # no parameters; a table of calls counts them, as Flax
-        lines = f"Total Parameters: {_total(outlines.total(sizes.values()))}"
+        lines = f"Total Parameters: {_total(representations.total(sizes.values()))}"
         if sizes["Frozen"].elements or not self.columns:
             shown = [f"{name}: {_total(x)}" for name, x in sizes.items() if x.elements]
             lines += f"\n{', '.join(shown)}"

@@ -176,11 +176,6 @@ class Size(NamedTuple):
     elements: int = 0
     bytes: int = 0
 
-    @staticmethod
-    def sum(*sizes: Size) -> Size:
-        """Adds up sizes."""
-        return Size(*map(sum, zip(*sizes, strict=True)))
-
     def __str__(self) -> str:
         return f"{self.elements:,} ({format_bytes(self.bytes)})"
 
@@ -192,6 +187,11 @@ def size_of(value: Any) -> Size:
     counts = [math.prod(x.shape) for x in arrays]
     sizes = [x.dtype.itemsize for x in arrays]
     return Size(sum(counts), sum(map(operator.mul, counts, sizes)))
+
+
+def total(sizes: Iterable[Size]) -> Size:
+    """The sum of sizes."""
+    return Size(*map(sum, zip(*sizes, Size(), strict=True)))
 
 
 def format_bytes(count: int) -> str:
@@ -260,17 +260,17 @@ def pytree_repr(
 
 def _sizes_by_type(variables: Iterable[Any]) -> str:
     """Prints the sizes of Variables by type; random state counts as one type."""
-    sizes: dict[str, Size] = {}
+    sizes: dict[type, Size] = {}
     for variable in variables:
         # By name, since random state is defined above this file.
-        kinds = [cls.__name__ for cls in type(variable).__mro__]
-        kind = "RngState" if "RngState" in kinds else kinds[0]
+        bases = (cls for cls in type(variable).__mro__ if cls.__name__ == "RngState")
+        kind = next(bases, type(variable))
         size = size_of(variable.get_raw_value())
         if size.bytes:
-            sizes[kind] = Size.sum(size, sizes.get(kind, Size()))
-    parts = [f"{kind}: {size}" for kind, size in sizes.items()]
+            sizes[kind] = total([size, sizes.get(kind, Size())])
+    parts = [f"{kind.__name__}: {size}" for kind, size in sizes.items()]
     if len(parts) > 1:
-        parts.append(f"Total: {Size.sum(*sizes.values())}")
+        parts.append(f"Total: {total(sizes.values())}")
     return ", ".join(parts)
 
 
