@@ -20,7 +20,7 @@ import jax
 from graftree import _jax, errors
 from graftree.core import filters, paths
 from graftree.core.graph import flattening, traversals
-from graftree.core.variables.variables import Variable
+from graftree.core.variables.variables import Variable, metadata_of
 
 N = TypeVar("N")
 
@@ -82,7 +82,7 @@ def with_vars(
 
     def differs(leaf: Any) -> bool:
         return isinstance(leaf, Variable) and any(
-            leaf.get_metadata(name, True) != value for name, value in flags.items()
+            metadata_of(leaf).get(name, True) != value for name, value in flags.items()
         )
 
     return _convert(

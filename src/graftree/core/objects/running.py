@@ -356,7 +356,9 @@ def reach(root: Any, steps: Steps) -> Any:
 
 
 def _child(x: Any, step: ModuleStep) -> Any:
-    return next((child for entry, child in contents(x) if entry == step), None)
+    return next(
+        (child for entry, child in contents(x) if entry.text == step.text), None
+    )
 
 
 # The stack of each thread.

@@ -602,7 +602,7 @@ def store(variable: Variable[Any], raw: Any) -> None:
         # An abstract Variable gets its ref together with its first array.
         _replace_raw(variable, values.stored(raw, ref=True))
     else:
-        _set_raw(variable, raw[...] if _jax.is_ref(raw) else raw)
+        _set_raw(variable, values.stored(raw, ref=False))
 
 
 def _replace_raw(variable: Variable[Any], raw: Any) -> None:
