@@ -238,7 +238,7 @@ def _hint_at_rngs(error: Exception, groups: Sequence[Values], axes: Any) -> None
 
 
 def _or_front(axis: Any) -> Any:
-    return axis and max(axis, 0)  # or None
+    return None if axis is None else max(axis, 0)
 
 
 def _move(groups: Any, axes: Any, places: Callable[[int], tuple[int, int]]) -> Any:

@@ -70,13 +70,20 @@ _LONGEST_VALUE = 60
 _DEEPEST = 20
 
 
-_COLORED = "TYPE ATTRIBUTE SEP PAREN COMMENT INT STRING FLOAT BOOL NONE END".split()
-
-
-class Color(collections.namedtuple("Color", _COLORED, defaults=[""] * len(_COLORED))):
+class Color(NamedTuple):
     """The escape code that starts each kind of text, and the one that ends them all."""
 
-    __slots__ = ()
+    TYPE: str = ""
+    ATTRIBUTE: str = ""
+    SEP: str = ""
+    PAREN: str = ""
+    COMMENT: str = ""
+    INT: str = ""
+    STRING: str = ""
+    FLOAT: str = ""
+    BOOL: str = ""
+    NONE: str = ""
+    END: str = ""
 
 
 NO_COLOR = Color()
