@@ -162,7 +162,8 @@ def render_object_constructor(
 
 def _render(obj: Any, path: str | None, subtree_renderer: Any) -> Any:
     """Draws the text of ``repr``: the same attributes, the same comment."""
-    parts = _treescope().rendering_parts
+    treescope = _treescope()
+    parts = treescope.rendering_parts
     frame, attributes = descriptions.described(obj)
     drawn = []
     for index, attribute in enumerate(attributes):
@@ -173,8 +174,9 @@ def _render(obj: Any, path: str | None, subtree_renderer: Any) -> Any:
             value = subtree_renderer(attribute.value, path=_join(path, step))
         drawn.append((f"{attribute.key}{frame.kv_sep}" if attribute.key else "", value))
     comment = parts.comment_color(parts.text(frame.comment))
-    has_color = frame.kv_sep == "=" and not isinstance(frame.type, str)
-    color = _color(frame.type) if has_color else None
+    color = None
+    if frame.kv_sep == "=" and not isinstance(frame.type, str):
+        color = treescope.formatting_util.color_from_string(frame.type.__qualname__)
     return _node(frame, drawn, path, color, comment if frame.comment else None)
 
 
@@ -187,11 +189,6 @@ def _step(frame: descriptions.Object, key: Any, index: int) -> str:
 def _join(path: str | None, step: str) -> str | None:
     # The path of the root is empty; None means that the object has no path.
     return None if path is None else path + step
-
-
-def _color(cls: Any) -> str:
-    """The background color of a class."""
-    return _treescope().formatting_util.color_from_string(cls.__qualname__)
 
 
 def _node(

@@ -124,7 +124,7 @@ def intercept(
         steps = running.steps_below(model, frame.steps)
         if steps is None:
             return output
-        path = tuple([step.key for step in steps])
+        path = running.keys_of(steps)
         if not is_wanted(path, frame.module):
             return output
         path = _with_method(path, frame)

@@ -255,12 +255,15 @@ class Search:
     ) -> list[Tracked]:
         before = _contents(inputs)
         values = programs.evaluate(equation, [held.value for held in inputs])
-        if _has_refs_in_rows(equation, inputs):
+        is_scan = equation.primitive.name == "scan"
+        rows = inputs[sum(programs.scan_counts(equation.params)) :] if is_scan else ()
+        if any(_jax.is_ref(held.value) for held in rows):
+            # Only JAX can take slices of refs.
             return self._check(equation, inputs, values, context)
         if equation.params.get("length") == 0 or self._explains(inputs, values):
             return self._inherit(inputs, values)
         _restore(before)
-        steps = self._scan if equation.primitive.name == "scan" else self._while
+        steps = self._scan if is_scan else self._while
         return steps(equation, inputs, context)
 
     def _scan(
@@ -358,15 +361,11 @@ class _Judge:
 
     def findings(self, value: Any) -> tuple[Finding | None, Finding | None]:
         """The findings of the NaN and of the infinities in an output."""
-        code = code_of(value)
-        return (
-            self._nan(value) if code & NAN else None,
-            self._inf(value) if code & INF else None,
-        )
-
-    def _nan(self, value: Any) -> Finding:
-        source = self._source(NAN)
-        return source or self._arisen(NAN, value, cause=self._source(INF))
+        code, nan = code_of(value), None
+        if code & NAN:
+            nan = self._source(NAN)
+            nan = nan or self._arisen(NAN, value, cause=self._source(INF))
+        return nan, self._inf(value) if code & INF else None
 
     def _inf(self, value: Any) -> Finding:
         source = self._source(INF)
@@ -438,14 +437,6 @@ def _tracked(value: Any, nan: Finding | None, inf: Finding | None) -> Tracked:
     """A value with those findings that explain numbers in it."""
     code = code_of(value)
     return Tracked(value, nan if code & NAN else None, inf if code & INF else None)
-
-
-def _has_refs_in_rows(equation: Any, inputs: list[Tracked]) -> bool:
-    """Whether a loop takes slices of refs, which only JAX can do."""
-    if equation.primitive.name != "scan":
-        return False
-    rows = inputs[sum(programs.scan_counts(equation.params)) :]
-    return any(_jax.is_ref(held.value) for held in rows)
 
 
 def _stack(column: Sequence[Tracked]) -> Tracked:

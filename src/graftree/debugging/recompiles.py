@@ -194,7 +194,7 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
     known: list[tuple[int, Facts]] = []
     rows: list[Cause] = []
     recompiles = 0
-    for trace in jitted.traces.listed():
+    for trace in [*jitted.traces.latest]:
         number, facts = trace.number, of_trace(trace)
         if facts is None:
             rows += [Cause(number, None, "", _GONE, "", "")] * (number > max(after, 1))

@@ -14,8 +14,8 @@ from typing import Any
 
 from graftree.core import paths
 from graftree.core.graph import nodes
+from graftree.core.modules import capturing
 from graftree.core.modules.containers import Dict, List
-from graftree.core.objects import methods
 from graftree.core.rng.streams import RngState
 from graftree.core.states.states import State
 from graftree.core.text import descriptions, representations, writing
@@ -161,28 +161,13 @@ def _check(obj: Any, method: str, has_inputs: bool) -> None:
     is_call = method == "__call__"
     is_listed = is_call and isinstance(obj, _CONTAINERS) and not has_inputs
     if not is_listed and not callable(getattr(obj, method, None)):
-        known = ", ".join(_methods(obj)) or "none"
+        known = ", ".join(sorted(capturing.method_names(type(obj)))) or "none"
         hint = ": name one in tabulate(..., method=...)" if is_call else ""
         name = type(obj).__name__
         raise KeyError(f"{name} has no method {method!r}{hint}. Its methods: {known}.")
 
 
 _CONTAINERS = (List, Dict, State, list, tuple, dict)
-
-
-def _methods(obj: Any) -> list[str]:
-    """The public methods that the class of an object has beyond those of the core."""
-    return sorted(
-        {
-            name
-            for cls in type(obj).__mro__
-            if not cls.__module__.startswith(("graftree.core.", "builtins"))
-            for name, attribute in vars(cls).items()
-            if methods.is_public(name)
-            and callable(getattr(obj, name, None))
-            and not isinstance(attribute, type)
-        }
-    )
 
 
 def _calls(

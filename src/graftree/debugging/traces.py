@@ -75,17 +75,14 @@ class Traces(Rebuilt):
 
     Attributes:
         count: How many there were; those of calls that raised are not counted.
+        latest: The latest traces, in order.
         is_told: Whether a listener has warned the user.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.is_told = False
-        self._latest: collections.deque[Trace] = collections.deque(maxlen=LIMIT)
-
-    def listed(self) -> list[Trace]:
-        """The latest traces, in order."""
-        return [*self._latest]
+        self.latest: collections.deque[Trace] = collections.deque(maxlen=LIMIT)
 
     def add(
         self, signature: Signature, values: Sequence[Any], function: Callable[..., Any]
@@ -95,38 +92,28 @@ class Traces(Rebuilt):
             return  # the function ran as it is
         settings = _jax.trace_context()
         self.count += 1
-        types = [*map(_type_of, values)]
-        self._latest.append(Trace(self.count, weakref.ref(signature), types, settings))
-        self._heed(function)
+        # That of a Variable may be a container.
+        types = jax.tree.map(jax.typeof, [*values])
+        self.latest.append(Trace(self.count, weakref.ref(signature), types, settings))
+        repeated = [*self.latest][-COUNT:]
+        if len(repeated) < COUNT or self.is_told:
+            return
+        if not any([_is_otherwise(*pair) for pair in itertools.pairwise(repeated)]):
+            for listener in _listeners:
+                self.is_told |= listener(repeated, function)
 
     def add_placement(self, signature: Signature, values: Sequence[Any]) -> None:
         """Notes that JAX compiled its trace for these raw values."""
-        if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)):
+        if any([isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)]):
             return  # part of another program
-        types = [*map(_type_of, values)]
-        for trace in reversed(self.listed()):
+        types = jax.tree.map(jax.typeof, [*values])
+        for trace in reversed(self.latest):
             if trace.signature() is signature and trace.types == types:
-                placement = [jax.tree.map(_placed, value) for value in values]
+                placement = jax.tree.map(_placed, [*values])
                 known = trace.placements
                 if placement not in known and len(known) < PLACEMENTS:
                     known.append(placement)
                 return
-
-    def _heed(self, function: Callable[..., Any]) -> None:
-        """Calls the listeners if the latest traces differ only in their signatures."""
-        latest = self.listed()[-COUNT:]
-        if len(latest) < COUNT or self.is_told:
-            return
-        if any(_is_otherwise(x, y) for x, y in itertools.pairwise(latest)):
-            return
-        for listener in _listeners:
-            self.is_told |= listener(latest, function)
-
-
-def _type_of(value: Any) -> Any:
-    if isinstance(value, _jax.Tracer):
-        return jax.typeof(value)
-    return jax.tree.map(jax.typeof, value)  # of a Variable that holds a container
 
 
 def _placed(x: Any) -> Placed | None:

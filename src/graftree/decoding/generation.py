@@ -22,13 +22,7 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.graph import (
-    differences,
-    flattening,
-    functional,
-    traversals,
-    watches,
-)
+from graftree.core.graph import differences, flattening, functional, traversals, watches
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
 from graftree.decoding.caches import KeyValueCache

@@ -193,7 +193,7 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
 def _inside(model: Any, where: Any, call: str) -> list[ModelPart]:
     """The Variables in the selected parts of a model."""
     found = selections.inside(model, where, call)
-    return [part for part in found if selections.is_variable(part.value)]
+    return [part for part in found if isinstance(part.value, Variable)]
 
 
 def _turn_into(variable: Any, cls: Any, entries: Any) -> None:

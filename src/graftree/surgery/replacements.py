@@ -252,7 +252,10 @@ def stack(
         Array(True, dtype=bool)
     """
     options = {"remat": remat, "unroll": unroll, "axis_name": axis_name}
-    shared = _shared(model)
+    groups = traversals.find_duplicates(model)
+    found = dict(traversals.iter_graph(model, graph=True))
+    # The identities of objects that occur more than once.
+    shared = {id(found[path]) for group in groups for path in group if path in found}
     return replace(model, where, lambda layers: _stack_of(layers, shared, options))
 
 
@@ -291,13 +294,6 @@ def _layers_of(stack: Any) -> containers.List[Any]:
             "a Stack."
         )
     return containers.List([stacks.layer_at(stack, i) for i in range(len(stack))])
-
-
-def _shared(model: Any) -> set[int]:
-    """The identities of objects that occur more than once in a model."""
-    groups = traversals.find_duplicates(model)
-    found = dict(traversals.iter_graph(model, graph=True))
-    return {id(found[path]) for group in groups for path in group if path in found}
 
 
 def _stack_of(layers: Any, shared: set[int], options: Mapping[str, Any]) -> Stack[Any]:

@@ -86,7 +86,7 @@ def places_of(root: Any) -> dict[int, list[Path]]:
     found: dict[int, list[Path]] = collections.defaultdict(list)
     for path, part in parts_of(root):
         for key, value in _below(part):
-            if is_variable(value):
+            if isinstance(value, Variable):
                 found[id(value)].append((*path, key))
     return found
 
@@ -102,11 +102,6 @@ def _below(x: Any) -> list[tuple[Any, Any]]:
 def _is_part(x: Any) -> bool:
     kind = nodes.kind_of(x)
     return x is not None and (kind is Leaf.VARIABLE or not isinstance(kind, Leaf))
-
-
-def is_variable(x: Any) -> bool:
-    """Whether a part is a Variable."""
-    return isinstance(x, Variable)
 
 
 def is_module(x: Any) -> bool:

@@ -33,11 +33,7 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.states import pure_dicts, states
 from graftree.core.text import descriptions, representations
-from graftree.core.variables import (
-    partitioning,
-    sharding as variable_sharding,
-    variables,
-)
+from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.variables import Variable
 from graftree.surgery import stack_loops
 from graftree.transforms import maps
@@ -266,7 +262,7 @@ def _call_each(stack: Stack[Any], function: Callable[[Any], Any]) -> None:
         stack.each(function)
 
 
-modules.register_layers(Stack, "layers", _call_each)
+modules.STACKS[Stack] = "layers", _call_each
 
 
 def layer_at(stack: Stack[L], index: int) -> L:
@@ -546,11 +542,11 @@ def part_of(x: Any, index: int | slice) -> Any:
     is_slice = isinstance(index, slice)
     if isinstance(x, jax.ShapeDtypeStruct):
         sizes = [len(range(*index.indices(x.shape[0])))] if is_slice else []
-        sharding = x.sharding
-        if isinstance(sharding, jax.NamedSharding):
-            spec = sharding.spec if is_slice else sharding.spec[1:]
-            sharding = sharding.update(spec=jax.P(*spec))
-        return x.update(shape=(*sizes, *x.shape[1:]), sharding=sharding)
+        place = x.sharding
+        if isinstance(place, jax.NamedSharding):
+            spec = place.spec if is_slice else place.spec[1:]
+            place = place.update(spec=jax.P(*spec))
+        return x.update(shape=(*sizes, *x.shape[1:]), sharding=place)
     if (spec := _explicit_spec(x)) is None:
         return x[index]
     spec = jax.P(*[None] * is_slice, *spec[1:])
@@ -577,18 +573,17 @@ def _explicit_spec(x: Any) -> Any:
 def stacked(axis_name: str | None, *values: Any) -> Any:
     """Values along a first axis, divided as each of them, and by the axis of layers."""
     first = values[0]
-    sharding = getattr(first, "sharding", None)
-    sharding = None if isinstance(first, _jax.Tracer) else sharding
-    if isinstance(sharding, jax.NamedSharding):
-        (entry,) = variable_sharding.get_pspec((axis_name,))
+    is_traced = isinstance(first, _jax.Tracer)
+    place = None if is_traced else getattr(first, "sharding", None)
+    if isinstance(place, jax.NamedSharding):
+        (entry,) = sharding.get_pspec((axis_name,))
         names = entry if isinstance(entry, tuple) else (entry,)
-        mesh = sharding.mesh
+        mesh = place.mesh
         is_auto = {*mesh.axis_types} == {jax.sharding.AxisType.Auto}
         is_axis = is_auto and {*names} <= {*mesh.axis_names}
-        spec = jax.P(entry if is_axis else None, *sharding.spec)
-        sharding = sharding.update(spec=spec)
+        place = place.update(spec=jax.P(entry if is_axis else None, *place.spec))
     if isinstance(first, jax.ShapeDtypeStruct):
-        return first.update(shape=(len(values), *first.shape), sharding=sharding)
+        return first.update(shape=(len(values), *first.shape), sharding=place)
     joined = jnp.stack([*map(jnp.asarray, values)])
-    is_placed = isinstance(sharding, jax.NamedSharding)
-    return jax.device_put(joined, sharding) if is_placed else joined
+    is_placed = isinstance(place, jax.NamedSharding)
+    return jax.device_put(joined, place) if is_placed else joined

@@ -225,7 +225,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             raise AttributeError(reason, name=name, obj=self)
 
     @methods.named
-    def update(self, model: M = MISSING, grads: Any = MISSING, /, **kwargs: Any) -> Any:
+    def update(self, model: M = MISSING, grads: Any = MISSING, **kwargs: Any) -> Any:
         """Changes the model and the optimizer state in place by one step.
 
         The new values are written raw: no hook and no overridden ``set_value`` of a
@@ -258,15 +258,21 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             >>> updates["weight"].item(), model.weight[...].item()
             (-1.0, 2.0)
         """
-        model = _required("model", model, kwargs)
-        grads = _required("grads", grads, kwargs)
-        step_checks.check_order(model, grads)
+        for name, given in {"model": model, "grads": grads}.items():
+            if given is MISSING:
+                raise TypeError(
+                    f"Missing required argument `{name}` of Optimizer.update: call "
+                    f"optimizer.update(model, grads).\n{_OLD_USE}"
+                )
+        # Gradients are States, or have the form of the model and look like it.
+        if isinstance(model, states.State) and isinstance(grads, pytrees.Pytree):
+            raise step_checks.order_error(grads)
         params = _Boxes(functional.state(model, self.wrt, graph=self.graph))
         pure_grads = pure_dicts.as_pure(
             functional.state(grads, self.wrt, graph=self.graph)
         )
-        step_checks.check_same_paths(params.pure, pure_grads, self.wrt)
-        selected = step_checks.selected_by(self.wrt)
+        selected = f"selected by wrt={getattr(self.wrt, '__name__', repr(self.wrt))}"
+        step_checks.check_same_paths(params.pure, pure_grads, selected)
         step_checks.check_gradients(params.pure, pure_grads, selected)
         opt_state = _Boxes(self.opt_state)
         try:
@@ -296,11 +302,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         """Stores the results, after everything that can fail."""
         param_boxes, param_values, bare_params = params.assign(new_params)
         boxes, values, bare_state = opt_state.assign(new_opt_state)
-        step = pure_dicts.as_pure(self.step) + 1
-        boxes, values = (
-            [*param_boxes, *boxes, self.step],
-            [*param_values, *values, step],
-        )
+        boxes = [*param_boxes, *boxes, self.step]
+        values = [*param_values, *values, pure_dicts.as_pure(self.step) + 1]
         for variable in boxes:
             variables.check_write(variable)
         if bare_params is not None:
@@ -330,7 +333,11 @@ def _init(tx: Transformation, params: Any) -> Any:
             )
             raise
 
-    opt_state = _without_shared_arrays(tx.init(params), values)
+    # Copies of arrays that are also params, so that both can be donated together.
+    taken = {id(leaf) for leaf in jax.tree.leaves(values)}
+    opt_state = jax.tree.map(
+        lambda x: jnp.copy(x) if id(x) in taken else x, tx.init(params)
+    )
     return jax.tree.map_with_path(box, opt_state, is_leaf=_is_variable)
 
 
@@ -341,29 +348,11 @@ def _read_ref(leaf: Any) -> Any:
     return leaf
 
 
-def _without_shared_arrays(opt_state: Any, params: Any) -> Any:
-    """Copies arrays that are also params, so that both can be donated together."""
-    taken = {id(leaf) for leaf in jax.tree.leaves(params)}
-    return jax.tree.map(lambda x: jnp.copy(x) if id(x) in taken else x, opt_state)
-
-
 def _param_of(jax_path: tuple, params: Mapping[Path, Any]) -> Any:
     """The value of the param that a leaf of the Optax state belongs to, if any."""
     path = paths.from_jax(jax_path)
     suffixes = (path[start:] for start in range(len(path) + 1))
     return next((params[suffix] for suffix in suffixes if suffix in params), None)
-
-
-def _required(name: str, given: Any, kwargs: dict[str, Any]) -> Any:
-    """An argument of ``update``, which may also be passed by keyword."""
-    if given is not MISSING:
-        return given
-    if name not in kwargs:
-        raise TypeError(
-            f"Missing required argument `{name}` of Optimizer.update: call "
-            f"optimizer.update(model, grads).\n{_OLD_USE}"
-        )
-    return kwargs.pop(name)
 
 
 class _Boxes:
@@ -450,12 +439,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
     # Here, because importing Optax takes longer than importing Graftree.
     import optax
 
-    beside = jax.tree.map(
-        lambda new, old: new if new is None else sharding.moved(new, old),
-        updates,
-        params,
-        is_leaf=lambda x: x is None,
-    )
+    beside = jax.tree.map(sharding.moved, updates, params, is_leaf=lambda x: x is None)
     return jax.tree.map(sharding.moved, optax.apply_updates(params, beside), params)
 
 

@@ -18,8 +18,6 @@ from graftree import errors
 from graftree.annotations import Filter, Path
 from graftree.core import paths
 from graftree.core.graph import differences
-from graftree.core.objects import pytrees
-from graftree.core.states import states
 from graftree.core.text import descriptions
 
 
@@ -47,31 +45,34 @@ def warn_of_nothing(params: Any, wrt: Filter) -> None:
     if jax.tree.leaves(params):
         return
     warnings.warn(
-        f"wrt={_describe(wrt)} selects nothing of the model given to nnx.Optimizer: "
-        "its updates will change nothing.\nPass a filter that matches its parameters, "
+        f"wrt={getattr(wrt, '__name__', repr(wrt))} selects nothing of the model given "
+        "to nnx.Optimizer: its updates will change nothing.\nPass a filter that matches its parameters, "
         "usually wrt=nnx.Param.",
         UserWarning,
         stacklevel=5,  # past the constructor and both functions of the metaclass
     )
 
 
-def check_order(model: Any, grads: Any) -> None:
-    """Raises a TypeError if the arguments of ``update`` are swapped."""
-    # Gradients are States, or have the form of the model and look like it.
-    if isinstance(model, states.State) and isinstance(grads, pytrees.Pytree):
-        raise TypeError(
-            errors.message(
-                "Optimizer.update expects the model first and the gradients second, "
-                f"got a State as the model and a {type(grads).__name__} as the "
-                "gradients.",
-                way_out="Call optimizer.update(model, grads). To update a State, pass "
-                "gradients in that form: nnx.state(grads).",
-            )
+def order_error(grads: Any) -> TypeError:
+    """The error for arguments of ``update`` that are swapped."""
+    return TypeError(
+        errors.message(
+            "Optimizer.update expects the model first and the gradients second, got a "
+            f"State as the model and a {type(grads).__name__} as the gradients.",
+            way_out="Call optimizer.update(model, grads). To update a State, pass "
+            "gradients in that form: nnx.state(grads).",
         )
+    )
 
 
-def check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
-    """Raises a ValueError if gradients and parameters have different paths."""
+def check_same_paths(params: Any, grads: Any, selected: str) -> None:
+    """Raises a ValueError if gradients and parameters have different paths.
+
+    Args:
+        params: The values of the parameters.
+        grads: Those of the gradients.
+        selected: The kind of the parameters, in words.
+    """
     # Comparing structures is cheap; the paths are listed only for the message.
     if jax.tree.structure(params) == jax.tree.structure(grads):
         return
@@ -91,7 +92,7 @@ def check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
     raise ValueError(
         errors.message(
             "pytree structure error: the gradients differ from the parameters "
-            f"{selected_by(wrt)}.",
+            f"{selected}.",
             where="\n".join(where),
             way_out=way_out,
         )
@@ -162,7 +163,7 @@ def _check_pairs(
     if jax.tree.structure(tree) == jax.tree.structure(other):
         # The paths are listed only for the message.
         pairs = zip(*map(jax.tree.leaves, (tree, other)), strict=True)
-        if all(fit(x, y) for x, y in pairs):
+        if all([fit(x, y) for x, y in pairs]):
             return
     known = {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(other)}
     listed = [(paths.from_jax(p), x) for p, x in jax.tree.leaves_with_path(tree)]
@@ -176,15 +177,15 @@ def _check_pairs(
 
 
 def _is_gradient(param: Any, grad: Any) -> bool:
+    """Whether JAX could have made it; a Python number stands for any."""
     shape, other = np.shape(param), np.shape(grad)
     # With one more axis they are gradients per example, which some transformations
     # take; their results must fit.
-    return shape in (other, other[1:]) and _is_of_kind(param, grad)
-
-
-def _is_of_kind(param: Any, grad: Any) -> bool:
-    """Whether JAX could have made it; a Python number stands for any."""
+    if shape not in (other, other[1:]):
+        return False
     dtypes = [getattr(x, "dtype", np.dtype(type(x))) for x in (param, grad)]
+    if dtypes[0] == dtypes[1]:
+        return True
     if dtypes[1] == jax.dtypes.float0:
         return not jnp.issubdtype(dtypes[0], jnp.inexact)
     kinds = [next((k for k in _KINDS if jnp.issubdtype(x, k)), x) for x in dtypes]
@@ -234,12 +235,3 @@ def _shapes(tree: Any) -> dict[Path, str]:
         paths.from_jax(path): f"shape {np.shape(leaf)}"
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
-
-
-def selected_by(wrt: Filter) -> str:
-    """The selection of a filter, in words."""
-    return f"selected by wrt={_describe(wrt)}"
-
-
-def _describe(wrt: Filter) -> str:
-    return wrt.__name__ if isinstance(wrt, type) else repr(wrt)

@@ -157,7 +157,8 @@ def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) 
     return jax.tree.unflatten(row.metadata.treedef, leaves)
 
 
-pytrees.register_at_once(pytrees.AtOnce(flatten_at_once, unflatten_at_once))
+pytrees.at_once.flatten = flatten_at_once
+pytrees.at_once.unflatten = unflatten_at_once
 
 
 class Together:

@@ -270,16 +270,13 @@ def _record(
 
 def _check_type(variable: Any, expected: type, name: str, method: str) -> None:
     """Raises if an attribute can't be recorded to; `perturb` takes subtypes."""
-    if method == "sow" and not isinstance(variable, Variable):
+    given, takes_subtypes = type(variable), method == "perturb"
+    if given is not expected and not (takes_subtypes and issubclass(given, expected)):
+        is_of_kind = takes_subtypes or issubclass(given, Variable)
+        wanted = f"of type {expected.__name__!r}" if is_of_kind else "a Variable"
         raise ValueError(
-            f"Expected {name!r} to be a Variable, got {type(variable).__name__}.\n"
-            f"Use another name, or sow inside nnx.capture, where any name is allowed."
-        )
-    is_exact = type(variable) is expected
-    if not (is_exact or (method == "perturb" and isinstance(variable, expected))):
-        raise ValueError(
-            f"Expected {name!r} to be of type {expected.__name__!r}, got "
-            f"{type(variable).__name__!r}.\nUse another name, or the type it has."
+            f"Expected {name!r} to be {wanted}, got {given.__name__!r}.\nUse another "
+            f"name, or {method} inside nnx.capture, where any name is allowed."
         )
 
 
@@ -461,7 +458,14 @@ def _modules_in(node: Any) -> list[tuple[Path, Any]]:
 def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded:
     recorded = []
     init = _init_by_path(request.init)
-    _warn_if_unused(init.keys() - {path for path, _ in modules})
+    if unknown := init.keys() - {path for path, _ in modules}:
+        places = sorted(paths.to_string(path, root="<root>") for path in unknown)
+        warnings.warn(
+            f"nnx.capture ignores the values in `init` at {places}: there is no Module "
+            "at these paths.",
+            UserWarning,
+            stacklevel=4,
+        )
     for path, module in modules:
         entries = {kind: dict[str, Any]() for kind in request.kinds}
         entries |= init.get(path, {})
@@ -489,17 +493,6 @@ def _init_by_path(
             of_type = by_path.setdefault(tuple(path), {}).setdefault(type(value), {})
             of_type[name] = value.get_value()
     return by_path
-
-
-def _warn_if_unused(unknown: set[Path]) -> None:
-    if unknown:
-        places = sorted(paths.to_string(path, root="<root>") for path in unknown)
-        warnings.warn(
-            f"nnx.capture ignores the values in `init` at {places}: there is no Module "
-            "at these paths.",
-            UserWarning,
-            stacklevel=5,
-        )
 
 
 def _restore(module: Any, outer_buffers: tuple[Buffer, ...] | None, cls: type) -> None:
@@ -568,7 +561,7 @@ class _OutputRecorderMeta(type):
 @functools.cache
 def _recording_class(cls: type, output_type: type[Variable[Any]]) -> type:
     """A subclass of ``cls`` whose methods record their outputs as ``output_type``."""
-    names = _method_names(cls)
+    names = method_names(cls)
     output_types = getattr(cls, "_output_types", ())
     if not names or output_type in output_types:
         return cls
@@ -577,9 +570,8 @@ def _recording_class(cls: type, output_type: type[Variable[Any]]) -> type:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "_output_types": (*output_types, output_type),
+        **{name: _recording_method(cls, name, output_type) for name in names},
     }
-    for name in names:
-        namespace[name] = _recording_method(cls, name, output_type)
     return _recording_metaclass(type(cls))(cls.__name__, (cls,), namespace)
 
 
@@ -595,11 +587,13 @@ def _user_class(cls: type) -> type:
     return next(base for base in cls.__mro__ if not issubclass(base, _OutputRecorder))
 
 
-def _method_names(cls: type) -> list[str]:
+def method_names(cls: type) -> list[str]:
+    """The public methods of a class beyond those of Modules and containers."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        # Users don't mean the methods of Modules and containers themselves.
-        if not base.__module__.startswith(("graftree.core.", "collections.")):
+        if not base.__module__.startswith(
+            ("graftree.core.", "collections.", "builtins")
+        ):
             found |= vars(base)
     return [x for x in found if methods.is_public(x) and _is_method(found[x])]
 

@@ -291,28 +291,14 @@ def _configure(
         parts[path].set_view(**own)
 
 
-# Classes of objects that keep equal layers as one: for each, the attribute with that
-# layer, and a function that calls another one with every layer.
-_STACKS: dict[type, tuple[str, Callable[[Any, Callable[[Any], None]], None]]] = {}
-
-
-def register_layers(
-    cls: type, name: str, call_each: Callable[[Any, Callable[[Any], None]], None]
-) -> None:
-    """Registers a class of objects that keep equal layers as one.
-
-    Args:
-        cls: The class; its subclasses are registered with it.
-        name: The attribute that has the layers.
-        call_each: Calls a function with every layer of such an object.
-    """
-    _STACKS[cls] = name, call_each
+# Classes of objects that keep equal layers as one, filled by the chapters that define
+# them: for each, and its subclasses, the attribute with that layer, and a function that
+# calls another one with every layer.
+STACKS: dict[type, tuple[str, Callable[[Any, Callable[[Any], None]], None]]] = {}
 
 
 def _stack_of(x: Any) -> tuple[str | None, Any]:
-    return next(
-        (_STACKS[cls] for cls in type(x).__mro__ if cls in _STACKS), (None, None)
-    )
+    return next((STACKS[cls] for cls in type(x).__mro__ if cls in STACKS), (None, None))
 
 
 def _is_configurable(value: Any) -> bool:

@@ -162,11 +162,9 @@ def _attribute_field(is_data: bool, value: Any, options: dict[str, Any]) -> Any:
     if "static" in metadata:
         raise ValueError(f"nnx.{name} sets the metadata 'static' itself; leave it out.")
     metadata["static"] = not is_data
-    settings = _FIELD_DEFAULTS | options
-    if settings.keys() != _FIELD_DEFAULTS.keys():
-        unknown = sorted(settings.keys() - _FIELD_DEFAULTS.keys())
+    if unknown := sorted(options.keys() - _FIELD_DEFAULTS.keys()):
         raise TypeError(f"nnx.{name} got unexpected options {unknown}.")
-    return AttributeField(metadata=metadata, **settings)
+    return AttributeField(metadata=metadata, **(_FIELD_DEFAULTS | options))
 
 
 _OPTIONS = inspect.signature(dataclasses.field).parameters.values()
@@ -424,12 +422,8 @@ def values_beside(names: _Names, fixed: _Names) -> _Comparison:
 
 def check_no_tags(owner: type, name: str, value: Any) -> None:
     """Refuses ``nnx.data(...)`` and ``nnx.static(...)`` inside another structure."""
-
-    def is_tag(x: Any) -> bool:
-        return type(x) is AttributeField
-
-    leaves = () if is_data(value) else _leaves(value, lambda x: is_data(x) or is_tag(x))
-    if any(map(is_tag, leaves)):
+    leaves = () if is_data(value) else _leaves(value, is_data)
+    if any([type(x) is AttributeField for x in leaves]):
         raise ValueError(
             f"Found unexpected tags in the value of {owner.__name__}.{name}, of type "
             f"{type(value).__name__}: nnx.data and nnx.static mark a whole attribute.\n"
@@ -473,24 +467,20 @@ class Facts:
     """
 
     def __init__(self, cls: type) -> None:
-        self.is_pytree = _first(_are_pytrees, cls, config.flax_pytree_module)
+        self.is_pytree = _first(are_pytrees, cls, config.flax_pytree_module)
         self.descriptors = _data_descriptors(cls)
         self.statuses = declared_statuses(cls, warn=False)
         self.naming = _first(_namings, cls, _PLAIN)
         self.empty_table = AttributeTable({})
-        self.is_stamping = _OURS.issuperset((cls.__setattr__, cls.__delattr__))
+        self.is_stamping = all(map(_is_ours, (cls.__setattr__, cls.__delattr__)))
         check = getattr(cls, "_check_valid_context", None)
-        self.checks_itself = check is not None and check not in _OURS
+        self.checks_itself = check is not None and not _is_ours(check)
 
 
 # The option of a class statement, for all classes below it that don't set it.
-_are_pytrees: dict[type, bool] = {}
+are_pytrees: dict[type, bool] = {}
 _namings: dict[type, Naming] = {}
 _PLAIN = Naming()
-
-# Our methods that a class may replace by its own.
-_OURS: set[Any] = set()
-
 
 facts_of = functools.cache(Facts)
 
@@ -509,11 +499,6 @@ def forget() -> None:
     ownership.touch(changes)
 
 
-def declare_pytree(cls: type, is_pytree: bool) -> None:
-    """Sets whether instances of a class, and of those below it, are JAX pytrees."""
-    _are_pytrees[cls] = is_pytree
-
-
 def named_by(naming: Naming) -> Callable[[F], F]:
     """Gives a class, and those below it, names of attributes in paths."""
 
@@ -525,10 +510,10 @@ def named_by(naming: Naming) -> Callable[[F], F]:
     return decorate
 
 
-def of_ours(method: F) -> F:
-    """Declares a method to be ours: it stamps the object, or checks its trace."""
-    _OURS.add(method)
-    return method
+def _is_ours(method: Any) -> bool:
+    """Whether a method is the core's: it stamps the object, or checks its trace."""
+    where = getattr(method, "__globals__", {})  # not that of a wrapped function
+    return where.get("__name__", "").startswith("graftree.core.")
 
 
 def name_of(cls: type, key: Any) -> str:

@@ -166,11 +166,6 @@ def table_of(obj: Any) -> attributes.AttributeTable:
     return table
 
 
-def statuses(obj: Any) -> attributes.AttributeTable:
-    """The table as it is, which may lack names that were put into ``vars``."""
-    return obj.__dict__.get(NODES, attributes.EMPTY_TABLE)
-
-
 def check_owned(obj: Any, attribute: str | None = None) -> None:
     """Raises if an object must not be changed now; its class may add a check."""
     if attributes.facts_of(type(obj)).checks_itself or not state_of(obj).is_owned():

@@ -10,7 +10,7 @@ its attributes, which are read and written there. Other methods, and functions t
 values in a class, stay as the user wrote them.
 
 An observer sees these calls (`observed`). If it wants all methods, attributes of
-Pytrees are read through `_shown` while it is there; classes stay as they are.
+Pytrees are read through `_read` while it is there; classes stay as they are.
 
 A program traced in view of observers may hold values that they gave in place of an
 output, so it must not be used elsewhere; and they have not seen programs traced before.
@@ -23,7 +23,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import heapq
 import inspect
 import itertools
 import threading
@@ -81,8 +80,9 @@ class TrackedMethod:
         above = stack.top
         stack.top = frame = ModuleCall(name, above, args, kwargs, adds_name)
         call = function
-        if OUTPUT_DTYPE in args[0].__dict__ and frame.gives_output:
-            call = _casting(call, args[0].__dict__[OUTPUT_DTYPE])
+        held = args[0].__dict__
+        if OUTPUT_DTYPE in held and name == "__call__" and not frame.is_repeated:
+            call = _casting(call, held[OUTPUT_DTYPE])
         try:
             if _jax.current_trace() is _jax.no_trace and not stack.observers:
                 return call(*args, **kwargs)
@@ -146,16 +146,15 @@ def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
         is_meant = is_array and jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(dtype) if is_meant and x.dtype != dtype else x
 
+    def is_object(x: Any) -> bool:
+        return isinstance(x, (attributes.DataObject, Variable))
+
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
-        return jax.tree.map(cast_leaf, output, is_leaf=_is_object)
+        return jax.tree.map(cast_leaf, output, is_leaf=is_object)
 
     return call
-
-
-def _is_object(x: Any) -> bool:
-    return isinstance(x, (attributes.DataObject, Variable))
 
 
 def _function_of(method: Any) -> Any:
@@ -289,7 +288,7 @@ class Apart:
     def __init__(self, *shown: bool) -> None:
         with _lock:
             self._free = free = _free[shown]
-            self._number = heapq.heappop(free) if free else next(_new_numbers)
+            self._number = free.pop() if free else next(_new_numbers)
         self._programs = _jax.traced_apart(self._number)
         self._functions: dict[Any, tuple[list[Any], Callable[..., Any]]] = {}
         self._objects: list[Any] = []
@@ -305,12 +304,13 @@ class Apart:
         self._programs.__exit__(*error)
         if not self._is_kept:
             with _lock:
-                heapq.heappush(self._free, self._number)
+                self._free.append(self._number)
 
     def called(self, args: Any, kwargs: Any) -> None:
         """Takes note of a call of a transform of ours with these arguments."""
         self.heed()
-        self._objects = running.objects_in(args, kwargs)
+        given = running.contents([*args, kwargs])
+        self._objects = [x for _, x in running.next_below(given)]
 
     def function(
         self, owner: Any, make: Callable[[], Callable[..., Any]]
@@ -341,7 +341,8 @@ class Apart:
             self._is_kept = _jax.recording_trace() not in self._own
 
 
-# Numbers that no context has now, by the kinds of calls shown: the least comes first.
+# Numbers that no context has now, by the kinds of calls shown. The last one that was
+# given back comes first, so that nested contexts get those that they had before.
 _free: dict[tuple[bool, ...], list[int]] = collections.defaultdict(list)
 _new_numbers = itertools.count(1)
 # How many contexts show all methods, in any thread.
@@ -352,7 +353,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def _reading_methods() -> Iterator[None]:
-    """A context in which attributes of Pytrees are read through `_shown`."""
+    """A context in which methods that are read from Pytrees are tracked ones."""
     global _readers
     with _lock:
         _readers += 1
@@ -367,21 +368,17 @@ def _reading_methods() -> Iterator[None]:
 
 
 def _read(self: Any, name: str) -> Any:
+    """Reads an attribute as observers of all methods want it."""
     value = super(attributes.DataObject, self).__getattribute__(name)
-    return _shown(self, name, value) if running.stack.shows_methods else value
-
-
-def _shown(obj: Any, name: str, value: Any) -> Any:
-    """An attribute as observers of all methods want it: methods are tracked ones."""
     if (
-        type(value) is types.MethodType
-        and value.__self__ is obj
+        running.stack.shows_methods
+        and type(value) is types.MethodType
+        and value.__self__ is self
         and not name.startswith("_")
-        and inspect.getattr_static(type(obj), name, None) is value.__func__
+        and inspect.getattr_static(type(self), name, None) is value.__func__
         and _is_plain(value.__func__)
         and not str(value.__func__.__module__).startswith(_PACKAGE)
     ):
-        return types.MethodType(
-            TrackedMethod(value.__func__, name, adds_name=True), obj
-        )
+        method = TrackedMethod(value.__func__, name, adds_name=True)
+        return types.MethodType(method, self)
     return value

@@ -16,7 +16,8 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -141,7 +142,7 @@ class Pytree(
                 "attributes of Pytrees are kept in __dict__. Remove __slots__."
             )
         if pytree is not None:
-            attributes.declare_pytree(cls, pytree)
+            attributes.are_pytrees[cls] = pytree
         attributes.declared_statuses(cls, warn=True)
         if "__call__" in vars(cls):
             call = methods.as_attribute(cls, "__call__", vars(cls)["__call__"])
@@ -154,7 +155,6 @@ class Pytree(
 
     if not TYPE_CHECKING:  # to a type checker it would allow misspelt names
 
-        @attributes.of_ours
         def __setattr__(self, name: str, value: Any) -> None:
             cls, entries = type(self), self.__dict__
             facts = _facts_of(cls)
@@ -179,7 +179,6 @@ class Pytree(
                 status = entries[_NODES].get(name, attributes.is_data(value))
             store_attribute(self, name, value, status)
 
-    @attributes.of_ours
     def __delattr__(self, name: str) -> None:
         if name in attributes.facts_of(type(self)).descriptors:
             _use_descriptor(self, object.__delattr__, name)
@@ -191,7 +190,6 @@ class Pytree(
             _put(entries, _NODES, entries[_NODES].without(name))
         bookkeeping.mark_changed(entries[_STATE])
 
-    @attributes.of_ours
     def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
         """Raises if the current trace must not change the object; called each time."""
         if not bookkeeping.state_of(self).is_owned():
@@ -540,11 +538,11 @@ def _register(cls: type[Pytree]) -> None:
         return obj
 
     def flatten_at_once(obj: Any) -> Any:
-        return _at_once[0].flatten(obj) or flatten(obj)
+        return at_once.flatten(obj) or flatten(obj)
 
     def unflatten_either(aux: Any, children: Any) -> Any:
         is_own = type(aux[0]) is not int
-        return (unflatten if is_own else _at_once[0].unflatten)(aux, children)
+        return (unflatten if is_own else at_once.unflatten)(aux, children)
 
     _jax_registries.register_pytree(
         cls, flatten_with_keys, unflatten_either, flatten, flatten_at_once
@@ -552,25 +550,10 @@ def _register(cls: type[Pytree]) -> None:
     pickling.announce_class(cls)
 
 
-class AtOnce(NamedTuple):
-    """Functions that give `jax.jit` all arrays and the structure of an object at once.
-
-    Attributes:
-        flatten: The arrays, and the structure; ``None`` for each object by itself.
-        unflatten: The object of a structure and its arrays.
-    """
-
-    flatten: Callable[[Any], Any]
-    unflatten: Callable[[Any, Any], Any]
-
-
-# Filled by `watches.py`, which is defined above this file.
-_at_once = [AtOnce(lambda _: None, lambda _, __: None)]
-
-
-def register_at_once(way: AtOnce) -> None:
-    """Sets the functions for this."""
-    _at_once[:] = [way]
+# Two functions that give `jax.jit` all arrays and the structure of an object at once:
+# `flatten` gives them, or ``None`` for each object by itself; `unflatten`, the object.
+# Set by `watches.py`, which is defined above this file.
+at_once: Any = SimpleNamespace(flatten=lambda _: None)
 
 
 def _key_entry(key: Any) -> Any:

@@ -32,6 +32,7 @@ import functools
 import inspect
 import itertools
 import threading
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -57,6 +58,11 @@ Steps = tuple[ModuleStep, ...]
 Contents = list[tuple[ModuleStep, Any]]
 
 
+def keys_of(steps: Steps) -> Path:
+    """The path of some steps."""
+    return tuple([step.key for step in steps])
+
+
 class ModulePath(NamedTuple):
     """The place of an object: below the object of a frame, or at the outside."""
 
@@ -76,6 +82,7 @@ class ModuleCall:
         parent: Its caller: another frame, or that of a transform.
         given: The object and the positional arguments.
         kwargs: The keyword arguments.
+        adds_name: Whether the name of the method is part of those of operations.
         packed: The last arguments that it gave to a transform, if any.
     """
 
@@ -94,7 +101,7 @@ class ModuleCall:
         self.parent = parent
         self.given = given
         self.kwargs = kwargs
-        self._adds_name = adds_name
+        self.adds_name = adds_name
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -136,21 +143,6 @@ class ModuleCall:
             and caller.method == self.method
         )
 
-    @property
-    def gives_output(self) -> bool:
-        """Whether its result is that of a call of the object."""
-        return self.method == "__call__" and not self.is_repeated
-
-    def scope(self) -> str:
-        """The text that the call adds to the names of JAX's operations."""
-        if self.is_repeated:
-            return ""
-        texts = [step.text for step in self.place.steps]
-        if self._adds_name:
-            texts.append(f".{self.method}")
-        parts = "".join(["/" + text[1:] if text[0] == "." else text for text in texts])
-        return parts.lstrip("/")
-
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
         """The place of an object below that of the frame."""
         steps = () if wanted is self.module else self._below.find(wanted)
@@ -180,11 +172,7 @@ class NamedArguments(ModuleCall):
         outer: Callable[..., Contents] = lambda *_: [],
     ) -> None:
         super().__init__("", parent, (None,))
-        self._named, self._key, self._name_outer = named, key, outer
-
-    @functools.cached_property
-    def _below(self) -> _Below:
-        return _Below(self._named)
+        self._below, self._key, self._name_outer = _Below(named), key, outer
 
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
         """The place of an object below the arguments, or outside, where they come from.
@@ -194,28 +182,17 @@ class NamedArguments(ModuleCall):
         steps = self._below.find(wanted)
         if steps is None:
             return None
-        outer = {} if self.parent is limit else self._outer()
-        for end in range(1, len(steps) + 1) if outer else ():
-            obj = outer.get(tuple([step.key for step in steps[:end]]))
-            if obj is not None:
+        packed = None if self.parent is None else self.parent.packed
+        if packed is None or packed[0] is not self._key or self.parent is limit:
+            return ModulePath(None, steps)
+        keys = keys_of(steps)
+        for start, obj in next_below(self._name_outer(*packed[1:])):
+            if keys[: len(start)] == keys_of(start):
                 place = find(self.parent, obj, limit)
                 if place is not None:
-                    return ModulePath(place.base, place.steps + steps[end:])
+                    return ModulePath(place.base, place.steps + steps[len(start) :])
                 break
         return ModulePath(None, steps)
-
-    def _outer(self) -> Mapping[Path, Any]:
-        """The objects among the arguments outside, by path."""
-        packed = None if self.parent is None else self.parent.packed
-        if packed is None or packed[0] is not self._key:
-            return {}
-        return {
-            tuple([step.key for step in steps]): obj
-            for steps, obj in _next_below(self._name_outer(*packed[1:]))
-        }
-
-
-_Found = dict[int, tuple[Any, Steps]]
 
 
 class _Below:
@@ -224,54 +201,49 @@ class _Below:
     def __init__(self, entries: Callable[[], Contents]) -> None:
         self._entries = entries
         # The objects are kept: the number of one that is gone may come again.
-        self._found: _Found = {}
-        self._made = ownership.clock.now
+        self._found: dict[int, tuple[Any, Steps]] = {}
+        self._listed: int | None = None  # when the entries were listed
         # Those whose contents were not listed yet, the nearest first.
-        self._pending = collections.deque(self._list((), entries()))
+        self._pending = collections.deque[tuple[Any, Steps]]()
 
     def find(self, wanted: Any) -> Steps | None:
         """The path to an object, ``None`` if it isn't there."""
         number, found = id(wanted), self._found
+        if number not in found and self._listed != ownership.clock.now:
+            # It may have been put there since.
+            self._listed = ownership.clock.now
+            self._pending += self._list((), self._entries())
         while number not in found and self._pending:
             obj, steps = self._pending.popleft()
             self._pending += self._list(steps, contents(obj))
-        if number not in found and self._made != ownership.clock.now:
-            # It may have been put there meanwhile.
-            self._made = ownership.clock.now
-            self._list((), self._entries())
         return found[number][1] if number in found else None
 
     def _list(self, start: Steps, entries: Contents) -> list[tuple[Any, Steps]]:
         listed = []
-        for steps, obj in _next_below(entries):
+        for steps, obj in next_below(entries):
             if id(obj) not in self._found:
                 self._found[id(obj)] = found = obj, start + steps
                 listed.append(found)
         return listed
 
 
-def _next_below(entries: Contents) -> Iterator[tuple[Steps, Any]]:
+def next_below(entries: Contents) -> list[tuple[Steps, Any]]:
     """The nearest objects below some entries, past containers."""
     is_new = walks.Once()
 
-    def below(x: Any, _: Any) -> Contents:
+    def below(x: Any, steps: Steps) -> Contents:
+        if not steps:
+            return entries
         # Methods of objects that can't be called are rarely called; their parts' are.
         is_inner = isinstance(x, attributes.DataObject) and not callable(x)
         is_entered = is_inner or type(x) in _CONTAINERS
         return contents(x) if is_entered and is_new(x) else []
 
-    for step, value in entries:
-        for steps, x in walks.walk(value, below, (step,)):
-            if isinstance(x, attributes.DataObject):
-                yield steps, x
+    found = walks.walk(None, below)
+    return [item for item in found if isinstance(item[1], attributes.DataObject)]
 
 
 _CONTAINERS = (list, tuple, dict)
-
-
-def objects_in(args: Any, kwargs: Any) -> list[Any]:
-    """The nearest objects in the arguments of a call."""
-    return [x for _, x in _next_below(contents([*args, kwargs]))]
 
 
 def contents(x: Any, *, statics: bool = False) -> Contents:
@@ -283,13 +255,13 @@ def contents(x: Any, *, statics: bool = False) -> Contents:
     if not isinstance(x, attributes.DataObject):
         return []
     # Static values hold no modules, but may be long.
-    table, key_of = bookkeeping.statuses(x), attributes.facts_of(type(x)).naming.key_of
-    listed = [
-        (key_of(name), value)
-        for name, value in bookkeeping.attribute_items(x)
-        if statics or table.get(name, True)
+    layout = bookkeeping.table_of(x).layout(attributes.facts_of(type(x)).naming)
+    entries = vars(x)
+    return [
+        (ModuleStep(key, paths.key_text(key)), entries[name])
+        for name, key, is_data in layout
+        if (is_data or statics) and name in entries
     ]
-    return [(ModuleStep(key, paths.key_text(key)), value) for key, value in listed]
 
 
 def find(
@@ -318,15 +290,11 @@ def path_inside(frame: ModuleCall, limit: ModuleCall | None) -> Path:
         frame: A call inside the transform.
         limit: The frame around the transform; ``None`` if there is none.
     """
-    place = find(frame.parent, frame.module, limit)
-    is_given = place is not None
-    base, steps = place or frame.place
-    keys = tuple([step.key for step in steps])
+    base, steps = find(frame.parent, frame.module, limit) or frame.place
+    keys = keys_of(steps)
     if base is None:
         return keys[1:]
-    if is_given or _is_inside(base, limit):
-        return path_inside(base, limit) + keys
-    return keys
+    return path_inside(base, limit) + keys if _is_inside(base, limit) else keys
 
 
 def _is_inside(frame: ModuleCall, limit: ModuleCall | None) -> bool:
@@ -396,8 +364,14 @@ def made_by(maker: Maker) -> Iterator[None]:
 
 def scope(frame: ModuleCall) -> contextlib.AbstractContextManager[Any]:
     """Names the operations that JAX traces in a call after where its object is."""
-    text = frame.scope() if config.graftree_named_scopes else ""
-    return jax.named_scope(text) if text else contextlib.nullcontext()
+    if frame.is_repeated or not config.graftree_named_scopes:
+        return contextlib.nullcontext()
+    texts = [step.text for step in frame.place.steps]
+    if frame.adds_name:
+        texts.append(f".{frame.method}")
+    parts = ["/" + text[1:] if text[0] == "." else text for text in texts]
+    name = "".join(parts).lstrip("/")
+    return jax.named_scope(name) if name else contextlib.nullcontext()
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
@@ -417,22 +391,22 @@ Names = Callable[[Any, Any], list[tuple[str, Any]]]
 def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
     """Names the fresh objects that a transform gives to its function."""
 
-    def name(args: Any, kwargs: Any) -> Contents:
-        return [(_root(name, x), x) for name, x in names(args, kwargs)]
+    def named(args: Any, kwargs: Any) -> Contents:
+        pairs = [
+            (type(x).__name__ if name == "self" else name, x)
+            for name, x in names(args, kwargs)
+        ]
+        return [(ModuleStep(text, text), x) for text, x in pairs]
 
     before = stack.top
-    stack.top = NamedArguments(lambda: name(args, kwargs), before, key, name)
+    entries = functools.partial(named, args, kwargs)
+    stack.top = NamedArguments(entries, before, key, named)
     if stack.apart is not None:
         stack.apart.traced()
     try:
         yield
     finally:
         stack.top = before
-
-
-def _root(name: str, x: Any) -> ModuleStep:
-    text = type(x).__name__ if name == "self" else name
-    return ModuleStep(text, text)
 
 
 _MOST = 8
@@ -461,10 +435,12 @@ def explain(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> 
 
 def _describe(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> str:
     _place_outermost(frame)
-    inner = _innermost(error.__traceback__)
+    calls = [_method_in(x) for x, _ in traceback.walk_tb(error.__traceback__)]
+    inner = next(filter(None, reversed(calls)), None)
     given = _arguments(frame, method)
-    if inner is not None and (inner.obj, inner.name) != (frame.module, frame.method):
-        frame, given = ModuleCall(inner.name, frame, (inner.obj,)), inner.given()
+    if inner and (inner.module, inner.method) != (frame.module, frame.method):
+        inner.parent = frame
+        frame, given = inner, inner.kwargs
     kind = type(frame.module).__name__
     is_told = frame.name == kind
     lines = [f"at {frame.name}" + f", {_article(kind)}" * (not is_told)]
@@ -484,23 +460,8 @@ def _describe(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -
 # Methods among the running functions of Python.
 
 
-class _RunningMethod(NamedTuple):
-    """A running function that is a method of an object."""
-
-    obj: Any
-    name: str
-    frame: types.FrameType
-
-    def given(self) -> dict[str, Any]:
-        """Its arguments as they are now."""
-        code, found = self.frame.f_code, _python.locals_of(self.frame)
-        count = code.co_argcount + code.co_kwonlyargcount
-        for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS):
-            count += bool(code.co_flags & flag)
-        return {k: found[k] for k in code.co_varnames[1:count] if k in found}
-
-
-def _method_in(frame: types.FrameType) -> _RunningMethod | None:
+def _method_in(frame: types.FrameType) -> ModuleCall | None:
+    """The call of a method that a frame of Python is, with its arguments by name."""
     code, module = frame.f_code, _python.module_of(frame)
     # Up to Python 3.12, reading the locals of a function keeps them until it returns.
     if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
@@ -511,17 +472,11 @@ def _method_in(frame: types.FrameType) -> _RunningMethod | None:
     is_public = name == "__call__" or not name.startswith("_")
     if not (is_public and isinstance(obj, attributes.DataObject)):
         return None
-    is_its_own = any(name in vars(cls) for cls in type(obj).__mro__)
-    return _RunningMethod(obj, name, frame) if is_its_own else None
-
-
-def _innermost(traceback: types.TracebackType | None) -> _RunningMethod | None:
-    """The innermost method in a traceback."""
-    found = None
-    while traceback is not None:
-        found = _method_in(traceback.tb_frame) or found
-        traceback = traceback.tb_next
-    return found
+    if not any(name in vars(cls) for cls in type(obj).__mro__):
+        return None
+    names, rest, keywords, found = inspect.getargvalues(frame)
+    given = {k: found[k] for k in (*names[1:], rest, keywords) if k in found}
+    return ModuleCall(name, None, (obj,), given)
 
 
 def _place_outermost(frame: ModuleCall) -> None:
@@ -531,12 +486,11 @@ def _place_outermost(frame: ModuleCall) -> None:
     if isinstance(frame, NamedArguments):
         return
     for around in filter(None, map(_method_in, _python.frames_above(0))):
-        if around.obj is not frame.module:
-            outer = ModuleCall(around.name, None, (around.obj,))
-            place = outer.find(frame.module)
+        if around.module is not frame.module:
+            place = around.find(frame.module)
             if place is not None:
                 frame.place = place
-                frame = outer
+                frame = around
 
 
 def _article(name: str) -> str:

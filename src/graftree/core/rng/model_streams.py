@@ -266,10 +266,6 @@ class _Rule(NamedTuple):
     matches: Predicate
     derive: Derivation
 
-    @property
-    def is_specific(self) -> bool:
-        return self.filter is not ... and self.filter is not True
-
 
 def _rules(
     method: str,
@@ -297,7 +293,8 @@ def _choice(rules: list[_Rule], only: Filter = ...) -> Choice:
         for rule in rules if allowed(path, stream) else ():
             if rule.method not in matching and rule.matches(path, stream):
                 matching[rule.method] = rule
-        if sum(rule.is_specific for rule in matching.values()) > 1:
+        specific = [x for x in matching.values() if x.filter not in (..., True)]
+        if len(specific) > 1:
             raise ValueError(
                 errors.message(
                     f"RngStream at path {path} matches multiple rules:",
@@ -502,18 +499,17 @@ def reseed(
         >>> rngs.dropout.count[...]
         Array(0, dtype=uint32)
     """
-    if not callable(policy) and policy not in _POLICIES:
+    if not callable(policy) and policy not in ("scalars_only", "match_shape"):
         raise ValueError(
             "policy must be 'scalars_only', 'match_shape' or a function "
             f"(path, scalar_key, target_shape) -> key, got {policy!r}."
         )
-    shape_key = policy if callable(policy) else _POLICIES[policy]
     sources = Rngs(stream_keys)
     new_keys = []
     for path, stream in streams_in(node, graph):
         tag = stream.key.get_metadata("tag", None)
         if tag in stream_keys:
-            key = shape_key(path, sources[tag](), stream.key.shape)
+            key = _shaped(policy, path, sources[tag](), stream.key.shape)
             new_keys.append((stream, key))
     restore_rngs((s, key, jnp.zeros(key.shape, jnp.uint32)) for s, key in new_keys)
 
@@ -524,21 +520,15 @@ def streams_in(node: Any, graph: bool | None) -> list[tuple[Path, RngStream]]:
     return [(path, value) for path, value in nodes if isinstance(value, RngStream)]
 
 
-def _scalars_only(path: Path, key: PRNGKey, shape: tuple[int, ...]) -> PRNGKey:
-    if shape:
+def _shaped(
+    policy: ReseedPolicy, path: Path, key: PRNGKey, shape: tuple[int, ...]
+) -> PRNGKey:
+    if callable(policy):
+        return policy(path, key, shape)
+    if shape and policy == "scalars_only":
         raise ValueError(
             f"Cannot reseed stream at path {path}: its key is not a scalar but has "
             f"shape {shape}.\nPass policy='match_shape' to give it an array of "
             "different keys, or a function that makes them."
         )
-    return key
-
-
-def _match_shape(path: Path, key: PRNGKey, shape: tuple[int, ...]) -> PRNGKey:
     return jax.random.split(key, shape) if shape else key
-
-
-_POLICIES: dict[str, Callable[[Path, PRNGKey, tuple[int, ...]], PRNGKey]] = {
-    "scalars_only": _scalars_only,
-    "match_shape": _match_shape,
-}

@@ -258,8 +258,7 @@ class RngStream(RandomMethods, pytrees.Pytree):
         with lock:
             key, count = self.key.get_value(), counter.get_value()
             is_at_once = is_own and not isinstance(key, _jax.Tracer)
-            is_abstract = isinstance(key, jax.ShapeDtypeStruct)
-            if is_abstract or isinstance(count, jax.ShapeDtypeStruct):
+            if jax.ShapeDtypeStruct in (type(key), type(count)):
                 raise _abstract_error(self.tag)
             key, count = (_draw_at_once if is_at_once else _draw)(key, count)
             counter.set_value(count)
