@@ -46,8 +46,8 @@ def warn_of_nothing(params: Any, wrt: Filter) -> None:
         return
     warnings.warn(
         f"wrt={getattr(wrt, '__name__', repr(wrt))} selects nothing of the model given "
-        "to nnx.Optimizer: its updates will change nothing.\nPass a filter that matches its parameters, "
-        "usually wrt=nnx.Param.",
+        "to nnx.Optimizer: its updates will change nothing.\n"
+        "Pass a filter that matches its parameters, usually wrt=nnx.Param.",
         UserWarning,
         stacklevel=5,  # past the constructor and both functions of the metaclass
     )

@@ -185,9 +185,8 @@ class NamedArguments(ModuleCall):
         packed = None if self.parent is None else self.parent.packed
         if packed is None or packed[0] is not self._key or self.parent is limit:
             return ModulePath(None, steps)
-        keys = keys_of(steps)
         for start, obj in next_below(self._name_outer(*packed[1:])):
-            if keys[: len(start)] == keys_of(start):
+            if steps[: len(start)] == start:
                 place = find(self.parent, obj, limit)
                 if place is not None:
                     return ModulePath(place.base, place.steps + steps[len(start) :])
