@@ -225,7 +225,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             raise AttributeError(reason, name=name, obj=self)
 
     @methods.named
-    def update(self, model: M = MISSING, grads: Any = MISSING, **kwargs: Any) -> Any:
+    def update(self, model: M = MISSING, grads: Any = MISSING, /, **kwargs: Any) -> Any:
         """Changes the model and the optimizer state in place by one step.
 
         The new values are written raw: no hook and no overridden ``set_value`` of a
@@ -258,12 +258,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             >>> updates["weight"].item(), model.weight[...].item()
             (-1.0, 2.0)
         """
-        for name, given in {"model": model, "grads": grads}.items():
-            if given is MISSING:
-                raise TypeError(
-                    f"Missing required argument `{name}` of Optimizer.update: call "
-                    f"optimizer.update(model, grads).\n{_OLD_USE}"
-                )
+        model = _required("model", model, kwargs)
+        grads = _required("grads", grads, kwargs)
         # Gradients are States, or have the form of the model and look like it.
         if isinstance(model, states.State) and isinstance(grads, pytrees.Pytree):
             raise step_checks.order_error(grads)
@@ -353,6 +349,18 @@ def _param_of(jax_path: tuple, params: Mapping[Path, Any]) -> Any:
     path = paths.from_jax(jax_path)
     suffixes = (path[start:] for start in range(len(path) + 1))
     return next((params[suffix] for suffix in suffixes if suffix in params), None)
+
+
+def _required(name: str, given: Any, kwargs: dict[str, Any]) -> Any:
+    """An argument of ``update``, which may also be passed by keyword."""
+    if given is not MISSING:
+        return given
+    if name not in kwargs:
+        raise TypeError(
+            f"Missing required argument `{name}` of Optimizer.update: call "
+            f"optimizer.update(model, grads).\n{_OLD_USE}"
+        )
+    return kwargs.pop(name)
 
 
 class _Boxes:

@@ -72,6 +72,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
 
     # Attributes named by an index are items, however they are set.
 
+    @attributes.of_ours
     def __setattr__(self, name: str, value: Any) -> None:
         if not _is_index(name) or int(name) < self._length:
             super().__setattr__(name, value)
@@ -80,6 +81,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         super().__setattr__(str(length), value)
         pytrees.store_attribute(self, _LENGTH, length + 1, status=False)
 
+    @attributes.of_ours
     def __delattr__(self, name: str) -> None:
         if _is_index(name):
             del self[int(name)]
@@ -328,6 +330,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
         for key, value in given.items():
             self[key] = value
 
+    @attributes.of_ours
     def __setattr__(self, name: str, value: Any) -> None:
         attribute = getattr(type(self), name, None)
         if callable(attribute) and not hasattr(type(attribute), "__set__"):

@@ -472,15 +472,18 @@ class Facts:
         self.statuses = declared_statuses(cls, warn=False)
         self.naming = _first(_namings, cls, _PLAIN)
         self.empty_table = AttributeTable({})
-        self.is_stamping = all(map(_is_ours, (cls.__setattr__, cls.__delattr__)))
+        self.is_stamping = _OURS.issuperset((cls.__setattr__, cls.__delattr__))
         check = getattr(cls, "_check_valid_context", None)
-        self.checks_itself = check is not None and not _is_ours(check)
+        self.checks_itself = check is not None and check not in _OURS
 
 
 # The option of a class statement, for all classes below it that don't set it.
 are_pytrees: dict[type, bool] = {}
 _namings: dict[type, Naming] = {}
 _PLAIN = Naming()
+
+# Our methods that a class may replace by its own.
+_OURS: set[Any] = set()
 
 facts_of = functools.cache(Facts)
 
@@ -510,10 +513,10 @@ def named_by(naming: Naming) -> Callable[[F], F]:
     return decorate
 
 
-def _is_ours(method: Any) -> bool:
-    """Whether a method is the core's: it stamps the object, or checks its trace."""
-    where = getattr(method, "__globals__", {})  # not that of a wrapped function
-    return where.get("__name__", "").startswith("graftree.core.")
+def of_ours(method: F) -> F:
+    """Declares a method to be ours: it stamps the object, or checks its trace."""
+    _OURS.add(method)
+    return method
 
 
 def name_of(cls: type, key: Any) -> str:

@@ -155,6 +155,7 @@ class Pytree(
 
     if not TYPE_CHECKING:  # to a type checker it would allow misspelt names
 
+        @attributes.of_ours
         def __setattr__(self, name: str, value: Any) -> None:
             cls, entries = type(self), self.__dict__
             facts = _facts_of(cls)
@@ -179,6 +180,7 @@ class Pytree(
                 status = entries[_NODES].get(name, attributes.is_data(value))
             store_attribute(self, name, value, status)
 
+    @attributes.of_ours
     def __delattr__(self, name: str) -> None:
         if name in attributes.facts_of(type(self)).descriptors:
             _use_descriptor(self, object.__delattr__, name)
@@ -190,6 +192,7 @@ class Pytree(
             _put(entries, _NODES, entries[_NODES].without(name))
         bookkeeping.mark_changed(entries[_STATE])
 
+    @attributes.of_ours
     def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
         """Raises if the current trace must not change the object; called each time."""
         if not bookkeeping.state_of(self).is_owned():
