@@ -387,6 +387,10 @@ class Bidirectional(Module):
         Schuster and Paliwal, 1997, "Bidirectional Recurrent Neural Networks".
     """
 
+    merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = _concatenate
+    time_major: bool = False
+    return_carry: bool = False
+
     def __init__(
         self,
         forward_rnn: RNNBase,

@@ -34,8 +34,6 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
         30
     """
 
-    layers: containers.List[Callable[..., Any]]
-
     def __init__(self, *fns: Callable[..., Any]) -> None:
         try:
             self.layers = containers.List(fns)
