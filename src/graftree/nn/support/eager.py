@@ -174,17 +174,18 @@ def watched(*names: str) -> Callable[[], bool]:
         for name, x in vars(module).items()
         if callable(x)
     ]
+    # The first name twice: for a single one, `itemgetter` gives no tuple.
     chosen = [
-        (vars(_PLACES[place]).__getitem__, [x for y, x in listed if y == place])
+        (operator.itemgetter(*found, found[0]), vars(_PLACES[place]))
         for place in dict.fromkeys([place for place, _ in listed])
+        for found in [[x for y, x in listed if y == place]]
     ]
 
-    def functions_now() -> list[Any]:
-        found = [map(entry_of, few) for entry_of, few in chosen]
-        return [*itertools.chain.from_iterable(found)]
+    def functions_now() -> list[tuple[Any, ...]]:
+        return [pick(entries) for pick, entries in chosen]
 
     functions = functions_now()
-    written = [x for x in functions if inspect.isfunction(x)]
+    written = {*filter(inspect.isfunction, itertools.chain(*functions))}
     codes = [*map(_code_of, written)]
 
     def holds() -> bool:
