@@ -37,7 +37,7 @@ import numpy as np
 import graftree as nnx
 from benchmarks import tables
 from examples.models import llama, pretrained
-from graftree.weights import saving, sources
+from graftree.weights import saving, sources, stored_tensors
 
 PEER = "safetensors"
 # Devices of each process.
@@ -189,8 +189,9 @@ def write(folder: pathlib.Path, options: Any) -> None:
         shape = tensor.solved.file_shape
         is_wide = len(shape) == 1 or "embed" in tensor.name
         dtype = np.dtype(np.float32 if is_wide else jnp.bfloat16)
+        stored = stored_tensors.Stored(dtype, shape)
         values = functools.partial(make, shape, is_wide)
-        outs.append(saving.NewTensor(tensor.name, dtype, shape, values))
+        outs.append(saving.NewTensor(tensor.name, stored, values))
     size = sum(out.stored.nbytes for out in outs)
     shard = size // 5 if folder.name == "several" else None
     folder.parent.mkdir(parents=True, exist_ok=True)

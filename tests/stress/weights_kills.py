@@ -17,7 +17,7 @@ import tempfile
 import numpy as np
 
 from graftree import errors
-from graftree.weights import saving, sources
+from graftree.weights import saving, sources, stored_tensors
 
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
@@ -25,8 +25,8 @@ WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 def write(folder, value, count, shard_bytes):
     """Writes tensors that are all of one value."""
     array = np.full(10, value, np.float32)
-    form = array.dtype, array.shape, lambda: array
-    outs = [saving.NewTensor(f"{i}", *form) for i in range(count)]
+    stored = stored_tensors.Stored(array.dtype, array.shape)
+    outs = [saving.NewTensor(f"{i}", stored, lambda: array) for i in range(count)]
     saving.write(folder, outs, shard_bytes=shard_bytes)
 
 

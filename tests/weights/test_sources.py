@@ -38,7 +38,8 @@ OF_NUMPY = {name: array for name, array in ARRAYS.items() if name != "half"}
 
 
 def out(name, array):
-    return saving.NewTensor(name, array.dtype, array.shape, lambda: array)
+    stored = stored_tensors.Stored(array.dtype, array.shape)
+    return saving.NewTensor(name, stored, lambda: array)
 
 
 def write(path, **options):
@@ -215,9 +216,10 @@ def test_reading_takes_the_memory_of_the_result(tmp_path):
 def test_writing_takes_the_memory_of_one_tensor(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "_BLOCK", 2**16)
     shape, size = (1024, 512), 4 * 1024 * 512
+    stored = stored_tensors.Stored(np.dtype("f4"), shape)
 
     def announced(name, make):
-        return saving.NewTensor(name, np.dtype("f4"), shape, make)
+        return saving.NewTensor(name, stored, make)
 
     outs = [announced(f"{i}", lambda: np.zeros(shape, np.float32)) for i in range(3)]
     turned = lambda: np.zeros(shape[::-1], np.float32).T  # noqa: E731
@@ -475,7 +477,8 @@ def test_arrays_are_made_one_at_a_time(tmp_path):
         made.append(weakref.ref(array))
         return array
 
-    late = [saving.NewTensor(name, np.dtype("f4"), (100,), make) for name in "abcde"]
+    stored = stored_tensors.Stored(np.dtype("f4"), (100,))
+    late = [saving.NewTensor(name, stored, make) for name in "abcde"]
     saving.write(tmp_path, late)
     assert len(made) == 5
 
@@ -540,7 +543,8 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, shard_bytes, last, error
     saving.write(tmp_path, outs(old), shard_bytes=shard_bytes)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     new = [*outs({"a": np.ones(2), "b": np.ones(2)})]
-    new.append(saving.NewTensor("c", np.dtype(float), (2,), last))
+    stored = stored_tensors.Stored(np.dtype(float), (2,))
+    new.append(saving.NewTensor("c", stored, last))
     with pytest.raises(error, match=text):
         saving.write(tmp_path, new, shard_bytes=shard_bytes)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -159,12 +159,7 @@ class Conv(Convolution):
             in_features // feature_group_count,
             out_features,
         )
-        arguments.make(
-            self,
-            locals(),
-            kernel=self.kernel_shape,
-            bias=(out_features,) if use_bias else None,
-        )
+        arguments.make(self, locals(), kernel=self.kernel_shape, bias=(out_features,))
         arguments.keep(self, locals())
 
     def __call__(
@@ -204,7 +199,12 @@ def convolve(
     out_sharding: Any = None,
 ) -> jax.Array:
     """Computes a layer with a kernel, which may have other output channels."""
-    _check_groups(layer)
+    if layer.in_features % layer.feature_group_count:
+        # An AssertionError, at call time: existing programs catch it here.
+        raise AssertionError(
+            f"feature_group_count={layer.feature_group_count} does not divide "
+            f"in_features={layer.in_features}."
+        )
     batch_shape, x = _flatten_batch(layer, inputs)
     rank = len(layer.kernel_size)
     kernel_dilation = _per_axis(layer, "kernel_dilation")
@@ -224,7 +224,7 @@ def convolve(
         rhs_dilation=kernel_dilation,
         feature_group_count=layer.feature_group_count,
         conv_general_dilated=layer.conv_general_dilated,
-        **linear.contraction_settings(layer, out_sharding),
+        settings=linear.contraction_settings(layer, out_sharding),
     )
     return _restore_batch(outputs, batch_shape)
 
@@ -244,11 +244,10 @@ def _convolved(
     rhs_dilation: tuple[int, ...],
     feature_group_count: int,
     conv_general_dilated: ConvGeneralDilatedT,
-    promote_dtype: PromoteDtypeFn,
     settings: linear.ContractionSettings,
 ) -> jax.Array:
     """The convolution of ``x`` with a kernel, and a bias per channel."""
-    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=settings.dtype)
+    x, kernel, bias = settings.promoted(x, kernel, bias)
     outputs = conv_general_dilated(
         x,
         kernel,
@@ -261,16 +260,6 @@ def _convolved(
         **settings.options(),
     )
     return linear.add_bias(outputs, bias)
-
-
-def _check_groups(layer: Conv) -> None:
-    """Raises unless the channels can be split into the groups that were asked for."""
-    if layer.in_features % layer.feature_group_count:
-        # An AssertionError, at call time: existing programs catch it here.
-        raise AssertionError(
-            f"feature_group_count={layer.feature_group_count} does not divide "
-            f"in_features={layer.in_features}."
-        )
 
 
 def _per_axis(layer: Convolution, attribute: str) -> tuple[int, ...]:
@@ -496,12 +485,7 @@ class ConvTranspose(Convolution):
         self.kernel_shape = kernel_size + (
             channels[::-1] if transpose_kernel else channels
         )
-        arguments.make(
-            self,
-            locals(),
-            kernel=self.kernel_shape,
-            bias=(out_features,) if use_bias else None,
-        )
+        arguments.make(self, locals(), kernel=self.kernel_shape, bias=(out_features,))
 
     def __call__(
         self, inputs: Num[ArrayLike, "*batch_spatial in_features"]

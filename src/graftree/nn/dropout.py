@@ -151,12 +151,9 @@ def _keep_mask(
     """Draws which entries are kept: booleans of size one along the shared axes."""
     shape = [1 if axis in shared else n for axis, n in enumerate(inputs.shape)]
     sharding = _explicit_sharding(inputs)
-    if sharding is None:
-        return jax.random.bernoulli(key, keep_rate, shape)
-    spec = [None if axis in shared else s for axis, s in enumerate(sharding.spec)]
-    sharding = jax.sharding.NamedSharding(
-        sharding.mesh, jax.sharding.PartitionSpec(*spec)
-    )
+    if sharding is not None:
+        spec = [None if axis in shared else s for axis, s in enumerate(sharding.spec)]
+        sharding = sharding.update(spec=jax.sharding.PartitionSpec(*spec))
     return jax.random.bernoulli(key, keep_rate, shape, out_sharding=sharding)
 
 

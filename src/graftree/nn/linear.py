@@ -45,12 +45,17 @@ default_bias_init = initializers.zeros
 
 
 class ContractionSettings(NamedTuple):
-    """The settings of a contraction; the first three are attributes of the layer."""
+    """The settings of a contraction; all but the last are attributes of the layer."""
 
+    promote_dtype: PromoteDtypeFn
     dtype: Dtype | None
     precision: PrecisionLike
     preferred_element_type: Dtype | None
     out_sharding: Any
+
+    def promoted(self, *operands: Any) -> tuple[Any, ...]:
+        """The operands in one dtype, in which they meet."""
+        return self.promote_dtype(operands, dtype=self.dtype)
 
     def options(self) -> dict[str, Any]:
         """The keywords of a contraction: ``precision`` always, the others only if set.
@@ -78,7 +83,6 @@ def affine(
     axes: Any = None,
     bias_shape: Shape | None = None,
     dot_general: DotGeneralT,
-    promote_dtype: PromoteDtypeFn,
     settings: ContractionSettings,
 ) -> jax.Array:
     """Computes ``inputs @ kernel + bias``.
@@ -92,11 +96,10 @@ def affine(
         bias_shape: The shape of the bias, of the rank of the result; ``None``: it
             varies along the last axis.
         dot_general: The contraction.
-        promote_dtype: Brings all three to one dtype, in which they meet.
-        settings: The settings of the contraction.
+        settings: The settings of the contraction, and what brings all three arrays to
+            one dtype.
     """
-    operands = (inputs, kernel, bias)
-    inputs, kernel, bias = promote_dtype(operands, dtype=settings.dtype)
+    inputs, kernel, bias = settings.promoted(inputs, kernel, bias)
     if axes is None:
         axes = (((inputs.ndim - 1,), (0,)), ((), ()))
     outputs = dot_general(inputs, kernel, axes, **settings.options())
@@ -125,12 +128,15 @@ class Contraction(Module):
     preferred_element_type: Dtype | None
 
 
-def contraction_settings(layer: Contraction, out_sharding: Any) -> dict[str, Any]:
+def contraction_settings(layer: Contraction, out_sharding: Any) -> ContractionSettings:
     """The settings of a layer's contraction, for functions that are fast."""
-    settings = ContractionSettings(
-        layer.dtype, layer.precision, layer.preferred_element_type, out_sharding
+    return ContractionSettings(
+        layer.promote_dtype,
+        layer.dtype,
+        layer.precision,
+        layer.preferred_element_type,
+        out_sharding,
     )
-    return {"promote_dtype": layer.promote_dtype, "settings": settings}
 
 
 class Linear(Contraction):
@@ -194,10 +200,7 @@ class Linear(Contraction):
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         arguments.make(
-            self,
-            locals(),
-            kernel=(in_features, out_features),
-            bias=(out_features,) if use_bias else None,
+            self, locals(), kernel=(in_features, out_features), bias=(out_features,)
         )
         arguments.keep(self, locals())
 
@@ -225,7 +228,7 @@ class Linear(Contraction):
             self.kernel[...],
             arguments.read(self.bias),
             dot_general=self.dot_general,
-            **contraction_settings(self, out_sharding),
+            settings=contraction_settings(self, out_sharding),
         )
 
 
@@ -325,7 +328,7 @@ class LinearGeneral(Contraction):
             self,
             locals(),
             kernel=(*batch, *self.in_features, *self.out_features),
-            bias=(*batch, *self.out_features) if use_bias else None,
+            bias=(*batch, *self.out_features),
         )
 
     def __call__(
@@ -361,7 +364,7 @@ class LinearGeneral(Contraction):
             axes=((axis, kernel_axis), (batch, batch)),
             bias_shape=(*sizes, *self.out_features),
             dot_general=self._contraction(),
-            **contraction_settings(self, out_sharding),
+            settings=contraction_settings(self, out_sharding),
         )
 
     def _contraction(self) -> DotGeneralT:
@@ -503,7 +506,7 @@ class Einsum(Contraction):
             arguments.read(self.bias),
             equation=_checked(einsum_str),
             einsum_op=self.einsum_op,
-            **contraction_settings(self, out_sharding),
+            settings=contraction_settings(self, out_sharding),
         )
 
 
@@ -515,10 +518,9 @@ def _contracted(
     *,
     equation: str,
     einsum_op: EinsumT,
-    promote_dtype: PromoteDtypeFn,
     settings: ContractionSettings,
 ) -> jax.Array:
-    x, kernel, bias = promote_dtype((x, kernel, bias), dtype=settings.dtype)
+    x, kernel, bias = settings.promoted(x, kernel, bias)
     outputs = einsum_op(equation, x, kernel, **settings.options())
     return add_bias(outputs, bias, _bias_shape(equation, x.ndim, kernel.shape))
 

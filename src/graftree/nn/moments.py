@@ -28,11 +28,16 @@ from graftree.nn.support import arguments
 class NormSettings(NamedTuple):
     """The settings of a computation; the attributes are those of the layer."""
 
+    promote_dtype: PromoteDtypeFn
     dtype: Dtype | None
     epsilon: float
     use_fast_variance: bool
     axis_name: Any
     axis_index_groups: Any
+
+    def promoted(self, *operands: Any) -> tuple[Any, ...]:
+        """The operands in one dtype."""
+        return self.promote_dtype(operands, dtype=self.dtype)
 
 
 class Norm(Module):
@@ -51,27 +56,22 @@ class Norm(Module):
     promote_dtype: PromoteDtypeFn
 
 
-def settings_of(layer: Norm) -> dict[str, Any]:
+def settings_of(layer: Norm) -> NormSettings:
     """The settings of a layer, for functions that are fast."""
-    settings = NormSettings(*_read_settings(layer))
-    return {"promote_dtype": layer.promote_dtype, "settings": settings}
+    return NormSettings(*_read_settings(layer))
 
 
 _read_settings = operator.attrgetter(*NormSettings._fields)
 
 
-_LAX = (
-    "add broadcast_in_dim broadcast_shapes convert_element_type div dtype expand_dims "
-    "max mul pmean reduce reduce_sum reshape rsqrt select square sub"
-)
-_NUMPY = (
-    "any array asarray astype iscomplexobj issubdtype maximum mean promote_types "
-    "reshape result_type square sum where"
-)
 CALLS = (
-    *(f"lax.{name}" for name in _LAX.split()),
-    *(f"numpy.{name}" for name in _NUMPY.split()),
-)
+    "lax.add lax.broadcast_in_dim lax.broadcast_shapes lax.convert_element_type "
+    "lax.div lax.dtype lax.expand_dims lax.max lax.mul lax.pmean lax.reduce "
+    "lax.reduce_sum lax.reshape lax.rsqrt lax.select lax.square lax.sub numpy.any "
+    "numpy.array numpy.asarray numpy.astype numpy.iscomplexobj numpy.issubdtype "
+    "numpy.maximum numpy.mean numpy.promote_types numpy.reshape numpy.result_type "
+    "numpy.square numpy.sum numpy.where"
+).split()
 """The functions of JAX that run here."""
 
 

@@ -152,22 +152,17 @@ class BatchNorm(moments.Norm):
             counts,
             feature_axes=arguments.canonical_axes(self.axis, inputs.ndim),
             use_running_average=use_running_average,
-            **moments.settings_of(self),
+            settings=moments.settings_of(self),
         )
         if use_running_average:
             return y
-        self.mean[...], self.var[...] = (
-            self._moved(self.mean[...], mean, is_known),
-            self._moved(self.var[...], variance, is_known),
-        )
+        olds = self.mean[...], self.var[...]
+        news = [
+            _moved(old, current, is_known, momentum=self.momentum)
+            for old, current in zip(olds, (mean, variance), strict=True)
+        ]
+        self.mean[...], self.var[...] = map(sharding.kept, news, olds)
         return y
-
-    def _moved(
-        self, old: jax.Array, current: jax.Array, is_known: jax.Array | None
-    ) -> jax.Array:
-        """A running statistic, moved towards the present one where that is known."""
-        new = _moved(old, current, is_known, momentum=self.momentum)
-        return sharding.kept(new, old)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Sets how the view's layer works.
@@ -182,10 +177,8 @@ class BatchNorm(moments.Norm):
 
 def _set_up(layer: moments.Norm, given: Mapping[str, Any]) -> None:
     """Makes scale and bias, and keeps the other arguments of a constructor."""
-    used = {x: given[f"use_{x}"] for x in ("scale", "bias") if f"use_{x}" in given}
-    shape = (given["num_features"],)
-    shapes = {name: shape if is_used else None for name, is_used in used.items()}
-    arguments.make(layer, given, **shapes)
+    names = [name for name in ("scale", "bias") if f"use_{name}" in given]
+    arguments.make(layer, given, **dict.fromkeys(names, (given["num_features"],)))
     arguments.keep(layer, given)
 
 
@@ -200,15 +193,13 @@ def _normalized_over_batch(
     *,
     feature_axes: tuple[int, ...],
     use_running_average: bool,
-    promote_dtype: PromoteDtypeFn,
     settings: moments.NormSettings,
 ) -> tuple[jax.Array, Any, Any, Any]:
     """The outputs; mean and variance of ``x``, and the features that have them.
 
     With the running statistics only the outputs; without a mask no features.
     """
-    operands = (x, mean, variance, scale, bias)
-    x, mean, variance, scale, bias = promote_dtype(operands, dtype=settings.dtype)
+    x, mean, variance, scale, bias = settings.promoted(x, mean, variance, scale, bias)
     shape = arguments.shape_along(feature_axes, x.shape)
     axes = tuple(axis for axis in range(x.ndim) if axis not in feature_axes)
     is_known = None
@@ -235,6 +226,7 @@ def _moved(
     *,
     momentum: float,
 ) -> jax.Array:
+    """A running statistic, moved towards the present one where that is known."""
     new = momentum * old + jnp.reshape((1 - momentum) * current, old.shape)
     if is_known is not None:
         is_known = jnp.broadcast_to(is_known, current.shape).reshape(old.shape)
@@ -246,9 +238,7 @@ def _moved(
 
 
 class _SampleNorm(moments.Norm):
-    """The base of `LayerNorm` and `InstanceNorm`, which differ in their axes only."""
-
-    num_features: int
+    """The base of norms without running statistics, which differ in their axes."""
 
     def __call__(
         self,
@@ -259,8 +249,9 @@ class _SampleNorm(moments.Norm):
         """Normalizes ``x``.
 
         Args:
-            x: Inputs of any shape that fits ``feature_axes``; for `InstanceNorm` with
-                the samples along the first axis.
+            x: Inputs of any shape that fits the axes of the layer; for `InstanceNorm`
+                with the samples along the first axis; for `GroupNorm` ``[batch,
+                *positions, num_features]``, or ``[num_features]``.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
                 statistics.
 
@@ -270,29 +261,26 @@ class _SampleNorm(moments.Norm):
         Raises:
             TypeError: If ``x`` has the wrong number of features or is not numeric.
             ValueError: If an axis does not exist, if the ``feature_axes`` of an
-                `InstanceNorm` include the first axis, if ``mask`` is not boolean or
-                can't be broadcast to ``x``, or if ``dtype`` is neither floating nor
-                complex.
+                `InstanceNorm` include the first axis, if the ``reduction_axes`` of a
+                `GroupNorm` lack the last one, if ``mask`` is not boolean or can't be
+                broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
-        inputs = arguments.as_array(x)
-        axes, feature_axes = self._axes(inputs)
-        return _called(self, inputs, mask, axes=axes, feature_axes=feature_axes)
+        return self._applied(x, mask)
 
-    def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axes to compute statistics over, and those of scale and bias."""
+    def _applied(self, x: Any, mask: Any) -> jax.Array:
+        x = arguments.as_array(x)
+        return _normalized(
+            x,
+            arguments.read(self.scale),
+            arguments.read(getattr(self, "bias", None)),
+            moments.prepare_mask(mask, x),
+            **self._how(x.ndim),
+            settings=moments.settings_of(self),
+        )
+
+    def _how(self, ndim: int) -> dict[str, Any]:
+        """The axes of the statistics, those of scale and bias, and what is special."""
         raise NotImplementedError
-
-
-def _called(layer: moments.Norm, x: jax.Array, mask: Any, **how: Any) -> jax.Array:
-    """The outputs of a layer without running statistics."""
-    return _normalized(
-        x,
-        arguments.read(layer.scale),
-        arguments.read(getattr(layer, "bias", None)),
-        moments.prepare_mask(mask, x),
-        **how,
-        **moments.settings_of(layer),
-    )
 
 
 @eager.fast(*moments.CALLS, once=True)
@@ -306,14 +294,13 @@ def _normalized(
     feature_axes: tuple[int, ...],
     is_centered: bool = True,
     groups: tuple[int, int] | None = None,
-    promote_dtype: PromoteDtypeFn,
     settings: moments.NormSettings,
 ) -> jax.Array:
     """Normalizes ``x`` over some axes, of which groups split the last one in two."""
     if is_centered:
-        x, scale, bias = promote_dtype((x, scale, bias), dtype=settings.dtype)
+        x, scale, bias = settings.promoted(x, scale, bias)
     else:
-        x, scale = promote_dtype((x, scale), dtype=settings.dtype)
+        x, scale = settings.promoted(x, scale)
     y = x
     if groups is not None:
         y = jnp.reshape(x, (*x.shape[:-1], *groups))
@@ -368,6 +355,7 @@ class LayerNorm(_SampleNorm):
         Ba, Kiros and Hinton, 2016, "Layer Normalization", eq. 3.
     """
 
+    num_features: int
     reduction_axes: Axes
     feature_axes: Axes
 
@@ -394,12 +382,13 @@ class LayerNorm(_SampleNorm):
     ):
         _set_up(self, locals())
 
-    def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
-        return axes, arguments.canonical_axes(self.feature_axes, x.ndim)
+    def _how(self, ndim: int) -> dict[str, Any]:
+        axes = arguments.canonical_axes(self.reduction_axes, ndim)
+        feature_axes = arguments.canonical_axes(self.feature_axes, ndim)
+        return {"axes": axes, "feature_axes": feature_axes}
 
 
-class RMSNorm(moments.Norm):
+class RMSNorm(_SampleNorm):
     """Scales each sample to a mean square of one over its features.
 
     Computes ``x * (rsqrt(mean(|x|^2) + epsilon) * scale)``: nothing is subtracted, and
@@ -482,15 +471,12 @@ class RMSNorm(moments.Norm):
             ValueError: If an axis does not exist, if ``mask`` is not boolean or can't
                 be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
-        inputs = arguments.as_array(x)
-        return _called(
-            self,
-            inputs,
-            mask,
-            axes=arguments.canonical_axes(self.reduction_axes, inputs.ndim),
-            feature_axes=arguments.canonical_axes(self.feature_axes, inputs.ndim),
-            is_centered=False,
-        )
+        return self._applied(x, mask)
+
+    def _how(self, ndim: int) -> dict[str, Any]:
+        axes = arguments.canonical_axes(self.reduction_axes, ndim)
+        feature_axes = arguments.canonical_axes(self.feature_axes, ndim)
+        return {"axes": axes, "feature_axes": feature_axes, "is_centered": False}
 
 
 class InstanceNorm(_SampleNorm):
@@ -518,6 +504,7 @@ class InstanceNorm(_SampleNorm):
         Ulyanov, Vedaldi and Lempitsky, 2016, "Instance Normalization", eq. 4.
     """
 
+    num_features: int
     feature_axes: Axes
 
     def __init__(
@@ -542,18 +529,18 @@ class InstanceNorm(_SampleNorm):
     ):
         _set_up(self, locals())
 
-    def _axes(self, x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
+    def _how(self, ndim: int) -> dict[str, Any]:
+        feature_axes = arguments.canonical_axes(self.feature_axes, ndim)
         if 0 in feature_axes:
             raise ValueError(
                 "The channel axes cannot include the leading dimension as this is "
                 f"assumed to be the batch axis, but feature_axes={self.feature_axes}."
             )
-        axes = tuple(axis for axis in range(1, x.ndim) if axis not in feature_axes)
-        return axes, feature_axes
+        axes = tuple([axis for axis in range(1, ndim) if axis not in feature_axes])
+        return {"axes": axes, "feature_axes": feature_axes}
 
 
-class GroupNorm(moments.Norm):
+class GroupNorm(_SampleNorm):
     """Normalizes each group of features of each sample, over its positions.
 
     The last axis is split into ``num_groups`` times ``group_size`` features. With one
@@ -621,46 +608,21 @@ class GroupNorm(moments.Norm):
         """The size of the last axis of the inputs."""
         return self.num_groups * self.group_size
 
-    def __call__(
-        self,
-        x: Num[ArrayLike, "*shape features"],
-        *,
-        mask: Bool[ArrayLike, "*mask_shape"] | None = None,
-    ) -> Inexact[Array, "*shape features"]:
-        """Normalizes ``x``.
-
-        Args:
-            x: Inputs, ``[batch, *positions, num_features]``, or ``[num_features]``.
-            mask: Booleans, broadcastable to ``x``: the positions that count in the
-                statistics.
-
-        Returns:
-            A new array of the shape of ``x``.
-
-        Raises:
-            TypeError: If ``x`` has the wrong number of features or is not numeric.
-            ValueError: If ``reduction_axes`` lacks the last axis or has one that does
-                not exist, if ``mask`` is not boolean or can't be broadcast to ``x``, or
-                if ``dtype`` is neither floating nor complex.
-        """
-        inputs = arguments.as_array(x)
-        last = inputs.ndim - 1
+    def _how(self, ndim: int) -> dict[str, Any]:
+        last = ndim - 1
         axes = (*range(1, last), last)
         if self.reduction_axes is not None:
-            axes = arguments.canonical_axes(self.reduction_axes, inputs.ndim)
+            axes = arguments.canonical_axes(self.reduction_axes, ndim)
         if last not in axes:
             raise ValueError(
                 f"reduction_axes={self.reduction_axes} must include the last axis."
             )
         # The last axis becomes two: the group, and the place in the group.
-        return _called(
-            self,
-            inputs,
-            mask,
-            axes=(*axes[:-1], last + 1),
-            feature_axes=(last, last + 1),
-            groups=(self.num_groups, self.group_size),
-        )
+        return {
+            "axes": (*axes[:-1], last + 1),
+            "feature_axes": (last, last + 1),
+            "groups": (self.num_groups, self.group_size),
+        }
 
 
 def _split_features(

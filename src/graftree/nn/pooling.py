@@ -337,12 +337,11 @@ class _GlobalPool(Module):
             TypeError: If ``inputs`` is not numeric.
         """
         inputs = arguments.as_array(inputs)
-        spatial = self.num_spatial_axes
-        if spatial is None:
-            spatial = inputs.ndim - 2
+        given = self.num_spatial_axes
+        spatial = inputs.ndim - 2 if given is None else given
         if spatial < 1 or inputs.ndim < spatial + 1:
             raise ValueError(
-                f"num_spatial_axes={self.num_spatial_axes} found no spatial axes to "
+                f"num_spatial_axes={given} found no spatial axes to "
                 "reduce: pass inputs [*batch, *spatial, features], with one batch axis "
                 "if num_spatial_axes is None."
             )

@@ -118,8 +118,7 @@ class RNN(Module):
                 "Expected rngs to be a Rngs, a RngStream or a bool in nnx.RNN, got "
                 f"{type(rngs)}."
             )
-        is_stream = isinstance(rngs, RngStream)
-        self.rngs = attributes.data(rngs.fork() if is_stream else _new_stream(rngs))
+        self.rngs = attributes.data(_new_stream(rngs))
         self.state_axes = StateAxes({...: Carry} if state_axes is None else state_axes)
         self.broadcast_rngs = broadcast_rngs
 
@@ -174,9 +173,12 @@ class RNN(Module):
             inputs = flip_sequences(inputs, lengths, num_batch, time_major)
         is_valid = None
         if return_carry and lengths is not None:
-            is_valid = _validity(lengths, inputs.shape[axis])
+            steps = jnp.arange(inputs.shape[axis]).reshape((-1,) + (1,) * num_batch)
+            is_valid = steps < lengths[None]  # [time, *batch]: no padding
         with arguments.undone_on_failure(*self._streams(rngs)):
-            stream = self._stream(rngs)
+            stream = arguments.stream(self, rngs, "carry")
+            if isinstance(rngs, Rngs):
+                stream = rngs.carry.fork()
             if initial_carry is None:
                 initial_carry = self.cell.initialize_carry(step_shape, stream)
             carry, outputs = self._scan(initial_carry, inputs, is_valid, axis)
@@ -185,12 +187,6 @@ class RNN(Module):
                 lambda y: flip_sequences(y, lengths, num_batch, time_major), outputs
             )
         return (carry, outputs) if return_carry else outputs
-
-    def _stream(self, rngs: Any) -> RngStream | None:
-        """The source of this call's keys."""
-        if isinstance(rngs, Rngs):
-            return rngs.carry.fork()
-        return arguments.stream(self, rngs, "carry")
 
     def _scan(
         self, carry: Any, inputs: jax.Array, is_valid: jax.Array | None, axis: int
@@ -221,11 +217,11 @@ class RNN(Module):
         return streams
 
 
-def _new_stream(rngs: Rngs | bool) -> RngStream | None:
+def _new_stream(rngs: Rngs | RngStream | bool) -> RngStream | None:
     """A network's stream for the keys of the first carry; ``True``: a constant seed."""
-    if isinstance(rngs, Rngs):
-        return rngs.carry.fork()
-    return RngStream(0, tag="carry") if rngs else None
+    if isinstance(rngs, bool):
+        return RngStream(0, tag="carry") if rngs else None
+    return rngs.carry.fork() if isinstance(rngs, Rngs) else rngs.fork()
 
 
 def _num_batch_axes(cell: Any, shape: tuple[int, ...], time_major: bool) -> int:
@@ -246,12 +242,6 @@ def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | No
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(f"seq_lengths must be integers, got {lengths.dtype}.")
     return jnp.broadcast_to(lengths.astype(int), batch)
-
-
-def _validity(lengths: jax.Array, num_steps: int) -> jax.Array:
-    """Marks the steps of each sequence that are not padding, ``[time, *batch]``."""
-    steps = jnp.arange(num_steps).reshape((-1,) + (1,) * lengths.ndim)
-    return steps < lengths[None]
 
 
 # By type too: an `unroll` of True differs from one of 1.
@@ -397,8 +387,6 @@ class Bidirectional(Module):
         Schuster and Paliwal, 1997, "Bidirectional Recurrent Neural Networks".
     """
 
-    forward_rnn: RNNBase
-    backward_rnn: RNNBase
     merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = _concatenate
     time_major: bool = False
     return_carry: bool = False
@@ -467,9 +455,8 @@ class Bidirectional(Module):
         """
         return_carry = self.return_carry if return_carry is None else return_carry
         time_major = self.time_major if time_major is None else time_major
-        stream = self.rngs if rngs is None else rngs
         options = {
-            "rngs": stream.carry if isinstance(stream, Rngs) else stream,
+            "rngs": arguments.stream(self, rngs, "carry"),
             "seq_lengths": seq_lengths,
             "return_carry": True,
             "time_major": time_major,
@@ -591,8 +578,7 @@ class StackedRNN(Module):
                 f"initial_carry must have the carries of {count} layers, got "
                 f"{jax.tree.structure(initial_carry)}."
             )
-        stream = self.rngs if rngs is None else rngs
-        stream = stream.carry if isinstance(stream, Rngs) else stream
+        stream = arguments.stream(self, rngs, "carry")
         carries, outputs = [], jnp.asarray(inputs)
         for layer, carry in zip(self.layers, first, strict=True):
             if carries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from inspect import Parameter
 from typing import Any
 
 from graftree.core.modules import containers
@@ -32,8 +33,6 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
         >>> model(2, scale=10)
         30
     """
-
-    layers: containers.List[Callable[..., Any]]
 
     def __init__(self, *fns: Callable[..., Any]) -> None:
         try:
@@ -67,7 +66,9 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
             3
         """
         if not self.layers:
-            return _without_layers(args, kwargs)
+            if args:
+                return args[0] if len(args) == 1 else args
+            return kwargs or None
         output: Any = args
         for i, layer in enumerate(self.layers):
             if not callable(layer):
@@ -87,12 +88,6 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
         return output
 
 
-def _without_layers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if args:
-        return args[0] if len(args) == 1 else args
-    return kwargs or None
-
-
 def _as_arguments(output: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(output, tuple):
         return output, {}
@@ -110,20 +105,14 @@ def _accepted(
         return {}
     by_position = [p for p in parameters if p.kind in _BY_POSITION]
     filled = {parameter.name for parameter in by_position[:num_positional]}
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+    if any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
         return {name: value for name, value in kwargs.items() if name not in filled}
     free = {p.name for p in parameters if p.kind in _BY_KEYWORD} - filled
     return {name: value for name, value in kwargs.items() if name in free}
 
 
-_BY_POSITION = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)
-_BY_KEYWORD = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def has_keyword_arg(func: Callable[..., Any], name: str) -> bool:

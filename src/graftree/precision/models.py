@@ -210,7 +210,8 @@ class PolicyMap:
         found, params = dtype_settings(module, policy), self._params.get(path, [])
         is_known, unknown, casts = "dtype" in found or not params, None, []
         if not is_known and policy.compute is not None:
-            unknown = unknown_layer(path, module, params)
+            names = [_told(inner[len(path) :], variable) for inner, variable in params]
+            unknown = UnknownLayer(path, type(module).__name__, tuple(names))
         if is_known and policy.params is not None and "param_dtype" not in given:
             casts = [(variable, policy.params) for _, variable in params]
         if "dtype" in given:
@@ -489,14 +490,6 @@ class Applied:
         if self.unknown:
             text += "\n\n" + unknown_message(self.unknown)
         return text
-
-
-def unknown_layer(
-    path: Path, layer: Any, params: Sequence[tuple[Path, Variable[Any]]]
-) -> UnknownLayer:
-    """Describes a layer in which nothing can be set; ``params`` with their paths."""
-    names = [_told(inner[len(path) :], variable) for inner, variable in params]
-    return UnknownLayer(path, type(layer).__name__, tuple(names))
 
 
 def _told(path: Path, variable: Variable[Any]) -> str:

@@ -7,7 +7,6 @@ exists is whole.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import os
 import subprocess
@@ -38,8 +37,7 @@ def main() -> None:
     command = [sys.executable, "-m", "graftree.weights.torch_files"]
     status = subprocess.run([*command, given.file, out, given.key]).returncode
     if status not in (0, 1):
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(out + saving.PARTIAL)
+        saving.remove([out + saving.PARTIAL])
         what = f"PyTorch ended with the status {status}, and nothing was written"
         sys.exit(str(refusal(given.file, what)))
     sys.exit(status)

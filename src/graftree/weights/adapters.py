@@ -63,14 +63,12 @@ class _AdaptableLayer(NamedTuple):
     Attributes:
         path: Its path in the model.
         layer: The layer.
-        at: Its indices, if several are stacked.
         weight: Its weight in a file.
         layouts: Those of its factors.
     """
 
     path: Path
     layer: Any
-    at: tuple[int, ...]
     weight: Tensor
     layouts: tuple[Layout, Layout]
 
@@ -240,9 +238,7 @@ def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _AdaptableLayer]
             of_factors = _layouts(tensor.solved, len(outs))
             if of_factors is not None and not batch:
                 name = tensor.name.removesuffix(".weight")
-                found[name] = _AdaptableLayer(
-                    path, layer, tensor.at, tensor, of_factors
-                )
+                found[name] = _AdaptableLayer(path, layer, tensor, of_factors)
     return found
 
 
@@ -281,14 +277,14 @@ def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
 
 def _factors(layer: _AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
     """Both factors of a layer that is adapted, as tensors of a file."""
-    found = []
+    found, at = [], layer.weight.at
     named = zip(layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True)
     for factor, attribute, layout in named:
         leaf = getattr(layer.layer.lora, attribute)
         path = (*layer.path, "lora", attribute)
         array = tables.Array(path, leaf, leaf.get_raw_value())
-        solved = layout.solve([tuple(leaf.shape)[len(layer.at) :]])
-        found.append(Tensor(names[factor], (array,), layer.at, solved))
+        solved = layout.solve([tuple(leaf.shape)[len(at) :]])
+        found.append(Tensor(names[factor], (array,), at, solved))
     return found
 
 
@@ -385,14 +381,14 @@ def _prepare(
     wanted: dict[Path, _Adaptation] = {}
     places: dict[Path, set[tuple[int, ...]]] = {}
     for name, layer in layers.items():
-        places.setdefault(layer.path, set()).add(layer.at)
+        places.setdefault(layer.path, set()).add(layer.weight.at)
         if wanted.setdefault(layer.path, kinds[name]) != kinds[name]:
             raise ValueError(
                 f"The layers at {paths.dotted(layer.path)} are stacked, so their "
                 "adaptations need the same rank and scale."
             )
     for layer in layers.values():
-        shape = lora_layers.kernel_of(layer.layer).shape[: len(layer.at)]
+        shape = lora_layers.kernel_of(layer.layer).shape[: len(layer.weight.at)]
         count = len(places[layer.path])
         if count != math.prod(shape):
             raise ValueError(

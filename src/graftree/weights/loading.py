@@ -21,7 +21,7 @@ from jax.sharding import Sharding
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths, patterns, walks
-from graftree.core.graph import flattening, matching, nodes, updates
+from graftree.core.graph import differences, flattening, matching, nodes, updates
 from graftree.core.text import descriptions
 from graftree.core.variables import partitioning, variables
 from graftree.weights import layouts, sources, stored_tensors, tables
@@ -249,6 +249,11 @@ def _error(
             for m in misfits
         ],
     }
+    where = list[str]()
+    for title, lines in lists.items():
+        if lines:
+            shown = differences.bounded([f"  {line}" for line in lines], most=12)
+            where += [f"{len(lines)} {title}:", *shown]
     are_floating = [
         _is_floating(m.expected) and _is_floating(m.given)
         for m in misfits
@@ -271,7 +276,7 @@ def _error(
         errors.message(
             f"nnx.weights.load: {source.name} does not fit the model. "
             "Nothing has changed.",
-            where="\n".join([y for title, x in lists.items() for y in _cut(title, x)]),
+            where="\n".join(where),
             way_out="\n".join(ways),
         ),
         [array.path for array in (*[x for _, x in lacking], *without)],
@@ -293,15 +298,6 @@ def _prefix_hint(lacking: Sequence[str], extra: Sequence[str]) -> list[str]:
                 if 2 * fitting > len(these):
                     return [f"{fitting} of them fit with {prefix!r} {advice}."]
     return []
-
-
-_MOST = 12
-
-
-def _cut(title: str, lines: Sequence[str]) -> list[str]:
-    shown = [f"{len(lines)} {title}:"] * bool(lines)
-    shown += [f"  {line}" for line in lines[:_MOST]]
-    return shown + [f"  and {len(lines) - _MOST} more"] * (len(lines) > _MOST)
 
 
 # Reading.

@@ -124,7 +124,7 @@ def _out_of(tensor: tables.Tensor) -> NewTensor:
         return tensor.solved.to_file([np.asarray(placement.fetch(x)) for x in layers])
 
     dtype = np.dtype(tensor.arrays[0].value.dtype)
-    return NewTensor(tensor.name, dtype, tensor.solved.file_shape, make)
+    return NewTensor(tensor.name, Stored(dtype, tensor.solved.file_shape), make)
 
 
 def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
@@ -165,20 +165,13 @@ class NewTensor(NamedTuple):
 
     Attributes:
         name: Its name in the file.
-        dtype: Its dtype.
-        shape: Its shape.
+        stored: Its dtype and shape.
         make: Makes the array; called once, when it is written.
     """
 
     name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
+    stored: Stored
     make: Callable[[], Any]
-
-    @property
-    def stored(self) -> Stored:
-        """Its dtype and shape, as a file has them."""
-        return Stored(np.dtype(self.dtype), tuple(self.shape))
 
 
 def write(
@@ -246,9 +239,10 @@ def _checked(
         if not tensor_files.is_text(out.name) or out.name == tensor_files.METADATA:
             refused.append(f"tensor {name}: no name that a file can have")
         elif out.stored.dtype not in tensor_files.NAMES:
-            refused.append(f"tensor {name}: dtype {out.dtype}, which the format lacks")
-        elif len(out.shape) > stored_tensors.MAX_RANK:
-            refused.append(f"tensor {name}: {len(out.shape)} axes")
+            dtype = out.stored.dtype
+            refused.append(f"tensor {name}: dtype {dtype}, which the format lacks")
+        elif len(out.stored.shape) > stored_tensors.MAX_RANK:
+            refused.append(f"tensor {name}: {len(out.stored.shape)} axes")
     for key, value in (metadata or {}).items():
         if not tensor_files.is_text(key) or not tensor_files.is_text(value):
             refused.append(f"metadata {key!r}: {value!r} is to be text")
@@ -324,7 +318,7 @@ def _sorted(outs: Sequence[NewTensor]) -> list[NewTensor]:
 def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
     array = np.asarray(out.make())
     if (array.dtype, array.shape) != (out.stored.dtype, out.stored.shape):
-        said, came = map(descriptions.describe, (out, array))
+        said, came = map(descriptions.describe, (out.stored, array))
         what = f"{said} was announced, and {came} came"
         path = path.removesuffix(PARTIAL)
         raise _refusal(path, what, out.name, "Nothing was replaced.")
@@ -365,7 +359,7 @@ def _replace(files: Sequence[str], index: str) -> None:
     """Gives files their names, and removes an older set."""
     older = _shards_of(index)
     if any(os.path.exists(file) for file in files if file != index):
-        _remove([index])
+        remove([index])
     for file in files:
         os.replace(file + PARTIAL, file)
     for left in older - {*files}:
@@ -395,17 +389,18 @@ def _prepared(folder: str, files: Sequence[str]) -> Iterator[None]:
     os.makedirs(os.path.abspath(folder), exist_ok=True)
     partials = [file + PARTIAL for file in files]
     try:
-        _remove(partials)  # Leftovers of a write that was killed.
+        remove(partials)  # Leftovers of a write that was killed.
         yield
     except BaseException:
-        _remove(partials)
+        remove(partials)
         for each in made:
             with contextlib.suppress(OSError):
                 os.rmdir(each)
         raise
 
 
-def _remove(files: Iterable[str]) -> None:
+def remove(files: Iterable[str]) -> None:
+    """Removes those of the files that are there."""
     for file in files:
         with contextlib.suppress(FileNotFoundError):
             os.remove(file)

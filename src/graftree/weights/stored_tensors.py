@@ -301,17 +301,15 @@ class Explained(NamedTuple):
         pass
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if isinstance(error, OSError) and not isinstance(error, errors.WeightsError):
-            raise self._of(error) from error
-
-    def _of(self, error: OSError) -> errors.WeightsError:
+        if not isinstance(error, OSError) or isinstance(error, errors.WeightsError):
+            return
         what = _REASONS.get(type(error), error.strerror or type(error).__name__)
         parent, way_out = os.path.dirname(os.path.abspath(self.path)), self.way_out
         if not way_out and not os.path.isdir(parent):
             way_out = f"Its parent is not a folder: {parent}."
         found = refusal(self.path, what, way_out=way_out, verb=self.verb)
         found.errno = error.errno
-        return found
+        raise found from error
 
 
 # Files of weights in other formats: the beginning of each, its name, and the way to its
@@ -335,51 +333,44 @@ OF_TORCH = (
     "a zip archive, as torch.save writes it",
     "a pickle, as older versions of torch.save write it",
 )
-_FORMATS = [
-    (re.compile(pattern, re.DOTALL), what, way_out)
-    for pattern, what, way_out in (
-        (
-            rb"PK\x03\x04.{26}[^/]*\.npy",
-            "an .npz archive",
-            "Give it a name that ends with .npz.",
-        ),
-        (
-            rb"PK\x03\x04.{26}metadata\.json",
-            "a .keras archive",
-            "Unzip it: model.weights.h5 in it has the arrays.",
-        ),
-        (rb"PK\x03\x04", OF_TORCH[0], _TORCH),
-        (rb"\x80[\x02-\x05]", OF_TORCH[1], _TORCH),
-        (
-            rb"GGUF",
-            "a GGUF file, of llama.cpp",
-            "Get the .safetensors files that it was made of. Or, of the package gguf: "
-            f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
-            "             for t in gguf.GGUFReader(PATH).tensors}",
-        ),
-        (rb"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes it", _HDF5),
-        (
-            rb"([\x81-\x8f]|\xde..|\xdf....)([\xa1-\xbf]|\xd9.)[ -~]",
-            "a MessagePack file, as Flax writes it",
-            f"{_LOAD}flax.traverse_util.flatten_dict(\n      flax.serialization."
-            "msgpack_restore(open(PATH, 'rb').read()), sep='.')",
-        ),
-        (
-            rb"\x93NUMPY",
-            "a single array of NumPy",
-            f"{_LOAD}{{name: numpy.load(PATH)}}",
-        ),
-        (
-            rb"version https://git-lfs",
-            "a pointer of Git LFS, which stands for the file",
-            "Get the file itself: git lfs pull",
-        ),
-        (
-            rb"\s*(?i:<!doctype html|<html)",
-            "a web page",
-            "The download went to another address: get it again.",
-        ),
-    )
+_FORMATS: list[tuple[bytes, str, str]] = [
+    (
+        rb"PK\x03\x04.{26}[^/]*\.npy",
+        "an .npz archive",
+        "Give it a name that ends with .npz.",
+    ),
+    (
+        rb"PK\x03\x04.{26}metadata\.json",
+        "a .keras archive",
+        "Unzip it: model.weights.h5 in it has the arrays.",
+    ),
+    (rb"PK\x03\x04", OF_TORCH[0], _TORCH),
+    (rb"\x80[\x02-\x05]", OF_TORCH[1], _TORCH),
+    (
+        rb"GGUF",
+        "a GGUF file, of llama.cpp",
+        "Get the .safetensors files that it was made of. Or, of the package gguf: "
+        f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
+        "             for t in gguf.GGUFReader(PATH).tensors}",
+    ),
+    (rb"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes it", _HDF5),
+    (
+        rb"([\x81-\x8f]|\xde..|\xdf....)([\xa1-\xbf]|\xd9.)[ -~]",
+        "a MessagePack file, as Flax writes it",
+        f"{_LOAD}flax.traverse_util.flatten_dict(\n      flax.serialization."
+        "msgpack_restore(open(PATH, 'rb').read()), sep='.')",
+    ),
+    (rb"\x93NUMPY", "a single array of NumPy", f"{_LOAD}{{name: numpy.load(PATH)}}"),
+    (
+        rb"version https://git-lfs",
+        "a pointer of Git LFS, which stands for the file",
+        "Get the file itself: git lfs pull",
+    ),
+    (
+        rb"\s*(?i:<!doctype html|<html)",
+        "a web page",
+        "The download went to another address: get it again.",
+    ),
 ]
 
 
@@ -397,6 +388,6 @@ def found_in(path: str) -> tuple[str, str] | None:
     except OSError:
         return None
     for pattern, what, way_out in _FORMATS:
-        if pattern.match(begin):
+        if re.match(pattern, begin, re.DOTALL):
             return what, way_out.replace("PATH", repr(path))
     return None

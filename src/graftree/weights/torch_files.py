@@ -42,8 +42,8 @@ def _convert(path: str, out: str, key: str) -> None:
             return source.read(name, [slice(None)] * len(source.tensors[name].shape))
 
         outs = [
-            saving.NewTensor(name, x.dtype, x.shape, functools.partial(read, name))
-            for name, x in source.tensors.items()
+            saving.NewTensor(name, stored, functools.partial(read, name))
+            for name, stored in source.tensors.items()
         ]
         saving.write(out, outs, metadata={"format": "pt"})
     print(f"{out}: {len(outs)} tensors")

@@ -34,12 +34,8 @@ def tensors_of(layer: Any) -> list[TorchTensor] | None:
     for kind in type(layer).__mro__:
         if kind in _TABLE:
             rows = _TABLE[kind]
-            listed = [
-                TorchTensor(name, tuple(attributes.split()), layout)
-                for name, attributes, layout in (
-                    rows(layer) if callable(rows) else rows
-                )
-            ]
+            rows = rows(layer) if callable(rows) else rows
+            listed = [TorchTensor(name, tuple(x.split()), y) for name, x, y in rows]
             return [x for x in listed if all(_has(layer, y) for y in x.attributes)]
     return None
 

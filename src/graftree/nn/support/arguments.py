@@ -32,14 +32,7 @@ from jax.nn import initializers
 from numpy.lib.array_utils import normalize_axis_index
 
 from graftree import _jax, errors
-from graftree.annotations import (
-    Axes,
-    Dtype,
-    Initializer,
-    LaxPadding,
-    PaddingLike,
-    Shape,
-)
+from graftree.annotations import Dtype, Initializer, LaxPadding, PaddingLike, Shape
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.text import descriptions
@@ -218,7 +211,7 @@ def if_set(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def canonical_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
+def canonical_axes(axes: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     """Lists axes as non-negative numbers in ascending order, without repeats."""
     entries = sizes(axes)
     return tuple(sorted({normalize_axis_index(axis, ndim) for axis in entries}))
@@ -315,22 +308,6 @@ lecun_normal: Any = eager.known(initializers.lecun_normal())
 """The default initializer of weights."""
 
 
-def new_param(
-    rngs: Rngs,
-    initializer: Initializer,
-    shape: Shape | int,
-    dtype: Dtype,
-    metadata: Mapping[str, Any],
-) -> Param[jax.Array]:
-    """Makes a Param, with a key from the stream ``params``.
-
-    The initializer is called as ``initializer(key, shape, dtype)``. It may return a
-    value with metadata, as ``nnx.with_partitioning`` makes; this metadata wins.
-    """
-    key = draw_key(rngs)
-    return Param(first_value(initializer, key, shape, dtype), **metadata)
-
-
 def first_value(
     initializer: Initializer, key: jax.Array, shape: Shape | int, dtype: Dtype
 ) -> Any:
@@ -372,18 +349,23 @@ def draw_key(rngs: Rngs) -> jax.Array:
 def make(layer: Any, given: Mapping[str, Any], **shapes: Shape | int | None) -> None:
     """Makes Params of these shapes, from the arguments of a constructor.
 
+    Each gets a key from the stream ``params``. Its initializer is called as
+    ``initializer(key, shape, dtype)``. It may return a value with metadata, as
+    ``nnx.with_partitioning`` makes; this metadata wins.
+
     Args:
         layer: The layer that is constructed.
         given: The ``locals()`` of the constructor: ``rngs``, ``param_dtype``, and for
             each name ``name_init`` and ``name_metadata``.
-        **shapes: By the name of the Param; ``None``: it is absent.
+        **shapes: By the name of the Param; it is absent if that is ``None``, or if the
+            argument ``use_name`` says so.
     """
     for name, shape in shapes.items():
         param = attributes.data(None)
-        if shape is not None:
-            initializer, metadata = given[f"{name}_init"], given[f"{name}_metadata"]
-            rngs, dtype = given["rngs"], given["param_dtype"]
-            param = new_param(rngs, initializer, shape, dtype, metadata)
+        if shape is not None and given.get(f"use_{name}", True):
+            key, initializer = draw_key(given["rngs"]), given[f"{name}_init"]
+            value = first_value(initializer, key, shape, given["param_dtype"])
+            param = Param(value, **given[f"{name}_metadata"])
         setattr(layer, name, param)
 
 
@@ -399,12 +381,8 @@ def keep(layer: Any, given: Mapping[str, Any]) -> None:
     """
     for name, value in given.items():
         is_used = name in _USED or name.endswith(("_init", "_metadata"))
-        if not is_used and not _is_property(layer, name):
+        if not is_used and not isinstance(getattr(type(layer), name, None), property):
             setattr(layer, name, value)
 
 
 _USED = ("self", "rngs", "keep_rngs")
-
-
-def _is_property(layer: Any, name: str) -> bool:
-    return isinstance(getattr(type(layer), name, None), property)
