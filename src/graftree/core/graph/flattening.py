@@ -184,7 +184,7 @@ class _Flattener:
                 if is_data is False or (is_data is None and kind is Leaf.STATIC):
                     is_atom = type(value) in atoms
                     known = statics.get((type(value), value)) if is_atom else None
-                    cells.append(known or graphdefs.Static(value))
+                    cells.append(known or graphdefs.static_of(value))
                 elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
                     cells.append(LEAF)
                     leaves.append(value)

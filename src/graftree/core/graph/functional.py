@@ -191,13 +191,10 @@ def group_all(
     *groups, rest = filters.group(pairs, filter_list) if filter_list else [[*pairs], []]
     if rest and not may_leave:
         raise flat_states.remainder_error(rest)
-    return tuple(map(_as_state, groups))
-
-
-def _as_state(pairs: list[tuple[Any, Any]]) -> Any:
-    if len(pairs) == 1 and pairs[0][0] == ():
-        return pairs[0][1]
-    return states.from_flat_state(pairs)
+    # The state of a Variable or array is the object itself.
+    if graphdef.paths() == ((),):
+        return tuple([found[0][1] if found else State({}) for found in groups])
+    return tuple(map(states.from_flat_state, groups))
 
 
 @overload

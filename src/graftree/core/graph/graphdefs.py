@@ -66,12 +66,7 @@ class Static(tuple[Any, Any]):
 
     def __new__(cls, value: Any) -> Static:
         # In this order for the reason that `imprints.told_apart` gives.
-        made = tuple.__new__(cls, (imprints.imprint(value), value))
-        if type(value) in ATOMS:
-            if len(STATICS) > _MOST_STATICS:
-                STATICS.clear()
-            STATICS[type(value), value] = made
-        return made
+        return tuple.__new__(cls, (imprints.imprint(value), value))
 
     @property
     def value(self) -> Any:
@@ -88,11 +83,20 @@ class Static(tuple[Any, Any]):
         return f"Static(value={self[1]!r})"
 
 
-# Those of atoms, by their type and value. A model has many that are equal, so the
-# flattener looks here first.
+# Those of atoms, by their type and value. A model has many that are equal.
 STATICS: dict[tuple[type, Any], Static] = {}
 ATOMS = frozenset({int, bool, str, type(None)})
 _MOST_STATICS = 4096
+
+
+def static_of(value: Any) -> Static:
+    """The `Static` of a value; for an atom the same one each time."""
+    made = Static(value)
+    if type(value) in ATOMS:
+        if len(STATICS) > _MOST_STATICS:
+            STATICS.clear()
+        STATICS[type(value), value] = made
+    return made
 
 
 class NodeRef(NamedTuple):

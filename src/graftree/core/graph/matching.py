@@ -247,7 +247,7 @@ def mapping_of(given: Any) -> Mapping[Any, Any]:
     if isinstance(given, flat_states.FlatState):
         given = given.to_nested_state()
     if isinstance(given, Mapping):
-        return flat_states.raw_mapping(given)
+        return getattr(given, "raw_mapping", given)
     # An object of the same structure, e.g. gradients in the form of a Module.
     skeleton, leaves = flattening.flatten_graph(given)
     found = zip(skeleton.paths(), leaves, strict=True)

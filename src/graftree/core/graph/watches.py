@@ -34,6 +34,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from graftree import _jax, config
 from graftree.core import imprints, ownership, walks
 from graftree.core.graph import flattening, graphdefs, nodes
@@ -147,7 +149,12 @@ _at_once = graphdefs.Interned()
 def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
     """The object that `flatten_at_once` took apart."""
     _, graphdef = static
-    return flattening.unflatten(graphdef, [*values])
+    (row,) = graphdef.rows
+    leaves = [
+        flattening.make_variable(cell, x) if type(cell) is graphdefs.VariableDef else x
+        for cell, x in zip(row.cells, values, strict=True)
+    ]
+    return jax.tree.unflatten(row.metadata.treedef, leaves)
 
 
 pytrees.register_at_once(pytrees.AtOnce(flatten_at_once, unflatten_at_once))
@@ -236,7 +243,7 @@ class Memo:
         self.graphdef, self.number = graphdef, number
         self.watch = watch
         self._leaves = leaves
-        self._are_variables = all(isinstance(leaf, Variable) for leaf in leaves)
+        self._are_variables = all(map(variables.is_variable, leaves))
         self._arrays: dict[int, Attribute] = {}
         for number, path in enumerate(graphdef.paths()):
             is_box = isinstance(leaves[number], Variable)
