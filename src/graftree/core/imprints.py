@@ -83,7 +83,7 @@ PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
 
 
 @functools.cache
-def _rule_of(kind: type) -> Rule | None:
+def _rule_of(kind: Any) -> Rule | None:
     if issubclass(kind, np.generic):
         return _of_bytes
     if issubclass(kind, (float, complex)):

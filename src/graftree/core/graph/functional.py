@@ -229,7 +229,7 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
     """
     graphdef, leaves = watches.flatten_node(node, graph, "state")
     found = group_all(graphdef, leaves, filter_list, may_leave=True)
-    return found if len(found) > 1 else found[0]
+    return found[0] if len(found) == 1 else found
 
 
 def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:

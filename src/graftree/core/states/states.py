@@ -272,7 +272,7 @@ class Level(dict[Any, Any]):
     """
 
 
-def _children(node: State | Level) -> tuple[list[Any], tuple[Key, ...]]:
+def _children(node: Any) -> tuple[list[Any], tuple[Key, ...]]:
     mapping = node if type(node) is Level else node._mapping
     keys = tuple(paths.sorted_keys(mapping))
     children = [mapping[key] for key in keys]
@@ -293,7 +293,7 @@ def _as_node(value: dict[Any, Any]) -> dict[Any, Any]:
     return value
 
 
-def _with_entries(node: State | Level) -> Any:
+def _with_entries(node: Any) -> Any:
     children, keys = _children(node)
     entries = map(jax.tree_util.DictKey, keys)
     return list(zip(entries, children, strict=True)), keys
