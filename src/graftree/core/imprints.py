@@ -83,7 +83,7 @@ PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
 
 
 @functools.cache
-def _rule_of(kind: Any) -> Rule | None:
+def _rule_of(kind: type) -> Rule | None:
     if issubclass(kind, np.generic):
         return _of_bytes
     if issubclass(kind, (float, complex)):
@@ -98,7 +98,7 @@ def _rule_of(kind: Any) -> Rule | None:
     is_plain = kind.__eq__ is object.__eq__ or issubclass(kind, _IMMUTABLE)
     is_known = kind in PLAIN or kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES
     if not (is_plain or is_known):
-        if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.eq:
+        if getattr(getattr(kind, "__dataclass_params__", None), "eq", False):
             return _of_fields
         if kind.__hash__ is not object.__hash__:
             return _of_attributes
