@@ -232,13 +232,15 @@ class GraphDef(Generic[Node]):
     rows: tuple[NodeRow, ...]
     num_leaves: int
 
-    def __new__(
-        cls,
+    def __init__(
+        self,
         nodes: Sequence[Any],
         attributes: Sequence[tuple[Any, Any]],
         num_leaves: int,
-    ) -> GraphDef[Node]:
-        return GraphDef.of(*_read(nodes, attributes), num_leaves)
+    ) -> None:
+        made = GraphDef.of(*_read(nodes, attributes), num_leaves)
+        for name in ("root", "rows", "num_leaves", "_cache"):
+            object.__setattr__(self, name, getattr(made, name))
 
     @staticmethod
     def of(root: Cell, rows: Sequence[NodeRow], num_leaves: int) -> GraphDef[Any]:
