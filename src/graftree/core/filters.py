@@ -94,20 +94,17 @@ def filters_to_predicates(filters: Iterable[Filter]) -> tuple[Predicate, ...]:
         Everything()
     """
     filters = tuple(filters)
-    for i, (filter_, following) in enumerate(itertools.pairwise(filters)):
-        if _is_rest(filter_) and not _is_rest(following):
+    take_all = [x is ... or x is True for x in filters]
+    for i, (takes_all, next_does) in enumerate(itertools.pairwise(take_all)):
+        if takes_all and not next_does:
             raise ValueError(
                 errors.message(
                     "`...` or `True` can only be used as the last filters, "
-                    f"got {filter_!r} at index {i} before {following!r}.",
+                    f"got {filters[i]!r} at index {i} before {filters[i + 1]!r}.",
                     way_out=f"Move it to the end of the {len(filters)} filters.",
                 )
             )
     return tuple(map(to_predicate, filters))
-
-
-def _is_rest(filter_: Filter) -> bool:
-    return filter_ is ... or filter_ is True
 
 
 def group(

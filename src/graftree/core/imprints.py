@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -53,9 +54,11 @@ def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...
     return kinds if is_plain else tuple(map(imprint, values)), values
 
 
-def imprint(value: Any) -> Any:
+def imprint(value: Any, depth: int = 0) -> Any:
     """The key that tells a static value from its equals and from its earlier self."""
-    return _imprint(value, 0)
+    kind = type(value)
+    rule = _rule_of(kind)
+    return kind if rule is None or depth > _DEPTH else rule(value, depth + 1)
 
 
 def may_change(value: Any) -> bool:
@@ -75,31 +78,12 @@ def any_may_change(values: tuple[Any, ...]) -> bool:
     return not PLAIN.issuperset(map(type, values)) and any(map(may_change, values))
 
 
-def _imprint(value: Any, depth: int) -> Any:
-    kind = type(value)
-    rule = _rule_of(kind)
-    return kind if rule is None or depth > _DEPTH else rule(value, depth + 1)
-
-
 # Types whose imprint is the type itself, as far as they are known; others have a rule.
 PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
-_rules: dict[type, Rule] = {}
 
 
+@functools.cache
 def _rule_of(kind: type) -> Rule | None:
-    if kind in PLAIN:
-        return None
-    rule = _rules.get(kind)
-    if rule is None:
-        rule = _choose_rule(kind)
-        if rule is None:
-            PLAIN.add(kind)
-        else:
-            _rules[kind] = rule
-    return rule
-
-
-def _choose_rule(kind: type) -> Rule | None:
     if issubclass(kind, np.generic):
         return _of_bytes
     if issubclass(kind, (float, complex)):
@@ -111,13 +95,15 @@ def _choose_rule(kind: type) -> Rule | None:
     if issubclass(kind, HashableMapping):
         return _of_mapping
     # Equality of other objects is that of their identity, unless they define it.
-    if kind.__eq__ is object.__eq__ or issubclass(kind, _IMMUTABLE):
-        return None
-    if kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES:
-        return None
-    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.eq:
-        return _of_fields
-    return None if kind.__hash__ is object.__hash__ else _of_attributes
+    is_plain = kind.__eq__ is object.__eq__ or issubclass(kind, _IMMUTABLE)
+    is_known = kind in PLAIN or kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES
+    if not (is_plain or is_known):
+        if getattr(getattr(kind, "__dataclass_params__", None), "eq", False):
+            return _of_fields
+        if kind.__hash__ is not object.__hash__:
+            return _of_attributes
+    PLAIN.add(kind)
+    return None
 
 
 def _of_bytes(value: np.generic, _: int) -> Any:
@@ -131,8 +117,8 @@ def _of_signs(value: complex, _: int) -> Any:
 
 def _of_members(value: Iterable[Any], depth: int) -> Any:
     if isinstance(value, tuple):
-        return (type(value), *[_imprint(x, depth) for x in value])
-    return type(value), frozenset([(x, _imprint(x, depth)) for x in value])
+        return (type(value), *[imprint(x, depth) for x in value])
+    return type(value), frozenset([(x, imprint(x, depth)) for x in value])
 
 
 def _of_items(value: Any, depth: int) -> Any:
@@ -174,14 +160,11 @@ def _content(value: Any, depth: int) -> Any:
     rule = _rule_of(type(value))
     if rule is _of_members and isinstance(value, tuple) and depth <= _DEPTH:
         return (type(value), *[_content(x, depth + 1) for x in value])
-    if rule in (None, _of_signs, _of_members) and _is_hashable(value):
-        return value, _imprint(value, depth)
-    return _imprint(value, depth)
-
-
-def _is_hashable(value: Any) -> bool:
     # A traced array has a hash by identity in some versions; it must not be kept.
-    return type(value).__hash__ is not None and not isinstance(value, jax.Array)
+    is_hashable = type(value).__hash__ is not None and not isinstance(value, jax.Array)
+    if rule in (None, _of_signs, _of_members) and is_hashable:
+        return value, imprint(value, depth)
+    return imprint(value, depth)
 
 
 class HashableMapping(Mapping[Any, Any]):

@@ -18,11 +18,10 @@ and tables of weights give steps more meanings.
 """
 
 import ast
-import functools
 import keyword
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -103,12 +102,9 @@ def key_from_jax(entry: Any) -> Key:
         return entry.name
     if isinstance(entry, jax.tree_util.SequenceKey):
         return entry.idx
-    if isinstance(entry, (jax.tree_util.DictKey, jax.tree_util.FlattenedIndexKey)):
-        return _check_key(entry.key)
-    return str(entry)
-
-
-def _check_key(key: Any) -> Key:
+    if not isinstance(entry, (jax.tree_util.DictKey, jax.tree_util.FlattenedIndexKey)):
+        return str(entry)
+    key: Any = entry.key
     # The common types need no test. None has no order, but is the only one of its type.
     if isinstance(key, (str, int)) or key is None:
         return key
@@ -130,14 +126,10 @@ def _check_key(key: Any) -> Key:
 
 def key_text(key: Key) -> str:
     """Prints a key as Python writes it: ``.name``, or ``[key]`` if it is not a name."""
-    is_name = isinstance(key, str) and _is_name(key)
-    return f".{key}" if is_name else f"[{key!r}]"
-
-
-@functools.lru_cache(maxsize=4096)  # layers have the same ones
-def _is_name(key: str) -> bool:
     # Python normalizes names that are not ASCII, so that they may be those of others.
-    return key.isascii() and key.isidentifier() and not keyword.iskeyword(key)
+    if isinstance(key, str) and key.isascii() and key.isidentifier():
+        return f"[{key!r}]" if keyword.iskeyword(key) else f".{key}"
+    return f"[{key!r}]"
 
 
 def below(start: str, path: Path) -> str:
@@ -170,9 +162,8 @@ def spelled(path: Path) -> tuple[str, ...]:
     return tuple(map(str, path))
 
 
-def keystr(jax_key_path: tuple) -> str:
-    """Prints a JAX key path as the Python expression that reads it."""
-    return jax.tree_util.keystr(jax_key_path)
+# Prints a JAX key path as the Python expression that reads it.
+keystr: Callable[[tuple], str] = jax.tree_util.keystr
 
 
 class PathStep(NamedTuple):

@@ -66,7 +66,7 @@ def walk(
                 yield path, x
 
 
-class Once:
+class Once(dict[int, Any]):
     """Remembers the objects it has met, by identity, and keeps them alive.
 
     Example:
@@ -77,18 +77,15 @@ class Once:
         (True, True, False)
     """
 
-    def __init__(self) -> None:
-        self._met: dict[int, Any] = {}
-
     def __call__(self, x: Any) -> bool:
         """Whether it meets ``x`` for the first time."""
-        if id(x) in self._met:
+        if id(x) in self:
             return False
-        self._met[id(x)] = x
+        self[id(x)] = x
         return True
 
 
-class Above:
+class Above(dict[int, tuple[Path, Any]]):
     """Finds cycles: remembers the path at which it last met a value.
 
     Example:
@@ -98,13 +95,10 @@ class Above:
         (None, None, ('y',))
     """
 
-    def __init__(self) -> None:
-        self._met: dict[int, tuple[Path, Any]] = {}
-
     def __call__(self, x: Any, path: Path) -> Path | None:
         """The path of ``x`` above ``path``, if it contains itself."""
-        last, _ = self._met.get(id(x), (None, x))
+        last, _ = self.get(id(x), (None, x))
         if last is not None and path[: len(last)] == last:
             return last
-        self._met[id(x)] = path, x
+        self[id(x)] = path, x
         return None

@@ -646,6 +646,30 @@ def test_own_check_of_the_context_is_asked_before_each_write():
         jax.jit(lambda: v.set_value(1.0))()
 
 
+def test_own_check_is_asked_where_many_are_written():
+    locked = []
+
+    class Checked(nnx.Variable):
+        def _check_valid_context(self, error_msg):
+            if locked:
+                raise RuntimeError(error_msg())
+
+    model = nnx.Dict(a=nnx.Param(jnp.zeros(2)), b=Checked(jnp.zeros(2)))
+
+    @nnx.jit
+    def step(model):
+        model.a[...] += 1
+        model.b[...] += 1
+
+    for _ in range(3):
+        step(model)
+    locked.append(True)
+    for write in (step, lambda m: nnx.update(m, {"a": jnp.ones(2), "b": jnp.ones(2)})):
+        with pytest.raises(RuntimeError, match="Cannot mutate Checked"):
+            write(model)
+    assert [x[...].tolist() for x in model.values()] == [[3, 3], [3, 3]]
+
+
 def test_a_class_has_an_empty_table_and_no_state():
     assert dict(nnx.Module._pytree__nodes) == {}
     assert not hasattr(nnx.Module, "_pytree__state")

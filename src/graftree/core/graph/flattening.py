@@ -72,7 +72,7 @@ class RefMap(MutableMapping[Any, Any]):
         del self._entries[id(key)]
 
     def __iter__(self) -> Iterator[Any]:
-        return (key for key, _ in self._entries.values())
+        return iter([key for key, _ in self._entries.values()])
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -113,7 +113,8 @@ def flatten_graph(
         RefMap() if ref_outer_index is None else ref_outer_index,
         members=members,
     )
-    return flattener.result(flattener.cell_of(node, kind))
+    root = flattener.cell_of(node, kind)
+    return GraphDef.of(root, flattener.rows, len(flattener.leaves)), flattener.leaves
 
 
 def flatten_leaves(
@@ -147,7 +148,7 @@ def flatten_leaves(
             flattener.leaves.append(x)
     counts = len(flattener.rows), len(flattener.leaves)
     flattener.rows[0] = graphdefs.tree_row(Tree(treedef), tuple(cells), *counts)
-    return flattener.result(NODE)
+    return GraphDef.of(NODE, flattener.rows, counts[1]), flattener.leaves
 
 
 class _Flattener:
@@ -171,43 +172,31 @@ class _Flattener:
         # limits.
         self._open: list[_OpenRow] = []
 
-    def result(self, root: Cell) -> tuple[GraphDef[Any], list[Any]]:
-        """The skeleton with this root, and the leaves."""
-        return GraphDef.of(root, self.rows, len(self.leaves)), self.leaves
-
     def cell_of(self, x: Any, kind: nodes.Kind) -> Cell:
         """The cell of a node, Variable or ref; lists it and all below it."""
-        root, pending = self._enter(x, kind), self._open
-        while pending:
-            if self._list_children(pending[-1]):
-                if len(pending) % _DEEP == 0:
-                    _check_for_cycles(pending, self.members)
-            else:
-                node, number, before, _, cells = pending.pop()
-                counts = len(self.rows) - number, len(self.leaves) - before
-                self.rows[number] = _make_row((*node, tuple(cells), *counts))
-        return root
-
-    def _list_children(self, row: _OpenRow) -> bool:
-        """Lists children until one has children itself; returns whether one does."""
-        cells, leaves = row.cells, self.leaves
+        root, pending, leaves = self._enter(x, kind), self._open, self.leaves
         # This runs for each attribute of a model, so each function call counts.
         kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
-        for _, value, is_data in row.children:
-            kind = kinds.get(type(value)) or nodes.kind_of(value)
-            if is_data is False or (is_data is None and kind is Leaf.STATIC):
-                is_atom = type(value) in atoms
-                known = statics.get((type(value), value)) if is_atom else None
-                cells.append(known or graphdefs.static_of(value))
-            elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
-                cells.append(LEAF)
-                leaves.append(value)
+        while pending:
+            node, number, before, children, cells = pending[-1]
+            for _, value, is_data in children:
+                kind = kinds.get(type(value)) or nodes.kind_of(value)
+                if is_data is False or (is_data is None and kind is Leaf.STATIC):
+                    is_atom = type(value) in atoms
+                    known = statics.get((type(value), value)) if is_atom else None
+                    cells.append(known or graphdefs.static_of(value))
+                elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
+                    cells.append(LEAF)
+                    leaves.append(value)
+                else:
+                    cells.append(self._enter(value, kind))
+                if cells[-1] is NODE:
+                    break
             else:
-                cell = self._enter(value, kind)
-                cells.append(cell)
-                if cell is NODE:
-                    return True
-        return False
+                pending.pop()
+                counts = len(self.rows) - number, len(leaves) - before
+                self.rows[number] = _make_row((*node, tuple(cells), *counts))
+        return root
 
     def _enter(self, x: Any, kind: nodes.Kind) -> Cell:
         """The cell of a node, Variable or ref; the children of a node are to come."""
@@ -228,6 +217,8 @@ class _Flattener:
         self._open.append(_OpenRow(node, *counts, iter(children), []))
         self.rows.append(None)
         self.members.append(x)
+        if len(self._open) % _DEEP == 0:
+            _check_for_cycles(self._open, self.members)
         return NODE
 
     def _define(self, variable: Any, index: int, outer: int | None) -> VariableDef:
@@ -390,17 +381,10 @@ class Builder:
         """The object of a skeleton; reused parts of it are complete after `commit`."""
         if graphdef.root is not NODE:
             return self._value(graphdef.root, iter(leaves))
-        root, values = self._build_root(graphdef, leaves)
-        return self._made(root, values)
+        return self._made(graphdef.rows[0], self.members(graphdef, leaves))
 
     def members(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> list[Any]:
         """The contents of the cells of the root, as by `build`."""
-        return self._build_root(graphdef, leaves)[1]
-
-    def _build_root(
-        self, graphdef: GraphDef[Any], leaves: Sequence[Any]
-    ) -> tuple[graphdefs.NodeRow, list[Any]]:
-        """The root, and the contents of its cells."""
         given, rows = iter(leaves), graphdef.rows
         blank, cells, order = graphdef.blueprint()
         contents = [values.copy() for values in blank]
@@ -419,7 +403,7 @@ class Builder:
                 contents[number][place] = self._value(cell, given)
         for number, above, place in order[:-1]:
             contents[above][place] = self._made(rows[number], contents[number])
-        return rows[0], contents[0]
+        return contents[0]
 
     def _made(self, row: graphdefs.NodeRow, values: list[Any]) -> Any:
         """The object or container of a row, with these values in its cells."""
@@ -514,7 +498,7 @@ def make_variable(node: VariableDef, leaf: Any) -> Any:
     Its ``ref`` metadata is right for the value it holds, even if a ref was recorded
     and an array came, or vice versa. A stand-in for an array may become a ref later.
     """
-    entries = node.metadata
-    if entries["ref"] is not _jax.is_ref(leaf) and not values.is_stand_in(leaf):
-        entries = HashableMapping({**entries, "ref": _jax.is_ref(leaf)})
+    entries, is_ref = node.metadata, _jax.is_ref(leaf)
+    if entries.get("ref") is not is_ref and not values.is_stand_in(leaf):
+        entries = HashableMapping({**entries, "ref": is_ref})
     return variables.rebuild(node.type, leaf, entries)

@@ -180,27 +180,21 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
 
 
 def group_all(
-    graphdef: GraphDef[Any], leaves: list[Any], filter_list: Sequence[Any]
+    graphdef: GraphDef[Any],
+    leaves: list[Any],
+    filter_list: Sequence[Any],
+    *,
+    may_leave: bool = False,
 ) -> tuple[Any, ...]:
-    """One State per filter; every leaf must match one of them."""
-    *groups, rest = _group(graphdef, leaves, filter_list)
-    if rest:
-        raise flat_states.remainder_error(rest)
-    return tuple(map(_as_state, groups))
-
-
-def _group(
-    graphdef: GraphDef[Any], leaves: list[Any], filter_list: Sequence[Any]
-) -> list[list[tuple[Any, Any]]]:
-    """The (path, leaf) pairs of each filter; those of no filter come last."""
+    """One State per filter; each leaf must match one, unless some may be left out."""
     pairs = zip(graphdef.paths(), leaves, strict=True)
-    return filters.group(pairs, filter_list) if filter_list else [[*pairs], []]
-
-
-def _as_state(pairs: list[tuple[Any, Any]]) -> Any:
-    if len(pairs) == 1 and pairs[0][0] == ():
-        return pairs[0][1]
-    return states.from_flat_state(pairs)
+    *groups, rest = filters.group(pairs, filter_list) if filter_list else [[*pairs], []]
+    if rest and not may_leave:
+        raise flat_states.remainder_error(rest)
+    # The state of a Variable or array is the object itself.
+    if graphdef.paths() == ((),):
+        return tuple([found[0][1] if found else State({}) for found in groups])
+    return tuple(map(states.from_flat_state, groups))
 
 
 @overload
@@ -234,9 +228,8 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         True
     """
     graphdef, leaves = watches.flatten_node(node, graph, "state")
-    groups = _group(graphdef, leaves, filter_list)[:-1]
-    found = [*map(_as_state, groups)]
-    return tuple(found) if len(found) > 1 else found[0]
+    found = group_all(graphdef, leaves, filter_list, may_leave=True)
+    return found[0] if len(found) == 1 else found
 
 
 def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:

@@ -34,6 +34,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
+from graftree import _jax
 from graftree.core import imprints, pickling
 from graftree.core.states.states import State
 from graftree.core.text import representations
@@ -237,21 +238,19 @@ class GraphDef(Generic[Node]):
         attributes: Sequence[tuple[Any, Any]],
         num_leaves: int,
     ) -> None:
-        self._fill(*_read(nodes, attributes), num_leaves)
+        made = GraphDef.of(*_read(nodes, attributes), num_leaves)
+        for name in ("root", "rows", "num_leaves", "_cache"):
+            object.__setattr__(self, name, getattr(made, name))
 
     @staticmethod
     def of(root: Cell, rows: Sequence[NodeRow], num_leaves: int) -> GraphDef[Any]:
         """The skeleton of these rows."""
-        made = GraphDef.__new__(GraphDef)
-        made._fill(root, rows, num_leaves)
+        made, store = object.__new__(GraphDef), object.__setattr__
+        store(made, "root", root)
+        store(made, "rows", tuple(rows))
+        store(made, "num_leaves", num_leaves)
+        store(made, "_cache", {})
         return made
-
-    def _fill(self, root: Cell, rows: Sequence[NodeRow], num_leaves: int) -> None:
-        store = object.__setattr__
-        store(self, "root", root)
-        store(self, "rows", tuple(rows))
-        store(self, "num_leaves", num_leaves)
-        store(self, "_cache", {})
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -340,10 +339,29 @@ class GraphDef(Generic[Node]):
 
     def blueprint(self) -> Blueprint:
         """The way from the leaves to the object; cached."""
-        found = self._cache.get("blueprint")
-        if found is None:
-            found = self._cache["blueprint"] = _blueprint(self.rows)
-        return found
+        if "blueprint" in self._cache:
+            return self._cache["blueprint"]
+        rows, below = self.rows, iter(range(1, len(self.rows)))
+        made = Blueprint([[None] * len(row.cells) for row in rows], [], [])
+        # Rows with those above and the rest of their cells. No recursion, whose depth
+        # Python limits.
+        pending = [(0, 0, 0, enumerate(rows[0].cells))]
+        while pending:
+            number, above, place_above, cells = pending[-1]
+            for place, cell in cells:
+                if cell is NODE:
+                    row = next(below)
+                    pending.append((row, number, place, enumerate(rows[row].cells)))
+                    break
+                if type(cell) is Static:
+                    made.contents[number][place] = cell[1]
+                else:
+                    made.cells.append((number, place, cell))
+            else:
+                pending.pop()
+                made.order.append((number, above, place_above))
+        self._cache["blueprint"] = made
+        return made
 
     def leaves(self) -> tuple[tuple[Path, VariableDef | ArrayRefDef | None], ...]:
         """For each leaf its path, and its definition unless it is plain; cached."""
@@ -435,29 +453,6 @@ class Blueprint(NamedTuple):
     contents: list[list[Any]]
     cells: list[tuple[int, int, Cell]]
     order: list[tuple[int, int, int]]
-
-
-def _blueprint(rows: Sequence[NodeRow]) -> Blueprint:
-    made = Blueprint([[None] * len(row.cells) for row in rows], [], [])
-    below = iter(range(1, len(rows)))
-    # Rows with those above and the rest of their cells. No recursion, whose depth
-    # Python limits.
-    pending = [(0, 0, 0, enumerate(rows[0].cells))]
-    while pending:
-        number, above, place_above, cells = pending[-1]
-        for place, cell in cells:
-            if cell is NODE:
-                row = next(below)
-                pending.append((row, number, place, enumerate(rows[row].cells)))
-                break
-            if type(cell) is Static:
-                made.contents[number][place] = cell[1]
-            else:
-                made.cells.append((number, place, cell))
-        else:
-            pending.pop()
-            made.order.append((number, above, place_above))
-    return made
 
 
 def is_leaf(what: Any) -> bool:
@@ -659,18 +654,13 @@ def state_of(graph_state: Any) -> Any:
 
 
 def _flatten_with_keys(graph_state: GraphState) -> Any:
-    flat, treedef = jax.tree_util.tree_flatten_with_path(
-        graph_state._state, is_leaf=lambda x: x is not graph_state._state
-    )
-    return [(path[0], child) for path, child in flat], (treedef, graph_state._graphdef)
+    listed, treedef = _jax.flatten_one_level(graph_state._state)
+    return listed, (treedef, graph_state._graphdef)
 
 
 def _unflatten(aux: Any, children: Any) -> GraphState:
     treedef, graphdef = aux
-    graph_state = object.__new__(GraphState)
-    object.__setattr__(graph_state, "_graphdef", graphdef)
-    object.__setattr__(graph_state, "_state", jax.tree.unflatten(treedef, children))
-    return graph_state
+    return GraphState(graphdef, jax.tree.unflatten(treedef, children))
 
 
 jax.tree_util.register_pytree_with_keys(GraphState, _flatten_with_keys, _unflatten)

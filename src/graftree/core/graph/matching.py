@@ -31,7 +31,7 @@ import numpy as np
 
 from graftree import _jax, errors
 from graftree.core import paths, walks
-from graftree.core.graph import differences, flattening, graphdefs, nodes, watches
+from graftree.core.graph import differences, flattening, nodes, watches
 from graftree.core.graph.graphdefs import GraphDef, Path, VariableDef
 from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.pytrees import Pytree
@@ -101,9 +101,7 @@ class Match:
             if own in held and isinstance(below, Mapping):
                 below = self._opened(held[own], below, (*path, own), given)
             opened[own] = below
-        is_same = opened.keys() == inner.keys() and all(
-            opened[key] is inner[key] for key in opened
-        )
+        is_same = all(opened.get(key, MISSING) is x for key, x in inner.items())
         return inner if is_same else opened
 
 
@@ -248,10 +246,8 @@ def mapping_of(given: Any) -> Mapping[Any, Any]:
         return given
     if isinstance(given, flat_states.FlatState):
         given = given.to_nested_state()
-    if isinstance(given, (states.State, graphdefs.GraphState)):
-        return given.raw_mapping
     if isinstance(given, Mapping):
-        return given
+        return getattr(given, "raw_mapping", given)
     # An object of the same structure, e.g. gradients in the form of a Module.
     skeleton, leaves = flattening.flatten_graph(given)
     found = zip(skeleton.paths(), leaves, strict=True)
@@ -289,25 +285,22 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
         ValueError: If leaves are missing or unexpected; the message has their paths.
         TypeError: If a state has none of the forms of states.
     """
-    if any(isinstance(given, list) for given in state_list):
+    if any([isinstance(given, list) for given in state_list]):
         return _match_list(graphdef, state_list)
     if graphdef.paths() == ((),):
         return _match_root(graphdef, state_list)
-    mappings = [*map(_checked, state_list)]
+    for given in state_list:
+        if not is_mapping(given):
+            raise TypeError(
+                f"Expected a State or another mapping of paths to leaves, got "
+                f"{type(given).__name__}."
+            )
+    mappings = [*map(mapping_of, state_list)]
     found = [MISSING] * graphdef.num_leaves
-    if all(_fill(graphdef.places(), mapping, found) for mapping in mappings):
-        if not any(leaf is MISSING for leaf in found):
-            return found
+    are_filled = [_fill(graphdef.places(), mapping, found) for mapping in mappings]
+    if all(are_filled) and not any([leaf is MISSING for leaf in found]):
+        return found
     return _match_slowly(graphdef, mappings)
-
-
-def _checked(given: Any) -> Mapping[Any, Any]:
-    if not is_mapping(given):
-        raise TypeError(
-            f"Expected a State or another mapping of paths to leaves, got "
-            f"{type(given).__name__}."
-        )
-    return mapping_of(given)
 
 
 def _fill(
@@ -325,7 +318,7 @@ def _fill(
             found[place] = child
         elif place is None or not (kind is dict or issubclass(kind, Mapping)):
             return False
-        elif not _fill(place, child if kind is dict else _checked(child), found):
+        elif not _fill(place, child if kind is dict else mapping_of(child), found):
             return False
     return True
 
@@ -614,9 +607,8 @@ def _are_same_arrays(x: Any, y: Any) -> bool:
 
 def _are_same_static(found: Any, given: Any) -> bool:
     """Whether a state lists a static value, as those made in tree mode do."""
-    if nodes.kind_of(found) is not nodes.Leaf.STATIC or type(found) is not type(given):
-        return False
-    return found is not MISSING and found == given
+    is_static = nodes.kind_of(found) is nodes.Leaf.STATIC and found is not MISSING
+    return is_static and type(found) is type(given) and found == given
 
 
 # Shapes and dtypes.

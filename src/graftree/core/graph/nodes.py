@@ -120,32 +120,30 @@ def kind_of(x: Any) -> Kind:
 
 def kind_of_type(kind: type) -> Kind:
     """The kind of the instances of a type (of tracers: of traced arrays)."""
-    known = KINDS.get(kind)
-    if known is None:
+    found = KINDS.get(kind)
+    if found is None:
         if issubclass(kind, _jax.Tracer):
             return Leaf.ARRAY
-        known = KINDS[kind] = _classify(kind)
-    return known
-
-
-def _classify(kind: type) -> Kind:
-    if kind in _registered:
-        return _registered[kind]
-    if issubclass(kind, pytrees.Pytree):
-        return PYTREE
-    if issubclass(kind, Variable):
-        return Leaf.VARIABLE
-    if issubclass(kind, _jax.Ref):
-        return Leaf.REF
-    if _jax.is_data_type(kind):
-        return Leaf.ARRAY
-    if issubclass(kind, tuple) and not hasattr(kind, "_fields"):
-        return _TUPLE
-    if issubclass(kind, State):
-        return _STATE
-    if issubclass(kind, tuple) or _jax.is_pytree_type(kind):
-        return _OTHER
-    return Leaf.STATIC
+        if kind in _registered:
+            found = _registered[kind]
+        elif issubclass(kind, pytrees.Pytree):
+            found = PYTREE
+        elif issubclass(kind, Variable):
+            found = Leaf.VARIABLE
+        elif issubclass(kind, _jax.Ref):
+            found = Leaf.REF
+        elif _jax.is_data_type(kind):
+            found = Leaf.ARRAY
+        elif issubclass(kind, tuple) and not hasattr(kind, "_fields"):
+            found = _TUPLE
+        elif issubclass(kind, State):
+            found = _STATE
+        elif issubclass(kind, tuple) or _jax.is_pytree_type(kind):
+            found = _OTHER
+        else:
+            found = Leaf.STATIC
+        KINDS[kind] = found
+    return found
 
 
 def children(x: Any) -> list[Child]:
@@ -314,9 +312,8 @@ def registered_types() -> list[type]:
 def _listing(flatten: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Child], Any]]:
     def listed(node: Any) -> tuple[list[Child], Any]:
         items, metadata = flatten(node)
-        return [
-            _child(key, value) for key, value in paths.sorted_items(dict(items))
-        ], metadata
+        pairs = paths.sorted_items(dict(items))
+        return [_child(key, value) for key, value in pairs], metadata
 
     return listed
 
@@ -429,17 +426,15 @@ def _unflatten_sequence(items: list[tuple[Any, Any]], kind: Any) -> Any:
 def _flatten_other(node: Any) -> tuple[list[Child], Any]:
     """Any registered pytree: its children are sorted by key, their places kept."""
     listed, treedef = _jax.flatten_one_level(node)
-    keyed = [
-        (paths.key_from_jax(entry), i, value) for i, (entry, value) in enumerate(listed)
-    ]
-    keyed.sort(key=lambda item: paths.sort_key(item[0]))
-    order = tuple(i for _, i, _ in keyed)
-    return [Child(key, value, None) for key, _, value in keyed], (treedef, order)
+    keys = [paths.key_from_jax(entry) for entry, _ in listed]
+    ranks = [*map(paths.sort_key, keys)]
+    order = tuple(sorted(range(len(keys)), key=ranks.__getitem__))
+    return [Child(keys[i], listed[i][1], None) for i in order], (treedef, order)
 
 
 def _unflatten_other(items: list[tuple[Any, Any]], metadata: Any) -> Any:
     treedef, order = metadata
-    in_place = sorted(zip(order, items, strict=True), key=lambda pair: pair[0])
+    in_place = sorted(zip(order, items, strict=True), key=operator.itemgetter(0))
     return treedef.unflatten([value for _, (_, value) in in_place])
 
 
@@ -464,11 +459,27 @@ def flatten(
     is_end: Callable[[Any], bool] | None = None,
     by: Callable[..., tuple[list[Any], Any]] = jax.tree.flatten,
 ) -> tuple[list[Any], Any]:
-    """JAX's flatten, with Variables, refs and perhaps other ends as leaves."""
-    walk = _Walk(node, is_end)
-    leaves, treedef = by(node, is_leaf=walk.stops_at)
-    if walk.cycle is not None:
-        raise walk.cycle
+    """JAX's flatten, with Variables, refs and perhaps other ends as leaves.
+
+    JAX overflows the stack in a cycle, and loses a little of the stack with every
+    exception that passes through it. So a cycle is raised only afterwards.
+    """
+    unwatched, is_new = iter(range(_UNWATCHED)), walks.Once()
+    searched: list[Any] = []  # then the cycle, or None
+
+    def stops_at(x: Any) -> bool:
+        kind = KINDS.get(type(x)) or kind_of(x)
+        if kind is Leaf.VARIABLE or kind is Leaf.REF or (is_end and is_end(x)):
+            return True
+        if next(unwatched, None) is None and isinstance(x, _CONTAINERS):
+            # A node is rarely met twice; only then is the object searched.
+            if not is_new(x) and not searched:
+                searched.append(find_cycle(node))
+        return any(searched)
+
+    leaves, treedef = by(node, is_leaf=stops_at)
+    if any(searched):
+        raise searched[0]
     return leaves, treedef
 
 
@@ -484,37 +495,9 @@ def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]],
 # Not Pytree itself: its metaclass would be asked, at ten times the cost.
 _CONTAINERS = (attributes.DataObject, list, dict)
 
+# Noting each node takes time, so it begins where a tree is larger than most: JAX is
+# then not deep yet.
 _UNWATCHED = 200
-
-
-class _Walk:
-    """Stops JAX's flatten at its ends, and at cycles.
-
-    JAX overflows the stack in a cycle, and loses a little of the stack with every
-    exception that passes through it. So the cycle is kept here and raised afterwards.
-    A node is rarely met twice; only then is the object searched. Noting each node takes
-    time, so it begins where a tree is larger than most: JAX is then not deep yet.
-    """
-
-    def __init__(self, root: Any, is_end: Callable[[Any], bool] | None) -> None:
-        self.root = root
-        self.is_end = is_end
-        self.first = iter(range(_UNWATCHED))
-        self.is_new = walks.Once()
-        self.is_searched = False
-        self.cycle: ValueError | None = None
-
-    def stops_at(self, x: Any) -> bool:
-        kind = KINDS.get(type(x)) or kind_of(x)
-        if kind is Leaf.VARIABLE or kind is Leaf.REF:
-            return True
-        if self.is_end is not None and self.is_end(x):
-            return True
-        is_watched = next(self.first, None) is None and isinstance(x, _CONTAINERS)
-        if is_watched and not self.is_new(x) and not self.is_searched:
-            self.is_searched = True
-            self.cycle = find_cycle(self.root)
-        return self.cycle is not None
 
 
 class NotAPytreeError(TypeError, ValueError):

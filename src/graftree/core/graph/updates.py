@@ -185,12 +185,7 @@ def _carry_out(found: Match) -> None:
 def _write_all(writes: Sequence[Given]) -> None:
     boxes = [given.held for given in writes]
     raw = [_raw_for(given.held, given.value) for given in writes]
-    if variables.may_replace_all(boxes, raw):
-        variables.replace_all(boxes, raw)
-    else:
-        for variable, value, given in zip(boxes, raw, writes, strict=True):
-            variables.check_write(variable, value, paths.to_string(given.path))
-        variables.store_all(boxes, raw)
+    variables.write_all(boxes, raw, lambda n: paths.to_string(writes[n].path))
     for variable, given in zip(boxes, writes, strict=True):
         if isinstance(given.value, Variable):
             variables.take_metadata(variable, given.value)
@@ -240,7 +235,7 @@ def _copied(value: Any) -> Any:
     return jax.tree.map(
         lambda x: x.copy() if isinstance(x, Variable) else x,
         value,
-        is_leaf=lambda x: isinstance(x, Variable),
+        is_leaf=variables.is_variable,
     )
 
 

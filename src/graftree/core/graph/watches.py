@@ -220,8 +220,8 @@ def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
         found, treedef = nodes.flatten(node, nodes.is_node_module)
     except (TypeError, ValueError):  # keys that JAX can't sort, for one
         return {}, []
-    is_pure = all(nodes.kind_of(x) is nodes.PYTREE for x in found)
-    if not (found and is_pure) or _jax.is_tracing():
+    kinds, pytree = map(nodes.kind_of, found), itertools.repeat(nodes.PYTREE)
+    if not (found and all(map(operator.is_, kinds, pytree))) or _jax.is_tracing():
         return {}, []
     # Each stands for its object as long as that lives, and has a hash of its own.
     key = treedef, *map(bookkeeping.state_of, found)
@@ -244,7 +244,7 @@ class Memo:
         self.graphdef, self.number = graphdef, number
         self.watch = watch
         self._leaves = leaves
-        self._are_variables = all(isinstance(leaf, Variable) for leaf in leaves)
+        self._are_variables = all(map(variables.is_variable, leaves))
         self._arrays: dict[int, Attribute] = {}
         for number, path in enumerate(graphdef.paths()):
             is_box = isinstance(leaves[number], Variable)
@@ -321,7 +321,6 @@ class StructureWatch:
         self._states: dict[int, tuple[Any, type]] = {}
         self._data: dict[tuple[int, Any], Any] = {}  # not arrays
         self.variables = [x for x in self._numbered.values() if isinstance(x, Variable)]
-        self._statics: dict[int, Any] = {}
         self._mirrored: list[dict[Any, Any]] = []
         self._unseen: list[int] = []  # rows without a stamp
         self._comparisons: list[Callable[[], bool]] = []
@@ -330,8 +329,8 @@ class StructureWatch:
         cells = [cell for row in self._rows for cell in row.cells]
         statics = [cell[1] for cell in cells if type(cell) is Static]
         changing = [x for x in statics if type(x) not in imprints.PLAIN]
-        for x in [*map(variables.metadata_of, self.variables), *changing]:
-            self._add_static(x)
+        listed = [*map(variables.metadata_of, self.variables), *changing]
+        self._statics = {id(x): x for x in listed if imprints.may_change(x)}
         self._add_rows(objects)
         self.is_stamped = not self._unseen
         self._imprints = [*map(imprints.imprint, self._statics.values())]
@@ -391,7 +390,7 @@ class StructureWatch:
 
     def reaches(self, objects: Sequence[Any]) -> bool:
         """Whether values that the watch holds refer back to one of these objects."""
-        return any(node is obj for node in _all_in(self.nodes) for obj in objects)
+        return not {*map(id, objects)}.isdisjoint(map(id, _all_in(self.nodes)))
 
     def _look_alike(self, stamps: Sequence[int], *, with_statics: bool = True) -> bool:
         """Whether the objects with other stamps than before are as they were."""
@@ -488,7 +487,8 @@ class StructureWatch:
             # Such objects have no stamps, and their members are read only from them.
             self._unseen.append(place)
             self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
-            self._add_static(row.metadata)
+            if imprints.may_change(row.metadata):
+                self._statics[id(row.metadata)] = row.metadata
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
         """Adds a container; returns whether that covers all values below it, too."""
@@ -507,10 +507,6 @@ class StructureWatch:
             elif type(cell) is graphdefs.NodeRef:
                 self.nodes.append(objects[cell.index])
         return False
-
-    def _add_static(self, x: Any) -> None:
-        if imprints.may_change(x):
-            self._statics[id(x)] = x
 
 
 def _differs(value: Any, before: Any) -> bool:

@@ -15,7 +15,7 @@ from graftree import _jax, errors
 from graftree.annotations import Key, Path
 from graftree.core.states import flat_states
 from graftree.core.variables import operators, values
-from graftree.core.variables.variables import Variable
+from graftree.core.variables.variables import Variable, is_variable
 
 
 def to_pure_dict(
@@ -214,11 +214,12 @@ def as_pure(tree: Any) -> Any:
         >>> pure["bias"]
         Array([0., 0., 0.], dtype=float32)
     """
-    return jax.tree.map(_pure, tree, is_leaf=lambda x: isinstance(x, Variable))
+    return jax.tree.map(_pure, tree, is_leaf=is_variable)
 
 
 def _pure(x: Any) -> Any:
     if isinstance(x, Variable):
-        raw = values.leaf_of(type(x), x.get_raw_value())
+        raw, leaf_of = x.get_raw_value(), values.leaves.get(type(x))
+        raw = raw if leaf_of is None else leaf_of(raw)
         return raw if isinstance(raw, jax.Array) else as_pure(raw)
     return x[...] if _jax.is_ref(x) else x

@@ -254,10 +254,7 @@ class _NestedRepr(representations.Representable):
 
 def _register(cls: type[State]) -> None:
     jax.tree_util.register_pytree_with_keys(
-        cls,
-        lambda state: _with_entries(state._mapping),
-        functools.partial(_unflatten, cls),
-        lambda state: _children(state._mapping),
+        cls, _with_entries, functools.partial(_unflatten, cls), _children
     )
     pickling.announce_class(cls)
 
@@ -275,7 +272,8 @@ class Level(dict[Any, Any]):
     """
 
 
-def _children(mapping: Mapping) -> tuple[list[Any], tuple[Key, ...]]:
+def _children(node: Any) -> tuple[list[Any], tuple[Key, ...]]:
+    mapping = node if type(node) is Level else node._mapping
     keys = tuple(paths.sorted_keys(mapping))
     children = [mapping[key] for key in keys]
     return [_as_node(x) if isinstance(x, dict) else x for x in children], keys
@@ -295,8 +293,8 @@ def _as_node(value: dict[Any, Any]) -> dict[Any, Any]:
     return value
 
 
-def _with_entries(mapping: Mapping) -> Any:
-    children, keys = _children(mapping)
+def _with_entries(node: Any) -> Any:
+    children, keys = _children(node)
     entries = map(jax.tree_util.DictKey, keys)
     return list(zip(entries, children, strict=True)), keys
 
@@ -361,7 +359,7 @@ def from_flat_state(
     """
     if isinstance(flat_state, Mapping):
         flat_state = flat_state.items()
-    return cls(flat_states.nest(flat_state), _copy=False)
+    return _view(cls, flat_states.nest(flat_state))
 
 
 def map_state(f: Callable[[Path, Any], Any], state: Mapping) -> State:
@@ -473,7 +471,7 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
     merged: dict = {}
     for part in (state, *states):
         _merge_into(merged, flat_states.raw_mapping(part), ())
-    return cls(merged, _copy=False)
+    return _view(cls, merged)
 
 
 def _merge_into(merged: dict, part: Mapping, path: Path) -> None:

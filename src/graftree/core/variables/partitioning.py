@@ -112,7 +112,7 @@ def get_partition_spec(tree: A) -> A:
             return leaf.replace(get_var_pspec(leaf))
         return PartitionSpec() if hasattr(leaf, "shape") else None
 
-    return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, Variable))
+    return jax.tree.map(spec, tree, is_leaf=variables.is_variable)
 
 
 def get_named_sharding(tree: A, mesh: Mesh) -> A:

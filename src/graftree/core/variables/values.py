@@ -205,11 +205,6 @@ def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> An
 leaves: dict[type, Callable[[Any], Any]] = {}
 
 
-def leaf_of(cls: type, raw: Any) -> Any:
-    """The raw value of a Variable of a class, as JAX gets it."""
-    return leaves[cls](raw) if cls in leaves else raw
-
-
 def have_same_type(a: Any, b: Any) -> bool:
     """Whether two arrays have equal shape, dtype and sharding."""
     if a.shape != b.shape or a.dtype != b.dtype:

@@ -512,6 +512,8 @@ class Variable(
 
 
 _check_trace = Variable._check_valid_context
+# Whether a value is a Variable; in C, for JAX, which asks each node and leaf.
+is_variable: Callable[[Any], bool] = Variable.__instancecheck__
 
 
 def touch(variable: Variable[Any]) -> None:
@@ -644,7 +646,7 @@ def read_all(boxes: Sequence[Variable[Any]]) -> list[Any]:
 def write_all(
     boxes: Sequence[Variable[Any]],
     raw_values: Sequence[Any],
-    where: Callable[[int], str] = lambda _: "",
+    where: Callable[[int], str] | None = None,
 ) -> None:
     """Writes raw values into many Variables: all, or it raises and writes none.
 
@@ -653,12 +655,11 @@ def write_all(
         raw_values: Of each the value.
         where: Gives the path of the n-th Variable, for the message.
     """
-    checks = {kind._check_valid_context for kind in {*map(type, boxes)}}
-    if checks <= {_check_trace} and may_replace_all(boxes, raw_values):
+    if may_replace_all(boxes, raw_values):
         replace_all(boxes, raw_values)
         return
     for number, (variable, raw) in enumerate(zip(boxes, raw_values, strict=True)):
-        check_write(variable, raw, where(number))
+        check_write(variable, raw, "" if where is None else where(number))
     store_all(boxes, raw_values)
 
 
@@ -673,12 +674,15 @@ def may_replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -
     current = itertools.repeat(ownership.current())
     if not all(map(operator.is_, map(owner_of, boxes), current)):
         return False
+    kinds = {*map(type, boxes)}
+    if any([kind._check_valid_context is not _check_trace for kind in kinds]):
+        return False
     # The Variables of a model usually share a few entries, and a few types of values.
     distinct = {id(x): x for x in map(metadata_of, boxes)}.values()
-    if any(entries["ref"] or not entries.get("mutable", True) for entries in distinct):
+    if any([x.get("ref") or not x.get("mutable", True) for x in distinct]):
         return False
-    kinds = {*map(type, read_all(boxes)), *map(type, raw_values)}
-    return not any(issubclass(kind, (_jax.Ref, _jax.Tracer)) for kind in kinds)
+    types = {*map(type, read_all(boxes)), *map(type, raw_values)}
+    return not any([issubclass(kind, (_jax.Ref, _jax.Tracer)) for kind in types])
 
 
 def replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
