@@ -17,11 +17,9 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import _jax, config
-from graftree.core.graph import differences
-from graftree.core.graph.graphdefs import Interned
-from graftree.transforms.crossing import debug_info, programs, signatures
+from graftree.core.graph import differences, graphdefs
+from graftree.transforms.crossing import debug_info, outside, programs, signatures
 from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
 
@@ -134,10 +132,10 @@ def _choose(
     run = functools.partial(
         programs.run, functions[-1], select, name=name, leading=(argument,)
     )
-    return Call(functions[0], row, operands, {}).run(run, index)
+    return outside.Call(functions[0], row, operands, {}).run(run, index)
 
 
-_signatures = Interned()
+_signatures = graphdefs.Interned()
 
 
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
