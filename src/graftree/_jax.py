@@ -337,11 +337,8 @@ def hide_frames(error: Exception) -> None:
     error.with_traceback(shown)
 
 
-class _HiddenFrames:
+class _HiddenFrames(contextlib.AbstractContextManager[Any]):
     """A context that hides frames in errors, with its own."""
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if isinstance(error, Exception):

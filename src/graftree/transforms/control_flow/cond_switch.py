@@ -20,7 +20,7 @@ from graftree import _jax, config
 from graftree.core.graph import differences, graphdefs
 from graftree.transforms.crossing import debug_info, outside, programs, signatures
 from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.packing import Values, join
 from graftree.transforms.crossing.rows import Keywords, Row
 
 R = TypeVar("R")
@@ -185,7 +185,7 @@ class _Branches:
         def branch() -> Any:
             # Containers are new for each branch: it may write into them.
             groups = jax.tree.unflatten(self.treedef, self.leaves)
-            inside = Inside.of(self.row, groups)
+            inside = Inside(self.row, *join(groups))
             slots = enumerate(inside.signature.slots)
             in_objects = frozenset(i for i, slot in slots if not slot.is_plain)
             result = inside.leave(inside.run(f), in_objects)

@@ -161,7 +161,7 @@ class Loop:
         def is_round(number: int) -> bool:
             own = axes[slice(*self.signature.span(number).leaves)]
             # If a part is scanned, each step gets a new object.
-            is_carried = Carry in own and not any(isinstance(x, int) for x in own)
+            is_carried = Carry in own and not any([isinstance(x, int) for x in own])
             return number == place.argument or (row.mode.structure and is_carried)
 
         count = len(self.signature.treedef.children()[0].children())
@@ -344,8 +344,9 @@ class Loop:
         for number, axis in enumerate(tree if isinstance(tree, tuple) else ()):
             if axis is not None:  # by filters, it is meant
                 unmeant = unmeant - {*range(*self.signature.span(number).leaves)}
-        slots = self.signature.slots
-        refusals.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
+        if unmeant:
+            slots = self.signature.slots
+            refusals.warn_of_broadcasts([slots[i].name for i in sorted(unmeant)])
         return [leaf for leaf in changed if leaf.position not in dropped]
 
     @functools.cached_property
@@ -409,7 +410,7 @@ class Loop:
             tops = now.signature.skeleton.tops()
             free = {top.index for top in tops if self.place.may_be_new(top)}
             pairs = enumerate(zip(now.olds, now.news, strict=True))
-            if not all(x is y or index in free for index, (x, y) in pairs):
+            if not all([x is y or index in free for index, (x, y) in pairs]):
                 raise self._identity_error()
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:

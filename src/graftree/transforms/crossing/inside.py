@@ -185,11 +185,6 @@ class Inside:
         if self._loses_structure:
             self._pytrees = refusals.pytrees_in(self.tree)
 
-    @staticmethod
-    def of(row: Row, groups: Sequence[Values]) -> Inside:
-        """The inside of a call with these groups of leaves."""
-        return Inside(row, *packing.join(groups))
-
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""
         args, kwargs = decorators.put(self.tree, self.signature.statics)
@@ -240,11 +235,11 @@ class Inside:
         forced |= self._returned_unchanged()
         refs, known = flattening.RefMap(), flattening.RefMap()
         changed, metadata = [], ()
-        structure, structure_leaves, keeps = None, [], False
+        structure, held, keeps = None, [], False
         if not row.is_detached:
             changed, metadata = self._find_changes(forced)
             if mode.structure:
-                structure, structure_leaves, keeps = self._find_structure(refs, forced)
+                structure, held, keeps = self._find_structure(refs, forced)
                 known = self._numbers
         if self._loses_structure and linked is None:
             self._warn_of_lost_structure()
@@ -259,7 +254,7 @@ class Inside:
             refusals.check_consistent(row.name, self._occurrences(out))
         parts = (
             changed,
-            self._new_in_arguments(structure, structure_leaves),
+            [] if structure is None else self._new_in_arguments(structure, held),
             self._new(row.outputs, output, leaves, known, mode.structure),
         )
         kept = [p for p, _, x in changed if p in forced and self._is_same(x, p)]
@@ -295,10 +290,8 @@ class Inside:
         )
 
     def _new_in_arguments(
-        self, structure: Signature | None, leaves: Sequence[Any]
+        self, structure: Signature, leaves: Sequence[Any]
     ) -> list[Outgoing]:
-        if structure is None:
-            return []
         found = self._new(self.row.inputs, structure, leaves, self._numbers, True)
         # Nothing can change a plain argument.
         return [leaf for leaf in found if not structure.slots[leaf.position].is_plain]
@@ -460,7 +453,7 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
     """The function that JAX traces: it takes groups of leaves and returns a result."""
 
     def traced(*groups: Values) -> Any:
-        inside = Inside.of(row, groups)
+        inside = Inside(row, *packing.join(groups))
         result = inside.leave(inside.run(f))
         if row.traces is not None:
             row.traces.add(inside.signature, inside.values, f)

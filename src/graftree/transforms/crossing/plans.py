@@ -29,6 +29,7 @@ for (`BareVariables`). Containers of them are read as their first ones were (`re
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import weakref
@@ -69,10 +70,6 @@ class Passed(NamedTuple):
     def objects(self) -> list[Any]:
         """Those leaves that are objects."""
         return [x for x in self.leaves if nodes.is_node_module(x)]
-
-    def variables(self) -> list[Any]:
-        """Those leaves that are Variables."""
-        return [x for x in self.leaves if nodes.kind_of(x) is Leaf.VARIABLE]
 
     def taken_apart(self) -> Passed | None:
         """The same with the leaves of its objects; ``None`` if one contains itself."""
@@ -412,7 +409,6 @@ class Plans:
         # In tree mode, for objects by their structure. Reading, adding and removing an
         # entry are atomic, so threads need no lock.
         self._of_trees: dict[Any, Plan] = {}
-        self._latest_tree: tuple[Any, Plan | None] = (None, None)
 
     def call(
         self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -455,17 +451,11 @@ class Plans:
         tree = passed.taken_apart()
         if tree is None:
             return NO_PLAN
-        latest, plan = self._latest_tree
-        # Equality of the treedefs costs less than their hash.
-        if plan is None or tree.key != latest:
-            try:
-                plan = self._of_trees.get(tree.key)
-            except TypeError:
-                return NO_PLAN  # a static value without a hash
-            if plan is None:
-                return NO_PLAN
-            self._latest_tree = tree.key, plan
-        return plan.call(jitted, tree.leaves)
+        try:
+            plan = self._of_trees.get(tree.key)
+        except TypeError:
+            return NO_PLAN  # a static value without a hash
+        return NO_PLAN if plan is None else plan.call(jitted, tree.leaves)
 
     def learn(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], packed: Packed, made: int
@@ -502,11 +492,8 @@ class Plans:
             return
         for oldest in [*self._of_trees][: 1 - watches.Together.LIMIT]:
             self._of_trees.pop(oldest, None)
-        try:
+        with contextlib.suppress(TypeError):  # a static value without a hash
             self._of_trees[tree.key] = plan
-        except TypeError:
-            return  # a static value without a hash
-        self._latest_tree = tree.key, plan
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passed | None:
         """The key and leaves to find a plan by; ``None`` if there can be none."""
@@ -525,7 +512,8 @@ class Plans:
 
     def _made(self, passed: Passed, packed: Packed, made: int) -> Plan | None:
         """A plan from a call's findings; ``None`` if none would be right."""
-        row, roots, boxes = self._row, passed.objects(), passed.variables()
+        row, roots = self._row, passed.objects()
+        boxes = [x for x in passed.leaves if nodes.kind_of(x) is Leaf.VARIABLE]
         if boxes or not row.mode.sharing or packed.skeleton is None:
             watch = watches.StructureWatch.over(roots, made)
         else:

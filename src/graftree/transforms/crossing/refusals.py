@@ -275,11 +275,9 @@ def warn_of_lost_structure(
 
 def warn_of_broadcasts(names: Iterable[str]) -> None:
     """Warns about writes to Variables that are the same for all steps of a scan."""
-    listed = ", ".join(names)
-    if listed:
-        _python.warn_user(
-            f"nnx.scan with graph updates drops writes to broadcast Variables: "
-            f"{listed}.\nCarry them, give them an axis, or assign None by an "
-            "nnx.StateAxes to say that this is meant.",
-            errors.LostUpdateWarning,
-        )
+    _python.warn_user(
+        f"nnx.scan with graph updates drops writes to broadcast Variables: "
+        f"{', '.join(names)}.\nCarry them, give them an axis, or assign None by an "
+        "nnx.StateAxes to say that this is meant.",
+        errors.LostUpdateWarning,
+    )

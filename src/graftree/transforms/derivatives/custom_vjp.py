@@ -275,7 +275,7 @@ class _Lifted:
 
     def _inside(self, chosen: Values, others: Values) -> Inside:
         others = _group(self.signature, others.by_position() | self.fixed)
-        return Inside.of(self.row, [chosen, others])
+        return Inside(self.row, *packing.join([chosen, others]))
 
     def _fun(self, chosen: Values, others: Values) -> Any:
         inside = self._inside(chosen, others)

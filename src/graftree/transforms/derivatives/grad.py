@@ -21,7 +21,7 @@ from graftree.transforms.crossing import debug_info, decorators, guards, plans, 
 from graftree.transforms.crossing.decorators import P, R
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call, lift, returning_arrays
-from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.packing import Values, join
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
@@ -264,7 +264,7 @@ def _interior_of_gradient(
     f: Callable[..., Any], row: Row, has_aux: bool
 ) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
-        inside = Inside.of(row, groups)
+        inside = Inside(row, *join(groups))
         out = inside.run(f)
         value, aux = cotangents.pair(out) if has_aux else (out, None)
         return flattening.raw_of(value), inside.collect((None, aux)).whole()
