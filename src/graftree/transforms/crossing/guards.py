@@ -64,7 +64,12 @@ def note(arguments: Any) -> list[Note]:
         is_known = type(x) in attributes.ATOMS or isinstance(x, _CLOSED)
         if is_known or nodes.is_node_leaf(x) or not is_new(x):
             return None
-        return _members(x) if len(path) <= deepest else []
+        members = _content(x)
+        if members is None and isinstance(x, tuple):
+            members = x
+        if members is None or len(path) > deepest:
+            return []
+        return [*(members.items() if isinstance(members, dict) else enumerate(members))]
 
     for start, static in statics:
         deepest = len(start) - 1 + _DEPTH
@@ -104,15 +109,6 @@ def _describe(path: Any) -> str:
     kind, key, *rest = path
     argument = f"args[{key}]" if kind == 0 else f"argument {key!r}"
     return f"{argument}, at {paths.to_string(tuple(rest))}"
-
-
-def _members(x: Any) -> list[tuple[Any, Any]]:
-    """The contents of a list, dict, set or tuple, or of the attributes of an object."""
-    content = _content(x)
-    members = x if content is None and isinstance(x, tuple) else content
-    if isinstance(members, dict):
-        return [*members.items()]
-    return [] if members is None else [*enumerate(members)]
 
 
 def _content(x: Any) -> Any:
