@@ -6,6 +6,7 @@ import hypothesis
 import jax
 import pytest
 
+import graftree as nnx
 from graftree import _jax_names
 from tests import modes
 
@@ -31,6 +32,21 @@ def pytest_itemcollected(item):
 def peer():
     """Flax NNX."""
     return pytest.importorskip("flax.nnx")
+
+
+@pytest.fixture
+def in_mode(mode):
+    """Makes one of the three modes the default."""
+    updates = mode.get("graph_updates", False)
+    with nnx.set_graph_mode(mode["graph"]), nnx.set_graph_updates(updates):
+        yield
+
+
+@pytest.fixture
+def implicit_ranks():
+    """Lets a bias be added as programs of others do it."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @pytest.fixture

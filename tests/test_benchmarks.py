@@ -43,11 +43,8 @@ COMPUTING = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def raw_code_may_broadcast():
-    """Biases, as one does where it is allowed."""
-    with jax.numpy_rank_promotion("allow"):
-        yield
+# Raw code broadcasts biases, as one does where it is allowed.
+pytestmark = pytest.mark.usefixtures("implicit_ranks")
 
 
 def operations(group):

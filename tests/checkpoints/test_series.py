@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import pytest
 import graftree as nnx
 from graftree import errors
 from graftree.checkpoints import data_states
-from tests import tables
+from tests import tables, threads
 from tests.checkpoints.saved_objects import Iterator
 from tests.comparisons import raises
 
@@ -406,18 +405,11 @@ def test_handler_of_the_program_is_left_alone(tmp_path, signals):
 
 
 def test_first_question_in_another_thread_is_refused(tmp_path):
-    raised = []
-
     def ask():
-        try:
+        with pytest.raises(RuntimeError, match="in the main thread first"):
             Checkpoints(tmp_path).should_stop(1)
-        except RuntimeError as error:
-            raised.append(str(error))
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert "in the main thread first" in raised[0]
+    threads.run_in_threads(ask)
 
 
 # ------------------------------------------------------------- states of data iterators

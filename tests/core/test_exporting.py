@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import types
 
 import cloudpickle
@@ -14,7 +12,7 @@ import pytest
 from jax import export
 
 import graftree as nnx
-from tests import tables, zoo
+from tests import interpreters, tables, zoo
 
 # JAX needs it to write and read files, and does not require it.
 pytest.importorskip("flatbuffers")
@@ -202,8 +200,7 @@ def test_files_are_read_in_a_process_without_the_model(tmp_path):
         (tmp_path / name).write_bytes(exported.serialize())
     step = nnx.jit(lambda x: jnp.sum(x * 2.0))
     (tmp_path / "step").write_bytes(cloudpickle.dumps(step))
-    command = [sys.executable, "-c", READER, str(tmp_path)]
-    out = subprocess.run(command, check=True, stdout=-1, text=True).stdout
+    out = interpreters.printed("-c", READER, tmp_path)
     np.testing.assert_allclose(eval(out), inside(jnp.ones((3, 2))), rtol=1e-6)
 
 
@@ -230,7 +227,7 @@ assert b"graftree.BatchStat" in exported.serialize()
 @pytest.mark.long
 def test_programs_for_flax_tell_jax_by_themselves():
     """Flax NNX tells it nothing, and JAX takes no second word on a type."""
-    subprocess.run([sys.executable, "-c", WITH_ITS_OWN_WORDS], check=True)
+    interpreters.printed("-c", WITH_ITS_OWN_WORDS)
 
 
 # ------------------------------------------------------------------------------ pickles

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import graftree as nnx
-from tests import strategies, tables, zoo
+from tests import meshes, strategies, tables, zoo
 
 ImmutableVariableError = nnx.errors.ImmutableVariableError
 
@@ -328,8 +328,7 @@ LAYERS = {nnx.PARTITION_NAME: "layers"}
 
 @pytest.fixture
 def mesh():
-    auto = jax.sharding.AxisType.Auto
-    return jax.make_mesh((2, 4), ("a", "b"), axis_types=(auto, auto))
+    return meshes.mesh_of(a=2, b=4)
 
 
 def annotated(*annotation, shape=(8, 16), **metadata):
@@ -443,13 +442,12 @@ def test_specs_constrain_states_under_a_mesh(mesh):
 
 
 def test_value_of_one_device_gets_on_the_mesh_inside_a_gradient():
-    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     value = jax.device_put(np.ones(8, np.float32), jax.devices()[2])
 
     def loss(scale):
         return (nnx.Param(value, out_sharding=("x",))[...] * scale).sum()
 
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(meshes.mesh_of(x=8)):
         assert jax.grad(loss)(1.0) == 8.0
 
 

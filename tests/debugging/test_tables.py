@@ -307,17 +307,13 @@ def test_keyword_inputs_have_derivatives():
 def test_each_method_is_traced_once():
     traced = []
 
-    class Block(nnx.Module):
-        def __init__(self):
-            self.layer = linear()
+    def run(self, x):
+        traced.append(1)
+        assert isinstance(x, jax.core.Tracer)
+        return self.layer(x)
 
-        def __call__(self, x):
-            traced.append(1)
-            assert isinstance(x, jax.core.Tracer)
-            return self.layer(x)
-
-    model = Calls(lambda self, x: sum([b(x) for b in self.blocks]), blocks=None)
-    model.blocks = nnx.List([Block() for _ in range(10)])
+    blocks = nnx.List([Calls(run, layer=linear()) for _ in range(10)])
+    model = Calls(lambda self, x: sum([b(x) for b in self.blocks]), blocks=blocks)
     table(model, X, **FLOPS)
     assert len(traced) == 10
 

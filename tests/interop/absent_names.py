@@ -173,33 +173,21 @@ def _functional(nnx):
     flat = nnx.to_flat_state(state)
     with nnx.update_context("tag") as update, nnx.split_context("tag") as split:
         inner = split.split(linear)
-    return {
-        "GraphDef": graphdef,
-        "State": state,
-        "FlatState": flat,
-        "Variable": nnx.Variable(jnp.ones(1)),
-        "Param": nnx.Param(jnp.ones(1), tag="x"),
+    by_type = [graphdef, state, flat, nnx.Variable(jnp.ones(1))]
+    by_type += [nnx.Param(jnp.ones(1), tag="x"), nnx.Rngs(0, params=1)]
+    by_type += [nnx.Rngs(0, params=1).params, nnx.List([1]), nnx.Dict(a=1)]
+    by_type += [nnx.Sequential(), nnx.StateAxes({nnx.Param: 0, ...: None})]
+    by_type += [nnx.StateSharding({...: None}), nnx.DiffState(0, nnx.Param)]
+    by_type += [nnx.to_tree(linear), nnx.VariableMetadata(1), nnx.All(nnx.Param)]
+    by_type += [nnx.Not(nnx.Param), nnx.WithTag("a"), nnx.PathContains("a")]
+    by_type += [nnx.OfType(nnx.Param)]
+    return {type(x).__name__: x for x in by_type} | {
         "ref": nnx.Param(jnp.ones(1), ref=True),
-        "Rngs": nnx.Rngs(0, params=1),
-        "RngStream": nnx.Rngs(0, params=1).params,
-        "List": nnx.List([1]),
-        "Sequential": nnx.Sequential(),
-        "Dict": nnx.Dict(a=1),
         "update_context": update,
         "update_context (manager)": nnx.update_context("tag"),
         "split_context": split,
         "split_context.split": inner[0],
-        "StateAxes": nnx.StateAxes({nnx.Param: 0, ...: None}),
-        "StateSharding": nnx.StateSharding({...: None}),
-        "DiffState": nnx.DiffState(0, nnx.Param),
         "Carry": nnx.Carry,
-        "NodeStates": nnx.to_tree(linear),
-        "VariableMetadata": nnx.VariableMetadata(1),
-        "All": nnx.All(nnx.Param),
-        "Not": nnx.Not(nnx.Param),
-        "WithTag": nnx.WithTag("a"),
-        "PathContains": nnx.PathContains("a"),
-        "OfType": nnx.OfType(nnx.Param),
         "view": nnx.view(nnx.Dropout(0.5), deterministic=True),
         "eval_shape": nnx.eval_shape(lambda: linear),
         "initializer": nnx.initializers.lecun_normal(),

@@ -10,14 +10,11 @@ All run in one process.
 import functools
 import itertools
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-from tests import sources
+from tests import interpreters
 
 FOLDER = pathlib.Path(__file__).parent / "corpus"
 VERSIONS = ["v0_8", "v0_10", "v0_11", "v0_12"]
@@ -31,16 +28,9 @@ def is_gone(program):
 @functools.cache
 def outcomes(which):
     """What the programs did, on Graftree or on Flax."""
-    command = [sys.executable, "-m", "tests.interop.corpus.running", which]
-    completed = subprocess.run(
-        [*command, *itertools.chain(*PROGRAMS.values())],
-        cwd=sources.ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
-    )
-    assert completed.returncode == 0, completed.stderr
-    return json.loads(completed.stdout.splitlines()[-1])
+    command = ["-m", "tests.interop.corpus.running", which]
+    printed = interpreters.printed(*command, *itertools.chain(*PROGRAMS.values()))
+    return json.loads(printed.splitlines()[-1])
 
 
 def test_there_are_programs_for_each_version():

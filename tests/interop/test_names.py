@@ -13,8 +13,6 @@ import operator
 import pathlib
 import pickle
 import re
-import subprocess
-import sys
 import types
 import typing
 import warnings
@@ -27,7 +25,7 @@ import pytest
 import graftree as nnx
 from graftree import ids, proxy_caller
 from graftree.interop import flax_names, name_tables
-from tests import tables
+from tests import interpreters, tables
 from tests.interop import absent_names
 
 # What the contract names and what exists, by path.
@@ -140,7 +138,7 @@ def test_a_fresh_process_finds_the_modules_and_loads_little_also_without_flax():
                 else:
                     raise AssertionError("no error")
     """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    interpreters.printed("-c", program)
 
 
 def test_unknown_names_are_named():

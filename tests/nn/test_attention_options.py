@@ -10,16 +10,8 @@ from jax import test_util
 
 import graftree as nnx
 from tests import programs, tables
-from tests.nn.test_attention import (
-    PATHS,
-    SINKS,
-    attention,
-    exact_weights,
-    layer_output,
-    make_layer,
-    qkv,
-    weights_of,
-)
+from tests.nn import test_attention
+from tests.nn.test_attention import PATHS, SINKS, attention, exact_weights, qkv
 from tests.random_arrays import random, random_mask
 
 LENGTHS = np.array([[5, 3, 0], [1, 4, 2]])
@@ -96,17 +88,9 @@ def test_gradients_are_those_of_finite_differences(float64):
 
     @jax.jit
     def loss(query, key, value, scale, cap, sinks):
-        y = nnx.dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            scale=scale,
-            sliding_window=2,
-            logits_soft_cap=cap,
-            sinks=sinks,
-        )
-        return jnp.sum(jnp.sin(y))
+        options = {"scale": scale, "logits_soft_cap": cap, "sinks": sinks}
+        options |= {"is_causal": True, "sliding_window": 2}
+        return jnp.sum(jnp.sin(nnx.dot_product_attention(query, key, value, **options)))
 
     more = (np.float64(0.7), np.float64(0.9), np.array([0.3, -0.5]))
     test_util.check_grads(loss, (*arrays, *more), order=1, modes=["fwd", "rev"])
@@ -117,7 +101,7 @@ def test_half_precision_rounds_only_the_result(dtype):
     query, key, _ = (x.astype(dtype) for x in qkv())
     # A scale that half precision does not have.
     options = {"scale": 1 / 12, "logits_soft_cap": 30.0, "sinks": SINKS.astype(dtype)}
-    found = programs.in_one_program(weights_of, query, key, **options)
+    found = programs.in_one_program(test_attention.weights_of, query, key, **options)
     assert found.dtype == dtype
     expected = exact_weights(*(np.asarray(x, float) for x in (query, key)), **options)
     rtol = float(jnp.finfo(dtype).eps)
@@ -144,8 +128,8 @@ def test_a_layer_takes_them_with_its_attention_function():
     attend = functools.partial(
         nnx.dot_product_attention, sliding_window=2, logits_soft_cap=3.0, scale=0.3
     )
-    layer, x = make_layer(attention_fn=attend), random(2, 5, 8)
+    layer, x = test_attention.make_layer(attention_fn=attend), random(2, 5, 8)
     y = programs.in_one_program(layer, x, is_causal=True)
     options = {"sliding_window": 2, "logits_soft_cap": 3.0, "scale": 0.3}
-    expected = layer_output(layer, x, is_causal=True, **options)
+    expected = test_attention.layer_output(layer, x, is_causal=True, **options)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)

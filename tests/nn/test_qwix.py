@@ -1,12 +1,10 @@
 """Models quantized by qwix, to which this library is ``flax.nnx`` (issue 12, 16)."""
 
 import importlib.util
-import subprocess
-import sys
 
 import pytest
 
-from tests import sources, tables
+from tests import interpreters, tables
 
 pytestmark = [
     pytest.mark.peers,
@@ -71,6 +69,4 @@ for kind, first in (argument.split(":") for argument in sys.argv[1:]):
     pytest.param(["ptq:quantized", "qt:plain"], marks=pytest.mark.long),
 )
 def test_only_the_quantized_model_is_quantized(runs):
-    command = [sys.executable, "-c", PROGRAM, *runs]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=sources.ROOT)
-    assert done.returncode == 0, done.stderr
+    interpreters.printed("-c", PROGRAM, *runs)

@@ -1,7 +1,5 @@
 """Policies, layers made in their context, the report of dtypes, scales of losses."""
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import comparisons, tables, zoo
+from tests import comparisons, tables, threads, zoo
 from tests.precision.test_models import HALF, POLICY, Model, everything, output_dtype
 
 
@@ -135,16 +133,13 @@ def test_models_made_by_transforms_get_it_too(mode):
 
 
 def test_layers_made_under_vmap_in_a_constructor_get_it_too():
+    def layer(rngs):
+        return nnx.Linear(2, 2, rngs=rngs)
+
     class Layers(nnx.Module):
         def __init__(self):
-            @nnx.vmap
-            def make(rngs):
-                return nnx.Linear(2, 2, rngs=rngs)
-
-            self.layers = make(nnx.Rngs(0).split(3))
-            self.stack = nnx.Stack(
-                lambda rngs: nnx.Linear(2, 2, rngs=rngs), 3, rngs=nnx.Rngs(0)
-            )
+            self.layers = nnx.vmap(layer)(nnx.Rngs(0).split(3))
+            self.stack = nnx.Stack(layer, 3, rngs=nnx.Rngs(0))
 
         def __call__(self, x):
             return self.stack(x)
@@ -181,9 +176,7 @@ def test_other_threads_and_other_objects_do_not_notice():
         found.append(nnx.Linear(2, 2, rngs=nnx.Rngs(0)).dtype)
 
     with nnx.precision.default(POLICY):
-        thread = threading.Thread(target=make)
-        thread.start()
-        thread.join()
+        threads.run_in_threads(make)
         assert nnx.Dict(a=1)["a"] == 1
     assert found == [None]
 

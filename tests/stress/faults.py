@@ -171,10 +171,8 @@ def tried(action, path, objects):
         action()
     except (errors.CheckpointError, errors.StateMismatchError) as error:
         message = str(error)
-        if str(path) not in message:
-            raise AssertionError(f"does not name {path}: {message}") from error
-        if numbers(objects) != before:
-            raise AssertionError(f"changed before: {message}") from error
+        assert str(path) in message, f"does not name {path}: {message}"
+        assert numbers(objects) == before, f"changed before: {message}"
         return message
     return None
 
@@ -188,8 +186,7 @@ def read_fault(path):
     """The message for a path that can't be read."""
     model = good_model(1)
     message = tried(lambda: checkpoints.restore(path, model), path, model)
-    if message is None:
-        raise AssertionError(f"{path} was restored")
+    assert message is not None, f"{path} was restored"
     return message
 
 
@@ -205,8 +202,7 @@ def damage_of_step(folder, name, damage):
     with checkpoints.Checkpoints(folder) as kept:
         message = tried(lambda: kept.restore_latest(**objects), folder, model)
     if message is not None:
-        if position.state["position"] != -1:
-            raise AssertionError("the position was changed")
+        assert position.state["position"] == -1, "the position was changed"
         return message
     is_right = numbers(model) == numbers(good_model(0))
     return None if is_right and position.state["position"] == 5 else "wrong values"
@@ -287,17 +283,14 @@ def write_too_much(folder, context=contextlib.nullcontext):
             lambda: keep(2, big),
             lambda: keep(2, small),
         )
-        if kept.best_step() != 1:
-            raise AssertionError(f"the best step is {kept.best_step()}")
+        assert kept.best_step() == 1, f"the best step is {kept.best_step()}"
         for path in (single, series / "1" / "model", series / "2" / "model"):
             read = checkpoints.restore(path, array_of(10))
-            if numbers(read) != numbers(small):
-                raise AssertionError(f"{path} has other values")
-    if [message is None for message in messages] != [False, False, True, False, True]:
-        raise AssertionError(f"expected errors where there is no room: {messages}")
+            assert numbers(read) == numbers(small), f"{path} has other values"
+    saved = [message is None for message in messages]
+    assert saved == [False, False, True, False, True], messages
     left = sorted(path.name for path in [*folder.iterdir(), *series.iterdir()])
-    if left != ["1", "2", "series", "single"]:
-        raise AssertionError(f"left behind: {left}")
+    assert left == ["1", "2", "series", "single"], f"left behind: {left}"
     return [message for message in messages if message is not None]
 
 
@@ -326,8 +319,7 @@ def write_where_forbidden(folder):
             )
         checkpoints.restore(single, model)
     series.chmod(0o755)
-    if None in messages or sorted(folder.rglob("*")) != before:
-        raise AssertionError(f"written: {messages}")
+    assert None not in messages and sorted(folder.rglob("*")) == before, messages
     return messages
 
 
@@ -347,8 +339,7 @@ def read_where_forbidden(folder):
         )
     single.chmod(0o755)
     series.chmod(0o755)
-    if None in messages:
-        raise AssertionError(f"read: {messages}")
+    assert None not in messages, f"read: {messages}"
     return messages
 
 
@@ -370,8 +361,7 @@ def write_over_what_is_not_ours(folder):
         lambda: checkpoints.Checkpoints(file).restore_latest(model=model),
         lambda: checkpoints.Checkpoints(file / "below").save(1, model=model),
     )
-    if None in messages or sorted(folder.rglob("*")) != before:
-        raise AssertionError(f"written: {messages}")
+    assert None not in messages and sorted(folder.rglob("*")) == before, messages
     return messages
 
 

@@ -49,6 +49,7 @@ import optax
 
 import graftree as nnx
 from graftree import checkpoints, errors
+from tests.checkpoints import saved_objects
 from tests.stress import starts
 
 KEEP = 2
@@ -72,19 +73,11 @@ def make_objects():
     return {"model": model, "optimizer": optimizer}
 
 
-class Position:
-    """Stands for a data iterator."""
+class Position(saved_objects.Iterator):
+    """Its state is a dict that goes on changing."""
 
     def __init__(self):
-        self.state = {"position": -1, "seen": []}
-
-    def get_state(self):
-        """The dict itself, which goes on changing."""
-        return self.state
-
-    def set_state(self, state):
-        """Takes the place of what was there."""
-        self.state = state
+        super().__init__({"position": -1, "seen": []})
 
 
 def _known(leaf, step, number):
@@ -119,8 +112,7 @@ def step_of(objects):
         found, known = leaf.get_value(), _known(leaf, step, number)
         if jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
             found, known = jax.random.key_data(found), jax.random.key_data(known)
-        if not np.array_equal(found, known):
-            raise AssertionError(f"leaf {number} has not the values of step {step}")
+        assert np.array_equal(found, known), f"leaf {number} is not of step {step}"
     return step
 
 
@@ -240,12 +232,11 @@ def check_series(folder, expected, mode):
     with series_at(folder, mode) as kept:
         steps = kept.steps()
         best = best_of(done | {*steps}, mode)
-        if kept.best_step() != best:
-            raise AssertionError(f"best {kept.best_step()} of {steps}; it was {best}")
+        assert kept.best_step() == best, f"{kept.best_step()} of {steps}, not {best}"
         newest = max([*steps, *done], default=-1)
         needed = {step for step in (newest - 1, newest) if step in done}
-        if not needed <= {*steps} or newest > begun:
-            raise AssertionError(f"{steps} on disk; done {done}, begun {begun}")
+        told = f"{steps} on disk; done {done}, begun {begun}"
+        assert needed <= {*steps} and newest <= begun, told
         for step in steps:
             check_step(functools.partial(kept.restore, step), step)
         if steps:
@@ -263,10 +254,9 @@ def check_step(restore, step):
     objects, position = make_objects(), Position()
     restore(**objects, position=position)
     found = step_of(objects)
-    if not found == step == position.state["position"]:
-        raise AssertionError(f"step {step} has the values of {found}, {position.state}")
-    if position.state["seen"][-1] != step:
-        raise AssertionError(f"step {step} has a later position: {position.state}")
+    told = f"step {step} has the values of {found}, {position.state}"
+    assert found == step == position.state["position"], told
+    assert position.state["seen"][-1] == step, told
 
 
 def check_absent(kept, folder, step):
@@ -287,8 +277,7 @@ def check_single(folder, expected):
     """Reads the checkpoint that is saved over."""
     found, done = single_step(folder), expected.done["single"]
     allowed = {max(done, default=-1), expected.begun["single"]}
-    if found not in allowed:
-        raise AssertionError(f"{folder} has step {found}, expected one of {allowed}")
+    assert found in allowed, f"{folder} has step {found}, expected one of {allowed}"
     if found >= 0:
         done.add(found)
     return found
@@ -316,8 +305,8 @@ def check_rest(folder, steps, mode):
     found = {path.name for path in folder.iterdir()}
     listed = {path.name for path in (folder / "series").iterdir()}
     kept = {*steps[-KEEP:], best_of(steps, mode)} - {None}
-    if found != {"series", "single"} or listed != {*map(str, kept)}:
-        raise AssertionError(f"left behind: {found} {listed}")
+    wanted = {"series", "single"}, {*map(str, kept)}
+    assert (found, listed) == wanted, f"left behind: {found} {listed}"
 
 
 def one_kill(folder, number, options, rng, expected, counts):

@@ -21,6 +21,7 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import meshes
 from tests.threads import run_in_threads
 
 PARTS = {}
@@ -464,8 +465,7 @@ def checks():
 
 @part
 def steps_on_many_devices():
-    kinds = (jax.sharding.AxisType.Auto,) * 2
-    mesh, out = jax.make_mesh((4, 2), ("data", "model"), axis_types=kinds), []
+    mesh, out = meshes.mesh_of(data=4, model=2), []
     with jax.set_mesh(mesh), nnx.logical_axis_rules((("wide", "model"),)):
         init = nnx.with_partitioning(nnx.initializers.ones, (None, "wide"))
         model = nnx.Linear(4, 2, use_bias=False, kernel_init=init, rngs=nnx.Rngs(0))
@@ -502,8 +502,7 @@ def functions_with_named_axes():
         init = nnx.with_partitioning(nnx.initializers.ones, (None, "data"))
         return nnx.Linear(4, 8, kernel_init=init, rngs=nnx.Rngs(0))(x)
 
-    kinds = (jax.sharding.AxisType.Auto,)
-    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=kinds)):
+    with jax.set_mesh(meshes.mesh_of(data=8)):
         out.append(jax.vmap(make, axis_name="batch")(inputs(8, 4)))
     return out
 

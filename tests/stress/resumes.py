@@ -92,8 +92,7 @@ class Run:
         """All processes begin after the last save, or the last but one."""
         for process in range(len(record.lines)):
             last = int(record.last("start", process)) - 1
-            if last not in self._saved:
-                raise AssertionError(f"begins after {last}, saved were {self._saved}")
+            assert last in self._saved, f"begins after {last}, saved {self._saved}"
         self.tally.unfinished += last != self._saved[-1]
         self._saved = [last]
 
@@ -114,14 +113,13 @@ class Run:
                 self.tally.repeated += (process, step) in self._done
                 self._done.add((process, step))
             if not self.tolerance and not record.sent:
-                states = [x.last("state", process) for x in (record, self.wanted)]
-                if states[0] != states[1]:
-                    raise AssertionError(f"process {process} ends with other values")
+                ends = {x.last("state", process) for x in (record, self.wanted)}
+                assert len(ends) == 1, f"process {process} ends with other values"
 
     def _compare_loss(self, step, found, wanted):
         far = abs(float.fromhex(found) / float.fromhex(wanted) - 1)
-        if far > self.tolerance or (found != wanted and not self.tolerance):
-            raise AssertionError(f"step {step}: loss {found}, unbroken {wanted}")
+        is_right = far <= self.tolerance if self.tolerance else found == wanted
+        assert is_right, f"step {step}: loss {found}, unbroken {wanted}"
         self.tally.losses += 1
         self.tally.farthest = max(self.tally.farthest, far)
 
@@ -133,8 +131,7 @@ def break_often(layout, folder, options, rng):
     for _ in range(options.kills):
         broken.start(layout, broken.moment(rng))
     end = broken.start(layout)
-    if "end" not in end.lines[0][-1]:
-        raise AssertionError(f"no end: {end.lines[0][-3:]}")
+    assert "end" in end.lines[0][-1], f"no end: {end.lines[0][-3:]}"
     return broken.tally
 
 

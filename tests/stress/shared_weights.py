@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 import graftree as nnx
 from graftree.weights import sources
+from tests import meshes
 from tests.stress import starts
 
 NAME = "tests.stress.shared_weights"
@@ -31,14 +32,13 @@ def run(options):
     folder = pathlib.Path(options.folder)
     opened, real = [], sources.open
     sources.open = lambda path: opened.append(real(path)) or opened[-1]
-    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def make():
         metadata = {"out_sharding": ("x", None)}
         layer = nnx.Linear(ROWS, COLUMNS, kernel_metadata=metadata, rngs=nnx.Rngs(0))
         return nnx.Dict(up=layer)
 
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(meshes.mesh_of(x=8)):
         model = nnx.eval_shape(make)
         nnx.weights.load(folder / "a.safetensors", model, TABLE)
     print("read", opened[-1].bytes_read, flush=True)

@@ -114,8 +114,8 @@ class Round:
 
 
 def _expect(found, wanted):
-    if abs(float(found) - wanted) > 1e-3 * max(1.0, abs(wanted)):
-        raise AssertionError(f"got {found}, wanted {wanted}")
+    far = abs(float(found) - wanted)
+    assert far <= 1e-3 * max(1.0, abs(wanted)), f"got {found}, wanted {wanted}"
 
 
 def run(rounds, seconds, seed, actions=40):

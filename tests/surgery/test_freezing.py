@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import modes, zoo
+from tests import meshes, modes, zoo
 from tests.comparisons import raises, unchanged
 
 surgery = nnx.surgery
@@ -306,8 +306,7 @@ def test_compiled_functions_notice_freezing():
 
 
 def test_refs_and_abstract_and_sharded_variables_are_frozen():
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(meshes.mesh_of(x=2)):
         sharded = nnx.Param(jnp.ones((4, 2)), out_sharding=("x", None))
     model = nnx.Dict(
         ref=nnx.Param(jnp.ones(2), ref=True),

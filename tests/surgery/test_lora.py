@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import graftree as nnx
+from tests import meshes
 from tests.comparisons import raises, unchanged
 
 surgery = nnx.surgery
@@ -238,8 +239,7 @@ def test_layers_of_a_stack_are_adapted_together():
 
 
 def test_new_variables_are_sharded_like_the_axes_of_the_kernel():
-    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(meshes.mesh_of(x=2, y=2)):
         layer = nnx.LinearGeneral(
             4, (2, 6), kernel_metadata={"out_sharding": ("x", "y")}, rngs=nnx.Rngs(0)
         )

@@ -1,6 +1,5 @@
 """A Stack computes what a list of its layers computes, by a loop; Sequential."""
 
-import contextlib
 import re
 
 import jax
@@ -249,31 +248,21 @@ class WithRngs(nnx.Module):
         return x + self.dropout(self.linear(x), rngs=rngs)
 
 
-@contextlib.contextmanager
-def process_in(mode):
-    """Makes a mode that of the process."""
-    updates = mode.get("graph_updates", False)
-    with nnx.set_graph_mode(mode["graph"]), nnx.set_graph_updates(updates):
-        yield
+def test_objects_among_the_arguments_are_written_by_each_layer_in_turn(in_mode):
+    layers, stack = pair(WithRngs)
+    expected, found = nnx.Rngs(1), nnx.Rngs(1)
+    assert_close(stack(X, rngs=found), in_turn(layers, X, rngs=expected))
+    assert found.default.count[...] == expected.default.count[...] == 3
 
 
-def test_objects_among_the_arguments_are_written_by_each_layer_in_turn(mode):
-    with process_in(mode):
-        layers, stack = pair(WithRngs)
-        expected, found = nnx.Rngs(1), nnx.Rngs(1)
-        assert_close(stack(X, rngs=found), in_turn(layers, X, rngs=expected))
-        assert found.default.count[...] == expected.default.count[...] == 3
-
-
-def test_caches_are_made_and_kept_per_layer(mode):
+def test_caches_are_made_and_kept_per_layer(in_mode):
     layers, stack = pair(Decoder)
     for layer in layers:
         init_cache(layer)
     expected = [in_turn(layers, token) for token in X[:, None, None]]
-    with process_in(mode):
-        stack.each(init_cache)
-        step = nnx.jit(lambda stack, x: stack(x))
-        found = [step(stack, token) for token in X[:, None, None]]
+    stack.each(init_cache)
+    step = nnx.jit(lambda stack, x: stack(x))
+    found = [step(stack, token) for token in X[:, None, None]]
     assert_close(np.stack(found), np.stack(expected))
     assert_same_state(stack, layers)
 

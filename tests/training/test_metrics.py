@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import tables
+from tests import meshes, tables
 from tests.comparisons import raises
 
 metrics = nnx.metrics
@@ -426,8 +426,7 @@ def test_update_inside_jit_changes_the_callers_averages():
 
 
 def test_copies_have_the_sharding_of_the_model():
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(meshes.mesh_of(x=2)):
         kernel = nnx.Param(jnp.ones(4), out_sharding=("x",))
     ema = nnx.EMA([kernel], 0.5)
     ema.update([kernel])

@@ -8,8 +8,6 @@ import errno
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tracemalloc
 import weakref
 
@@ -23,7 +21,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree.weights import saving, sources, stored_tensors, tensor_files
-from tests import sources as tests_sources, tables
+from tests import interpreters, tables
 from tests.meshes import mesh_of
 from tests.weights import test_hostile as hostile
 from tests.weights.tensors import Tensor, numbers
@@ -572,9 +570,6 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path):
 
 
 def test_a_killed_write_leaves_the_old_files_the_new_ones_or_none():
-    command = [sys.executable, "-m", "tests.stress.weights_kills", "2"]
-    options = {"capture_output": True, "text": True, "cwd": tests_sources.ROOT}
-    done = subprocess.run(command, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    kills = [int(line.split()[0]) for line in done.stdout.splitlines()]
+    printed = interpreters.printed("-m", "tests.stress.weights_kills", "2")
+    kills = [int(line.split()[0]) for line in printed.splitlines()]
     assert len(kills) == 2 and min(kills) > 3

@@ -10,9 +10,11 @@ from flax import struct
 from flax.core import meta
 
 import graftree as nnx
-from tests import tables
+from tests import meshes, tables
 from tests.interop.bridge import comparing
 from tests.interop.bridge.programs_modules import X, dense, mlp
+
+pytestmark = pytest.mark.usefixtures("implicit_ranks")
 
 Dense, MLP = dense(nnx), mlp(nnx)
 Module, compact = nnx.bridge.Module, nnx.bridge.compact
@@ -416,8 +418,7 @@ def test_names_without_a_mesh_are_kept_and_not_placed():
 
 
 def test_names_on_a_mesh_are_placed():
-    auto = (jax.sharding.AxisType.Auto,)
-    with jax.set_mesh(jax.make_mesh((2,), ("a",), axis_types=auto)):
+    with jax.set_mesh(meshes.mesh_of(a=2)):
         box = nn.Partitioned(ONES, ("a", None))
         variable = jax.jit(lambda: variables.to_nnx_var("params", box))()
     assert variable.get_value().sharding.spec == jax.P("a")

@@ -16,6 +16,8 @@ from tests.interop.bridge.modules import KEY, X
 from tests.interop.bridge.programs_to_linen import KEYS, simple
 from tests.interop.bridge.programs_to_nnx import Block, TwoMethods, block
 
+pytestmark = pytest.mark.usefixtures("implicit_ranks")
+
 
 class Named(nn.Module):
     name_of: str

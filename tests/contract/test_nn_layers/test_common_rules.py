@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import catalog, random_arrays, zoo
+from tests import catalog, meshes, random_arrays, zoo
 
 ones = jnp.ones
 # Layers whose constructor takes ``rngs`` and has no default for it.
@@ -153,7 +153,7 @@ def test_sharding_in_metadata_needs_a_mesh_unless_it_is_not_eager(name):
 
 
 def test_sharding_in_metadata_places_the_param_on_a_mesh():
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = meshes.mesh_of(x=4)
     metadata = {"kernel_metadata": {"out_sharding": (None, "x")}}
     with jax.set_mesh(mesh):
         kernel = nnx.Linear(2, 8, **metadata, rngs=nnx.Rngs(0)).kernel
@@ -259,9 +259,8 @@ def test_out_sharding_is_that_of_the_result(name):
     arguments, inputs, method, axis = SHARDED[name]
     layer = getattr(nnx, name.split(".")[0])(*arguments, rngs=nnx.Rngs(0))
     expected = getattr(layer, method)(inputs)
-    kinds = (jax.sharding.AxisType.Explicit,)
     spec = P(*(None,) * axis, "x", *(None,) * (expected.ndim - axis - 1))
-    with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=kinds)):
+    with jax.set_mesh(meshes.mesh_of("Explicit", x=4)):
         call = lambda m, s: getattr(m, method)(inputs, out_sharding=s)  # noqa: E731
         call = jax.jit(call, static_argnums=1)
         sharded, free = call(layer, spec), call(layer, None)

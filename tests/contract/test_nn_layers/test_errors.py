@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import catalog, random_arrays, tables
+from tests import catalog, meshes, random_arrays, tables
 
 ones = jnp.ones
 
@@ -374,8 +374,7 @@ def test_contraction_gets_optional_keywords_only_if_set(name):
     recorder = Recorder(function)
     options = {hook: recorder, "preferred_element_type": jnp.float32}
     layer = getattr(nnx, name)(*arguments, **options, rngs=nnx.Rngs(0))
-    kinds = (jax.sharding.AxisType.Explicit,)
-    with jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=kinds)):
+    with jax.set_mesh(meshes.mesh_of("Explicit", x=1)):
         layer(inputs, out_sharding=P())
     keywords = recorder.calls[0][1]
     assert keywords["preferred_element_type"] == jnp.float32

@@ -20,21 +20,8 @@ from hypothesis import given, strategies as st
 
 import graftree as nnx
 from graftree.core import ownership
-from tests import comparisons, static_values, strategies, tables, zoo
-from tests.changes import (
-    DATA_IN_TREES,
-    OBJECTS,
-    ONES,
-    STATICS,
-    STRUCTURES,
-    TYPES,
-    VALUES,
-    ZEROS,
-    Hidden,
-    Model,
-    made,
-    param,
-)
+from tests import changes, comparisons, static_values, strategies, tables, zoo
+from tests.changes import ONES, STATICS, VALUES, ZEROS, Hidden, Model, made, param
 
 OTHER = zoo.Scale()
 
@@ -51,7 +38,7 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-OTHERS = STATICS | OBJECTS | STRUCTURES
+OTHERS = STATICS | changes.OBJECTS | changes.STRUCTURES
 OTHERS["ref"] = lambda m, k: m.kernel.set_raw_value(jax.new_ref(ONES))
 
 
@@ -106,8 +93,9 @@ def test_compiled_functions_are_traced_for_another_structure_only(name, graph):
     (VALUES | OTHERS)[name](model, 0)
     f(model)
     after = nnx.graphdef(model, graph=graph)
-    assert len(traced) == 1 + (after != before or name in TYPES)
-    equal = VALUES.keys() | OBJECTS | (set() if graph else DATA_IN_TREES)
+    assert len(traced) == 1 + (after != before or name in changes.TYPES)
+    equal = VALUES.keys() | changes.OBJECTS.keys()
+    equal |= set() if graph else changes.DATA_IN_TREES
     assert (after == before) is (name in equal)
 
 

@@ -25,14 +25,6 @@ from graftree.core.objects import methods
 from tests import threads, zoo
 
 
-@pytest.fixture
-def in_mode(mode):
-    """Makes one of the three modes the default."""
-    updates = mode.get("graph_updates", False)
-    with nnx.set_graph_mode(mode["graph"]), nnx.set_graph_updates(updates):
-        yield
-
-
 class Attention(nnx.Module):
     def __init__(self, rngs=None):
         self.query = nnx.Linear(3, 3, rngs=rngs or nnx.Rngs(0))

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tests import meshes
+
 X = jax.random.normal(jax.random.key(7), (4, 3))
 KEY = jax.random.key(0)
 
@@ -39,9 +41,7 @@ def scanned(cls, length):
 
 def on_devices(*names):
     """A context in which arrays are divided over two devices along the last name."""
-    sizes = (*[1] * (len(names) - 1), 2)
-    auto = (jax.sharding.AxisType.Auto,) * len(names)
-    return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=auto))
+    return jax.set_mesh(meshes.mesh_of(**dict.fromkeys(names, 1) | {names[-1]: 2}))
 
 
 def net(nnx):

@@ -385,17 +385,13 @@ def nnx_in_it(nnx):
 
 
 def nnx_in_it_draws(nnx):
-    class Layer(nnx.Module):
-        def __init__(self, rngs):
-            self.lin = nnx.Linear(3, 8, rngs=rngs)
-            self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.drop(self.lin(x))
+    def make(rngs):
+        linear = nnx.Linear(3, 8, rngs=rngs)
+        return nnx.Sequential(linear, nnx.Dropout(0.5, rngs=rngs))
 
     @compact(nnx)
     def Net(self, x):
-        return nnx.bridge.nnx_in_bridge_mdl(Layer)(x), self.make_rng("dropout")
+        return nnx.bridge.nnx_in_bridge_mdl(make)(x), self.make_rng("dropout")
 
     v = Net().init({"params": 7, "dropout": 8}, X)
     return v, [Net().apply(v, X, rngs=seed) for seed in (9, 10)]

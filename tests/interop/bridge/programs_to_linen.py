@@ -28,17 +28,11 @@ def simple(nnx, *args, **kwargs):
 def applied(nnx):
     model = simple(nnx, 3, 4)
     v = model.init(KEYS, X)
-    return [
-        v,
-        model.init_with_output(KEYS, X),
-        model.apply(v, X),
-        model.apply(v, X, mutable=["Variable"]),
-        model.apply(v, X, mutable=True),
-        model.apply(v, X, mutable="params"),
-        model.apply(v, X, mutable=["intermediates"]),
-        model.apply(v, X, mutable=flax.core.DenyList(["params"])),
-        model.apply(flax.core.freeze(v), X),
-    ]
+    mutable = ["Variable"], True, "params", ["intermediates"]
+    mutable = *mutable, flax.core.DenyList(["params"])
+    outputs = model.apply(v, X), model.apply(flax.core.freeze(v), X)
+    changed = [model.apply(v, X, mutable=x) for x in mutable]
+    return v, model.init_with_output(KEYS, X), outputs, changed
 
 
 def trained(nnx):
@@ -394,15 +388,9 @@ def decoding(nnx):
 
 
 def recurrent(nnx):
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.rnn = nnx.RNN(nnx.GRUCell(3, 5, rngs=rngs), rngs=rngs)
-
-        def __call__(self, x):
-            return self.rnn(x)
-
     keys = {"params": KEY, "carry": KEY}
-    model = nnx.bridge.to_linen(Net)
+    cell = functools.partial(nnx.GRUCell, 3, 5)
+    model = nnx.bridge.to_linen(lambda rngs: nnx.RNN(cell(rngs=rngs), rngs=rngs))
     v = model.init(keys, X[None])
     return v, model.apply(v, X[None], rngs={"carry": KEY})
 
@@ -485,18 +473,11 @@ def linen_vmap_of_boxes(nnx):
 
 
 def on_a_mesh(nnx):
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "a"))
-            self.lin = nnx.Linear(3, 4, kernel_init=init, rngs=rngs)
-
-        def __call__(self, x):
-            return self.lin(x)
-
+    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "a"))
     with on_devices("a"):
-        model = nnx.bridge.to_linen(Net)
+        model = nnx.bridge.to_linen(nnx.Linear, 3, 4, kernel_init=init)
         v = jax.jit(model.init)(KEY, X)
-        spec = v["params"]["lin"]["kernel"].value.sharding.spec
+        spec = v["params"]["kernel"].value.sharding.spec
         return v, str(spec), jax.jit(model.apply)(v, X)
 
 

@@ -9,8 +9,10 @@ from tests.interop.bridge import (
     programs_to_nnx,
 )
 
-# Flax warns about its own deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Flax warns about its own deprecations
+    pytest.mark.usefixtures("implicit_ranks"),
+]
 
 EVERY = 6  # in `make test`; the rest is in `make test-all`
 PROGRAMS = [

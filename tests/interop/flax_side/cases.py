@@ -407,14 +407,4 @@ def alias_cases(flax):
     }
 
 
-GROUPS = [
-    struct_cases,
-    traversal_cases,
-    state_dict_cases,
-    byte_cases,
-    frozen_cases,
-    rule_cases,
-    train_state_cases,
-    device_cases,
-    alias_cases,
-]
+GROUPS = [x for name, x in [*globals().items()] if name.endswith("_cases")]

@@ -105,6 +105,10 @@ def text(value):
     return repr(value).replace("_EmptyNode", "EmptyNode")
 
 
+def test_there_are_groups():
+    assert len(cases.GROUPS) == 9
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("group", cases.GROUPS, ids=lambda group: group.__name__)
 def test_results_are_those_of_flax(group):

@@ -6,7 +6,6 @@ Tests that take ``lib`` hold for the peer as well, and run on it, too.
 import dataclasses
 import functools
 import importlib
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import threads, zoo
 
 check_equal = np.testing.assert_array_equal
 
@@ -669,24 +668,21 @@ def test_missing_contexts_and_directions_are_errors():
 
 
 def test_contexts_nest_per_tag_and_thread():
-    stacks, seen = nnx.graphlib.GRAPH_CONTEXT.update_context_stacks, []
+    stacks = nnx.graphlib.GRAPH_CONTEXT.update_context_stacks
 
     def elsewhere():
         with pytest.raises(ValueError):
             nnx.current_update_context("test")
-        seen.append(True)
 
     assert not stacks
     with nnx.update_context("test") as outer, nnx.update_context("b") as other:
         with nnx.update_context("test") as inner:
             assert nnx.current_update_context("test") is inner
             assert [*map(id, stacks["test"])] == [id(outer), id(inner)]
-            thread = threading.Thread(target=elsewhere)
-            thread.start()
-            thread.join()
+            threads.run_in_threads(elsewhere)
         assert nnx.current_update_context("test") is outer
         assert nnx.current_update_context("b") is other
-    assert seen == [True] and not stacks
+    assert not stacks
 
 
 def test_contexts_end_with_exceptions_and_are_equal_and_static_for_jax():
