@@ -161,7 +161,8 @@ def recording_trace() -> Any:
     traces = _traces()
     if traces is None:
         return object() if is_tracing() else None
-    return next((weakref.ref(x) for x, records in traces if records), None)
+    found = [trace for trace, records in traces if records]
+    return weakref.ref(found[0]) if found else None
 
 
 def runs_eagerly() -> bool:
@@ -201,39 +202,36 @@ def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
     _flags.set_global(flags)
 
 
-def _checked_settings(trace_context: Any) -> tuple[Any]:
+def _checked_settings(trace_context: Any, names: Any) -> tuple[Any, Any]:
     before = trace_context()
     with jax.default_matmul_precision("float32"):
         during = trace_context()
     hash(before)
     if type(before) is not tuple or before == during or before != trace_context():
         raise _jax_names.ChangedError
-    return (trace_context,)
+    return trace_context, names
 
 
-@_jax_names.by("jax._src.config:trace_context", prepare=_checked_settings)
-def _settings(trace_context: Any) -> Any:
-    """The settings of JAX on which a trace depends."""
-    return trace_context()
-
-
-@_jax_names.by("jax._src.config:trace_context_names")
-def _settings_by_name(names: Any, settings: tuple[Any, ...]) -> dict[str, Any]:
-    pairs = [*zip(names(), settings, strict=True)]
+@_jax_names.by(
+    "jax._src.config:trace_context",
+    "jax._src.config:trace_context_names",
+    prepare=_checked_settings,
+)
+def _settings(trace_context: Any, names: Any) -> dict[str, Any]:
+    """The settings of JAX on which a trace depends, by name."""
+    pairs = [*zip(names(), trace_context(), strict=True)]
     ours = {id(None), id(_defaults.value), id(_flags.value)}
     users = [x for name, x in pairs if name == "user_context" and id(x) not in ours]
     return dict(pairs) | {"user_context": (*users,)}
 
 
-_settings_by_name.otherwise(lambda _: dict[str, Any]())
+_settings.otherwise(lambda: dict[str, Any]())
 
 
 def trace_context() -> dict[str, Any]:
     """The context of a trace, by name: JAX's configuration, the mesh, our defaults."""
     ours = [*(_flags.value or ()), *(_defaults.value or ())]
-    settings = _settings()
-    known = {} if settings is None else _settings_by_name(settings)
-    return known | dict(sorted(ours))
+    return _settings() | dict(sorted(ours))
 
 
 @functools.cache
@@ -339,11 +337,8 @@ def hide_frames(error: Exception) -> None:
     error.with_traceback(shown)
 
 
-class _HiddenFrames:
+class _HiddenFrames(contextlib.AbstractContextManager[Any]):
     """A context that hides frames in errors, with its own."""
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if isinstance(error, Exception):

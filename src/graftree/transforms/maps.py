@@ -19,9 +19,8 @@ from graftree import _jax, config, errors
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
-from graftree.transforms.crossing import debug_info, decorators, guards, outside
+from graftree.transforms.crossing import debug_info, decorators, guards, outside, plans
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
 
@@ -105,7 +104,7 @@ def vmap(
         return with_hints
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        calls = RepeatedCalls(function, row)
+        calls = plans.RepeatedCalls(function, row)
         return outside.lift(function, transform, row, calls.run)
 
     return decorators.decorate(f, "vmap", make)
@@ -173,7 +172,7 @@ def pmap(
             "pmap",
             mode,
             keywords=0,
-            donation=Donation(donated, statics, keeps_arrays=mode.structure),
+            donation=Donation(donated, keeps_arrays=mode.structure),
         )
         row = Row(
             "pmap",
@@ -210,7 +209,7 @@ def pmap(
 
             return moved
 
-        calls = RepeatedCalls(function, row)
+        calls = plans.RepeatedCalls(function, row)
         return outside.lift(function, transform, row, calls.run)
 
     return decorators.decorate(f, "pmap", make)

@@ -20,26 +20,23 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
 from graftree import _jax, config
 from graftree.core.graph import nodes
-from graftree.core.graph.graphdefs import NodeRef
 from graftree.core.modules.modules import Module
-from graftree.core.objects import methods
-from graftree.core.objects.pytrees import Pytree
+from graftree.core.objects import methods, pytrees
 from graftree.core.variables import partitioning
 from graftree.transforms.crossing import debug_info, decorators, inside, refusals
+from graftree.transforms.crossing.decorators import P, R
 from graftree.transforms.crossing.outside import Call, lift, returning_arrays
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signature, Slot
+from graftree.transforms.crossing.signatures import Slot
 
-P = ParamSpec("P")
 A = TypeVar("A")
-R = TypeVar("R")
 
 
 def eval_shape(
@@ -87,8 +84,8 @@ def eval_shape(
         is_detached=True,
     )
     call = Call(function, row, args, kwargs)
-    if not mode.structure and _is_shared(call.packed.signature):
-        refusals.check_inputs((args, kwargs), "eval_shape")
+    if mode == config.GRAPH:
+        refusals.check_arguments(args, kwargs, "eval_shape")
     interior = inside.interior(function, row)
 
     def traced(group: Values) -> Any:
@@ -100,18 +97,6 @@ def eval_shape(
         named = debug_info.named_after(function, traced)
         result = jax.eval_shape(named, jax.tree.map(_abstract, group))
         return call.commit(_placed(result))
-
-
-def _is_shared(signature: Signature) -> bool:
-    """Whether two arguments have an object in common."""
-    owners: dict[int, int] = {}
-    for path, what in signature.skeleton.listed():
-        index = getattr(what, "index", None)
-        if isinstance(what, NodeRef) and owners.get(what.index, path[0]) != path[0]:
-            return True
-        if index is not None:
-            owners.setdefault(index, path[0])
-    return False
 
 
 # JAX returns no refs. So they are made inside, and read before they leave.
@@ -284,9 +269,9 @@ def opened(
     while True:
         if isinstance(f, functools.partial):
             f, args, kwargs = f.func, (*f.args, *args), f.keywords | kwargs
-        elif inspect.ismethod(f) and isinstance(f.__self__, Pytree):
+        elif inspect.ismethod(f) and isinstance(f.__self__, pytrees.Pytree):
             f, args = methods.known(f.__func__), (f.__self__, *args)
-        elif isinstance(f, Pytree):
+        elif isinstance(f, pytrees.Pytree):
             f, args = type(f).__call__, (f, *args)
         else:
             return f, args, kwargs

@@ -10,36 +10,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Protocol, cast, overload
 
 import jax
 
 from graftree import _jax, config
-from graftree.core import ownership
-from graftree.core.graph import flattening, functional
-from graftree.core.graph.graphdefs import Interned
-from graftree.core.graph.watches import StructureWatch
+from graftree.core import ownership, pickling
+from graftree.core.graph import flattening, functional, graphdefs, watches
 from graftree.core.objects import running
-from graftree.core.pickling import Rebuilt
 from graftree.core.text.descriptions import is_deleted
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    inside,
-    outside,
-    packing,
-    refusals,
-)
+from graftree.transforms.crossing import debug_info, decorators, outside, packing
+from graftree.transforms.crossing.decorators import Options, P, R
+from graftree.transforms.crossing.inside import interior
 from graftree.transforms.crossing.plans import NO_PLAN, Plans
 from graftree.transforms.crossing.prefixes import Donation, Prefix
+from graftree.transforms.crossing.refusals import labeled
 from graftree.transforms.crossing.rows import Keywords, Row
-
-P = ParamSpec("P")
-R = TypeVar("R")
-Options = ParamSpec("Options")
-
 
 # Makes the record of the traces of a function.
 _new_record: list[Callable[[], Any]] = []
@@ -53,7 +41,7 @@ def register_record(make: Callable[[], Any]) -> None:
     _new_record.append(make)
 
 
-class JitWrapped(Rebuilt, decorators.Method[P, R]):
+class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
     """A function compiled by `jit`; call it like the function.
 
     Args:
@@ -92,7 +80,19 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         static = decorators.choose(fun, "static", *statics)
         donate = decorators.choose(fun, "donate", *donated)
         decorators.check_disjoint(static, donate)
-        row = _row_of_compiled(name, mode, shardings, static, donate, self.traces)
+        donation = Donation(donate, keeps_arrays=mode.structure)
+        ins, outs = shardings
+        row = Row(
+            name,
+            mode,
+            Prefix(ins, "in_shardings", name, mode, keywords=None, donation=donation),
+            Prefix(outs, "out_shardings", name, mode),
+            statics=static,
+            keywords=(Keywords.STAY, Keywords.STAY),
+            signatures=graphdefs.Interned(),
+            traces=self.traces,
+            returns_placed=True,
+        )
         decorators.wraps(fun)(self)
         self.fun = fun
         self.in_shardings, self.out_shardings = shardings
@@ -101,16 +101,20 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         self.partial_args = bound
         self._row = row
         given = {name: value for name, value in options.items() if value is not None}
-        self._jax_options = given | _group_options(row)
+        given["donate_argnums"] = sorted(row.inputs.donated)
+        if row.has_prefixes:
+            given["in_shardings"] = row.inputs.values
+            given["out_shardings"] = row.result_prefix
+        self._jax_options = given
         self.jitted_fn = self._compiled()
         self._plans = Plans(row, bound)
 
-    def interior(self, row: Row) -> Callable[..., Any]:
+    def interior(self) -> Callable[..., Any]:
         """The function that JAX traces."""
-        return inside.interior(self.fun, row)
+        return interior(self.fun, self._row)
 
     def _compiled(self) -> Any:
-        return jax.jit(self.interior(self._row), **self._jax_options)
+        return jax.jit(self.interior(), **self._jax_options)
 
     def _called(self) -> Any:
         """The function that JAX compiles; where observers watch, only for them."""
@@ -282,38 +286,6 @@ def jit(
     return decorators.decorate(fun, "jit", make)
 
 
-def _row_of_compiled(
-    name: str,
-    mode: config.Propagation,
-    shardings: tuple[Any, Any],
-    static: decorators.Chosen,
-    donate: decorators.Chosen,
-    traces: Any,
-) -> Row:
-    ins, outs = shardings
-    donation = Donation(donate, static, keeps_arrays=mode.structure)
-    return Row(
-        name,
-        mode,
-        Prefix(ins, "in_shardings", name, mode, keywords=None, donation=donation),
-        Prefix(outs, "out_shardings", name, mode),
-        statics=static,
-        keywords=(Keywords.STAY, Keywords.STAY),
-        signatures=Interned(),
-        traces=traces,
-        returns_placed=True,
-    )
-
-
-def _group_options(row: Row) -> dict[str, Any]:
-    """The options of ``jax.jit`` for the groups of leaves and the result."""
-    options: dict[str, Any] = {"donate_argnums": sorted(row.inputs.donated)}
-    if row.has_prefixes:
-        options["in_shardings"] = row.inputs.values
-        options["out_shardings"] = row.result_prefix
-    return options
-
-
 def jit_partial(
     fun: Callable[..., R],
     *partial_args: Any,
@@ -394,8 +366,8 @@ def jit_partial(
 class _JitPartial(JitWrapped):
     """A compiled function that has all its objects bound to it."""
 
-    def interior(self, row: Row) -> Callable[..., Any]:
-        interior = super().interior(row)
+    def interior(self) -> Callable[..., Any]:
+        interior = super().interior()
 
         def traced(*groups: Any) -> Any:
             result = interior(*groups)
@@ -415,7 +387,7 @@ class _JitPartial(JitWrapped):
         kwargs: dict[str, Any],
         statics: decorators.Statics | None = None,
     ) -> outside.Call:
-        for path, leaf in refusals.labeled({"args": args, "kwargs": kwargs}):
+        for path, leaf in labeled({"args": args, "kwargs": kwargs}):
             if isinstance(leaf, Variable):
                 raise ValueError(
                     f"Found Variable in non-partial arguments: {path} of a call of "
@@ -487,7 +459,7 @@ def cached_partial(
     return call
 
 
-class _Copies(Rebuilt):
+class _Copies(pickling.Rebuilt):
     """Copies of objects that share their Variables, for as long as they are right."""
 
     def __init__(self, originals: tuple[Any, ...]) -> None:
@@ -512,7 +484,7 @@ class _Copies(Rebuilt):
         return before, copied, _Snapshot(copied)
 
 
-class _Snapshot(Rebuilt):
+class _Snapshot(pickling.Rebuilt):
     """The structure of an object, and the data needed to restore it."""
 
     def __init__(self, node: Any) -> None:
@@ -524,7 +496,7 @@ class _Snapshot(Rebuilt):
             node, numbers, numbers, members
         )
         by_number = flattening.IndexMap.from_refmap(numbers)
-        self._watch = StructureWatch(self._graphdef, members, by_number, made)
+        self._watch = watches.StructureWatch(self._graphdef, members, by_number, made)
         self._is_watched = self._watch.is_complete and all(
             isinstance(leaf, Variable) for leaf in self._leaves
         )

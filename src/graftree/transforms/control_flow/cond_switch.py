@@ -17,12 +17,10 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import _jax, config
-from graftree.core.graph import differences
-from graftree.core.graph.graphdefs import Interned
-from graftree.transforms.crossing import debug_info, programs, signatures
+from graftree.core.graph import differences, graphdefs
+from graftree.transforms.crossing import debug_info, outside, programs, signatures
 from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.packing import Values, join
 from graftree.transforms.crossing.rows import Keywords, Row
 
 R = TypeVar("R")
@@ -134,10 +132,10 @@ def _choose(
     run = functools.partial(
         programs.run, functions[-1], select, name=name, leading=(argument,)
     )
-    return Call(functions[0], row, operands, {}).run(run, index)
+    return outside.Call(functions[0], row, operands, {}).run(run, index)
 
 
-_signatures = Interned()
+_signatures = graphdefs.Interned()
 
 
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
@@ -187,7 +185,7 @@ class _Branches:
         def branch() -> Any:
             # Containers are new for each branch: it may write into them.
             groups = jax.tree.unflatten(self.treedef, self.leaves)
-            inside = Inside.of(self.row, groups)
+            inside = Inside(self.row, *join(groups))
             slots = enumerate(inside.signature.slots)
             in_objects = frozenset(i for i, slot in slots if not slot.is_plain)
             result = inside.leave(inside.run(f), in_objects)

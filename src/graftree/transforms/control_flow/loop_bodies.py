@@ -19,6 +19,7 @@ content is written to the caller's.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -28,8 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax
-from graftree.core.graph import differences, flattening, nodes
-from graftree.core.graph.graphdefs import LEAF, VariableDef
+from graftree.core.graph import differences, flattening, graphdefs, nodes
 from graftree.core.rng.streams import RngState
 from graftree.transforms.crossing import packing, programs, refusals, signatures
 from graftree.transforms.crossing.inside import Inside, Linked, Outgoing
@@ -73,7 +73,7 @@ class Place:
 
     def may_be_new(self, node: Any) -> bool:
         """Whether another object may be where this one is at the top of the carry."""
-        return self.takes_changes and isinstance(node, VariableDef)
+        return self.takes_changes and isinstance(node, graphdefs.VariableDef)
 
     def split(self, out: Any) -> tuple[Any, Any]:
         """The carry of an output, and the output without it."""
@@ -161,7 +161,7 @@ class Loop:
         def is_round(number: int) -> bool:
             own = axes[slice(*self.signature.span(number).leaves)]
             # If a part is scanned, each step gets a new object.
-            is_carried = Carry in own and not any(isinstance(x, int) for x in own)
+            is_carried = Carry in own and not any([isinstance(x, int) for x in own])
             return number == place.argument or (row.mode.structure and is_carried)
 
         count = len(self.signature.treedef.children()[0].children())
@@ -186,8 +186,8 @@ class Loop:
                 if not -jnp.ndim(x) <= axis < jnp.ndim(x):
                     raise ValueError(_lacks_axis(self.signature.slots[i], x, axis))
             contents[i] = _moved(contents[i], axis, 0)
-        self.initial = self._pick(contents, self._carried)
-        self.scanned = self._pick(contents, [*self._scanned])
+        self.initial = Values.picked(contents, self.signature, self._carried)
+        self.scanned = Values.picked(contents, self.signature, [*self._scanned])
 
     def _goes_round(self, position: int, axis: Any) -> bool:
         if isinstance(axis, int):
@@ -196,11 +196,6 @@ class Loop:
             return position in self._moved
         is_variable = self.signature.slots[position].variable is not None
         return axis is Carry or (is_variable and not self.row.mode.structure)
-
-    def _pick(self, values: Sequence[Any], positions: Sequence[int]) -> Values:
-        return Values.of(
-            [values[i] for i in positions], self.signature, tuple(positions)
-        )
 
     def run(self, loop: Callable[[Step], tuple[Values, Any]]) -> Any:
         """The argument of `Call.commit`, after JAX's loop over a step.
@@ -299,7 +294,8 @@ class Loop:
             groups=tuple([(0,) * len(part) for part in sources]),
         )
         notes = [returned, *sources, refs]
-        return self._pick(values, self._carried), stacked, notes, after
+        following = Values.picked(values, self.signature, self._carried)
+        return following, stacked, notes, after
 
     def _check_settled(
         self,
@@ -316,13 +312,12 @@ class Loop:
         before = self._before
         changed = next(number for number in before if after[number] != before[number])
         error = self._structure_error(changed, after[changed])
-        skeleton, count = self.signature.skeleton, len(self.row.inputs.values)
+        second, skeleton = copy.copy(self), self.signature.skeleton
         for number, now in after.items():
             span = self.signature.span(number).entries
             skeleton = skeleton.with_part(*span, now.skeleton)
-        signature = dataclasses.replace(self.signature, skeleton=skeleton)
-        groups = packing.part(self.values, signature, self.roles, count)
-        second = Loop(self.row, self.place, groups)
+        second.signature = dataclasses.replace(self.signature, skeleton=skeleton)
+        second._before = after
 
         def program_of(loop: Loop) -> Any:
             def program(*groups: Any) -> Any:
@@ -349,8 +344,9 @@ class Loop:
         for number, axis in enumerate(tree if isinstance(tree, tuple) else ()):
             if axis is not None:  # by filters, it is meant
                 unmeant = unmeant - {*range(*self.signature.span(number).leaves)}
-        slots = self.signature.slots
-        refusals.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
+        if unmeant:
+            slots = self.signature.slots
+            refusals.warn_of_broadcasts([slots[i].name for i in sorted(unmeant)])
         return [leaf for leaf in changed if leaf.position not in dropped]
 
     @functools.cached_property
@@ -414,14 +410,14 @@ class Loop:
             tops = now.signature.skeleton.tops()
             free = {top.index for top in tops if self.place.may_be_new(top)}
             pairs = enumerate(zip(now.olds, now.news, strict=True))
-            if not all(x is y or index in free for index, (x, y) in pairs):
+            if not all([x is y or index in free for index, (x, y) in pairs]):
                 raise self._identity_error()
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
         """Objects that must be the same, even if something else is wrong."""
         if not self.row.mode.structure:
             return [*filter(nodes.is_variable_or_ref, objects)]
-        tops = [top for top in signature.skeleton.tops() if top is not LEAF]
+        tops = [top for top in signature.skeleton.tops() if top is not graphdefs.LEAF]
         return [objects[x.index] for x in tops if not self.place.may_be_new(x)]
 
     def _identity_error(self) -> ValueError:

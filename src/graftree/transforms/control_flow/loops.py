@@ -13,8 +13,7 @@ from graftree import _jax, config
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
-from graftree.transforms.crossing import debug_info, decorators, programs
-from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing import debug_info, decorators, outside, programs
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import Prefix, StateAxes
@@ -389,7 +388,7 @@ def _looped(
         return loop.run(lambda step: (steps(loop, step), ()))
 
     run = functools.partial(programs.run, body, traced, name=name)
-    return Call(body, row, (init_val,), {}).run(run)
+    return outside.Call(body, row, (init_val,), {}).run(run)
 
 
 _signatures = Interned()

@@ -93,21 +93,6 @@ class _Nameless(str):
         return self is other
 
 
-class _Bound:
-    """Arguments of a call, as those of an ``inspect.BoundArguments``."""
-
-    def __init__(self, names: Sequence[str], args: tuple[Any, ...]) -> None:
-        unnamed = [_Nameless() for _ in args[len(names) :]]
-        self.args = args
-        self.kwargs: dict[str, Any] = {}
-        self.arguments = dict(zip([*names, *unnamed], args, strict=True))
-        parameters = dict.fromkeys(self.arguments, _GROUPS)
-        self.signature = SimpleNamespace(parameters=parameters)
-
-    def apply_defaults(self) -> None:
-        """There are none."""
-
-
 class _GroupsSignature(inspect.Signature):
     """The signature of a function of groups, which have no names."""
 
@@ -125,11 +110,21 @@ class _GroupsSignature(inspect.Signature):
         return MappingProxyType({_Nameless(): _GROUPS})
 
     def bind(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The arguments of a call, as those of an ``inspect.BoundArguments``."""
         if kwargs:
             raise TypeError(f"got an unexpected keyword argument: {[*kwargs]}")
         if self._source is not None:
             args = tuple([x.called_as(self._source) for x in args])
-        return _Bound(self._leading, args)
+        unnamed = [_Nameless() for _ in args[len(self._leading) :]]
+        arguments = dict(zip([*self._leading, *unnamed], args, strict=True))
+        parameters = dict.fromkeys(arguments, _GROUPS)
+        return SimpleNamespace(
+            args=args,
+            kwargs={},
+            arguments=arguments,
+            signature=SimpleNamespace(parameters=parameters),
+            apply_defaults=lambda: None,  # there are none
+        )
 
 
 _GROUPS = inspect.Parameter("groups", inspect.Parameter.VAR_POSITIONAL)
@@ -137,16 +132,12 @@ _signature = functools.lru_cache(_GroupsSignature)
 
 
 def named(
-    function: Callable[..., Any],
-) -> Callable[[Any, Any], list[tuple[str, Any]]]:
-    """Gives each of ``args, kwargs`` with its name in the function."""
-
-    def names(args: Any, kwargs: Any) -> list[tuple[str, Any]]:
-        known = read(source_of(function))
-        by_position = [(known.at(i), x) for i, x in enumerate(args)]
-        return by_position + [(known.called(key), x) for key, x in kwargs.items()]
-
-    return names
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """Each argument with its name in the function."""
+    known = read(source_of(function))
+    by_position = [(known.at(i), x) for i, x in enumerate(args)]
+    return by_position + [(known.called(key), x) for key, x in kwargs.items()]
 
 
 class Parameters(NamedTuple):
@@ -208,16 +199,14 @@ _known = weakref.WeakKeyDictionary()
 
 def read(source: Source) -> Parameters:
     """The names from a source."""
-    return _of_code(source) if isinstance(source, CodeType) else source
-
-
-def _of_code(code: CodeType) -> Parameters:
-    names = code.co_varnames
-    start, stop = code.co_posonlyargcount, code.co_argcount
-    end = stop + code.co_kwonlyargcount
+    if not isinstance(source, CodeType):
+        return source
+    names = source.co_varnames
+    start, stop = source.co_posonlyargcount, source.co_argcount
+    end = stop + source.co_kwonlyargcount
     variadic = iter(names[end:])
-    rest = next(variadic) if code.co_flags & inspect.CO_VARARGS else None
-    others = next(variadic) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    rest = next(variadic) if source.co_flags & inspect.CO_VARARGS else None
+    others = next(variadic) if source.co_flags & inspect.CO_VARKEYWORDS else None
     return Parameters(names[:stop], names[start:end], rest, others)
 
 

@@ -9,26 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import (
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    Protocol,
-    Self,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
 from graftree import errors
 from graftree.core.graph.graphdefs import Static
 from graftree.core.modules.modules import Module
-from graftree.core.objects import attributes, methods, running
-from graftree.core.objects.pytrees import Pytree
+from graftree.core.objects import attributes, methods, pytrees, running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing.debug_info import name_of
 
@@ -44,7 +34,7 @@ class Method(Generic[P, R]):
     """The base of transformed functions that a class may hold as its methods."""
 
     @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    def __get__(self, instance: None, owner: type | None = None) -> typing.Self: ...
     @overload
     def __get__(
         self: Method[Concatenate[Any, Q], R], instance: Any, owner: type | None = None
@@ -90,17 +80,15 @@ def keeps_type(
     transform: Callable[Concatenate[Any, Options], Any],
 ) -> Transform[Options]:
     """Declares a transform to be a `Transform`, with the options that it has."""
-    return cast("Transform[Options]", transform)
+    return typing.cast("Transform[Options]", transform)
 
 
 def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:
     """The result of a transform, used with parentheses or without."""
-
-    def checked(function: Any) -> Any:
-        check_not_bound(function, transform)
-        return make(function)
-
-    return checked if f is MISSING else checked(f)
+    if f is MISSING:
+        return functools.partial(decorate, transform=transform, make=make)
+    check_not_bound(f, transform)
+    return make(f)
 
 
 def check_not_bound(function: Any, transform: str) -> None:
@@ -309,15 +297,12 @@ def _data_in(value: Any) -> Any:
         pending = [value.__self__]
     elif attributes.is_data(value):
         # A Pytree without data in it, and with a hash of its content, is a constant.
-        is_constant = isinstance(value, Pytree) and _has_own_hash(type(value))
+        has_hash = type(value).__hash__ not in (None, object.__hash__)
+        is_constant = isinstance(value, pytrees.Pytree) and has_hash
         return next(iter(jax.tree.leaves(value)), None) if is_constant else value
     else:
         return next(iter(attributes.has_data(value)), None)
     return next((x for x in map(_data_in, pending) if x is not None), None)
-
-
-def _has_own_hash(kind: type) -> bool:
-    return kind.__hash__ not in (None, object.__hash__)
 
 
 def put(tree: Any, statics: Statics) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -41,7 +41,42 @@ Note = tuple[Any, Any, Any]
 
 def note(arguments: Any) -> list[Note]:
     """All values in static attributes of arguments that may change."""
-    return [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
+    noted: list[Note] = []
+    is_new = walks.Once()
+    statics: list[tuple[Path, Any]] = []
+
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        if not is_new(x):
+            return None
+        listed = []
+        for key, value, is_data in nodes.children(x):
+            kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
+            if is_data is False or (is_data is None and kind is nodes.Leaf.STATIC):
+                if type(value) not in attributes.ATOMS:
+                    statics.append(((*path, key), value))
+            elif not isinstance(kind, nodes.Leaf):
+                listed.append((key, value))
+        return listed
+
+    collections.deque(walks.walk(arguments, below), maxlen=0)
+
+    def content(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        is_known = type(x) in attributes.ATOMS or isinstance(x, _CLOSED)
+        if is_known or nodes.is_node_leaf(x) or not is_new(x):
+            return None
+        members = _content(x)
+        if members is None and isinstance(x, tuple):
+            members = x
+        if members is None or len(path) > deepest:
+            return []
+        return [*(members.items() if isinstance(members, dict) else enumerate(members))]
+
+    for start, static in statics:
+        deepest = len(start) - 1 + _DEPTH
+        for path, x in walks.walk(static, content, start):
+            if _content(x) is not None:
+                noted.append((path, x, _items(x)))
+    return noted
 
 
 @contextlib.contextmanager
@@ -76,48 +111,6 @@ def _describe(path: Any) -> str:
     return f"{argument}, at {paths.to_string(tuple(rest))}"
 
 
-def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """The path and the object of each value in a static attribute that may change."""
-    is_new = walks.Once()
-    statics: list[tuple[Path, Any]] = []
-
-    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
-        if not is_new(x):
-            return None
-        listed = []
-        for key, value, is_data in nodes.children(x):
-            kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
-            if is_data is False or (is_data is None and kind is nodes.Leaf.STATIC):
-                if type(value) not in attributes.ATOMS:
-                    statics.append(((*path, key), value))
-            elif not isinstance(kind, nodes.Leaf):
-                listed.append((key, value))
-        return listed
-
-    collections.deque(walks.walk(tree, below), maxlen=0)
-
-    def content(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
-        is_known = type(x) in attributes.ATOMS or isinstance(x, _CLOSED)
-        if is_known or nodes.is_node_leaf(x) or not is_new(x):
-            return None
-        return _members(x) if len(path) <= deepest else []
-
-    for start, static in statics:
-        deepest = len(start) - 1 + _DEPTH
-        for path, x in walks.walk(static, content, start):
-            if _content(x) is not None:
-                yield path, x
-
-
-def _members(x: Any) -> list[tuple[Any, Any]]:
-    """The contents of a list, dict, set or tuple, or of the attributes of an object."""
-    content = _content(x)
-    members = x if content is None and isinstance(x, tuple) else content
-    if isinstance(members, dict):
-        return [*members.items()]
-    return [] if members is None else [*enumerate(members)]
-
-
 def _content(x: Any) -> Any:
     """The list, dict or set that an object is, or that holds its attributes."""
     return x if isinstance(x, (list, dict, set)) else getattr(x, "__dict__", None)
@@ -134,7 +127,7 @@ def _has_new_tracer(holder: Any, items: Any) -> bool:
         now, items = [*now.values()], [*items.values()]
     known = {*map(id, items)}
     leaves = jax.tree.leaves([x for x in now if id(x) not in known])
-    return any(isinstance(x, _jax.Tracer) for x in leaves)
+    return any([isinstance(x, _jax.Tracer) for x in leaves])
 
 
 def _restore(holder: Any, items: Any) -> None:
@@ -190,8 +183,6 @@ NO_GRADIENT = "cannot differentiate with respect to a Ref-typed argument"
 
 def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
     """Refuses arguments with refs."""
-    if not any(_jax.is_ref(value) for group in groups for value in group.values):
-        return
     for name in _refs(groups):
         raise TypeError(
             f"nnx.{transform} {reason}: {name}.\n"
@@ -207,7 +198,7 @@ def hint(error: Exception, groups: Iterable[Values], axes: Iterable[Any]) -> Non
     """Adds paths and the way out to JAX's error about refs in a mapped function."""
     if any(words in str(error) for words in _COMPLAINTS):
         pairs = zip(groups, axes, strict=True)
-        names = [*_refs(group for group, axis in pairs if axis is None)]
+        names = _refs([group for group, axis in pairs if axis is None])
         if "unbatched array reference" in str(error) and names:
             raise _broadcast_error(names) from error
         error.add_note(
@@ -229,9 +220,7 @@ def _broadcast_error(names: Sequence[str]) -> ValueError:
     )
 
 
-def _refs(groups: Iterable[Values]) -> Iterator[str]:
+def _refs(groups: Iterable[Values]) -> list[str]:
     """The names of the refs in groups."""
-    for group in groups:
-        for slot, value in group.slots():
-            if _jax.is_ref(value):
-                yield slot.name
+    found = [group for group in groups if any(map(_jax.is_ref, group.values))]
+    return [slot.name for group in found for slot, x in group.slots() if _jax.is_ref(x)]

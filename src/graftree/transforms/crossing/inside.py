@@ -27,23 +27,16 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core.graph import flattening
-from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import LEAF, Cell, VariableDef
 from graftree.core.imprints import HashableMapping
-from graftree.core.objects import bookkeeping, running
-from graftree.core.objects.pytrees import Pytree
+from graftree.core.objects import bookkeeping, pytrees, running
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    guards,
-    packing,
-    refusals,
-    rows,
-)
+from graftree.transforms.crossing import debug_info, decorators, packing, refusals
+from graftree.transforms.crossing.guards import guarded, note
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
+from graftree.transforms.crossing.rows import HiddenAxisNames, Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -133,6 +126,11 @@ class Collected(NamedTuple):
     structure: list[Outgoing]
     out: list[Outgoing]
 
+    def whole(self) -> Whole:
+        """The result of `Inside.leave` where JAX has no prefix for it."""
+        returned, *parts = self
+        return Whole((returned, *[[leaf.value for leaf in part] for part in parts]))
+
 
 class Linked(NamedTuple):
     """A part of an output that stands for arguments, as the carry of a loop does.
@@ -159,21 +157,27 @@ class Inside:
 
     def __init__(
         self,
-        row: rows.Row,
+        row: Row,
         signature: Signature,
         given: Sequence[Any],
         roles: Sequence[int],
     ) -> None:
         self.row = row
         self.signature, self.roles = signature, roles
-        self.values = self._of_jax(given)
+        # JAX leaves arrays of NumPy where it traces nothing of them. Then a write to a
+        # Variable would reach the caller's array at once, also if the function fails,
+        # and could not be traced.
+        self.values = [
+            values.as_jax(x) if isinstance(x, np.ndarray) and slot.variable else x
+            for slot, x in zip(signature.slots, given, strict=True)
+        ]
         # In-place writes to a list or dict would change the values to compare with.
         self._contents = {
             position: jax.tree.flatten(value)
             for position, value in enumerate(self.values)
             if not values.is_array(value)
         }
-        self.objects = IndexMap()
+        self.objects = flattening.IndexMap()
         self.tree, self._roots = packing.unpack(
             self.signature, self.values, self.objects
         )
@@ -181,36 +185,16 @@ class Inside:
         if self._loses_structure:
             self._pytrees = refusals.pytrees_in(self.tree)
 
-    @staticmethod
-    def of(row: rows.Row, groups: Sequence[Values]) -> Inside:
-        """The inside of a call with these groups of leaves."""
-        return Inside(row, *packing.join(groups))
-
-    def _of_jax(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Raw values without arrays of NumPy in Variables.
-
-        JAX leaves them where it traces nothing of them. Then a write would reach the
-        caller's array at once, also if the function fails, and could not be traced.
-        """
-        if not any(isinstance(value, np.ndarray) for value in given):
-            return given
-        return [
-            values.as_jax(value) if slot.variable else value
-            for slot, value in zip(self.signature.slots, given, strict=True)
-        ]
-
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""
         args, kwargs = decorators.put(self.tree, self.signature.statics)
-        with (
-            self._guard(),
-            running.inside(self.row.identity, debug_info.named(f), args, kwargs),
-        ):
+        names = functools.partial(debug_info.named, f)
+        with self._guard(), running.inside(self.row, names, args, kwargs):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
-            names = rows.HiddenAxisNames(self._given, self.row.axis_metadata)
+            hidden = HiddenAxisNames(self._given, self.row.axis_metadata)
             out = f(*args, **kwargs)
-            names.put_back(self._occurrences(out))
+            hidden.put_back(self._occurrences(out))
             return out
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
@@ -218,18 +202,19 @@ class Inside:
         signature = self.signature
         if signature.has_no_contents and not self._contents:
             return contextlib.nullcontext()
-        noted = guards.note(self.tree)
+        noted = note(self.tree)
         if not noted and not self._contents:
             signature.has_no_contents = True
-        return guards.guarded(noted, self.row.name)
+        return guarded(noted, self.row.name)
 
     # The way out.
 
     def leave(self, out: Any, forced: frozenset[int] = frozenset()) -> Any:
         """The result: the function's changes to its arguments, and its output."""
-        returned, *parts = self.collect(out, forced=forced)
+        collected = self.collect(out, forced=forced)
         if not self.row.has_prefixes:
-            return Whole((returned, *[[x.value for x in part] for part in parts]))
+            return collected.whole()
+        returned, *parts = collected
         ins, outs = len(self.row.inputs.values), len(self.row.outputs.values)
         grouped = map(_in_groups, parts, (ins, ins, outs), returned.names)
         return Parts((returned, *grouped))
@@ -248,20 +233,20 @@ class Inside:
         """
         row, mode = self.row, self.row.mode
         forced |= self._returned_unchanged()
-        refs, known = RefMap(), RefMap()
+        refs, known = flattening.RefMap(), flattening.RefMap()
         changed, metadata = [], ()
-        structure, structure_leaves, keeps = None, [], False
+        structure, held, keeps = None, [], False
         if not row.is_detached:
             changed, metadata = self._find_changes(forced)
             if mode.structure:
-                structure, structure_leaves, keeps = self._find_structure(refs, forced)
+                structure, held, keeps = self._find_structure(refs, forced)
                 known = self._numbers
         if self._loses_structure and linked is None:
             self._warn_of_lost_structure()
         if linked is not None:
             numbers = self._numbers
-            linked_objects = [x for x in linked.objects if x in numbers]
-            known = RefMap([*known.items(), *[(x, numbers[x]) for x in linked_objects]])
+            pairs = [(x, numbers[x]) for x in linked.objects if x in numbers]
+            known = flattening.RefMap([*known.items(), *pairs])
         skeleton, leaves = packing.take_apart(out, mode, refs, known, row.name)
         self._check_output(out if linked is None else linked.others, refs)
         output = Signature(skeleton)
@@ -269,7 +254,7 @@ class Inside:
             refusals.check_consistent(row.name, self._occurrences(out))
         parts = (
             changed,
-            self._new_in_arguments(structure, structure_leaves),
+            [] if structure is None else self._new_in_arguments(structure, held),
             self._new(row.outputs, output, leaves, known, mode.structure),
         )
         kept = [p for p, _, x in changed if p in forced and self._is_same(x, p)]
@@ -305,10 +290,8 @@ class Inside:
         )
 
     def _new_in_arguments(
-        self, structure: Signature | None, leaves: Sequence[Any]
+        self, structure: Signature, leaves: Sequence[Any]
     ) -> list[Outgoing]:
-        if structure is None:
-            return []
         found = self._new(self.row.inputs, structure, leaves, self._numbers, True)
         # Nothing can change a plain argument.
         return [leaf for leaf in found if not structure.slots[leaf.position].is_plain]
@@ -318,7 +301,7 @@ class Inside:
         prefix: Prefix,
         signature: Signature,
         leaves: Sequence[Any],
-        known: RefMap,
+        known: flattening.RefMap,
         opens_refs: bool,
     ) -> list[Outgoing]:
         """The leaves of a signature that are not known outside, in their groups.
@@ -375,22 +358,16 @@ class Inside:
     # The structure.
 
     @functools.cached_property
-    def _numbers(self) -> RefMap:
+    def _numbers(self) -> flattening.RefMap:
         """The numbers of the objects."""
-        return RefMap.from_indexmap(self.objects)
-
-    @functools.cached_property
-    def _definitions(self) -> dict[int, VariableDef]:
-        """The definitions of the Variables by their numbers."""
-        found = [slot.variable for slot in self.signature.slots]
-        return {variable.index: variable for variable in found if variable}
+        return flattening.RefMap.from_indexmap(self.objects)
 
     def _find_structure(
-        self, refs: RefMap, forced: frozenset[int]
+        self, refs: flattening.RefMap, forced: frozenset[int]
     ) -> tuple[Signature | None, list[Any], bool]:
         """The arguments now, ``None`` if they stay outside; are they unchanged?"""
         slots = self.signature.slots
-        may_stay = all(slots[p].definition is not None for p in forced)
+        may_stay = all([slots[p].definition is not None for p in forced])
         is_kept = self._is_unchanged()
         if is_kept and may_stay:
             refs.take(self._numbers)
@@ -406,21 +383,19 @@ class Inside:
 
         Metadata of Variables travels on its own.
         """
+        definitions = [slot.variable for slot in self.signature.slots]
         skeleton, leaves = flattening.flatten_leaves(
             self.signature.treedef,
             self._roots,
             True,
-            RefMap(),
+            flattening.RefMap(),
             self._numbers,
-            as_before=self._definitions,
+            as_before={x.index: x for x in definitions if x},
         )
-        return skeleton == self.signature.skeleton and all(
-            leaf is value
-            for slot, leaf, value in zip(
-                self.signature.slots, leaves, self.values, strict=True
-            )
-            if not slot.variable
-        )
+        if skeleton != self.signature.skeleton:
+            return False
+        pairs = zip(definitions, leaves, self.values, strict=True)
+        return all([variable or leaf is value for variable, leaf, value in pairs])
 
     def _warn_of_lost_structure(self) -> None:
         if self.row.mode.sharing:
@@ -429,14 +404,14 @@ class Inside:
             is_kept = packing.is_same_tree(self.tree, self.signature, self._roots)
         if not is_kept:
             leaves = packing.leaves_of(self.signature, self.values, self.objects)
-            before, _ = packing.unpack(self.signature, leaves, IndexMap())
+            before, _ = packing.unpack(self.signature, leaves, flattening.IndexMap())
             refusals.warn_of_lost_structure(
                 self.row.name, refusals.pytrees_in(before), self._pytrees
             )
 
     # Values that may not leave.
 
-    def _check_output(self, out: Any, refs: RefMap) -> None:
+    def _check_output(self, out: Any, refs: flattening.RefMap) -> None:
         if not refs:
             return  # no objects in it, as in most cases
         row, structure = self.row, self.row.mode.structure
@@ -452,7 +427,7 @@ class Inside:
         new = [obj for obj in refs if obj not in self._numbers]
         for obj in new:
             is_owned = not isinstance(obj, Variable) or variables.is_owned(obj)
-            if isinstance(obj, Pytree) and structure:
+            if isinstance(obj, pytrees.Pytree) and structure:
                 is_owned = bookkeeping.state_of(obj).is_owned()
             if not is_owned and structure:
                 raise refusals.extracted_error(obj, row.name)
@@ -474,11 +449,11 @@ class Inside:
         return [*inputs, *row.outputs.occurrences(out, row.mode.sharing)]
 
 
-def interior(f: Callable[..., Any], row: rows.Row) -> Callable[..., Any]:
+def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
     """The function that JAX traces: it takes groups of leaves and returns a result."""
 
     def traced(*groups: Values) -> Any:
-        inside = Inside.of(row, groups)
+        inside = Inside(row, *packing.join(groups))
         result = inside.leave(inside.run(f))
         if row.traces is not None:
             row.traces.add(inside.signature, inside.values, f)

@@ -23,9 +23,8 @@ from graftree.core.graph.graphdefs import ArrayRefDef
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables
-from graftree.transforms.crossing import decorators, inside, packing, refusals
+from graftree.transforms.crossing import decorators, inside, packing, refusals, rows
 from graftree.transforms.crossing.packing import Packed, Parts, Values
-from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Slot
 
 
@@ -47,20 +46,20 @@ class Call:
     def __init__(
         self,
         f: Callable[..., Any],
-        row: Row,
+        row: rows.Row,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         statics: decorators.Statics | None = None,
     ) -> None:
-        if kwargs and row.keyword_rule is Keywords.REFUSED:
+        if kwargs and row.keyword_rule is rows.Keywords.REFUSED:
             raise TypeError(
                 f"nnx.{row.name} takes no keyword arguments, got {sorted(kwargs)}. "
                 "Pass them by position."
             )
-        if row.keyword_rule is Keywords.BECOME_POSITIONAL:
+        if row.keyword_rule is rows.Keywords.BECOME_POSITIONAL:
             count = row.inputs.count
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
-        running.note_arguments(row.identity, args, kwargs)
+        running.note_arguments(row, args, kwargs)
         if statics is None:
             args, kwargs, statics = decorators.take(row.statics, args, kwargs, row.name)
         self._row, self._axis = row, None
@@ -80,9 +79,7 @@ class Call:
             self.packed = dataclasses.replace(self.packed, signature=known)
         self.groups = groups(row, self.packed, self.packed.values())
         if donates_twice(row, self.groups):
-            found = self._shared_buffer()
-            if found is not None:
-                raise found
+            self.explain()
         # Before the function runs: it can't if its values have different axes.
         if row.may_differ(self.packed.signature):
             found = row.occurrences((args, kwargs))
@@ -96,25 +93,22 @@ class Call:
         """Writes a result of `Inside.leave` to the caller's objects."""
         return commit(self.packed, result, self._axis)
 
-    def explain(self, error: Exception) -> None:
-        """Raises JAX's error about buffers that can't be donated, with their paths.
+    def explain(self, error: Exception | None = None) -> None:
+        """Raises an error about buffers that can't be donated, with their paths.
 
-        On one device JAX finds this out before it donates anything. A check here would
-        cost time in each call.
+        On one device JAX finds this out before it donates anything, and raises one
+        without paths. A check here would cost time in each call.
         """
-        found = self._shared_buffer()
-        if found is not None:
-            raise found from error
-
-    def _shared_buffer(self) -> refusals.SharedBufferError | None:
         inputs, packed = self._row.inputs, self.packed
         groups = inputs.group(packed.signature, packed.leaves)
         donated = [group in inputs.donated for group in groups]
         slots = packed.signature.slots
-        return refusals.shared_buffer(packed.values(), slots, donated, self._row.name)
+        found = refusals.shared_buffer(packed.values(), slots, donated, self._row.name)
+        if found is not None:
+            raise found from error
 
 
-def donates_twice(row: Row, groups: Sequence[Values]) -> bool:
+def donates_twice(row: rows.Row, groups: Sequence[Values]) -> bool:
     """Whether an array over several devices would be donated twice.
 
     JAX finds this out on one device while another one donates its part, and older
@@ -141,10 +135,15 @@ def is_of_donation(error: Exception) -> bool:
 _DONATION = re.compile("Attempt to (donate|use) (the same|a) buffer")
 
 
-def groups(row: Row, packed: Packed, values: Sequence[Any]) -> list[Values]:
+def groups(row: rows.Row, packed: Packed, values: Sequence[Any]) -> list[Values]:
     """JAX's arguments: one group of leaves per value of the prefix."""
     numbers = row.inputs.group(packed.signature, packed.leaves)
-    return packing.part(values, packed.signature, numbers, len(row.inputs.values))
+    if len(row.inputs.values) == 1:
+        return [Values.of(values, packed.signature, None)]
+    positions: list[list[int]] = [[] for _ in row.inputs.values]
+    for position, number in enumerate(numbers):
+        positions[number].append(position)
+    return [Values.picked(values, packed.signature, listed) for listed in positions]
 
 
 def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
@@ -249,7 +248,7 @@ def _opened(
 def lift(
     f: Callable[..., Any],
     transform: Callable[[Callable[..., Any], Any, Any], Callable[..., Any]],
-    row: Row,
+    row: rows.Row,
     run: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Applies a JAX transform to a function over objects.
@@ -277,7 +276,7 @@ def lift(
 class _Transformed(Rebuilt):
     """A function transformed by JAX; pickled without JAX's part."""
 
-    def __init__(self, f: Any, transform: Callable[..., Any], row: Row) -> None:
+    def __init__(self, f: Any, transform: Callable[..., Any], row: rows.Row) -> None:
         self._given = f, transform, row
         self.function = self._made()
 
@@ -302,11 +301,7 @@ def returning_arrays(transformed: Callable[..., Any]) -> Callable[..., Any]:
     JAX then returns the constants of a program as they are in it.
     """
 
-    def wrapper(*groups: Values) -> Any:
-        return jax.tree.map(_as_array, transformed(*groups))
+    def as_array(x: Any) -> Any:
+        return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
-    return wrapper
-
-
-def _as_array(x: Any) -> Any:
-    return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
+    return lambda *groups: jax.tree.map(as_array, transformed(*groups))

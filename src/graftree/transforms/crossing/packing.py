@@ -13,16 +13,17 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from graftree.config import Propagation
+from graftree.core import paths
 from graftree.core.graph import flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap, RefMap
 from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
-from graftree.transforms.crossing import debug_info, refusals, signatures
+from graftree.transforms.crossing import debug_info, refusals
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot
 
 
@@ -48,11 +49,6 @@ class Packed:
     def values(self) -> list[Any]:
         """The raw values that JAX gets instead of Variables."""
         return [flattening.raw_of(leaf) for leaf in self.leaves]
-
-
-def is_entry(sharing: bool) -> Callable[[Any], bool]:
-    """A test for values that pack takes apart itself; trees leave objects to JAX."""
-    return nodes.is_graph_node if sharing else nodes.is_variable_or_ref
 
 
 def pack(
@@ -160,7 +156,16 @@ class Values(tuple[Any, ...]):
         values: Sequence[Any], signature: Signature, positions: tuple[int, ...] | None
     ) -> Values:
         """The group of these values."""
-        return Values((values, static_data(signature, positions)))
+        # Its number is compared first, and in C.
+        return Values((values, (signature.number, signature, positions)))
+
+    @staticmethod
+    def picked(
+        values: Sequence[Any], signature: Signature, positions: Sequence[int]
+    ) -> Values:
+        """The group of those at these positions, of the values of all leaves."""
+        found = [values[position] for position in positions]
+        return Values.of(found, signature, tuple(positions))
 
     values = property(operator.itemgetter(0))
     signature = property(lambda self: self[1][1])
@@ -177,22 +182,16 @@ class Values(tuple[Any, ...]):
         signature = dataclasses.replace(self.signature, parameters=source)
         return Values.of(self.values, signature, self.positions)
 
-    def slots(self) -> Iterator[tuple[Slot, Any]]:
+    def slots(self) -> list[tuple[Slot, Any]]:
         """The leaves with their values."""
         slots = self.signature.slots
-        return ((slots[number], value) for number, value in self.by_position().items())
-
-
-def static_data(signature: Signature, positions: tuple[int, ...] | None) -> Any:
-    """The static data of a group; the number is compared first, and in C."""
-    return signature.number, signature, positions
+        return [(slots[number], value) for number, value in self.by_position().items()]
 
 
 def _flatten_values_with_keys(group: Values) -> Any:
-    # Runs on errors and once per trace: names in messages, jaxprs and profiles.
-    keys = group.signature.keys
-    chosen = keys if group.positions is None else [keys[i] for i in group.positions]
-    return [*zip(chosen, group.values, strict=True)], group[1]
+    # Runs on errors and once per trace: names in messages, jaxprs and profiles. JAX
+    # prints the entries of a path as they are.
+    return [(slot.name_in_function, x) for slot, x in group.slots()], group[1]
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -232,7 +231,7 @@ class Names:
             names = [slot.name_in_function for slot in self.slots()]
             return [f"(new {re.sub(_ATTRIBUTE, _QUOTED, name)})" for name in names]
         roots = self.signature.entry_names(self.root)
-        return [signatures.name_of((roots[x.entry], *x.path)) for x in self.slots()]
+        return [paths.below(roots[slot.entry], slot.path) for slot in self.slots()]
 
 
 _ATTRIBUTE, _QUOTED = r"\.(\w+)", r"['\1']"
@@ -338,18 +337,3 @@ def join(groups: Sequence[Values]) -> tuple[Signature, list[Any], list[int]]:
             values[position] = value
             numbers[position] = number
     return signature, values, numbers
-
-
-def part(
-    values: Sequence[Any], signature: Signature, assignment: Sequence[int], count: int
-) -> list[Values]:
-    """The values of a call in ``count`` groups."""
-    if count == 1:
-        return [Values.of(values, signature, None)]
-    positions: list[list[int]] = [[] for _ in range(count)]
-    for position, group in enumerate(assignment):
-        positions[group].append(position)
-    return [
-        Values.of([values[i] for i in listed], signature, tuple(listed))
-        for listed in positions
-    ]

@@ -29,6 +29,7 @@ for (`BareVariables`). Containers of them are read as their first ones were (`re
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import weakref
@@ -38,19 +39,15 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree import _jax
-from graftree.core import ownership, paths
+from graftree.core import ownership, paths, pickling
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.nodes import Leaf
-from graftree.core.objects import running
-from graftree.core.objects.bookkeeping import state_of
-from graftree.core.pickling import Rebuilt
+from graftree.core.objects import bookkeeping, running
 from graftree.core.states.states import State
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import decorators, outside, packing
-from graftree.transforms.crossing.inside import Returned
+from graftree.transforms.crossing import decorators, inside, outside, packing, rows
 from graftree.transforms.crossing.packing import Packed, Values
-from graftree.transforms.crossing.rows import Keywords, Row
 
 # Stands for the result of a call that has no plan.
 NO_PLAN: Any = object()
@@ -73,10 +70,6 @@ class Passed(NamedTuple):
     def objects(self) -> list[Any]:
         """Those leaves that are objects."""
         return [x for x in self.leaves if nodes.is_node_module(x)]
-
-    def variables(self) -> list[Any]:
-        """Those leaves that are Variables."""
-        return [x for x in self.leaves if nodes.kind_of(x) is Leaf.VARIABLE]
 
     def taken_apart(self) -> Passed | None:
         """The same with the leaves of its objects; ``None`` if one contains itself."""
@@ -109,7 +102,7 @@ class Plan:
 
     def __init__(
         self,
-        row: Row,
+        row: rows.Row,
         passed: Passed,
         packed: Packed,
         watch: watches.StructureWatch,
@@ -140,7 +133,7 @@ class Plan:
         self._is_plain = variables.may_replace_all(self._attached, ())
         self._sources = self._numbered_sources(passed, packed, len(bare_at))
         self._objects = [
-            numbers[id(x)] if id(x) in numbers else _weakly(x)
+            weakref.ref(x) if nodes.is_node_module(x) else numbers.get(id(x), x)
             for x in packed.objects.values()
         ]
         # Most calls have one group, which takes all of them in order.
@@ -154,7 +147,7 @@ class Plan:
         )
         self._has_prefixes = row.has_prefixes
         # Usually the same ones in each step.
-        self._latest: tuple[Returned | None, Sequence[Any] | None] = (None, None)
+        self._latest: tuple[inside.Returned | None, Sequence[Any] | None] = (None, None)
 
     def _numbered_sources(self, passed: Passed, packed: Packed, bare: int) -> list[int]:
         """For each leaf its number among the values that a call reads.
@@ -231,7 +224,7 @@ class Plan:
             variables.replace_all(targets, result[1])
         return returned.unflatten(result[3])
 
-    def _targets(self, returned: Returned) -> Sequence[Any] | None:
+    def _targets(self, returned: inside.Returned) -> Sequence[Any] | None:
         """The targets of a result's changes: Variables, or numbers of bare ones.
 
         ``None`` if the result does more than give these values and return leaves.
@@ -320,10 +313,6 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return operator.itemgetter(slice(start, start + len(places)))
 
 
-def _weakly(obj: Any) -> Any:
-    return weakref.ref(obj) if nodes.is_node_module(obj) else obj
-
-
 class BareVariables:
     """The form that Variables as arguments must have for a plan.
 
@@ -341,10 +330,10 @@ class BareVariables:
     ) -> None:
         self._are_written = are_written
         self._metadata = [variables.metadata_of(x).noted() for x in boxes]
-        self._is_fixed = all(entries.is_fixed for entries in self._metadata)
+        self._is_fixed = all([entries.is_fixed for entries in self._metadata])
         # Those live as long as the plan, so that nothing else gets these numbers.
         self._attached = frozenset(map(id, attached))
-        has_refs = any(entries["ref"] for entries in self._metadata)
+        has_refs = any([entries["ref"] for entries in self._metadata])
         self.may_be_planned = not has_refs and self._fit(boxes)
 
     def read(self, boxes: Sequence[Variable[Any]]) -> list[Any] | None:
@@ -413,14 +402,13 @@ _PLANS = "plans"
 class Plans:
     """The plans of one compiled function."""
 
-    def __init__(self, row: Row, bound: tuple[Any, ...] = ()) -> None:
+    def __init__(self, row: rows.Row, bound: tuple[Any, ...] = ()) -> None:
         self._row = row
         self._bound = bound
         self._known = watches.Together()
         # In tree mode, for objects by their structure. Reading, adding and removing an
         # entry are atomic, so threads need no lock.
         self._of_trees: dict[Any, Plan] = {}
-        self._latest_tree: tuple[Any, Plan | None] = (None, None)
 
     def call(
         self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -463,17 +451,11 @@ class Plans:
         tree = passed.taken_apart()
         if tree is None:
             return NO_PLAN
-        latest, plan = self._latest_tree
-        # Equality of the treedefs costs less than their hash.
-        if plan is None or tree.key != latest:
-            try:
-                plan = self._of_trees.get(tree.key)
-            except TypeError:
-                return NO_PLAN  # a static value without a hash
-            if plan is None:
-                return NO_PLAN
-            self._latest_tree = tree.key, plan
-        return plan.call(jitted, tree.leaves)
+        try:
+            plan = self._of_trees.get(tree.key)
+        except TypeError:
+            return NO_PLAN  # a static value without a hash
+        return NO_PLAN if plan is None else plan.call(jitted, tree.leaves)
 
     def learn(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], packed: Packed, made: int
@@ -510,11 +492,8 @@ class Plans:
             return
         for oldest in [*self._of_trees][: 1 - watches.Together.LIMIT]:
             self._of_trees.pop(oldest, None)
-        try:
+        with contextlib.suppress(TypeError):  # a static value without a hash
             self._of_trees[tree.key] = plan
-        except TypeError:
-            return  # a static value without a hash
-        self._latest_tree = tree.key, plan
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passed | None:
         """The key and leaves to find a plan by; ``None`` if there can be none."""
@@ -533,7 +512,8 @@ class Plans:
 
     def _made(self, passed: Passed, packed: Packed, made: int) -> Plan | None:
         """A plan from a call's findings; ``None`` if none would be right."""
-        row, roots, boxes = self._row, passed.objects(), passed.variables()
+        row, roots = self._row, passed.objects()
+        boxes = [x for x in passed.leaves if nodes.kind_of(x) is Leaf.VARIABLE]
         if boxes or not row.mode.sharing or packed.skeleton is None:
             watch = watches.StructureWatch.over(roots, made)
         else:
@@ -557,36 +537,39 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
         kind = nodes.kind_of(x)
         if kind is nodes.PYTREE:
             # An object that lives as long as the root does, with a hash of its own.
-            tokens.append(state_of(x))
+            tokens.append(bookkeeping.state_of(x))
         elif isinstance(kind, nodes.GraphKind) and watches.may_be_weak(x):
             tokens.append(id(x))  # it may have no hash; that it is alive is seen
-        elif kind is nodes.Leaf.ARRAY or kind is nodes.Leaf.STATIC:
+        elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
             tokens.append(None)
-        elif kind is nodes.Leaf.VARIABLE:
+        elif kind is Leaf.VARIABLE:
             tokens.append(type(x))
         else:
             return None
     return tokens
 
 
-_LEAVES = (nodes.Leaf.VARIABLE, nodes.Leaf.ARRAY, nodes.Leaf.STATIC)
+_LEAVES = (Leaf.VARIABLE, Leaf.ARRAY, Leaf.STATIC)
 
 
-class RepeatedCalls(Rebuilt):
+class RepeatedCalls(pickling.Rebuilt):
     """The calls of one function in one transform.
 
     Args:
         f: The function.
         row: Its transform.
+
+    Attributes:
+        row: As given.
     """
 
-    def __init__(self, f: Callable[..., Any], row: Row) -> None:
-        self._f, self._row = f, row
+    def __init__(self, f: Callable[..., Any], row: rows.Row) -> None:
+        self._f, self.row = f, row
         self._plans = Plans(row)
         self._is_called = False
         # Values that a plan writes have no axis to be named.
         self._may_plan = partitioning.PARTITION_NAME not in row.axis_metadata
-        self._keeps_positions = row.keyword_rule is not Keywords.BECOME_POSITIONAL
+        self._keeps_positions = row.keyword_rule is not rows.Keywords.BECOME_POSITIONAL
 
     def run(
         self,
@@ -595,13 +578,13 @@ class RepeatedCalls(Rebuilt):
         kwargs: dict[str, Any],
     ) -> Any:
         """The output of a call; ``transformed`` takes the groups of leaves."""
-        row = self._row
+        row = self.row
         # Keywords and defaults may become positions.
         is_complete = self._keeps_positions or len(args) >= row.inputs.count
         may_plan = self._may_plan and is_complete and not kwargs
         try:
             if may_plan and not running.stack.observers:
-                running.note_arguments(row.identity, args, kwargs)
+                running.note_arguments(row, args, kwargs)
                 out = self._plans.call(transformed, args, kwargs)
                 if out is not NO_PLAN:
                     return out

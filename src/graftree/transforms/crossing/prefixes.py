@@ -24,7 +24,7 @@ from graftree.core.graph.graphdefs import LEAF, GraphDef
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
 from graftree.core.variables import variables
-from graftree.transforms.crossing import packing, refusals
+from graftree.transforms.crossing import refusals
 from graftree.transforms.crossing.decorators import Chosen
 from graftree.transforms.crossing.signatures import Signature
 
@@ -102,7 +102,7 @@ def _reads_leaves(predicate: Any) -> bool:
         found: Any = predicate.type
         classes = found if isinstance(found, tuple) else (found,)
         # An array may be replaced by one of another class each time.
-        return not all(issubclass(x, variables.Variable) for x in classes)
+        return not all([issubclass(x, variables.Variable) for x in classes])
     return kind not in _BY_PATH
 
 
@@ -466,10 +466,11 @@ class Prefix:
         self._binds = binds
         self.distinct = distinct if binds else ()
         # One value for everything; any other prefix may not fit.
-        self._is_uniform = len(distinct) == 1 and _is_value_alone(tree)
         mappings = [leaf for leaf in leaves if isinstance(leaf, PrefixMapping)]
+        is_alone = jax.tree_util.all_leaves([tree], is_leaf=_is_value)
+        self._is_uniform = len(distinct) == 1 and is_alone and not mappings
         self._has_mappings = bool(mappings)
-        self.reads_leaves = any(leaf.reads_leaves() for leaf in mappings)
+        self.reads_leaves = any([leaf.reads_leaves() for leaf in mappings])
         self._donation = donation if donation is not None and donation.chosen else None
         self.values, self.donated = distinct, frozenset()
         if self._donation is not None:
@@ -504,7 +505,7 @@ class Prefix:
         """The Variables in a tree, each wherever it occurs; none if none is bound."""
         if not self._binds:
             return
-        is_leaf = packing.is_entry(sharing)
+        is_leaf = nodes.is_graph_node if sharing else nodes.is_variable_or_ref
         flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
         values = self._match(treedef)
         for (jax_path, x), value in zip(flat, values, strict=True):
@@ -518,8 +519,15 @@ class Prefix:
     def _match(self, treedef: Any, signature: Signature | None = None) -> list[Any]:
         """The value for each leaf of a treedef; checks its place if it is known."""
         full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
+        matched: list[tuple[Any, bool]] = []
+
+        def match(value: Any, subtree: Any) -> None:
+            # The value is right there, or that of a container.
+            is_whole, count = isinstance(subtree, int), len(jax.tree.leaves(subtree))
+            matched.extend([(value, is_whole)] * count)
+
         try:
-            matched = _match(self.tree, full)
+            jax.tree.map(match, self.tree, full, is_leaf=_is_value)
         except ValueError:
             # Keywords have one value, which fits all of them.
             pair = (self.tree[0], full[0]) if self._is_of_call else (self.tree, full)
@@ -556,30 +564,8 @@ def _is_value(x: Any) -> bool:
     return x is None or isinstance(x, PrefixMapping)
 
 
-def _is_value_alone(tree: Any) -> bool:
-    return not isinstance(tree, PrefixMapping) and jax.tree_util.all_leaves(
-        [tree], is_leaf=_is_value
-    )
-
-
 def _resolve(value: Any, path: Any, leaf: Any) -> Any:
     return value.map_prefix(path, leaf) if isinstance(value, PrefixMapping) else value
-
-
-def _match(prefix: Any, full: Any) -> list[tuple[Any, bool]]:
-    """The value of a prefix tree for each leaf of a tree of numbers.
-
-    With each, whether it is right there, or that of a container.
-    """
-    found: list[tuple[Any, bool]] = []
-
-    def add(value: Any, subtree: Any) -> None:
-        found.extend(
-            [(value, isinstance(subtree, int))] * len(jax.tree.leaves(subtree))
-        )
-
-    jax.tree.map(add, prefix, full, is_leaf=_is_value)
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -588,12 +574,10 @@ class Donation:
 
     Attributes:
         chosen: The donated arguments.
-        statics: The static arguments; a signature has them apart.
         keeps_arrays: Whether arrays in attributes are kept, as with graph updates.
     """
 
     chosen: Chosen
-    statics: Chosen
     keeps_arrays: bool
 
     def flags(self, signature: Signature, leaves: Sequence[Any]) -> list[bool]:
@@ -607,16 +591,13 @@ class Donation:
     def _entries(self, signature: Signature) -> list[bool]:
         """For each entry, whether its argument is donated."""
         args, kwargs = signature.treedef.children()
-        by_position = [i for i, _ in signature.statics if isinstance(i, int)]
-        total = len(args.children()) + len(by_position)
-        taken = self.statics.positions(total)
-        donated = self.chosen.positions(total)
-        flags = [i in donated for i in range(total) if i not in taken]
-        flags += [name in self.chosen.argnames for name in kwargs.node_data()[1]]
+        statics = [where for where, _ in signature.statics if isinstance(where, int)]
+        total = len(args.children()) + len(statics)
+        donated = {*self.chosen.positions(total), *self.chosen.argnames}
         treedefs = [*args.children(), *kwargs.children()]
         return [
-            flag
-            for flag, treedef in zip(flags, treedefs, strict=True)
+            where in donated
+            for where, treedef in zip(signature.places(), treedefs, strict=True)
             for _ in range(treedef.num_leaves)
         ]
 

@@ -21,7 +21,6 @@ one of its steps. Functions for tools are here too, and read only its public par
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -106,9 +105,49 @@ def _compiled(program: Any, name: str) -> Callable[..., list[Any]]:
 
 
 def _compile(program: Any, name: str) -> Callable[..., list[Any]]:
-    evaluate = evaluator(program)
+    """Computes a program from its constants and inputs, without keeping the constants.
+
+    Nor does it keep the user's numbers. JAX reads a NumPy array when it first meets it,
+    and goes on with the values read as long as any program holds the array, even after
+    it was changed in place. So numbers within the program are copied.
+    """
+    jaxpr, _ = opened(program)
+    free = part([*jaxpr.constvars, *jaxpr.invars], *_with_own_numbers(jaxpr))
+
+    def evaluate(constants: list[Any], values: list[Any]) -> list[Any]:
+        return jax.core.eval_jaxpr(free, (), *constants, *values)
+
     evaluate.__name__ = name
     return jax.jit(evaluate)
+
+
+def _with_own_numbers(jaxpr: Any) -> tuple[list[Any], list[Any]]:
+    """The equations and outputs of a program, with copies of the numbers in them."""
+    equations = [
+        equation.replace(
+            invars=[*map(_own_number, equation.invars)],
+            params={key: _own_parts(x) for key, x in equation.params.items()},
+        )
+        for equation in jaxpr.eqns
+    ]
+    return equations, [*map(_own_number, jaxpr.outvars)]
+
+
+def _own_number(x: Any) -> Any:
+    if isinstance(x, Literal) and isinstance(x.val, np.ndarray):
+        return Literal(x.val.copy(), x.aval)
+    return x
+
+
+def _own_parts(x: Any) -> Any:
+    if type(x) is tuple:
+        return tuple(map(_own_parts, x))
+    if not is_program(x):
+        return x
+    jaxpr, constants = opened(x)
+    equations, outputs = _with_own_numbers(jaxpr)
+    own = jaxpr.replace(eqns=equations, outvars=outputs)
+    return own if x is jaxpr else x.replace(jaxpr=own, consts=constants)
 
 
 _known: dict[Hashable, Callable[..., list[Any]]] = {}
@@ -308,12 +347,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 def part(inputs: list[Any], equations: list[Any], outputs: list[Any]) -> Any:
     """A program of equations of another one, from some of its variables to others."""
-    return _empty().replace(invars=inputs, eqns=equations, outvars=outputs)
-
-
-@functools.cache
-def _empty() -> Any:
-    return opened(jax.make_jaxpr(lambda: ())())[0]
+    return _ONE.jaxpr.replace(invars=inputs, eqns=equations, outvars=outputs)
 
 
 def evaluate(equation: Any, values: list[Any]) -> list[Any]:
@@ -351,50 +385,3 @@ def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
     except Exception:  # the rule may never be needed
         return None
     return program, [*constants]
-
-
-def evaluator(program: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
-    """Computes a program from its constants and inputs, without keeping the constants.
-
-    Nor does it keep the user's numbers. JAX reads a NumPy array when it first meets it,
-    and goes on with the values read as long as any program holds the array, even after
-    it was changed in place. So numbers within the program are copied.
-    """
-    jaxpr, _ = opened(program)
-    inputs = [*jaxpr.constvars, *jaxpr.invars]
-    equations, outputs = _with_own_numbers(jaxpr)
-    free = part(inputs, equations, outputs)
-
-    def evaluate(constants: list[Any], values: list[Any]) -> list[Any]:
-        return jax.core.eval_jaxpr(free, (), *constants, *values)
-
-    return evaluate
-
-
-def _with_own_numbers(jaxpr: Any) -> tuple[list[Any], list[Any]]:
-    """The equations and outputs of a program, with copies of the numbers in them."""
-    equations = [
-        equation.replace(
-            invars=[*map(_own_number, equation.invars)],
-            params={key: _own_parts(x) for key, x in equation.params.items()},
-        )
-        for equation in jaxpr.eqns
-    ]
-    return equations, [*map(_own_number, jaxpr.outvars)]
-
-
-def _own_number(x: Any) -> Any:
-    if isinstance(x, Literal) and isinstance(x.val, np.ndarray):
-        return Literal(x.val.copy(), x.aval)
-    return x
-
-
-def _own_parts(x: Any) -> Any:
-    if type(x) is tuple:
-        return tuple(map(_own_parts, x))
-    if not is_program(x):
-        return x
-    jaxpr, constants = opened(x)
-    equations, outputs = _with_own_numbers(jaxpr)
-    own = jaxpr.replace(eqns=equations, outvars=outputs)
-    return own if x is jaxpr else x.replace(jaxpr=own, consts=constants)

@@ -15,8 +15,7 @@ from jax.sharding import PartitionSpec
 
 from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Interned
-from graftree.core.variables import partitioning
-from graftree.core.variables.variables import Variable
+from graftree.core.variables import partitioning, variables
 from graftree.transforms.crossing import packing
 from graftree.transforms.crossing.decorators import Chosen
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
@@ -95,7 +94,7 @@ class Row:
     def has_prefixes(self) -> bool:
         """Whether JAX gets anything for the groups."""
         values = *self.inputs.values, *self.outputs.values
-        return any(value is not None for value in values)
+        return any([value is not None for value in values])
 
     @property
     def result_prefix(self) -> Any:
@@ -104,11 +103,6 @@ class Row:
             return None
         ins, outs = map(packing.part_of, (self.inputs.values, self.outputs.values))
         return packing.Parts((None, ins, ins, outs))
-
-    @property
-    def identity(self) -> Any:
-        """The same object outside and inside of a call."""
-        return self if self.signatures is None else self.signatures
 
     @property
     def keyword_rule(self) -> Keywords:
@@ -154,15 +148,15 @@ class HiddenAxisNames:
 
 def _by_identity(
     occurrences: Iterable[Occurrence],
-) -> dict[int, tuple[Variable[Any], int]]:
+) -> dict[int, tuple[variables.Variable[Any], int]]:
     return {
         id(leaf): (leaf, axis)
         for _, leaf, axis in occurrences
-        if isinstance(leaf, Variable) and isinstance(axis, int)
+        if isinstance(leaf, variables.Variable) and isinstance(axis, int)
     }
 
 
-def _from_start(axis: int, variable: Variable[Any]) -> int:
+def _from_start(axis: int, variable: variables.Variable[Any]) -> int:
     """The axis counted from the start; the value lacks it inside."""
     rank = len(getattr(variable.get_raw_value(), "shape", ()))
     return axis + rank + 1 if axis < 0 else axis

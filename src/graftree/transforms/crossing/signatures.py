@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -63,12 +62,12 @@ class Slot(NamedTuple):
     @property
     def name(self) -> str:
         """Its place in the arguments of the call, as in ``args[0].kernel``."""
-        return name_of((self.signature.labeled[self.entry], *self.path))
+        return paths.below(self.signature.labeled[self.entry], self.path)
 
     @property
     def name_in_function(self) -> str:
         """Its place for the function, as in ``net.kernel``."""
-        return name_of((self.signature.names_in_function[self.entry], *self.path))
+        return paths.below(self.signature.names_in_function[self.entry], self.path)
 
     @property
     def variable(self) -> graphdefs.VariableDef | None:
@@ -100,7 +99,7 @@ class Span(NamedTuple):
     leaves: tuple[int, int]
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclasses.dataclass(repr=False)
 class Signature:
     """The static part of a tree of arguments or outputs.
 
@@ -116,22 +115,14 @@ class Signature:
 
     skeleton: graphdefs.GraphDef[Any]
     statics: tuple[tuple[Any, Any], ...] = ()
-    labels: Labels = ARGS
+    labels: Labels = dataclasses.field(default=ARGS, compare=False)
     parameters: debug_info.Source | None = None
-    number: int | None = dataclasses.field(default=None, init=False)
-    has_no_contents: bool = dataclasses.field(default=False, init=False)
-
-    def _content(self) -> tuple[Any, ...]:
-        return self.skeleton, self.statics, self.parameters
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Signature) and self._content() == other._content()
-        )
+    number: int | None = dataclasses.field(default=None, init=False, compare=False)
+    has_no_contents: bool = dataclasses.field(default=False, init=False, compare=False)
 
     def __hash__(self) -> int:
         try:
-            return hash(self._content())
+            return hash((self.skeleton, self.statics, self.parameters))
         except TypeError:  # a static value without a hash
             return hash(self.treedef)
 
@@ -160,11 +151,6 @@ class Signature:
                 for path, definition in self.skeleton.leaves()
             ]
         )
-
-    @functools.cached_property
-    def keys(self) -> list[str]:
-        """JAX's names for its leaves; it prints the entries of a path as they are."""
-        return [slot.name_in_function for slot in self.slots]
 
     def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
         """Its facts, for `differences`, by paths that `name_of` prints."""
@@ -204,23 +190,19 @@ class Signature:
         """
         if self.parameters is None:
             return self.labeled
-        places = self.places()
-
-        def name(path: Any) -> str:
-            kind, argument, *rest = path
+        places, names = self.places(), list[str]()
+        for kind, argument, *rest in self.entry_paths:
             where = argument.key if kind == _KWARGS else places[argument.idx]
-            return self.name_of_argument(where) + paths.keystr(tuple(rest))
-
-        return [*map(name, self.entry_paths)]
+            names.append(self.name_of_argument(where) + paths.keystr(tuple(rest)))
+        return names
 
     def places(self) -> list[int | str]:
         """The positions and keywords of the arguments, without the static ones."""
         args, kwargs = self.treedef.children()
         # Static arguments are not in the treedef, but have positions.
-        statics = {where for where, _ in self.statics}
-        free = (i for i in itertools.count() if i not in statics)
-        positions = itertools.islice(free, len(args.children()))
-        return [*positions, *kwargs.node_data()[1]]
+        statics, count = {where for where, _ in self.statics}, len(args.children())
+        free = [i for i in range(count + len(statics)) if i not in statics]
+        return [*free[:count], *kwargs.node_data()[1]]
 
     def name_of_argument(self, where: int | str) -> str:
         """The name of a positional or keyword argument in the function."""
@@ -272,7 +254,7 @@ class Signature:
         if argument is None:
             return Span((0, 0), (0, 0))
         treedefs = self.treedef.children()[0].children()
-        start = sum(treedef.num_leaves for treedef in treedefs[:argument])
+        start = sum([treedef.num_leaves for treedef in treedefs[:argument]])
         stop = start + treedefs[argument].num_leaves
         counts = self.skeleton.counts()
         return Span((start, stop), (sum(counts[:start]), sum(counts[:stop])))

@@ -26,9 +26,8 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import packing, prefixes
+from graftree.transforms.crossing import packing, prefixes, rows
 from graftree.transforms.crossing.prefixes import DiffState, Prefix
-from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -77,10 +76,12 @@ def _roots(
     signature: Signature, given: Mapping[int, Any], mode: Propagation
 ) -> list[Any]:
     """The derivative for each object or plain leaf of a signature."""
-    values = [
-        _value(given, number, slot.definition)
-        for number, slot in enumerate(signature.slots)
-    ]
+    values = [given.get(number) for number in range(len(signature.slots))]
+    for number, slot in enumerate(signature.slots):
+        definition = slot.variable
+        # The builder needs the ref of a Variable, so there must be a Variable.
+        if definition and (number in given or definition.array_refdef is not None):
+            values[number] = flattening.make_variable(definition, values[number])
     if not mode.structure:
         # All are built: an object may refer to one of an earlier argument.
         builder = Builder(IndexMap(), {}, recreate_variables=False)
@@ -93,15 +94,6 @@ def _roots(
         None if entry is LEAF and not listed else _state(listed)
         for entry, listed in zip(signature.entries, found, strict=True)
     ]
-
-
-def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
-    value = given.get(number)
-    if isinstance(definition, VariableDef):
-        # The builder needs the ref of a Variable, so there must be a Variable.
-        if number in given or definition.array_refdef is not None:
-            return flattening.make_variable(definition, value)
-    return value
 
 
 def _state(found: Sequence[tuple[Any, Any]]) -> Any:
@@ -260,11 +252,11 @@ class Argnums(Rebuilt):
             [position(number, count, argument, name) for number in self.numbers]
         )
 
-    def _row(self, count: int) -> Row:
+    def _row(self, count: int) -> rows.Row:
         chosen = dict(zip(self.positions(count), self._prefixes, strict=True))
-        prefix = tuple(chosen.get(i, self._others) for i in range(count))
+        prefix = tuple([chosen.get(i, self._others) for i in range(count)])
         name, mode = self._transform, self.mode
         inputs = Prefix(prefix, self._argument, name, mode, keywords=self._others)
         # Any Variable of the arguments may be in the output.
         outputs = Prefix(None, "out", name, mode, binds=False)
-        return Row(name, mode, inputs, outputs, returns_captured=True)
+        return rows.Row(name, mode, inputs, outputs, returns_captured=True)

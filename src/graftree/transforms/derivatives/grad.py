@@ -10,27 +10,23 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import jax
 
 from graftree import _jax, config
-from graftree.core.graph import flattening
-from graftree.core.graph.graphdefs import Interned
-from graftree.core.pickling import Rebuilt
+from graftree.core.graph import flattening, graphdefs
 from graftree.core.variables.kinds import Param
-from graftree.transforms.crossing import debug_info, decorators, guards, programs
+from graftree.transforms.crossing import debug_info, decorators, guards, plans, programs
+from graftree.transforms.crossing.decorators import P, R
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call, lift, returning_arrays
-from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.plans import RepeatedCalls
+from graftree.transforms.crossing.packing import Values, join
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums, DerivativeOptions
 
-P = ParamSpec("P")
-R = TypeVar("R")
 X = TypeVar("X")
 
 
@@ -181,7 +177,7 @@ def _decorator(
     which = chosen(name, argnums, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        calls = _CallsByCount(function, which)
+        calls: dict[int, plans.RepeatedCalls] = {}  # by the number of arguments
 
         @decorators.wraps(function)
         def differentiated(*args: Any, **kwargs: Any) -> Any:
@@ -189,17 +185,20 @@ def _decorator(
                 found: Any = None
                 args, kwargs = _by_position(function, which, args, kwargs)
                 count = len(args)
-                inner = _interior_of_gradient(function, which.row(count), has_aux)
+                if count not in calls:
+                    calls[count] = plans.RepeatedCalls(function, which.row(count))
+                inner = _interior_of_gradient(function, calls[count].row, has_aux)
                 gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
 
+                # The group of False comes first, then that of True.
                 def transformed(*groups: Values) -> Any:
                     nonlocal found
-                    _refuse_refs(name, groups)
+                    guards.refuse(groups[1:], name, guards.NO_GRADIENT)
                     (value, result), group = gradient(*groups)
                     found = value, group
                     return result
 
-                _, aux = calls.of(count).run(transformed, args, kwargs)
+                _, aux = calls[count].run(transformed, args, kwargs)
                 value, group = found
                 numbers, leaves = which.positions(count), group.by_position()
                 grads = cotangents.arguments(group.signature, leaves, mode, numbers)
@@ -211,13 +210,6 @@ def _decorator(
         return differentiated
 
     return decorators.decorate(f, name, make)
-
-
-class _CallsByCount(Rebuilt):
-    """The calls of one function, by the number of their arguments."""
-
-    def __init__(self, f: Callable[..., Any], which: Argnums) -> None:
-        self.of = functools.cache(lambda count: RepeatedCalls(f, which.row(count)))
 
 
 def chosen(name: str, argnums: Any, mode: config.Propagation | None = None) -> Argnums:
@@ -251,7 +243,7 @@ def crossing(
     args, kwargs = _by_position(f, which, args, kwargs)
     row = which.row(len(args))
     call = Call(f, row, args, kwargs)
-    _refuse_refs(name, call.groups)
+    guards.refuse(call.groups[1:], name, guards.NO_GRADIENT)
     return call, _interior_of_gradient(f, row, has_aux)
 
 
@@ -268,19 +260,14 @@ def _by_position(
     return decorators.to_positions(f, args, kwargs, least), {}
 
 
-def _refuse_refs(name: str, groups: Sequence[Values]) -> None:
-    # The group of False comes first, then that of True.
-    guards.refuse(groups[1:], name, guards.NO_GRADIENT)
-
-
 def _interior_of_gradient(
     f: Callable[..., Any], row: Row, has_aux: bool
 ) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
-        inside = Inside.of(row, groups)
+        inside = Inside(row, *join(groups))
         out = inside.run(f)
         value, aux = cotangents.pair(out) if has_aux else (out, None)
-        return flattening.raw_of(value), inside.leave((None, aux))
+        return flattening.raw_of(value), inside.collect((None, aux)).whole()
 
     return debug_info.named_after(f, traced)
 
@@ -359,7 +346,7 @@ def remat(
             mode,
             statics=statics,
             returns_captured=True,
-            signatures=Interned(),
+            signatures=graphdefs.Interned(),
         )
         return lift(function, transform, row)
 

@@ -16,7 +16,7 @@ from graftree import _jax, config
 from graftree.transforms.crossing import debug_info, decorators, guards, refusals
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Values, groups_of, part_of
+from graftree.transforms.crossing.packing import Values, groups_of, join, part_of
 from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature
@@ -174,7 +174,7 @@ def _decorate(
 
 def _interior(f: Callable[..., Any], row: Row, has_aux: bool) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
-        inside = Inside.of(row, groups)
+        inside = Inside(row, *join(groups))
         out = inside.run(f)
         *rest, part = inside.leave(cotangents.pair(out) if has_aux else out)
         values, *aux = groups_of(part)
