@@ -25,7 +25,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 import jax
 
 from graftree import _jax, config
-from graftree.core.graph import nodes
+from graftree.core.graph import graphdefs, nodes
 from graftree.core.modules.modules import Module
 from graftree.core.objects import methods, pytrees
 from graftree.core.variables import partitioning
@@ -34,7 +34,7 @@ from graftree.transforms.crossing.decorators import P, R
 from graftree.transforms.crossing.outside import Call, lift, returning_arrays
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Slot
+from graftree.transforms.crossing.signatures import Signature, Slot
 
 A = TypeVar("A")
 
@@ -84,8 +84,8 @@ def eval_shape(
         is_detached=True,
     )
     call = Call(function, row, args, kwargs)
-    if mode == config.GRAPH:
-        refusals.check_arguments(args, kwargs, "eval_shape")
+    if not mode.structure and _is_shared(call.packed.signature):
+        refusals.check_inputs((args, kwargs), "eval_shape")
     interior = inside.interior(function, row)
 
     def traced(group: Values) -> Any:
@@ -97,6 +97,21 @@ def eval_shape(
         named = debug_info.named_after(function, traced)
         result = jax.eval_shape(named, jax.tree.map(_abstract, group))
         return call.commit(_placed(result))
+
+
+def _is_shared(signature: Signature) -> bool:
+    """Whether two values in the arguments have an object in common."""
+    owners: dict[int, int] = {}
+    for path, what in signature.skeleton.listed():
+        index = getattr(what, "index", None)
+        if (
+            isinstance(what, graphdefs.NodeRef)
+            and owners.get(what.index, path[0]) != path[0]
+        ):
+            return True
+        if index is not None:
+            owners.setdefault(index, path[0])
+    return False
 
 
 # JAX returns no refs. So they are made inside, and read before they leave.

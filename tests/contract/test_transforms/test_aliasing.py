@@ -103,6 +103,8 @@ def test_eval_shape_refuses_aliases_without_graph_updates(value_mode):
         nnx.eval_shape(lambda a, b: None, model, model, **value_mode)
     with pytest.raises(ValueError, match="Duplicate Param"):
         nnx.eval_shape(lambda a, b: None, a=model, b=model, **value_mode)
+    with pytest.raises(ValueError, match="Duplicate Param"):
+        nnx.eval_shape(lambda pair: None, [model, model], **value_mode)
 
 
 def test_custom_vjp_refuses_aliases_without_graph_updates(value_mode):

@@ -114,14 +114,12 @@ def check_none_twice(trees: Mapping[str, Any], transform: str) -> None:
     _check(labeled(trees), transform)
 
 
-def check_arguments(
-    args: Sequence[Any], kwargs: Mapping[str, Any], transform: str
-) -> None:
-    """Refuses a Variable or ref that is in two arguments."""
-    named = {ARGS.of(i): x for i, x in enumerate(args)}
-    named |= {f"kwargs[{name!r}]": x for name, x in kwargs.items()}
-    each = [_each_once(labeled({name: x})) for name, x in named.items()]
-    _check([found for listed in each for found in listed], transform)
+def check_arguments(args: Sequence[Any], transform: str) -> None:
+    """Refuses a Variable or ref that is in two positional arguments."""
+    flat: list[tuple[str, Any]] = []
+    for i, x in enumerate(args):
+        flat += _each_once(labeled({ARGS.of(i): x}))
+    _check(flat, transform)
 
 
 def check_outputs(

@@ -179,7 +179,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         # Defaults are arguments with a cotangent, as in JAX.
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
-            refusals.check_arguments(given, {}, _NAME)
+            refusals.check_arguments(given, _NAME)
         row = self._argnums.row(len(given))
         call = Call(self.fun, row, given, {})
         signature, (chosen, *rest) = call.packed.signature, call.groups
