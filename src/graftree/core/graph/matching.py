@@ -130,9 +130,10 @@ def _find_places(
             if value is None and pure_dicts.is_bookkeeping(key, value):
                 if is_leaf or node is owner:
                     continue
-            if is_leaf or _is_leaf(value):
+            kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
+            if is_leaf or isinstance(kind, nodes.Leaf):
                 part = _make_given(((*path, key), child, value, node, owner))
-                if isinstance(value, Variable):  # in no box
+                if kind is nodes.Leaf.VARIABLE:  # in no box
                     found.given.append(part)
                 else:
                     found.add(part)
@@ -165,8 +166,9 @@ def in_object(node: Any) -> Look:
             child = entries.get(name, MISSING)
             if child is MISSING:
                 return key, child, True
-            is_leaf = isinstance(child, Variable) or statuses.get(name) is False
-            return key_of(name), child, is_leaf or _is_leaf(child)
+            kind = nodes.KINDS.get(type(child)) or nodes.kind_of(child)
+            is_leaf = isinstance(kind, nodes.Leaf) or statuses.get(name) is False
+            return key_of(name), child, is_leaf
 
         return look
     if type(node) is dict or isinstance(node, states.State):

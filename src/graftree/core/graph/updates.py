@@ -183,12 +183,17 @@ def _carry_out(found: Match) -> None:
 
 
 def _write_all(writes: Sequence[Given]) -> None:
-    boxes = [given.held for given in writes]
-    raw = [_raw_for(given.held, given.value) for given in writes]
+    boxes, news = [x.held for x in writes], [x.value for x in writes]
+    are_boxed = [nodes.kind_of(x) is Leaf.VARIABLE for x in news]
+    raw = (
+        variables.read_all(news) if all(are_boxed) else [*map(flattening.raw_of, news)]
+    )
+    if any([issubclass(kind, _NUMPY) for kind in {*map(type, raw)}]):
+        raw = [*map(_as_held, boxes, raw)]
     variables.write_all(boxes, raw, lambda n: paths.to_string(writes[n].path))
-    for variable, given in zip(boxes, writes, strict=True):
-        if isinstance(given.value, Variable):
-            variables.take_metadata(variable, given.value)
+    for variable, new, is_boxed in zip(boxes, news, are_boxed, strict=True):
+        if is_boxed:
+            variables.take_metadata(variable, new)
 
 
 def _refusal(given: Given, held: Any) -> str:
@@ -287,13 +292,11 @@ def _out_of_range(given: Given) -> IndexError:
     )
 
 
-def _raw_for(variable: Variable[Any], leaf: Any) -> Any:
-    """The raw value for a Variable from a leaf of a state: an array for an array."""
-    raw = flattening.raw_of(leaf)
-    if isinstance(raw, _NUMPY):
-        held = variable.get_raw_value()
-        if matching.holds_array(held) and not isinstance(held, _NUMPY):
-            return values.as_jax(raw)
+def _as_held(variable: Variable[Any], raw: Any) -> Any:
+    """A raw value for a Variable: an array of JAX for one that holds such an array."""
+    held = variable.get_raw_value()
+    if isinstance(raw, _NUMPY) and not isinstance(held, _NUMPY):
+        return values.as_jax(raw) if matching.holds_array(held) else raw
     return raw
 
 
