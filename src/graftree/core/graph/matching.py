@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -105,12 +106,24 @@ class Match:
         return inner if is_same else opened
 
 
-# Gives the own key for a key of a state, the child or `MISSING`, and is that a leaf?
-Look = Callable[[Any], tuple[Any, Any, bool]]
+class _Contents(NamedTuple):
+    """What is in a node, to be found by the keys of a state.
+
+    Attributes:
+        entries: Its children, and for an object also what is no child.
+        name_of: The name of a child in ``entries``, by its key; ``None``: the key.
+        key_of: The key of a child in paths, by its name; ``None``: the name.
+        statuses: False for names of static values.
+    """
+
+    entries: Mapping[Any, Any]
+    name_of: Callable[[Any], Any] | None = None
+    key_of: Callable[[Any], Any] | None = None
+    statuses: Mapping[Any, Any] = MappingProxyType({})
 
 
 def _find_places(
-    root: Any, state: Mapping[Any, Any], look_in: Callable[[Any], Look]
+    root: Any, state: Mapping[Any, Any], look_in: Callable[[Any], _Contents]
 ) -> Match:
     """Finds the places for the parts of a nested mapping.
 
@@ -119,18 +132,23 @@ def _find_places(
         state: The mapping.
         look_in: Finds the contents of a node of it.
     """
-    found = Match()
+    found, kinds = Match(), nodes.KINDS
 
     def below(visit: Any, path: Path) -> list[tuple[Any, Any]]:
         node, owner, given = visit
         owner = node if isinstance(node, Pytree) else owner
-        look, listed = look_in(node), []
+        (entries, name_of, key_of, statuses), listed = look_in(node), []
         for key, value in given.items():
-            key, child, is_leaf = look(key)
+            name = key if name_of is None else name_of(key)
+            child = entries.get(name, MISSING)
+            if child is not MISSING:
+                key = name if key_of is None else key_of(name)
+            kind = kinds.get(type(child)) or nodes.kind_of(child)
+            is_leaf = isinstance(kind, nodes.Leaf) or statuses.get(name) is False
             if value is None and pure_dicts.is_bookkeeping(key, value):
                 if is_leaf or node is owner:
                     continue
-            kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
+            kind = kinds.get(type(value)) or nodes.kind_of(value)
             if is_leaf or isinstance(kind, nodes.Leaf):
                 part = _make_given(((*path, key), child, value, node, owner))
                 if kind is nodes.Leaf.VARIABLE:  # in no box
@@ -150,48 +168,29 @@ def _find_places(
 _make_given = functools.partial(tuple.__new__, Given)
 
 
-def in_object(node: Any) -> Look:
-    """Finds the contents of an object or a container."""
+def _in_object(node: Any) -> _Contents:
     kind: Any = nodes.kind_of(node)
     if kind is nodes.PYTREE:
-        facts = attributes.facts_of(type(node))
+        facts, entries = attributes.facts_of(type(node)), vars(node)
         # Classes that are not pytrees are not checked, so there the values decide.
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
-        cls, entries = type(node), vars(node)
-        name_of, key_of = facts.naming.name_of, facts.naming.key_of
-
-        # Its children are not listed: most of them are not needed.
-        def look(key: Any) -> tuple[Any, Any, bool]:
-            name = name_of(cls, key)
-            child = entries.get(name, MISSING)
-            if child is MISSING:
-                return key, child, True
-            kind = nodes.KINDS.get(type(child)) or nodes.kind_of(child)
-            is_leaf = isinstance(kind, nodes.Leaf) or statuses.get(name) is False
-            return key_of(name), child, is_leaf
-
-        return look
+        naming = facts.naming
+        if naming is attributes.PLAIN:
+            return _Contents(entries, statuses=statuses)
+        name_of = functools.partial(naming.name_of, type(node))
+        return _Contents(entries, name_of, naming.key_of, statuses)
     if type(node) is dict or isinstance(node, states.State):
-        return _in_mapping(
-            flat_states.raw_mapping(node), lambda _, child: _is_leaf(child)
-        )
+        return _in_mapping(flat_states.raw_mapping(node))
     children, _ = kind.flatten(node)
     statuses = {child.key: child.is_data for child in children}
-    return _in_mapping(
-        {child.key: child.value for child in children},
-        lambda key, child: statuses[key] is False or _is_leaf(child),
-    )
+    return _in_mapping({child.key: child.value for child in children}, statuses)
 
 
 def _in_mapping(
-    children: Mapping[Any, Any], is_leaf: Callable[[Any, Any], bool]
-) -> Look:
-    def look(key: Any) -> tuple[Any, Any, bool]:
-        own = pure_dicts.own_key(key, children)
-        child = children.get(own, MISSING)
-        return own, child, child is MISSING or is_leaf(own, child)
-
-    return look
+    children: Mapping[Any, Any], statuses: Mapping[Any, Any] = MappingProxyType({})
+) -> _Contents:
+    own_key = functools.partial(pure_dicts.own_key, state=children)
+    return _Contents(children, own_key, statuses=statuses)
 
 
 def _is_leaf(x: Any) -> bool:
@@ -328,11 +327,10 @@ def _fill(
 def _match_slowly(
     graphdef: GraphDef[Any], mappings: Sequence[Mapping[Any, Any]]
 ) -> list[Any]:
-    in_tree = functools.partial(_in_mapping, is_leaf=lambda _, x: type(x) is int)
     found: list[Any] = [MISSING] * graphdef.num_leaves
     unexpected: list[Path] = []
     for mapping in mappings:
-        places = _find_places(graphdef.places(), mapping, in_tree)
+        places = _find_places(graphdef.places(), mapping, _in_mapping)
         for path, number, value, *_ in places.given:
             if type(number) is not int:
                 unexpected += [path for path, _ in leaves_of(value, path)]
@@ -517,7 +515,7 @@ def compare(node: Any, state: Any) -> Fit:
 def match(node: Any, state: Any) -> Match:
     """The places in an object, or in a Variable, for the parts of a state."""
     if not isinstance(node, Variable):
-        return _find_places(node, mapping_of(state), in_object)
+        return _find_places(node, mapping_of(state), _in_object)
     found = Match()
     found.add(Given((), node, state))
     return found

@@ -470,7 +470,7 @@ class Facts:
         self.is_pytree = _first(are_pytrees, cls, config.flax_pytree_module)
         self.descriptors = _data_descriptors(cls)
         self.statuses = declared_statuses(cls, warn=False)
-        self.naming = _first(_namings, cls, _PLAIN)
+        self.naming = _first(_namings, cls, PLAIN)
         self.empty_table = AttributeTable({})
         self.is_stamping = _OURS.issuperset((cls.__setattr__, cls.__delattr__))
         check = getattr(cls, "_check_valid_context", None)
@@ -480,7 +480,7 @@ class Facts:
 # The option of a class statement, for all classes below it that don't set it.
 are_pytrees: dict[type, bool] = {}
 _namings: dict[type, Naming] = {}
-_PLAIN = Naming()
+PLAIN = Naming()
 
 # Our methods that a class may replace by its own.
 _OURS: set[Any] = set()
