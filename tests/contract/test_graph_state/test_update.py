@@ -572,3 +572,12 @@ def test_new_attributes_have_the_order_of_the_state():
     model = nnx.Pytree()
     nnx.update(model, {"z": 1, "a": 2})
     assert [name for name in vars(model) if not name.startswith("_")] == ["z", "a"]
+
+
+@pytest.mark.parametrize("name", ["raw_mapping", "items", "a"])
+def test_an_object_with_any_names_of_items_is_a_state(name):
+    model = nnx.Dict({name: nnx.Param(jnp.zeros(1))})
+    given = nnx.Dict({name: nnx.Param(jnp.ones(1))})
+    nnx.update(model, given)
+    assert model[name][...].tolist() == [1]
+    assert nnx.to_pure_dict(given) == {name: jnp.ones(1)}

@@ -188,6 +188,21 @@ def test_a_shared_object_has_the_path_by_which_it_is_called():
     assert those_with("query", names, is_in=False) == [f"Tied.{x}" for x in parts]
 
 
+def test_an_object_with_two_names_has_the_path_that_iter_graph_gives_it():
+    class Twice(nnx.Module):
+        def __init__(self):
+            self.second = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+            self.first = self.second
+
+        def __call__(self, x):
+            return self.second(x)
+
+    model = Twice()
+    assert (("first",), model.second) in [*nnx.iter_graph(model)]
+    text = jax.jit(model).lower(jnp.ones(3)).as_text(debug_info=True)
+    assert "Twice/first/" in text and "Twice/second/" not in text
+
+
 def test_other_methods_add_their_name_and_inherited_ones_nothing():
     class Derived(Net):
         def __call__(self, x):

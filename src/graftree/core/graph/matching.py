@@ -106,7 +106,7 @@ class Match:
         return inner if is_same else opened
 
 
-class _Contents(NamedTuple):
+class _Lookup(NamedTuple):
     """What is in a node, to be found by the keys of a state.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Contents(NamedTuple):
 
 
 def _find_places(
-    root: Any, state: Mapping[Any, Any], look_in: Callable[[Any], _Contents]
+    root: Any, state: Mapping[Any, Any], look_in: Callable[[Any], _Lookup]
 ) -> Match:
     """Finds the places for the parts of a nested mapping.
 
@@ -168,7 +168,7 @@ def _find_places(
 _make_given = functools.partial(tuple.__new__, Given)
 
 
-def _in_object(node: Any) -> _Contents:
+def _in_object(node: Any) -> _Lookup:
     kind: Any = nodes.kind_of(node)
     if kind is nodes.PYTREE:
         facts, entries = attributes.facts_of(type(node)), vars(node)
@@ -176,9 +176,9 @@ def _in_object(node: Any) -> _Contents:
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
         naming = facts.naming
         if naming is attributes.PLAIN:
-            return _Contents(entries, statuses=statuses)
+            return _Lookup(entries, statuses=statuses)
         name_of = functools.partial(naming.name_of, type(node))
-        return _Contents(entries, name_of, naming.key_of, statuses)
+        return _Lookup(entries, name_of, naming.key_of, statuses)
     if type(node) is dict or isinstance(node, states.State):
         return _in_mapping(flat_states.raw_mapping(node))
     children, _ = kind.flatten(node)
@@ -188,9 +188,9 @@ def _in_object(node: Any) -> _Contents:
 
 def _in_mapping(
     children: Mapping[Any, Any], statuses: Mapping[Any, Any] = MappingProxyType({})
-) -> _Contents:
+) -> _Lookup:
     own_key = functools.partial(pure_dicts.own_key, state=children)
-    return _Contents(children, own_key, statuses=statuses)
+    return _Lookup(children, own_key, statuses=statuses)
 
 
 def _is_leaf(x: Any) -> bool:
@@ -248,7 +248,7 @@ def mapping_of(given: Any) -> Mapping[Any, Any]:
     if isinstance(given, flat_states.FlatState):
         given = given.to_nested_state()
     if isinstance(given, Mapping):
-        return getattr(given, "raw_mapping", given)
+        return flat_states.raw_mapping(given)
     # An object of the same structure, e.g. gradients in the form of a Module.
     skeleton, leaves = flattening.flatten_graph(given)
     found = zip(skeleton.paths(), leaves, strict=True)

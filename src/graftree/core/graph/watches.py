@@ -220,8 +220,8 @@ def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
         found, treedef = nodes.flatten(node, nodes.is_node_module)
     except (TypeError, ValueError):  # keys that JAX can't sort, for one
         return {}, []
-    kinds, pytree = map(nodes.kind_of, found), itertools.repeat(nodes.PYTREE)
-    if not (found and all(map(operator.is_, kinds, pytree))) or _jax.is_tracing():
+    is_pure = all([nodes.kind_of(x) is nodes.PYTREE for x in found])
+    if not (found and is_pure) or _jax.is_tracing():
         return {}, []
     # Each stands for its object as long as that lives, and has a hash of its own.
     key = treedef, *map(bookkeeping.state_of, found)

@@ -591,9 +591,8 @@ def method_names(cls: type) -> list[str]:
     """The public methods of a class beyond those of Modules and containers."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if not base.__module__.startswith(
-            ("graftree.core.", "collections.", "builtins")
-        ):
+        of_core = base.__module__.startswith(("graftree.core.", "collections."))
+        if not of_core and base.__module__ != "builtins":
             found |= vars(base)
     return [x for x in found if methods.is_public(x) and _is_method(found[x])]
 

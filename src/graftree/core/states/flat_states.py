@@ -392,7 +392,8 @@ def raw_mapping(xs: Any) -> Mapping:
         raise TypeError(
             f"Expected a State or another mapping, got {type(xs).__name__}."
         )
-    return getattr(xs, "raw_mapping", xs)
+    # Asked of the class: an `nnx.Dict` may have an item of that name.
+    return xs.raw_mapping if hasattr(type(xs), "raw_mapping") else xs
 
 
 def leaves(

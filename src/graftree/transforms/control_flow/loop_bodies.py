@@ -312,6 +312,7 @@ class Loop:
         before = self._before
         changed = next(number for number in before if after[number] != before[number])
         error = self._structure_error(changed, after[changed])
+        # What the loop knows of the leaves stays right: they are where they were.
         second, skeleton = copy.copy(self), self.signature.skeleton
         for number, now in after.items():
             span = self.signature.span(number).entries
