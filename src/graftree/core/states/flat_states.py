@@ -393,7 +393,8 @@ def raw_mapping(xs: Any) -> Mapping:
             f"Expected a State or another mapping, got {type(xs).__name__}."
         )
     # Asked of the class: an `nnx.Dict` may have an item of that name.
-    return xs.raw_mapping if hasattr(type(xs), "raw_mapping") else xs
+    is_state = hasattr(type(xs), "raw_mapping")
+    return getattr(xs, "raw_mapping", xs) if is_state else xs
 
 
 def leaves(
