@@ -110,7 +110,7 @@ class _Lookup(NamedTuple):
     """What is in a node, to be found by the keys of a state.
 
     Attributes:
-        entries: Its children, and for an object also what is no child.
+        entries: Its children, and for an object also its other attributes.
         name_of: The name of a child in ``entries``, by its key; ``None``: the key.
         key_of: The key of a child in paths, by its name; ``None``: the name.
         statuses: False for names of static values.
