@@ -1,20 +1,15 @@
-"""A Llama of one layer, for all that the number of layers does not change."""
-
-import dataclasses
+"""A model of one layer, for all that the number of layers does not change."""
 
 import pytest
 
 import graftree as nnx
-from examples.models import llama
-from tests import tiny_llamas
-
-CONFIG = dataclasses.replace(tiny_llamas.CONFIG, num_hidden_layers=1)
+from tests.decoding.decoders import Decoder
 
 
 @pytest.fixture(scope="package")
 def model():
     """A model that tests only read."""
-    return llama.Llama(CONFIG, rngs=nnx.Rngs(3))
+    return Decoder(None, rngs=nnx.Rngs(7))
 
 
 @pytest.fixture
@@ -22,9 +17,9 @@ def watched():
     """A model, and the shapes of the tokens with which it was called."""
     traced = []
 
-    class Watched(llama.Llama):
-        def __call__(self, *args, **kwargs):
-            traced.append(args[0].shape)
-            return super().__call__(*args, **kwargs)
+    class Watched(Decoder):
+        def __call__(self, tokens, **more):
+            traced.append(tokens.shape)
+            return super().__call__(tokens, **more)
 
-    return Watched(CONFIG, rngs=nnx.Rngs(0)), traced
+    return Watched(None, rngs=nnx.Rngs(0)), traced
