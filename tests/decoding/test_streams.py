@@ -93,7 +93,7 @@ class Counter(nnx.Module):
         return logits
 
 
-@pytest.mark.parametrize("chunk", [1, 2])
+@tables.cases("chunk", pytest.param(1, marks=pytest.mark.long), 2)
 def test_a_stream_that_is_left_has_made_its_parts_only(chunk):
     model, other = Counter(), Counter()
     parts = stream(model, [[1]], max_new_tokens=8, chunk=chunk)

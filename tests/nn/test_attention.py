@@ -530,10 +530,13 @@ TABLE = {"embedding_size": 6, "max_seq_len": 7}
 # Shape of the inputs, positions, arguments of the layer.
 ROTATIONS = [
     *(
-        (shape, None, {"theta": theta, **sizes})
-        for shape in [(5, 6), (2, 3, 7, 6)]
-        for theta in (10000.0, 500.0)
-        for sizes in ({}, TABLE)
+        pytest.param(
+            *(shape, None, {"theta": theta, **sizes}),
+            marks=pytest.mark.long if (a + b + c) % 2 else (),
+        )
+        for a, shape in enumerate([(5, 6), (2, 3, 7, 6)])
+        for b, theta in enumerate([10000.0, 500.0])
+        for c, sizes in enumerate([{}, TABLE])
     ),
     ((2, 3, 8), [3, 0, 9], {}),
     ((2, 3, 8), [[0, 1, 2], [5, 6, 7]], {}),

@@ -15,6 +15,8 @@ from tests.nn.test_attention import layer_output, make_layer, params_of
 from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
 
+LONG = pytest.mark.long
+
 # ------------------------------------------------------------------------- construction
 
 
@@ -384,7 +386,7 @@ def check_equal(decoded, full, tolerance=1e-5):
     ((2, 3), {"num_kv_heads": 2, "normalize_qk": True}),
     ((2,), {"attention_fn": rotary()}),
     ((2,), {"attention_fn": rotary(embedding_size=2, max_seq_len=9)}),
-    ((2,), {"attention_fn": rotary(), "num_kv_heads": 2}),
+    pytest.param((2,), {"attention_fn": rotary(), "num_kv_heads": 2}, marks=LONG),
     ids=["plain", "grouped", "rotary", "rotary with tables", "grouped rotary"],
 )
 def test_token_by_token_gives_the_causal_full_pass(batch, options):

@@ -430,7 +430,11 @@ GOOD = jnp.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.1]])
 BAD = GOOD.at[0, 0].set(INF)
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+@tables.cases(
+    "jit",
+    pytest.param(lambda f: f, marks=pytest.mark.long, id="eager"),
+    pytest.param(nnx.jit, id="jit"),
+)
 def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(jit):
     net, optimizer, scaler = parts()
     step = jit(train_step)
@@ -448,10 +452,16 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(jit):
 def test_the_scale_does_not_change_what_finite_steps_do():
     net, optimizer, scaler = parts()
     plain, plain_optimizer, _ = parts()
+
+    @nnx.jit
+    def plain_step(net, optimizer, x):
+        loss, grads = nnx.value_and_grad(loss_of)(net, x)
+        optimizer.update(net, grads)
+        return loss
+
     for _ in range(3):
-        loss = train_step(net, optimizer, scaler, GOOD)
-        expected, grads = nnx.value_and_grad(loss_of)(plain, GOOD)
-        plain_optimizer.update(plain, grads)
+        loss = nnx.jit(train_step)(net, optimizer, scaler, GOOD)
+        expected = plain_step(plain, plain_optimizer, GOOD)
         np.testing.assert_allclose(loss, expected, rtol=1e-6)
     both = contents(net, optimizer), contents(plain, plain_optimizer)
     for a, b in zip(*both, strict=True):
