@@ -179,7 +179,7 @@ def test_gates_and_activations_may_be_replaced(name):
         return lambda x: calls.append(label) or x
 
     gate = {"gate_fn": recorded("gate")} if GATES[name] else {}
-    cell = new(name, activation_fn=recorded("act"), **gate)
+    cell = filled(name, activation_fn=recorded("act"), **gate)
     jax.eval_shape(cell, carry_of(name, 1), normal(1, 2))
     count = 2 if name in TWO_STATES else 1
     assert sorted(calls) == ["act"] * count + ["gate"] * GATES[name]
