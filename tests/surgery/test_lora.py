@@ -180,7 +180,8 @@ def test_only_the_adaptation_is_trained(mode):
 
 def test_merged_outputs_equal_those_before_to_a_millionth():
     model = Model(nnx.Rngs(0))
-    surgery.add_lora(model, [PATTERN, "**.mlp.layers[*]"], rank=2, rngs=nnx.Rngs(1))
+    options = {"rank": 2, "rngs": nnx.Rngs(1), "a_initializer": initializer}
+    surgery.add_lora(model, [PATTERN, "**.mlp.layers[*]"], **options)
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         leaf[...] = leaf[...] * 0.5 + random(len(path), *leaf.shape) * 0.1
     before = np.float64(model(X))
@@ -223,9 +224,9 @@ def test_adaptations_are_taken_off():
 
 
 def test_lora_linear_becomes_linear():
-    options = {"lora_rank": 2, "b_initializer": nnx.initializers.ones}
-    model = nnx.Dict(layer=nnx.LoRALinear(3, 4, **options, rngs=nnx.Rngs(0)))
-    x = random(0, 2, 3)
+    options = {"a_initializer": initializer, "b_initializer": initializer, **INIT}
+    layer = nnx.LoRALinear(3, 4, lora_rank=2, **options, rngs=nnx.Rngs(0))
+    model, x = nnx.Dict(layer=layer), random(0, 2, 3)
     before = model.layer(x)
     surgery.merge_lora(model)
     np.testing.assert_allclose(model.layer(x), before, rtol=1e-5)
