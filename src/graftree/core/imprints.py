@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -123,11 +124,30 @@ def _of_members(value: Iterable[Any], depth: int) -> Any:
 
 def _of_items(value: Any, depth: int) -> Any:
     if isinstance(value, dict):
-        listed = [(_content(k, depth), _content(x, depth)) for k, x in value.items()]
-        return type(value), tuple(listed)
-    listed = [_content(x, depth) for x in value]
-    ordered = tuple(listed) if isinstance(value, list) else frozenset(listed)
-    return type(value), ordered
+        keys, values = _contents(value, depth), _contents(value.values(), depth)
+        return type(value), keys, values
+    if isinstance(value, list):
+        return type(value), _contents(value, depth)
+    kinds = {*map(type, value)}
+    if len(kinds) == 1 and kinds < _NAMES:  # else equal members may differ in type
+        return type(value), *kinds, frozenset(value)
+    return type(value), frozenset([_content(x, depth) for x in value])
+
+
+# Plain values that are their own content, if their types are equal.
+_NAMES = frozenset({int, bool, str, bytes, type(None)})
+
+
+def _contents(values: Iterable[Any], depth: int) -> tuple[Any, ...]:
+    """The content of each of some values."""
+    kinds = tuple(map(type, values))
+    # A vocabulary has many names, and each call looks at them: in C.
+    if _NAMES.issuperset(kinds):
+        return kinds, tuple(values)
+    if kinds.count(float) == len(kinds):
+        signs = tuple(map(math.copysign, itertools.repeat(1.0), values))
+        return kinds, tuple(values), signs
+    return tuple([_content(x, depth) for x in values])
 
 
 def _of_mapping(value: HashableMapping, depth: int) -> Any:
