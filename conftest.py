@@ -114,9 +114,14 @@ def names_in_doctests(doctest_namespace):
     doctest_namespace.update(nnx=nnx, jax=jax, jnp=jnp)
 
 
+def pytest_runtest_logfinish():
+    """Bounds memory after each test: those of the pages are all in one file."""
+    compiled_programs.keep_within_bound()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def little_in_memory():
-    """Bounds memory, and garbage collection to what the file at hand has made."""
+    """Bounds garbage collection to what the file at hand has made."""
     yield
     compiled_programs.forget_those_of_a_file()
     # Tests that collect garbage would else walk through what all files before left.

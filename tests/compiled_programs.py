@@ -104,13 +104,19 @@ def share_contexts():
 
 
 def forget_those_of_a_file():
-    """Forgets what is loaded; all programs, when they have taken much more memory."""
-    global _bound
+    """Forgets what is loaded."""
     _loaded.clear()
+
+
+def keep_within_bound():
+    """Forgets all programs when they have taken much more memory."""
+    global _bound
     if memory() > _bound:
+        _loaded.clear()
         jax.clear_caches()
         gc.unfreeze()  # see conftest.py
         gc.collect()
+        gc.freeze()
         ctypes.CDLL(None).malloc_trim(0)  # else the process keeps what is free
         _bound = max(_bound, memory() + STEP)
 

@@ -162,7 +162,7 @@ def test_programs_are_forgotten_when_they_take_much_memory(monkeypatch):
     compiled(jnp.ones(3))
     assert compiled._cache_size() == 1
     monkeypatch.setattr(compiled_programs, "_bound", 0)
-    compiled_programs.forget_those_of_a_file()
+    compiled_programs.keep_within_bound()
     assert compiled._cache_size() == 0
 
 

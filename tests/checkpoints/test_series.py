@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +146,12 @@ def test_error_in_the_background_reaches_the_next_call(tmp_path, monkeypatch):
         checkpoints.steps()
     assert str(e.value).startswith(f"Saving step 1 to {tmp_path} failed.")
     assert "No space left" in str(e.value.__cause__)
+    for _ in range(3):
+        running = {*threading.enumerate()}
+        with pytest.raises(errors.CheckpointError):
+            checkpoints.save(1, rngs=nnx.Rngs(0))
+            checkpoints.wait()
+    assert {*threading.enumerate()} <= running  # each failed save has ended its own
     monkeypatch.undo()
     assert checkpoints.save(1, rngs=nnx.Rngs(0)) and checkpoints.steps() == [1]
     checkpoints.close()

@@ -242,6 +242,19 @@ def test_the_longest_path_from_a_local_name_is_found():
     assert "\n  at " not in message_of(lambda: next(hidden).set_value(2))
 
 
+class Dataset(list):
+    """So long that nothing should go through it."""
+
+    def __iter__(self):
+        raise AssertionError
+
+
+def test_long_containers_are_not_searched_for_the_path():
+    dataset, model = Dataset(range(100_000)), nnx.Dict(weight=nnx.Param(1.0))
+    assert "at model.weight\n" in message_of(lambda: model.weight.set_value(2))
+    assert len(dataset) == 100_000
+
+
 def test_the_dict_of_a_programs_names_is_no_part_of_a_path():
     names = {"model": zoo.Scale(), "message_of": message_of}
     exec("found = message_of(lambda: model.w.set_value(2))", names)

@@ -422,6 +422,12 @@ def test_left_out_arrays_are_refused(tmp_path):
     nnx.weights.load(path, model, {"w": "a.kernel"}, missing="a.bias")
 
 
+def test_of_many_left_out_arrays_the_others_are_counted(tmp_path):
+    model = nnx.Dict({f"a{k}": nnx.Param(jnp.ones(1)) for k in range(15)})
+    with raises(ValueError, "leaves out arrays", "a0", "... and 2 more"):
+        nnx.weights.save(tmp_path / "x.safetensors", model, {"w": "a14"})
+
+
 def test_abstract_models_have_no_weights(tmp_path):
     with pytest.raises(ValueError, match="is abstract"):
         nnx.weights.save(tmp_path / "x", nnx.eval_shape(linear), {"a": "a"})

@@ -22,7 +22,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Self
@@ -78,6 +80,68 @@ def any_may_change(values: tuple[Any, ...]) -> bool:
     return not PLAIN.issuperset(map(type, values)) and any(map(may_change, values))
 
 
+def unchanged(values: Iterable[Any]) -> Callable[[], bool]:
+    """Makes a check whether some static values still have the same content.
+
+    What is in a list, dict, set or dataclass is compared by identity, which takes a
+    tenth of the time: each thing in it either doesn't change or is checked as well.
+    Other values are compared by their imprints.
+    """
+    listed: dict[int, tuple[Any, Callable[[Any], list[Any]], list[Any]]] = {}
+    others: dict[int, tuple[Any, Any]] = {}
+    pending = [*values]
+    for x in pending:
+        if id(x) in listed or id(x) in others or not may_change(x):
+            continue
+        list_inside = _lister_of(x)
+        if list_inside is None:
+            others[id(x)] = x, imprint(x)
+        else:
+            inside = list_inside(x)
+            listed[id(x)] = x, list_inside, inside
+            pending += inside if any_may_change(tuple(inside)) else ()
+
+    def check() -> bool:
+        for x, list_inside, inside in listed.values():
+            now = list_inside(x)
+            if len(now) != len(inside) or not all(map(operator.is_, now, inside)):
+                return False
+        return all(imprint(x) == before for x, before in others.values())
+
+    return check
+
+
+def _lister_of(value: Any) -> Callable[[Any], list[Any]] | None:
+    """A function that lists all that the imprint of a value depends on."""
+    rule = _rule_of(type(value))
+    if rule in (_of_members, _of_items):
+        return _entries if isinstance(value, dict) else lambda x: [type(x), *x]
+    if rule is _of_mapping:
+        return lambda x: _entries(x._entries)
+    if rule is _of_fields and _has_fields_in_dict(value):
+        names = [name for name, _ in _compared_fields(value)]
+        missing = itertools.repeat(dataclasses.MISSING)
+        return lambda x: [type(x), *map(vars(x).get, names, missing)]
+    # Its own hash may depend on anything.
+    has_no_hash = rule is _of_attributes and type(value).__hash__ is None
+    if has_no_hash and hasattr(value, "__dict__"):
+        return lambda x: [type(x), *_entries(vars(x))]
+    return None
+
+
+def _has_fields_in_dict(value: Any) -> bool:
+    """Whether no field is a property, or what a special method computes."""
+    entries = getattr(value, "__dict__", {})
+    return type(value).__getattribute__ is object.__getattribute__ and all(
+        entries.get(name, dataclasses.MISSING) is x
+        for name, x in _compared_fields(value)
+    )
+
+
+def _entries(x: Mapping[Any, Any]) -> list[Any]:
+    return [type(x), *x, *x.values()]
+
+
 # Types whose imprint is the type itself, as far as they are known; others have a rule.
 PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
 
@@ -123,11 +187,27 @@ def _of_members(value: Iterable[Any], depth: int) -> Any:
 
 def _of_items(value: Any, depth: int) -> Any:
     if isinstance(value, dict):
-        listed = [(_content(k, depth), _content(x, depth)) for k, x in value.items()]
-        return type(value), tuple(listed)
-    listed = [_content(x, depth) for x in value]
-    ordered = tuple(listed) if isinstance(value, list) else frozenset(listed)
-    return type(value), ordered
+        keys, values = _contents(value, depth), _contents(value.values(), depth)
+        return type(value), keys, values
+    if isinstance(value, list):
+        return type(value), _contents(value, depth)
+    kinds = {*map(type, value)}
+    if len(kinds) == 1 and kinds < _NAMES:  # else equal members may differ in type
+        return type(value), *kinds, frozenset(value)
+    return type(value), frozenset([_content(x, depth) for x in value])
+
+
+# Plain values that are their own content, if their types are equal.
+_NAMES = frozenset({int, bool, str, bytes, type(None)})
+
+
+def _contents(values: Iterable[Any], depth: int) -> tuple[Any, ...]:
+    """The content of each of some values."""
+    kinds = tuple(map(type, values))
+    # A vocabulary has many names, and each call looks at them: in C.
+    if _NAMES.issuperset(kinds):
+        return kinds, tuple(values)
+    return tuple([_content(x, depth) for x in values])
 
 
 def _of_mapping(value: HashableMapping, depth: int) -> Any:

@@ -26,7 +26,6 @@ from graftree.core.objects.running import ModuleStep
 from graftree.core.rng.streams import RngState
 
 _MOST = 3  # names in one warning
-_MOST_SEEN = 10_000  # objects in the arguments
 _FLAGS = ("deterministic", "use_running_average")
 
 
@@ -90,7 +89,7 @@ def _arguments(
 
 def _below(met: Container[int]) -> walks.Below:
     """Makes a walk into values not met before; it stops after some number of values."""
-    left = itertools.count(_MOST_SEEN, -1)
+    left = itertools.count(running.MOST_SEEN, -1)
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
         return None if id(x) in met or next(left) < 0 else running.contents(x)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graftree import errors
+from graftree.core.graph import differences
 
 # Of NumPy.
 MAX_RANK = 64
@@ -267,11 +268,11 @@ def misuse(
 
     Args:
         what: The fault, as a sentence.
-        where: Paths, names or values; the first ones are listed.
+        where: Paths, names or values; the first twelve are listed.
         way_out: The remedy.
         kind: The class of the error.
     """
-    lines = "\n".join([*where][:12])
+    lines = "\n".join(differences.bounded([*where], most=12))
     return kind(errors.message(what, where=lines, way_out=way_out))
 
 

@@ -508,6 +508,31 @@ def test_a_static_value_that_was_changed_in_place(numbers, seen):
     assert seen == [*map(told, numbers)]
 
 
+# Beside each of these members, another one is told from its equals.
+BESIDE = {"alone": [], "a name": ["a"], "a number": [0.5], "a tuple": [("a", 1)]}
+FILLS = {
+    "list": (list, lambda members: members),
+    "keys": (dict, lambda members: dict.fromkeys(members, 1)),
+    "values": (dict, lambda members: dict(enumerate(members))),
+    "set": (set, lambda members: {*members}),
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("kind", FILLS)
+def test_members_of_a_container_that_changes_in_place(kind, beside, seen):
+    make, fill = FILLS[kind]
+    f = nnx.jit(lambda m: seen.append(str(m.k)))
+    m, expected = model(), []
+    m.k = make()
+    for x in (1, True, 1.0, 0, False, 0.0, -0.0, "1", b"1", None, (1,), (True,)) * 2:
+        m.k.clear()
+        (m.k.extend if make is list else m.k.update)(fill([*beside, x]))
+        expected.append(str(m.k))
+        f(m)
+    assert seen == [*dict.fromkeys(expected)] and len(seen) == 12
+
+
 class Constant(nnx.Pytree):
     """An object without data, which is hashed by content."""
 

@@ -4,11 +4,14 @@ They may change in place: no attribute is set then. So whatever is remembered of
 object remembers what they were like. And no tracer may stay in them.
 """
 
+import collections
+import dataclasses
 import gc
 import pickle
 import types
 import weakref
 import zlib
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +100,123 @@ def check_changes_are_seen(call, model, names=CHANGES):
     for change in (lambda config: None, *map(CHANGES.get, names)):
         change(model.kernel.config)
         assert [float(call(model)) for _ in range(3)] == [float(read(model))] * 3
+
+
+@dataclasses.dataclass
+class Settings:
+    """What programs keep of their command line."""
+
+    size: object = 1
+    other: object = "x"
+    seen: object = dataclasses.field(default=0, compare=False)
+
+
+class Renamed(Settings):
+    """Equal to none of the others, as its type is another."""
+
+
+@dataclasses.dataclass
+class Computed:
+    """Its field is a property."""
+
+    size: object
+
+    @property
+    def size(self):
+        return self.sizes[-1]
+
+    @size.setter
+    def size(self, value):
+        vars(self).setdefault("sizes", []).append(value)
+
+
+@dataclasses.dataclass
+class Redirected:
+    """Its attributes are elsewhere."""
+
+    size: object = 1
+
+    def __getattribute__(self, name):
+        return sizes["size"] if name == "size" else super().__getattribute__(name)
+
+
+sizes = {"size": 1}
+
+
+class Elsewhere:
+    """Its hash is not that of its attributes."""
+
+    def __eq__(self, other):
+        return isinstance(other, Elsewhere)
+
+    def __hash__(self):
+        return hash(sizes["size"])
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    size: object = 1
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+# What makes a static value, and what changes it in place.
+IN_PLACE = {
+    "field": (Settings, lambda x: setattr(x, "size", 2)),
+    "equal field": (Settings, lambda x: setattr(x, "size", True)),
+    "deleted field": (lambda: Settings(2), lambda x: vars(x).pop("size", None)),
+    "class": (Settings, lambda x: setattr(x, "__class__", Renamed)),
+    "dict of an object": (Settings, lambda x: setattr(x, "__dict__", {"size": 3})),
+    "list in a field": (lambda: Settings([1]), lambda x: x.size.append(2)),
+    "property": (lambda: Computed(1), lambda x: setattr(x, "size", 2)),
+    "special method": (Redirected, lambda x: sizes.update(size=sizes["size"] + 1)),
+    "hash": (Elsewhere, lambda x: sizes.update(size=sizes["size"] + 1)),
+    "slot": (Slotted, lambda x: setattr(x, "size", 2)),
+    "frozen": (lambda: Frozen([1]), lambda x: x.size.append(2)),
+    "namespace": (types.SimpleNamespace, lambda x: vars(x).update(a=1)),
+    "named tuple": (lambda: Pair([1], 2), lambda x: x.first.append(2)),
+    "order": (lambda: {"a": 1, "b": 2}, lambda x: x.update(a=x.pop("a"))),
+    "key": (lambda: {1: 2}, lambda x: x.update({True: x.pop(1)})),
+    "ordered dict": (collections.OrderedDict, lambda x: x.update(a=1)),
+    "set": (lambda: {1, 2}, lambda x: (x.remove(1), x.add(True))),
+    "list": (lambda: [0.0], lambda x: x.__setitem__(0, -0.0)),
+    "moved": (lambda: [[1], [2]], lambda x: x.reverse()),
+    "deep": (lambda: {"a": [({"b": [1]},)]}, lambda x: x["a"][0][0]["b"].append(2)),
+    "object": (lambda: Config([1]), lambda x: x.content.append(2)),
+    "object with a hash": (
+        lambda: static_values.Tag("a"),
+        lambda x: setattr(x, "name", "b"),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    size: object
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_change_in_place_of_any_kind_of_value_is_seen(name, mode):
+    make, change = IN_PLACE[name]
+    model, seen = zoo.Box(w=nnx.Param(1.0), tag=nnx.static(make())), []
+    step = nnx.jit(lambda model: seen.append(1), **mode)
+    for times in (1, 2):
+        for _ in range(4):
+            step(model)
+        assert len(seen) == times
+        change(model.tag)
+
+
+def test_fields_that_are_not_compared_may_change(mode):
+    settings = Settings()
+    model, seen = zoo.Box(w=nnx.Param(1.0), tag=settings), []
+    step = nnx.jit(lambda model: seen.append(1), **mode)
+    for settings.seen in range(5):
+        step(model)
+    assert seen == [1]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -333,7 +333,7 @@ class StructureWatch:
         self._statics = {id(x): x for x in listed if imprints.may_change(x)}
         self._add_rows(objects)
         self.is_stamped = not self._unseen
-        self._imprints = [*map(imprints.imprint, self._statics.values())]
+        self._statics_are_as_were = imprints.unchanged(self._statics.values())
         self._mirrors = [*map(_mirror, self._mirrored)]
         self._stamps = [*map(_stamp_of, self._stamped)]
         self._variable_stamps = [*map(variables.stamp_of, self.variables)]
@@ -372,10 +372,8 @@ class StructureWatch:
             self.checked = now
         if self._mirrored and not self._mirrors_hold():
             return False
-        if self._statics:
-            now_imprints = [*map(imprints.imprint, self._statics.values())]
-            if now_imprints != self._imprints:
-                return False
+        if self._statics and not self._statics_are_as_were():
+            return False
         return not self._comparisons or all(same() for same in self._comparisons)
 
     def may_hold_again(self) -> bool:

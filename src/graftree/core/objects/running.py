@@ -245,8 +245,15 @@ def next_below(entries: Contents) -> list[tuple[Steps, Any]]:
 _CONTAINERS = (list, tuple, dict)
 
 
+# Of the values below one. A container with more is data, such as a dataset, and is
+# passed over: an error that listed millions of examples would come after minutes.
+MOST_SEEN = 10_000
+
+
 def contents(x: Any, *, statics: bool = False) -> Contents:
     """The direct contents of an object or container; with static ones if asked for."""
+    if isinstance(x, _CONTAINERS) and len(x) > MOST_SEEN:
+        return []
     if isinstance(x, dict):
         return [(ModuleStep(key, f"[{key!r}]"), child) for key, child in x.items()]
     if isinstance(x, (list, tuple)):
@@ -528,7 +535,6 @@ def describe(x: Any) -> str:
 
 # Functions of these packages hold the object under names without meaning.
 _INTERNAL = ("graftree.core", "graftree.transforms", "jax.", "jax._src")
-_MOST_SEEN = 10_000
 
 
 def _find_name(wanted: Any) -> str:
@@ -548,7 +554,7 @@ def _find_name(wanted: Any) -> str:
 
 def _path_below(root: Any, name: str, wanted: Any, seen: set[int]) -> Steps:
     def below(x: Any, _: Any) -> Contents | None:
-        if x is not wanted and (id(x) in seen or len(seen) > _MOST_SEEN):
+        if x is not wanted and (id(x) in seen or len(seen) > MOST_SEEN):
             return None
         seen.add(id(x))
         return contents(x, statics=True)
