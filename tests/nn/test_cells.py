@@ -91,7 +91,7 @@ def filled(name, **options):
 
 
 def make(name="GRUCell", **options):
-    return nnx.RNN(filled(name), **options)
+    return nnx.RNN(new(name), **options)
 
 
 class Sum(nnx.Module):
