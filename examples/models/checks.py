@@ -45,7 +45,8 @@ def _row(folder: pathlib.Path, model: Any, files: str) -> tuple[str, ...]:
     path = folder / "expected.npz"
     if not path.is_file():
         raise ValueError(f"--check compares with {path}, which is missing")
-    expected = np.load(path)
+    with np.load(path) as file:
+        expected = {**file}
     logits = np.asarray(model(jnp.asarray(expected["tokens"])))
     largest = np.abs(logits - expected["logits"]).max()
     return (folder.name, f"{largest:.1e}", _tokens(model, expected), files)

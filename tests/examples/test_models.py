@@ -26,7 +26,7 @@ def checkpoint():
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 def test_logits_and_tokens(name):
     folder = checkpoints_of_hf.folder(name)
-    expected = np.load(folder / "expected.npz")
+    expected = checkpoints_of_hf.expected_of(folder)
     model = pretrained.load(folder)
     logits = programs.in_one_program(model, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
@@ -64,7 +64,7 @@ def test_the_check_compares_logits_tokens_and_files(capsys):
 
 
 def test_prompts_are_continued_and_the_model_is_saved(checkpoint, capsys, tmp_path):
-    expected = np.load(checkpoint / "expected.npz")
+    expected = checkpoints_of_hf.expected_of(checkpoint)
     prompt = ",".join(map(str, expected["prompt"][0]))
     options = ["llama", str(checkpoint), f"--prompt={prompt}", f"--save={tmp_path}"]
     assert program.main([*options, "--mesh=fsdp=8"]) == 0
@@ -78,7 +78,7 @@ def test_prompts_are_continued_and_the_model_is_saved(checkpoint, capsys, tmp_pa
 
 @pytest.mark.long
 def test_an_adapter_is_merged_before_it_is_saved(checkpoint, tmp_path):
-    expected = np.load(checkpoint / "lora" / "expected.npz")
+    expected = checkpoints_of_hf.expected_of(checkpoint / "lora")
     options = [f"--adapter={checkpoint / 'lora'}", f"--save={tmp_path}"]
     assert program.main([str(checkpoint), *options]) == 0
     logits = programs.in_one_program(pretrained.load(tmp_path), expected["tokens"])

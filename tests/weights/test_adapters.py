@@ -21,8 +21,7 @@ LAYERS = ["**.attention.{query,value}", "**.mlp.down"]
 @pytest.mark.parametrize("is_prepared", [False, True])
 def test_the_logits_are_those_of_peft(is_prepared, tmp_path):
     folder = checkpoints_of_hf.folder("llama")
-    with np.load(folder / "lora" / "expected.npz") as file:
-        expected = {name: file[name] for name in ("tokens", "logits")}
+    expected = checkpoints_of_hf.expected_of(folder / "lora")
     model = pretrained.load(folder)
     if is_prepared:
         nnx.surgery.add_lora(model, LAYERS, rank=4, alpha=8, rngs=nnx.Rngs(0))
