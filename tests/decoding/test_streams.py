@@ -19,7 +19,7 @@ def joined(parts):
     return [[*itertools.chain(*row)] for row in rows]
 
 
-SAMPLER = nnx.decoding.Sampler(1.5, min_p=0.01)
+SAMPLER = nnx.decoding.Sampler(1.5, top_k=30, top_p=0.95, min_p=0.01)
 
 
 def chunked(chunk, *sizes, graph=True, marks=()):
