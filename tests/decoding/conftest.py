@@ -1,15 +1,20 @@
-"""A model of one layer, for all that the number of layers does not change."""
+"""A Llama of one layer, for all that the number of layers does not change."""
+
+import dataclasses
 
 import pytest
 
 import graftree as nnx
-from tests.decoding.decoders import Decoder
+from examples.models import llama
+from tests import tiny_llamas
+
+CONFIG = dataclasses.replace(tiny_llamas.CONFIG, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="package")
 def model():
     """A model that tests only read."""
-    return Decoder(None, rngs=nnx.Rngs(7))
+    return llama.Llama(CONFIG, rngs=nnx.Rngs(3))
 
 
 @pytest.fixture
@@ -17,9 +22,9 @@ def watched():
     """A model, and the shapes of the tokens with which it was called."""
     traced = []
 
-    class Watched(Decoder):
-        def __call__(self, tokens, **more):
-            traced.append(tokens.shape)
-            return super().__call__(tokens, **more)
+    class Watched(llama.Llama):
+        def __call__(self, *args, **kwargs):
+            traced.append(args[0].shape)
+            return super().__call__(*args, **kwargs)
 
-    return Watched(None, rngs=nnx.Rngs(0)), traced
+    return Watched(CONFIG, rngs=nnx.Rngs(0)), traced

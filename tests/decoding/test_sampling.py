@@ -12,7 +12,6 @@ from graftree.decoding import sampling
 from tests import strategies, tables
 
 Sampler = nnx.decoding.Sampler
-DRAW = jax.jit(Sampler.__call__)
 
 
 def kept(logits, temperature, top_k=None, top_p=1.0, min_p=0.0):
@@ -31,7 +30,7 @@ def shares_of(sampler, logits, count):
     return np.bincount(sampler(rows, jax.random.key(0)), minlength=len(logits)) / count
 
 
-def drawn(sampler, logits, count=4000):
+def drawn(sampler, logits, count=400):
     return {*np.flatnonzero(shares_of(sampler, logits, count)).tolist()}
 
 
@@ -108,9 +107,9 @@ def rows(n):
 @strategies.examples(few=40, many=1000)
 @hypothesis.given(
     # Each number of tokens is a program.
-    logits=st.sampled_from([1, 4]).flatmap(rows),
+    logits=st.sampled_from([1, 3, 12]).flatmap(rows),
     temperature=st.sampled_from([0.5, 1.0, 3.0]),
-    top_k=st.sampled_from([None, 1, 2, 14]),
+    top_k=st.sampled_from([None, 1, 2, 5, 14]),
     # None of these is within rounding of a sum of shares that are equal.
     top_p=st.sampled_from([1e-50, 1e-6, 0.0999, 0.35, 0.501, 0.77, 0.913, 1.0]),
     # None is within rounding of a quotient of two shares, but 1.
@@ -121,7 +120,7 @@ def test_no_token_outside_of_the_set_is_drawn(logits, temperature, top_k, top_p,
     allowed = kept(logits, temperature, top_k, top_p, min_p)
     found = drawn(sampler, logits)
     assert found <= allowed
-    if len({*np.asarray(logits)[[*allowed]]}) == 1:  # each with at least 1/4
+    if len({*np.asarray(logits)[[*allowed]]}) == 1:  # each with at least 1/12
         assert found == allowed
 
 
@@ -148,11 +147,11 @@ def test_of_equal_logits_the_first_are_left(options, left):
 )
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
 def test_extremes_give_the_likeliest_token(options, scale):
-    logits = np.array([-3.0, 1.0, 5.0, 4.0]) * scale
+    logits = np.array([-3.0, 1.0, -2.0, 5.0, 4.0]) * scale
     sampler = Sampler(**options)
-    assert drawn(sampler, logits) == {2}
-    drawn_once = DRAW(sampler, jnp.asarray(logits)[None], jax.random.key(0))
-    assert drawn_once.tolist() == [2]
+    assert drawn(sampler, logits) == {3}
+    drawn_once = jax.jit(sampler)(jnp.asarray(logits)[None], jax.random.key(0))
+    assert drawn_once.tolist() == [3]
 
 
 def test_what_is_masked_is_never_drawn():

@@ -22,23 +22,8 @@ def joined(parts):
 SAMPLER = nnx.decoding.Sampler(1.5, top_k=30, top_p=0.95, min_p=0.01)
 
 
-def chunked(chunk, *sizes, graph=True, marks=()):
-    return pytest.param(chunk, [*sizes], graph, marks=marks)
-
-
-# The mode changes nothing for a chunk that it does not for another one; and 1 is a
-# divisor of 7, too.
-@tables.cases(
-    "chunk, sizes, graph",
-    chunked(1, 1, 1, 1, 1, 1, 1, 1),
-    chunked(3, 3, 3, 1),
-    chunked(7, 7, marks=pytest.mark.long),
-    chunked(9, 7),
-    chunked(1, 1, 1, 1, 1, 1, 1, 1, graph=False, marks=pytest.mark.long),
-    chunked(3, 3, 3, 1, graph=False),
-    chunked(7, 7, graph=False, marks=pytest.mark.long),
-    chunked(9, 7, graph=False, marks=pytest.mark.long),
-)
+@tables.cases("chunk, sizes", (1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (9, [7]))
+@pytest.mark.parametrize("graph", [True, False])
 def test_the_tokens_are_those_of_generate(model, chunk, sizes, graph):
     options = {
         "max_new_tokens": 7,
@@ -53,8 +38,8 @@ def test_the_tokens_are_those_of_generate(model, chunk, sizes, graph):
 
 
 def test_it_ends_with_the_last_sequence(model):
-    whole = generate(model, PROMPTS, max_new_tokens=6).lists()
-    options = {"max_new_tokens": 6, "stop": [[*row[2:4]] for row in whole]}
+    whole = generate(model, PROMPTS, max_new_tokens=20).lists()
+    options = {"max_new_tokens": 20, "stop": [[*row[2:4]] for row in whole]}
     made = generate(model, PROMPTS, **options)
     parts = [*stream(model, PROMPTS, **options)]
     assert joined(parts) == made.lists()
@@ -93,7 +78,7 @@ class Counter(nnx.Module):
         return logits
 
 
-@tables.cases("chunk", pytest.param(1, marks=pytest.mark.long), 2)
+@pytest.mark.parametrize("chunk", [1, 2])
 def test_a_stream_that_is_left_has_made_its_parts_only(chunk):
     model, other = Counter(), Counter()
     parts = stream(model, [[1]], max_new_tokens=8, chunk=chunk)

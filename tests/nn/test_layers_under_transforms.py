@@ -96,7 +96,7 @@ def total(outputs):
 
 
 def vmapped(call, count, **mode):
-    return nnx.jit(nnx.vmap(call, **mode), **mode)
+    return nnx.vmap(call, **mode)
 
 
 def scanned(call, count, **mode):
@@ -160,14 +160,12 @@ PLAIN = {
 }
 # What a mode lets through is no matter of the layer: all three are tried with one that
 # only reads, one that writes its statistics, one that draws and one that scans. The
-# others are in jit anyway, in a program that differentiates them too; and they get no
-# batch axis in vmap, as in scan.
+# others are in jit anyway, in a program that differentiates them too.
 IN_ALL_MODES = "Linear", "BatchNorm", "Dropout", "RNN"
 
 
 def case(row, name, run, mode=""):
-    of_families = mode and name in ("jit(grad(remat))", "vmap")
-    rows = catalog.FAMILIES if of_families else IN_ALL_MODES
+    rows = catalog.FAMILIES if mode and name != "jit" else IN_ALL_MODES
     marks = () if row.name in rows else pytest.mark.long
     id = "-".join([row.name, name, mode]).rstrip("-")
     return pytest.param(row, run, modes.BY_NAME.get(mode, {}), id=id, marks=marks)
@@ -329,10 +327,9 @@ def check(call, arrays):
     @jax.jit
     def derivatives_and_differences():
         steps = STEP * jnp.eye(len(arrays))
-        steps = jnp.concatenate([0 * steps[:1], steps, -steps])
-        values, gradients = jax.lax.map(jax.value_and_grad(function), steps)
-        ahead, behind = jnp.split(values[1:], 2)
-        return gradients[0], (ahead - behind) / (2 * STEP)
+        values = jax.lax.map(function, jnp.concatenate([steps, -steps]))
+        ahead, behind = jnp.split(values, 2)
+        return jax.grad(function)(0 * steps[0]), (ahead - behind) / (2 * STEP)
 
     derivatives, differences = map(np.asarray, derivatives_and_differences())
     assert derivatives.dtype == differences.dtype == float and len(arrays) > 0

@@ -225,7 +225,7 @@ def test_layers_equal_those_of_the_peer(peer, table, start):
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(x, marks=LONG if i % 8 else ()) for i, x in enumerate(DIFFERENT)],
+    [pytest.param(x, marks=LONG if i % 4 else ()) for i, x in enumerate(DIFFERENT)],
     ids=lambda case: f"{case.name}: {case.why_different}",
 )
 def test_where_the_peer_is_wrong_we_differ(peer, case):

@@ -16,7 +16,7 @@ import pytest
 
 import graftree as nnx
 from graftree.nn.support import eager
-from tests import catalog, tables
+from tests import catalog
 
 PLACES = {"jax.lax": jax.lax, "jnp": jnp, "jax.nn": jax.nn, "jax.random": jax.random}
 running: dict[str, Callable[..., Any]] = {}
@@ -81,16 +81,13 @@ DOT = "jax.lax.dot_general"
 CONV = "jax.lax.conv_general_dilated"
 
 
-x = jnp.asarray(np.arange(48, dtype=np.float32).reshape(2, 3, 8) / 48)
-
-
 def rngs():
     return nnx.Rngs(0)
 
 
 def attention(**options):
     layer = nnx.MultiHeadAttention(2, 8, decode=False, **options, rngs=rngs())
-    return layer, (x,)
+    return layer, (jnp.arange(24.0).reshape(1, 3, 8),)
 
 
 def layer(name):
@@ -100,7 +97,7 @@ def layer(name):
 
 
 def recurrent(cell):
-    return nnx.RNN(cell(8, 4, rngs=rngs()), rngs=True), (x,)
+    return nnx.RNN(cell(3, 4, rngs=rngs()), rngs=True), (jnp.ones((2, 5, 3)),)
 
 
 def attend():
@@ -295,6 +292,7 @@ def test_what_is_traced_once_is_traced_again_where_a_function_in_it_is_replaced(
 ARGUMENTS = {"Linear": (8, 4), "LayerNorm": (8,), "BatchNorm": (8,)}
 ARGUMENTS["MultiHeadAttention"] = (2, 8)
 each_layer = pytest.mark.parametrize("name", ARGUMENTS)
+x = jnp.asarray(np.arange(48, dtype=np.float32).reshape(2, 3, 8) / 48)
 
 
 def make(name):
@@ -302,13 +300,7 @@ def make(name):
     return getattr(nnx, name)(*ARGUMENTS[name], **options, rngs=nnx.Rngs(0))
 
 
-@tables.cases(
-    "name",
-    "Linear",
-    "LayerNorm",
-    pytest.param("BatchNorm", marks=pytest.mark.long),
-    "MultiHeadAttention",
-)
+@each_layer
 def test_settings_of_jax_are_those_of_each_call(name):
     layer, same = make(name), make(name)
     expected = make(name)(x)

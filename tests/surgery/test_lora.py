@@ -12,12 +12,9 @@ from jax.sharding import PartitionSpec
 import graftree as nnx
 from tests import meshes
 from tests.comparisons import raises, unchanged
-from tests.random_arrays import initializer
 
 surgery = nnx.surgery
 CALL = nnx.jit(lambda layer, x: layer(x))
-ATTEND = nnx.jit(lambda layer, x: layer.attend(x))
-INIT = {"kernel_init": initializer}
 
 
 def random(seed, *shape):
@@ -27,31 +24,22 @@ def random(seed, *shape):
 # How each is made, the shape of its inputs, and what its kernel counts as, by the
 # letters of its axes.
 LAYERS = {
-    "linear": (
-        lambda rngs: nnx.Linear(3, 5, **INIT, rngs=rngs),
-        (2, 4, 3),
-        "ir,ro->io",
-    ),
+    "linear": (lambda rngs: nnx.Linear(3, 5, rngs=rngs), (2, 4, 3), "ir,ro->io"),
     "general": (
-        lambda rngs: nnx.LinearGeneral((2, 3), (4, 5), axis=(-1, 1), **INIT, rngs=rngs),
+        lambda rngs: nnx.LinearGeneral((2, 3), (4, 5), axis=(-1, 1), rngs=rngs),
         *((6, 2, 7, 3), "hir,rop->hiop"),
     ),
     "batched": (
-        lambda rngs: nnx.LinearGeneral(3, 5, batch_axis={0: 2}, **INIT, rngs=rngs),
+        lambda rngs: nnx.LinearGeneral(3, 5, batch_axis={0: 2}, rngs=rngs),
         *((2, 4, 3), "bir,bro->bio"),
     ),
     "conv": (
-        lambda rngs: nnx.Conv(3, 5, (3, 2), 2, padding="CIRCULAR", **INIT, rngs=rngs),
+        lambda rngs: nnx.Conv(3, 5, (3, 2), 2, padding="CIRCULAR", rngs=rngs),
         *((2, 8, 6, 3), "klir,ro->klio"),
     ),
     "half": (
         lambda rngs: nnx.Linear(
-            3,
-            5,
-            dtype=jnp.bfloat16,
-            preferred_element_type=jnp.float32,
-            **INIT,
-            rngs=rngs,
+            3, 5, dtype=jnp.bfloat16, preferred_element_type=jnp.float32, rngs=rngs
         ),
         *((2, 3), "ir,ro->io"),
     ),
@@ -63,8 +51,7 @@ def adapted(name, *, alpha=6, rank=2):
     make, shape, _ = LAYERS[name]
     model = nnx.Dict(layer=make(nnx.Rngs(0)))
     plain = nnx.clone(model)
-    options = {"rank": rank, "alpha": alpha, "a_initializer": initializer}
-    paths = surgery.add_lora(model, "layer", **options, rngs=nnx.Rngs(1))
+    paths = surgery.add_lora(model, "layer", rank=rank, alpha=alpha, rngs=nnx.Rngs(1))
     assert paths == [("layer",)]
     x = random(0, *shape)
     unchanged, expected = CALL(model.layer, x), CALL(plain.layer, x)
@@ -98,10 +85,8 @@ def test_a_layer_counts_with_the_sum_of_kernel_and_product(name):
 
 @pytest.mark.parametrize("num_embeddings", [1, 4])
 def test_a_table_counts_with_the_sum_in_look_up_and_attention(num_embeddings):
-    options = {"embedding_init": initializer, "rngs": nnx.Rngs(0)}
-    model = nnx.Dict(layer=nnx.Embed(num_embeddings, 3, **options))
-    options = {"a_initializer": initializer, "rngs": nnx.Rngs(1)}
-    surgery.add_lora(model, nnx.Embed, rank=2, **options)
+    model = nnx.Dict(layer=nnx.Embed(num_embeddings, 3, rngs=nnx.Rngs(0)))
+    surgery.add_lora(model, nnx.Embed, rank=2, rngs=nnx.Rngs(1))
     model.layer.lora.lora_b[...] = random(1, 2, 3)
     low_rank = model.layer.lora
     table = np.float64(model.layer.embedding) + (
@@ -110,9 +95,8 @@ def test_a_table_counts_with_the_sum_in_look_up_and_attention(num_embeddings):
     numbers = np.arange(6).reshape(2, 3) % num_embeddings
     query = random(2, 5, 3)
     for _ in range(2):
-        found = CALL(model.layer, numbers)
-        np.testing.assert_allclose(found, table[numbers], rtol=1e-5)
-        attended = ATTEND(model.layer, query)
+        np.testing.assert_allclose(model.layer(numbers), table[numbers], rtol=1e-5)
+        attended = model.layer.attend(query)
         np.testing.assert_allclose(attended, query @ table.T, rtol=1e-4, atol=1e-5)
         if type(model.layer) is not nnx.Embed:
             surgery.merge_lora(model)
@@ -120,10 +104,9 @@ def test_a_table_counts_with_the_sum_in_look_up_and_attention(num_embeddings):
 
 class Block(nnx.Module):
     def __init__(self, rngs):
-        options = {**INIT, "rngs": rngs}
-        self.attention = nnx.MultiHeadAttention(2, 4, decode=False, **options)
+        self.attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
         self.mlp = nnx.Sequential(
-            nnx.Linear(4, 8, **options), nnx.relu, nnx.Linear(8, 4, **options)
+            nnx.Linear(4, 8, rngs=rngs), nnx.relu, nnx.Linear(8, 4, rngs=rngs)
         )
 
     def __call__(self, x):
@@ -133,7 +116,7 @@ class Block(nnx.Module):
 class Model(nnx.Module):
     def __init__(self, rngs):
         self.blocks = nnx.List([Block(rngs)])
-        self.head = nnx.Linear(4, 3, **INIT, rngs=rngs)
+        self.head = nnx.Linear(4, 3, rngs=rngs)
 
     def __call__(self, x):
         for block in self.blocks:
@@ -180,8 +163,7 @@ def test_only_the_adaptation_is_trained(mode):
 
 def test_merged_outputs_equal_those_before_to_a_millionth():
     model = Model(nnx.Rngs(0))
-    options = {"rank": 2, "rngs": nnx.Rngs(1), "a_initializer": initializer}
-    surgery.add_lora(model, [PATTERN, "**.mlp.layers[*]"], **options)
+    surgery.add_lora(model, [PATTERN, "**.mlp.layers[*]"], rank=2, rngs=nnx.Rngs(1))
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         leaf[...] = leaf[...] * 0.5 + random(len(path), *leaf.shape) * 0.1
     before = np.float64(model(X))
@@ -224,9 +206,9 @@ def test_adaptations_are_taken_off():
 
 
 def test_lora_linear_becomes_linear():
-    options = {"a_initializer": initializer, "b_initializer": initializer, **INIT}
-    layer = nnx.LoRALinear(3, 4, lora_rank=2, **options, rngs=nnx.Rngs(0))
-    model, x = nnx.Dict(layer=layer), random(0, 2, 3)
+    options = {"lora_rank": 2, "b_initializer": nnx.initializers.ones}
+    model = nnx.Dict(layer=nnx.LoRALinear(3, 4, **options, rngs=nnx.Rngs(0)))
+    x = random(0, 2, 3)
     before = model.layer(x)
     surgery.merge_lora(model)
     np.testing.assert_allclose(model.layer(x), before, rtol=1e-5)

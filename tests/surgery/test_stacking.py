@@ -300,20 +300,7 @@ def test_the_way_back_gives_the_same_bits_or_nothing_has_changed(seed):
     assert jax.tree.map(bits, held_by(model)[1]) == jax.tree.map(bits, before[1])
 
 
-# For each kind of leaves that layers have, and none, one; and those inside of others.
-OF_KINDS = (
-    "Linear LoRALinear MultiHeadAttention RoPE BatchNorm SpectralNorm Dropout RNN "
-    "AvgPool"
-).split()
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(x, id=x.name, marks=() if x.name in OF_KINDS else pytest.mark.long)
-        for x in catalog.LAYERS
-    ],
-)
+@catalog.every_family
 def test_layers_of_one_make_are_alike(row):
     stack = nnx.Stack(lambda rngs: row.make(), 2, rngs=nnx.Rngs(0))
     layers = [row.make(), row.make(seed=1)]
