@@ -191,9 +191,6 @@ def _of_items(value: Any, depth: int) -> Any:
         return type(value), keys, values
     if isinstance(value, list):
         return type(value), _contents(value, depth)
-    kinds = {*map(type, value)}
-    if len(kinds) == 1 and kinds < _NAMES:  # else equal members may differ in type
-        return type(value), *kinds, frozenset(value)
     return type(value), frozenset([_content(x, depth) for x in value])
 
 
@@ -202,9 +199,9 @@ _NAMES = frozenset({int, bool, str, bytes, type(None)})
 
 
 def _contents(values: Iterable[Any], depth: int) -> tuple[Any, ...]:
-    """The content of each of some values."""
+    """The content of each of some values, in order."""
     kinds = tuple(map(type, values))
-    # A vocabulary has many names, and each call looks at them: in C.
+    # A vocabulary has many names, and each plain `jax.jit` looks at all of them: in C.
     if _NAMES.issuperset(kinds):
         return kinds, tuple(values)
     return tuple([_content(x, depth) for x in values])

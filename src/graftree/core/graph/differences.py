@@ -114,7 +114,10 @@ def missing_and_unexpected(
 def bounded(lines: Sequence[str], most: int = 10) -> list[str]:
     """The first lines, and how many more there are."""
     more = len(lines) - most
-    return [*lines[:most], f"  ... and {more} more"] if more > 0 else [*lines]
+    if more <= 0:
+        return [*lines]
+    indentation = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+    return [*lines[:most], f"{indentation}... and {more} more"]
 
 
 def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[str]:

@@ -245,8 +245,8 @@ def next_below(entries: Contents) -> list[tuple[Steps, Any]]:
 _CONTAINERS = (list, tuple, dict)
 
 
-# Of the values below one. A container with more is data, such as a dataset, and is
-# passed over: an error that listed millions of examples would come after minutes.
+# The most values that a search for names looks at below one. A container with more is
+# data, and is passed over: to list a dataset of millions takes longer than the program.
 MOST_SEEN = 10_000
 
 
