@@ -125,7 +125,7 @@ def _with_refs(group: Values) -> Values:
     values = [
         jax.new_ref(raw) if _is_of_ref(slot) else raw for slot, raw in group.slots()
     ]
-    return Values.of(values, group.signature, group.positions)
+    return Values((values, group.which))
 
 
 def _is_of_ref(slot: Slot) -> bool:

@@ -397,19 +397,26 @@ class GraphDef(Generic[Node]):
 
     def tops(self) -> list[Any]:
         """For each cell of the root its row, or itself if it has none."""
-        number, found = 1, []
-        for cell in self.rows[0].cells:
-            top = self.rows[number] if cell is NODE else cell
-            found.append(top)
-            number += top.num_rows if isinstance(top, NodeRow) else 0
-        return found
+        pairs = zip(self.rows[0].cells, self.starts(), strict=False)
+        return [self.rows[row] if cell is NODE else cell for cell, (row, _) in pairs]
 
-    def counts(self) -> list[int]:
-        """The number of leaves in each cell of the root."""
-        return [
-            top.num_leaves if isinstance(top, NodeRow) else int(is_leaf(top))
-            for top in self.tops()
-        ]
+    def starts(self) -> list[tuple[int, int]]:
+        """For each cell of the root how many rows and leaves come before it; cached.
+
+        Those of the end are the last.
+        """
+        found = self._cache.get("starts")
+        if found is None:
+            row, leaf = 1, 0
+            found = self._cache["starts"] = [(row, leaf)]
+            for cell in self.rows[0].cells:
+                if cell is NODE:
+                    top = self.rows[row]
+                    row, leaf = row + top.num_rows, leaf + top.num_leaves
+                elif _is_leaf(cell):
+                    leaf += 1
+                found.append((row, leaf))
+        return found
 
     def part(self, treedef: Any, start: int, stop: int) -> GraphDef[Any]:
         """The skeleton of a part of a value that JAX took apart: of some root cells."""
@@ -428,16 +435,18 @@ class GraphDef(Generic[Node]):
 
     def _below(self, start: int, stop: int) -> tuple[slice, int]:
         """The place of the rows of some cells of the root, and the number of leaves."""
-        sizes = [x.num_rows if isinstance(x, NodeRow) else 0 for x in self.tops()]
-        first = 1 + sum(sizes[:start])
-        rows = slice(first, first + sum(sizes[start:stop]))
-        return rows, sum(self.counts()[start:stop])
+        (first, before), (end, after) = self.starts()[start], self.starts()[stop]
+        return slice(first, end), after - before
 
 
 jax.tree_util.register_static(GraphDef)
 
 
 _DEFINITIONS = (VariableDef, ArrayRefDef)
+
+
+def _is_leaf(what: Any) -> bool:
+    return what is LEAF or type(what) in _DEFINITIONS
 
 
 class Blueprint(NamedTuple):
@@ -453,11 +462,6 @@ class Blueprint(NamedTuple):
     contents: list[list[Any]]
     cells: list[tuple[int, int, Cell]]
     order: list[tuple[int, int, int]]
-
-
-def is_leaf(what: Any) -> bool:
-    """Whether a row or cell is that of a leaf."""
-    return what is LEAF or type(what) in _DEFINITIONS
 
 
 def tree_row(
@@ -530,7 +534,7 @@ def _read(
             rows = [row for _, _, below in members for row in below]
             keys, cells = tuple([x[0] for x in members]), tuple([x[1] for x in members])
             num_leaves = sum(below[0].num_leaves for *_, below in members if below)
-            counts = len(rows) + 1, num_leaves + sum(map(is_leaf, cells))
+            counts = len(rows) + 1, num_leaves + sum(map(_is_leaf, cells))
             row = NodeRow(kind, index, outer, metadata, keys, cells, *counts)
             cell, rows = NODE, [row, *rows]
         found.append((key, cell, rows))

@@ -456,10 +456,10 @@ def is_variable_or_ref(x: Any) -> bool:
 
 def flatten(
     node: Any,
-    is_end: Callable[[Any], bool] | None = None,
+    ends_at_objects: bool = False,
     by: Callable[..., tuple[list[Any], Any]] = jax.tree.flatten,
 ) -> tuple[list[Any], Any]:
-    """JAX's flatten, with Variables, refs and perhaps other ends as leaves.
+    """JAX's flatten, with Variables, refs and perhaps objects as leaves.
 
     JAX overflows the stack in a cycle, and loses a little of the stack with every
     exception that passes through it. So a cycle is raised only afterwards.
@@ -469,7 +469,9 @@ def flatten(
 
     def stops_at(x: Any) -> bool:
         kind = KINDS.get(type(x)) or kind_of(x)
-        if kind is Leaf.VARIABLE or kind is Leaf.REF or (is_end and is_end(x)):
+        if kind is Leaf.VARIABLE or kind is Leaf.REF:
+            return True
+        if ends_at_objects and isinstance(kind, GraphKind):
             return True
         if next(unwatched, None) is None and isinstance(x, _CONTAINERS):
             # A node is rarely met twice; only then is the object searched.

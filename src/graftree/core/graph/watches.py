@@ -217,7 +217,7 @@ def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
     if nodes.kind_of(node) is nodes.PYTREE:
         return bookkeeping.memos_of(node), []
     try:
-        found, treedef = nodes.flatten(node, nodes.is_node_module)
+        found, treedef = nodes.flatten(node, ends_at_objects=True)
     except (TypeError, ValueError):  # keys that JAX can't sort, for one
         return {}, []
     is_pure = all([nodes.kind_of(x) is nodes.PYTREE for x in found])

@@ -372,10 +372,11 @@ class _JitPartial(JitWrapped):
         def traced(*groups: Any) -> Any:
             result = interior(*groups)
             for position, _ in result[0].metadata:
+                name = groups[0].which.signature.slots[position].name
                 raise ValueError(
-                    "Variable metadata changed inside jit: that of "
-                    f"{groups[0].signature.slots[position].name}.\nUse nnx.jit, which "
-                    "passes such changes on, or change the metadata outside."
+                    f"Variable metadata changed inside jit: that of {name}.\n"
+                    "Use nnx.jit, which passes such changes on, or change the metadata "
+                    "outside."
                 )
             return result
 

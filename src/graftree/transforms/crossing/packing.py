@@ -14,7 +14,7 @@ import dataclasses
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -87,8 +87,7 @@ def take_apart(
     Fills the numbering ``refs``, and ``members`` with the object or container of each
     row. The skeleton records the numbers in ``outer``, which objects have outside.
     """
-    ends = nodes.is_node_module if mode.sharing else None
-    flat, treedef = nodes.flatten(tree, ends)
+    flat, treedef = nodes.flatten(tree, ends_at_objects=mode.sharing)
     if not mode.sharing:
         for x in flat:
             if nodes.kind_of(x) is nodes.PYTREE:
@@ -137,6 +136,20 @@ def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 # How leaves travel through JAX.
 
 
+class Which(NamedTuple):
+    """Some leaves of a signature.
+
+    Attributes:
+        number: That of the signature: JAX compares it first, and in C.
+        signature: The signature that all groups of a call share.
+        positions: The positions of these leaves; ``None`` for all.
+    """
+
+    number: int | None
+    signature: Signature
+    positions: tuple[int, ...] | None
+
+
 class Values(tuple[Any, ...]):
     """A pytree node that carries some leaves of a signature.
 
@@ -145,8 +158,7 @@ class Values(tuple[Any, ...]):
 
     Attributes:
         values: The raw values.
-        signature: The signature that all groups of a call share.
-        positions: The positions of these leaves; ``None`` for all.
+        which: The leaves whose values they are.
     """
 
     __slots__ = ()
@@ -156,8 +168,7 @@ class Values(tuple[Any, ...]):
         values: Sequence[Any], signature: Signature, positions: tuple[int, ...] | None
     ) -> Values:
         """The group of these values."""
-        # Its number is compared first, and in C.
-        return Values((values, (signature.number, signature, positions)))
+        return Values((values, Which(signature.number, signature, positions)))
 
     @staticmethod
     def picked(
@@ -168,36 +179,37 @@ class Values(tuple[Any, ...]):
         return Values.of(found, signature, tuple(positions))
 
     values = property(operator.itemgetter(0))
-    signature = property(lambda self: self[1][1])
-    positions = property(lambda self: self[1][2])
+    which = property(operator.itemgetter(1))
 
     def by_position(self) -> dict[int, Any]:
         """The values by the number of the leaf."""
-        if self.positions is None:
+        positions = self.which.positions
+        if positions is None:
             return dict(enumerate(self.values))
-        return dict(zip(self.positions, self.values, strict=True))
+        return dict(zip(positions, self.values, strict=True))
 
     def called_as(self, source: debug_info.Source) -> Values:
         """The same as arguments of another function, in messages."""
-        signature = dataclasses.replace(self.signature, parameters=source)
-        return Values.of(self.values, signature, self.positions)
+        _, signature, positions = self.which
+        signature = dataclasses.replace(signature, parameters=source)
+        return Values.of(self.values, signature, positions)
 
     def slots(self) -> list[tuple[Slot, Any]]:
         """The leaves with their values."""
-        slots = self.signature.slots
+        slots = self.which.signature.slots
         return [(slots[number], value) for number, value in self.by_position().items()]
 
 
 def _flatten_values_with_keys(group: Values) -> Any:
     # Runs on errors and once per trace: names in messages, jaxprs and profiles. JAX
     # prints the entries of a path as they are.
-    return [(slot.name_in_function, x) for slot, x in group.slots()], group[1]
+    return [(slot.name_in_function, x) for slot, x in group.slots()], group.which
 
 
 jax.tree_util.register_pytree_with_keys(
     Values,
     _flatten_values_with_keys,
-    lambda static, values: Values((values, static)),
+    lambda which, values: Values((values, which)),
     tuple,
 )
 
@@ -326,8 +338,8 @@ def groups_of(part: Any) -> Sequence[Any]:
 
 def join(groups: Sequence[Values]) -> tuple[Signature, list[Any], list[int]]:
     """The signature of the groups of a call; of each leaf its value and its group."""
-    signature = groups[0].signature
-    if groups[0].positions is None:
+    signature = groups[0].which.signature
+    if groups[0].which.positions is None:
         values = list(groups[0].values)
         return signature, values, [0] * len(values)
     values = [None] * len(signature.slots)

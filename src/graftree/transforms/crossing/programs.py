@@ -125,24 +125,27 @@ def _with_own_numbers(jaxpr: Any) -> tuple[list[Any], list[Any]]:
     """The equations and outputs of a program, with copies of the numbers in them."""
     equations = [
         equation.replace(
-            invars=[*map(_own_number, equation.invars)],
+            invars=_own_numbers(equation.invars),
             params={key: _own_parts(x) for key, x in equation.params.items()},
         )
         for equation in jaxpr.eqns
     ]
-    return equations, [*map(_own_number, jaxpr.outvars)]
+    return equations, _own_numbers(jaxpr.outvars)
 
 
-def _own_number(x: Any) -> Any:
-    if isinstance(x, Literal) and isinstance(x.val, np.ndarray):
-        return Literal(x.val.copy(), x.aval)
-    return x
+def _own_numbers(atoms: Iterable[Any]) -> list[Any]:
+    return [
+        Literal(x.val.copy(), x.aval)
+        if isinstance(x, Literal) and isinstance(x.val, np.ndarray)
+        else x
+        for x in atoms
+    ]
 
 
 def _own_parts(x: Any) -> Any:
     if type(x) is tuple:
         return tuple(map(_own_parts, x))
-    if not is_program(x):
+    if not isinstance(x, PROGRAMS):
         return x
     jaxpr, constants = opened(x)
     equations, outputs = _with_own_numbers(jaxpr)
@@ -238,7 +241,7 @@ class _Key:
         if isinstance(x, _NUMBERS):
             x = np.asarray(x)
             return kind, x.dtype, x.shape, x.tobytes()
-        if is_program(x):
+        if isinstance(x, PROGRAMS):
             return kind, self.of(x), *map(_same, opened(x)[1])
         if isinstance(x, (tuple, list)):
             return kind, *map(self._of_value, x)
@@ -265,10 +268,10 @@ def _same(x: Any) -> Exactly:
 _NUMBERS = (float, complex, np.ndarray, np.generic)
 
 
-# JAX's classes of programs, and of their parts, as they are in this one.
+# JAX's classes of programs, with their constants and without, and of their parts, as
+# they are in this one.
 _ONE = jax.make_jaxpr(lambda x: jax.lax.add(x, np.float32(1)))(np.float32(0))
-ClosedJaxpr: Any = type(_ONE)
-Jaxpr: Any = type(_ONE.jaxpr)
+PROGRAMS: Any = (type(_ONE), type(_ONE.jaxpr))
 Var: Any
 Literal: Any
 Var, Literal = map(type, _ONE.jaxpr.eqns[0].invars)
@@ -314,7 +317,7 @@ def programs_in(equation: Any) -> list[Any]:
 def _programs(values: Any) -> list[Any]:
     found = list[Any]()
     for x in values:
-        if is_program(x):
+        if isinstance(x, PROGRAMS):
             found.append(opened(x)[0])
         elif isinstance(x, (tuple, list)):
             found += _programs(x)
@@ -324,11 +327,6 @@ def _programs(values: Any) -> list[Any]:
 def called_program(equation: Any) -> Any:
     """The program that an equation calls with its inputs, ``None`` if it calls none."""
     return equation.params.get(_CALLS.get(equation.primitive.name))
-
-
-def is_program(x: Any) -> bool:
-    """Whether ``x`` is a program, with its constants or without."""
-    return isinstance(x, (Jaxpr, ClosedJaxpr))
 
 
 def opened(program: Any) -> tuple[Any, list[Any]]:

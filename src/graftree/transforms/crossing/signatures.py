@@ -126,7 +126,7 @@ class Signature:
         except TypeError:  # a static value without a hash
             return hash(self.treedef)
 
-    @property
+    @functools.cached_property
     def treedef(self) -> Any:
         """JAX's, with objects and other leaves as leaves."""
         return self.skeleton.rows[0].metadata.treedef
@@ -256,8 +256,8 @@ class Signature:
         treedefs = self.treedef.children()[0].children()
         start = sum([treedef.num_leaves for treedef in treedefs[:argument]])
         stop = start + treedefs[argument].num_leaves
-        counts = self.skeleton.counts()
-        return Span((start, stop), (sum(counts[:start]), sum(counts[:stop])))
+        starts = self.skeleton.starts()
+        return Span((start, stop), (starts[start][1], starts[stop][1]))
 
     def of_argument(self, number: int) -> Signature:
         """The part of it that is one positional argument."""

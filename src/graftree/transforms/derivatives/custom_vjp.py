@@ -247,7 +247,7 @@ class _Lifted:
 
     def __post_init__(self, groups: Sequence[Values]) -> None:
         self.mode, (chosen, others) = self.row.mode, groups
-        self.signature, self.positions = chosen.signature, chosen.positions or ()
+        _, self.signature, self.positions = chosen.which
         count = len(self.signature.treedef.children()[0].children())
         self.diff = [number for number in range(count) if number not in self.nondiff]
         # The changes of `fun`, if traced before `fwd`, which must return the same.
@@ -317,7 +317,9 @@ class _Lifted:
 
     def _bwd(self, residuals: tuple[dict[int, Any], Values], result: Any) -> Any:
         (kept, stored), signature, mode = residuals, self.signature, self.mode
-        (residual,), _ = packing.unpack(stored.signature, stored.values, IndexMap())[0]
+        (residual,), _ = packing.unpack(
+            stored.which.signature, stored.values, IndexMap()
+        )[0]
         given = self.fixed | kept | self.refs
         nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
         returned, changed, new, out = in_order(result)
@@ -434,7 +436,7 @@ def _shapes(groups: Sequence[Values]) -> dict[int, Any]:
         aval = jax.typeof(x)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
-    slots = groups[0].signature.slots
+    slots = groups[0].which.signature.slots
     return {
         position: jax.tree.map(shape, value)
         for group in groups

@@ -201,7 +201,9 @@ def _decorator(
                 _, aux = calls[count].run(transformed, args, kwargs)
                 value, group = found
                 numbers, leaves = which.positions(count), group.by_position()
-                grads = cotangents.arguments(group.signature, leaves, mode, numbers)
+                grads = cotangents.arguments(
+                    group.which.signature, leaves, mode, numbers
+                )
                 grads = grads[0] if which.is_single else grads
                 if name == "value_and_grad":
                     return ((value, aux) if has_aux else value), grads

@@ -245,8 +245,10 @@ def _jvp(
     given = tuple(tangents), {}
     positions = range(len(group.values))
     directions = Values.of(
-        cotangents.leaves(group.signature, given, mode, "the tangents", positions),
-        group.signature,
+        cotangents.leaves(
+            group.which.signature, given, mode, "the tangents", positions
+        ),
+        group.which.signature,
         None,
     )
     _check_refs(group, directions)
@@ -260,7 +262,7 @@ def _jvp(
 def _check_refs(primals: Values, tangents: Values) -> None:
     """Refuses a ref as its own tangent: the function would write both into it."""
     refs = [x for x in primals.values if _jax.is_ref(x)]
-    for slot, x in zip(primals.signature.slots, tangents.values, strict=True):
+    for slot, x in zip(primals.which.signature.slots, tangents.values, strict=True):
         if any(x is ref for ref in refs):
             raise ValueError(
                 "nnx.jvp got one array ref as a primal and as the tangent of "
