@@ -21,7 +21,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ try:
 except ImportError:  # Windows, where no writer is kept out
     fcntl: Any = None
 
+T = TypeVar("T")
+
 
 def is_first() -> bool:
     """Whether this process is the one that moves and deletes folders."""
@@ -48,29 +50,27 @@ def wait_for_all(name: str) -> None:
         _multihost().sync_global_devices(f"graftree:{name}")
 
 
-def agreed(value: Any) -> Any:
-    """The value that the first process has, passed on as JSON."""
-    if jax.process_count() == 1:
-        return value
-    return json.loads(gathered(json.dumps(value).encode())[0])
+def by_first(act: Callable[[], T]) -> T:
+    """Has the first process do something; all get its result, or its error.
 
-
-def by_first(act: Callable[[], None]) -> None:
-    """Has the first process do something; if it fails, all get its error.
+    Args:
+        act: What it does; the result is passed on as JSON.
 
     Raises:
         CheckpointError: If ``act`` raises it.
     """
     if jax.process_count() == 1:
         return act()
-    problem = ""
-    if is_first():
-        try:
-            act()
-        except errors.CheckpointError as error:
-            problem = str(error)
-    if problem := agreed(problem):
+    found: Any = None, ""
+    try:
+        if is_first():
+            found = act(), ""
+    except errors.CheckpointError as error:
+        found = None, str(error)
+    result, problem = json.loads(gathered(json.dumps(found).encode())[0])
+    if problem:
         raise errors.CheckpointError(problem)
+    return result
 
 
 def gathered(data: bytes) -> list[bytes]:

@@ -278,7 +278,7 @@ class Checkpoints:
             []
         """
         self.wait()
-        return processes.agreed(self._steps_on_disk() if processes.is_first() else [])
+        return processes.by_first(self._steps_on_disk)
 
     def latest_step(self) -> int | None:
         """The newest step on disk; ``None`` if there is none.
@@ -313,7 +313,7 @@ class Checkpoints:
                 'that does when you make it: Checkpoints(directory, best="loss").'
             )
         self.wait()
-        return processes.agreed(self._best_on_disk() if processes.is_first() else None)
+        return processes.by_first(self._best_on_disk)
 
     def should_stop(self, step: int) -> bool:
         """Whether the program is about to be stopped, so that it should save and end.

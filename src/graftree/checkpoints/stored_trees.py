@@ -78,8 +78,8 @@ class ObjectTree:
 
     def _stored(self, keys: tuple[Any, ...], value: Any) -> StoredValue:
         """A value at the key path of JAX in the list of those of all holders."""
-        index, *inner = paths.from_jax(keys)
-        path, leaf = self.holders[index]
+        path, leaf = self.holders[keys[0].idx]
+        inner = paths.from_jax(keys[1:])
         is_variable = isinstance(leaf, variables.Variable)
         metadata = variables.metadata_of(leaf) if is_variable else {}
         place = (*_place_of(path, leaf), *inner)
