@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 
 # By mode, a score that every number is better than.
-WORST = {"min": math.inf, "max": -math.inf}
+WORST = {"min": np.inf, "max": -np.inf}
 
 
 def check_mode(mode: Any, function: str) -> None:
