@@ -411,6 +411,34 @@ def test_handler_of_the_program_is_left_alone(tmp_path, signals):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
+def test_a_handler_that_another_thread_could_not_put_back_keeps_no_signal(
+    tmp_path, signals
+):
+    checkpoints = Checkpoints(tmp_path)
+    assert not checkpoints.should_stop(1)
+    threads.run_in_threads(checkpoints.close)
+    send()
+    assert signals == [1]
+    with Checkpoints(tmp_path) as again:
+        assert not again.should_stop(1)
+        send()
+        assert again.should_stop(2) and signals == [1]
+        send()
+        assert signals == [1, 1]
+
+
+def test_a_handler_left_by_another_thread_serves_the_next_who_asks(tmp_path, signals):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.should_stop(1)
+    threads.run_in_threads(checkpoints.close)
+    with Checkpoints(tmp_path) as again:
+        assert not again.should_stop(1)
+        send()
+        assert again.should_stop(2) and not signals
+    send()
+    assert signals == [1]
+
+
 def test_first_question_in_another_thread_is_refused(tmp_path):
     def ask():
         with pytest.raises(RuntimeError, match="in the main thread first"):

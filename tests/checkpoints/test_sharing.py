@@ -194,7 +194,7 @@ def meanwhile(monkeypatch):
 
             return wrapped
 
-        for name in ("read_facts", "read", "is_tree", "_check_whole", "_handler"):
+        for name in ("read_contents", "read", "is_tree", "_check_whole", "_handler"):
             monkeypatch.setattr(orbax_side, name, then(getattr(orbax_side, name)))
         return left
 

@@ -60,7 +60,7 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
         )
     with processes.held(folder):
         _finish_swap(folder)
-        exists = processes.agreed(folder.exists())
+        exists = processes.by_first(folder.exists)
         if exists:
             _check_replaceable(folder, overwrite)
         _write(folder, tree, exists)
@@ -183,10 +183,8 @@ def _restored(folder: Any, like: Any, allowed: Mapping[str, Any]) -> Any:
             f"{folder} has several objects: {', '.join(sorted(items))}.\nPass the "
             f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
         )
-    likes: Any = like
-    read = stored_trees.read_all(items, likes, what, **allowed)
-    rebuilt: Any = {name: read[name].rebuilt() for name in likes}
-    return rebuilt
+    read = stored_trees.read_all(items, like, what, **allowed)
+    return {name: read[name].rebuilt() for name in like}
 
 
 # The name that Orbax's manager gives to the only object of a step.

@@ -24,13 +24,14 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from graftree import errors
+from graftree.core import paths
 
 DiskPath = tuple[str, ...]
 
@@ -159,19 +160,16 @@ def let_threads_fail(seconds: float = 2.0) -> None:
 @contextlib.contextmanager
 def explained(action: str, folder: Any) -> Iterator[None]:
     """Turns any failure in the block into one error that says what and where."""
-    try:
-        with quiet():
-            try:
-                yield
-            except Exception as error:
-                # Collect now, in silence: abandoned tasks complain when they go.
-                traceback.clear_frames(error.__traceback__)
-                gc.collect()
-                raise
-    except errors.GraftreeError:
-        raise
-    except Exception as error:
-        raise explanation(action, folder, error) from error
+    with quiet():
+        try:
+            yield
+        except errors.GraftreeError:
+            raise
+        except Exception as error:
+            # Collect now, in silence: abandoned tasks complain when they go.
+            traceback.clear_frames(error.__traceback__)
+            gc.collect()
+            raise explanation(action, folder, error) from error
 
 
 def explanation(
@@ -242,20 +240,13 @@ def read_note(folder: Any) -> Mapping[str, Any]:
     return json.loads(file.read_text()).get("custom_metadata") or {}
 
 
-class Fact(NamedTuple):
-    """The kind, shape and dtype stored at a path."""
-
-    kind: str  # "array", "scalar" or "string"
-    shape: tuple[int, ...]
-    dtype: Any
-
-
 class FolderContents(NamedTuple):
     """The contents of a folder."""
 
     folder: Any
-    tree: Any  # as Orbax nests it
-    facts: dict[DiskPath, Fact]
+    treedef: Any  # as Orbax nests it
+    leaves: dict[DiskPath, jax.ShapeDtypeStruct]  # in order; text has the dtype object
+    numbers: set[DiskPath]  # the leaves that were Python numbers
 
 
 def is_tree(folder: Any) -> bool:
@@ -263,7 +254,7 @@ def is_tree(folder: Any) -> bool:
     return (folder / TREE_FILE).exists()
 
 
-def read_facts(folder: Any) -> FolderContents:
+def read_contents(folder: Any) -> FolderContents:
     """Lists the contents of a folder; reads no array.
 
     Entries without numbers (``None``, empty containers) are left out: bookkeeping.
@@ -272,13 +263,15 @@ def read_facts(folder: Any) -> FolderContents:
         CheckpointError: If a part of the folder is missing or damaged.
     """
     _check_whole(folder)
-    tree = _handler().metadata(folder).tree
+    listed, treedef = jax.tree.flatten_with_path(_handler().metadata(folder).tree)
     implementations = _key_implementations(folder)
-    found: dict[DiskPath, Fact] = {}
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        keys = _keys_of(path)
-        found[keys] = _fact(leaf, implementations.get(".".join(keys)))
-    return FolderContents(folder, tree, found)
+    leaves, numbers = {}, set()
+    for jax_path, leaf in listed:
+        path = paths.spelled(paths.from_jax(jax_path))
+        leaves[path] = _form_of(leaf, implementations.get(".".join(path)))
+        if type(leaf).__name__ == "ScalarMetadata":
+            numbers.add(path)
+    return FolderContents(folder, treedef, leaves, numbers)
 
 
 def _check_whole(folder: Any) -> None:
@@ -334,22 +327,15 @@ def _handler() -> Any:
     return orbax.PyTreeCheckpointHandler(handler_impl=Handler())
 
 
-def _keys_of(path: Any) -> DiskPath:
-    return tuple(
-        [str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path]
-    )
-
-
-def _fact(leaf: Any, implementation: str | None) -> Fact:
-    kind = type(leaf).__name__.removesuffix("Metadata").lower()
+def _form_of(leaf: Any, implementation: str | None) -> jax.ShapeDtypeStruct:
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
-        return Fact(kind, (), np.dtype(object))  # such as text
+        return jax.ShapeDtypeStruct((), object)  # such as text
     if implementation is None:
-        return Fact(kind, tuple(shape), np.dtype(dtype))
+        return jax.ShapeDtypeStruct(shape, dtype)
     key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
     data = jax.eval_shape(jax.random.key_data, key)
-    return Fact(kind, tuple(shape)[: len(shape) - data.ndim], key.dtype)
+    return jax.ShapeDtypeStruct(shape[: len(shape) - data.ndim], key.dtype)
 
 
 def _key_implementations(folder: Any) -> dict[str, str]:
@@ -382,29 +368,20 @@ def read(found: FolderContents, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath
     if not wanted:
         return {}
 
-    def for_each(make: Callable[[Any], Any], otherwise: Any) -> Any:
-        def choose(path: Any, leaf: Any) -> Any:
-            keys = _keys_of(path)
-            return make(wanted[keys]) if keys in wanted else otherwise
+    def ask_for(path: DiskPath) -> tuple[Any, Any]:
+        if path not in wanted:
+            return orbax.PLACEHOLDER, orbax.RestoreArgs()
+        target = wanted[path]
+        if target is None:
+            return 0, orbax.RestoreArgs(restore_type=np.ndarray)
+        return target, orbax.ArrayRestoreArgs(
+            sharding=target.sharding, dtype=target.dtype, global_shape=target.shape
+        )
 
-        return jax.tree.map_with_path(choose, found.tree)
-
-    item = for_each(lambda target: 0 if target is None else target, orbax.PLACEHOLDER)
-    how = for_each(_restore_args, orbax.RestoreArgs())
+    asked = zip(*map(ask_for, found.leaves), strict=True)
+    item, how = map(found.treedef.unflatten, asked)
     with orbax.Checkpointer(_handler()) as checkpointer:
         args = orbax.args.PyTreeRestore(item=item, restore_args=how)
         read = checkpointer.restore(found.folder, args=args)
-    return {
-        _keys_of(path): leaf
-        for path, leaf in jax.tree.leaves_with_path(read)
-        if _keys_of(path) in wanted
-    }
-
-
-def _restore_args(target: Any) -> Any:
-    orbax = load()
-    if target is None:
-        return orbax.RestoreArgs(restore_type=np.ndarray)
-    return orbax.ArrayRestoreArgs(
-        sharding=target.sharding, dtype=target.dtype, global_shape=target.shape
-    )
+    values = zip(found.leaves, found.treedef.flatten_up_to(read), strict=True)
+    return {path: value for path, value in values if path in wanted}

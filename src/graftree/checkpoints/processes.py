@@ -21,7 +21,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,14 @@ import numpy as np
 
 from graftree import _python, errors
 from graftree.checkpoints import orbax_side
+from graftree.sharding import placement
 
 try:
     import fcntl
 except ImportError:  # Windows, where no writer is kept out
     fcntl: Any = None
+
+T = TypeVar("T")
 
 
 def is_first() -> bool:
@@ -47,29 +50,27 @@ def wait_for_all(name: str) -> None:
         _multihost().sync_global_devices(f"graftree:{name}")
 
 
-def agreed(value: Any) -> Any:
-    """The value that the first process has, passed on as JSON."""
-    if jax.process_count() == 1:
-        return value
-    return json.loads(gathered(json.dumps(value).encode())[0])
+def by_first(act: Callable[[], T]) -> T:
+    """Has the first process do something; all get its result, or its error.
 
-
-def by_first(act: Callable[[], None]) -> None:
-    """Has the first process do something; if it fails, all get its error.
+    Args:
+        act: What it does; the result is passed on as JSON.
 
     Raises:
         CheckpointError: If ``act`` raises it.
     """
     if jax.process_count() == 1:
         return act()
-    problem = ""
-    if is_first():
-        try:
-            act()
-        except errors.CheckpointError as error:
-            problem = str(error)
-    if problem := agreed(problem):
+    found: Any = None, ""
+    try:
+        if is_first():
+            found = act(), ""
+    except errors.CheckpointError as error:
+        found = None, str(error)
+    result, problem = json.loads(gathered(json.dumps(found).encode())[0])
+    if problem:
         raise errors.CheckpointError(problem)
+    return result
 
 
 def gathered(data: bytes) -> list[bytes]:
@@ -95,7 +96,14 @@ def shared(leaves: Sequence[Any]) -> list[Any]:
     if jax.process_count() == 1:
         return [*leaves]
     _check_same([*filter(_is_local, leaves)])
-    return [_global(leaf) if _is_local(leaf) else leaf for leaf in leaves]
+    # On one device of each process, and not divided among them.
+    devices = {d.process_index: d for d in reversed(jax.devices())}
+    mesh = jax.sharding.Mesh([devices[i] for i in sorted(devices)], "processes")
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return [
+        placement.global_batch(leaf, everywhere) if _is_local(leaf) else leaf
+        for leaf in leaves
+    ]
 
 
 def _is_local(leaf: Any) -> bool:
@@ -105,33 +113,15 @@ def _is_local(leaf: Any) -> bool:
 def _check_same(local: Sequence[Any]) -> None:
     digest = hashlib.sha256()
     for leaf in local:
-        digest.update(_data(leaf).tobytes())
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        data = jax.random.key_data(leaf) if is_key else leaf
+        digest.update(np.asarray(data).tobytes())
     if len({*gathered(digest.digest())}) > 1:
         raise ValueError(
             "nnx.checkpoints: arrays that each process holds for itself differ "
             "between the processes, and only those of the first would be saved.\nMake "
             "them with the same seed everywhere, or shard them over all devices."
         )
-
-
-def _data(leaf: jax.Array) -> np.ndarray:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf)
-
-
-def _global(leaf: jax.Array) -> jax.Array:
-    """The same array, replicated over one device of each process."""
-    devices = {d.process_index: d for d in reversed(jax.devices())}
-    mesh = jax.sharding.Mesh(
-        np.array([devices[i] for i in sorted(devices)]), "processes"
-    )
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    data = _data(leaf)
-    made = jax.make_array_from_callback(data.shape, sharding, lambda index: data[index])
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        made = jax.random.wrap_key_data(made, impl=jax.random.key_impl(leaf))
-    return made
 
 
 def _multihost() -> Any:
@@ -328,23 +318,28 @@ class _StopSignal:
     def __init__(self) -> None:
         self._askers: set[int] = set()
         self._previous: Any = None
-        self._is_installed = False
-        self.was_told = False
+        self._was_told = False
 
-    def begin(self, asker: object) -> None:
-        """Adds an asker; the first one installs the handler."""
-        if id(asker) in self._askers:
-            return
+    def should_stop(self, asker: object, step: int) -> bool:
+        """Whether the program is to stop after this step.
+
+        Args:
+            asker: The caller, until it calls `end`; the first one installs the handler.
+            step: The number of the step.
+        """
+        if jax.process_count() > 1:
+            return bool(_multihost().reached_preemption_sync_point(step))
         if not self._askers:
             self._install()
         self._askers.add(id(asker))
+        return self._was_told
 
     def end(self, asker: object) -> None:
         """Removes an asker; the last one puts back the earlier handler."""
         self._askers.discard(id(asker))
         if not self._askers:
             self._put_back()
-            self.was_told = False
+            self._was_told = False
 
     def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -355,43 +350,26 @@ class _StopSignal:
                     way_out="Call it there once; after that any thread may.",
                 )
             )
-        self._previous = signal.signal(signal.SIGTERM, self._note)
-        self._is_installed = True
+        # It stays if the last asker leaves in another thread.
+        if signal.getsignal(signal.SIGTERM) != self._note:
+            self._previous = signal.signal(signal.SIGTERM, self._note)
 
     def _note(self, *_: Any) -> None:
-        self.was_told = True
         self._put_back()
+        if self._askers:
+            self._was_told = True
+        else:
+            signal.raise_signal(signal.SIGTERM)
 
     def _put_back(self) -> None:
-        if not self._is_installed:
-            return
         is_main = threading.current_thread() is threading.main_thread()
         # Not if the program has installed another one meanwhile, or C code had one.
         if is_main and signal.getsignal(signal.SIGTERM) == self._note:
             previous = signal.SIG_DFL if self._previous is None else self._previous
             signal.signal(signal.SIGTERM, previous)
-        self._is_installed = False
 
 
-_stop_signal = _StopSignal()
-
-
-def should_stop(asker: object, step: int) -> bool:
-    """Whether the program is to stop after this step.
-
-    Args:
-        asker: The caller, until it calls `stop_asking`.
-        step: The number of the step.
-    """
-    if jax.process_count() == 1:
-        _stop_signal.begin(asker)
-        return _stop_signal.was_told
-    return bool(_multihost().reached_preemption_sync_point(step))
-
-
-def stop_asking(asker: object) -> None:
-    """Removes an asker, which its first question added."""
-    _stop_signal.end(asker)
+stop_signal = _StopSignal()
 
 
 # ---------------------------------------------------------------- at its end

@@ -36,6 +36,7 @@ from graftree.core.graph import updates
 from graftree.training import early_stopping
 
 _DELETED = ".graftree-deleted"
+_FindStep = Callable[[], int | None]
 
 
 class Checkpoints:
@@ -203,7 +204,7 @@ class Checkpoints:
             ...     print(checkpoints.restore_latest(rngs=rngs))
             None
         """
-        return self._restore_found(self.latest_step, "", objects)
+        return self._restore_if_any(self.latest_step, "", objects)
 
     def restore_best(self, **objects: Any) -> int | None:
         """Fills objects from the best step, as `restore_latest` does from the latest.
@@ -232,21 +233,14 @@ class Checkpoints:
             10.0
         """
         which = f" whose score {self._best!r} is a number"
-        return self._restore_found(self.best_step, which, objects)
+        return self._restore_if_any(self.best_step, which, objects)
 
-    def _restore_found(
-        self, find_step: Callable[[], int | None], which: str, objects: dict[str, Any]
+    def _restore_if_any(
+        self, find_step: _FindStep, which: str, objects: dict[str, Any]
     ) -> int | None:
-        def find() -> Any:
-            step = find_step()
-            # Not listed again: another program may have deleted it since.
-            if step is None:
-                raise self._no_step(which)
-            return self._directory / str(step)
-
         if find_step() is None and not self.steps():
             return None
-        return int(self._restore(find, objects).name)
+        return self._restore(find_step, which, objects)
 
     def restore(self, step: int, **objects: Any) -> None:
         """Fills objects from a step, as `restore_latest` does from the latest.
@@ -268,19 +262,12 @@ class Checkpoints:
             >>> bool(rngs() == first)
             True
         """
-        self._restore(lambda: self._known(operator.index(step)), objects)
+        step = operator.index(step)
 
-    def _known(self, step: int) -> Any:
-        if step not in self.steps():
-            raise self._no_step(f" {step}")
-        return self._directory / str(step)
+        def find_step() -> int | None:
+            return step if step in self.steps() else None
 
-    def _no_step(self, which: str) -> errors.CheckpointError:
-        known = self.steps()
-        saved = f"Saved are: {_listed(known)}." if known else "Nothing is saved there."
-        return errors.CheckpointError(
-            f"There is no step{which} in {self._directory}. {saved}"
-        )
+        self._restore(find_step, f" {step}", objects)
 
     def steps(self) -> list[int]:
         """The steps on disk, in order; waits for the one being written.
@@ -291,7 +278,7 @@ class Checkpoints:
             []
         """
         self.wait()
-        return processes.agreed(self._steps_on_disk() if processes.is_first() else [])
+        return processes.by_first(self._steps_on_disk)
 
     def latest_step(self) -> int | None:
         """The newest step on disk; ``None`` if there is none.
@@ -326,7 +313,7 @@ class Checkpoints:
                 'that does when you make it: Checkpoints(directory, best="loss").'
             )
         self.wait()
-        return processes.agreed(self._best_on_disk() if processes.is_first() else None)
+        return processes.by_first(self._best_on_disk)
 
     def should_stop(self, step: int) -> bool:
         """Whether the program is about to be stopped, so that it should save and end.
@@ -347,7 +334,7 @@ class Checkpoints:
             False
         """
         self._check_open("should_stop")
-        return processes.should_stop(self, operator.index(step))
+        return processes.stop_signal.should_stop(self, operator.index(step))
 
     def wait(self) -> None:
         """Returns when everything saved is on disk.
@@ -377,7 +364,7 @@ class Checkpoints:
             >>> nnx.checkpoints.Checkpoints(tempfile.mkdtemp()).close()
         """
         self._is_closed = True
-        processes.stop_asking(self)
+        processes.stop_signal.end(self)
         try:
             self.wait()
         finally:
@@ -510,8 +497,21 @@ class Checkpoints:
             if number.isdecimal() and dot + end in _LEFTOVERS:
                 folder.rmtree()
 
-    def _restore(self, find: Callable[[], Any], objects: Mapping[str, Any]) -> Any:
-        """Fills objects with a step; returns its folder."""
+    def _folder_of(self, step: int | None, which: str) -> Any:
+        """The folder of a step that was found; an error says which one was not."""
+        # Not listed again: another program may have deleted it since.
+        if step is not None:
+            return self._directory / str(step)
+        known = self.steps()
+        saved = f"Saved are: {_listed(known)}." if known else "Nothing is saved there."
+        raise errors.CheckpointError(
+            f"There is no step{which} in {self._directory}. {saved}"
+        )
+
+    def _restore(
+        self, find_step: _FindStep, which: str, objects: Mapping[str, Any]
+    ) -> int:
+        """Fills objects with a step; returns its number."""
         asked = {name: obj for name, obj in objects.items() if obj is not None}
         iterators = {n: x for n, x in asked.items() if data_states.is_iterator(x)}
         rest = {name: obj for name, obj in asked.items() if name not in iterators}
@@ -520,7 +520,9 @@ class Checkpoints:
             _check_asked(folder, objects)
             return folder, *_read(folder, rest, iterators)
 
-        folder, found, states = files.steadily(find, read)
+        folder, found, states = files.steadily(
+            lambda: self._folder_of(find_step(), which), read
+        )
         new = {name: found[name].update() for name in rest}
         # Objects and iterators: all of them, or none.
         before = {name: iterator.get_state() for name, iterator in iterators.items()}
@@ -539,7 +541,7 @@ class Checkpoints:
                     f'nnx.checkpoints.restore("{folder}/<name>", like).'
                 )
             raise
-        return folder
+        return int(folder.name)
 
 
 def _read(
@@ -658,7 +660,26 @@ _KEY = "scores"
 
 def _checked_scores(given: Any, best: str | None) -> dict[str, float]:
     """The scores that were given for a step, as numbers: the same in all processes."""
-    found = early_stopping.as_numbers(given, best, "Checkpoints.save")
+    if not isinstance(given, Mapping | None):
+        raise TypeError(
+            "Checkpoints.save expects scores to be a dict of numbers by name, got a "
+            f"{type(given).__name__}.\nAn object to save needs another name."
+        )
+    given = {} if given is None else given
+    if best is not None and best not in given:
+        raise ValueError(
+            errors.message(
+                f"Checkpoints.save: the score {best!r} is missing, which decides which "
+                "step is the best.",
+                where=f"scores given: {', '.join(map(repr, given)) or 'none'}",
+                way_out=f"Pass scores={{{best!r}: ...}}; float('nan') for a step that "
+                "should not be the best.",
+            )
+        )
+    found = {
+        name: early_stopping.as_number(score, f"Checkpoints.save: the score {name!r}")
+        for name, score in given.items()
+    }
     if len({*processes.gathered(json.dumps(found).encode())}) > 1:
         raise ValueError(
             "Checkpoints.save: the scores differ between the processes, and only those "

@@ -20,6 +20,7 @@ the same form, on the same devices.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,6 @@ from graftree.annotations import Path
 from graftree.checkpoints import orbax_side, processes, strict_loading
 from graftree.core import paths
 from graftree.core.graph import flattening, matching, nodes
-from graftree.core.graph.matching import Misfit, Pair
 from graftree.core.states import flat_states
 from graftree.core.variables import partitioning, values as variable_values, variables
 
@@ -46,20 +46,12 @@ class StoredValue(NamedTuple):
     metadata: Mapping[str, Any]  # of its Variable
 
 
-class _Holder(NamedTuple):
-    """A Variable, a ref, an array or a number of an object, which has stored values."""
-
-    path: Path
-    leaf: Any
-    treedef: Any  # of its value
-
-
 class ObjectTree:
     """An object, taken apart.
 
     Attributes:
-        stored: Its stored values, in order.
-        holders: Their holders, in the same order.
+        holders: Its Variables, refs, arrays and numbers, with their paths.
+        stored: Their stored values, in the same order.
     """
 
     def __init__(self, obj: Any, function: str) -> None:
@@ -73,38 +65,32 @@ class ObjectTree:
             flattening.flatten_tree(obj, name)  # its errors have the caller's paths
             self._skeleton, leaves = flattening.flatten_tree(objects, name)
         bases = [paths.from_jax(path) for path, _ in listed]
-        self.stored: list[StoredValue] = []
-        self.holders = [
-            self._add((*bases[path[0]], *path[1:]), leaf)
-            for path, leaf in zip(self._skeleton.paths(), leaves, strict=True)
-        ]
+        owned = zip(self._skeleton.paths(), leaves, strict=True)
+        self.holders = [((*bases[i], *path), leaf) for (i, *path), leaf in owned]
         self._num_owned = len(self.holders)  # the others are in plain containers
         self.holders += [
-            self._add(bases[i], part)
-            for i, part in enumerate(self._parts)
-            if i not in objects
+            (bases[i], part) for i, part in enumerate(self._parts) if i not in objects
         ]
+        raw = [flattening.raw_of(leaf) for _, leaf in self.holders]
+        values, self._values = jax.tree.flatten_with_path(raw, is_leaf=_is_part)
+        self.stored = [self._stored(keys, value) for keys, value in values]
         _check_places(self.stored, function)
 
-    def _add(self, path: Path, leaf: Any) -> _Holder:
+    def _stored(self, keys: tuple[Any, ...], value: Any) -> StoredValue:
+        """A value at the key path of JAX in the list of those of all holders."""
+        path, leaf = self.holders[keys[0].idx]
+        inner = paths.from_jax(keys[1:])
         is_variable = isinstance(leaf, variables.Variable)
         metadata = variables.metadata_of(leaf) if is_variable else {}
-        raw = flattening.raw_of(leaf)
-        listed, treedef = jax.tree.flatten_with_path(raw, is_leaf=_is_part)
-        for keys, value in listed:
-            inner = paths.from_jax(keys)
-            place = (*path, "value", *inner) if is_variable else (*path, *inner)
-            value = value[...] if _jax.is_ref(value) else value
-            self.stored.append(
-                StoredValue((*path, *inner), paths.spelled(place), value, metadata)
-            )
-        return _Holder(path, leaf, treedef)
+        place = (*_place_of(path, leaf), *inner)
+        value = value[...] if _jax.is_ref(value) else value
+        return StoredValue((*path, *inner), paths.spelled(place), value, metadata)
 
-    def by_holder(self, values: Sequence[Any]) -> Iterator[tuple[_Holder, list[Any]]]:
-        """Yields each holder, with its share of something for each stored value."""
-        rest = iter(values)
-        for holder in self.holders:
-            yield holder, [next(rest) for _ in range(holder.treedef.num_leaves)]
+    def by_holder(self, values: Sequence[Any]) -> Iterator[tuple[Path, Any, Any]]:
+        """Yields each holder with its path and its value, made of the given parts."""
+        whole = self._values.unflatten(values)
+        for (path, leaf), value in zip(self.holders, whole, strict=True):
+            yield path, leaf, value
 
     def tree(self, stored: Sequence[Any]) -> dict[str, Any]:
         """The tree that Orbax gets.
@@ -112,10 +98,10 @@ class ObjectTree:
         Args:
             stored: For each value, its stored form.
         """
-        found: list[tuple[orbax_side.DiskPath, Any]] = []
-        for (path, leaf, treedef), values in self.by_holder(stored):
-            place = (*path, "value") if isinstance(leaf, variables.Variable) else path
-            found.append((paths.spelled(place), treedef.unflatten(values)))
+        found = [
+            (paths.spelled(_place_of(path, leaf)), value)
+            for path, leaf, value in self.by_holder(stored)
+        ]
         # Orbax refuses a tree without any entry.
         return flat_states.nest(found) or {"nothing": None}
 
@@ -127,7 +113,7 @@ class ObjectTree:
             boxed: Whether values outside of objects get a Variable, so that they count
                 as leaves.
         """
-        raw = [_raw_like(*pair) for pair in self.by_holder(new)]
+        raw = [_raw_like(leaf, value) for _, leaf, value in self.by_holder(new)]
         objects = flattening.unflatten(self._skeleton, raw[: self._num_owned])
         others = iter(raw[self._num_owned :])
         parts = [
@@ -145,8 +131,7 @@ class ObjectTree:
             new: For each stored value another one.
         """
         found: list[tuple[Path, Any]] = []
-        for (path, leaf, treedef), values in self.by_holder(new):
-            value = treedef.unflatten(values)
+        for path, leaf, value in self.by_holder(new):
             if isinstance(leaf, variables.Variable):
                 # As a Variable, so that a dict in it is not taken for more paths.
                 metadata = variables.metadata_of(leaf)
@@ -155,9 +140,13 @@ class ObjectTree:
         return flat_states.nest(found)
 
 
-def _raw_like(holder: _Holder, values: list[Any]) -> Any:
-    """The raw value of a leaf, made of new parts; in a ref if it was in one."""
-    leaf, value = holder.leaf, holder.treedef.unflatten(values)
+def _place_of(path: Path, leaf: Any) -> Path:
+    """The path on disk of a holder's value."""
+    return (*path, "value") if isinstance(leaf, variables.Variable) else path
+
+
+def _raw_like(leaf: Any, value: Any) -> Any:
+    """A new raw value of a leaf; in a ref if the present one is."""
     is_ref = leaf.ref if isinstance(leaf, variables.Variable) else _jax.is_ref(leaf)
     return variable_values.stored(value, ref=is_ref)
 
@@ -346,9 +335,9 @@ def read_all(
     choice, read = strict_loading.Choice(**allowed, has_values=False), {}
     for name, like in likes.items():
         with orbax_side.explained(orbax_side.READING, folders[name]):
-            found = orbax_side.read_facts(folders[name])
+            found = orbax_side.read_contents(folders[name])
         read[name] = Restored(like, found)
-        read[name].choose(choice, (name,) if name else ())
+        read[name].choose(choice, name)
     choice.check(what, way_out)
     for restored in read.values():
         restored.read()
@@ -379,52 +368,61 @@ class Restored:
         self._places: list[orbax_side.DiskPath | None] = []
         self._new: list[Any] = []
 
-    def choose(self, choice: strict_loading.Choice, prefix: Path) -> None:
+    def choose(self, choice: strict_loading.Choice, name: str) -> None:
         """Decides which values to read, and which to keep.
 
         Args:
             choice: Makes the decisions.
-            prefix: The beginning of all paths.
+            name: The beginning of all paths, if not empty.
         """
         node = self._tree.rebuilt([*map(_abstract, self._targets)], boxed=True)
         offer = self._offer()
-        fit = matching.compare(node, flat_states.nest(offer.items()))
+        state, start = flat_states.nest(offer.items()), ()
+        if name:
+            node, state, start = {name: node}, {name: state}, (name,)
+        fit = matching.compare(node, state)
         place_of = {id(x): place for place, x in offer.items()}
         pairs = {pair.path: pair for pair in fit.pairs}
-        for holder, targets in self._tree.by_holder(self._targets):
-            pair = pairs[holder.path]
+        for path, leaf, value in self._tree.by_holder(self._targets):
+            pair, targets = pairs[*start, *path], jax.tree.leaves(value)
             given = [None] * len(targets)
             if pair.is_given:
                 given = jax.tree.leaves(flattening.raw_of(pair.given))
             places: list[Any] = [place_of.get(id(x)) for x in given]
-            facts = [self._found.facts.get(place) for place in places]
-            are_numbers = bool(facts) and all(map(_is_same_number, facts, targets))
-            pair = _renamed(pair._replace(leaf=holder.leaf), prefix, are_numbers)
+            are_numbers = [*map(self._is_same_number, places, targets)]
+            pair = _without_width(pair) if are_numbers and all(are_numbers) else pair
+            pair = pair._replace(leaf=leaf)
             is_taken = choice.decide(pair) and pair.is_given
             self._places += places if is_taken else [None] * len(targets)
         for path, x in fit.unexpected:
-            choice.drop((*prefix, *path), x)
+            choice.drop(path, x)
 
     def _offer(self) -> dict[orbax_side.DiskPath, jax.ShapeDtypeStruct]:
         """The contents of the disk, as an abstract state."""
-        offer = {
-            place: jax.ShapeDtypeStruct(fact.shape, fact.dtype)
-            for place, fact in self._found.facts.items()
-        }
+        offer = dict(self._found.leaves)
         for x, target in zip(self._tree.stored, self._targets, strict=True):
             # Arrays without numbers are not on disk.
             if 0 in np.shape(target) and paths.spelled(x.path) not in offer:
                 offer.setdefault(x.place, _abstract(target))
         return offer
 
+    def _is_same_number(self, place: Any, target: Any) -> bool:
+        """Whether one of the two is a Python number, and the other is of that kind."""
+        found = self._found.leaves.get(place)
+        if found is None or not (place in self._found.numbers or _is_number(target)):
+            return False
+        dtypes = found.dtype, _dtype_of(target)
+        kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating
+        return any(all(jnp.issubdtype(x, kind) for x in dtypes) for kind in kinds)
+
     def read(self) -> None:
         """Reads the arrays."""
-        facts = self._found.facts
+        leaves = self._found.leaves
         planned = [*zip(self._places, self._targets, strict=True)]
         wanted = {
-            place: _wanted(target, facts[place].dtype)
+            place: _wanted(target, leaves[place].dtype)
             for place, target in planned
-            if place in facts
+            if place in leaves
         }
         with orbax_side.explained(orbax_side.READING, self._found.folder):
             values = orbax_side.read(self._found, wanted)
@@ -444,24 +442,10 @@ class Restored:
         return self._tree.update(self._new)
 
 
-def _renamed(pair: Pair, prefix: Path, are_numbers: bool) -> Pair:
-    """A pair with the name of its object before all paths; numbers have no width."""
-    differences = [
-        x._replace(path=(*prefix, *x.path)) if isinstance(x, Misfit) else (*prefix, *x)
-        for x in pair.differences
-        if not (are_numbers and isinstance(x, Misfit) and x.what == "dtype")
-    ]
-    return pair._replace(path=(*prefix, *pair.path), differences=tuple(differences))
-
-
-def _is_same_number(fact: orbax_side.Fact | None, target: Any) -> bool:
-    """Whether one of the two is a Python number, and the other is of that kind."""
-    if fact is None or not (fact.kind == "scalar" or _is_number(target)):
-        return False
-    return any(
-        jnp.issubdtype(fact.dtype, kind) and jnp.issubdtype(_dtype_of(target), kind)
-        for kind in (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    )
+def _without_width(pair: matching.Pair) -> matching.Pair:
+    """A pair of numbers, which are equal in any dtype of their kind."""
+    differences = [x for x in pair.differences if getattr(x, "what", "") != "dtype"]
+    return pair._replace(differences=tuple(differences))
 
 
 def _target_of(stored: StoredValue) -> Any:
@@ -528,28 +512,16 @@ def _from_disk(value: Any, target: Any) -> Any:
     return _as_weak(value) if getattr(target, "weak_type", False) else value
 
 
-def _keys(data: Any, target: Any) -> Any:
+def _keys(data: Any, target: Any) -> jax.Array:
     """Random keys made from their numbers, or from ``None`` if there are none."""
-    implementation = _implementation(target.dtype)
-
-    def wrap(x: Any) -> jax.Array:
-        return jax.random.wrap_key_data(x, impl=implementation)
-
-    if data is None:
-        keys = jax.ShapeDtypeStruct(target.shape, target.dtype)
-        whole = jax.eval_shape(jax.random.key_data, keys)
-        data = np.zeros(whole.shape, whole.dtype)
+    blank = jnp.zeros(target.shape, target.dtype)
+    data = jax.random.key_data(blank) if data is None else data
+    implementation = jax.random.key_impl(blank)
+    wrap = functools.partial(jax.random.wrap_key_data, impl=implementation)
     sharding = _sharding_of(target)
     if sharding is None:
         return wrap(jnp.array(data))
     return jax.jit(wrap, out_shardings=sharding)(np.asarray(data))
-
-
-def _implementation(dtype: Any) -> Any:
-    """The implementation of random keys of a dtype, as ``jax.random`` takes it."""
-    found, keys = list[Any](), jax.ShapeDtypeStruct((), dtype)
-    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
-    return found[0]
 
 
 def _as_weak(x: jax.Array) -> jax.Array:

@@ -242,8 +242,8 @@ def _without_value(path: Path, leaf: Any, raw: Any) -> tuple[Misfit, ...]:
 def _lack(x: Any) -> str:
     if isinstance(x, jax.ShapeDtypeStruct):
         return "none that fits"
-    is_array = isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer)
-    return "one that was donated or deleted" if is_array and x.is_deleted() else ""
+    is_deleted = descriptions.is_deleted(x)
+    return "one that was donated or deleted" if is_deleted else ""
 
 
 # Casts.
@@ -321,15 +321,15 @@ def as_held(held: Any, given: Any, path: Path = ()) -> Any:
         given = given.astype(dtype)
     if isinstance(given, _jax.Tracer) or isinstance(held, _jax.Tracer):
         return given
-    is_numpy = not isinstance(given, jax.Array)
     sharding = partitioning.on_concrete_mesh(
         getattr(held, "sharding", None), path, "nnx.checkpoints.load_state"
     )
-    if is_numpy:
+    if not isinstance(given, jax.Array):
         # A copy: the buffer belongs to the caller, who may write to it.
         is_anywhere = sharding is None or not getattr(held, "committed", True)
         if is_anywhere:
             return jnp.array(given)
         return jax.device_put(np.array(given), sharding)
-    is_there = sharding is None or given.sharding == sharding
-    return given if is_there else jax.device_put(given, sharding)
+    if sharding is None or given.sharding == sharding:
+        return given
+    return jax.device_put(given, sharding)

@@ -129,7 +129,7 @@ class KeyValueCache(Module):
     def _extend_ring(
         self, key: jax.Array, value: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        size, before = self.key.shape[1], (self.key[...], self.value[...])
+        size, old_key, old_value = self.key.shape[1], self.key[...], self.value[...]
         last = positions.max(axis=1, keepdims=True)
         is_kept = positions > jnp.maximum(last - size, -1)
         self._write(key, value, jnp.where(is_kept, positions % size, -1))
@@ -143,10 +143,8 @@ class KeyValueCache(Module):
         seen = jnp.concatenate([_in_ring(last - count, size), positions], axis=1)
         seen, back = seen[:, None], positions[:, :, None] - seen[:, None]
         sees = (seen >= 0) & (back >= 0) & (back < size)
-        keys, values = [
-            jnp.concatenate(parts, axis=1)
-            for parts in zip(before, (key, value), strict=True)
-        ]
+        keys = jnp.concatenate([old_key, key], axis=1)
+        values = jnp.concatenate([old_value, value], axis=1)
         return keys, values, sees[:, None]
 
     def _check(self, key: Any, value: Any, positions: Any) -> None:

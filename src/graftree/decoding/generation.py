@@ -371,10 +371,9 @@ def _functions(processors: Any) -> tuple[sampling.Processor, ...]:
             "processors= takes a list of functions (logits, history) -> logits, got "
             f"{processors!r}."
         )
-    are_leaves = [jax.tree_util.all_leaves([x]) for x in processors]
     return tuple(
-        jax.tree_util.Partial(x) if is_leaf else x
-        for x, is_leaf in zip(processors, are_leaves, strict=True)
+        jax.tree_util.Partial(x) if jax.tree_util.all_leaves([x]) else x
+        for x in processors
     )
 
 

@@ -63,15 +63,10 @@ class Sampler:
 
     def __post_init__(self) -> None:
         finite, count = "at least 0, and finite", "an integer of at least 1"
-        self._check("temperature", lambda x: 0 <= x < math.inf, finite)
-        self._check("top_k", lambda x: x >= 1 and x % 1 == 0, count)
-        self._check("top_p", lambda x: 0 < x <= 1, "above 0, and at most 1")
-        self._check("min_p", lambda x: 0 <= x <= 1, "from 0 to 1")
-
-    def _check(self, name: str, is_right: Any, words: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, (int, float)) and not is_right(value):
-            raise ValueError(f"The {name} of a Sampler is {words}, got {value}.")
+        _check(self, "temperature", lambda x: 0 <= x < math.inf, finite)
+        _check(self, "top_k", lambda x: x >= 1 and x % 1 == 0, count)
+        _check(self, "top_p", lambda x: 0 < x <= 1, "above 0, and at most 1")
+        _check(self, "min_p", lambda x: 0 <= x <= 1, "from 0 to 1")
 
     @property
     def is_greedy(self) -> bool:
@@ -87,14 +82,11 @@ class Sampler:
     def tree_unflatten(cls, static: Any, data: Any) -> Sampler:
         """Accepts anything that JAX puts in the place of numbers."""
         sampler = object.__new__(cls)
-        top_k, is_greedy = static
-        values = {
-            "temperature": 0 if is_greedy else data[0],
-            "top_p": data[1],
-            "min_p": data[2],
-            "top_k": top_k,
-        }
-        vars(sampler).update(values)
+        (temperature, top_p, min_p), (top_k, is_greedy) = data, static
+        temperature = 0 if is_greedy else temperature
+        vars(sampler).update(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        )
         return sampler
 
     def __call__(
@@ -134,6 +126,16 @@ class Sampler:
         if tokens is not None:
             place = jnp.take_along_axis(tokens, place[..., None], axis=-1)[..., 0]
         return place.astype(jnp.int32)
+
+
+def _check(
+    settings: Any, name: str, is_right: Callable[[Any], bool], words: str
+) -> None:
+    """Raises if a setting is out of its range; arrays may be traced, and pass."""
+    value = getattr(settings, name)
+    if isinstance(value, (int, float)) and not is_right(value):
+        kind = type(settings).__name__
+        raise ValueError(f"The {name} of a {kind} is {words}, got {value}.")
 
 
 def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -238,12 +240,7 @@ class RepetitionPenalty:
     penalty: Any
 
     def __post_init__(self) -> None:
-        value = self.penalty
-        if isinstance(value, (int, float)) and not 0 < value < math.inf:
-            raise ValueError(
-                "The penalty of a RepetitionPenalty is above 0, and finite, got "
-                f"{value}."
-            )
+        _check(self, "penalty", lambda x: 0 < x < math.inf, "above 0, and finite")
 
     def __call__(
         self, logits: Float[Array, "batch vocabulary"], history: History

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import _jax, errors
+from graftree import _jax
 from graftree.core.objects import pytrees
 from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 
 # By mode, a score that every number is better than.
-WORST = {"min": math.inf, "max": -math.inf}
+WORST = {"min": np.inf, "max": -np.inf}
 
 
 def check_mode(mode: Any, function: str) -> None:
@@ -47,40 +45,6 @@ def as_number(score: Any, name: str) -> float:
         got = descriptions.describe(array) if is_array else f"a {type(score).__name__}"
         raise TypeError(f"{name} should be a number or an array [], got {got}.")
     return float(array)
-
-
-def as_numbers(given: Any, best: str | None, function: str) -> dict[str, float]:
-    """Scores by name, as Python numbers.
-
-    Args:
-        given: A dict of numbers, or ``None``.
-        best: The name that must be there, if any must.
-        function: The caller, for messages.
-
-    Raises:
-        TypeError: If it is not a dict, or a value is not a number.
-        ValueError: If that name is missing.
-    """
-    if not isinstance(given, Mapping | None):
-        raise TypeError(
-            f"{function} expects scores to be a dict of numbers by name, got a "
-            f"{type(given).__name__}.\nAn object to save needs another name."
-        )
-    given = {} if given is None else given
-    if best is not None and best not in given:
-        raise ValueError(
-            errors.message(
-                f"{function}: the score {best!r} is missing, which decides which "
-                "step is the best.",
-                where=f"scores given: {', '.join(map(repr, given)) or 'none'}",
-                way_out=f"Pass scores={{{best!r}: ...}}; float('nan') for a step that "
-                "should not be the best.",
-            )
-        )
-    return {
-        name: as_number(score, f"{function}: the score {name!r}")
-        for name, score in given.items()
-    }
 
 
 class EarlyStopping(pytrees.Pytree):

@@ -139,9 +139,9 @@ class EMA(pytrees.Pytree):
             True
         """
         graphdef, state = functional.split(model, graph=self.graph)
-        leaves = dict(states.to_flat_state(state))
-        averages = dict(states.to_flat_state(self.params))
-        missing = [paths.to_string(path) for path in averages if path not in leaves]
+        known = {*states.to_flat_state(state).paths}
+        followed = states.to_flat_state(self.params).paths
+        missing = [paths.to_string(path) for path in followed if path not in known]
         if missing:
             raise ValueError(
                 errors.message(
@@ -151,9 +151,7 @@ class EMA(pytrees.Pytree):
                     way_out="Pass a model of the structure that the EMA was made for.",
                 )
             )
-        return functional.merge(
-            graphdef, states.from_flat_state({**leaves, **averages})
-        )
+        return functional.merge(graphdef, states.merge_state(state, self.params))
 
 
 def _is_variable(x: Any) -> bool:

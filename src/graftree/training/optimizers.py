@@ -296,10 +296,10 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         new_opt_state: Any,
     ) -> None:
         """Stores the results, after everything that can fail."""
-        param_boxes, param_values, bare_params = params.assign(new_params)
-        boxes, values, bare_state = opt_state.assign(new_opt_state)
-        boxes = [*param_boxes, *boxes, self.step]
-        values = [*param_values, *values, pure_dicts.as_pure(self.step) + 1]
+        writes, bare_params = params.assign(new_params)
+        state_writes, bare_state = opt_state.assign(new_opt_state)
+        writes += [*state_writes, (self.step, pure_dicts.as_pure(self.step) + 1)]
+        boxes, values = zip(*writes, strict=True)
         for variable in boxes:
             variables.check_write(variable)
         if bare_params is not None:
@@ -386,20 +386,17 @@ class _Boxes:
         new, old = map(self._treedef.flatten_up_to, (pure, self.pure))
         return self._treedef.unflatten([*map(_kept, self._leaves, new, old)])
 
-    def assign(self, pure: Any) -> tuple[list[variables.Variable], list[Any], Any]:
-        """Returns the Variables, their new values, and the tree with new bare leaves.
+    def assign(self, pure: Any) -> tuple[list[tuple[variables.Variable, Any]], Any]:
+        """Returns Variables with their new values, and the tree with new bare leaves.
 
         The tree is ``None`` if there are no bare leaves.
         """
-        values = self._treedef.flatten_up_to(pure)
-        pairs = list(zip(self._leaves, values, strict=True))
+        pairs = [*zip(self._leaves, self._treedef.flatten_up_to(pure), strict=True)]
         boxed = [pair for pair in pairs if _is_variable(pair[0])]
-        rest = None
-        if len(boxed) < len(pairs):
-            rest = self._treedef.unflatten(
-                [leaf if _is_variable(leaf) else value for leaf, value in pairs]
-            )
-        return [leaf for leaf, _ in boxed], [value for _, value in boxed], rest
+        if len(boxed) == len(pairs):
+            return boxed, None
+        rest = [leaf if _is_variable(leaf) else value for leaf, value in pairs]
+        return boxed, self._treedef.unflatten(rest)
 
 
 def _beside_moments(leaf: Any, value: Any) -> Any:

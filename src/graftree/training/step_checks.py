@@ -6,6 +6,7 @@ the arguments of the call. These functions do, and they report paths and argumen
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +77,7 @@ def check_same_paths(params: Any, grads: Any, selected: str) -> None:
     # Comparing structures is cheap; the paths are listed only for the message.
     if jax.tree.structure(params) == jax.tree.structure(grads):
         return
-    expected, given = _shapes(params).keys(), _shapes(grads).keys()
+    expected, given = _by_path(params).keys(), _by_path(grads).keys()
     if expected == given:
         return
     where = differences.missing_and_unexpected(
@@ -99,6 +100,11 @@ def check_same_paths(params: Any, grads: Any, selected: str) -> None:
     )
 
 
+def _by_path(tree: Any) -> dict[Path, Any]:
+    """The leaves of a tree by their paths."""
+    return {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(tree)}
+
+
 def check_gradients(params: Any, grads: Any, selected: str) -> None:
     """Raises a ValueError if a gradient can't be that of its parameter.
 
@@ -114,10 +120,8 @@ def check_gradients(params: Any, grads: Any, selected: str) -> None:
         grads,
         _is_gradient,
         what=f"The gradients don't fit the parameters {selected}.",
-        in_words=lambda param, grad: (
-            f"the parameter is {descriptions.describe_leaf(param, True)}, "
-            f"its gradient {descriptions.describe_leaf(grad, True)}"
-        ),
+        words=("the parameter is", "its gradient"),
+        describe=functools.partial(descriptions.describe_leaf, is_plain=True),
     )
 
 
@@ -129,9 +133,7 @@ def check_updates(params: Any, updates: Any) -> None:
         _keeps_shape,
         what="The gradients don't fit the parameters: the updates computed from them "
         "have other shapes.",
-        in_words=lambda param, update: (
-            f"the parameter has shape {np.shape(param)}, its update {np.shape(update)}"
-        ),
+        words=("the parameter has shape", "its update"),
     )
 
 
@@ -142,9 +144,7 @@ def check_shapes(averages: Any, given: Any) -> None:
         given,
         lambda x, y: np.shape(x) == np.shape(y),
         what="EMA.update: the values don't fit the averages.",
-        in_words=lambda old, new: (
-            f"the average has shape {np.shape(old)}, the new value {np.shape(new)}"
-        ),
+        words=("the average has shape", "the new value"),
         way_out="Update the averages of a model with that model; make a new EMA if "
         "the model has changed.",
     )
@@ -156,20 +156,24 @@ def _check_pairs(
     fit: Callable[[Any, Any], bool],
     *,
     what: str,
-    in_words: Callable[[Any, Any], str],
+    words: tuple[str, str],
+    describe: Callable[[Any], Any] = np.shape,
     way_out: str = "Differentiate the model as it is now.",
 ) -> None:
-    """Raises a ValueError if leaves at the same path of two trees don't fit."""
+    """Raises a ValueError if leaves at the same path of two trees don't fit.
+
+    In its message, ``words`` come before the descriptions of the two leaves.
+    """
     if jax.tree.structure(tree) == jax.tree.structure(other):
         # The paths are listed only for the message.
         pairs = zip(*map(jax.tree.leaves, (tree, other)), strict=True)
         if all([fit(x, y) for x, y in pairs]):
             return
-    known = {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(other)}
-    listed = [(paths.from_jax(p), x) for p, x in jax.tree.leaves_with_path(tree)]
+    known, (one, another) = _by_path(other), words
     wrong = [
-        f"{paths.to_string(path, '<root>')}: {in_words(x, known[path])}"
-        for path, x in listed
+        f"{paths.to_string(path, '<root>')}: {one} {describe(x)}, "
+        f"{another} {describe(known[path])}"
+        for path, x in _by_path(tree).items()
         if path in known and not fit(x, known[path])
     ]
     if wrong:
@@ -230,8 +234,5 @@ def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> N
 
 
 def _shapes(tree: Any) -> dict[Path, str]:
-    """The shape of each leaf by its path."""
-    return {
-        paths.from_jax(path): f"shape {np.shape(leaf)}"
-        for path, leaf in jax.tree.leaves_with_path(tree)
-    }
+    """The shape of each leaf by its path, in words."""
+    return {path: f"shape {np.shape(leaf)}" for path, leaf in _by_path(tree).items()}
