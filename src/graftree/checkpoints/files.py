@@ -77,9 +77,12 @@ def _write(folder: Any, tree: Mapping[str, Any], exists: bool) -> None:
             _remove(beside.parent / (beside.name + orbax_side.PARTIAL))
             raise
         if exists:
-            if processes.is_first():
+
+            def move_away() -> None:
                 # Until its renaming, the new one is whole, and `restore` looks for it.
                 folder.rename(folder.parent / (folder.name + OLD))
+
+            processes.by_first(move_away)
             _finish_swap(folder)
 
 
@@ -100,14 +103,17 @@ def _check_replaceable(folder: Any, overwrite: bool) -> None:
 
 def _finish_swap(folder: Any) -> None:
     """Puts the new folder in the place of one that was moved, and deletes leftovers."""
-    if not orbax_side.is_remote(folder) and processes.is_first():
-        new, old = (folder.parent / (folder.name + end) for end in (NEW, OLD))
+    new, old = (folder.parent / (folder.name + end) for end in (NEW, OLD))
+
+    def finish() -> None:
         with orbax_side.explained("Saving to", folder):
             if new.exists() and not folder.exists():
                 new.rename(folder)
             _remove(new)
             _remove(old)
-    processes.wait_for_all("finish")
+
+    if not orbax_side.is_remote(folder):
+        processes.by_first(finish)
 
 
 def _remove(folder: Any) -> None:

@@ -44,12 +44,6 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def wait_for_all(name: str) -> None:
-    """Waits until all processes are here."""
-    if jax.process_count() > 1:
-        _multihost().sync_global_devices(f"graftree:{name}")
-
-
 def by_first(act: Callable[[], T]) -> T:
     """Has the first process do something; all get its result, or its error.
 
@@ -57,17 +51,20 @@ def by_first(act: Callable[[], T]) -> T:
         act: What it does; the result is passed on as JSON.
 
     Raises:
-        CheckpointError: If ``act`` raises it.
+        CheckpointError: In the others, if ``act`` fails in the first.
     """
     if jax.process_count() == 1:
         return act()
     found: Any = None, ""
+    failure: Exception | None = None
     try:
         if is_first():
             found = act(), ""
-    except errors.CheckpointError as error:
-        found = None, str(error)
+    except Exception as error:  # whatever it is, the others wait for an answer
+        failure, found = error, (None, str(error) or repr(error))
     result, problem = json.loads(gathered(json.dumps(found).encode())[0])
+    if failure is not None:
+        raise failure
     if problem:
         raise errors.CheckpointError(problem)
     return result
