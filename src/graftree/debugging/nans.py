@@ -141,13 +141,8 @@ class NanReport:
     """
 
     def __init__(self, results: Sequence[Tracked], findings: Sequence[Finding]) -> None:
-        reached = {
-            found.number: found
-            for held in results
-            for found in (held.nan, held.inf)
-            if found is not None
-        }
-        in_order = [reached[number] for number in sorted(reached)]
+        reached = {found for held in results for found in held.sources.values()}
+        in_order = sorted(reached, key=lambda x: x.number)
         alarms = [x for x in in_order if not _is_deliberate(x)]
         self.first_nan = next((x for x in alarms if x.kind == NAN), None)
         roots = [*map(_root, alarms)]
