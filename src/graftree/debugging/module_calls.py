@@ -180,8 +180,8 @@ class CallInfo:
     path: Path
     inputs_repr: str
     outputs: Any
-    flops: int | None
-    vjp_flops: int | None
+    flops: int | None = None
+    vjp_flops: int | None = None
 
 
 def filter_rng_streams(row: CallInfo) -> bool:
@@ -281,8 +281,6 @@ class _CallLog:
             _with_method(path, frame),
             inputs,
             outlines.outline(output),
-            None,
-            None,
         )
         return output
 
