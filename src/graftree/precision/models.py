@@ -34,8 +34,7 @@ from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
 from graftree.core.variables import kinds, variables
 from graftree.core.variables.variables import Variable
-from graftree.nn import moments, reparametrization
-from graftree.nn.linear import Embed
+from graftree.nn import linear, moments, reparametrization
 from graftree.precision import dtype_policies
 from graftree.precision.dtype_policies import Exceptions, Policy
 
@@ -140,7 +139,7 @@ class PolicyMap:
     Args:
         model: The model.
         policy: Its policy.
-        exceptions: Their selections, and their dtype_policies.
+        exceptions: Their selections, and their policies.
         given: The modules that may be changed, by `id`, each with the attributes that
             may not; ``None``: everything may be changed.
     """
@@ -161,24 +160,27 @@ class PolicyMap:
         found = [*traversals.iter_graph(model, graph=True)]
         self._modules = {path: x for path, x in found if isinstance(x, Module)}
         self._modules[()] = model
-        self._paths = [*self._modules]
+        self._first = {*self._modules}
+        shared = traversals.find_duplicates(
+            model, only=lambda _, x: isinstance(x, (DataObject, Variable))
+        )
+        for first, *others in shared:
+            if first in self._modules:
+                self._modules |= dict.fromkeys(others, self._modules[first])
         self._variables = {path: x for path, x in found if is_param(x)}
-        self._known: dict[Path, Policy] = {}
         self._params = self._own_params()
-        self._add_shared(model)
+        self._policies = self._all_policies()
+        self._check_shared(shared)
 
     def apply(self, strict: bool) -> Applied:
         """Checks everything, and then changes all modules."""
-        order = sorted(self._paths, key=_order)
-        changes = [self._change(path) for path in order]
+        changes = [self._change(path) for path in self._policies if path in self._first]
         _check_callable(changes)
         _check_writable(changes)
         described = [change.described() for change in changes]
         applied = Applied(
             self._policy,
-            tuple(
-                [layer for layer in described if layer.policy != dtype_policies.KEEP]
-            ),
+            tuple([x for x in described if x.policy != dtype_policies.KEEP]),
             tuple([change.unknown for change in changes if change.unknown is not None]),
         )
         if strict and applied.unknown:
@@ -203,7 +205,7 @@ class PolicyMap:
 
     def _change(self, path: Path) -> _Change:
         """The changes to a module."""
-        module, policy = self._modules[path], self._of(path)
+        module, policy = self._modules[path], self._policies[path]
         given: frozenset[str] = frozenset()
         if self._given is not None:
             given = self._given.get(id(module), given)
@@ -239,22 +241,20 @@ class PolicyMap:
         return owned
 
     def _owner(self, path: Path) -> Path:
-        above = [path[:end] for end in range(len(path) - 1, 0, -1)]
         modules = self._modules
-        return next((x for x in above if is_layer(modules.get(x))), ())
+        return next((x for x in _above(path) if is_layer(modules.get(x))), ())
 
-    def _of(self, path: Path) -> Policy:
-        """The policy of the module at a path."""
-        if self._given is not None and id(self._modules[path]) not in self._given:
-            return dtype_policies.KEEP
-        if path not in self._known:
-            policy = dataclasses.replace(self._policy, output=None)
-            if path != ():
-                above = [path[:end] for end in range(len(path) - 1, -1, -1)]
-                outer = self._of(next(x for x in above if x in self._modules))
-                policy = dataclasses.replace(outer, output=None)
-            self._known[path] = self._own(path, policy)
-        return self._known[path]
+    def _all_policies(self) -> dict[Path, Policy]:
+        """The policies of all modules, those around others first."""
+        found: dict[Path, Policy] = {}
+        for path, module in paths.sorted_by_path(self._modules.items()):
+            outer = next((found[x] for x in _above(path) if x in found), self._policy)
+            is_fixed = self._given is not None and id(module) not in self._given
+            inherited = dataclasses.replace(outer, output=None)
+            found[path] = (
+                dtype_policies.KEEP if is_fixed else self._own(path, inherited)
+            )
+        return found
 
     def _own(self, path: Path, policy: Policy) -> Policy:
         """The policy of a module, from that of the module around it."""
@@ -266,20 +266,13 @@ class PolicyMap:
                 policy = given if is_kept else dtype_policies.overridden(policy, given)
         return policy
 
-    def _add_shared(self, model: Any) -> None:
-        """Adds further paths of shared parts; all paths must give the same dtypes."""
-        shared = traversals.find_duplicates(
-            model, only=lambda _, x: isinstance(x, (DataObject, Variable))
-        )
-        for first, *others in shared:
-            if first in self._modules:
-                for path in others:
-                    self._modules[path] = self._modules[first]
+    def _check_shared(self, shared: list[list[Path]]) -> None:
+        """Refuses shared parts for which not all paths give the same dtypes."""
         for places in shared:
             if places[0] in self._modules:
-                found = {path: self._of(path) for path in places}
+                found = {path: self._policies[path] for path in places}
             elif places[0] in self._variables:
-                owners = {path: self._of(self._owner(path)) for path in places}
+                owners = {path: self._policies[self._owner(path)] for path in places}
                 found = {path: Policy(own.params) for path, own in owners.items()}
             else:
                 continue
@@ -287,15 +280,16 @@ class PolicyMap:
                 raise _contradiction(found)
 
 
-def _order(path: Path) -> list[Any]:
-    return [(0, x, "") if isinstance(x, int) else (1, 0, str(x)) for x in path]
+def _above(path: Path) -> Iterator[Path]:
+    """The paths above another one, the nearest first."""
+    return (path[:end] for end in reversed(range(len(path))))
 
 
 def _contradiction(found: dict[Path, Policy]) -> ValueError:
     lines = [f"{paths.dotted(p)}: {own or 'as it is'}" for p, own in found.items()]
     return ValueError(
         errors.message(
-            "set_policy: a shared part of the model would get two dtype_policies.",
+            "set_policy: a shared part of the model would get two policies.",
             where="\n".join(lines),
             way_out="Give all of these paths the same exception.",
         )
@@ -666,7 +660,7 @@ def _chosen(layer: Any, is_inside: bool) -> frozenset[str]:
         return frozenset()
     found = {name: vars(layer)[name] for name in _NAMES if name in vars(layer)}
     expected = {name: _default(type(layer), name) for name in found}
-    if isinstance(layer, Embed) and expected["dtype"] is None:
+    if isinstance(layer, linear.Embed) and expected["dtype"] is None:
         expected["dtype"] = layer.embedding.dtype
     return frozenset([name for name, x in found.items() if x != expected[name]])
 
