@@ -546,8 +546,6 @@ def _derivative(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def _flops(function: Callable[..., Any], inputs: list[Any]) -> int:
-    analysis: Any = jax.jit(function).lower(*inputs).cost_analysis()
-    if isinstance(analysis, (list, tuple)):  # one entry per device
-        analysis = analysis[0] if analysis else None
+    analysis = jax.jit(function).lower(*inputs).cost_analysis() or {}
     # XLA returns -1 if it does not know.
-    return max(0, int((analysis or {}).get("flops", 0)))
+    return max(0, int(analysis.get("flops", 0)))
