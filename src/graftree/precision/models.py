@@ -506,7 +506,6 @@ def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
 
 # Layers that are being made.
 
-_NAMES = ("dtype", "param_dtype")
 _DEFAULTS = {"dtype": None, "param_dtype": jnp.float32}
 _LAYERS = "graftree.nn.", "graftree.surgery.stacks"
 
@@ -641,7 +640,7 @@ def _given(
     except (TypeError, ValueError):  # the constructor reports the fault
         return frozenset()
     bound = bound | bound.get("kwargs", {})
-    given = {name for name in _NAMES if name in bound}
+    given = {name for name in _DEFAULTS if name in bound}
     if bound.get("dtype") is None:
         given.discard("dtype")
     if outer is not None and outer.is_ours:
@@ -658,7 +657,7 @@ def _chosen(layer: Any, is_inside: bool) -> frozenset[str]:
     """The names of the dtypes that a layer's class chose: they aren't its defaults."""
     if is_inside:  # one of our layers made it, and passed its arguments on
         return frozenset()
-    found = {name: vars(layer)[name] for name in _NAMES if name in vars(layer)}
+    found = {name: x for name, x in vars(layer).items() if name in _DEFAULTS}
     expected = {name: _default(type(layer), name) for name in found}
     if isinstance(layer, linear.Embed) and expected["dtype"] is None:
         expected["dtype"] = layer.embedding.dtype
