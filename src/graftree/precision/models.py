@@ -142,6 +142,9 @@ class PolicyMap:
         exceptions: Their selections, and their policies.
         given: The modules that may be changed, by `id`, each with the attributes that
             may not; ``None``: everything may be changed.
+
+    Attributes:
+        matched: The numbers of the exceptions that match a module.
     """
 
     def __init__(
@@ -153,10 +156,10 @@ class PolicyMap:
     ) -> None:
         self._policy = policy
         self._given = given
-        self._selections = [where for where, _ in exceptions]
         self._exceptions = [
-            (patterns.to_predicate(where), own) for where, own in exceptions
+            (where, patterns.to_predicate(where), own) for where, own in exceptions
         ]
+        self.matched: set[int] = set()
         found = [*traversals.iter_graph(model, graph=True)]
         self._modules = {path: x for path, x in found if isinstance(x, Module)}
         self._modules[()] = model
@@ -190,25 +193,15 @@ class PolicyMap:
 
     def check_matches(self) -> None:
         """Refuses an exception that matches no module."""
-        for number in set(range(len(self._selections))) - self.matched():
-            known = [path for path in self._modules if path]
-            where = self._selections[number]
-            raise patterns.no_match_error("set_policy: exceptions", where, known)
-
-    def matched(self) -> set[int]:
-        """The numbers of the exceptions that match a module."""
-        return {
-            number
-            for number, (is_meant, _) in enumerate(self._exceptions)
-            if any(is_meant(path, x) for path, x in self._modules.items())
-        }
+        for number, (where, _, _) in enumerate(self._exceptions):
+            if number not in self.matched:
+                known = [path for path in self._modules if path]
+                raise patterns.no_match_error("set_policy: exceptions", where, known)
 
     def _change(self, path: Path) -> _Change:
         """The changes to a module."""
         module, policy = self._modules[path], self._policies[path]
-        given: frozenset[str] = frozenset()
-        if self._given is not None:
-            given = self._given.get(id(module), given)
+        given = (self._given or {}).get(id(module), frozenset())
         found, params = dtype_settings(module, policy), self._params.get(path, [])
         is_known, unknown, casts = "dtype" in found or not params, None, []
         if not is_known and policy.compute is not None:
@@ -225,12 +218,10 @@ class PolicyMap:
 
     def _output(self, policy: Policy) -> Any:
         """The output dtype of the model itself: exceptions can set it, kinds can't."""
-        said = [
-            own.output
-            for is_meant, own in self._exceptions
-            if is_meant((), self._modules[()])
-        ]
-        is_said = policy.output is not None and any(x is not None for x in said)
+        is_said = policy.output is not None and any(
+            own.output is not None and is_meant((), self._modules[()])
+            for _, is_meant, own in self._exceptions
+        )
         return policy.output if is_said else self._policy.output
 
     def _own_params(self) -> dict[Path, list[tuple[Path, Variable[Any]]]]:
@@ -250,18 +241,16 @@ class PolicyMap:
         for path, module in paths.sorted_by_path(self._modules.items()):
             outer = next((found[x] for x in _above(path) if x in found), self._policy)
             is_fixed = self._given is not None and id(module) not in self._given
-            inherited = dataclasses.replace(outer, output=None)
-            found[path] = (
-                dtype_policies.KEEP if is_fixed else self._own(path, inherited)
-            )
+            own = self._own(path, module, dataclasses.replace(outer, output=None))
+            found[path] = dtype_policies.KEEP if is_fixed else own
         return found
 
-    def _own(self, path: Path, policy: Policy) -> Policy:
+    def _own(self, path: Path, module: Any, policy: Policy) -> Policy:
         """The policy of a module, from that of the module around it."""
-        module = self._modules[path]
         policy = by_kind(module, policy)
-        for is_meant, given in self._exceptions:
+        for number, (_, is_meant, given) in enumerate(self._exceptions):
             if is_meant(path, module):
+                self.matched.add(number)
                 is_kept = given is dtype_policies.KEEP
                 policy = given if is_kept else dtype_policies.overridden(policy, given)
         return policy
@@ -286,7 +275,7 @@ def _above(path: Path) -> Iterator[Path]:
 
 
 def _contradiction(found: dict[Path, Policy]) -> ValueError:
-    lines = [f"{paths.dotted(p)}: {own or 'as it is'}" for p, own in found.items()]
+    lines = [f"{paths.dotted(p)}: {str(own) or 'as it is'}" for p, own in found.items()]
     return ValueError(
         errors.message(
             "set_policy: a shared part of the model would get two policies.",
@@ -611,7 +600,7 @@ class _PolicyBuilder:
         if not is_model:
             policy = dataclasses.replace(policy, output=None)
         parts = PolicyMap(model, policy, self.exceptions, self._given)
-        self._matched |= parts.matched()
+        self._matched |= parts.matched
         found = parts.apply(strict=False)
         if found.unknown:
             # Up from here: `make`, the metaclass, the caller.
