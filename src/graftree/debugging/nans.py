@@ -88,12 +88,8 @@ def _search(
 
     # The names of methods and paths are those of this call: code compiled for other
     # calls may be named after the first of several equal objects.
-    @functools.wraps(interior)
-    def traced(*groups: Any) -> Any:
-        with methods.observed(lambda _, call: call(), shows_methods=True):
-            return interior(*groups)
-
-    program = jax.make_jaxpr(traced)(*call.groups)
+    with methods.observed(lambda _, call: call(), shows_methods=True):
+        program = jax.make_jaxpr(interior)(*call.groups)
     search = Search()
     held = [search.argument(value, name) for value, name in named]
     results = search.run(program, held)
