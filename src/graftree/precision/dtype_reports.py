@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from graftree.core.objects import methods
 from graftree.core.text import descriptions
 from graftree.transforms import recordings
 from graftree.transforms.crossing import programs
@@ -136,7 +137,9 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
     """
     function, args, kwargs = recordings.opened(f, args, kwargs)
     call, interior = recordings.crossing("precision.report", function, args, kwargs)
-    program, _ = programs.opened(jax.make_jaxpr(interior)(*call.groups))
+    # Otherwise equal layers would have one trace, with the paths of the first.
+    with methods.observed(lambda _, call: call()):
+        program, _ = programs.opened(jax.make_jaxpr(interior)(*call.groups))
     owner = type(args[0]).__name__ if args else ""
     return DtypeReport(tuple(_alike(_operations(program, NameStack(), 1, owner))))
 
