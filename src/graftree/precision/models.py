@@ -460,16 +460,12 @@ class Applied:
     unknown: tuple[UnknownLayer, ...]
 
     def __str__(self) -> str:
-        parts = ("params", "compute", "output")
         rows = []
         for layer in self.layers:
-            cells = [str(getattr(layer.policy, part) or "-") for part in parts]
-            rows.append((paths.dotted(layer.path), layer.kind, *cells))
-        text = "\n".join(
-            descriptions.aligned(
-                [("layer", "class", *parts), *descriptions.folded_rows(rows)]
-            )
-        )
+            dtypes = [str(dtype or "-") for dtype in vars(layer.policy).values()]
+            rows.append((paths.dotted(layer.path), layer.kind, *dtypes))
+        head = ("layer", "class", *vars(self.policy))
+        text = "\n".join(descriptions.aligned([head, *descriptions.folded_rows(rows)]))
         if self.unknown:
             text += "\n\n" + unknown_message(self.unknown)
         return text
