@@ -327,6 +327,18 @@ def test_compiled_functions_are_gone_into(net, jit):
     assert nnx.precision.report(jit(step), net, X).counts() == {(F32, F32, F32): 8}
 
 
+def test_equal_layers_in_a_compiled_function_have_their_own_paths():
+    def run(layers, x):
+        apply = nnx.jit(lambda layer, x: layer(x))
+        for layer in layers:
+            x = apply(layer, x)
+        return x
+
+    layers = nnx.List([nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(2)])
+    report = nnx.precision.report(run, layers, X)
+    assert dots(report, "forward") == {"layers[0]": 1, "layers[1]": 1}
+
+
 def test_steps_of_scan_are_counted(net):
     def run(net, xs):
         return nnx.scan(lambda net, x: net.layers[0](x), in_axes=(None, 0), out_axes=0)(

@@ -369,6 +369,8 @@ def test_shared_layers_are_set_once_and_contradictions_are_refused():
     assert [layer.path for layer in applied.layers] == [("a",)]
     with raises(ValueError, "shared part", "b: params=bfloat16, compute=float32"):
         set_policy(model, HALF, exceptions={"b": "compute=f32"})
+    with raises(ValueError, "two policies", "b: as it is"):
+        set_policy(model, HALF, exceptions={"b": "keep"})
     set_policy(model, HALF, exceptions={"{a,b}": "compute=f32"})
     assert shared.dtype is jnp.float32
 

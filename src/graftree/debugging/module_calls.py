@@ -180,8 +180,8 @@ class CallInfo:
     path: Path
     inputs_repr: str
     outputs: Any
-    flops: int | None
-    vjp_flops: int | None
+    flops: int | None = None
+    vjp_flops: int | None = None
 
 
 def filter_rng_streams(row: CallInfo) -> bool:
@@ -281,8 +281,6 @@ class _CallLog:
             _with_method(path, frame),
             inputs,
             outlines.outline(output),
-            None,
-            None,
         )
         return output
 
@@ -339,40 +337,38 @@ class Computation:
 
     Attributes:
         program: It has no constants.
-        constants: Those of its inputs that are arrays held by the program around it.
+        held: How many of its inputs, the first ones, are arrays held by the program
+            around it.
     """
 
     program: Any
-    constants: frozenset[Any]
+    held: int
 
     @classmethod
     def of(
-        cls, equations: list[Any], outputs: list[Any], constants: frozenset[Any]
+        cls, equations: list[Any], outputs: list[Any], constants: Set[Any]
     ) -> Computation:
         """The computation of some variables, as far as these equations make them."""
         needed = programs.needed_in(programs.part([], equations, outputs))
         made = {x for equation in needed for x in equation.outvars}
         read = [x for equation in needed for x in equation.invars]
         given = dict.fromkeys([x for x in read if isinstance(x, programs.Var)])
-        inputs = [x for x in given if x not in made]
+        held = [x for x in given if x in constants]
+        inputs = [x for x in given if x not in made and x not in constants]
         outputs = [x for x in outputs if _is_among(x, made)]
-        return cls(programs.part(inputs, needed, outputs), constants)
+        return cls(programs.part([*held, *inputs], needed, outputs), len(held))
 
     @property
     def smooth(self) -> Computation:
         """The computation of those outputs that have a derivative."""
         outputs = [x for x in self.program.outvars if _is_float(x.aval)]
-        return Computation.of(self.program.eqns, outputs, self.constants)
+        held = {*self.program.invars[: self.held]}
+        return Computation.of(self.program.eqns, outputs, held)
 
     @property
     def inputs(self) -> list[jax.ShapeDtypeStruct]:
         """The types of the inputs."""
         return [*map(content_type, self.program.invars)]
-
-    @property
-    def are_constants(self) -> tuple[bool, ...]:
-        """Whether each input is a constant."""
-        return tuple([x in self.constants for x in self.program.invars])
 
     def __call__(self, *values: Any) -> list[Any]:
         given = [
@@ -516,7 +512,7 @@ class Counter:
     def _of(self, name: str, part: Computation | None) -> int:
         if part is None:
             return 0
-        key = name, str(part.program), part.are_constants
+        key = name, str(part.program), part.held
         if key not in self._known:
             try:
                 program = (part, part.inputs) if name == "flops" else _derivative(part)
@@ -533,8 +529,8 @@ def _is_float(kind: Any) -> bool:
 def _derivative(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
     """The part with its derivative, and the types of its inputs and cotangents."""
     part = part.smooth
-    pairs = enumerate(zip(part.inputs, part.are_constants, strict=True))
-    chosen = [i for i, (x, is_held) in pairs if _is_float(x) and not is_held]
+    numbered = [*enumerate(part.inputs)][part.held :]
+    chosen = [i for i, x in numbered if _is_float(x)]
 
     def both(inputs: list[Any], cotangents: list[Any]) -> Any:
         def forward(*values: Any) -> Any:
@@ -548,8 +544,6 @@ def _derivative(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def _flops(function: Callable[..., Any], inputs: list[Any]) -> int:
-    analysis: Any = jax.jit(function).lower(*inputs).cost_analysis()
-    if isinstance(analysis, (list, tuple)):  # one entry per device
-        analysis = analysis[0] if analysis else None
+    analysis = jax.jit(function).lower(*inputs).cost_analysis() or {}
     # XLA returns -1 if it does not know.
-    return max(0, int((analysis or {}).get("flops", 0)))
+    return max(0, int(analysis.get("flops", 0)))

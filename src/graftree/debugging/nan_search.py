@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,8 +36,8 @@ from graftree.core.text import descriptions
 from graftree.transforms.crossing import programs
 from graftree.transforms.recordings import NameStack
 
-# The bits of a code: the kinds of non-finite numbers in an array.
-NAN, INF = 1, 2
+# The kinds of non-finite numbers.
+NAN, INF = "nan", "inf"
 
 # Operations that compute each number of their outputs from one of each input. Those
 # that only choose or move numbers are not among them: they make no infinity.
@@ -68,7 +68,7 @@ class Finding:
     """
 
     number: int
-    kind: int
+    kind: str
     source: str
     operation: str = ""
     argument: str = ""
@@ -86,22 +86,20 @@ class Finding:
         return self.source == "constant"
 
 
+# For each kind of numbers in a value, the finding that they come from.
+Sources = Mapping[str, Finding]
+
+
 class Tracked(NamedTuple):
-    """A value, and where its NaN and its infinities come from; ``None`` if it has none.
+    """A value, and where its NaN and its infinities come from.
 
     Attributes:
         value: An array, a ref or a scalar.
-        nan: The finding of its NaN.
-        inf: The finding of its infinities.
+        sources: The finding of each kind that it has.
     """
 
     value: Any
-    nan: Finding | None = None
-    inf: Finding | None = None
-
-    def of(self, kind: int) -> Finding | None:
-        """The finding of one kind."""
-        return self.nan if kind == NAN else self.inf
+    sources: Sources
 
 
 class Context(NamedTuple):
@@ -142,10 +140,10 @@ def _line_of(equation: Any) -> str:
     return ""
 
 
-def _as_function(program: Any) -> Callable[..., list[Any]]:
+def _as_function(program: Any) -> Callable[[list[Any]], list[Any]]:
     """A program, closed over its constants, as a compiled function."""
     jaxpr, constants = programs.opened(program)
-    return jax.jit(functools.partial(jax.core.eval_jaxpr, jaxpr, constants))
+    return jax.jit(lambda values: jax.core.eval_jaxpr(jaxpr, constants, *values))
 
 
 class Search:
@@ -177,22 +175,20 @@ class Search:
         if _jax.is_ref(value):
             # The caller's ref is not written.
             value = self._copies.setdefault(id(value), _jax.new_ref(value[...]))
-        code = code_of(value)
         found = {
             kind: self.note(kind, source, output=in_words(value, kind), **facts)
-            for kind in (NAN, INF)
-            if code & kind
+            for kind in kinds_in(value)
         }
-        return self._hold(value, found.get(NAN), found.get(INF))
+        return self._hold(value, found)
 
-    def note(self, kind: int, source: str, **facts: Any) -> Finding:
+    def note(self, kind: str, source: str, **facts: Any) -> Finding:
         """Adds a finding."""
         finding = Finding(len(self.findings), kind, source, **facts)
         self.findings.append(finding)
         return finding
 
-    def _hold(self, value: Any, nan: Finding | None, inf: Finding | None) -> Tracked:
-        held = Tracked(value, nan, inf)
+    def _hold(self, value: Any, sources: Sources) -> Tracked:
+        held = Tracked(value, sources)
         if _jax.is_ref(value):
             self._refs[id(value)] = held
         return held
@@ -237,7 +233,7 @@ class Search:
             return self._run_branch(equation, inputs, context)
         if name in ("scan", "while"):
             return self._run_loop(equation, inputs, context)
-        outputs = programs.evaluate(equation, [held.value for held in inputs])
+        outputs = programs.evaluate(equation, _values(inputs))
         return self._check(equation, inputs, outputs, context)
 
     def _run_branch(
@@ -253,18 +249,18 @@ class Search:
     def _run_loop(
         self, equation: Any, inputs: list[Tracked], context: Context
     ) -> list[Tracked]:
-        before = _contents(inputs)
-        values = programs.evaluate(equation, [held.value for held in inputs])
         is_scan = equation.primitive.name == "scan"
-        rows = inputs[sum(programs.scan_counts(equation.params)) :] if is_scan else ()
-        if any(_jax.is_ref(held.value) for held in rows):
+        evaluate = functools.partial(programs.evaluate, equation)
+        rows = inputs[sum(programs.scan_counts(equation.params)) :] if is_scan else []
+        if _refs(rows):
             # Only JAX can take slices of refs.
-            return self._check(equation, inputs, values, context)
-        if equation.params.get("length") == 0 or self._explains(inputs, values):
-            return self._inherit(inputs, values)
-        _restore(before)
+            return self._check(equation, inputs, evaluate(_values(inputs)), context)
+        if equation.params.get("length") == 0:
+            return self._inherit(inputs, evaluate(_values(inputs)))
         steps = self._scan if is_scan else self._while
-        return steps(equation, inputs, context)
+        return self._run_compiled(
+            inputs, evaluate, lambda: steps(equation, inputs, context)
+        )
 
     def _scan(
         self, equation: Any, inputs: list[Tracked], context: Context
@@ -295,7 +291,7 @@ class Search:
         body = params["body_jaxpr"]
         step = _as_function(body)
         i = 0
-        while test(*[held.value for held in [*tested, *carry]])[0]:
+        while test(_values([*tested, *carry]))[0]:
             inner = context.of(equation, f"iteration {i} of while")
             carry = self._step(body, step, [*fixed, *carry], inner)
             i += 1
@@ -304,50 +300,52 @@ class Search:
     def _step(
         self, body: Any, step: Any, inputs: list[Tracked], context: Context
     ) -> list[Tracked]:
-        """One step of a loop: compiled, then by operations if it needs explaining."""
+        """One step of a loop; a closer look runs it by operations."""
         inputs = [*map(self.current, inputs)]
-        before = _contents(inputs)
-        values = step(*[held.value for held in inputs])
-        if self._explains(inputs, values):
-            return self._inherit(inputs, values)
-        _restore(before)
-        return self.run(body, inputs, context)
+        return self._run_compiled(inputs, step, lambda: self.run(body, inputs, context))
+
+    def _run_compiled(
+        self,
+        inputs: list[Tracked],
+        compiled: Callable[[list[Any]], list[Any]],
+        look_closer: Callable[[], list[Tracked]],
+    ) -> list[Tracked]:
+        """The outputs of a compiled part, looked at closer if they need explaining."""
+        before = [(ref, ref[...]) for ref in _refs(inputs)]
+        outputs = compiled(_values(inputs))
+        if self._explains(inputs, outputs):
+            return self._inherit(inputs, outputs)
+        for ref, content in before:
+            ref[...] = content
+        return look_closer()
 
     def _explains(self, inputs: list[Tracked], outputs: list[Any]) -> bool:
         """Whether all non-finite numbers in some outputs may come from the inputs."""
-        changed = [held.value for held in inputs if _jax.is_ref(held.value)]
-        codes = [*map(code_of, [*outputs, *changed])]
-        return all(
-            any(_is_reason(held.of(kind), kind) for held in inputs)
-            for kind in (NAN, INF)
-            if any(code & kind for code in codes)
-        )
+        kinds = {kind for x in [*outputs, *_refs(inputs)] for kind in kinds_in(x)}
+        return all(any(_is_reason(held, kind) for held in inputs) for kind in kinds)
 
     def _inherit(self, inputs: list[Tracked], outputs: list[Any]) -> list[Tracked]:
-        """Outputs with the findings of the inputs, and refs as they are now."""
-        sources = {
-            kind: _earliest(held.of(kind) for held in inputs) for kind in (NAN, INF)
-        }
-
-        def hold(value: Any) -> Tracked:
-            return self._hold(*_tracked(value, sources[NAN], sources[INF]))
-
-        for held in inputs:
-            if _jax.is_ref(held.value):
-                hold(held.value)
-        return [*map(hold, outputs)]
-
-    # Findings.
+        """The outputs of a loop with the findings of its inputs."""
+        found = _earliest(inputs)
+        return self._hold_all(inputs, outputs, lambda value: _known(found, value))
 
     def _check(
         self, equation: Any, inputs: list[Tracked], outputs: list[Any], context: Context
     ) -> list[Tracked]:
         """The outputs of an operation with the findings that they come from."""
         judge = _Judge(self, equation, inputs, context)
-        for held in inputs:
-            if _jax.is_ref(held.value):
-                self._hold(held.value, *judge.findings(held.value))
-        return [self._hold(value, *judge.findings(value)) for value in outputs]
+        return self._hold_all(inputs, outputs, judge.sources)
+
+    def _hold_all(
+        self,
+        inputs: list[Tracked],
+        outputs: list[Any],
+        sources: Callable[[Any], Sources],
+    ) -> list[Tracked]:
+        """The outputs with their findings; also notes those of refs as they are now."""
+        for ref in _refs(inputs):
+            self._hold(ref, sources(ref))
+        return [self._hold(value, sources(value)) for value in outputs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,26 +357,27 @@ class _Judge:
     inputs: list[Tracked]
     around: Context
 
-    def findings(self, value: Any) -> tuple[Finding | None, Finding | None]:
+    def sources(self, value: Any) -> Sources:
         """The findings of the NaN and of the infinities in an output."""
-        code, nan = code_of(value), None
-        if code & NAN:
-            nan = self._source(NAN)
-            nan = nan or self._arisen(NAN, value, cause=self._source(INF))
-        return nan, self._inf(value) if code & INF else None
+        judges = {NAN: self._nan, INF: self._inf}
+        return {kind: judges[kind](value) for kind in kinds_in(value)}
+
+    def _nan(self, value: Any) -> Finding:
+        source = self._source(NAN)
+        return source or self._arisen(NAN, value, cause=self._source(INF))
 
     def _inf(self, value: Any) -> Finding:
         source = self._source(INF)
         if source is None:
             return self._arisen(INF, value)
         if source.source != "operation" and self._is_elementwise(value):
-            if arising(value, [held.value for held in self.inputs]):
+            if arising(value, _values(self.inputs)):
                 return self._arisen(INF, value)
         return source
 
-    def _source(self, kind: int) -> Finding | None:
+    def _source(self, kind: str) -> Finding | None:
         """The finding that the inputs have; a constant is reported as used here."""
-        source = _earliest(held.of(kind) for held in self.inputs)
+        source = _earliest(self.inputs).get(kind)
         if source is None or not source.is_constant or source.operation:
             return source
         facts = self._facts() | {"output": source.output}
@@ -386,71 +385,69 @@ class _Judge:
 
     def _is_elementwise(self, value: Any) -> bool:
         return self.equation.primitive.name in _ELEMENTWISE and all(
-            jnp.ndim(held.value) in (0, jnp.ndim(value)) for held in self.inputs
+            jnp.ndim(x) in (0, jnp.ndim(value)) for x in _values(self.inputs)
         )
 
     def _facts(self) -> dict[str, Any]:
         name = self.equation.primitive.name
         return {"operation": name, **self.around.of(self.equation)._asdict()}
 
-    def _arisen(self, kind: int, value: Any, **facts: Any) -> Finding:
+    def _arisen(self, kind: str, value: Any, **facts: Any) -> Finding:
         return self.search.note(
             kind,
             "operation",
-            inputs=tuple([describe(held.value) for held in self.inputs]),
+            inputs=tuple(map(describe, _values(self.inputs))),
             output=describe(value, kind),
             example=self._example(value, kind),
             **self._facts(),
             **facts,
         )
 
-    def _example(self, value: Any, kind: int) -> str:
+    def _example(self, value: Any, kind: str) -> str:
         """The first number of a kind, and the numbers it was made from."""
         if not self._is_elementwise(value):
             return ""
         place = first_place(value, kind)
-        values = [*[held.value for held in self.inputs], value]
-        *numbers, out = [number_at(x, place) for x in values]
+        *numbers, out = [number_at(x, place) for x in [*_values(self.inputs), value]]
         numbers += [f"y={y}" for y in [self.equation.params.get("y")] if y is not None]
         name = self.equation.primitive.name
         return f"{name}({', '.join(numbers)}) = {out}"
 
 
-def _is_reason(source: Finding | None, kind: int) -> bool:
+def _is_reason(held: Tracked, kind: str) -> bool:
     # An infinity that is written in the program doesn't explain others.
+    source = held.sources.get(kind)
     return source is not None and (kind == NAN or not source.is_constant)
 
 
-def _earliest(sources: Iterable[Finding | None]) -> Finding | None:
-    """The first finding; those of operations and arguments before constants."""
-    found = [source for source in sources if source is not None]
-    return min(found, key=lambda x: (x.is_constant, x.number), default=None)
+def _earliest(inputs: Iterable[Tracked]) -> dict[str, Finding]:
+    """The first finding of each kind; all others come before constants."""
+    found = [source for held in inputs for source in held.sources.values()]
+    found.sort(key=lambda x: (x.is_constant, x.number), reverse=True)
+    return {x.kind: x for x in found}
+
+
+def _known(sources: Sources, value: Any) -> Sources:
+    """Those findings that explain numbers in a value."""
+    return {kind: sources[kind] for kind in kinds_in(value) if kind in sources}
 
 
 def _row(held: Tracked, i: int) -> Tracked:
     """A row of an array, with the findings of the numbers in it."""
     value = jax.lax.index_in_dim(held.value, i, keepdims=False)
-    return _tracked(value, held.nan, held.inf)
-
-
-def _tracked(value: Any, nan: Finding | None, inf: Finding | None) -> Tracked:
-    """A value with those findings that explain numbers in it."""
-    code = code_of(value)
-    return Tracked(value, nan if code & NAN else None, inf if code & INF else None)
+    return Tracked(value, _known(held.sources, value))
 
 
 def _stack(column: Sequence[Tracked]) -> Tracked:
-    nan, inf = [_earliest(held.of(kind) for held in column) for kind in (NAN, INF)]
-    return Tracked(jnp.stack([held.value for held in column]), nan, inf)
+    return Tracked(jnp.stack(_values(column)), _earliest(column))
 
 
-def _contents(inputs: list[Tracked]) -> list[tuple[Any, Any]]:
-    return [(held.value, held.value[...]) for held in inputs if _jax.is_ref(held.value)]
+def _values(inputs: Iterable[Tracked]) -> list[Any]:
+    return [held.value for held in inputs]
 
 
-def _restore(contents: list[tuple[Any, Any]]) -> None:
-    for ref, content in contents:
-        ref[...] = content
+def _refs(inputs: Iterable[Tracked]) -> list[Any]:
+    return [*filter(_jax.is_ref, _values(inputs))]
 
 
 def _last_uses(program: Any) -> list[list[Any]]:
@@ -467,18 +464,25 @@ def _last_uses(program: Any) -> list[list[Any]]:
 # Which numbers of an array are not finite, and where; and their words.
 
 
-def code_of(x: Any) -> int:
-    """Whether an array has NaN, infinities, both or none: a sum of `NAN` and `INF`."""
+def kinds_in(x: Any) -> list[str]:
+    """The kinds of non-finite numbers in an array."""
     x = _content(x)
     if not is_inexact(x):
-        return 0
+        return []
     if isinstance(x, jax.Array) and not _is_on_host(x):
-        return int(jax.device_get(_code(x)))
-    # No program to compile, for each shape.
-    numbers = np.asarray(x)
-    if np.isfinite(numbers).all():
-        return 0
-    return NAN * int(np.isnan(numbers).any()) + INF * int(np.isinf(numbers).any())
+        found = jax.device_get(_has_kinds(x))
+    else:
+        # No program to compile, for each shape.
+        numbers = np.asarray(x)
+        if np.isfinite(numbers).all():
+            return []
+        found = np.isnan(numbers).any(), np.isinf(numbers).any()
+    return [kind for kind, is_there in zip((NAN, INF), found, strict=True) if is_there]
+
+
+@jax.jit
+def _has_kinds(x: Any) -> Any:
+    return jnp.isnan(x).any(), jnp.isinf(x).any()
 
 
 def _content(x: Any) -> Any:
@@ -498,11 +502,6 @@ def _dtype(x: Any) -> Any:
     return getattr(x, "dtype", None) or np.asarray(x).dtype
 
 
-@jax.jit
-def _code(x: Any) -> Any:
-    return jnp.where(jnp.isnan(x).any(), NAN, 0) + jnp.where(jnp.isinf(x).any(), INF, 0)
-
-
 def arising(out: Any, inputs: list[Any]) -> bool:
     """Whether a number of an output is infinite where all of the inputs are finite.
 
@@ -520,7 +519,7 @@ def form_of(x: Any) -> str:
     return descriptions.describe_form(_dtype(x), np.shape(x))
 
 
-def describe(x: Any, kind: int = 0) -> str:
+def describe(x: Any, kind: str = "") -> str:
     """Describes an array: its form, its range, and its non-finite numbers.
 
     Gives the first place of one kind, NaN or infinities.
@@ -540,14 +539,11 @@ def describe(x: Any, kind: int = 0) -> str:
         "-inf": np.isneginf(numbers).sum(),
     }
     text = ", ".join([f"{count:,} {name}" for name, count in counts.items() if count])
-    first = f", first {_WORDS[kind]} at {[*first_place(x, kind)]}" if kind else ""
+    first = f", first {kind} at {[*first_place(x, kind)]}" if kind else ""
     return f"{form}: {text} of {numbers.size:,}{first}"
 
 
-_WORDS = {NAN: "nan", INF: "inf"}
-
-
-def first_place(x: Any, kind: int) -> tuple[int, ...]:
+def first_place(x: Any, kind: str) -> tuple[int, ...]:
     """The index of the first NaN, or of the first infinity."""
     numbers = np.asarray(_numbers(x))
     found = np.isnan(numbers) if kind == NAN else np.isinf(numbers)

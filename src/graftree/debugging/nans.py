@@ -88,12 +88,8 @@ def _search(
 
     # The names of methods and paths are those of this call: code compiled for other
     # calls may be named after the first of several equal objects.
-    @functools.wraps(interior)
-    def traced(*groups: Any) -> Any:
-        with methods.observed(lambda _, call: call(), shows_methods=True):
-            return interior(*groups)
-
-    program = jax.make_jaxpr(traced)(*call.groups)
+    with methods.observed(lambda _, call: call(), shows_methods=True):
+        program = jax.make_jaxpr(interior)(*call.groups)
     search = Search()
     held = [search.argument(value, name) for value, name in named]
     results = search.run(program, held)
@@ -141,13 +137,8 @@ class NanReport:
     """
 
     def __init__(self, results: Sequence[Tracked], findings: Sequence[Finding]) -> None:
-        reached = {
-            found.number: found
-            for held in results
-            for found in (held.nan, held.inf)
-            if found is not None
-        }
-        in_order = [reached[number] for number in sorted(reached)]
+        reached = {found for held in results for found in held.sources.values()}
+        in_order = sorted(reached, key=lambda x: x.number)
         alarms = [x for x in in_order if not _is_deliberate(x)]
         self.first_nan = next((x for x in alarms if x.kind == NAN), None)
         roots = [*map(_root, alarms)]

@@ -8,19 +8,18 @@ markup of rich: dtypes are dim. An `ObjectInfo` has the Variables of an object.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graftree.annotations import Key, Path
+from graftree.core import paths
 from graftree.core.graph import nodes, traversals
 from graftree.core.modules.containers import Dict, List
 from graftree.core.objects.attributes import DataObject
 from graftree.core.rng.streams import RngState
 from graftree.core.text import descriptions, representations
-from graftree.core.text.representations import Size
 from graftree.core.variables.variables import Variable
 
 
@@ -112,11 +111,9 @@ def _lines(x: Any) -> list[str]:
 
 def escape(text: str) -> str:
     """Markup of a text that may look like markup itself."""
-    escaped = _TAG.sub(r"\1\1\\\2", text)
-    return f"{escaped}\\" if re.search(r"(?<!\\)\\$", escaped) else escaped
+    from rich import markup
 
-
-_TAG = re.compile(r"(\\*)(\[[a-z#/@][^[]*?])")
+    return markup.escape(text)
 
 
 def _list_lines(items: Iterable[Any]) -> list[str]:
@@ -170,23 +167,16 @@ def first_paths(root: Any) -> list[tuple[Path, Any]]:
 
     This includes functions that are items of a container, as in a `Sequential`.
     """
-    listed = [*traversals.iter_graph(root, graph=True)]
-    order = {path: number for number, (path, _) in enumerate(listed)}
-    found = [
+    return paths.sorted_by_path(
         (path, x)
-        for path, x in listed
+        for path, x in traversals.iter_graph(root, graph=True)
         if isinstance(x, DataObject) or not path or _is_layer(path[-1], x)
-    ]
-    return sorted(found, key=lambda item: [order[p] for p in _prefixes(item[0])[1:]])
+    )
 
 
 def _is_layer(key: Key, x: Any) -> bool:
     """Whether an item of a container is a function."""
     return isinstance(key, int) and not nodes.is_node(x) and callable(x)
-
-
-def _prefixes(path: Path) -> list[Path]:
-    return [path[:end] for end in range(len(path) + 1)]
 
 
 def of_all(root: Any) -> dict[int, ObjectInfo]:
@@ -212,11 +202,10 @@ def _count(variable: Variable, path: Path, infos: Mapping[Path, ObjectInfo]) -> 
     kind = type(variable)
     kind = RngState if issubclass(kind, RngState) else kind
     size = representations.size_of(variable.get_raw_value())
-    owners = _prefixes(path)[:-1]
-    for owner in owners:
-        info = infos.get(owner)  # containers have none
-        if info is not None and size.elements:
-            before = info.stats.get(kind, Size())
+    owners = [infos.get(path[:end]) for end in range(len(path))]
+    for info in owners:
+        if info is not None and size.elements:  # containers have none
+            before = info.stats.get(kind, representations.Size())
             info.stats[kind] = representations.total([before, size])
-    if owners and owners[-1] in infos:
-        infos[owners[-1]].variable_groups.setdefault(kind, {})[path[-1]] = variable
+    if owners and owners[-1] is not None:
+        owners[-1].variable_groups.setdefault(kind, {})[path[-1]] = variable

@@ -38,8 +38,7 @@ from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
 from graftree.core.modules.containers import List
 from graftree.core.text import descriptions
 from graftree.debugging import traces
-from graftree.debugging.traces import Placed, Trace
-from graftree.transforms.compiled.jit import JitWrapped
+from graftree.transforms.compiled.jit import JitWrapped, register_record
 from graftree.transforms.crossing import decorators, packing, signatures
 
 # How much of a table is printed: the latest traces, some rows of each.
@@ -403,11 +402,11 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
 
 def _word_of_value(value: Any) -> str:
     match value:
-        case Placed(sharding=sharding, is_committed=is_committed):
+        case traces.Placed(sharding=sharding, is_committed=is_committed):
             place = _word_of_sharding(sharding)
             return place if is_committed else f"{place}, uncommitted"
-        case OnMesh(mesh=mesh, spec=spec):
-            return f"{spec} on {_word_of_mesh(mesh)}"
+        case jax.sharding.NamedSharding():
+            return _word_of_sharding(value)
         case _ if isinstance(value, (jax.sharding.AbstractMesh, jax.sharding.Mesh)):
             return "None" if value.empty else _word_of_mesh(value)
         case _ if hasattr(value, "axis_sizes"):  # those that vmap names
@@ -474,18 +473,11 @@ class Setting(str):
     """The only key of a path to a part of JAX's configuration or context."""
 
 
-class OnMesh(NamedTuple):
-    """The sharding that is part of a type: over the axes of a mesh."""
-
-    mesh: Any
-    spec: Any
-
-
 # The way an argument was passed; JAX's name for the abstract value of an array.
 PASSED, TYPE = Aspect("passed"), Aspect("type")
 
 
-def of_trace(trace: Trace) -> Facts | None:
+def of_trace(trace: traces.Trace) -> Facts | None:
     """Everything that a trace of a function depended on; ``None`` if it isn't kept."""
     signature = trace.signature()
     if signature is None:
@@ -494,7 +486,7 @@ def of_trace(trace: Trace) -> Facts | None:
     return _of_arguments(signature, trace.types) | settings
 
 
-def of_placements(trace: Trace) -> list[Facts]:
+def of_placements(trace: traces.Trace) -> list[Facts]:
     """The places of arguments for each compilation of a trace, if there are several."""
     signature, placements = trace.signature(), [*trace.placements]
     if signature is None or len(placements) < 2:
@@ -537,7 +529,7 @@ def _of_arguments(signature: signatures.Signature, types: Sequence[Any]) -> Fact
 
 def aspects(x: Any) -> dict[str, Any]:
     """The aspects that JAX compares in the type or placement of an array or ref."""
-    if isinstance(x, Placed):
+    if isinstance(x, traces.Placed):
         return {"sharding": x}
     aval = getattr(x, "inner_aval", x)
     found = {word: getattr(aval, name, None) for name, word in _ASPECTS.items()}
@@ -554,7 +546,7 @@ _ASPECTS = {
 
 
 def _sharding_in(aval: Any) -> Any:
-    """The mesh, and the sharding over its axes, that are part of a type."""
+    """The sharding that is part of a type, over the axes of a mesh."""
     sharding: Any = getattr(aval, "sharding", None)
     mesh = getattr(sharding, "mesh", None)
     if mesh is None or mesh.empty:
@@ -562,13 +554,15 @@ def _sharding_in(aval: Any) -> Any:
     entries = [*sharding.spec]
     while entries and entries[-1] is None:
         entries.pop()
-    return OnMesh(mesh, jax.sharding.PartitionSpec(*entries))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
 
 
 # A warning.
 
 
-def _warn_of_values(latest: Sequence[Trace], function: Callable[..., Any]) -> bool:
+def _warn_of_values(
+    latest: Sequence[traces.Trace], function: Callable[..., Any]
+) -> bool:
     """Warns of the attribute, if the latest traces differ only in one."""
     # Listing facts takes as long as tracing some layers.
     facts = [found for found in map(of_trace, latest) if found is not None]
@@ -599,4 +593,4 @@ def _warn_of_values(latest: Sequence[Trace], function: Callable[..., Any]) -> bo
 _SHORT = reprlib.Repr()
 _SHORT.maxother = 60
 
-traces.on_repetition(_warn_of_values)
+register_record(functools.partial(traces.Traces, _warn_of_values))

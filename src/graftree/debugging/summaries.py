@@ -208,7 +208,7 @@ def _parameters(obj: Any) -> list[inspect.Parameter]:
 def _uncalled(obj: Any) -> list[CallInfo]:
     """A row for each object in a model, and each function in a list, without a call."""
     return [
-        CallInfo(number, id(x), type(x), path, "", None, None, None)
+        CallInfo(number, id(x), type(x), path, "", None)
         for number, (path, x) in enumerate(outlines.first_paths(obj))
     ]
 

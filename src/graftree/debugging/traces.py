@@ -2,9 +2,8 @@
 
 A `Trace` is noted when a function was traced: the signature of the call, the types of
 its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled a trace:
-the devices of the leaves, since JAX compiles a trace again for others (`follow`). The
-reports on them are in ``recompiles.py``, which asks to be called where traces repeat
-(`on_repetition`).
+the devices of the leaves, since JAX compiles a trace again for others. The
+reports on them are in ``recompiles.py``; `Traces` calls it where traces repeat.
 
 That takes microseconds, and nothing in a call that isn't traced. It holds no arrays,
 tracers or objects: signatures are referred to weakly, and live as long as JAX keeps
@@ -70,19 +69,31 @@ class Trace:
     placements: list[Placement] = dataclasses.field(default_factory=list)
 
 
+# So many traces in a row, of which each differs from the one before in its signature.
+COUNT = 3
+
+# Called with these traces and the function; returns whether it has warned the user.
+Warn = Callable[[Sequence[Trace], Callable[..., Any]], bool]
+
+
 class Traces(Rebuilt):
     """The traces of one compiled function.
+
+    Args:
+        warn: Called when the latest traces differ only in signatures, until it warns.
 
     Attributes:
         count: How many there were; those of calls that raised are not counted.
         latest: The latest traces, in order.
-        is_told: Whether a listener has warned the user.
+        is_told: Whether the user was warned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Warn) -> None:
+        _follow()
         self.count = 0
         self.is_told = False
         self.latest: collections.deque[Trace] = collections.deque(maxlen=LIMIT)
+        self._warn = warn
 
     def add(
         self, signature: Signature, values: Sequence[Any], function: Callable[..., Any]
@@ -99,8 +110,7 @@ class Traces(Rebuilt):
         if len(repeated) < COUNT or self.is_told:
             return
         if not any([_is_otherwise(*pair) for pair in itertools.pairwise(repeated)]):
-            for listener in _listeners:
-                self.is_told |= listener(repeated, function)
+            self.is_told = self._warn(repeated, function)
 
     def add_placement(self, signature: Signature, values: Sequence[Any]) -> None:
         """Notes that JAX compiled its trace for these raw values."""
@@ -120,22 +130,6 @@ def _placed(x: Any) -> Placed | None:
     return Placed(x.sharding, x.committed) if isinstance(x, jax.Array) else None
 
 
-# So many traces in a row, of which each differs from the one before in its signature.
-COUNT = 3
-
-# Called with the latest traces, and the function.
-Listener = Callable[[Sequence[Trace], Callable[..., Any]], bool]
-_listeners: list[Listener] = []
-
-
-def on_repetition(listener: Listener) -> None:
-    """Calls a function from now on when the latest traces differ only in signatures.
-
-    It returns whether it has warned the user, once and for all.
-    """
-    _listeners.append(listener)
-
-
 def _is_otherwise(one: Trace, other: Trace) -> bool:
     """Whether anything but their signatures tells two traces apart, or nothing."""
     return (
@@ -152,7 +146,7 @@ _CALLERS = jit.JitWrapped.__call__.__code__, Plan.call.__code__
 
 
 @functools.cache
-def follow() -> None:
+def _follow() -> None:
     """Notes the placements of arrays for which calls were compiled."""
 
     def heed(event: str, duration_secs: float, **facts: Any) -> None:
@@ -168,11 +162,3 @@ def follow() -> None:
                 return
 
     jax.monitoring.register_event_duration_secs_listener(heed)
-
-
-def _new() -> Traces:
-    follow()
-    return Traces()
-
-
-jit.register_record(_new)

@@ -172,15 +172,13 @@ def saved(
     call, inner = grad.crossing("memory.saved", f, argnums, has_aux, args, kwargs)
 
     def forward(fixed: Any, chosen: Any) -> Any:
-        # Otherwise equal layers would have one trace, with the paths of the first.
-        with methods.observed(lambda _, call: call(), shows_methods=True):
-            out, backward, rest = jax.vjp(
-                lambda x: inner(fixed, x), chosen, has_aux=True
-            )
+        out, backward, rest = jax.vjp(lambda x: inner(fixed, x), chosen, has_aux=True)
         return (out, rest), jax.tree.leaves(backward)
 
     traced = debug_info.named_after(f, forward)
-    closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
+    # Otherwise equal layers would have one trace, with the paths of the first.
+    with methods.observed(lambda _, call: call(), shows_methods=True):
+        closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
     program, _ = programs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
     kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]

@@ -15,13 +15,8 @@ from graftree import errors
 from graftree.annotations import Dtype
 
 _PARTS = ("params", "compute", "output")
-_DTYPES = {
-    "float16": jnp.float16,
-    "bfloat16": jnp.bfloat16,
-    "float32": jnp.float32,
-    "float64": jnp.float64,
-}
 _SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+_DTYPES = {name: getattr(jnp, name) for name in _SHORT.values()}
 _WAY_OUT = (
     "Write for example 'params=f32, compute=bf16, output=f32'; the dtypes are "
     "f16, bf16, f32 and f64, or float16, bfloat16, float32 and float64."
@@ -58,10 +53,8 @@ class Policy:
     output: Any = None
 
     def __post_init__(self) -> None:
-        for part in _PARTS:
-            given = getattr(self, part)
-            if given is not None:
-                object.__setattr__(self, part, _floating(part, given))
+        for part, given in _given(self).items():
+            object.__setattr__(self, part, _floating(part, given))
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -100,11 +93,15 @@ class Policy:
         return cls(**parts)
 
     def __str__(self) -> str:
-        given = [(part, getattr(self, part)) for part in _PARTS]
-        return ", ".join([f"{part}={x}" for part, x in given if x is not None])
+        return ", ".join([f"{part}={x}" for part, x in _given(self).items()])
 
     def __repr__(self) -> str:
         return f"Policy({str(self)!r})"
+
+
+def _given(policy: Policy) -> dict[str, Any]:
+    """The dtypes of those parts that have one."""
+    return {part: x for part, x in vars(policy).items() if x is not None}
 
 
 def of(given: str | Policy) -> Policy:
@@ -115,7 +112,7 @@ def of(given: str | Policy) -> Policy:
 def of_model(given: str | Policy) -> Policy:
     """A policy for a whole model, which says how parameters are stored and used."""
     policy = of(given)
-    missing = [p for p in ("params", "compute") if getattr(policy, p) is None]
+    missing = [part for part in ("params", "compute") if part not in _given(policy)]
     if missing:
         raise ValueError(
             f"The policy of a model needs params and compute, but {str(given)!r} lacks "
@@ -126,10 +123,7 @@ def of_model(given: str | Policy) -> Policy:
 
 def overridden(policy: Policy, by: Policy) -> Policy:
     """A policy in which the parts of another one replace its own."""
-    given = {part: getattr(by, part) for part in _PARTS}
-    return dataclasses.replace(
-        policy, **{part: x for part, x in given.items() if x is not None}
-    )
+    return dataclasses.replace(policy, **_given(by))
 
 
 # Leaves everything as it is.

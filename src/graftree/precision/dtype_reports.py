@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from graftree.core.objects import methods
 from graftree.core.text import descriptions
 from graftree.transforms import recordings
 from graftree.transforms.crossing import programs
@@ -83,7 +84,7 @@ class DtypeReport:
             A dict from the dtypes of operands and result to a number, such as
             ``{("bfloat16", "bfloat16", "bfloat16"): 73}``.
         """
-        found: collections.Counter[tuple[str, ...]] = collections.Counter()
+        found = collections.Counter[tuple[str, ...]]()
         for x in self.operations:
             if x.name == name and direction in (None, x.direction):
                 found[(*x.operands, x.result)] += x.count
@@ -136,17 +137,18 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
     """
     function, args, kwargs = recordings.opened(f, args, kwargs)
     call, interior = recordings.crossing("precision.report", function, args, kwargs)
-    program, _ = programs.opened(jax.make_jaxpr(interior)(*call.groups))
+    # Otherwise equal layers would have one trace, with the paths of the first.
+    with methods.observed(lambda _, call: call()):
+        program, _ = programs.opened(jax.make_jaxpr(interior)(*call.groups))
     owner = type(args[0]).__name__ if args else ""
     return DtypeReport(tuple(_alike(_operations(program, NameStack(), 1, owner))))
 
 
 def _alike(operations: Iterator[Operation]) -> list[Operation]:
     """Merges equal operations into one, in the place of the first."""
-    counts: dict[Operation, int] = {}
+    counts = collections.Counter[Operation]()
     for x in operations:
-        key = dataclasses.replace(x, count=0)
-        counts[key] = counts.get(key, 0) + x.count
+        counts[dataclasses.replace(x, count=0)] += x.count
     return [dataclasses.replace(x, count=count) for x, count in counts.items()]
 
 
@@ -155,16 +157,16 @@ def _operations(
 ) -> Iterator[Operation]:
     for equation in program.eqns:
         here, name = place.of(equation), equation.primitive.name
-        if name in _NAMES:
-            dtypes = [str(x.aval.dtype) for x in equation.invars]
-            result = equation.outvars[0].aval.dtype
-            if jnp.issubdtype(result, jnp.inexact):
-                path = here.path(owner)
-                operands = tuple(dtypes[:2])
-                kind = _NAMES[name]
-                yield Operation(
-                    path, here.direction, kind, operands, str(result), times
-                )
+        result = equation.outvars[0].aval if name in _NAMES else None
+        if result is not None and jnp.issubdtype(result.dtype, jnp.inexact):
+            yield Operation(
+                here.path(owner),
+                here.direction,
+                _NAMES[name],
+                tuple([str(x.aval.dtype) for x in equation.invars[:2]]),
+                str(result.dtype),
+                times,
+            )
         inner = times * equation.params["length"] if name == "scan" else times
         for part in programs.programs_in(equation):
             yield from _operations(part, here, inner, owner)

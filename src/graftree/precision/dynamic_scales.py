@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -219,33 +219,29 @@ class _Contents:
         is_node = nodes.is_graph_node
         leaves = jax.tree.leaves(tree, is_leaf=is_node)
         self._nodes = [x for x in leaves if is_node(x)]
-        self._boxes = [*_variables(self._nodes)]
-        self._values = [variable.get_value() for variable in self._boxes]
-        self._arrays = jax.tree.leaves(self._bare())
+        self._values = [
+            (x, x.get_value())
+            for _, x in traversals.iter_graph(self._nodes, graph=True)
+            if isinstance(x, Variable) and not isinstance(x, RngState)
+        ]
+        self._arrays = self._bare()
 
     def _bare(self) -> Any:
         return functional.state(self._nodes, filters.Not(Variable), graph=True)
 
     def bring_back(self, is_finite: jax.Array) -> None:
         """Restores the earlier contents if not all is finite."""
-        for variable, old in zip(self._boxes, self._values, strict=True):
+        for variable, old in self._values:
             new = variable.get_value()
-            if new is not old and jax.tree.structure(new) == jax.tree.structure(old):
+            if new is not old and _are_alike(new, old):
                 variable.set_value(_chosen(is_finite, new, old))
-        bare = self._bare()
-        leaves, treedef = jax.tree.flatten(bare)
-        if len(leaves) == len(self._arrays) and leaves:
-            kept = [
-                _chosen(is_finite, *pair)
-                for pair in zip(leaves, self._arrays, strict=True)
-            ]
-            updates.update(self._nodes, treedef.unflatten(kept))
+        arrays = self._bare()
+        if _are_alike(arrays, self._arrays):
+            updates.update(self._nodes, _chosen(is_finite, arrays, self._arrays))
 
 
-def _variables(tree: Any) -> Iterator[Variable[Any]]:
-    for _, x in traversals.iter_graph(tree, graph=True):
-        if isinstance(x, Variable) and not isinstance(x, RngState):
-            yield x
+def _are_alike(new: Any, old: Any) -> bool:
+    return jax.tree.structure(new) == jax.tree.structure(old)
 
 
 def _chosen(is_finite: jax.Array, new: Any, old: Any) -> Any:

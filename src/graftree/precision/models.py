@@ -34,8 +34,7 @@ from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
 from graftree.core.variables import kinds, variables
 from graftree.core.variables.variables import Variable
-from graftree.nn import moments, reparametrization
-from graftree.nn.linear import Embed
+from graftree.nn import linear, moments, reparametrization
 from graftree.precision import dtype_policies
 from graftree.precision.dtype_policies import Exceptions, Policy
 
@@ -140,9 +139,12 @@ class PolicyMap:
     Args:
         model: The model.
         policy: Its policy.
-        exceptions: Their selections, and their dtype_policies.
+        exceptions: Their selections, and their policies.
         given: The modules that may be changed, by `id`, each with the attributes that
             may not; ``None``: everything may be changed.
+
+    Attributes:
+        matched: The numbers of the exceptions that match a module.
     """
 
     def __init__(
@@ -154,31 +156,34 @@ class PolicyMap:
     ) -> None:
         self._policy = policy
         self._given = given
-        self._selections = [where for where, _ in exceptions]
         self._exceptions = [
-            (patterns.to_predicate(where), own) for where, own in exceptions
+            (where, patterns.to_predicate(where), own) for where, own in exceptions
         ]
+        self.matched: set[int] = set()
         found = [*traversals.iter_graph(model, graph=True)]
         self._modules = {path: x for path, x in found if isinstance(x, Module)}
         self._modules[()] = model
-        self._paths = [*self._modules]
+        self._first = {*self._modules}
+        shared = traversals.find_duplicates(
+            model, only=lambda _, x: isinstance(x, (DataObject, Variable))
+        )
+        for first, *others in shared:
+            if first in self._modules:
+                self._modules |= dict.fromkeys(others, self._modules[first])
         self._variables = {path: x for path, x in found if is_param(x)}
-        self._known: dict[Path, Policy] = {}
         self._params = self._own_params()
-        self._add_shared(model)
+        self._policies = self._all_policies()
+        self._check_shared(shared)
 
     def apply(self, strict: bool) -> Applied:
         """Checks everything, and then changes all modules."""
-        order = sorted(self._paths, key=_order)
-        changes = [self._change(path) for path in order]
+        changes = [self._change(path) for path in self._policies if path in self._first]
         _check_callable(changes)
         _check_writable(changes)
         described = [change.described() for change in changes]
         applied = Applied(
             self._policy,
-            tuple(
-                [layer for layer in described if layer.policy != dtype_policies.KEEP]
-            ),
+            tuple([x for x in described if x.policy != dtype_policies.KEEP]),
             tuple([change.unknown for change in changes if change.unknown is not None]),
         )
         if strict and applied.unknown:
@@ -188,25 +193,15 @@ class PolicyMap:
 
     def check_matches(self) -> None:
         """Refuses an exception that matches no module."""
-        for number in set(range(len(self._selections))) - self.matched():
-            known = [path for path in self._modules if path]
-            where = self._selections[number]
-            raise patterns.no_match_error("set_policy: exceptions", where, known)
-
-    def matched(self) -> set[int]:
-        """The numbers of the exceptions that match a module."""
-        return {
-            number
-            for number, (is_meant, _) in enumerate(self._exceptions)
-            if any(is_meant(path, x) for path, x in self._modules.items())
-        }
+        for number, (where, _, _) in enumerate(self._exceptions):
+            if number not in self.matched:
+                known = [path for path in self._modules if path]
+                raise patterns.no_match_error("set_policy: exceptions", where, known)
 
     def _change(self, path: Path) -> _Change:
         """The changes to a module."""
-        module, policy = self._modules[path], self._of(path)
-        given: frozenset[str] = frozenset()
-        if self._given is not None:
-            given = self._given.get(id(module), given)
+        module, policy = self._modules[path], self._policies[path]
+        given = (self._given or {}).get(id(module), frozenset())
         found, params = dtype_settings(module, policy), self._params.get(path, [])
         is_known, unknown, casts = "dtype" in found or not params, None, []
         if not is_known and policy.compute is not None:
@@ -223,12 +218,10 @@ class PolicyMap:
 
     def _output(self, policy: Policy) -> Any:
         """The output dtype of the model itself: exceptions can set it, kinds can't."""
-        said = [
-            own.output
-            for is_meant, own in self._exceptions
-            if is_meant((), self._modules[()])
-        ]
-        is_said = policy.output is not None and any(x is not None for x in said)
+        is_said = policy.output is not None and any(
+            own.output is not None and is_meant((), self._modules[()])
+            for _, is_meant, own in self._exceptions
+        )
         return policy.output if is_said else self._policy.output
 
     def _own_params(self) -> dict[Path, list[tuple[Path, Variable[Any]]]]:
@@ -239,47 +232,36 @@ class PolicyMap:
         return owned
 
     def _owner(self, path: Path) -> Path:
-        above = [path[:end] for end in range(len(path) - 1, 0, -1)]
         modules = self._modules
-        return next((x for x in above if is_layer(modules.get(x))), ())
+        return next((x for x in _above(path) if is_layer(modules.get(x))), ())
 
-    def _of(self, path: Path) -> Policy:
-        """The policy of the module at a path."""
-        if self._given is not None and id(self._modules[path]) not in self._given:
-            return dtype_policies.KEEP
-        if path not in self._known:
-            policy = dataclasses.replace(self._policy, output=None)
-            if path != ():
-                above = [path[:end] for end in range(len(path) - 1, -1, -1)]
-                outer = self._of(next(x for x in above if x in self._modules))
-                policy = dataclasses.replace(outer, output=None)
-            self._known[path] = self._own(path, policy)
-        return self._known[path]
+    def _all_policies(self) -> dict[Path, Policy]:
+        """The policies of all modules, those around others first."""
+        found: dict[Path, Policy] = {}
+        for path, module in paths.sorted_by_path(self._modules.items()):
+            outer = next((found[x] for x in _above(path) if x in found), self._policy)
+            is_fixed = self._given is not None and id(module) not in self._given
+            own = self._own(path, module, dataclasses.replace(outer, output=None))
+            found[path] = dtype_policies.KEEP if is_fixed else own
+        return found
 
-    def _own(self, path: Path, policy: Policy) -> Policy:
+    def _own(self, path: Path, module: Any, policy: Policy) -> Policy:
         """The policy of a module, from that of the module around it."""
-        module = self._modules[path]
         policy = by_kind(module, policy)
-        for is_meant, given in self._exceptions:
+        for number, (_, is_meant, given) in enumerate(self._exceptions):
             if is_meant(path, module):
+                self.matched.add(number)
                 is_kept = given is dtype_policies.KEEP
                 policy = given if is_kept else dtype_policies.overridden(policy, given)
         return policy
 
-    def _add_shared(self, model: Any) -> None:
-        """Adds further paths of shared parts; all paths must give the same dtypes."""
-        shared = traversals.find_duplicates(
-            model, only=lambda _, x: isinstance(x, (DataObject, Variable))
-        )
-        for first, *others in shared:
-            if first in self._modules:
-                for path in others:
-                    self._modules[path] = self._modules[first]
+    def _check_shared(self, shared: list[list[Path]]) -> None:
+        """Refuses shared parts for which not all paths give the same dtypes."""
         for places in shared:
             if places[0] in self._modules:
-                found = {path: self._of(path) for path in places}
+                found = {path: self._policies[path] for path in places}
             elif places[0] in self._variables:
-                owners = {path: self._of(self._owner(path)) for path in places}
+                owners = {path: self._policies[self._owner(path)] for path in places}
                 found = {path: Policy(own.params) for path, own in owners.items()}
             else:
                 continue
@@ -287,15 +269,16 @@ class PolicyMap:
                 raise _contradiction(found)
 
 
-def _order(path: Path) -> list[Any]:
-    return [(0, x, "") if isinstance(x, int) else (1, 0, str(x)) for x in path]
+def _above(path: Path) -> Iterator[Path]:
+    """The paths above another one, the nearest first."""
+    return (path[:end] for end in reversed(range(len(path))))
 
 
 def _contradiction(found: dict[Path, Policy]) -> ValueError:
-    lines = [f"{paths.dotted(p)}: {own or 'as it is'}" for p, own in found.items()]
+    lines = [f"{paths.dotted(p)}: {str(own) or 'as it is'}" for p, own in found.items()]
     return ValueError(
         errors.message(
-            "set_policy: a shared part of the model would get two dtype_policies.",
+            "set_policy: a shared part of the model would get two policies.",
             where="\n".join(lines),
             way_out="Give all of these paths the same exception.",
         )
@@ -477,16 +460,12 @@ class Applied:
     unknown: tuple[UnknownLayer, ...]
 
     def __str__(self) -> str:
-        parts = ("params", "compute", "output")
         rows = []
         for layer in self.layers:
-            cells = [str(getattr(layer.policy, part) or "-") for part in parts]
-            rows.append((paths.dotted(layer.path), layer.kind, *cells))
-        text = "\n".join(
-            descriptions.aligned(
-                [("layer", "class", *parts), *descriptions.folded_rows(rows)]
-            )
-        )
+            dtypes = [str(dtype or "-") for dtype in vars(layer.policy).values()]
+            rows.append((paths.dotted(layer.path), layer.kind, *dtypes))
+        head = ("layer", "class", *vars(self.policy))
+        text = "\n".join(descriptions.aligned([head, *descriptions.folded_rows(rows)]))
         if self.unknown:
             text += "\n\n" + unknown_message(self.unknown)
         return text
@@ -512,7 +491,6 @@ def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
 
 # Layers that are being made.
 
-_NAMES = ("dtype", "param_dtype")
 _DEFAULTS = {"dtype": None, "param_dtype": jnp.float32}
 _LAYERS = "graftree.nn.", "graftree.surgery.stacks"
 
@@ -618,7 +596,7 @@ class _PolicyBuilder:
         if not is_model:
             policy = dataclasses.replace(policy, output=None)
         parts = PolicyMap(model, policy, self.exceptions, self._given)
-        self._matched |= parts.matched()
+        self._matched |= parts.matched
         found = parts.apply(strict=False)
         if found.unknown:
             # Up from here: `make`, the metaclass, the caller.
@@ -647,7 +625,7 @@ def _given(
     except (TypeError, ValueError):  # the constructor reports the fault
         return frozenset()
     bound = bound | bound.get("kwargs", {})
-    given = {name for name in _NAMES if name in bound}
+    given = {name for name in _DEFAULTS if name in bound}
     if bound.get("dtype") is None:
         given.discard("dtype")
     if outer is not None and outer.is_ours:
@@ -664,9 +642,9 @@ def _chosen(layer: Any, is_inside: bool) -> frozenset[str]:
     """The names of the dtypes that a layer's class chose: they aren't its defaults."""
     if is_inside:  # one of our layers made it, and passed its arguments on
         return frozenset()
-    found = {name: vars(layer)[name] for name in _NAMES if name in vars(layer)}
+    found = {name: x for name, x in vars(layer).items() if name in _DEFAULTS}
     expected = {name: _default(type(layer), name) for name in found}
-    if isinstance(layer, Embed) and expected["dtype"] is None:
+    if isinstance(layer, linear.Embed) and expected["dtype"] is None:
         expected["dtype"] = layer.embedding.dtype
     return frozenset([name for name, x in found.items() if x != expected[name]])
 

@@ -25,7 +25,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from graftree import _jax, errors
 from graftree.core import paths
 from graftree.core.graph import flattening, functional, traversals, watches
-from graftree.core.graph.flattening import raw_of
 from graftree.core.states import pure_dicts
 from graftree.core.text import descriptions
 from graftree.core.variables import (
@@ -166,28 +165,20 @@ def init(
             raise
         _check_annotations(abstract, mesh)
         places = jax.tree.map(lambda x: x.sharding, pure_dicts.as_pure(abstract))
-        kept: list[Any] = []  # those that no device can hold, in their places
+        kept: dict[int, Any] = {}  # those that no device can hold, by their places
 
         def arrays() -> Any:
-            leaves, treedef = jax.tree.flatten(
-                pure_dicts.as_pure(functional.state(make()))
-            )
-            kept[:] = [leaf if _is_on_host(leaf) else None for leaf in leaves]
-            stand_in = [
-                leaf if host is None else jnp.zeros(np.shape(host), bool)
-                for leaf, host in zip(leaves, kept, strict=True)
-            ]
-            return treedef.unflatten(stand_in)
+            state = pure_dicts.as_pure(functional.state(make()))
+            leaves, treedef = jax.tree.flatten(state)
+            kept.update({i: x for i, x in enumerate(leaves) if _is_on_host(x)})
+            for i, x in kept.items():
+                leaves[i] = jnp.zeros(np.shape(x), bool)
+            return treedef.unflatten(leaves)
 
         with jax.set_mesh(mesh):
             made, treedef = jax.tree.flatten(jax.jit(arrays, out_shardings=places)())
-            state = treedef.unflatten(
-                [
-                    leaf if host is None else host
-                    for leaf, host in zip(made, kept, strict=True)
-                ]
-            )
-            return functional.merge(graphdef, state)
+            leaves = [kept.get(i, x) for i, x in enumerate(made)]
+            return functional.merge(graphdef, treedef.unflatten(leaves))
 
 
 def as_abstract(tree: T, graph: bool | None = None) -> T:
@@ -290,8 +281,7 @@ def _check_annotations(
     lines = [
         f"{paths.dotted(paths.from_jax(path))}: {problem}"
         for path, leaf in leaves
-        if _is_variable(leaf)
-        and (problem := _problem_of_annotation(leaf, mesh)) is not None
+        if _is_variable(leaf) and (problem := _problem_of_annotation(leaf, mesh))
     ]
     if lines:
         raise ValueError(
@@ -315,11 +305,9 @@ def _problem_of_annotation(
     if not annotation or spec is None or _jax.is_format(annotation):
         return None
     names = getattr(annotation, "spec", annotation)
-    for array in jax.tree.leaves(variable.get_raw_value()):
-        problem = _misfit(names, spec, array.shape, mesh)
-        if problem is not None:
-            return problem
-    return None
+    arrays = jax.tree.leaves(variable.get_raw_value())
+    problems = [_misfit(names, spec, array.shape, mesh) for array in arrays]
+    return next(filter(None, problems), None)
 
 
 def _axes_of(entry: Any) -> tuple[str, ...]:
@@ -623,7 +611,7 @@ def report(tree: Any) -> Report:
     skeleton, leaves = watches.flatten_node(tree, None, "report")
     found: dict[int, PlacedArray] = {}
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
-        for below, array in jax.tree_util.tree_leaves_with_path(raw_of(leaf)):
+        for below, array in jax.tree.leaves_with_path(flattening.raw_of(leaf)):
             if hasattr(array, "shape") and hasattr(array, "dtype"):
                 found.setdefault(id(array), _placed_array((*path, *below), array))
     return Report([*found.values()])
