@@ -2,8 +2,8 @@
 
 A `Trace` is noted when a function was traced: the signature of the call, the types of
 its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled a trace:
-the devices of the leaves, since JAX compiles a trace again for others. The
-reports on them are in ``recompiles.py``; `Traces` calls it where traces repeat.
+the devices of the leaves, since JAX compiles a trace again for others. The reports on
+them are in ``recompiles.py``; `Traces` calls it where traces repeat.
 
 That takes microseconds, and nothing in a call that isn't traced. It holds no arrays,
 tracers or objects: signatures are referred to weakly, and live as long as JAX keeps
