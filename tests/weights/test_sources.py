@@ -132,7 +132,7 @@ def test_a_file_that_is_cut_off_while_it_is_open_is_an_error(tmp_path):
 
 
 def watch(monkeypatch, sizes, most=None):
-    """Files note how many bytes are asked of the system, which reads at most ``most``."""
+    """Files note how much is asked of the system, which reads at most ``most`` bytes."""
 
     class Watched(io.FileIO):
         def readinto(self, target):

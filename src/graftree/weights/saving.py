@@ -89,7 +89,7 @@ def save_tensors(
     shard_bytes: int | None = None,
 ) -> None:
     """Writes tensors of a model; of several processes, only the first one writes."""
-    outs = {tensor.name: _out_of(tensor) for tensor in tensors}
+    outs = {tensor.name: out_of(tensor) for tensor in tensors}
     options = {"shard_bytes": shard_bytes, "metadata": metadata}
     if jax.process_count() == 1:
         write(path, outs.values(), **options)
@@ -115,7 +115,7 @@ def save_tensors(
         multihost_utils.sync_global_devices("nnx.weights.save")
 
 
-def _out_of(tensor: tables.Tensor) -> NewTensor:
+def out_of(tensor: tables.Tensor) -> NewTensor:
     """A tensor of a model, to be written."""
 
     def make() -> np.ndarray:
