@@ -19,7 +19,7 @@ import jax
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths, walks
-from graftree.core.graph import functional, nodes, traversals, updates
+from graftree.core.graph import functional, nodes, updates
 from graftree.core.modules import containers
 from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.rng.streams import Rngs
@@ -252,10 +252,8 @@ def stack(
         Array(True, dtype=bool)
     """
     options = {"remat": remat, "unroll": unroll, "axis_name": axis_name}
-    groups = traversals.find_duplicates(model)
-    found = dict(traversals.iter_graph(model, graph=True))
-    # The identities of objects that occur more than once.
-    shared = {id(found[path]) for group in groups for path in group if path in found}
+    places = selections.places_of(model)
+    shared = {identity for identity, found in places.items() if len(found) > 1}
     return replace(model, where, lambda layers: _stack_of(layers, shared, options))
 
 

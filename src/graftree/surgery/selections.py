@@ -79,14 +79,14 @@ def parts_of(root: Any, *, without: Container[int] = ()) -> list[ModelPart]:
 
 
 def places_of(root: Any) -> dict[int, list[Path]]:
-    """All places of each Variable, by its identity.
+    """All places of each object and Variable, by its identity.
 
     A place is the first path to an object that refers to it, and the key.
     """
-    found: dict[int, list[Path]] = collections.defaultdict(list)
+    found: dict[int, list[Path]] = collections.defaultdict(list, {id(root): [()]})
     for path, part in parts_of(root):
         for key, value in _below(part):
-            if isinstance(value, Variable):
+            if isinstance(value, Variable) or is_module(value):
                 found[id(value)].append((*path, key))
     return found
 
