@@ -189,14 +189,23 @@ class OpenFile:
 
     def _fill(self, target: memoryview, offset: int) -> None:
         """Reads until ``target`` is full; the system reads 2 GB at a time at most."""
-        self.stream.seek(offset)
-        while len(target):
-            count = self.stream.readinto(target)
+        # A slice may have a million runs: each costs one call, if possible.
+        while (count := self._read_some(target, offset)) < len(target):
             if not count:
                 what = f"it ends at byte {offset}, and did not when it was opened"
                 way_out = "Something writes to it: wait until that is done."
                 raise refusal(self.name, what, way_out=way_out)
             target, offset = target[count:], offset + count
+
+    def _read_some(self, target: memoryview, offset: int) -> int:
+        if _preadv is not None:
+            return _preadv(self.stream.fileno(), (target,), offset)
+        self.stream.seek(offset)
+        return self.stream.readinto(target) or 0
+
+
+# Not on all systems.
+_preadv = getattr(os, "preadv", None)
 
 
 # ------------------------------------------------------------------------- refusals
