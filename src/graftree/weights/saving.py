@@ -323,7 +323,7 @@ def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
         path = path.removesuffix(PARTIAL)
         raise _refusal(path, what, out.name, "Nothing was replaced.")
     # In C order, as `numpy.save` does it.
-    parts = np.nditer(
+    parts: Any = np.nditer(
         array,
         ["external_loop", "buffered", "zerosize_ok"],
         buffersize=max(1, _BLOCK // array.itemsize),

@@ -129,7 +129,7 @@ def runs(bounds: Sequence[Bounds], itemsize: int) -> tuple[int, Iterator[int]]:
     """The length of each run of bytes, and their starts."""
     if any(start == stop for _, start, stop in bounds):
         return 0, iter(())
-    # The bytes of an element of the axis, if the axes behind it are whole.
+    # The bytes from an element of an axis to the next, and of a run so far.
     width = length = itemsize
     first, outer = 0, list[range]()
     for size, start, stop in reversed(bounds):
