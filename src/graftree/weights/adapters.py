@@ -290,8 +290,7 @@ def _factors(layer: _AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
 
 def _adaptation_of(layer: Any) -> _Adaptation:
     """Rank and scale of a layer that is adapted."""
-    rank = layer.lora.lora_a.shape[-1]
-    return _Adaptation(rank, layer.lora.scale * rank)
+    return _Adaptation(layer.lora.rank, layer.lora.scale * layer.lora.rank)
 
 
 # --------------------------------------------------------------- an adapter's contents
