@@ -154,7 +154,7 @@ def _put_in(model: Any, new: Mapping[int, Any]) -> None:
         now = forms.get(id(x), x)
         if now is not x:
             changes[path[:-1]][path[-1]] = now
-        if id(x) in new or isinstance(nodes.kind_of(x), nodes.Leaf):
+        if id(x) in new or not nodes.is_node(x):
             return None
         if id(x) in forms:
             if above(x, path) is not None:

@@ -436,12 +436,11 @@ def _facts(layer: Any) -> dict[Path, Any]:
 
 
 _MUTABLE = (differences.MetadataKey("mutable"),)
-_NUMBERS = (bool, int, float, complex)
 
 
 def _kind(x: Any) -> Any:
     """The kind of an array or number; for anything else its type, in words."""
-    if type(x) in _NUMBERS:
+    if type(x) in descriptions.SCALARS:
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(type(x)))
         is_fitting = type(x) is not int or x in _range(dtype)
         return _Kind((), dtype.name if is_fitting else "int", type(x) is not bool)
