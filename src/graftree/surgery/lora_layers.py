@@ -100,21 +100,19 @@ def _chained(
     """Contracts axes of ``x`` with ``a``, and the last axis of that with ``b``."""
     batch = tuple(range(num_batch))
     kernel_axis = tuple(range(num_batch, num_batch + len(axis)))
+    axes = (axis, kernel_axis), (batch, batch)
     between = lora.along_batch(out_sharding, x.ndim - len(axis) + 1)
-    hidden = jax.lax.dot_general(
-        x,
-        a,
-        ((axis, kernel_axis), (batch, batch)),
-        precision=precision,
-        out_sharding=between,
+    hidden = jax.lax.dot_general(x, a, axes, precision=precision, out_sharding=between)
+    return _last_with(
+        hidden, b, num_batch, precision=precision, out_sharding=out_sharding
     )
-    return jax.lax.dot_general(
-        hidden,
-        b,
-        (((hidden.ndim - 1,), (num_batch,)), (batch, batch)),
-        precision=precision,
-        out_sharding=out_sharding,
-    )
+
+
+def _last_with(x: jax.Array, b: jax.Array, num_batch: int = 0, **options: Any) -> Any:
+    """Contracts the last axis of ``x`` with ``b``."""
+    batch = tuple(range(num_batch))
+    axes = ((x.ndim - 1,), (num_batch,)), (batch, batch)
+    return jax.lax.dot_general(x, b, axes, **options)
 
 
 def _sum(
@@ -169,15 +167,12 @@ class LoRAConv(conv.Conv):
     def _change(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         x, a, b = self.lora.operands(inputs)
         between = lora.along_batch(out_sharding, x.ndim)
-        options = arguments.if_set(out_sharding=between)
-        hidden = conv.convolve(self, x, a, None, **options)
-        return jax.lax.dot_general(
-            hidden,
-            b.astype(hidden.dtype),
-            (((hidden.ndim - 1,), (0,)), ((), ())),
-            precision=self.precision,
-            **arguments.if_set(out_sharding=out_sharding),
+        hidden = conv.convolve(
+            self, x, a, None, **arguments.if_set(out_sharding=between)
         )
+        options = arguments.if_set(out_sharding=out_sharding)
+        b = b.astype(hidden.dtype)
+        return _last_with(hidden, b, precision=self.precision, **options)
 
 
 class LoRAEmbed(linear.Embed):
@@ -197,9 +192,7 @@ class LoRAEmbed(linear.Embed):
         between = lora.along_batch(out_sharding, numbers.ndim + 1)
         options = arguments.if_set(out_sharding=between)
         rows = a.at[numbers].get(mode="fill", **options)
-        axes = (((numbers.ndim,), (0,)), ((), ()))
-        options = arguments.if_set(out_sharding=out_sharding)
-        return jax.lax.dot_general(rows, b, axes, **options)
+        return _last_with(rows, b, **arguments.if_set(out_sharding=out_sharding))
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:
         """Multiplies ``query`` with every row, as the `Embed` does."""

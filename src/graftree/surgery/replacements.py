@@ -19,7 +19,7 @@ import jax
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths, walks
-from graftree.core.graph import functional, nodes, traversals, updates
+from graftree.core.graph import functional, nodes, updates
 from graftree.core.modules import containers
 from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.rng.streams import Rngs
@@ -78,7 +78,7 @@ def replace(model: Any, where: Any, by: Any) -> list[Path]:
             f"`by`, got {type(by).__name__}."
         )
     found = selections.find(model, where, f"{call}: where")
-    check_separate(model, found, call)
+    _check_separate(model, found, call)
     if is_object and len(found) > 1:
         raise ValueError(
             errors.message(
@@ -92,13 +92,12 @@ def replace(model: Any, where: Any, by: Any) -> list[Path]:
     make: Any = (lambda _: by) if is_object else by
     new = {id(x): make(x) for _, x in found}
     _check_new(found, new)
-    put_in(
-        model, [part for part in found if new[id(part.value)] is not part.value], new
-    )
-    return [path for path, x in found if new[id(x)] is not x]
+    replaced = [part for part in found if new[id(part.value)] is not part.value]
+    _put_in(model, {id(x): new[id(x)] for _, x in replaced})
+    return [path for path, _ in replaced]
 
 
-def check_separate(model: Any, found: list[ModelPart], call: str) -> None:
+def _check_separate(model: Any, found: list[ModelPart], call: str) -> None:
     """Raises if the model itself is selected, or one module inside of another."""
     selected = {id(x): path for path, x in found}
     if id(model) in selected:
@@ -133,12 +132,11 @@ def _check_new(found: list[ModelPart], new: Mapping[int, Any]) -> None:
             )
 
 
-def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
-    """Replaces some parts, which are found by identity.
+def _put_in(model: Any, new: Mapping[int, Any]) -> None:
+    """Replaces parts of a model, which are found by identity.
 
     Args:
         model: The model that they are in.
-        found: The parts.
         new: The replacement of each.
 
     Raises:
@@ -146,25 +144,24 @@ def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
         TraceContextError: If another trace owns an object that would change.
     """
     steps: list[Callable[[], None]] = []
-    wanted = {id(x) for _, x in found}
-    # The new form of each object: itself, or another one if it can't change.
-    done: dict[int, tuple[Any, Any]] = {}
+    # The new form of each object: of those met, itself, or another if it can't change.
+    forms = {**new}
     above, cyclic = walks.Above(), set[int]()
     owners: dict[Path, pytrees.Pytree | None] = {}
     changes: dict[Path, dict[Any, Any]] = collections.defaultdict(dict)
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
-        now = new[id(x)] if id(x) in wanted else done.get(id(x), (x, x))[1]
+        now = forms.get(id(x), x)
         if now is not x:
             changes[path[:-1]][path[-1]] = now
-        if id(x) in wanted or isinstance(nodes.kind_of(x), nodes.Leaf):
+        if id(x) in new or not nodes.is_node(x):
             return None
-        if id(x) in done:
+        if id(x) in forms:
             if above(x, path) is not None:
                 cyclic.add(id(x))
             return None
         above(x, path)
-        done[id(x)] = x, x
+        forms[id(x)] = x
         owners[path] = x if isinstance(x, pytrees.Pytree) else owners.get(path[:-1])
         listed = nodes.children(x)
         return [(key, child) for key, child, is_data in listed if is_data is not False]
@@ -181,7 +178,7 @@ def put_in(model: Any, found: list[ModelPart], new: Mapping[int, Any]) -> None:
             children, metadata = kind.flatten(x)
             items = [(key, inner.get(key, child)) for key, child, _ in children]
             rebuilt = kind.unflatten(items, metadata)
-            done[id(x)] = x, rebuilt
+            forms[id(x)] = rebuilt
             if path:
                 changes[path[:-1]][path[-1]] = rebuilt
             continue
@@ -252,10 +249,8 @@ def stack(
         Array(True, dtype=bool)
     """
     options = {"remat": remat, "unroll": unroll, "axis_name": axis_name}
-    groups = traversals.find_duplicates(model)
-    found = dict(traversals.iter_graph(model, graph=True))
-    # The identities of objects that occur more than once.
-    shared = {id(found[path]) for group in groups for path in group if path in found}
+    places = selections.places_of(model)
+    shared = {identity for identity, found in places.items() if len(found) > 1}
     return replace(model, where, lambda layers: _stack_of(layers, shared, options))
 
 

@@ -15,7 +15,6 @@ from graftree import errors
 from graftree.annotations import Path
 from graftree.core import paths, patterns, walks
 from graftree.core.graph import nodes
-from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.variables.variables import Variable
 from graftree.nn import reparametrization
 
@@ -55,7 +54,7 @@ class ModelPart(NamedTuple):
 
 def check_model(model: Any, call: str) -> None:
     """Raises a TypeError unless something can be in a model."""
-    if isinstance(nodes.kind_of(model), Leaf):
+    if not nodes.is_node(model):
         raise TypeError(
             f"{call} expects a Module, or another object or container of Variables, "
             f"got {type(model).__name__}."
@@ -79,14 +78,14 @@ def parts_of(root: Any, *, without: Container[int] = ()) -> list[ModelPart]:
 
 
 def places_of(root: Any) -> dict[int, list[Path]]:
-    """All places of each Variable, by its identity.
+    """All places of each object and Variable, by its identity.
 
     A place is the first path to an object that refers to it, and the key.
     """
-    found: dict[int, list[Path]] = collections.defaultdict(list)
+    found: dict[int, list[Path]] = collections.defaultdict(list, {id(root): [()]})
     for path, part in parts_of(root):
         for key, value in _below(part):
-            if isinstance(value, Variable):
+            if nodes.is_graph_node(value):
                 found[id(value)].append((*path, key))
     return found
 
@@ -95,18 +94,9 @@ def _below(x: Any) -> list[tuple[Any, Any]]:
     return [
         (key, value)
         for key, value, is_data in nodes.children(x)
-        if is_data is not False and _is_part(value)
+        if is_data is not False and value is not None
+        if isinstance(value, Variable) or nodes.is_node(value)
     ]
-
-
-def _is_part(x: Any) -> bool:
-    kind = nodes.kind_of(x)
-    return x is not None and (kind is Leaf.VARIABLE or not isinstance(kind, Leaf))
-
-
-def is_module(x: Any) -> bool:
-    """Whether a part is an object: neither a container nor a Variable."""
-    return isinstance(nodes.kind_of(x), GraphKind)
 
 
 def find(
@@ -114,7 +104,7 @@ def find(
     where: Any,
     call: str,
     *,
-    among: Callable[[Any], bool] = is_module,
+    among: Callable[[Any], bool] = nodes.is_node_module,
     what: str = "module",
 ) -> list[ModelPart]:
     """The parts that are selected.

@@ -333,24 +333,22 @@ def _check_layer(layer: Any, rngs: Rngs) -> None:
         )
     given = {id(leaf) for leaf in representations.variables_in(rngs)}
     for path, leaf in states.to_flat_state(functional.state(layer, Variable)):
+        what = way_out = ""
         if id(leaf) in given:
-            raise ValueError(
-                errors.message(
-                    "A layer of a Stack keeps random streams that it was given, so all "
-                    "layers would draw from the same ones.",
-                    where=f"{paths.to_string(path)}: {type(leaf).__name__}",
-                    way_out="Give it streams of its own: rngs.fork().",
-                )
+            what = (
+                "A layer of a Stack keeps random streams that it was given, so all "
+                "layers would draw from the same ones."
             )
-        if not variables.is_owned(leaf):
-            raise ValueError(
-                errors.message(
-                    "A layer of a Stack has a Variable that make(rngs) did not make, "
-                    "so all layers would share it.",
-                    where=f"{paths.to_string(path)}: {type(leaf).__name__}",
-                    way_out="Call the Stack with what they share: stack(x, shared).",
-                )
+            way_out = "Give it streams of its own: rngs.fork()."
+        elif not variables.is_owned(leaf):
+            what = (
+                "A layer of a Stack has a Variable that make(rngs) did not make, so "
+                "all layers would share it."
             )
+            way_out = "Call the Stack with what they share: stack(x, shared)."
+        if what:
+            where = f"{paths.to_string(path)}: {type(leaf).__name__}"
+            raise ValueError(errors.message(what, where=where, way_out=way_out))
 
 
 # Comparing layers.
@@ -438,12 +436,11 @@ def _facts(layer: Any) -> dict[Path, Any]:
 
 
 _MUTABLE = (differences.MetadataKey("mutable"),)
-_NUMBERS = (bool, int, float, complex)
 
 
 def _kind(x: Any) -> Any:
     """The kind of an array or number; for anything else its type, in words."""
-    if type(x) in _NUMBERS:
+    if type(x) in descriptions.SCALARS:
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(type(x)))
         is_fitting = type(x) is not int or x in _range(dtype)
         return _Kind((), dtype.name if is_fitting else "int", type(x) is not bool)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import os
-import subprocess
 import sys
 
 from graftree import errors
-from graftree.weights import saving, stored_tensors
+from graftree.weights import saving, stored_tensors, torch_files
 from graftree.weights.stored_tensors import refusal
 from graftree.weights.tensor_files import SUFFIX
 
@@ -34,13 +34,16 @@ def main() -> None:
         _check(given.file, out, given.overwrite)
     except errors.WeightsError as error:
         sys.exit(str(error))
-    command = [sys.executable, "-m", "graftree.weights.torch_files"]
-    status = subprocess.run([*command, given.file, out, given.key]).returncode
-    if status not in (0, 1):
+    arguments = given.file, out, given.key
+    processes = multiprocessing.get_context("spawn")
+    process = processes.Process(target=torch_files.convert, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode not in (0, 1):
         saving.remove([out + saving.PARTIAL])
-        what = f"PyTorch ended with the status {status}, and nothing was written"
-        sys.exit(str(refusal(given.file, what)))
-    sys.exit(status)
+        what = f"PyTorch ended with the status {process.exitcode}"
+        sys.exit(str(refusal(given.file, f"{what}, and nothing was written")))
+    sys.exit(process.exitcode)
 
 
 def _check(path: str, out: str, overwrite: bool) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from graftree import errors
 from graftree.annotations import Path
@@ -290,8 +290,7 @@ def _factors(layer: _AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
 
 def _adaptation_of(layer: Any) -> _Adaptation:
     """Rank and scale of a layer that is adapted."""
-    rank = layer.lora.lora_a.shape[-1]
-    return _Adaptation(rank, layer.lora.scale * rank)
+    return _Adaptation(layer.lora.rank, layer.lora.scale * layer.lora.rank)
 
 
 # --------------------------------------------------------------- an adapter's contents
@@ -353,14 +352,11 @@ def _check_factors(
 
 def _check_base(name: str, source: Source, layer: _AdaptableLayer, base: str) -> None:
     """Raises unless the weight of a layer in the adapter is that of the model."""
-    solved, at = layer.weight.solved, layer.weight.at
-    held = layer.weight.arrays[0].value
-    is_same = source.tensors[base].shape == solved.file_shape
-    if is_same and not isinstance(held, jax.ShapeDtypeStruct):
-        whole = tuple(slice(0, size) for size in held.shape[len(at) :])
-        shape = solved.view_shape
-        given = solved.read(0, whole, lambda view: source.read(base, view, shape))
-        is_same = bool(jnp.array_equal(held[at], given.astype(held.dtype)))
+    stored, out = source.tensors[base], saving.out_of(layer.weight)
+    is_same = stored.shape == out.stored.shape
+    if is_same and not isinstance(layer.weight.arrays[0].value, jax.ShapeDtypeStruct):
+        given = source.read(base, [slice(None)] * len(stored.shape))
+        is_same = np.array_equal(out.make(), given.astype(out.stored.dtype))
     if not is_same:
         raise misuse(
             f"{source.name}: the adapter has a weight of its own for {name!r}, which "

@@ -17,6 +17,7 @@ from typing import Any
 
 from graftree.annotations import Path
 from graftree.core import paths, walks
+from graftree.core.graph import nodes
 from graftree.surgery import stacks
 from graftree.weights import layouts, sources, tables, torch_layouts
 
@@ -201,7 +202,7 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
     for path, x in walks.walk(model, below):
         depth = sum(isinstance(key, range) for key in path)
         tensors = known(x)
-        if tables.is_array(x):
+        if nodes.is_node_leaf(x):
             shapes = {"": tuple(getattr(x, "shape", ()))[depth:]}
         elif tensors is not None:
             shapes = {tensor.name: _shape(x, tensor, depth) for tensor in tensors}

@@ -89,7 +89,7 @@ def save_tensors(
     shard_bytes: int | None = None,
 ) -> None:
     """Writes tensors of a model; of several processes, only the first one writes."""
-    outs = {tensor.name: _out_of(tensor) for tensor in tensors}
+    outs = {tensor.name: out_of(tensor) for tensor in tensors}
     options = {"shard_bytes": shard_bytes, "metadata": metadata}
     if jax.process_count() == 1:
         write(path, outs.values(), **options)
@@ -115,7 +115,7 @@ def save_tensors(
         multihost_utils.sync_global_devices("nnx.weights.save")
 
 
-def _out_of(tensor: tables.Tensor) -> NewTensor:
+def out_of(tensor: tables.Tensor) -> NewTensor:
     """A tensor of a model, to be written."""
 
     def make() -> np.ndarray:
@@ -197,7 +197,8 @@ def write(
             are then still there.
     """
     path = os.path.expanduser(os.fspath(path))
-    outs = _checked([*tensors], metadata, path)
+    outs = [*tensors]
+    _check_storable(outs, metadata, path)
     folder, stem = path, "model"
     if path.endswith(SUFFIX):
         folder, stem = os.path.split(path.removesuffix(SUFFIX))
@@ -226,10 +227,10 @@ def write(
     return written
 
 
-def _checked(
+def _check_storable(
     outs: Sequence[NewTensor], metadata: Mapping[str, str] | None, path: str
-) -> Sequence[NewTensor]:
-    """The tensors, if a file can hold them all."""
+) -> None:
+    """Raises unless a file can hold all of the tensors."""
     refused, seen = [], set()
     for out in outs:
         name = quoted(out.name) if isinstance(out.name, str) else repr(out.name)
@@ -248,7 +249,6 @@ def _checked(
             refused.append(f"metadata {key!r}: {value!r} is to be text")
     if refused:
         raise _refusal(path, "\n".join(refused[:20]), way_out="Nothing was written.")
-    return outs
 
 
 def _groups(outs: Sequence[NewTensor], limit: int | None) -> list[list[NewTensor]]:
@@ -287,7 +287,7 @@ def _index_text(files: Mapping[str, Sequence[NewTensor]]) -> str:
 
 # ---------------------------------------------------------------- one file
 
-# An array that is not contiguous is copied in blocks of that many bytes.
+# How many bytes of an array are copied at a time.
 _BLOCK = 2**24
 
 
@@ -322,19 +322,15 @@ def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
         what = f"{said} was announced, and {came} came"
         path = path.removesuffix(PARTIAL)
         raise _refusal(path, what, out.name, "Nothing was replaced.")
-    for chunk in _chunks(array):
-        file.write(chunk)
-
-
-def _chunks(array: np.ndarray) -> Iterator[memoryview]:
-    """Its bytes in C order; copies only a little at a time."""
-    if array.flags.c_contiguous or array.nbytes <= _BLOCK:
-        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        return
-    rows = max(1, _BLOCK * len(array) // array.nbytes)
-    for start in range(0, len(array), rows):
-        part = array[start : start + rows]
-        yield from _chunks(part[0] if rows == 1 else part)
+    # In C order, as `numpy.save` does it.
+    parts: Any = np.nditer(
+        array,
+        ["external_loop", "buffered", "zerosize_ok"],
+        buffersize=max(1, _BLOCK // array.itemsize),
+        order="C",
+    )
+    for part in parts:
+        file.write(part.tobytes())
 
 
 def _flush(file: IO[Any]) -> None:

@@ -3,24 +3,23 @@
 The facts of a `Source` about its tensors were checked when it was made. It reads on
 demand and keeps nothing that it has read.
 
-`bounds_of` and `runs` find the bytes of a tensor that belong to a slice of it. They
-first merge axes: one that is taken whole belongs to the axis before it. So each
-remaining axis, except the first, is taken in part, and the last one is a run of bytes
-without a gap:
+`bounds_of` and `runs` find the bytes of a tensor that belong to a slice of it. The last
+axis that is taken in part, with the whole axes behind it, is a run of bytes without a
+gap; there is one for each index along the axes before it:
 
-    float32[6,4,5], [1:3, :, :]   one axis of 120, from 20 to 60   1 run of 160 bytes
-    float32[6,4,5], [:, 1:2, :]   6 of 6, and 5 to 10 of 20        6 runs of 20 bytes
+    float32[6,4,5], [1:3, :, :]   2 of the first axis               1 run of 160 bytes
+    float32[6,4,5], [:, 1:2, :]   1 of the second axis, 6 times     6 runs of 20 bytes
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import re
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -130,33 +129,17 @@ def runs(bounds: Sequence[Bounds], itemsize: int) -> tuple[int, Iterator[int]]:
     """The length of each run of bytes, and their starts."""
     if any(start == stop for _, start, stop in bounds):
         return 0, iter(())
-    *outer, (size, start, stop) = _merged(bounds)
-    first = start * itemsize
-    starts = (first + base for base in _starts(outer, size * itemsize))
-    return (stop - start) * itemsize, starts
-
-
-def _merged(bounds: Sequence[Bounds]) -> list[Bounds]:
-    merged: list[Bounds] = [(1, 0, 1)]
-    for size, start, stop in bounds:
-        last, begin, end = merged[-1]
-        if (start, stop) == (0, size):
-            merged[-1] = (last * size, begin * size, end * size)
-        elif (begin, end) == (0, 1) == (0, last):
-            merged[-1] = (size, start, stop)
+    # The bytes from an element of an axis to the next, and of a run so far.
+    width = length = itemsize
+    first, outer = 0, list[range]()
+    for size, start, stop in reversed(bounds):
+        if length == width:
+            length, first = (stop - start) * width, start * width
         else:
-            merged.append((size, start, stop))
-    return merged
-
-
-def _starts(axes: Sequence[Bounds], width: int) -> Iterator[int]:
-    """The start of each element of the slice, one by one: there may be millions."""
-    if not axes:
-        yield 0
-        return
-    *outer, (size, start, stop) = axes
-    for base in _starts(outer, size * width):
-        yield from range(base + start * width, base + stop * width, width)
+            outer.insert(0, range(start * width, stop * width, width))
+        width *= size
+    # One by one: there may be millions.
+    return length, map(sum, itertools.product(*outer, [first]))
 
 
 # ------------------------------------------------------------------------ open files
@@ -172,8 +155,6 @@ class OpenFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        # Without `preadv`, seeking and reading must not be separated.
-        self._lock = threading.Lock()
         with Explained(self.name):
             # A pipe would block, and a device never end.
             if not stat.S_ISREG(os.stat(self.name).st_mode):
@@ -219,9 +200,8 @@ class OpenFile:
     def _read_some(self, target: memoryview, offset: int) -> int:
         if _preadv is not None:
             return _preadv(self.stream.fileno(), (target,), offset)
-        with self._lock:
-            self.stream.seek(offset)
-            return self.stream.readinto(target) or 0
+        self.stream.seek(offset)
+        return self.stream.readinto(target) or 0
 
 
 # Not on all systems.

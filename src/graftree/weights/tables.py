@@ -309,7 +309,7 @@ class _Reader:
             if len({(*sorted(x.indices.items()), x.stacked) for x in spots}) > 1:
                 raise _wrong(line.name, "its paths lead to layers of different indices")
             spot = spots[0]
-            if line.layout is None and not is_array(spot.value):
+            if line.layout is None and not nodes.is_node_leaf(spot.value):
                 yield from self._module(line.name, spot)
             else:
                 layout = line.layout or torch_layouts.layout_of(spot.parent, spot.key)
@@ -322,14 +322,14 @@ class _Reader:
         def below(spot: _Spot, path: Path) -> list[tuple[Key, _Spot]] | None:
             if above(spot.value, path) is not None:
                 return None
-            if is_array(spot.value) or torch_layouts.tensors_of(spot.value) is not None:
+            if torch_layouts.tensors_of(spot.value) is not None:
                 return []
             listed = [spot.child(*child) for child in parts_below(spot.value)]
             return [(x.key, x) for x in listed if id(x.value) not in self._named]
 
         for path, spot in walks.walk(root, below):
             name = ".".join(map(str, (line, *path)))
-            if is_array(spot.value):
+            if nodes.is_node_leaf(spot.value):
                 yield from self._tensors(line, name, [spot], None)
             for tensor in torch_layouts.tensors_of(spot.value) or ():
                 spots = [_attribute(spot, names) for names in tensor.attributes]
@@ -480,12 +480,6 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
 
 # Never in files of weights: random streams, caches, and values that calls leave.
 _TRANSIENT = (RngState, Cache, Intermediate)
-_ARRAYS = (nodes.Leaf.ARRAY, nodes.Leaf.REF)
-
-
-def is_array(x: Any) -> bool:
-    """Whether a part of a model is an array, or a Variable."""
-    return isinstance(x, Variable) or nodes.kind_of(x) in _ARRAYS
 
 
 def parts_below(x: Any) -> list[tuple[Key, Any]]:
@@ -494,7 +488,7 @@ def parts_below(x: Any) -> list[tuple[Key, Any]]:
         (key, value)
         for key, value, is_data in nodes.children(x)
         if is_data is not False and not isinstance(value, _TRANSIENT)
-        if is_array(value) or not isinstance(nodes.kind_of(value), nodes.Leaf)
+        if nodes.kind_of(value) is not nodes.Leaf.STATIC
     ]
 
 
@@ -510,7 +504,8 @@ def arrays_of(model: Any) -> dict[Any, Array]:
             found.setdefault(id(part), Array(path, part, flattening.raw_of(part)))
             continue
         for key, value, is_data in nodes.children(part):
-            if is_data is not False and nodes.kind_of(value) in _ARRAYS:
+            is_array = nodes.is_node_leaf(value) and not isinstance(value, Variable)
+            if is_array and is_data is not False:
                 found[id(part), key] = Array((*path, key), value, value)
     return found
 

@@ -16,16 +16,15 @@ from graftree.weights import saving, sources
 from graftree.weights.stored_tensors import refusal
 
 
-def main() -> None:
-    """Reads the path, the path to write, and the key from the command line."""
-    path, out, key = sys.argv[1:]
+def convert(path: str, out: str, key: str) -> None:
+    """Converts a file; an error ends the process, with its message."""
     try:
-        _convert(path, out, key)
+        _copy_tensors(path, out, key)
     except Exception as error:
         sys.exit(str(error))
 
 
-def _convert(path: str, out: str, key: str) -> None:
+def _copy_tensors(path: str, out: str, key: str) -> None:
     items = _items(path, key)
     tensors = {
         name: x
@@ -83,7 +82,3 @@ def _reason(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     chosen = next((line for line in lines if "WeightsUnpickler" in line), lines[0])
     return chosen.strip().partition(". ")[0]
-
-
-if __name__ == "__main__":
-    main()
