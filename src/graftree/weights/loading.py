@@ -20,9 +20,8 @@ from jax.sharding import Sharding
 
 from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import paths, patterns
-from graftree.core.graph import differences, matching, updates
-from graftree.core.states import pure_dicts
+from graftree.core import paths, patterns, walks
+from graftree.core.graph import differences, flattening, matching, nodes, updates
 from graftree.core.text import descriptions
 from graftree.core.variables import partitioning, variables
 from graftree.weights import layouts, sources, stored_tensors, tables
@@ -407,8 +406,12 @@ def _read(chosen: Sequence[_Pieces], shardings: Any = None) -> dict[Path, Any]:
 
 def _by_path(tree: Any) -> dict[Path, Sharding]:
     """The shardings in a tree like the state of a model, or in an object."""
-    leaves = jax.tree.leaves_with_path(pure_dicts.as_pure(tree))
-    return {paths.from_jax(path): x for path, x in leaves if isinstance(x, Sharding)}
+
+    def below(x: Any, _: Path) -> list[tuple[Any, Any]]:
+        return [child[:2] for child in nodes.children(flattening.raw_of(x))]
+
+    found = [(path, flattening.raw_of(x)) for path, x in walks.walk(tree, below)]
+    return {path: x for path, x in found if isinstance(x, Sharding)}
 
 
 def _target(array: Array) -> Sharding | None:

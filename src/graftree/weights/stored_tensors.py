@@ -20,6 +20,7 @@ import math
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -155,6 +156,8 @@ class OpenFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
+        # Without `preadv`, seeking and reading must not be separated.
+        self._lock = threading.Lock()
         with Explained(self.name):
             # A pipe would block, and a device never end.
             if not stat.S_ISREG(os.stat(self.name).st_mode):
@@ -200,8 +203,9 @@ class OpenFile:
     def _read_some(self, target: memoryview, offset: int) -> int:
         if _preadv is not None:
             return _preadv(self.stream.fileno(), (target,), offset)
-        self.stream.seek(offset)
-        return self.stream.readinto(target) or 0
+        with self._lock:
+            self.stream.seek(offset)
+            return self.stream.readinto(target) or 0
 
 
 # Not on all systems.
