@@ -245,16 +245,14 @@ def check_no_aliases(
         ValueError: Duplicate Param...
     """
     refusals.check_none_twice(kwargs, fn_name)
-    flat, _ = jax.tree_util.tree_flatten_with_path(kwargs, is_leaf=_is_variable)
+    flat, _ = jax.tree_util.tree_flatten_with_path(
+        kwargs, is_leaf=variables.is_variable
+    )
     return {
         (jax.tree_util.GetAttrKey(path[0].key), *path[1:]): leaf
         for path, leaf in flat
-        if _is_variable(leaf)
+        if variables.is_variable(leaf)
     }
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
 
 
 def broadcast_prefix(

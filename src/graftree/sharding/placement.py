@@ -206,7 +206,7 @@ def as_abstract(tree: T, graph: bool | None = None) -> T:
     """
 
     def place(_: Any, leaf: Any) -> Any:
-        if not _is_variable(leaf):
+        if not variables.is_variable(leaf):
             return leaf
         raw = leaf.get_raw_value()
         placed = partitioning.place_abstract(raw, variables.metadata_of(leaf))
@@ -241,7 +241,7 @@ def get_abstract_model(
     """
 
     def place(leaf: Any) -> Any:
-        is_variable = _is_variable(leaf)
+        is_variable = variables.is_variable(leaf)
         spec = partitioning.get_var_pspec(leaf) if is_variable else None
         sharding = NamedSharding(mesh, spec or PartitionSpec())
         raw = flattening.raw_of(leaf)
@@ -252,7 +252,7 @@ def get_abstract_model(
         graphdef, state = functional.split(
             recordings.eval_shape(init_fn, graph=graph), graph=graph
         )
-        return graphdef, jax.tree.map(place, state, is_leaf=_is_variable)
+        return graphdef, jax.tree.map(place, state, is_leaf=variables.is_variable)
 
 
 def _is_on_host(leaf: Any) -> bool:
@@ -277,11 +277,12 @@ def _explain(
 def _check_annotations(
     state: Any, mesh: jax.sharding.Mesh, cause: Exception | None = None
 ) -> None:
-    leaves = jax.tree.leaves_with_path(state, is_leaf=_is_variable)
+    leaves = jax.tree.leaves_with_path(state, is_leaf=variables.is_variable)
     lines = [
         f"{paths.dotted(paths.from_jax(path))}: {problem}"
         for path, leaf in leaves
-        if _is_variable(leaf) and (problem := _problem_of_annotation(leaf, mesh))
+        if variables.is_variable(leaf)
+        and (problem := _problem_of_annotation(leaf, mesh))
     ]
     if lines:
         raise ValueError(
@@ -291,10 +292,6 @@ def _check_annotations(
                 way_out=_WAY_OUT,
             )
         ) from cause
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, variables.Variable)
 
 
 def _problem_of_annotation(

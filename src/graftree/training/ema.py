@@ -19,7 +19,7 @@ from graftree.core import paths
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
-from graftree.core.variables import sharding
+from graftree.core.variables import sharding, variables
 from graftree.core.variables.variables import Variable
 from graftree.training import step_checks
 
@@ -73,7 +73,9 @@ class EMA(pytrees.Pytree):
         self.decay = decay
         self.filter = only
         self.params = attributes.data(
-            jax.tree.map_with_path(_copy_variable, tracked, is_leaf=_is_variable)
+            jax.tree.map_with_path(
+                _copy_variable, tracked, is_leaf=variables.is_variable
+            )
         )
 
     def update(self, updates: Any) -> None:
@@ -95,7 +97,9 @@ class EMA(pytrees.Pytree):
         """
         newest = functional.state(updates, self.filter, graph=self.graph)
         step_checks.check_shapes(*map(pure_dicts.as_pure, (self.params, newest)))
-        averages, structure = jax.tree.flatten(self.params, is_leaf=_is_variable)
+        averages, structure = jax.tree.flatten(
+            self.params, is_leaf=variables.is_variable
+        )
         newest = pure_dicts.as_pure(structure.flatten_up_to(newest))
         values = [
             jax.tree.map(self._average, variable.get_value(), new)
@@ -154,16 +158,12 @@ class EMA(pytrees.Pytree):
         return functional.merge(graphdef, states.merge_state(state, self.params))
 
 
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
-
-
 def _is_array(x: Any) -> bool:
     return isinstance(x, (jax.Array, np.ndarray))
 
 
 def _copy_variable(path: tuple, leaf: Any) -> Variable:
-    if not _is_variable(leaf):
+    if not variables.is_variable(leaf):
         raise TypeError(
             f"EMA only supports Variable leaves, got {type(leaf).__name__} at path "
             f"'{paths.keystr(path)}'.\nUse the `only` filter to select Variables, e.g. "

@@ -102,16 +102,12 @@ def to_opt_state(tree: Any) -> Any:
         >>> optimizers.to_opt_state([kernel])[0].out_sharding
         ()
     """
-    return jax.tree.map(_box, tree, is_leaf=_is_variable)
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, variables.Variable)
+    return jax.tree.map(_box, tree, is_leaf=variables.is_variable)
 
 
 def _box(leaf: Any, param: Any = None) -> OptState:
     """Boxes one leaf, without its annotation if that is for another shape."""
-    if not _is_variable(leaf):
+    if not variables.is_variable(leaf):
         return OptArray(leaf)
     value = leaf.get_value()
     entries = leaf.get_metadata()
@@ -312,10 +308,12 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
 def _init(tx: Transformation, params: Any) -> Any:
     """The boxed state of ``tx`` for a State of Variables and arrays."""
-    params = jax.tree.map(_read_ref, params, is_leaf=_is_variable)
+    params = jax.tree.map(_read_ref, params, is_leaf=variables.is_variable)
     values = {
         paths.from_jax(path): pure_dicts.as_pure(leaf)
-        for path, leaf in jax.tree.leaves_with_path(params, is_leaf=_is_variable)
+        for path, leaf in jax.tree.leaves_with_path(
+            params, is_leaf=variables.is_variable
+        )
     }
 
     def box(path: tuple, leaf: Any) -> OptState:
@@ -334,12 +332,12 @@ def _init(tx: Transformation, params: Any) -> Any:
     opt_state = jax.tree.map(
         lambda x: jnp.copy(x) if id(x) in taken else x, tx.init(params)
     )
-    return jax.tree.map_with_path(box, opt_state, is_leaf=_is_variable)
+    return jax.tree.map_with_path(box, opt_state, is_leaf=variables.is_variable)
 
 
 def _read_ref(leaf: Any) -> Any:
     """The Variable with an array in place of its ref: Optax cannot use refs."""
-    if _is_variable(leaf) and _jax.is_ref(raw := leaf.get_raw_value()):
+    if variables.is_variable(leaf) and _jax.is_ref(raw := leaf.get_raw_value()):
         return variables.rebuild(type(leaf), raw[...], variables.metadata_of(leaf))
     return leaf
 
@@ -367,7 +365,9 @@ class _Boxes:
     """A tree of Variables and bare leaves; ``pure`` holds their values."""
 
     def __init__(self, tree: Any) -> None:
-        self._leaves, self._treedef = jax.tree.flatten(tree, is_leaf=_is_variable)
+        self._leaves, self._treedef = jax.tree.flatten(
+            tree, is_leaf=variables.is_variable
+        )
         self.pure = self._treedef.unflatten(pure_dicts.as_pure(self._leaves))
 
     def beside_moments(self, pure: Any) -> Any:
@@ -392,15 +392,15 @@ class _Boxes:
         The tree is ``None`` if there are no bare leaves.
         """
         pairs = [*zip(self._leaves, self._treedef.flatten_up_to(pure), strict=True)]
-        boxed = [pair for pair in pairs if _is_variable(pair[0])]
+        boxed = [pair for pair in pairs if variables.is_variable(pair[0])]
         if len(boxed) == len(pairs):
             return boxed, None
-        rest = [leaf if _is_variable(leaf) else value for leaf, value in pairs]
+        rest = [leaf if variables.is_variable(leaf) else value for leaf, value in pairs]
         return boxed, self._treedef.unflatten(rest)
 
 
 def _beside_moments(leaf: Any, value: Any) -> Any:
-    if not (_is_variable(leaf) and _is_apart(leaf)):
+    if not (variables.is_variable(leaf) and _is_apart(leaf)):
         return value
     entries = leaf.get_metadata()
     annotation = entries["optimizer_sharding"]
@@ -412,7 +412,7 @@ def _kept(leaf: Any, new: Any, old: Any) -> Any:
     if jax.tree.structure(new) != jax.tree.structure(old):
         return new
     kept = jax.tree.map(sharding.kept, new, old)
-    if kept is new or not (_is_variable(leaf) and _is_apart(leaf)):
+    if kept is new or not (variables.is_variable(leaf) and _is_apart(leaf)):
         return kept
     # Before the first step it may be anywhere: the compiler would place it like its
     # moments.

@@ -193,10 +193,6 @@ def _in_mapping(
     return _Lookup(children, own_key, statuses=statuses)
 
 
-def _is_leaf(x: Any) -> bool:
-    return isinstance(nodes.kind_of(x), nodes.Leaf)
-
-
 def _is_array(x: Any) -> bool:
     return nodes.kind_of(x) in (nodes.Leaf.ARRAY, nodes.Leaf.REF)
 
@@ -273,7 +269,7 @@ def leaves_of(state: Any, start: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def is_leaf(x: Any) -> bool:
     """Whether a value in a state has no parts; so has ``None``."""
-    return x is None or values.is_stand_in(x) or _is_leaf(x)
+    return x is None or values.is_stand_in(x) or not nodes.is_node(x)
 
 
 # For a skeleton.
