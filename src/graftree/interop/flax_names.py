@@ -126,9 +126,8 @@ def list_below(path: str) -> list[tuple[str, bool]]:
         >>> flax_names.list_below("training")
         [('ema', False), ('metrics', False), ('optimizer', False)]
     """
-    prefix, packages = f"{path}." if path else "", _packages(_PATHS)
-    names = _names_below(path, _PATHS)
-    return [(name, f"{prefix}{name}" in packages) for name in names]
+    packages, prefix = _packages(_PATHS), f"{path}." if path else ""
+    return [(name, prefix + name in packages) for name in _names_below(path, _PATHS)]
 
 
 def is_table(name: str) -> bool:
