@@ -14,7 +14,7 @@ import importlib
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import machinery
 from typing import Any
 
@@ -53,15 +53,7 @@ def has_beside(path: str) -> bool:
         >>> [flax_names.has_beside(path) for path in ("training", "struct", "linen")]
         [True, True, False]
     """
-    return path in (*tables.BESIDE, *tables.BESIDE_SAME) or bool(_children(path))
-
-
-def _children(path: str) -> set[str]:
-    """The last names of the paths below a path."""
-    below = [other.removeprefix(f"{path}.") for other in tables.BESIDE]
-    return {
-        name for name in below if "." not in name and f"{path}.{name}" in tables.BESIDE
-    }
+    return path in (*tables.BESIDE, *tables.BESIDE_SAME, *_packages(tables.BESIDE))
 
 
 @functools.cache
@@ -89,24 +81,41 @@ def beside(path: str) -> types.ModuleType:
         raise ModuleNotFoundError(
             f"No module named 'flax.{path}': Graftree has no counterpart for it."
         )
-    module = types.ModuleType(f"flax.{path}", f"What programs use of ``flax.{path}``.")
-    origins, children = _origins(tables.BESIDE.get(path, {})), _children(path)
-    find = _finder(module, origins)
-
-    def find_or_descend(name: str) -> Any:
-        return beside(f"{path}.{name}") if name in children else find(name)
-
-    setattr(module, "__getattr__", find_or_descend)  # noqa: B010
-    setattr(module, "__all__", [*origins])  # noqa: B010
-    setattr(module, "__dir__", lambda: [*origins, *children])  # noqa: B010
+    origins = _origins(tables.BESIDE.get(path, {}))
+    module = _made(f"flax.{path}", f"What programs use of ``flax.{path}``.", origins)
+    children = _names_below(path, tables.BESIDE)
     if children:
-        setattr(module, "__path__", [])  # noqa: B010
+        module.__path__ = []
+    for name in children:  # which are as empty as this one
+        setattr(module, name, beside(f"{path}.{name}"))
+    setattr(module, "__dir__", lambda: [*origins, *children])  # noqa: B010
     return module
+
+
+def _made(
+    name: str, doc: str, origins: Mapping[str, tuple[str, str]]
+) -> types.ModuleType:
+    """A module that finds its names when they are first used."""
+    module = types.ModuleType(name, doc)
+    setattr(module, "__all__", [*origins])  # noqa: B010
+    setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
+    return module
+
+
+def _names_below(path: str, paths: Iterable[str]) -> list[str]:
+    """The last names of the paths directly below a path, sorted."""
+    parts = [other.rpartition(".") for other in paths]
+    return sorted(name for package, _, name in parts if package == path)
+
+
+def _packages(paths: Iterable[str]) -> set[str]:
+    """The paths that others are below."""
+    return {path.rpartition(".")[0] for path in paths}
 
 
 def top_level_paths() -> frozenset[str]:
     """The paths that lie directly below the public namespace."""
-    return frozenset(name for name, _ in list_below(tables.PUBLIC))
+    return frozenset(_names_below(tables.PUBLIC, _PATHS))
 
 
 def list_below(path: str) -> list[tuple[str, bool]]:
@@ -117,12 +126,8 @@ def list_below(path: str) -> list[tuple[str, bool]]:
         >>> flax_names.list_below("training")
         [('ema', False), ('metrics', False), ('optimizer', False)]
     """
-    packages = {other.rpartition(".")[0] for other in _PATHS}
-    return sorted(
-        (name, other in packages)
-        for other, (package, _, name) in ((x, x.rpartition(".")) for x in _PATHS)
-        if package == path
-    )
+    packages, prefix = _packages(_PATHS), f"{path}." if path else ""
+    return [(name, prefix + name in packages) for name in _names_below(path, _PATHS)]
 
 
 def is_table(name: str) -> bool:
@@ -149,19 +154,19 @@ def install() -> None:
         >>> Param is nnx.Param
         True
     """
+    packages = _packages(tables.MODULES)
     for path, files in tables.MODULES.items():
         origins = _origins(files)
         if path in files:
             module = importlib.import_module(_full(path))
+            setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
         else:
-            module = types.ModuleType(_full(path), f"Names of ``flax.nnx.{path}``.")
-            setattr(module, "__all__", [*origins])  # noqa: B010
+            module = _made(_full(path), f"Names of ``flax.nnx.{path}``.", origins)
             module.__file__ = __file__
             module.__spec__ = machinery.ModuleSpec(_full(path), None, origin=__file__)
-            if any(below.startswith(f"{path}.") for below in tables.MODULES):
-                module.__path__ = []  # a package: there are paths below it
+            if path in packages:
+                module.__path__ = []
             _register(path, module)
-        setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
         setattr(module, "__dir__", _lister(path, module, origins))  # noqa: B010
     for path, target in tables.ALIASES.items():
         _register(path, importlib.import_module(_full(target)))

@@ -145,6 +145,21 @@ def test_lists_of_this_library_hold_bridge_modules_too():
     assert (Net().apply(v, X) == out).all()
 
 
+def test_variables_in_lists_take_what_is_given():
+    class Sum(Module):
+        terms: list = nnx.data()
+
+        def setup(self):
+            self.more = [nnx.Param(jnp.ones(()))]
+
+        def __call__(self):
+            return sum(term[...] for term in [*self.terms, *self.more])
+
+    module = Sum([nnx.Param(jnp.ones(())), nnx.Param(jnp.ones(()))])
+    out, v = module.init_with_output(0)
+    assert out == 3 and module.apply(jax.tree.map(lambda x: 5 * x, v)) == 15
+
+
 def test_arrays_in_fields_are_no_variables():
     class Net(Module):
         scale: jax.Array

@@ -300,24 +300,26 @@ def adopted(parent: ModuleBase, name: str, value: Any) -> Any:
     return value
 
 
-def _adopt(parent: ModuleBase, value: Any, state: Any, seen: set[int]) -> None:
-    """Binds all Modules in a value, and gives them their variables."""
-    state = state if isinstance(state, Mapping) else {}
+def _adopt(parent: ModuleBase, value: Any, given: Any, seen: set[int]) -> None:
+    """Binds all Modules in a value, and gives it and them their variables."""
+    state: Mapping[Any, Any] = given if isinstance(given, Mapping) else {}
     assert parent.scope is not None
-    if is_bridge_module(value):
+    if isinstance(value, Variable):
+        if isinstance(given, Variable) and given is not value:
+            value.update_from_state(given)
+            MODULE_CONTEXT.calls[-1].given[id(value)] = value
+    elif is_bridge_module(value):
         if value.scope is None:
             is_initializing = parent.is_initializing()
             bind(value, parent.scope, state, is_initializing=is_initializing)
         else:  # it has another name too
-            for name, given in state.items():
-                _put(value, str(name), given)
-                _adopt(parent, vars(value)[str(name)], given, seen)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            _adopt(parent, item, state.get(index, state.get(str(index))), seen)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _adopt(parent, item, state.get(key), seen)
+            for name, below in state.items():
+                _put(value, str(name), below)
+                _adopt(parent, vars(value)[str(name)], below, seen)
+    elif isinstance(value, (list, tuple, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            _adopt(parent, item, state.get(key, state.get(str(key))), seen)
     elif isinstance(value, Pytree) and not isinstance(value, Scope):
         if id(value) not in seen:
             seen.add(id(value))
@@ -333,42 +335,14 @@ def _adopt_foreign(
         MODULE_CONTEXT.calls[-1].initialized.append(node)
     for name, value in bookkeeping.attribute_items(node):
         given = state.get(_key_of(node, name), state.get(name))
-        if isinstance(value, Variable):
-            _give(value, given)
-        else:
-            _adopt(parent, value, given, seen)
-            _fill(value, given)
+        _adopt(parent, value, given, seen)
     for key, given in state.items():
         if str(key) not in vars(node):
-            setattr(node, str(key), attributes.data(_plain(given)))
+            setattr(node, str(key), attributes.data(_tree(given)))
 
 
 def _key_of(node: Pytree, name: str) -> Any:
     return attributes.facts_of(type(node)).naming.key_of(name)
-
-
-def _fill(container: Any, state: Any) -> None:
-    """Gives the Variables in lists and dicts of an object their values."""
-    if isinstance(state, Mapping) and isinstance(container, (list, tuple, dict)):
-        pairs = (
-            container.items() if isinstance(container, dict) else enumerate(container)
-        )
-        for key, value in pairs:
-            given = state.get(key, state.get(str(key)))
-            if isinstance(value, Variable):
-                _give(value, given)
-            else:
-                _fill(value, given)
-
-
-def _give(variable: Variable[Any], given: Any) -> None:
-    if isinstance(given, Variable):
-        variable.update_from_state(given)
-        MODULE_CONTEXT.calls[-1].given[id(variable)] = variable
-
-
-def _plain(x: Any) -> Any:
-    return {k: _plain(v) for k, v in x.items()} if isinstance(x, Mapping) else x
 
 
 def _tree(x: Any) -> Any:

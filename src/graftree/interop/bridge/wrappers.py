@@ -18,7 +18,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.core import paths
-from graftree.core.graph import functional, traversals
+from graftree.core.graph import functional, traversals, updates
 from graftree.core.modules import modules
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, bookkeeping
@@ -177,16 +177,11 @@ class ToNNX(modules.Module):
                 f"named {sorted(reserved)}, names that a ToNNX needs for itself. "
                 "Rename them in the Linen Module."
             )
-        own, writes = vars(self), []
-        joined = {
-            name: _joined(own.get(name), value, (name,), writes)
-            for name, value in taken.items()
-        }
-        for variable, source in writes:
-            variable.update_from_state(source)
-        for name, value in joined.items():
-            if value is not own.get(name):
-                setattr(self, name, attributes.data(value))
+        _check_kinds(vars(self), taken, ())
+        new = {name: x for name, x in taken.items() if vars(self).get(name) is None}
+        updates.update(self, {name: x for name, x in taken.items() if name not in new})
+        for name, value in new.items():
+            setattr(self, name, attributes.data(value))
 
 
 def _warn_renamed(name: str) -> None:
@@ -227,30 +222,16 @@ def _is_linen_data(x: Any) -> bool:
     return isinstance(x, dict) and all(_is_linen_data(y) for y in x.values())
 
 
-def _joined(
-    current: Any,
-    taken: Any,
-    path: tuple[Any, ...],
-    writes: list[tuple[Variable[Any], Variable[Any]]],
-) -> Any:
-    """The new value of an attribute; the same object if nothing is new.
-
-    Variables that exist already stay. They go to ``writes``, each with the one whose
-    value it gets.
-    """
-    if current is None:
-        return taken
-    if isinstance(taken, Mapping) and isinstance(current, dict):
-        parts = {
-            name: _joined(current.get(name), value, (*path, name), writes)
-            for name, value in taken.items()
-        }
-        is_new = any(x is not current.get(name) for name, x in parts.items())
-        return {**current, **parts} if is_new else current
-    if isinstance(current, Variable) and type(current) is type(taken):
-        writes.append((current, cast("Variable[Any]", taken)))
-        return current
-    raise linen_side.duplicate_error(path, taken, current)
+def _check_kinds(
+    current: Mapping[str, Any], taken: Mapping[str, Any], path: tuple[Any, ...]
+) -> None:
+    """Raises if a variable has the place of something else."""
+    for name, new in taken.items():
+        old, where = current.get(name), (*path, name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            _check_kinds(old, new, where)
+        elif old is not None and type(old) is not type(new):
+            raise linen_side.duplicate_error(where, new, old)
 
 
 def lazy_init(fn: T, *args: Any, **kwargs: Any) -> T:
