@@ -8,6 +8,7 @@ import importlib
 import itertools
 import sys
 import types
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -219,7 +220,7 @@ def test_copies_are_one_per_device():
 
 # --------------------------------------------------------------------- summary writers
 
-PACKAGES = ("tensorboardX", "torch.utils.tensorboard", "torch")
+PACKAGES = ("tensorboardX", "torch.utils.tensorboard", "torch", "tensorflow")
 
 
 @pytest.fixture
@@ -284,6 +285,14 @@ def test_each_call_is_flushed_by_default(calls):
     writer.scalar("loss", 1.0, 1)
     writer.close()
     assert [call[0] for call in calls[2:]] == ["flush", "close"]
+
+
+def test_tensorflow_is_used_if_it_is_all_there_is(install):
+    summary = unittest.mock.MagicMock()
+    install("tensorflow", summary=summary)
+    new_writer().scalar("loss", 0.5, 3)
+    summary.create_file_writer.assert_called_once_with("logs")
+    summary.scalar.assert_called_once_with("loss", 0.5, step=3)
 
 
 def test_without_any_package_the_error_names_them(install):

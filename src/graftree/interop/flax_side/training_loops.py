@@ -2,8 +2,8 @@
 
 - ``flax.training.train_state``: params, optimizer state and step in one pytree.
 - ``flax.jax_utils``: copies of data on several devices, for ``pmap``.
-- ``flax.metrics.tensorboard``: scalars, images and text for TensorBoard. tensorboardX
-  writes the files, or PyTorch where it is not installed.
+- ``flax.metrics.tensorboard``: scalars, images and text for TensorBoard. The first of
+  tensorboardX, PyTorch and TensorFlow that can be imported writes the files.
 """
 
 from __future__ import annotations
@@ -195,6 +195,13 @@ def _ahead(batches: Iterator[Any], size: int, sharding: NamedSharding) -> Iterat
         waiting.extend(itertools.islice(placed, 1))
 
 
+_MISSING = (
+    "flax.metrics.tensorboard writes its files with tensorboardX, PyTorch or "
+    "TensorFlow, and none of them can be imported.\n"
+    "Install one: pip install tensorboardX"
+)
+
+
 class SummaryWriter:
     """Writes a log that TensorBoard shows.
 
@@ -203,7 +210,7 @@ class SummaryWriter:
         auto_flush: Whether every call reaches the disk before it returns.
 
     Raises:
-        ImportError: If neither tensorboardX nor PyTorch is installed.
+        ImportError: If neither tensorboardX, PyTorch nor TensorFlow is installed.
 
     Example:
         >>> writer = SummaryWriter("/tmp/run")  # doctest: +SKIP
@@ -306,8 +313,37 @@ def _open(log_dir: str) -> Any:
             return importlib.import_module(name).SummaryWriter(log_dir)
         except ImportError:
             continue
-    raise ImportError(
-        "flax.metrics.tensorboard writes its files with tensorboardX or PyTorch, and "
-        "neither can be imported.\n"
-        "Install one: pip install tensorboardX"
-    )
+    try:
+        return _TensorFlow(importlib.import_module("tensorflow"), log_dir)
+    except ImportError:
+        raise ImportError(_MISSING) from None
+
+
+class _TensorFlow:
+    """TensorFlow's writer with the methods of the other two."""
+
+    def __init__(self, tensorflow: Any, log_dir: str) -> None:
+        self._summary: Any = tensorflow.summary
+        self._writer: Any = tensorflow.summary.create_file_writer(log_dir)
+
+    def add_scalar(self, tag: str, value: Any, step: int) -> None:
+        with self._writer.as_default():
+            self._summary.scalar(tag, value, step=step)
+
+    def add_images(self, tag: str, images: Any, step: int, **options: Any) -> None:
+        with self._writer.as_default():
+            self._summary.image(tag, images, step=step, max_outputs=len(images))
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        with self._writer.as_default():
+            self._summary.text(tag, text, step=step)
+
+    def add_histogram(self, tag: str, values: Any, step: int, bins: Any) -> None:
+        with self._writer.as_default():
+            self._summary.histogram(tag, values, step=step, buckets=bins)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
