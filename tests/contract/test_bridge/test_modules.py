@@ -145,19 +145,22 @@ def test_lists_of_this_library_hold_bridge_modules_too():
     assert (Net().apply(v, X) == out).all()
 
 
-def test_variables_in_lists_take_what_is_given():
+def test_variables_in_lists_and_declared_ones_take_what_is_given():
     class Sum(Module):
         terms: list = nnx.data()
 
         def setup(self):
             self.more = [nnx.Param(jnp.ones(()))]
+            self.declared = nnx.data([nnx.Param(jnp.ones(()))])
+            self.last = nnx.data(nnx.Param(jnp.ones(())))
 
         def __call__(self):
-            return sum(term[...] for term in [*self.terms, *self.more])
+            terms = [*self.terms, *self.more, *self.declared, self.last]
+            return sum(term[...] for term in terms)
 
     module = Sum([nnx.Param(jnp.ones(())), nnx.Param(jnp.ones(()))])
     out, v = module.init_with_output(0)
-    assert out == 3 and module.apply(jax.tree.map(lambda x: 5 * x, v)) == 15
+    assert out == 5 and module.apply(jax.tree.map(lambda x: 5 * x, v)) == 25
 
 
 def test_arrays_in_fields_are_no_variables():

@@ -274,10 +274,12 @@ def bind(
 def _put(module: ModuleBase, name: str, value: Any) -> None:
     """Puts a variable, or variables that wait for an object, in an empty place."""
     current = vars(module).get(name)
-    if isinstance(value, Variable):
-        setattr(module, name, attributes.data(value))
-    elif current is None or isinstance(current, Variable):
-        setattr(module, name, attributes.data(ModuleState(value)))
+    if not isinstance(value, Variable):
+        if not (current is None or isinstance(current, Variable)):
+            return
+        value = ModuleState(value)
+    # Past its own `__setattr__`, which would adopt it.
+    Pytree.__setattr__(module, name, attributes.data(value))
 
 
 def adopted(parent: ModuleBase, name: str, value: Any) -> Any:
@@ -287,7 +289,10 @@ def adopted(parent: ModuleBase, name: str, value: Any) -> Any:
     exist yet, or of one that an earlier call made.
     """
     if isinstance(value, attributes.AttributeField):
-        return value
+        if value.default is attributes.MISSING:
+            return value  # an error, when it is set
+        mark = attributes.data if value.is_data else attributes.static
+        return mark(adopted(parent, name, value.default))
     current = vars(parent).get(name)
     if current is value:
         return value
