@@ -271,7 +271,7 @@ def bind(
         bookkeeping.state_of(module).is_setup = True
 
 
-def _put(module: ModuleBase, name: str, value: Any) -> None:
+def _put(module: Any, name: str, value: Any) -> None:
     """Puts a variable, or variables that wait for an object, in an empty place."""
     current = vars(module).get(name)
     if not isinstance(value, Variable):
