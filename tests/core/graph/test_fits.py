@@ -33,14 +33,25 @@ def model(shift=0.0):
     )
 
 
+def spelled(state):
+    """The keys as checkpoints have them."""
+    is_mapping = isinstance(state, dict)
+    return {str(k): spelled(x) for k, x in state.items()} if is_mapping else state
+
+
+def in_boxes(state):
+    """A level below each Variable, as Orbax restores what it knows no types of."""
+    flat = nnx.to_flat_state(state)
+    leaves = [
+        {"value": leaf.get_value()} if isinstance(leaf, nnx.Variable) else leaf
+        for leaf in flat.leaves
+    ]
+    return nnx.to_pure_dict(nnx.from_flat_state(zip(flat.paths, leaves, strict=True)))
+
+
 def boxed(node):
     """As Orbax restores it without a target: strings, and a level ``value``."""
-    found = {}
-    for path, leaf in nnx.to_flat_state(nnx.state(node)):
-        is_box = isinstance(leaf, nnx.Variable)
-        path = (*map(str, path), "value") if is_box else tuple(map(str, path))
-        found[path] = leaf.get_value() if is_box else leaf
-    return nnx.traversals.unflatten_mapping(found)
+    return spelled(in_boxes(nnx.state(node)))
 
 
 def numbers(node):
@@ -258,24 +269,6 @@ def test_deep_objects_need_no_deep_stack():
 # ------------------------------------------------------ states are matched with objects
 
 SOME = strategies.examples(few=30, many=300)
-
-
-def spelled(state):
-    """The keys as checkpoints have them."""
-    is_mapping = isinstance(state, dict)
-    return {str(k): spelled(x) for k, x in state.items()} if is_mapping else state
-
-
-def in_boxes(state):
-    """A level below each Variable, as Orbax restores what it knows no types of."""
-    flat = nnx.to_flat_state(state)
-    leaves = [
-        {"value": leaf.get_value()} if isinstance(leaf, nnx.Variable) else leaf
-        for leaf in flat.leaves
-    ]
-    return nnx.to_pure_dict(nnx.from_flat_state(zip(flat.paths, leaves, strict=True)))
-
-
 STATES = {
     "state": lambda state: state,
     "pure": nnx.to_pure_dict,
