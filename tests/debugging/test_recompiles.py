@@ -435,6 +435,20 @@ def test_calls_without_jit_and_traces_that_raise_do_not_count():
     assert explain(step).traces == explain(failing).traces == 0
 
 
+def test_a_trace_by_another_thread_while_placements_are_noted_is_no_error():
+    step = nnx.jit(lambda x: x)
+    step(X)
+    noted, (trace,) = step.traces, step.traces.latest
+
+    class Elsewhere:
+        def signature(self):
+            noted.latest.append(trace)
+
+    noted.latest.append(Elsewhere())
+    noted.add_placement(trace.signature(), [jnp.array(X)])
+    assert len(noted.latest) == 3 and len(trace.placements) == 2
+
+
 def test_traces_inside_other_transforms_are_seen():
     step = nnx.jit(lambda x: x)
     jax.vmap(step)(X)

@@ -117,7 +117,7 @@ class Traces(Rebuilt):
         if any([isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)]):
             return  # part of another program
         types = jax.tree.map(jax.typeof, [*values])
-        for trace in reversed(self.latest):
+        for trace in reversed([*self.latest]):  # another thread may add one meanwhile
             if trace.signature() is signature and trace.types == types:
                 placement = jax.tree.map(_placed, [*values])
                 known = trace.placements
