@@ -224,7 +224,7 @@ class Lock:
 
 def _handed_over(path: str) -> int | None:
     """Takes the open file from an idle lock that this process has on it."""
-    for descriptor, get in _held.items():
+    for descriptor, get in [*_held.items()]:  # a lock may be collected meanwhile
         lock = get()
         if lock is not None and lock._rests and _is_at(descriptor, path):
             lock._free.detach()
@@ -292,7 +292,7 @@ def _release(descriptor: int, path: str) -> None:
 
 def _forget() -> None:
     """Closes the copies that a fork has: it could outlive the process, and block."""
-    for descriptor in _held:
+    for descriptor in [*_held]:
         os.close(descriptor)
     _held.clear()
 
