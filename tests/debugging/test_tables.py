@@ -299,6 +299,19 @@ def test_what_can_not_be_counted_is_none_and_the_rest_counts():
     assert others == [["72", "204"], ["0", "0"]]
 
 
+def test_dropout_costs_as_much_as_its_formula():
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def formula(key, count, x):
+        key = jax.random.fold_in(key, count)
+        is_kept = jax.random.bernoulli(key, 0.5, x.shape)
+        return jax.lax.select(is_kept, x / 0.5, jnp.zeros_like(x))
+
+    lowered = jax.jit(formula).lower(layer.rngs.key[...], layer.rngs.count[...], X)
+    found = rows(table(layer, X, compute_flops=True))
+    assert int(found[0][4]) == lowered.cost_analysis()["flops"]
+
+
 def test_keyword_inputs_have_derivatives():
     text = table(linear(), inputs=X, compute_vjp_flops=True)
     assert rows(text)[0][2:5] == ["inputs: float32[2,4]", "float32[2,4]", "204"]

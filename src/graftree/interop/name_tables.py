@@ -132,12 +132,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     # Transforms.
     "extract": {
         "transforms.crossing.prefixes": "PrefixMapping TreeState",
-        "interop.node_states": "NodeStates to_tree from_tree broadcast_prefix"
-        " broadcast_prefix_map check_consistent_aliasing clear_non_graph_nodes",
+        "interop.node_states": "NodeStates to_tree from_tree"
+        " check_consistent_aliasing clear_non_graph_nodes",
         PUBLIC: "Pytree State prefix",
         "annotations": "PathParts=Path",
         "interop.flax_side.type_aliases": "Leaf Missing Index",
-        "interop.older_functions": "check_no_aliases variable_changed filter_kwargs",
+        "interop.older_functions": "check_no_aliases broadcast_prefix"
+        " broadcast_prefix_map variable_changed filter_kwargs",
     },
     "transforms.autodiff": {
         "transforms.derivatives.grad": "grad value_and_grad",

@@ -24,7 +24,7 @@ from graftree import config
 from graftree.core import paths
 from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import GraphDef
-from graftree.interop import graph_contexts
+from graftree.interop import graph_contexts, older_functions
 from graftree.interop.graph_contexts import MergeContext, SplitContext
 from graftree.transforms.crossing import decorators, refusals
 from graftree.transforms.crossing.decorators import MISSING
@@ -238,81 +238,13 @@ def _map(
     """The tree with ``replace(path, prefix, leaf)`` for each leaf."""
     if not _is_given(prefix):
         return jax.tree.map(lambda x: replace((), prefix, x), tree, is_leaf=is_leaf)
-    return broadcast_prefix_map(
+    return older_functions.broadcast_prefix_map(
         replace,
         prefix,
         tree,
         is_leaf=is_leaf,
         prefix_leaf=lambda x: x is None or is_leaf(x),
     )
-
-
-def broadcast_prefix(
-    prefix_tree: Any,
-    full_tree: Any,
-    prefix_is_leaf: Callable[[Any], bool] | None = None,
-    tree_is_leaf: Callable[[Any], bool] | None = None,
-) -> list[Any]:
-    """Lists, for each leaf of a tree, the leaf of a prefix above it.
-
-    Args:
-        prefix_tree: A tree prefix of ``full_tree``.
-        full_tree: The tree.
-        prefix_is_leaf: Which values are leaves of the prefix, besides JAX's leaves.
-        tree_is_leaf: Which values are leaves of the tree.
-
-    Raises:
-        ValueError: If it is not a prefix.
-
-    Example:
-        >>> nnx.extract.broadcast_prefix((0, 1), ({"a": 5, "b": 6}, 7))
-        [0, 0, 1]
-    """
-    found: list[Any] = []
-
-    def repeat(leaf: Any, below: Any) -> None:
-        count = jax.tree.structure(below, is_leaf=tree_is_leaf).num_leaves
-        found.extend([leaf] * count)
-
-    jax.tree.map(repeat, prefix_tree, full_tree, is_leaf=prefix_is_leaf)
-    return found
-
-
-def broadcast_prefix_map(
-    f: Callable[..., Any],
-    prefix_tree: Any,
-    full_tree: Any,
-    *rest: Any,
-    is_leaf: Callable[[Any], bool] | None = None,
-    prefix_leaf: Callable[[Any], bool] | None = None,
-) -> Any:
-    """Maps a function over the leaves of trees and of a prefix of them.
-
-    Args:
-        f: Called with the path, the leaf of the prefix, and a leaf of each tree.
-        prefix_tree: A tree prefix of ``full_tree``.
-        full_tree: The tree.
-        *rest: More trees like it.
-        is_leaf: Which values are leaves of the tree.
-        prefix_leaf: Which values are leaves of the prefix.
-
-    Returns:
-        A tree like ``full_tree`` with the results of ``f``.
-
-    Raises:
-        ValueError: If it is not a prefix, or a tree has another structure.
-
-    Example:
-        >>> nnx.extract.broadcast_prefix_map(
-        ...     lambda path, axis, x: (axis, x), (0, 1), ({"a": 5}, 7)
-        ... )
-        ({'a': (0, 5)}, (1, 7))
-    """
-    prefixes = broadcast_prefix(prefix_tree, full_tree, prefix_leaf, is_leaf)
-    flat, treedef = jax.tree_util.tree_flatten_with_path(full_tree, is_leaf=is_leaf)
-    others = [treedef.flatten_up_to(tree) for tree in rest]
-    paths, leaves = [path for path, _ in flat], [leaf for _, leaf in flat]
-    return treedef.unflatten(map(f, paths, prefixes, leaves, *others))
 
 
 def _is_given(prefix: Any) -> bool:

@@ -114,7 +114,7 @@ class Dropout(Module):
         keep_rate = float(1 - self.rate)
         key = self._draw_key(rngs)
         is_kept = _keep_mask(key, keep_rate, inputs, shared)
-        return jnp.where(is_kept, inputs / keep_rate, 0)
+        return jnp.where(is_kept, inputs / keep_rate, 0.0)
 
     def _draw_key(self, rngs: Any) -> jax.Array:
         """The key of one call: from its argument, else from the layer's stream."""

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graftree.weights import saving, sources
-from graftree.weights.stored_tensors import refusal
+from graftree.weights import saving, sources, stored_tensors
 
 
 def convert(path: str, out: str, key: str) -> None:
@@ -34,7 +33,9 @@ def _copy_tensors(path: str, out: str, key: str) -> None:
     others = [f"{n}: {_described(x)}" for n, x in items.items() if n not in tensors]
     if not tensors:
         what = "\n".join(["it has no tensors by name", *others[:20]])
-        raise refusal(path, what, way_out="If one of these has them: --key NAME")
+        raise stored_tensors.refusal(
+            path, what, way_out="If one of these has them: --key NAME"
+        )
     with sources.open(tensors) as source:
 
         def read(name: str) -> np.ndarray:
@@ -61,14 +62,14 @@ def _items(path: str, key: str) -> dict[Any, Any]:
         what = f"{type(error).__name__}: {_reason(error)}"
         way_out = "If it has more than tensors, save those where it was made:\n  "
         way_out += "torch.save(model.state_dict(), PATH)"
-        raise refusal(path, what, way_out=way_out) from error
+        raise stored_tensors.refusal(path, what, way_out=way_out) from error
     for part in key.split(".") if key else []:
         found = found.get(part) if isinstance(found, dict) else None
     if not isinstance(found, dict):
         what = (
             f"{key or 'it'} is not a dict of tensors, but of type {_described(found)}"
         )
-        raise refusal(path, what, way_out="")
+        raise stored_tensors.refusal(path, what, way_out="")
     return found
 
 
