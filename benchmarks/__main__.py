@@ -2,14 +2,8 @@
 
 import argparse
 import dataclasses
-import importlib.metadata
-import platform
 
-import jax
-
-from benchmarks import gauges, rows, tables
-
-PEERS = ("flax", "equinox")
+from benchmarks import gauges, libraries, rows, tables
 
 
 def main() -> None:
@@ -18,7 +12,9 @@ def main() -> None:
     effort = gauges.QUICK if options.quick else gauges.FULL
     if options.fastest:
         effort = dataclasses.replace(effort, pick=min)
-    print(_setting(effort))
+    pick = "fastest" if options.fastest else "median"
+    setting = libraries.versions("flax", "equinox")
+    print(f"{setting}; {pick} of up to {effort.turns} turns")
     for group in rows.all_groups(options.quick):
         if options.only in group.name:
             print(tables.markdown(group, group.measure(effort)), flush=True)
@@ -32,20 +28,6 @@ def _parser() -> argparse.ArgumentParser:
     fastest = "the fastest turn, not the median: for a machine that is not idle"
     option("--fastest", action="store_true", help=fastest)
     return parser
-
-
-def _setting(effort: gauges.Effort) -> str:
-    """What the figures were measured with."""
-    versions = [f"Python {platform.python_version()}", f"JAX {jax.__version__}"]
-    for peer in PEERS:
-        try:
-            versions.append(f"{peer} {importlib.metadata.version(peer)}")
-        except importlib.metadata.PackageNotFoundError:
-            versions.append(f"no {peer}")
-    return (
-        f"{', '.join(versions)}, {jax.default_backend()}; "
-        f"{'fastest' if effort.pick is min else 'median'} of up to {effort.turns} turns"
-    )
 
 
 if __name__ == "__main__":

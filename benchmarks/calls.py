@@ -48,9 +48,6 @@ def equinox(equinox: Any, depth: int) -> Operation:
     return partial(function, perceptrons.equinox_model(equinox, depth), _inputs())
 
 
-FORWARD = Made(raw, nnx, equinox)
-
-
 # ----------------------------------- a pytree as the argument of jax.jit, flattened
 
 

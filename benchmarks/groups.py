@@ -151,20 +151,18 @@ def compared(
     return Group(name, quantity, tuple(found), target)
 
 
-def with_rows(group: Group, *more: Row) -> Group:
-    """The group with more rows at its end."""
-    return dataclasses.replace(group, rows=(*group.rows, *more))
+def with_rows(group: Group, *rows: Row) -> Group:
+    """The group with these rows instead of its own."""
+    return dataclasses.replace(group, rows=rows)
 
 
 def in_default_mode(group: Group) -> Group:
     """The group without the rows of the other modes."""
-    return _where(group, lambda row: row.variant not in [*MODES][1:])
+    others = [*MODES][1:]
+    return with_rows(group, *(x for x in group.rows if x.variant not in others))
 
 
 def without_peers(group: Group) -> Group:
     """The group with only raw JAX and Graftree."""
-    return _where(group, lambda row: row.library in (RAW, GRAFTREE))
-
-
-def _where(group: Group, is_kept: Callable[[Row], bool]) -> Group:
-    return dataclasses.replace(group, rows=tuple(filter(is_kept, group.rows)))
+    kept = RAW, GRAFTREE
+    return with_rows(group, *(x for x in group.rows if x.library in kept))

@@ -9,7 +9,6 @@ through.
 
 import dataclasses
 import functools
-import re
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ THETA = 10_000.0
 BFLOAT16 = "params=f32, compute=bf16"
 SMALL = Config(layers=4, width=128, heads=8, kv_heads=4, hidden=384)
 
-# What each axis of a parameter is, by the last two parts of its path.
+# What each axis of a parameter is, by the end of its path.
 AXES = {
     "embed/embedding": ("vocab", "embed"),
     "query/kernel": ("embed", "heads", None),
@@ -82,16 +81,15 @@ class Setting:
         tokens = jax.random.randint(
             jax.random.key(1), shape, 0, self.config.vocabulary, jnp.int32
         )
-        return tokens if self.layout is None else self._divided(tokens)
+        if self.layout is None:
+            return tokens
+        return jax.device_put(tokens, self.layout.batch)
 
     def constrained(self, x: jax.Array) -> jax.Array:
         """Activations that stay divided by rows, as in ``examples.lm``."""
         if self.layout is None:
             return x
         return jax.lax.with_sharding_constraint(x, self.layout.batch)
-
-    def _divided(self, tokens: jax.Array) -> jax.Array:
-        return jax.device_put(tokens, self.layout.batch)
 
     def parameters(self) -> dict[str, Any]:
         """The parameters that ``examples.lm`` begins with, as nested dicts."""
@@ -111,7 +109,7 @@ class Setting:
         def of(path, array):
             if self.layout is None:
                 return jax.sharding.SingleDeviceSharding(jax.devices()[0])
-            names = spec_axes(jax.tree_util.keystr(path, simple=True, separator="/"))
+            names = _axes_of(jax.tree_util.keystr(path, simple=True, separator="/"))
             names = (None,) * (array.ndim - len(names)) + names
             rules = dict(self.layout.rules)
             return jax.NamedSharding(
@@ -121,11 +119,9 @@ class Setting:
         return jax.tree_util.tree_map_with_path(of, params)
 
 
-def spec_axes(path: str) -> tuple[str | None, ...]:
+def _axes_of(path: str) -> tuple[str | None, ...]:
     """What the axes of the parameter at a path are; nothing for what is none."""
-    last = "/".join(re.split("/", path)[-2:])
-    found = [axes for end, axes in AXES.items() if last.endswith(end)]
-    return found[0] if found else ()
+    return next((axes for end, axes in AXES.items() if path.endswith(end)), ())
 
 
 # ---------------------------------------------------------------------------- raw JAX
@@ -155,14 +151,8 @@ def raw(setting: Setting) -> steps.PureStep:
 
 def raw_loss(params: Any, tokens: jax.Array, setting: Setting) -> jax.Array:
     """The mean loss, in nats per token."""
-    return mean_loss(raw_logits(params, tokens[:, :-1], setting), tokens)
-
-
-def mean_loss(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """The mean loss of logits for all tokens but the first."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits.astype(jnp.float32), tokens[:, 1:]
-    )
+    logits = raw_logits(params, tokens[:, :-1], setting).astype(jnp.float32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
     return losses.mean()
 
 
@@ -239,29 +229,40 @@ def rotate(x: jax.Array, turns: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
-# --------------------------------------------------------------------------- Graftree
+# ----------------------------------------------------------------- Graftree, Flax NNX
 
 
-def ours(setting: Setting) -> steps.Step:
-    """The train step of ``examples.lm``, as a new function each time."""
-    recipe, layout = setting.recipe, setting.layout
-    if layout is None:
-        with graftree.use_eager_sharding(False):
-            objects = train.make_objects(setting.config, recipe)
-    else:
-        objects = train.make_state(setting.config, recipe, layout)
+def nnx(
+    nnx: Any,
+    model: Any,
+    optimizer: Any,
+    setting: Setting,
+    passing: steps.Passing = steps.POSITIONAL,
+) -> steps.Step:
+    """The train step on objects of Graftree or Flax NNX, a new function each time."""
 
     def step(model, optimizer, tokens):
-        loss, grads = graftree.value_and_grad(train.loss_fn)(model, tokens)
+        loss, grads = nnx.value_and_grad(train.loss_fn)(model, tokens)
         optimizer.update(model, grads)
         return loss
 
     return steps.Step(
-        graftree.jit(step, donate_argnums=(0, 1)),
-        dict(zip(("model", "optimizer"), objects, strict=True)),
+        nnx.jit(step, donate_argnums=(0, 1)),
+        {"model": model, "optimizer": optimizer},
         {"tokens": setting.tokens()},
-        steps.POSITIONAL if layout is None else _in_force(layout),
+        passing,
     )
+
+
+def ours(setting: Setting) -> steps.Step:
+    """The train step of ``examples.lm``."""
+    recipe, layout = setting.recipe, setting.layout
+    if layout is None:
+        with graftree.use_eager_sharding(False):
+            objects = train.make_objects(setting.config, recipe)
+        return nnx(graftree, *objects, setting)
+    objects = train.make_state(setting.config, recipe, layout)
+    return nnx(graftree, *objects, setting, _in_force(layout))
 
 
 def _in_force(layout: layouts.Layout) -> steps.Passing:

@@ -123,7 +123,7 @@ def _attention_fn(nnx: Any) -> Any:
 
 
 def step(nnx: Any, setting: language_models.Setting) -> steps.Step:
-    """The train step of ``examples.lm``, as a new function each time."""
+    """The train step of the model with the parameters of ``examples.lm``."""
     model = _model_class(nnx)(setting, rngs=nnx.Rngs(0))
     nnx.update(model, _as_state(setting.parameters()))
     transformation = train.make_transformation(setting.recipe)
@@ -135,21 +135,7 @@ def step(nnx: Any, setting: language_models.Setting) -> steps.Step:
             state, jax.tree.map(jax.device_put, pure, setting.shardings(pure))
         )
         nnx.update(optimizer, state)
-
-    def update(model, optimizer, tokens):
-        loss, grads = nnx.value_and_grad(_loss)(model, tokens)
-        optimizer.update(model, grads)
-        return loss
-
-    return steps.Step(
-        nnx.jit(update, donate_argnums=(0, 1)),
-        {"model": model, "optimizer": optimizer},
-        {"tokens": setting.tokens()},
-    )
-
-
-def _loss(model: Any, tokens: jax.Array) -> jax.Array:
-    return language_models.mean_loss(model(tokens[:, :-1]), tokens)
+    return language_models.nnx(nnx, model, optimizer, setting)
 
 
 def _as_state(params: Any) -> Any:

@@ -1,8 +1,12 @@
 """The libraries that are compared, as far as they are installed."""
 
 import importlib
+import importlib.metadata
 import importlib.util
+import platform
 from typing import Any
+
+import jax
 
 RAW = "raw JAX"
 GRAFTREE = "Graftree"
@@ -19,3 +23,14 @@ def installed(*names: str) -> dict[str, Any]:
         for name in names
         if importlib.util.find_spec(MODULES[name].split(".")[0])
     }
+
+
+def versions(*packages: str) -> str:
+    """What figures were measured with: of Python, of JAX, and of these packages."""
+    found = [f"Python {platform.python_version()}", f"JAX {jax.__version__}"]
+    for package in packages:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"no {package}")
+    return f"{', '.join(found)}, {jax.default_backend()}"

@@ -12,19 +12,19 @@ import subprocess
 import sys
 import timeit
 
-ROWS = {
-    "jax._src.core:trace_state": "assign",
-    "jax.extend.core:set_current_trace": "make",
-    "jax.extend.core:set_current_trace ": "attend",
-    "jax._src.tree_util:dispatch_registry": "call",
-    "graftree._python:evaluate": "flatten",
-}
+ROWS = (
+    ("jax._src.core:trace_state", "assign"),
+    ("jax.extend.core:set_current_trace", "make"),
+    ("jax.extend.core:set_current_trace", "attend"),
+    ("jax._src.tree_util:dispatch_registry", "call"),
+    ("graftree._python:evaluate", "flatten"),
+)
 
 
 def main() -> None:
     """Prints the microseconds of each row with the name and without it."""
-    for place, work in ROWS.items():
-        took = [_run(work, without) for without in ("", place.strip())]
+    for place, work in ROWS:
+        took = [_run(work, without) for without in ("", place)]
         print(f"{place:48} {work:8} {took[0]:9.2f} us  without {took[1]:9.2f} us")
 
 

@@ -10,7 +10,6 @@ below ``Module``, and of all functions that the call goes through. Lines of code
 blank lines, comments or docstrings.
 """
 
-import ast
 import functools
 import inspect
 import pathlib
@@ -26,6 +25,7 @@ import optax
 import graftree as nnx
 from benchmarks import libraries, tables
 from benchmarks.libraries import EQUINOX, FLAX, GRAFTREE
+from tests import sources
 
 
 class MLP(nnx.Module):
@@ -115,20 +115,9 @@ def layers_of_equinox(eqx: Any) -> dict[str, tuple[type, Callable[[], Any]]]:
 
 
 @functools.cache
-def _code_lines(file: str) -> frozenset[int]:
-    """The numbers of the lines of a file that hold code."""
-    text = pathlib.Path(file).read_text()
-    found = {
-        number
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.strip().startswith("#")
-    }
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
-            docstring = node.body[0]
-            found -= {*range(docstring.lineno, (docstring.end_lineno or 0) + 1)}
-    return frozenset(found)
+def _source(file: str) -> sources.Source:
+    path = pathlib.Path(file)
+    return sources.Source(path, path.read_text())
 
 
 def lines_of(objects: Iterable[Any]) -> int:
@@ -137,7 +126,7 @@ def lines_of(objects: Iterable[Any]) -> int:
     for x in objects:
         file = inspect.getfile(x)
         lines, first = inspect.getsourcelines(x)
-        spanned = {*range(first, first + len(lines))} & _code_lines(file)
+        spanned = {*range(first, first + len(lines))} & _source(file).code_lines
         found |= {(file, number) for number in spanned}
     return len(found)
 

@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 
+import graftree
 from benchmarks import (
     blocks,
     calls,
@@ -71,7 +72,7 @@ def all_groups(quick: bool = False) -> list[Group]:
             for part in planned_memory.PARTS
         ),
         *map(trace_per_variable, (100, 300, 900) if quick else (250, 1_000, 4_000)),
-        *paths.groups_of(libraries.installed(GRAFTREE)[GRAFTREE], 12),
+        *paths.groups_of(graftree, 12),
         slowest_calls(2_000 if quick else 10_000),
         *courses(2_000 if quick else 10_000),
         *(group for depth in (4, 50) for group in other_arguments(depth)),
@@ -184,9 +185,8 @@ def train_and_evaluate(depth: int) -> Group:
     name = f"train() and a step, eval() and a call, {depth} blocks"
     by_hand, made = "flat list, two functions", blocks.IN_TURNS
     group = compared(name, MICROSECONDS, by_hand, made, depth)
-    (library,) = libraries.installed(GRAFTREE).values()
-    view = Row(GRAFTREE, "a view", partial(blocks.nnx_view, library, depth))
-    return dataclasses.replace(group, rows=(*group.rows, view))
+    view = Row(GRAFTREE, "a view", partial(blocks.nnx_view, graftree, depth))
+    return groups.with_rows(group, *group.rows, view)
 
 
 def decode_step(depth: int) -> Group:
@@ -215,7 +215,7 @@ def eager_layer(name: str) -> Group:
     )
     raw, *rest = group.rows
     more = [Row(RAW, x, partial(eager_layers.raw, x, name)) for x in others]
-    return dataclasses.replace(group, rows=(raw, *more, *rest))
+    return groups.with_rows(group, raw, *more, *rest)
 
 
 def eager_transform(name: str) -> Group:
@@ -249,7 +249,7 @@ def functional_form(name: str, depth: int) -> Group:
         dataclasses.replace(x, variant=variants.get(x.library, x.variant))
         for x in group.rows
     ]
-    return dataclasses.replace(group, rows=tuple(rows))
+    return groups.with_rows(group, *rows)
 
 
 def construct(depth: int) -> Group:

@@ -22,7 +22,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,8 @@ import numpy as np
 
 import graftree as nnx
 from benchmarks import tables
+from examples.command_lines import SIMULATED
+from examples.lm.processes import free_port
 from examples.models import llama, pretrained
 from graftree.weights import saving, sources, stored_tensors
 
@@ -43,7 +44,6 @@ PEER = "safetensors"
 # Devices of each process.
 LAYOUTS = {"one device": (1,), "8 devices": (8,), "2 processes, 4 devices each": (4, 4)}
 LOADERS = ("Graftree", "safetensors, whole files", "safetensors, slices")
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,12 +126,10 @@ def _print_rows(
 
 def _start(layout: str, folder: pathlib.Path, loader: str, options: Any) -> list[Found]:
     """Loads in fresh processes."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for number, devices in enumerate(LAYOUTS[layout]):
-        flags = f"--xla_force_host_platform_device_count={devices}"
+        flags = f"{SIMULATED}={devices}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         task = {"number": number, "layout": layout, "loader": loader, "port": port}
         task |= {"layers": options.layers, "width": options.width}

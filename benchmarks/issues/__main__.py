@@ -2,13 +2,9 @@
 
 import argparse
 import ast
-import importlib.metadata
 import os
-import platform
 
-import jax
-
-from benchmarks import tables
+from benchmarks import libraries, tables
 from benchmarks.issues import figures
 from benchmarks.libraries import FLAX, GRAFTREE
 
@@ -21,7 +17,8 @@ def main() -> None:
         prog="python -m benchmarks.issues", description=__doc__
     )
     parser.add_argument("programs", nargs="*", default=figures.PROGRAMS)
-    print(_setting())
+    load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"{libraries.versions('flax')}, {load}")
     print("", tables.head(["problem", "figure"], [*OPTIONS]), sep="\n")
     for program in parser.parse_args().programs:
         for row in _rows(program):
@@ -48,16 +45,6 @@ def _title(program: str) -> str:
     """The first words of its docstring."""
     tree = ast.parse((figures.FOLDER / f"{program}.py").read_text())
     return str(ast.get_docstring(tree)).splitlines()[0].partition(":")[0]
-
-
-def _setting() -> str:
-    """What the figures were measured with, and what else the machine was doing."""
-    load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    flax = importlib.metadata.version("flax")
-    return (
-        f"Python {platform.python_version()}, JAX {jax.__version__}, flax {flax}, "
-        f"{jax.default_backend()}, {load}"
-    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from examples.command_lines import SIMULATED
+
 # Tells a process which one it is: its number, how many there are, the port.
 VARIABLE = "GRAFTREE_LM_PROCESS"
 EACH = 4  # devices of a process, if nothing else is said
@@ -78,7 +80,7 @@ def run(
         The exit code: 0; 2 for a wrong option; 1, after one line on stderr, if one of
         them failed; 130 after Ctrl-C and 143 after SIGTERM, when all has been saved.
     """
-    port = _free_port()
+    port = free_port()
     logs = [folder / f"process-{number}.log" for number in range(count)]
     processes: list[subprocess.Popen[bytes]] = []
     told: list[int] = []
@@ -113,7 +115,7 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 def _start(
     arguments: Sequence[str], place: str, devices: int, log: pathlib.Path
 ) -> subprocess.Popen[bytes]:
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{SIMULATED}={devices}"
     environment = {VARIABLE: place, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     is_first = place.startswith("0/")
     with log.open("wb") as messages:
@@ -167,7 +169,8 @@ def _last_line(log: pathlib.Path) -> str:
     return log.read_text(errors="replace").strip().rpartition("\n")[2]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return free.getsockname()[1]
