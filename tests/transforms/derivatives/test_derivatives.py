@@ -512,6 +512,30 @@ def test_custom_vjp_may_write_what_the_gradient_does_not_need(value_mode, outer)
     np.testing.assert_allclose((found, v), (np.cos(X) * 2, np.sin(X) * 2), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("error::graftree.errors.LostUpdateWarning")
+def test_custom_vjp_may_count_in_a_loop(value_mode):
+    def count_and_double(count, x):
+        count[...] += 1
+        return 2 * x
+
+    double = nnx.custom_vjp(count_and_double, **value_mode)
+    double.defvjp(
+        lambda count, x: (count_and_double(count, x), None),
+        lambda _, g: (None, 2 * g),
+    )
+    count = nnx.Variable(jnp.array(0))
+
+    def loss(x, count):
+        def body(_, carry):
+            count, x = carry
+            return count, double(count, x)
+
+        return nnx.fori_loop(0, 3, body, (count, x), **value_mode)[1]
+
+    assert nnx.grad(loss, **value_mode)(1.0, count) == 8.0
+    assert count[...] == 3
+
+
 @tables.cases(
     "bwd, mode",
     (bwd_with_updates, GRAPH),

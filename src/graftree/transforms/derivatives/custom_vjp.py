@@ -421,8 +421,11 @@ def _without_cotangent(value: Any, message: str) -> Any:
     return value
 
 
-def _drop_cotangent(message: str, _: None, __: Any) -> tuple[None]:
-    _python.warn_user(message, errors.LostUpdateWarning)
+def _drop_cotangent(message: str, _: None, cotangent: Any) -> tuple[None]:
+    # The backward pass of a loop has a cotangent for every part of the carry. That of
+    # a count or a key is a float0, and nothing depends on it.
+    if any(part.dtype != jax.dtypes.float0 for part in jax.tree.leaves(cotangent)):
+        _python.warn_user(message, errors.LostUpdateWarning)
     return (None,)
 
 
