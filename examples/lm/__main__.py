@@ -16,7 +16,6 @@ from examples.command_lines import (
     SIMULATED,
     OneLineParser,
     interrupts_deferred,
-    make_writable,
     simulate,
     whole_number,
 )
@@ -139,11 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = Settings(**{name: given[name] for name in given})
     try:
         options.check()
-        make_writable(options.output)
     except WrongOption as error:
         parser.error(str(error))
-    except OSError as error:
-        parser.error(f"cannot write to the folder {options.output}: {error.strerror}")
+    parser.make_writable(options.output)
     if count > 1 and not processes.is_one_of_several():
         devices = devices or math.prod(options.mesh.values())
         if devices % count:
