@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         devices = count * processes.EACH
     if devices is not None:
         given.setdefault("mesh", {"data": devices})
-    options = Settings(**{name: given[name] for name in given})
+    options = Settings(**given)
     try:
         options.check()
     except WrongOption as error:
