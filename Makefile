@@ -5,7 +5,7 @@ ARGS ?=
 .PHONY: demo test test-all bench docs docs-serve format clean
 
 demo: # Train a network on handwritten digits
-	@scripts/demo.sh $(ARGS)
+	@PYTHONUNBUFFERED=1 scripts/tool.sh demo '.[demo]' python -m examples.digits $(ARGS)
 
 test: # All checks; all tests on the newest Python found, part of them on Python 3.11
 	@scripts/test.sh

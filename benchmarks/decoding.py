@@ -19,12 +19,15 @@ from benchmarks.perceptrons import BATCH, WIDTH
 LENGTH = 16
 
 
-def parameters(depth: int) -> list[dict[str, jax.Array]]:
+def parameters(depth: int) -> list[dict[str, dict[str, jax.Array]]]:
     """The projections of the layers, without biases."""
     inputs = perceptrons.parameters(depth, 3 * WIDTH)
     outputs = perceptrons.parameters(depth)
     return [
-        {"project": into["kernel"][:WIDTH], "out": out["kernel"]}
+        {
+            "project": {"kernel": into["kernel"][:WIDTH]},
+            "out": {"kernel": out["kernel"]},
+        }
         for into, out in zip(inputs, outputs, strict=True)
     ]
 
@@ -63,8 +66,8 @@ def raw(depth: int) -> Operation:
         changed, layers = [], jax.tree.unflatten(params_def, params)
         caches = jax.tree.unflatten(caches_def, caches)
         for layer, before in zip(layers, caches, strict=True):
-            seen, after = attend(x @ layer["project"], before)
-            x = x + seen @ layer["out"]
+            seen, after = attend(x @ layer["project"]["kernel"], before)
+            x = x + seen @ layer["out"]["kernel"]
             changed.append(after)
         return jax.tree.leaves(changed), jnp.tanh(x)
 
@@ -100,9 +103,7 @@ def _layer_class(nnx: Any) -> type:
 def nnx(nnx: Any, depth: int, **mode: bool) -> Operation:
     """Decode step on an object, for Graftree or Flax NNX, in one of the three modes."""
     model = perceptrons.chain(nnx)(_layer_class(nnx), depth, nnx.Rngs(0))
-    for layer, values in zip(model.layers, parameters(depth), strict=True):
-        layer.project.kernel[...] = values["project"]
-        layer.out.kernel[...] = values["out"]
+    nnx.update(model, {"layers": dict(enumerate(parameters(depth)))})
     x = perceptrons.batch()["x"]
     function = nnx.jit(lambda model, x: jnp.tanh(model(x)), **mode)
 

@@ -19,28 +19,31 @@ WIDTH, HEADS, LENGTH, BATCH = 8, 2, 4, 2
 DEPTH = WIDTH // HEADS
 MOMENTUM = 0.99
 
-Parameters = dict[str, jax.Array]
+Parameters = dict[str, Any]  # nested, as the attributes of the layer
 
 
-def _draw(shapes: dict[str, tuple[int, ...]]) -> Parameters:
+def _draw(name: str) -> Parameters:
+    """The parameters of a layer, the same ones each time."""
+    shapes, treedef = jax.tree.flatten(SHAPES[name], is_leaf=_is_shape)
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    pairs = zip(keys, shapes.items(), strict=True)
-    return {name: jax.random.normal(key, shape) for key, (name, shape) in pairs}
+    return treedef.unflatten(map(jax.random.normal, keys, shapes))
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, tuple)
 
 
 _AFFINE = {"scale": (WIDTH,), "bias": (WIDTH,)}
 _PROJECTION = {"kernel": (WIDTH, HEADS, DEPTH), "bias": (HEADS, DEPTH)}
-_PROJECTIONS = {
-    f"{layer}.{name}": shape
-    for layer in ("query", "key", "value")
-    for name, shape in _PROJECTION.items()
-}
-SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+_OUT = {"kernel": (HEADS, DEPTH, WIDTH), "bias": (WIDTH,)}
+SHAPES: dict[str, Parameters] = {
     "Linear": {"kernel": (WIDTH, WIDTH), "bias": (WIDTH,)},
     "LayerNorm": _AFFINE,
     "BatchNorm": _AFFINE,
-    "MultiHeadAttention": _PROJECTIONS
-    | {"out.kernel": (HEADS, DEPTH, WIDTH), "out.bias": (WIDTH,)},
+    "MultiHeadAttention": {
+        **dict.fromkeys(("query", "key", "value"), _PROJECTION),
+        "out": _OUT,
+    },
 }
 
 
@@ -71,12 +74,12 @@ def _attention(
 ) -> Callable[[Parameters, jax.Array], jax.Array]:
     def call(params: Parameters, x: jax.Array) -> jax.Array:
         q, k, v = [
-            jnp.einsum("blw,whd->blhd", x, params[f"{name}.kernel"])
-            + params[f"{name}.bias"]
+            jnp.einsum("blw,whd->blhd", x, params[name]["kernel"])
+            + params[name]["bias"]
             for name in ("query", "key", "value")
         ]
-        y = jnp.einsum("blhd,hdw->blw", attend(q, k, v), params["out.kernel"])
-        return y + params["out.bias"]
+        y = jnp.einsum("blhd,hdw->blw", attend(q, k, v), params["out"]["kernel"])
+        return y + params["out"]["bias"]
 
     return call
 
@@ -99,7 +102,7 @@ RAW: dict[str, dict[str, Callable[[Parameters, jax.Array], jax.Array]]] = {
 
 def raw(variant: str, name: str) -> Operation:
     """The mathematics of a layer."""
-    function, params, x = RAW[name][variant], _draw(SHAPES[name]), inputs(name)
+    function, params, x = RAW[name][variant], _draw(name), inputs(name)
     if name == "BatchNorm":
         params |= {"mean": jnp.zeros(WIDTH), "var": jnp.ones(WIDTH)}
     return lambda: function(params, x)
@@ -116,8 +119,5 @@ def nnx(nnx: Any, name: str) -> Operation:
     if name == "MultiHeadAttention":
         args, options = (HEADS, WIDTH), {"decode": False}
     layer, x = getattr(nnx, name)(*args, **options, rngs=nnx.Rngs(0)), inputs(name)
-    for path, value in _draw(SHAPES[name]).items():
-        *parents, last = path.split(".")
-        owner = getattr(layer, parents[0]) if parents else layer
-        getattr(owner, last)[...] = value
+    nnx.update(layer, _draw(name))
     return lambda: layer(x)

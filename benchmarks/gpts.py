@@ -57,7 +57,7 @@ def parameters(depth: int) -> dict[str, Any]:
         return linears | {name: _norm_parameters() for name in NORMS}
 
     return {
-        "embed": draw(next(keys), (VOCABULARY, WIDTH)),
+        "embed": {"embedding": draw(next(keys), (VOCABULARY, WIDTH))},
         "positions": draw(next(keys), (LENGTH, WIDTH)),
         "blocks": [block() for _ in range(depth)],
         "norm": _norm_parameters(),
@@ -97,10 +97,11 @@ def raw(depth: int) -> Callable[[], steps.Step]:
 
 
 def _loss(params: dict[str, Any], x: jax.Array, y: jax.Array) -> jax.Array:
-    h = params["embed"][x] + params["positions"]
+    table = params["embed"]["embedding"]
+    h = table[x] + params["positions"]
     for block in params["blocks"]:
         h = _block(block, h)
-    return _cross_entropy(norm(params["norm"], h) @ params["embed"].T, y)
+    return _cross_entropy(norm(params["norm"], h) @ table.T, y)
 
 
 def _block(params: dict[str, Any], h: jax.Array) -> jax.Array:
@@ -180,11 +181,7 @@ def _nnx_class(nnx: Any) -> type:
 def _nnx_model(nnx: Any, params: dict[str, Any]) -> Any:
     """The model with these values."""
     model = _nnx_class(nnx)(len(params["blocks"]), rngs=nnx.Rngs(0))
-    model.embed.embedding[...] = params["embed"]
-    model.positions[...] = params["positions"]
-    for block, values in zip(model.blocks, params["blocks"], strict=True):
-        for name in LINEARS:
-            getattr(block, name).kernel[...] = values[name]["kernel"]
+    nnx.update(model, params | {"blocks": dict(enumerate(params["blocks"]))})
     return model
 
 
@@ -229,7 +226,7 @@ def inputs() -> jax.Array:
     return jax.random.normal(jax.random.key(1), INPUTS)
 
 
-def block_parameters() -> dict[str, dict[str, jax.Array]]:
+def block_parameters() -> dict[str, Any]:
     """The parameters of the block as nested dicts."""
     keys = jax.random.split(jax.random.key(0), len(KERNELS))
     draw = jax.nn.initializers.normal(0.1)
@@ -240,15 +237,17 @@ def block_parameters() -> dict[str, dict[str, jax.Array]]:
         }
         for key, (name, shape) in zip(keys, KERNELS.items(), strict=True)
     }
-    return linears | {name: _norm_parameters() for name in NORMS}
+    norms = {name: _norm_parameters() for name in NORMS}
+    attention = {name: linears.pop(name) for name in (*PROJECTIONS, "out")}
+    return {**norms, **linears, "attention": attention}
 
 
 def raw_block(params: Any, h: jax.Array) -> jax.Array:
     """The block as a function."""
-    x = norm(params["norm_attention"], h)
-    heads = [_contracted(params[name], x, axes=1) for name in PROJECTIONS]
+    x, attention = norm(params["norm_attention"], h), params["attention"]
+    heads = [_contracted(attention[name], x, axes=1) for name in PROJECTIONS]
     attended = jax.nn.dot_product_attention(*heads, is_causal=True)
-    return _mlp(params, h + _contracted(params["out"], attended, axes=2))
+    return _mlp(params, h + _contracted(attention["out"], attended, axes=2))
 
 
 def _contracted(params: Any, x: jax.Array, axes: int) -> jax.Array:
@@ -280,10 +279,7 @@ def _nnx_block_class(nnx: Any) -> type:
 def nnx_block(nnx: Any) -> Any:
     """The block as an object, with the values of `block_parameters`."""
     block = _nnx_block_class(nnx)(rngs=nnx.Rngs(0))
-    values = block_parameters()
-    for name in KERNELS:
-        owner = block if name in MLP else block.attention
-        getattr(owner, name).kernel[...] = values[name]["kernel"]
+    nnx.update(block, block_parameters())
     return block
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+import graftree as nnx
 from benchmarks import calls, gpts, perceptrons
 from benchmarks.gauges import Operation
 from benchmarks.groups import MICROSECONDS, MILLISECONDS, Group, Row
@@ -14,12 +15,12 @@ from benchmarks.libraries import GRAFTREE, RAW
 LAYERS = 4
 
 
-def groups_of(nnx: Any, depth: int) -> list[Group]:
+def groups_of(depth: int) -> list[Group]:
     """Each with a row of raw JAX, and with paths off and on."""
 
     def group(title, quantity, raw, make):
         rows = [
-            Row(GRAFTREE, f"paths {word}", partial(make, nnx, is_on))
+            Row(GRAFTREE, f"paths {word}", partial(make, is_on))
             for word, is_on in (("off", False), ("on", True))
         ]
         return Group(f"paths of modules: {title}", quantity, (raw, *rows))
@@ -35,24 +36,24 @@ def groups_of(nnx: Any, depth: int) -> list[Group]:
     ]
 
 
-def _named(nnx: Any, named: bool) -> Any:
+def _named(named: bool) -> Any:
     return nnx.config.temp_flip_flag("graftree_named_scopes", named)
 
 
-def _trace(depth: int, nnx: Any, named: bool) -> Operation:
+def _trace(depth: int, named: bool) -> Operation:
     make = gpts.nnx(nnx, depth)
 
     def operation():
-        with _named(nnx, named):
+        with _named(named):
             return make().lower()
 
     return operation
 
 
-def _warm_call(nnx: Any, named: bool) -> Operation:
+def _warm_call(named: bool) -> Operation:
     """A compiled function that was traced with operations named or not."""
     call = calls.nnx(nnx, LAYERS)
-    with _named(nnx, named):
+    with _named(named):
         call()
     return call
 
@@ -62,7 +63,7 @@ def _raw_eager() -> Operation:
     return lambda: jnp.dot(x, layer["kernel"]) + layer["bias"][None]
 
 
-def _eager(nnx: Any, wrapped: bool) -> Operation:
+def _eager(wrapped: bool) -> Operation:
     """A linear layer, or its method as it was written."""
     (layer,), x = perceptrons.nnx_model(nnx, 1).layers, perceptrons.batch()["x"]
     if wrapped:

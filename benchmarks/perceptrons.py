@@ -86,8 +86,7 @@ def nnx_new(nnx: Any, depth: int, width: int = WIDTH) -> Any:
 def nnx_model(nnx: Any, depth: int, width: int = WIDTH) -> Any:
     """The same with the values of `parameters`."""
     model = nnx_new(nnx, depth, width)
-    for layer, values in zip(model.layers, parameters(depth, width), strict=True):
-        layer.kernel[...], layer.bias[...] = values["kernel"], values["bias"]
+    nnx.update(model, {"layers": dict(enumerate(parameters(depth, width)))})
     return model
 
 

@@ -73,18 +73,19 @@ def _raw(program: str) -> Any:
     return jax.jit(jax.value_and_grad(loss)).lower(stack, _inputs()).compile()
 
 
-def parameters() -> dict[str, jax.Array]:
+def parameters() -> dict[str, dict[str, jax.Array]]:
     """The parameters of the stack."""
     up, down = jax.random.split(jax.random.key(0))
     return {
-        "up": jax.random.normal(up, (DEPTH, WIDTH, 4 * WIDTH)) * 0.1,
-        "down": jax.random.normal(down, (DEPTH, 4 * WIDTH, WIDTH)) * 0.1,
+        "up": {"kernel": jax.random.normal(up, (DEPTH, WIDTH, 4 * WIDTH)) * 0.1},
+        "down": {"kernel": jax.random.normal(down, (DEPTH, 4 * WIDTH, WIDTH)) * 0.1},
     }
 
 
 def _raw_forward(program: str, params: Any, x: jax.Array) -> jax.Array:
     def layer(x, params):
-        return x + jax.nn.gelu(x @ params["up"]) @ params["down"], None
+        hidden = jax.nn.gelu(x @ params["up"]["kernel"])
+        return x + hidden @ params["down"]["kernel"], None
 
     if program == "scan with remat":
         layer = jax.checkpoint(layer)
@@ -133,9 +134,10 @@ def _nnx_stack(nnx: Any, program: str, **mode: bool) -> Any:
     """All layers as one object, with the values of `parameters`."""
     make = nnx.vmap(lambda key: _nnx_class(nnx)(nnx.Rngs(key)), **mode)
     stack = make(jax.random.split(jax.random.key(0), DEPTH))
-    for name, value in parameters().items():
-        value = _grouped(value) if program == "nested scan" else value
-        getattr(stack, name).kernel.set_value(value)
+    values = parameters()
+    if program == "nested scan":
+        values = jax.tree.map(_grouped, values)
+    nnx.update(stack, values)
     return stack
 
 

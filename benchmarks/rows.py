@@ -72,7 +72,7 @@ def all_groups(quick: bool = False) -> list[Group]:
             for part in planned_memory.PARTS
         ),
         *map(trace_per_variable, (100, 300, 900) if quick else (250, 1_000, 4_000)),
-        *paths.groups_of(graftree, 12),
+        *paths.groups_of(12),
         slowest_calls(2_000 if quick else 10_000),
         *courses(2_000 if quick else 10_000),
         *(group for depth in (4, 50) for group in other_arguments(depth)),

@@ -25,6 +25,16 @@ class OneLineParser(argparse.ArgumentParser):
         """Prints ``message`` as one line and exits with code 2."""
         self.exit(2, f"{self.prog}: error: {message}\n")
 
+    def make_writable(self, folder: pathlib.Path) -> None:
+        """Makes ``folder`` if it is missing; an error if no file can be made in it."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # To ask for the permission bits is not enough: a disk can be full.
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"x")
+        except OSError as error:
+            self.error(f"cannot write to the folder {folder}: {error.strerror}")
+
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
     """Returns a converter for an option that takes ``least`` to ``most``."""
@@ -41,18 +51,6 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
         return number
 
     return convert
-
-
-def make_writable(folder: pathlib.Path) -> None:
-    """Makes ``folder`` if it is missing, and tries that files can be made in it.
-
-    Raises:
-        OSError: If either is impossible.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    # Asking for the permission bits is not enough: disks can be full or read-only.
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(b"x")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,12 @@ from collections.abc import Iterator
 
 from matplotlib import axes, figure
 
+# They also differ to the color-blind (Okabe and Ito).
+COLORS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"),
+    *("#999999", "#f0e442"),
+)
+
 
 def write(picture: figure.Figure, path: pathlib.Path, dpi: int = 120) -> None:
     """Writes a picture to ``path``, as PNG."""

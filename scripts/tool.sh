@@ -9,4 +9,5 @@ name=$1 requirement=$2 program=$3
 shift 3
 python=$(scripts/find_python.sh any)
 scripts/make_venv.sh "$name" "$python" "$requirement"
+# `exec`, so that Ctrl-C reaches the program: the demo then saves its checkpoint.
 exec ".venv/$name/bin/$program" "$@"

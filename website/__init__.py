@@ -5,6 +5,8 @@
     outputs.py    is what a block printed what the page says?
     writing.py    a page with other outputs and pictures
     reference.py  the pages that list the public names
+    docstrings.py what mkdocstrings shows of each
+    searching.py  which page a search finds first
     building.py   all of it, and mkdocs
 
 ``python -m website --help`` says what it does; ``tests/docs/`` uses it, too.

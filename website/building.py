@@ -70,7 +70,11 @@ def build(*, runs: bool = True) -> int:
     shutil.rmtree(OUT, ignore_errors=True)
     shutil.copytree(pages.DOCS, OUT)
     for source, target in FROM_THE_ROOT.items():
-        _copy_from_the_root(source, target)
+        text = (pages.ROOT / source).read_text()
+        place = pages.DOCS / target
+        (OUT / target).write_text(
+            with_links_of_the_site(text, pages.ROOT, place.parent)
+        )
     outcomes = _run_all() if runs else [*map(_as_it_is, pages.all_pages())]
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     print(*faults, sep="\n", end="\n" if faults else "")
@@ -220,7 +224,8 @@ def _as_it_is(page: pages.Page) -> Outcome:
 def _for_mkdocs(page: pages.Page, results: list[running.Result]) -> str:
     """A page with its outputs, in the form that mkdocs reads."""
     text = writing.with_outputs(page, results, keep_right=False)
-    return without_needs(with_links_of_the_site(text, page.path.parent))
+    folder = page.path.parent
+    return without_needs(with_links_of_the_site(text, folder, folder))
 
 
 def without_needs(text: str) -> str:
@@ -233,40 +238,33 @@ def without_needs(text: str) -> str:
     return re.sub(r'^( *```python) needs="[\w.]+"$', r"\1", text, flags=re.MULTILINE)
 
 
-def with_links_of_the_site(text: str, folder: pathlib.Path) -> str:
-    """A page of ``folder`` whose links to files outside ``docs`` are made right.
+_LINK = re.compile(
+    r"\[(?P<words>[^\]]+)\]\((?!\w+:)(?P<file>[^)#\s]+)(?P<rest>[^)]*)\)"
+)
+
+
+def with_links_of_the_site(text: str, folder: pathlib.Path, place: pathlib.Path) -> str:
+    """The text of a file in ``folder`` as a page in ``place``, with links made right.
 
     A file that is also a page of the site gives a link to that page; a link to other
     code becomes plain words.
 
     Example:
-        >>> with_links_of_the_site("[Us](../CONTRIBUTING.md), [x](../src)", pages.DOCS)
+        >>> text = "[Us](../CONTRIBUTING.md), [x](../src)"
+        >>> with_links_of_the_site(text, pages.DOCS, pages.DOCS)
         '[Us](look_up/contributing.md), x'
     """
 
-    def place(link: re.Match[str]) -> str:
-        target = (folder / link["target"]).resolve()
-        if target.is_relative_to(pages.DOCS):
-            return link[0]
-        page = _IN_THE_SITE.get(target.relative_to(pages.ROOT).as_posix())
-        there = page and os.path.relpath(pages.DOCS / page, folder)
-        return f"[{link['words']}]({there})" if there else link["words"]
+    def moved(link: re.Match[str]) -> str:
+        target = (folder / link["file"]).resolve()
+        if not target.is_relative_to(pages.DOCS):
+            page = _IN_THE_SITE.get(target.relative_to(pages.ROOT).as_posix())
+            if page is None:
+                return link["words"]
+            target = pages.DOCS / page
+        return f"[{link['words']}]({os.path.relpath(target, place)}{link['rest']})"
 
-    return re.sub(r"\[(?P<words>[^\]]+)\]\((?P<target>\.\./[^)#\s]+)\)", place, text)
-
-
-def _copy_from_the_root(source: str, target: str) -> None:
-    """Copies a file of the root as a page, with its links to ``docs`` made right."""
-
-    def place(link: re.Match[str]) -> str:
-        if link[2].startswith("docs/"):
-            return f"[{link[1]}](../{link[2].removeprefix('docs/')})"
-        page = FROM_THE_ROOT.get(link[2])
-        return f"[{link[1]}](../{page})" if page else link[1]
-
-    text = (pages.ROOT / source).read_text()
-    text = re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)", place, text)
-    (OUT / target).write_text(text)
+    return _LINK.sub(moved, text)
 
 
 # -------------------------------------------------------------------- the reference

@@ -208,12 +208,8 @@ TOPICS = {
     ),
 }
 
-# Sub-modules whose public names have no table of their own.
-_OTHER_MODULES = {
-    "config": "update temp_flip_flag",
-    "metrics": "Accuracy Average Welford MeanSquaredError MeanAbsoluteError R2Score"
-    " TopKAccuracy Precision Recall F1Score ConfusionMatrix RocAuc Perplexity",
-}
+# What users call of a module that is not a namespace.
+_OF_CONFIG = ("update", "temp_flip_flag")
 
 # Where a name belongs that no file of ours defines.
 _ELSEWHERE = {"PARTITION_NAME": "core.variables.partitioning"}
@@ -233,11 +229,11 @@ def public_names() -> dict[str, Any]:
 
 
 def _names_of(name: str, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
-    """The public names of a sub-module."""
-    if name in _OTHER_MODULES:
-        names = _OTHER_MODULES[name].split()
+    """The public names of a sub-module, but for those that are also below ``nnx``."""
+    if module is nnx.config:
+        names = _OF_CONFIG
     elif hasattr(module, "__all__"):
-        names = [n for n in module.__all__ if n not in nnx.__all__]
+        names = module.__all__
     else:
         # Those of its files, if it is a folder; nothing that it imports from others.
         names = [
@@ -246,8 +242,9 @@ def _names_of(name: str, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
             if str(getattr(value, "__module__", "")).startswith(module.__name__)
         ]
     for public in names:
-        if not public.startswith("_"):
-            yield public, getattr(module, public)
+        value = getattr(module, public)
+        if not (public.startswith("_") or value is getattr(nnx, public, None)):
+            yield public, value
 
 
 def _file_of(name: str, value: Any) -> str:
@@ -262,8 +259,9 @@ def _file_of(name: str, value: Any) -> str:
 
 def sections_of(topic: Topic) -> dict[str, list[str]]:
     """For each heading of a page its names, in the order of their files."""
+    found = places()
     return {
-        heading: [name for name, at in places().items() if at == (topic.title, heading)]
+        heading: [name for name, at in found.items() if at == (topic.title, heading)]
         for heading in topic.sections
     }
 

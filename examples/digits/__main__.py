@@ -12,7 +12,6 @@ from examples.command_lines import (
     INTERRUPTED,
     OneLineParser,
     interrupts_deferred,
-    make_writable,
     whole_number,
 )
 
@@ -50,10 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = make_parser()
     options = parser.parse_args(arguments)
-    try:
-        make_writable(options.output)
-    except OSError as error:
-        parser.error(f"cannot write to the folder {options.output}: {error.strerror}")
+    parser.make_writable(options.output)
     with interrupts_deferred() as interrupted:
         # Not at the top: JAX takes seconds to load, a wrong option needs none of it.
         from examples.digits import experiment

@@ -12,8 +12,7 @@ import graftree as nnx
 from examples import pictures
 from examples.digits import data, train
 
-TRAIN_COLOR = "#0072b2"  # this pair also differs to the color-blind
-TEST_COLOR = "#d55e00"
+TRAIN_COLOR, TEST_COLOR, *_ = pictures.COLORS
 GRID_COLUMNS = 8
 GRID_CELLS = 40
 

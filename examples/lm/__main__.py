@@ -9,35 +9,17 @@ import os
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from examples.command_lines import (
     INTERRUPTED,
     SIMULATED,
     OneLineParser,
     interrupts_deferred,
-    make_writable,
     simulate,
     whole_number,
 )
 from examples.lm import processes, settings
 from examples.lm.settings import Settings, WrongOption
-
-# Options that take a whole number: least, most, and what it is.
-NUMBERS = {
-    "accumulate": (1, 4096, "parts in which the gradient of a batch is computed"),
-    "steps": (1, 10**6, "training steps"),
-    "batch-size": (1, 4096, "pieces of text per step, over all devices"),
-    "length": (8, 8192, "bytes per piece"),
-    "seed": (0, 2**31 - 1, "decides the first weights, the batches and the sample"),
-    "every": (1, 10**6, "steps between tests, and between checkpoints"),
-    "layers": (1, 1000, "blocks"),
-    "width": (2, 65536, "features of a byte between the blocks"),
-    "heads": (1, 1024, "query heads"),
-    "kv-heads": (1, 1024, "key and value heads"),
-    "hidden": (1, 2**18, "features inside an MLP"),
-    "sample": (1, 8192, "bytes of text to write at the end"),
-}
 
 
 def temperature(text: str) -> float:
@@ -53,34 +35,21 @@ def temperature(text: str) -> float:
     return number
 
 
-# The others: how they are read, what stands for the value, and what they are.
-OTHERS = {
-    "precision": (
-        str,
-        "POLICY",
-        "f32, bf16, or a policy of nnx.precision, as in params=f32,compute=bf16",
-    ),
-    "prompt": (str, "TEXT", "what the sample of text begins with"),
-    "temperature": (temperature, "T", "how freely it is drawn; 0: the likeliest bytes"),
-    "output": (
-        pathlib.Path,
-        "DIR",
-        "folder for checkpoints, curve and picture; made if missing",
-    ),
-}
-
-
 def make_parser() -> OneLineParser:
-    """Returns the parser of the options."""
+    """Returns the parser of the options; what they are by default says `Settings`."""
     parser = OneLineParser(
         prog="python -m examples.lm",
         description="Trains a language model on two books, on one device or many. The "
         "same command goes on where the last run in its folder stopped, also with "
         "another --mesh.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        argument_default=argparse.SUPPRESS,
     )
-    default = Settings()
     add = parser.add_argument
+
+    def number(option: str, least: int, most: int, meaning: str) -> None:
+        add(option, type=whole_number(least, most), metavar="N", help=meaning)
+
     mesh = (
         "sizes of axes, some of data, fsdp and tensor, as in fsdp=4,tensor=2 "
         "(default: all devices along data)"
@@ -90,27 +59,37 @@ def make_parser() -> OneLineParser:
         "processes on this machine that share the devices, as on a cluster; "
         f"without --mesh, each has {processes.EACH} (default: one)"
     )
-    counts = {"devices": (1024, devices), "processes": (64, several)}
-    absent: dict[str, Any] = {"default": argparse.SUPPRESS}
-    add(
-        "--mesh",
-        type=settings.converted(settings.parse_mesh),
-        metavar="AXES",
-        help=mesh,
-        **absent,
-    )
-    for name, (most, meaning) in counts.items():
-        number = whole_number(1, most)
-        add(f"--{name}", type=number, metavar="N", help=meaning, **absent)
+    policy = "f32, bf16, or a policy of nnx.precision, as in params=f32,compute=bf16"
+    folder = "folder for checkpoints, curve and picture; made if missing"
+    parse_mesh = settings.converted(settings.parse_mesh)
+    add("--mesh", type=parse_mesh, metavar="AXES", help=mesh)
+    number("--devices", 1, 1024, devices)
+    number("--processes", 1, 64, several)
     add("--stack", action="store_true", help="blocks as an nnx.Stack")
     add("--remat", action="store_true", help="compute blocks again in gradients")
-    numbers = {
-        name: (whole_number(least, most), "N", meaning)
-        for name, (least, most, meaning) in NUMBERS.items()
-    }
-    for name, (convert, metavar, meaning) in (numbers | OTHERS).items():
-        value = getattr(default, name.replace("-", "_"))
-        add(f"--{name}", type=convert, default=value, metavar=metavar, help=meaning)
+    number(
+        "--accumulate", 1, 4096, "parts in which the gradient of a batch is computed"
+    )
+    number("--steps", 1, 10**6, "training steps")
+    number("--batch-size", 1, 4096, "pieces of text per step, over all devices")
+    number("--length", 8, 8192, "bytes per piece")
+    number(
+        "--seed", 0, 2**31 - 1, "decides the first weights, the batches and the sample"
+    )
+    number("--every", 1, 10**6, "steps between tests, and between checkpoints")
+    number("--layers", 1, 1000, "blocks")
+    number("--width", 2, 65536, "features of a byte between the blocks")
+    number("--heads", 1, 1024, "query heads")
+    number("--kv-heads", 1, 1024, "key and value heads")
+    number("--hidden", 1, 2**18, "features inside an MLP")
+    number("--sample", 1, 8192, "bytes of text to write at the end")
+    add("--precision", metavar="POLICY", help=policy)
+    add("--prompt", metavar="TEXT", help="what the sample of text begins with")
+    drawn = "how freely it is drawn; 0: the likeliest bytes"
+    add("--temperature", type=temperature, metavar="T", help=drawn)
+    add("--output", type=pathlib.Path, metavar="DIR", help=folder)
+    defaults = vars(Settings())
+    parser.set_defaults(**{name: defaults[name] for name in defaults if name != "mesh"})
     return parser
 
 
@@ -136,14 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         devices = count * processes.EACH
     if devices is not None:
         given.setdefault("mesh", {"data": devices})
-    options = Settings(**{name: given[name] for name in given})
+    options = Settings(**given)
     try:
         options.check()
-        make_writable(options.output)
     except WrongOption as error:
         parser.error(str(error))
-    except OSError as error:
-        parser.error(f"cannot write to the folder {options.output}: {error.strerror}")
+    parser.make_writable(options.output)
     if count > 1 and not processes.is_one_of_several():
         devices = devices or math.prod(options.mesh.values())
         if devices % count:

@@ -72,7 +72,7 @@ def on_all_devices(sizes: Mapping[str, int]) -> Layout:
 def make(sizes: Mapping[str, int]) -> Layout:
     """Returns the layout on a mesh with axes of these sizes, e.g. ``{"fsdp": 8}``.
 
-    It takes the first devices; a mesh of fewer devices than there are is for tests.
+    It takes the first devices, if there are more.
     """
     names = tuple(sizes)
     mesh = jax.make_mesh(

@@ -9,12 +9,8 @@ from matplotlib import axes, figure
 
 from examples import pictures
 from examples.lm.curves import Record
+from examples.pictures import COLORS
 
-# These colors also differ to the color-blind (Okabe and Ito).
-COLORS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"),
-    *("#999999", "#f0e442"),
-)
 SMOOTHED = 20
 LEAST_GAP = 1e-8
 

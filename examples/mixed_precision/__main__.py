@@ -7,6 +7,7 @@ which each number is the sum of the two before it, modulo 17.
 """
 
 import argparse
+import statistics
 from collections.abc import Callable
 
 import jax
@@ -122,11 +123,6 @@ def curves(steps: int) -> dict[str, list[float]]:
     return losses
 
 
-def mean(losses: list[float]) -> float:
-    """The mean of some losses."""
-    return sum(losses) / len(losses)
-
-
 def main() -> None:
     """Prints the losses, each the mean of the steps since the line above."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -136,7 +132,7 @@ def main() -> None:
     print(f"{'steps':>6}" + "".join([f"{name:>10}" for name in losses]))
     part = max(1, steps // 10)
     for end in range(part, steps + 1, part):
-        means = [mean(found[end - part : end]) for found in losses.values()]
+        means = [statistics.fmean(found[end - part : end]) for found in losses.values()]
         print(f"{end:>6}" + "".join([f"{x:>10.4f}" for x in means]))
     for name in ("bfloat16", "float16"):
         pairs = zip(losses[name], losses["float32"], strict=True)

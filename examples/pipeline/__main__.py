@@ -42,11 +42,11 @@ def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) ->
     import numpy as np
 
     import graftree as nnx
-    from examples.lm import hlo
+    from examples.lm import hlo, layouts
     from examples.lm.model import Config
     from examples.pipeline import pipeline, training
 
-    layout = training.layout_of(stages)
+    layout = layouts.make({pipeline.STAGE: stages})
     mesh = layout.mesh
     config = Config(layers=layers, width=64, heads=4, kv_heads=2, hidden=192)
     model, optimizer = training.make(config, layout)

@@ -48,17 +48,6 @@ class PipelinedModel(LanguageModel):
         return self.head(self.norm(x))
 
 
-def layout_of(stages: int) -> layouts.Layout:
-    """Returns the layout with an axis ``stage``: nothing else is divided."""
-    mesh = jax.make_mesh(
-        (stages,),
-        (pipeline.STAGE,),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        devices=jax.devices()[:stages],
-    )
-    return layouts.Layout(mesh, layouts.rules_for(mesh.axis_names))
-
-
 def make(
     config: Config, layout: layouts.Layout, learning_rate: float = 3e-3
 ) -> tuple[PipelinedModel, nnx.Optimizer]:

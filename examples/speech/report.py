@@ -9,8 +9,7 @@ from matplotlib import figure
 from examples import pictures
 from examples.speech import model, segments
 
-# These colors also differ to the color-blind (Okabe and Ito).
-WAVEFORM, PROBABILITY, SPEECH = "#0072b2", "#d55e00", "#009e73"
+WAVEFORM, PROBABILITY, SPEECH, *_ = pictures.COLORS
 
 
 def draw(
@@ -46,9 +45,8 @@ def draw(
     for plot in (above, below):
         for start, end in found:
             plot.axvspan(start, end, color=SPEECH, alpha=0.15, lw=0, zorder=0)
-        plot.grid(alpha=0.3, zorder=0)
         plot.set_axisbelow(True)
-        plot.spines[["top", "right"]].set_visible(False)
+        pictures.tidy(plot)
     below.set_xlim(0, seconds)
     pictures.write(picture, path)
 

@@ -57,8 +57,15 @@ def test_links_to_what_the_site_shows_lead_there():
     text = (
         "[api](../../src/graftree/__init__.py) [log](../../CHANGELOG.md) [x](../../src)"
     )
-    made = building.with_links_of_the_site(text, pages.DOCS / "guides")
+    guides = pages.DOCS / "guides"
+    made = building.with_links_of_the_site(text, guides, guides)
     assert made == "[api](../look_up/api/index.md) [log](../look_up/changelog.md) x"
+    text = (
+        "[why](docs/look_up/design.md#aim) [log](CHANGELOG.md) [x](src) [y](https://y)"
+    )
+    made = building.with_links_of_the_site(text, pages.ROOT, guides)
+    log = "[log](../look_up/changelog.md)"
+    assert made == f"[why](../look_up/design.md#aim) {log} x [y](https://y)"
 
 
 def test_a_search_finds_pages_by_the_words_of_other_libraries(tmp_path):

@@ -73,7 +73,7 @@ def test_output_folder_holds_new_pictures_and_a_checkpoint_only(finished):
 
 def test_missing_output_folder_is_made(tmp_path):
     folder = tmp_path / "made" / "by the run"
-    command_lines.make_writable(folder)
+    command.make_parser().make_writable(folder)
     assert folder.is_dir() and not list(folder.iterdir())
 
 

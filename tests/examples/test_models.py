@@ -9,7 +9,7 @@ import pytest
 
 import graftree as nnx
 from examples.flax_programs import __main__ as for_flax
-from examples.lm import hlo
+from examples.lm import hlo, layouts
 from examples.lm.model import Config
 from examples.models import __main__ as program, gpt2, llama, pretrained, qwen3
 from examples.pipeline import __main__ as command, pipeline, training
@@ -150,7 +150,7 @@ TOKENS = np.random.default_rng(0).integers(16, size=(6, 9)).astype("int32")
 
 @pytest.fixture(scope="module")
 def layout():
-    return training.layout_of(STAGES)
+    return layouts.make({pipeline.STAGE: STAGES})
 
 
 @pytest.fixture(scope="module")
