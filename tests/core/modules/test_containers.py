@@ -1,5 +1,6 @@
 """Corners of List and Dict, of attributes, views and conversions of Modules."""
 
+import sys
 import warnings
 
 import jax
@@ -495,3 +496,36 @@ def test_what_is_no_array_of_jax_stays_or_is_refused():
     v = nnx.Param(jnp.ones(2))
     with pytest.raises(ValueError, match="allow_duplicates=True"):
         nnx.with_vars([v, v], ref=True)
+
+
+# --------------------------------------------------------------- changes of structure
+
+
+@nnx.remat
+def drop_count(model):
+    del model.count
+
+
+@tables.cases(
+    "change",
+    drop_count,
+    lambda model: model.layers.insert(0, jnp.full(1, 2.0)),
+    lambda model: model.layers.__delitem__(2),
+    ids=["remat", "insert", "delete"],
+)
+def test_what_stays_is_there_at_every_line(change):
+    """Where another thread may look, and Ctrl-C interrupt."""
+    layers = nnx.List([jnp.zeros(1), jnp.ones(1), jnp.ones(1)])
+    model = nnx.Dict(layers=layers, count=0)
+
+    def look(frame, event, arg):
+        assert model.layers is layers and layers[0].shape == (1,) and len(layers) >= 2
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        change(model)
+    finally:
+        sys.settrace(before)
+    assert "count" not in model or len(layers) != 3

@@ -373,9 +373,17 @@ def replace_attributes(
     """
     state, entries = bookkeeping.state_of(obj), bookkeeping.complete(obj)
     old, new = dict(entries), dict(values)
-    dict.clear(entries)
-    dict.update(entries, {_NODES: table, _STATE: state})
-    dict.update(entries, {name: new[name] for name in table if name in new} | new)
+    ordered = {name: new[name] for name in table if name in new} | new
+    whole = {_NODES: table, _STATE: state, **ordered}
+    # In one step, so that neither another thread nor an interrupt (Ctrl-C) finds the
+    # object without attributes that it keeps.
+    dict.update(entries, whole)
+    for name in old.keys() - whole.keys():
+        dict.__delitem__(entries, name)
+    if [*entries] != [*whole]:
+        # Only an empty dict takes another order.
+        dict.clear(entries)
+        dict.update(entries, whole)
     if table != old[_NODES] or not all(
         value is old.get(name, attributes.MISSING)
         or (_is_array(value) and _is_array(old.get(name)))
