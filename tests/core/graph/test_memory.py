@@ -6,6 +6,7 @@ is traced again for another skeleton only. At the end the functional API.
 """
 
 import copy
+import dataclasses
 import gc
 import pickle
 import re
@@ -252,6 +253,40 @@ def test_objects_of_registered_types_are_compared():
             assert {k: id(x) for k, x in listed.items()} == {
                 k: id(x) for k, x in vars(node).items() if k != "run"
             }
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tagged:
+    """A pytree with static data."""
+
+    array: jax.Array
+    tag: object = dataclasses.field(metadata={"static": True})
+
+
+class Node(Tagged):
+    """The same as a graph node, whose metadata is the tag."""
+
+
+nnx.graphlib.register_graph_node_type(
+    Node,
+    lambda node: ([("array", node.array)], node.tag),
+    setattr,
+    lambda node, key: vars(node).pop(key),
+    lambda tag: Node(None, tag),
+    lambda node: vars(node).clear(),
+    lambda node, items: vars(node).update(items),
+)
+
+
+@tables.cases("kind, graph", (Tagged, True), (Tagged, False), (Node, True))
+def test_equal_tags_of_registered_types_are_told_apart(kind, graph):
+    model = zoo.Box(part=nnx.data(kind(param(), 3)))
+    for tag in (3, 3, 3, 3.0, 3.0, 3, True, 1, 0.0, -0.0):
+        model.part.tag = tag
+        rebuilt = nnx.merge(*nnx.split(model, graph=graph))
+        for copied in (rebuilt, nnx.clone(model, graph=graph)):
+            assert repr(copied.part.tag) == repr(tag)
 
 
 def test_a_change_while_an_object_is_taken_apart_is_seen_the_next_time():

@@ -403,7 +403,10 @@ class StructureWatch:
             return False
         kind: Any = nodes.kind_of(obj)
         children, metadata = kind.flatten(obj)
-        if metadata != row.metadata or len(children) != len(row.cells):
+        is_same = metadata == row.metadata
+        if kind is not nodes.PYTREE:  # any value, and 3 equals 3.0
+            is_same = Static(metadata) == Static(row.metadata)
+        if not is_same or len(children) != len(row.cells):
             return False
         below = place + 1
         for (key, value, is_data), known, cell in zip(
@@ -562,7 +565,9 @@ def _content_of(x: Any) -> tuple[list[Any], Any]:
     if type(x) is dict:
         return [*x.values()], [*x]
     listed, treedef = _jax.flatten_one_level(x)
-    return [member for _, member in listed], treedef
+    # A treedef compares static data by `==`, for which 3 is 3.0.
+    static = imprints.imprint(treedef.node_data())
+    return [member for _, member in listed], (static, treedef)
 
 
 class Attribute(NamedTuple):
