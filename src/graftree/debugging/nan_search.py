@@ -421,7 +421,7 @@ def _is_reason(held: Tracked, kind: str) -> bool:
 
 
 def _earliest(inputs: Iterable[Tracked]) -> dict[str, Finding]:
-    """The first finding of each kind; all others come before constants."""
+    """The first finding of each kind; constants count only if there is no other."""
     found = [source for held in inputs for source in held.sources.values()]
     found.sort(key=lambda x: (x.is_constant, x.number), reverse=True)
     return {x.kind: x for x in found}

@@ -24,7 +24,6 @@ from graftree.core.modules import modules
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states.states import State
 from graftree.core.variables import variables
-from graftree.core.variables.variables import Variable
 from graftree.nn import conv
 from graftree.transforms.crossing import refusals
 
@@ -222,7 +221,7 @@ class HasTag(Protocol):
 
 def check_no_aliases(
     fn_name: str, /, *, check: Iterable[str] = (), **kwargs: Any
-) -> dict[tuple[Any, ...], Variable[Any]]:
+) -> dict[tuple[Any, ...], variables.Variable[Any]]:
     """Lists the Variables in trees, and refuses any that occur twice.
 
     Args:
@@ -321,7 +320,9 @@ def broadcast_prefix_map(
     return treedef.unflatten(map(f, paths, prefixes, leaves, *others))
 
 
-def variable_changed(post: Variable[Any], pre: Variable[Any]) -> bool:
+def variable_changed(
+    post: variables.Variable[Any], pre: variables.Variable[Any]
+) -> bool:
     """Whether a Variable holds another value, or has other metadata, than before.
 
     Example:

@@ -125,21 +125,18 @@ def _with_own_numbers(jaxpr: Any) -> tuple[list[Any], list[Any]]:
     """The equations and outputs of a program, with copies of the numbers in them."""
     equations = [
         equation.replace(
-            invars=_own_numbers(equation.invars),
+            invars=[*map(_own_number, equation.invars)],
             params={key: _own_parts(x) for key, x in equation.params.items()},
         )
         for equation in jaxpr.eqns
     ]
-    return equations, _own_numbers(jaxpr.outvars)
+    return equations, [*map(_own_number, jaxpr.outvars)]
 
 
-def _own_numbers(atoms: Iterable[Any]) -> list[Any]:
-    return [
-        Literal(x.val.copy(), x.aval)
-        if isinstance(x, Literal) and isinstance(x.val, np.ndarray)
-        else x
-        for x in atoms
-    ]
+def _own_number(x: Any) -> Any:
+    if isinstance(x, Literal) and isinstance(x.val, np.ndarray):
+        return Literal(x.val.copy(), x.aval)
+    return x
 
 
 def _own_parts(x: Any) -> Any:

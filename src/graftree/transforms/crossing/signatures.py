@@ -126,7 +126,7 @@ class Signature:
         except TypeError:  # a static value without a hash
             return hash(self.treedef)
 
-    @functools.cached_property
+    @property
     def treedef(self) -> Any:
         """JAX's, with objects and other leaves as leaves."""
         return self.skeleton.rows[0].metadata.treedef
