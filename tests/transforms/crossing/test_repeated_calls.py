@@ -194,9 +194,10 @@ def compiled(form, graph, graph_updates=False):
 
 
 def arrays(tree):
-    """The arrays in an output, less the derivatives of integers."""
-    found = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
-    return [x for x in found if x.dtype != jax.dtypes.float0]
+    """The arrays and numbers in an output, less the derivatives of integers."""
+    # A compiled function makes arrays of numbers.
+    found = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array | int | float)]
+    return [x for x in found if jnp.result_type(x) != jax.dtypes.float0]
 
 
 def check_same(one, other, told=None):
