@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from graftree import _jax
 from graftree.nn.support import eager
 from tests import catalog
 
@@ -270,20 +271,42 @@ def functions_run(call):
     return found - {None}
 
 
-@pytest.mark.parametrize("name", ["Linear", "LayerNorm"])
-def test_what_is_traced_once_is_traced_again_where_a_function_in_it_is_replaced(name):
-    x, arguments = jnp.ones((7, 3)), {"Linear": (3, 11), "LayerNorm": (3,)}
-    layer = getattr(nnx, name)(*arguments[name], rngs=rngs())
+FAST = "Linear LinearGeneral Einsum Conv ConvTranspose BatchNorm LayerNorm RMSNorm "
+FAST += "GroupNorm InstanceNorm MultiHeadAttention"
 
-    def ran():
-        return functions_run(lambda: jax.make_jaxpr(lambda x: layer(x))(x))
 
-    first, again = ran(), ran()
-    once = first - again
-    assert {"Linear": DOT, "LayerNorm": "jax.lax.rsqrt"}[name] in once
-    for path in once:
-        with replaced(path, lambda original: original, "code"):
-            assert ran() - again, path
+@pytest.mark.parametrize("how", ["made", "called", "traced"])
+@pytest.mark.parametrize("name", FAST.split())
+def test_no_program_hides_a_function_that_is_replaced(name, how, monkeypatch):
+    row = catalog.BY_NAME[name]
+    layer, inputs = row.make(), row.inputs()
+    layer.set_attributes(deterministic=True, raise_if_not_found=False)
+    is_eager = how != "traced"
+    layer.set_attributes(use_running_average=not is_eager, raise_if_not_found=False)
+
+    def call():
+        if is_eager:
+            return row.make() if how == "made" else layer(*inputs, **row.call)
+        return jax.make_jaxpr(lambda *inputs: layer(*inputs, **row.call))(*inputs)
+
+    def functions_of_call():
+        call()
+        return functions_run(call)
+
+    in_programs = functions_of_call()
+    with monkeypatch.context() as patch:
+        patch.setattr(_jax, "can_call_apart", lambda: False)
+        in_programs = functions_of_call() - in_programs
+    assert in_programs or how == "made"
+    for path in in_programs:
+        calls = []
+
+        def counted(original, calls=calls):
+            return lambda *a, **o: (calls.append(1), original(*a, **o))[1]
+
+        with replaced(path, counted, "code"):
+            call()
+        assert calls, path
 
 
 # -------------------------------------------------------------------------- eager calls
@@ -380,14 +403,10 @@ def test_what_looks_at_values_is_called():
 
 # What layers compute is fast: none of these runs at the second call.
 PARTS = ["jnp.reshape", "jnp.mean", "jnp.where", DOT, CONV]
-PARTS += ["jax.nn.dot_product_attention"]
+PARTS += ["jax.lax.conv_transpose", "jax.nn.dot_product_attention"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    "Linear LinearGeneral Einsum Conv BatchNorm LayerNorm RMSNorm GroupNorm "
-    "InstanceNorm MultiHeadAttention".split(),
-)
+@pytest.mark.parametrize("name", FAST.split())
 def test_the_second_eager_call_of_a_layer_runs_a_program(name):
     row = catalog.BY_NAME[name]
     layer, inputs = row.make(), row.inputs()

@@ -148,19 +148,24 @@ def dot_product_attention(
     beyond_jax = (module, dropout_key, logits_soft_cap, sinks)
     can_fuse = _can_fuse(q, k, v, precision, implementation)
     if can_fuse and all(x is None for x in beyond_jax):
+        attend = _attend if implementation is None else _attend_as_it_is
         shape = _weights_shape(q, k)
         bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
-        is_usual = implementation is None and isinstance(is_causal, bool)
-        attend = _attend if is_usual else _attend_as_it_is
-        return attend(
-            q, k, v, bias, mask, lengths, implementation=implementation, **options
-        )
-    dropout = (broadcast_dropout, dropout_rng, dropout_rate, deterministic)
-    arrays, settings = (q, k, bias, mask), (dtype, precision, module, promote_dtype)
+        arrays = (q, k, v, bias, mask, lengths)
+        return attend(*arrays, implementation=implementation, **options)
     weights = dot_product_attention_weights(
-        *arrays,
-        *dropout,
-        *settings,
+        q,
+        k,
+        bias=bias,
+        mask=mask,
+        broadcast_dropout=broadcast_dropout,
+        dropout_rng=dropout_rng,
+        dropout_rate=dropout_rate,
+        deterministic=deterministic,
+        dtype=dtype,
+        precision=precision,
+        module=module,
+        promote_dtype=promote_dtype,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         key_value_seq_lengths=lengths,

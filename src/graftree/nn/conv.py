@@ -229,10 +229,7 @@ def convolve(
     return _restore_batch(outputs, batch_shape)
 
 
-@eager.fast(
-    *("lax.conv_general_dilated", "lax.padtype_to_pads"),
-    *("numpy.reshape", "lax.reshape"),
-)
+@eager.fast("contraction")
 def _convolved(
     x: jax.Array,
     kernel: jax.Array,
@@ -507,30 +504,50 @@ class ConvTranspose(Convolution):
             TypeError: If ``inputs`` is not numeric.
         """
         batch_shape, x = _flatten_batch(self, inputs)
-        x, kernel, bias = self.promote_dtype(
-            (x, _masked_kernel(self), arguments.read(self.bias)), dtype=self.dtype
-        )
-        rank = len(self.kernel_size)
-        strides = _per_axis(self, "strides")
-        padding = arguments.canonicalize_padding(self.padding, rank)
-        is_circular = padding == "CIRCULAR"
-        outputs = jax.lax.conv_transpose(
+        padding = arguments.canonicalize_padding(self.padding, len(self.kernel_size))
+        outputs = _convolved_back(
             x,
-            kernel,
-            strides,
-            "VALID" if is_circular else padding,
+            _masked_kernel(self),
+            arguments.read(self.bias),
+            strides=_per_axis(self, "strides"),
+            padding=padding if isinstance(padding, str) else tuple(padding),
             rhs_dilation=_per_axis(self, "kernel_dilation"),
-            dimension_numbers=channels_last(rank),
             transpose_kernel=self.transpose_kernel,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
+            settings=linear.contraction_settings(self, None),
         )
-        if is_circular:
-            for axis, stride in enumerate(strides, start=1):
-                period = x.shape[axis] * stride
-                outputs = _wrap(outputs, axis, period, self.transpose_kernel)
-        outputs = linear.add_bias(outputs, bias)
         return _restore_batch(outputs, batch_shape)
+
+
+@eager.fast("contraction")
+def _convolved_back(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    strides: tuple[int, ...],
+    padding: str | tuple[tuple[int, int], ...],
+    rhs_dilation: tuple[int, ...],
+    transpose_kernel: bool,
+    settings: linear.ContractionSettings,
+) -> jax.Array:
+    """The transposed convolution of ``x`` with a kernel, and a bias per channel."""
+    x, kernel, bias = settings.promoted(x, kernel, bias)
+    is_circular = padding == "CIRCULAR"
+    outputs = jax.lax.conv_transpose(
+        x,
+        kernel,
+        strides,
+        "VALID" if is_circular else padding,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=channels_last(len(strides)),
+        transpose_kernel=transpose_kernel,
+        **settings.options(),
+    )
+    if is_circular:
+        for axis, stride in enumerate(strides, start=1):
+            period = x.shape[axis] * stride
+            outputs = _wrap(outputs, axis, period, transpose_kernel)
+    return linear.add_bias(outputs, bias)
 
 
 def _wrap(x: jax.Array, axis: int, period: int, is_transposed: bool) -> jax.Array:

@@ -112,8 +112,7 @@ class Dropout(Module):
         jnp.result_type(inputs, float)  # refuses random keys, before it draws one
         shared = arguments.canonical_axes(self.broadcast_dims, inputs.ndim)
         keep_rate = float(1 - self.rate)
-        key = self._draw_key(rngs)
-        is_kept = _keep_mask(key, keep_rate, inputs, shared)
+        is_kept = _keep_mask(self._draw_key(rngs), keep_rate, inputs, shared)
         return jnp.where(is_kept, inputs / keep_rate, 0.0)
 
     def _draw_key(self, rngs: Any) -> jax.Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,41 +70,20 @@ class ContractionSettings(NamedTuple):
         return {"precision": self.precision, **found}
 
 
-@eager.fast(
-    *("lax.dot_general", "lax.dot", "lax.dtype", "lax.add", "lax.reshape"),
-    *("numpy.add", "numpy.issubdtype", "numpy.reshape", "numpy.result_type"),
-    once=True,
-    eager_transforms=True,
-)
+@eager.fast("contraction", eager_transforms=True)
 def affine(
     inputs: jax.Array,
     kernel: jax.Array,
     bias: jax.Array | None,
     *,
-    axes: Any = None,
-    bias_shape: Shape | None = None,
     dot_general: DotGeneralT,
     settings: ContractionSettings,
 ) -> jax.Array:
-    """Computes ``inputs @ kernel + bias``.
-
-    Args:
-        inputs: The first operand of the contraction.
-        kernel: The second.
-        bias: Added to the result; ``None``: nothing is added.
-        axes: The axes to contract, as for ``jax.lax.dot_general``; ``None``: the last
-            of the inputs, and the first of the kernel.
-        bias_shape: The shape of the bias, of the rank of the result; ``None``: it
-            varies along the last axis.
-        dot_general: The contraction.
-        settings: The settings of the contraction, and what brings all three arrays to
-            one dtype.
-    """
+    """Computes ``inputs @ kernel + bias``."""
     inputs, kernel, bias = settings.promoted(inputs, kernel, bias)
-    if axes is None:
-        axes = (((inputs.ndim - 1,), (0,)), ((), ()))
-    outputs = dot_general(inputs, kernel, axes, **settings.options())
-    return add_bias(outputs, bias, bias_shape)
+    last_with_first = (((inputs.ndim - 1,), (0,)), ((), ()))
+    outputs = dot_general(inputs, kernel, last_with_first, **settings.options())
+    return add_bias(outputs, bias)
 
 
 def add_bias(
@@ -130,13 +110,10 @@ class Contraction(Module):
 
 def contraction_settings(layer: Contraction, out_sharding: Any) -> ContractionSettings:
     """The settings of a layer's contraction, for functions that are fast."""
-    return ContractionSettings(
-        layer.promote_dtype,
-        layer.dtype,
-        layer.precision,
-        layer.preferred_element_type,
-        out_sharding,
-    )
+    return ContractionSettings._make((*_read_settings(layer), out_sharding))
+
+
+_read_settings = operator.attrgetter(*ContractionSettings._fields[:-1])
 
 
 class Linear(Contraction):
@@ -357,7 +334,7 @@ class LinearGeneral(Contraction):
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
         kept = [n for n in range(ndim) if n not in axis]
         sizes = [x.shape[n] if n in batch else 1 for n in kept]
-        return affine(
+        return _affine_along(
             x,
             self.kernel[...],
             arguments.read(self.bias),
@@ -372,6 +349,23 @@ class LinearGeneral(Contraction):
         if self.dot_general_cls is not None:
             return self.dot_general_cls()
         return jax.lax.dot_general if self.dot_general is None else self.dot_general
+
+
+@eager.fast("contraction", eager_transforms=True)
+def _affine_along(
+    inputs: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    axes: Any,
+    bias_shape: Shape,
+    dot_general: DotGeneralT,
+    settings: ContractionSettings,
+) -> jax.Array:
+    """Contracts these axes of inputs and kernel, and adds a bias."""
+    inputs, kernel, bias = settings.promoted(inputs, kernel, bias)
+    outputs = dot_general(inputs, kernel, axes, **settings.options())
+    return add_bias(outputs, bias, bias_shape)
 
 
 def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:
@@ -492,16 +486,14 @@ class Einsum(Contraction):
             TypeError: If the bias does not fit the result, or ``inputs`` is not
                 numeric.
         """
-        if einsum_str is None:
-            einsum_str = self.einsum_str
+        einsum_str = self.einsum_str if einsum_str is None else einsum_str
         if einsum_str is None:
             raise ValueError(
                 "No `einsum_str` argument was provided to Einsum, as argument of the "
                 "call or as attribute."
             )
-        x = arguments.as_array(inputs)
         return _contracted(
-            x,
+            arguments.as_array(inputs),
             self.kernel[...],
             arguments.read(self.bias),
             equation=_checked(einsum_str),
@@ -510,7 +502,7 @@ class Einsum(Contraction):
         )
 
 
-@eager.fast("numpy.einsum", "lax.dot_general", "numpy.reshape", "lax.reshape")
+@eager.fast("contraction")
 def _contracted(
     x: jax.Array,
     kernel: jax.Array,

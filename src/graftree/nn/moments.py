@@ -64,17 +64,6 @@ def settings_of(layer: Norm) -> NormSettings:
 _read_settings = operator.attrgetter(*NormSettings._fields)
 
 
-CALLS = (
-    "lax.add lax.broadcast_in_dim lax.broadcast_shapes lax.convert_element_type "
-    "lax.div lax.dtype lax.expand_dims lax.max lax.mul lax.pmean lax.reduce "
-    "lax.reduce_sum lax.reshape lax.rsqrt lax.select lax.square lax.sub numpy.any "
-    "numpy.array numpy.asarray numpy.astype numpy.iscomplexobj numpy.issubdtype "
-    "numpy.maximum numpy.mean numpy.promote_types numpy.reshape numpy.result_type "
-    "numpy.square numpy.sum numpy.where"
-).split()
-"""The functions of JAX that run here."""
-
-
 def moments(
     x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: NormSettings
 ) -> tuple[jax.Array, jax.Array]:

@@ -9,7 +9,6 @@ attends to them, and writes last.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -303,14 +302,14 @@ class MultiHeadAttention(Module):
         is_decoding = arguments.setting(self, "decode", decode)
         cache = _cache_of(self) if is_decoding else None
         stream = self._key_stream(deterministic, rngs)
-        query, key, value = self._project(inputs, qkv_sharding)
+        query, key, value = self._project(*inputs, sharding=qkv_sharding)
         if cache is not None:
-            filled = cache.extended(key, value)
+            filled = _extended(cache, key, value)
             key, value = filled[0].astype(key.dtype), filled[1].astype(value.dtype)
-            mask = attention.combine_masks(cache.mask(), mask, dtype=bool)
+            mask = attention.combine_masks(_mask_of(cache), mask, dtype=bool)
             is_causal = False  # the mask is causal
             if input_positions is None and _takes_positions(self.attention_fn):
-                input_positions = jnp.reshape(cache.index[...], (1,))
+                input_positions = jnp.reshape(cache[-1][...], (1,))
         # A call that fails uses up no key.
         with arguments.undone_on_failure(stream):
             outputs = self.attention_fn(
@@ -330,7 +329,8 @@ class MultiHeadAttention(Module):
             )
             outputs = self.out(outputs, **arguments.if_set(out_sharding=out_sharding))
         if cache is not None:
-            cache.write(*filled)
+            for variable, new in zip(cache, filled, strict=True):
+                variable[...] = new
         return outputs
 
     def _fill_in(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> list[Any]:
@@ -342,19 +342,18 @@ class MultiHeadAttention(Module):
             )
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
-        inputs_q, *others = map(arguments.as_array, (inputs_q, inputs_k, inputs_v))
-        if inputs_q.shape[-1:] != (self.in_features,):
+        inputs = [*map(arguments.as_array, (inputs_q, inputs_k, inputs_v))]
+        if inputs[0].shape[-1:] != (self.in_features,):
             raise ValueError(
-                f"Incompatible input dimension, got {sum(inputs_q.shape[-1:])} but "
+                f"Incompatible input dimension, got {sum(inputs[0].shape[-1:])} but "
                 f"module expects {self.in_features}."
             )
-        return [inputs_q, *others]
+        return inputs
 
     def _key_stream(self, deterministic: bool | None, rngs: Any) -> RngStream | None:
         """The stream of the key for dropout, or ``None`` if nothing is dropped."""
-        if not self.dropout_rate > 0:
-            return None
-        if arguments.setting(self, "deterministic", deterministic):
+        drops = self.dropout_rate > 0
+        if not drops or arguments.setting(self, "deterministic", deterministic):
             return None
         stream = arguments.stream(self, rngs, "dropout")
         if stream is None:
@@ -364,12 +363,14 @@ class MultiHeadAttention(Module):
             )
         return stream
 
-    def _project(self, inputs: list[Any], sharding: Any) -> list[jax.Array]:
+    def _project(
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, sharding: Any
+    ) -> list[jax.Array]:
         """Queries, keys and values, ``[*batch, length, heads, head_dim]``."""
-        layers = (self.query, self.key, self.value)
         options = arguments.if_set(out_sharding=sharding)
-        projected = zip(layers, inputs, strict=True)
-        query, key, value = [layer(x, **options) for layer, x in projected]
+        query = self.query(inputs_q, **options)
+        key = self.key(inputs_k, **options)
+        value = self.value(inputs_v, **options)
         if self.query_ln is not None:
             query = self.query_ln(query)
         if self.key_ln is not None:
@@ -445,91 +446,71 @@ def _takes_positions(attention_fn: Callable[..., Any]) -> bool:
         return False
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodingVariables:
-    """The Variables that a layer decodes with.
-
-    Attributes:
-        keys: ``[*batch, max_length, heads, depth]``.
-        values: Likewise.
-        index: How many entries are filled, an int32.
-    """
-
-    keys: Cache[jax.Array]
-    values: Cache[jax.Array]
-    index: Cache[jax.Array]
-
-    def extended(self, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The contents of the cache with one more token; writes nothing.
-
-        Args:
-            key: ``[*batch, 1, heads, depth]``.
-            value: Likewise.
-
-        Returns:
-            Keys and values, in the dtype of the cache.
-
-        Raises:
-            ValueError: If the shape is another one, or if the cache is full and the
-                index is known: not in a trace, where the last entry is replaced.
-        """
-        index = self.index[...]
-        *batch, max_length, heads, depth = self.keys.shape
-        expected = (*batch, 1, heads, depth)
-        for name, x in (("key", key), ("value", value)):
-            if x.shape != expected:
-                raise ValueError(
-                    f"Autoregressive cache shape error, expected {name} shape "
-                    f"{expected} instead got {x.shape}.\nDecode one token per call, "
-                    "[*batch, 1, features], with the batch axes that `init_cache` got."
-                )
-        if not isinstance(index, _jax.Tracer) and int(index) >= max_length:
-            raise ValueError(
-                f"The cache of attention is full: cache_index is {index}, max_length "
-                f"is {max_length}.\nMake a longer one with `init_cache`."
-            )
-
-        def extended(variable: Cache[jax.Array], x: jax.Array) -> jax.Array:
-            old = variable[...]
-            return jax.lax.dynamic_update_slice_in_dim(
-                old, x.astype(old.dtype), index, axis=-3
-            )
-
-        return extended(self.keys, key), extended(self.values, value)
-
-    def mask(self) -> jax.Array:
-        """Lets a new token see the filled entries and its own.
-
-        Returns:
-            Booleans ``[1, ..., 1, max_length]``, of the rank of keys and values.
-        """
-        index = self.index[...]
-        positions = jnp.arange(self.keys.shape[-3], dtype=index.dtype)
-        return jnp.expand_dims(positions <= index, tuple(range(self.keys.ndim - 1)))
-
-    def write(self, keys: jax.Array, values: jax.Array) -> None:
-        """Stores the result of `extended`, and counts the token."""
-        self.keys[...], self.values[...] = keys, values
-        self.index[...] += 1
-
-
-def _cache_of(layer: Any) -> DecodingVariables:
-    """Finds the cache of a layer that is about to decode.
-
-    Args:
-        layer: Has ``cached_key``, ``cached_value`` and ``cache_index``.
+def _cache_of(layer: MultiHeadAttention) -> list[Cache[jax.Array]]:
+    """Keys, values and index of a layer that is about to decode.
 
     Raises:
         ValueError: If there is no cache.
         TraceContextError: If another trace owns it.
         ImmutableVariableError: If it is read-only.
     """
-    boxes = (layer.cached_key, layer.cached_value, layer.cache_index)
-    if any(variable is None for variable in boxes):
+    cache = [layer.cached_key, layer.cached_value, layer.cache_index]
+    found = [variable for variable in cache if variable is not None]
+    if len(found) < len(cache):
         raise ValueError(
             "Autoregressive cache not initialized.\nCall `init_cache((*batch, "
             "max_length, features))` first, or pass `decode=False`."
         )
-    for variable in boxes:
+    for variable in found:
         variables.check_write(variable)
-    return DecodingVariables(*boxes)
+    return found
+
+
+def _extended(
+    cache: list[Cache[jax.Array]], key: jax.Array, value: jax.Array
+) -> list[jax.Array]:
+    """The contents of the cache with one more token; writes nothing.
+
+    Args:
+        cache: Keys, values and index.
+        key: ``[*batch, 1, heads, depth]``.
+        value: Likewise.
+
+    Returns:
+        Keys and values, in the dtype of the cache, and the index.
+
+    Raises:
+        ValueError: If the shape is another one, or if the cache is full and the index
+            is known: not in a trace, where the last entry is replaced.
+    """
+    *olds, index = [variable[...] for variable in cache]
+    *batch, max_length, heads, depth = olds[0].shape
+    expected = (*batch, 1, heads, depth)
+    for name, x in (("key", key), ("value", value)):
+        if x.shape != expected:
+            raise ValueError(
+                f"Autoregressive cache shape error, expected {name} shape "
+                f"{expected} instead got {x.shape}.\nDecode one token per call, "
+                "[*batch, 1, features], with the batch axes that `init_cache` got."
+            )
+    if not isinstance(index, _jax.Tracer) and int(index) >= max_length:
+        raise ValueError(
+            f"The cache of attention is full: cache_index is {index}, max_length "
+            f"is {max_length}.\nMake a longer one with `init_cache`."
+        )
+    insert = functools.partial(
+        jax.lax.dynamic_update_slice_in_dim, start_index=index, axis=-3
+    )
+    news = zip(olds, (key, value), strict=True)
+    return [*(insert(old, x.astype(old.dtype)) for old, x in news), index + 1]
+
+
+def _mask_of(cache: list[Cache[jax.Array]]) -> jax.Array:
+    """Lets a new token see the filled entries and its own.
+
+    Returns:
+        Booleans ``[1, ..., 1, max_length]``, of the rank of keys and values.
+    """
+    keys, _, index = cache
+    positions = jnp.arange(keys.shape[-3], dtype=index.dtype)
+    return jnp.expand_dims(positions <= index[...], tuple(range(keys.ndim - 1)))

@@ -9,7 +9,7 @@ is in ``moments``. State is written last: a failed call changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,7 @@ class BatchNorm(moments.Norm):
         )
         inputs = arguments.as_array(x)
         counts = None if use_running_average else moments.prepare_mask(mask, inputs)
-        y, mean, variance, is_known = _normalized_over_batch(
+        y, *news = _normalized_over_batch(
             inputs,
             self.mean[...],
             self.var[...],
@@ -152,16 +152,12 @@ class BatchNorm(moments.Norm):
             counts,
             feature_axes=arguments.canonical_axes(self.axis, inputs.ndim),
             use_running_average=use_running_average,
+            momentum=self.momentum,
             settings=moments.settings_of(self),
         )
-        if use_running_average:
-            return y
-        olds = self.mean[...], self.var[...]
-        news = [
-            _moved(old, current, is_known, momentum=self.momentum)
-            for old, current in zip(olds, (mean, variance), strict=True)
-        ]
-        self.mean[...], self.var[...] = map(sharding.kept, news, olds)
+        if news:
+            olds = self.mean[...], self.var[...]
+            self.mean[...], self.var[...] = map(sharding.kept, news, olds)
         return y
 
     def set_view(self, use_running_average: bool | None = None) -> None:
@@ -182,7 +178,7 @@ def _set_up(layer: moments.Norm, given: Mapping[str, Any]) -> None:
     arguments.keep(layer, given)
 
 
-@eager.fast(*moments.CALLS, once=True)
+@eager.fast("norm")
 def _normalized_over_batch(
     x: jax.Array,
     mean: jax.Array,
@@ -193,12 +189,11 @@ def _normalized_over_batch(
     *,
     feature_axes: tuple[int, ...],
     use_running_average: bool,
+    momentum: float,
     settings: moments.NormSettings,
-) -> tuple[jax.Array, Any, Any, Any]:
-    """The outputs; mean and variance of ``x``, and the features that have them.
-
-    With the running statistics only the outputs; without a mask no features.
-    """
+) -> tuple[jax.Array, ...]:
+    """The outputs, and running mean and variance if they are not used but moved."""
+    olds = mean, variance
     x, mean, variance, scale, bias = settings.promoted(x, mean, variance, scale, bias)
     shape = arguments.shape_along(feature_axes, x.shape)
     axes = tuple(axis for axis in range(x.ndim) if axis not in feature_axes)
@@ -213,18 +208,14 @@ def _normalized_over_batch(
         mean = jnp.where(is_known, current[0], jnp.reshape(mean, shape))
         variance = jnp.where(is_known, current[1], jnp.reshape(variance, shape))
     y = moments.normalize(x, mean, variance, scale, bias, feature_axes, settings)
-    return (
-        (y, None, None, None) if use_running_average else (y, mean, variance, is_known)
-    )
+    if use_running_average:
+        return (y,)
+    news = zip(olds, (mean, variance), strict=True)
+    return (y, *(_moved(old, new, is_known, momentum) for old, new in news))
 
 
-@eager.fast("numpy.reshape", "numpy.where", "lax.reshape", "numpy.broadcast_to")
 def _moved(
-    old: jax.Array,
-    current: jax.Array,
-    is_known: jax.Array | None,
-    *,
-    momentum: float,
+    old: jax.Array, current: jax.Array, is_known: jax.Array | None, momentum: float
 ) -> jax.Array:
     """A running statistic, moved towards the present one where that is known."""
     new = momentum * old + jnp.reshape((1 - momentum) * current, old.shape)
@@ -237,8 +228,28 @@ def _moved(
     return jax.lax.stop_gradient(new).astype(old.dtype)
 
 
+class _Axes(NamedTuple):
+    """What a norm without running statistics computes over.
+
+    Attributes:
+        averaged: The axes of the statistics.
+        features: Those along which scale and bias vary.
+        groups: Number and size of groups that split the last axis in two, before the
+            others are counted; ``None``: it stays whole.
+    """
+
+    averaged: tuple[int, ...]
+    features: tuple[int, ...]
+    groups: tuple[int, int] | None = None
+
+
 class _SampleNorm(moments.Norm):
     """The base of norms without running statistics, which differ in their axes."""
+
+    reduction_axes: Any
+    feature_axes: Axes
+    _is_centered: ClassVar[bool] = True
+    """Whether the mean is subtracted, and a bias added."""
 
     def __call__(
         self,
@@ -274,44 +285,46 @@ class _SampleNorm(moments.Norm):
             arguments.read(self.scale),
             arguments.read(getattr(self, "bias", None)),
             moments.prepare_mask(mask, x),
-            **self._how(x.ndim),
+            axes=self._axes(x.ndim),
+            is_centered=self._is_centered,
             settings=moments.settings_of(self),
         )
 
-    def _how(self, ndim: int) -> dict[str, Any]:
-        """The axes of the statistics, those of scale and bias, and what is special."""
-        raise NotImplementedError
+    def _axes(self, ndim: int) -> _Axes:
+        """The axes of inputs with this rank."""
+        return _Axes(
+            arguments.canonical_axes(self.reduction_axes, ndim),
+            arguments.canonical_axes(self.feature_axes, ndim),
+        )
 
 
-@eager.fast(*moments.CALLS, once=True)
+@eager.fast("norm")
 def _normalized(
     x: jax.Array,
     scale: jax.Array | None,
     bias: jax.Array | None,
     mask: jax.Array | None,
     *,
-    axes: tuple[int, ...],
-    feature_axes: tuple[int, ...],
-    is_centered: bool = True,
-    groups: tuple[int, int] | None = None,
+    axes: _Axes,
+    is_centered: bool,
     settings: moments.NormSettings,
 ) -> jax.Array:
-    """Normalizes ``x`` over some axes, of which groups split the last one in two."""
+    """Normalizes ``x`` with the statistics of its own entries."""
     if is_centered:
         x, scale, bias = settings.promoted(x, scale, bias)
     else:
         x, scale = settings.promoted(x, scale)
     y = x
-    if groups is not None:
-        y = jnp.reshape(x, (*x.shape[:-1], *groups))
+    if axes.groups is not None:
+        y = jnp.reshape(x, (*x.shape[:-1], *axes.groups))
         if mask is not None:
             mask = jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1]))
-            mask = jnp.reshape(mask, (*mask.shape[:-1], *groups))
+            mask = jnp.reshape(mask, (*mask.shape[:-1], *axes.groups))
     if is_centered:
-        mean, variance = moments.moments(y, axes, mask, settings)
+        mean, variance = moments.moments(y, axes.averaged, mask, settings)
     else:
-        mean, variance = None, moments.mean_square(y, axes, mask, settings)
-    y = moments.normalize(y, mean, variance, scale, bias, feature_axes, settings)
+        mean, variance = None, moments.mean_square(y, axes.averaged, mask, settings)
+    y = moments.normalize(y, mean, variance, scale, bias, axes.features, settings)
     return jnp.reshape(y, x.shape)
 
 
@@ -356,8 +369,6 @@ class LayerNorm(_SampleNorm):
     """
 
     num_features: int
-    reduction_axes: Axes
-    feature_axes: Axes
 
     def __init__(
         self,
@@ -381,11 +392,6 @@ class LayerNorm(_SampleNorm):
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         _set_up(self, locals())
-
-    def _how(self, ndim: int) -> dict[str, Any]:
-        axes = arguments.canonical_axes(self.reduction_axes, ndim)
-        feature_axes = arguments.canonical_axes(self.feature_axes, ndim)
-        return {"axes": axes, "feature_axes": feature_axes}
 
 
 class RMSNorm(_SampleNorm):
@@ -428,8 +434,7 @@ class RMSNorm(_SampleNorm):
     """
 
     num_features: int
-    reduction_axes: Axes
-    feature_axes: Axes
+    _is_centered: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -473,11 +478,6 @@ class RMSNorm(_SampleNorm):
         """
         return self._applied(x, mask)
 
-    def _how(self, ndim: int) -> dict[str, Any]:
-        axes = arguments.canonical_axes(self.reduction_axes, ndim)
-        feature_axes = arguments.canonical_axes(self.feature_axes, ndim)
-        return {"axes": axes, "feature_axes": feature_axes, "is_centered": False}
-
 
 class InstanceNorm(_SampleNorm):
     """Normalizes each feature of each sample over its positions.
@@ -505,7 +505,6 @@ class InstanceNorm(_SampleNorm):
     """
 
     num_features: int
-    feature_axes: Axes
 
     def __init__(
         self,
@@ -529,7 +528,7 @@ class InstanceNorm(_SampleNorm):
     ):
         _set_up(self, locals())
 
-    def _how(self, ndim: int) -> dict[str, Any]:
+    def _axes(self, ndim: int) -> _Axes:
         feature_axes = arguments.canonical_axes(self.feature_axes, ndim)
         if 0 in feature_axes:
             raise ValueError(
@@ -537,7 +536,7 @@ class InstanceNorm(_SampleNorm):
                 f"assumed to be the batch axis, but feature_axes={self.feature_axes}."
             )
         axes = tuple([axis for axis in range(1, ndim) if axis not in feature_axes])
-        return {"axes": axes, "feature_axes": feature_axes}
+        return _Axes(axes, feature_axes)
 
 
 class GroupNorm(_SampleNorm):
@@ -608,7 +607,7 @@ class GroupNorm(_SampleNorm):
         """The size of the last axis of the inputs."""
         return self.num_groups * self.group_size
 
-    def _how(self, ndim: int) -> dict[str, Any]:
+    def _axes(self, ndim: int) -> _Axes:
         last = ndim - 1
         axes = (*range(1, last), last)
         if self.reduction_axes is not None:
@@ -618,11 +617,8 @@ class GroupNorm(_SampleNorm):
                 f"reduction_axes={self.reduction_axes} must include the last axis."
             )
         # The last axis becomes two: the group, and the place in the group.
-        return {
-            "axes": (*axes[:-1], last + 1),
-            "feature_axes": (last, last + 1),
-            "groups": (self.num_groups, self.group_size),
-        }
+        groups = (self.num_groups, self.group_size)
+        return _Axes((*axes[:-1], last + 1), (last, last + 1), groups)
 
 
 def _split_features(

@@ -136,12 +136,12 @@ def avg_pool(
         # Before the sum, which small integers would not hold.
         inputs = inputs.astype(float)
     total = pool(inputs, 0.0, jax.lax.add, window_shape, strides, padding)
+    window = _window(window_shape, inputs.ndim)
     if count_include_pad:
-        return total / math.prod(_window(window_shape, inputs.ndim))
+        return total / math.prod(window)
     # The same for all batches and features, so counted once.
-    spatial = len(_window(window_shape, inputs.ndim))
-    shape = inputs.shape[inputs.ndim - spatial - 1 : -1]
-    ones = jnp.ones((1,) * (inputs.ndim - spatial - 1) + shape + (1,), jnp.float32)
+    batch = inputs.ndim - len(window) - 1
+    ones = jnp.ones((1,) * batch + inputs.shape[batch:-1] + (1,), jnp.float32)
     count = pool(ones, 0.0, jax.lax.add, window_shape, strides, padding)
     return total / count.astype(total.dtype)
 

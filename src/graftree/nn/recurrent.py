@@ -265,8 +265,8 @@ def _run(
     try:
         (last, valid), outputs = apply((carry, valid), (inputs, is_valid))
     except _WiderCarry as error:
-        leaves, treedef = jax.tree.flatten(carry)
-        wide = treedef.unflatten(map(jnp.asarray, leaves, error.dtypes))
+        (dtypes,), (leaves, treedef) = error.args, jax.tree.flatten(carry)
+        wide = treedef.unflatten(map(jnp.asarray, leaves, dtypes))
         return _run(apply, wide, inputs, is_valid)
     return (last if is_valid is None else valid), outputs
 
@@ -284,13 +284,8 @@ def _step(cell: Any, carry: Any, inputs: Any) -> tuple[Any, Any]:
 class _WiderCarry(Exception):
     """Ends a loop whose steps return a wider carry than they get.
 
-    Attributes:
-        dtypes: Those that the arrays of the carry should have.
+    Its argument are the dtypes that the arrays of the carry should have.
     """
-
-    def __init__(self, dtypes: list[Any]) -> None:
-        super().__init__()
-        self.dtypes = dtypes
 
 
 def _in_dtypes_of(state: Any, new_state: Any) -> Any:
@@ -299,9 +294,8 @@ def _in_dtypes_of(state: Any, new_state: Any) -> Any:
     new_leaves, new_treedef = jax.tree.flatten(new_state)
     if treedef != new_treedef:
         return new_state  # JAX refuses it
-    dtypes, new_dtypes = (
-        [jnp.result_type(x) for x in xs] for xs in (leaves, new_leaves)
-    )
+    dtypes = [*map(jnp.result_type, leaves)]
+    new_dtypes = [*map(jnp.result_type, new_leaves)]
     if dtypes == new_dtypes:
         return new_state
     wide = [*map(jnp.promote_types, dtypes, new_dtypes)]
@@ -342,13 +336,11 @@ def flip_sequences(
     axis = 0 if time_major else num_batch_dims
     if seq_lengths is None:
         return jnp.flip(inputs, axis)
-    num_steps = inputs.shape[axis]
-    backwards = jnp.arange(num_steps - 1, -1, -1)
-    lengths = jnp.expand_dims(seq_lengths, axis)
-    sources = backwards.reshape([-1 if n == axis else 1 for n in range(lengths.ndim)])
-    sources = (sources + lengths) % num_steps
-    features = (1,) * (inputs.ndim - sources.ndim)
-    return jnp.take_along_axis(inputs, sources.reshape(sources.shape + features), axis)
+    rank, num_steps = inputs.ndim, inputs.shape[axis]
+    others = [n for n in range(rank) if n != axis]
+    steps = jnp.expand_dims(jnp.arange(num_steps), others)
+    lengths = jnp.expand_dims(seq_lengths, (axis, *range(num_batch_dims + 1, rank)))
+    return jnp.take_along_axis(inputs, (lengths - 1 - steps) % num_steps, axis)
 
 
 def _concatenate(a: jax.Array, b: jax.Array) -> jax.Array:

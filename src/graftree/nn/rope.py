@@ -189,7 +189,7 @@ def _check_fit(table: tuple[int, ...], length: int, size: int) -> None:
         )
 
 
-@eager.fast(once=True, eager_transforms=True)
+@eager.fast(eager_transforms=True)
 def _tables(
     positions: jax.Array, *, size: int, theta: float, dtype: Dtype
 ) -> tuple[jax.Array, jax.Array]:
@@ -201,7 +201,7 @@ def _tables(
     return jnp.sin(angles), jnp.cos(angles)
 
 
-@eager.fast(once=True, eager_transforms=True)
+@eager.fast(eager_transforms=True)
 def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
     """Turns pairs by the angles with this sine and cosine; gives the dtype of ``x``."""
     first, second = jnp.split(x.astype(sin.dtype), 2, axis=-1)

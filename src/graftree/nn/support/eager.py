@@ -23,7 +23,7 @@ import functools
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -39,9 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _EARLY: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
-def fast(
-    *calls: str, once: bool = False, eager_transforms: bool = False
-) -> Callable[[F], F]:
+def fast(calls: str = "any", *, eager_transforms: bool = False) -> Callable[[F], F]:
     """Makes a function of arrays fast when it is called eagerly.
 
     The function takes arrays, or ``None``, by position, and nothing but settings by
@@ -49,16 +47,12 @@ def fast(
     `known` to only compute; with a function of the user's own it is called as it is.
 
     Args:
-        *calls: The public functions of JAX that run in it, at any depth, as
-            ``lax.add``. If none is named, all are checked, which takes 20 us.
-        once: Whether programs that are recorded, as by `jax.jit`, record it once for
-            equal shapes, and reuse that record and its derivatives. The recorded
-            operations are the same.
+        calls: Which functions of JAX run in it: a key of `_CALLS`.
         eager_transforms: Whether eager derivatives and ``vmap`` are programs too. In
             derivatives the barriers keep only the operations of the function apart, so
             this is for single contractions.
     """
-    is_original = watched(*calls)
+    is_original = _watched(_CALLS[calls])
 
     def decorate(function: F) -> F:
         parameters = inspect.signature(function).parameters.values()
@@ -74,9 +68,9 @@ def fast(
                     program = eager if all(map(_has_values, arrays)) else function
                 elif _are_traced(arrays):
                     is_recorded = _jax.recording_trace() is not None
-                    if once and is_recorded:
+                    if is_recorded:
                         program = traced
-                    elif eager_transforms and not is_recorded:
+                    elif eager_transforms:
                         program = eager
             is_usual = program is not function and is_original()
             if is_usual and all(map(_is_plain, settings.values())):
@@ -161,24 +155,43 @@ _PLACES: dict[str, Any] = {
 }
 _code_of = operator.attrgetter("__code__")
 
+# The functions of JAX that run in what is fast, at any depth, by their places. It takes
+# 1 us to look at some of them before each call, and 20 us to look at all 700.
+_CALLS = {
+    "contraction": {
+        "lax": "add conv_dimension_numbers conv_general_dilated conv_transpose dot "
+        "dot_general dtype padtype_to_pads reshape",
+        "numpy": "add einsum issubdtype pad reshape result_type sum",
+    },
+    "norm": {
+        "lax": "add broadcast_in_dim broadcast_shapes convert_element_type div dtype "
+        "expand_dims max mul pmean reduce reduce_sum reshape rsqrt select square "
+        "stop_gradient sub",
+        "numpy": "any array asarray astype broadcast_to iscomplexobj issubdtype "
+        "maximum mean promote_types reshape result_type square sum where",
+    },
+    "draw": {
+        "lax": "broadcast_in_dim",
+        "numpy": "ones sqrt zeros",
+        "draws": "truncated_normal",
+    },
+    "any": {
+        place: " ".join([name for name, x in vars(module).items() if callable(x)])
+        for place, module in _PLACES.items()
+    },
+}
 
-def watched(*names: str) -> Callable[[], bool]:
-    """Makes a check that JAX's functions are still those it had at our import.
+
+def _watched(calls: Mapping[str, str]) -> Callable[[], bool]:
+    """Makes a check that these functions of JAX are still those it had at our import.
 
     Args:
-        *names: Which functions count, as ``lax.add``; all 700 if none is named.
+        calls: Their names, by place.
     """
-    listed = [tuple(path.split(".")) for path in names] or [
-        (place, name)
-        for place, module in _PLACES.items()
-        for name, x in vars(module).items()
-        if callable(x)
-    ]
     # The first name twice: for a single one, `itemgetter` gives no tuple.
     chosen = [
-        (operator.itemgetter(*found, found[0]), vars(_PLACES[place]))
-        for place in dict.fromkeys([place for place, _ in listed])
-        for found in [[x for y, x in listed if y == place]]
+        (operator.itemgetter(*names.split(), names.split()[0]), vars(_PLACES[place]))
+        for place, names in calls.items()
     ]
 
     def functions_now() -> list[tuple[Any, ...]]:
