@@ -275,18 +275,25 @@ FAST = "Linear LinearGeneral Einsum Conv ConvTranspose BatchNorm LayerNorm RMSNo
 FAST += "GroupNorm InstanceNorm MultiHeadAttention"
 
 
-@pytest.mark.parametrize("how", ["made", "called", "traced"])
-@pytest.mark.parametrize("name", FAST.split())
+FORMS = ["made", "traced", "float32", "bfloat16"]
+FAST_FORMS = [(name, how) for name in FAST.split() for how in FORMS]
+FAST_FORMS += [(name, "complex64") for name in FAST.split() if "Norm" in name]
+
+
+@pytest.mark.parametrize(("name", "how"), FAST_FORMS)
 def test_no_program_hides_a_function_that_is_replaced(name, how, monkeypatch):
     row = catalog.BY_NAME[name]
     layer, inputs = row.make(), row.inputs()
     layer.set_attributes(deterministic=True, raise_if_not_found=False)
-    is_eager = how != "traced"
-    layer.set_attributes(use_running_average=not is_eager, raise_if_not_found=False)
+    layer.set_attributes(use_running_average=how == "traced", raise_if_not_found=False)
+    if how in ("bfloat16", "complex64"):
+        inputs = [x.astype(how) for x in inputs]
 
     def call():
-        if is_eager:
-            return row.make() if how == "made" else layer(*inputs, **row.call)
+        if how == "made":
+            return row.make()
+        if how != "traced":
+            return layer(*inputs, **row.call)
         return jax.make_jaxpr(lambda *inputs: layer(*inputs, **row.call))(*inputs)
 
     def functions_of_call():

@@ -159,14 +159,15 @@ _code_of = operator.attrgetter("__code__")
 # 1 us to look at some of them before each call, and 20 us to look at all 700.
 _CALLS = {
     "contraction": {
-        "lax": "add conv_dimension_numbers conv_general_dilated conv_transpose dot "
-        "dot_general dtype padtype_to_pads reshape",
-        "numpy": "add einsum issubdtype pad reshape result_type sum",
+        "lax": "add conv_dimension_numbers conv_general_dilated conv_transpose "
+        "convert_element_type dot dot_general dtype padtype_to_pads reshape rev",
+        "numpy": "add array asarray astype einsum issubdtype pad reshape result_type "
+        "sum",
     },
     "norm": {
         "lax": "add broadcast_in_dim broadcast_shapes convert_element_type div dtype "
-        "expand_dims max mul pmean reduce reduce_sum reshape rsqrt select square "
-        "stop_gradient sub",
+        "expand_dims imag max mul pmean real reduce reduce_sum reshape rsqrt select "
+        "square stop_gradient sub",
         "numpy": "any array asarray astype broadcast_to iscomplexobj issubdtype "
         "maximum mean promote_types reshape result_type square sum where",
     },
