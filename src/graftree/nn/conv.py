@@ -206,11 +206,10 @@ def convolve(
             f"in_features={layer.in_features}."
         )
     batch_shape, x = _flatten_batch(layer, inputs)
-    rank = len(layer.kernel_size)
     kernel_dilation = _per_axis(layer, "kernel_dilation")
     strides = _per_axis(layer, "strides")
     input_dilation = _per_axis(layer, "input_dilation")
-    padding = arguments.canonicalize_padding(layer.padding, rank)
+    padding = arguments.canonicalize_padding(layer.padding, len(layer.kernel_size))
     x, padding, input_dilation = _apply_padding(
         x, padding, strides, layer.kernel_size, kernel_dilation, input_dilation
     )
