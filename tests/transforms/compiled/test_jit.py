@@ -167,6 +167,24 @@ def test_donated_models_that_are_only_read_stay_readable(mode):
     assert (model.a[...].tolist(), model.b[...].tolist()) == ([1.0] * 2, [0.0] * 2)
 
 
+def test_nothing_of_a_model_is_donated_within_a_derivative(mode):
+    def write(model, x):
+        model.a[...] += jnp.sin(model.b[...]) * x
+        return x * 1
+
+    def loss(model, x, then=lambda: None):
+        out = nnx.jit(write, donate_argnums=0, **mode)(model, x)
+        then()
+        return out
+
+    model = zoo.Box(a=nnx.Param(jnp.ones(3)), b=nnx.BatchStat(jnp.zeros(3)))
+    nnx.grad(loss, argnums=1, **mode)(model, 2.0)
+    assert model.a[...].tolist() == [1, 1, 1] and model.b[...].tolist() == [0, 0, 0]
+    with pytest.raises(ZeroDivisionError):
+        nnx.grad(lambda *args: loss(*args, lambda: 1 / 0), argnums=1, **mode)(model, 2.0)
+    assert model.a[...].tolist() == [1, 1, 1] and model.b[...].tolist() == [0, 0, 0]
+
+
 def test_donated_models_keep_their_array_attributes():
     model = box()
     nnx.jit(lambda m: m.w * m.array, donate_argnums=0)(model)
