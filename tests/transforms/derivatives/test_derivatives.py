@@ -356,6 +356,14 @@ def test_cotangents_share_what_the_outputs_share():
         backward((zoo.Box(a=nnx.Param(1.0)), zoo.Box(a=nnx.Param(1.0))))
 
 
+@tables.cases("tangent", None, [1.0], {"b": jnp.array(1.0)})
+def test_tangents_of_another_structure_are_named(tangent, value_mode):
+    box = zoo.Box(a=nnx.Param({"a": jnp.array(3.0)}))
+    wrong = zoo.Box(a=nnx.Param(tangent))
+    with pytest.raises(TypeError, match=r"same tree structure, but at primals\[0\]\.a"):
+        nnx.jvp(lambda box: box.a["a"], (box,), (wrong,), **value_mode)
+
+
 def test_tangents_of_trees_are_not_shared():
     v = nnx.Param(jnp.array(3.0))
     with pytest.raises(ValueError, match=r"\.tangents\[0\]"):
