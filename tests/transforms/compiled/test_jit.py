@@ -1,5 +1,6 @@
 """jit: its cache, donation, shardings (contract, section 6)."""
 
+import functools
 import pickle
 
 import cloudpickle
@@ -165,6 +166,25 @@ def test_donated_models_that_are_only_read_stay_readable(mode):
     for _ in range(2):
         assert step(model).tolist() == [3.0, 3.0]
     assert (model.a[...].tolist(), model.b[...].tolist()) == ([1.0] * 2, [0.0] * 2)
+
+
+def test_nothing_of_a_model_is_donated_within_a_derivative(mode):
+    def write(model, x):
+        model.a[...] += jnp.sin(model.b[...]) * x
+        return x * 1
+
+    def loss(model, x, then=lambda: None):
+        out = nnx.jit(write, donate_argnums=0, **mode)(model, x)
+        then()
+        return out
+
+    model = zoo.Box(a=nnx.Param(jnp.ones(3)), b=nnx.BatchStat(jnp.zeros(3)))
+    nnx.grad(loss, argnums=1, **mode)(model, 2.0)
+    assert model.a[...].tolist() == [1, 1, 1] and model.b[...].tolist() == [0, 0, 0]
+    with pytest.raises(ZeroDivisionError):
+        failing = functools.partial(loss, then=lambda: 1 / 0)
+        nnx.grad(failing, argnums=1, **mode)(model, 2.0)
+    assert model.a[...].tolist() == [1, 1, 1] and model.b[...].tolist() == [0, 0, 0]
 
 
 def test_donated_models_keep_their_array_attributes():

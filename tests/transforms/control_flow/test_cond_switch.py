@@ -1,5 +1,7 @@
 """Branches over objects: `cond` and `switch` (contract, section 9); `remat`."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +54,20 @@ def test_all_variables_of_the_operands_come_back(mode, name):
     variable = nnx.Variable(np.array(1.0))
     choose(name, 0, [nothing, nothing], variable, **mode)
     assert isinstance(variable.get_raw_value(), jax.Array) and variable[...] == 1.0
+
+
+@BOTH
+def test_what_no_branch_writes_may_be_written_by_another_thread(mode, name):
+    variable = nnx.Variable({"x": jnp.array(1.0)})
+
+    def read(inner):
+        trains = threading.Thread(target=variable.set_value, args=({"x": 5.0},))
+        trains.start()
+        trains.join()
+        return inner["x"] * 1
+
+    assert choose(name, 0, [read, read], variable, **mode) == 1.0
+    assert variable["x"] == 5.0
 
 
 @BOTH

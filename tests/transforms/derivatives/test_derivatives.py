@@ -338,6 +338,9 @@ def test_shared_variables_have_one_gradient_and_one_tangent():
     first, second = backward(1.0)
     assert out == 9.0 and first is second["v"] and first[...] == 6.0
     assert nnx.jvp(f, primals, tangents, **GRAPH) == (9.0, 6.0)
+    others = tangents[0], {"v": nnx.Param(jnp.array(10.0))}
+    with pytest.raises(TypeError, match="An object that occurs twice has one"):
+        nnx.jvp(f, primals, others, **GRAPH)
 
 
 def test_cotangents_share_what_the_outputs_share():
@@ -347,6 +350,18 @@ def test_cotangents_share_what_the_outputs_share():
 
     _, backward = nnx.vjp(lambda x: outputs(x, x**2), jnp.array(3.0), **GRAPH)
     assert backward(outputs(5.0, 7.0)) == (5.0 + 7.0 * 2 * 3.0,)
+    _, backward = nnx.vjp(lambda x: (zoo.Box(a=nnx.Param(x)),) * 2, 3.0, **GRAPH)
+    assert backward((zoo.Box(a=nnx.Param(1.0)), None)) == (1.0,)
+    with pytest.raises(TypeError, match="An object that occurs twice has one"):
+        backward((zoo.Box(a=nnx.Param(1.0)), zoo.Box(a=nnx.Param(1.0))))
+
+
+@tables.cases("tangent", None, [1.0], {"b": jnp.array(1.0)})
+def test_tangents_of_another_structure_are_named(tangent, value_mode):
+    box = zoo.Box(a=nnx.Param({"a": jnp.array(3.0)}))
+    wrong = zoo.Box(a=nnx.Param(tangent))
+    with pytest.raises(TypeError, match=r"same tree structure, but at primals\[0\]\.a"):
+        nnx.jvp(lambda box: box.a["a"], (box,), (wrong,), **value_mode)
 
 
 def test_tangents_of_trees_are_not_shared():

@@ -132,7 +132,9 @@ def _choose(
     run = functools.partial(
         programs.run, functions[-1], select, name=name, leading=(argument,)
     )
-    return outside.Call(functions[0], row, operands, {}).run(run, index)
+    call = outside.Call(functions[0], row, operands, {})
+    (group,) = call.groups
+    return call.commit(_without_kept(run(index, group), group.values))
 
 
 _signatures = graphdefs.Interned()
@@ -240,6 +242,23 @@ def _facts(result: Any, operands: signatures.Signature) -> dict[Any, Any]:
 
 def _form(value: Any) -> differences.Form:
     return differences.Form(jax.tree.structure(value))
+
+
+def _without_kept(result: Any, before: Sequence[Any]) -> Any:
+    """The result without arrays of Variables that no branch writes.
+
+    They are as before; to write them would undo what another thread has written since.
+    """
+    returned, changes, *others = result
+    written = [
+        (position, value)
+        for position, value in zip(returned.changed, changes, strict=True)
+        if position not in returned.kept
+        or not all(isinstance(x, jax.Array) for x in jax.tree.leaves(before[position]))
+    ]
+    positions = tuple([position for position, _ in written])
+    returned = dataclasses.replace(returned, changed=positions)
+    return returned, [value for _, value in written], *others
 
 
 def _with_kept(result: Any, kept: set[int], keeps_structure: bool) -> Any:

@@ -607,5 +607,6 @@ class Donation:
         if _jax.is_ref(flattening.raw_of(leaf)):
             return False
         if isinstance(leaf, variables.Variable):
-            return variables.is_owned(leaf)
+            # A trace around the call may go on with the old buffer, or fail later.
+            return not _jax.is_tracing() and variables.is_owned(leaf)
         return path == () or not self.keeps_arrays

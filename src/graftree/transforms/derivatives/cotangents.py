@@ -125,17 +125,21 @@ def leaves(
     expected = {path for path in chosen if roots[path[0]] is not None}
     found: dict[Any, Any] = {}
     seen: set[int] = set()
-    for number, top in enumerate(signature.skeleton.tops()):
+    tops = [*signature.skeleton.tops()]
+    for number, top in enumerate(tops):
         listed = _leaves_of(top, roots[number], mode, what)
         listed = [((number, *path), x) for path, x in listed]
         # A value that an earlier object shares with this one counts only there.
         found |= {p: x for p, x in listed if p in expected or id(x) not in seen}
         seen |= {id(x) for _, x in listed}
     if found.keys() != expected:
+        unexpected = [path for path in found if path not in expected]
         lines = differences.missing_and_unexpected(
             [path[1:] for path in chosen if path in expected and path not in found],
-            [path[1:] for path in found if path not in expected],
+            [path[1:] for path in unexpected],
         )
+        if any(packing.is_repeated(tops[path[0]]) for path in unexpected):
+            lines.append("An object that occurs twice has one: pass it twice, too.")
         raise FormError("\n".join([f"Wrong leaves in {what}:", *lines]))
     return [flattening.raw_of(found.get(path)) for path in chosen]
 
@@ -144,18 +148,21 @@ def _leaves_of(
     top: Any, x: Any, mode: Propagation, what: str
 ) -> Iterable[tuple[Any, Any]]:
     """The leaves, with their paths, of the derivative for an object or plain leaf."""
-    if x is None or (packing.is_repeated(top) and not mode.structure):
-        return ()  # the first occurrence of an object has them all
+    if x is None:
+        return ()
     if top is LEAF:
         return [((), x)]
     if mode.structure and isinstance(x, states.State):
         return states.to_flat_state(x)
-    if isinstance(top, (VariableDef, ArrayRefDef)):
-        if isinstance(x, Variable) or not mode.structure:
+    is_variable = isinstance(top, (VariableDef, ArrayRefDef))
+    if is_variable and (isinstance(x, Variable) or not mode.structure):
+        return [((), x)]
+    if not mode.structure:
+        if nodes.is_graph_node(x):
+            graphdef, found = flattening.flatten_graph(x)
+            return zip(graphdef.paths(), found, strict=True)
+        if packing.is_repeated(top):
             return [((), x)]
-    elif not mode.structure and nodes.is_graph_node(x):
-        graphdef, found = flattening.flatten_graph(x)
-        return zip(graphdef.paths(), found, strict=True)
     kind = getattr(top, "type", None)
     expected = kind.__name__ if kind and not mode.structure else "State or Variable"
     raise FormError(f"Expected {expected}, got {type(x).__name__}, in {what}.")

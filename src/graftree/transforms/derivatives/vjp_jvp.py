@@ -251,7 +251,7 @@ def _jvp(
         group.which.signature,
         None,
     )
-    _check_refs(group, directions)
+    _check_tangents(group, directions)
     inner = _interior(f, row, has_aux)
     values, derivatives, rest = jax.jvp(inner, (group,), (directions,), has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
@@ -259,10 +259,18 @@ def _jvp(
     return out, tangent, *aux
 
 
-def _check_refs(primals: Values, tangents: Values) -> None:
-    """Refuses a ref as its own tangent: the function would write both into it."""
+def _check_tangents(primals: Values, tangents: Values) -> None:
+    """Refuses another tree, and a ref as its own tangent: both would be written."""
     refs = [x for x in primals.values if _jax.is_ref(x)]
-    for slot, x in zip(primals.which.signature.slots, tangents.values, strict=True):
+    slots = primals.which.signature.slots
+    for slot, primal, x in zip(slots, primals.values, tangents.values, strict=True):
+        expected, got = jax.tree.structure(primal), jax.tree.structure(x)
+        if expected != got:
+            raise cotangents.FormError(
+                "primal and tangent arguments to nnx.jvp must have the same tree "
+                f"structure, but at {slot.name} they are {expected} and {got}.\n"
+                "For a tangent of zeros, pass jax.tree.map(jnp.zeros_like, primal)."
+            )
         if any(x is ref for ref in refs):
             raise ValueError(
                 "nnx.jvp got one array ref as a primal and as the tangent of "
