@@ -73,40 +73,6 @@ LOOSE_ALIAS = {
 }
 
 
-# Of a State in an attribute, whose inner mappings have integers for keys.
-IN_STATE = {
-    "a Variable": lambda s: s["a"].update(b=param(7)),
-    "more": lambda s: s["a"].update(d=param(7)),
-    "less": lambda s: s["a"].pop("b"),
-    "a Variable at an integer": lambda s: s["a"]["c"].update({1: param(7)}),
-    "more at an integer": lambda s: s["a"]["c"].update({3: param(7)}),
-    "less at an integer": lambda s: s["a"]["c"].pop(1),
-    "a number": lambda s: s["a"]["c"].update({2: 7}),
-    "an array": lambda s: s["a"]["c"].update({2: jnp.ones(1)}),
-}
-READERS = {
-    "state": nnx.state,
-    "clone": lambda model: nnx.state(nnx.clone(model)),
-    "jit": nnx.jit(lambda model: nnx.as_pure(model.s)),
-    "jax": jax.jit(lambda model: nnx.as_pure(model.s)),
-}
-
-
-@pytest.mark.parametrize("name", IN_STATE)
-@pytest.mark.parametrize("reader", READERS)
-def test_changes_of_a_state_in_an_attribute_are_seen(reader, name):
-    def made():
-        inner = {"b": param(1), "c": {1: param(2), 2: 3}}
-        return zoo.Box(s=nnx.data(nnx.State({"a": inner})))
-
-    call, model, other = READERS[reader], made(), made()
-    for _ in range(3):
-        call(model)
-    for x in (model, other):
-        IN_STATE[name](x.s)
-    jax.tree.map(np.testing.assert_array_equal, call(model), call(other))
-
-
 def number(x):
     """A small integer for any static value."""
     return zlib.crc32(repr(x).encode()) % 31
