@@ -214,6 +214,13 @@ def test_containers_are_rebuilt(graph):
     assert mapped == (2, Pair(3, [4]), Moments(5, {"a": 6}), None)
 
 
+def test_static_containers_are_rebuilt_where_something_in_them_changes():
+    m = Block(changed={"b": [1], "a": [2]}, same={"b": [3], "a": [4]})
+    mapped = nnx.recursive_map(lambda path, x: 5 if x == 2 else x, m, graph=True)
+    assert mapped.changed == {"b": [1], "a": [5]} and m.changed["a"] == [2]
+    assert mapped.changed["b"] is m.changed["b"] and mapped.same is m.same
+
+
 def test_new_variables_are_bound_in_the_copy_only(graph):
     m = Block(a=param(), b=[1])
 

@@ -356,6 +356,18 @@ def test_items_of_sequences_are_not_popped(kind):
         nnx.pop({"z": kind([param()]), "a": param()}, nnx.Param)
 
 
+@tables.cases("wrap", lambda s: s, lambda s: Block(s=nnx.data(s)), lambda s: [s])
+def test_leaves_of_mappings_with_any_keys_are_popped(wrap):
+    """Also at integers, as in the state of a List, and beside these."""
+    state = nnx.State({"a": {"b": param(), "c": {1: param(), 2: {"d": param()}}}})
+    popped = nnx.to_flat_state(nnx.pop(wrap(state), nnx.Param))
+    assert [path[-1] for path, _ in popped] == ["b", 1, "d"]
+    assert state == {"a": {"c": {2: {}}}}
+    graph_state = nnx.unpack({"a": {"b": param(), "c": {1: param()}}})
+    assert nnx.pop(graph_state, nnx.PathContains("b"))["a"]["b"].shape == (2,)
+    assert nnx.to_flat_state(graph_state).paths == (("a", "c", 1),)
+
+
 def test_names_that_were_changed_in_vars_are_popped():
     m = Block(a=param())
     nnx.state(m)

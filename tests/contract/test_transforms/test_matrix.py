@@ -53,6 +53,35 @@ def test_new_values_reach_the_variables_of_the_caller(case):
     check_usable(case, model)
 
 
+def nested(value, tag):
+    """A Variable whose value is another one, of another class."""
+    return nnx.Param(nnx.BatchStat(value, tag="inner"), tag=tag)
+
+
+def inner(variable, tag):
+    """The Variable in such a one, with the same tag."""
+    found = variable.get_raw_value()
+    assert (type(variable), type(found)) == (nnx.Param, nnx.BatchStat)
+    assert (variable.tag, found.tag) == (tag, "inner")
+    return found
+
+
+@cases(without=SLOW)
+def test_a_variable_that_is_a_value_stays_one(case):
+    def change(box, x):
+        box.v.set_value(inner(box.v, "outer").replace(box.v * 2))
+        return nested(x * 3, "new") if case.row.has_output else None
+
+    box = Box(v=nested(X, "outer"))
+    made = case(change, box)
+    expected = [20.0, 40.0] if case.keeps_values else [10.0, 20.0]
+    assert flat(inner(box.v, "outer")) == expected
+    if case.row.has_output:
+        assert inner(made, "new").size == 2
+    if case.row.has_output and case.row.transform != "eval_shape":
+        assert flat(inner(made, "new")) == [30.0, 60.0]
+
+
 @cases(lambda row: not row.is_fixed, without=SLOW)
 def test_values_may_change_their_kind(case):
     def change(m, x):

@@ -223,6 +223,17 @@ def test_view_is_a_new_node_that_shares_variables():
     assert model.leaf.w[...].tolist() == [2.0, 2.0]
 
 
+def test_copies_share_static_values(graph):
+    """Also lists and dicts, whose order may be part of what a model computes."""
+    steps = {"scale": [1, (2, {"rate": 3})], "add": 4}
+    model = Box(steps=steps, options=nnx.data({"b": [], "a": 1}))
+    view = nnx.view(model, graph=graph)
+    changed = nnx.with_attributes(model, options=2, graph=graph)
+    assert view.steps is changed.steps is steps and [*steps] == ["scale", "add"]
+    assert view.options is not model.options
+    assert view.options["b"] is not model.options["b"]
+
+
 def test_view_keeps_sharing_in_graph_mode():
     view = nnx.view(shared_model(), deterministic=True)
     assert view.a is view.b

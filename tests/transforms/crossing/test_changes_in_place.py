@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
 from tests import static_values, tables, zoo
+from tests.changes import param
 from tests.transforms.crossing.test_costs import PARTS, python_calls
 
 
@@ -489,6 +491,40 @@ def test_the_structure_of_one_reaches_the_caller_each_time():
     bag, called = make(), nnx.jit(grow)
     assert [called(bag) for _ in range(4)] == [4, 5, 6, 7]
     assert sorted(bag.items) == ["inner", "n", "n3", "n4", "n5", "n6", "w"]
+
+
+# Of a State in an attribute, whose inner mappings have integers for keys.
+IN_STATE = {
+    "a Variable": lambda s: s["a"].update(b=param(7)),
+    "more": lambda s: s["a"].update(d=param(7)),
+    "less": lambda s: s["a"].pop("b"),
+    "a Variable at an integer": lambda s: s["a"]["c"].update({1: param(7)}),
+    "more at an integer": lambda s: s["a"]["c"].update({3: param(7)}),
+    "less at an integer": lambda s: s["a"]["c"].pop(1),
+    "a number": lambda s: s["a"]["c"].update({2: 7}),
+    "an array": lambda s: s["a"]["c"].update({2: jnp.ones(1)}),
+}
+READERS = {
+    "state": nnx.state,
+    "clone": lambda model: nnx.state(nnx.clone(model)),
+    "jit": nnx.jit(lambda model: nnx.as_pure(model.s)),
+    "jax": jax.jit(lambda model: nnx.as_pure(model.s)),
+}
+
+
+@pytest.mark.parametrize("name", IN_STATE)
+@pytest.mark.parametrize("reader", READERS)
+def test_changes_of_a_state_in_an_attribute_are_seen(reader, name):
+    def made():
+        inner = {"b": param(1), "c": {1: param(2), 2: 3}}
+        return zoo.Box(s=nnx.data(nnx.State({"a": inner})))
+
+    call, model, other = READERS[reader], made(), made()
+    for _ in range(3):
+        call(model)
+    for x in (model, other):
+        IN_STATE[name](x.s)
+    jax.tree.map(np.testing.assert_array_equal, call(model), call(other))
 
 
 def test_what_changes_inside_of_metadata_is_seen():

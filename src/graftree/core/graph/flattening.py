@@ -362,6 +362,8 @@ class Builder:
         found: Objects by number; it is filled, and later skeletons may refer to it.
         existing: Objects to reuse, by the ``outer_index`` of the skeleton.
         recreate_variables: Whether raw leaves become Variables.
+        takes_raw: Whether all leaves are raw values: a Variable among them is the value
+            of another one, and not the Variable itself.
     """
 
     def __init__(
@@ -370,10 +372,12 @@ class Builder:
         existing: Mapping[Any, Any],
         *,
         recreate_variables: bool = True,
+        takes_raw: bool = False,
     ) -> None:
         self.found = found
         self.existing = existing
         self.recreate_variables = recreate_variables
+        self.takes_raw = takes_raw
         self.fills: list[tuple[Any, GraphKind, Any, Sequence[Any], Sequence[Any]]] = []
         self.updates: list[tuple[Variable[Any], Any, Any]] = []
 
@@ -442,7 +446,7 @@ class Builder:
         variable = MISSING if outer is None else self._existing(definition)
         if variable is MISSING:
             variable = leaf
-            if isinstance(leaf, Variable):
+            if isinstance(leaf, Variable) and not self.takes_raw:
                 variables.take_over(leaf)
             elif self.recreate_variables:
                 variable = make_variable(definition, leaf)

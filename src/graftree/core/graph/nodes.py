@@ -27,8 +27,10 @@ import jax
 from graftree import _jax
 from graftree.annotations import Path
 from graftree.core import paths, walks
+from graftree.core.graph.graphdefs import GraphState
 from graftree.core.objects import attributes, bookkeeping, pytrees
-from graftree.core.states.states import State
+from graftree.core.states import flat_states
+from graftree.core.states.states import Level, State
 from graftree.core.variables.variables import Variable
 
 
@@ -438,9 +440,37 @@ def _unflatten_other(items: list[tuple[Any, Any]], metadata: Any) -> Any:
     return treedef.unflatten([value for _, (_, value) in in_place])
 
 
+def _flatten_state(node: Any) -> tuple[list[Child], Any]:
+    """A State, or a mapping in it: with the mappings that it holds.
+
+    JAX gets copies of some of these (`Level`), which don't see later changes.
+    """
+    children, metadata = _flatten_other(node)
+    held = flat_states.raw_mapping(node)
+    listed = [
+        child
+        if child.value is held[child.key]
+        else child._replace(value=Level(held[child.key]))
+        for child in children
+    ]
+    return listed, metadata
+
+
+def _set_in_level(node: Level, key: Any, value: Any) -> None:
+    node.raw_mapping[key] = value
+
+
+def _pop_from_level(node: Level, key: Any) -> Any:
+    return node.raw_mapping.pop(key)
+
+
 _TUPLE = TreeKind(_flatten_sequence, _unflatten_sequence)
 _OTHER = TreeKind(_flatten_other, _unflatten_other)
-_STATE = TreeKind(_flatten_other, _unflatten_other, operator.setitem, _pop_item)
+_STATE = TreeKind(_flatten_state, _unflatten_other, operator.setitem, _pop_item)
+_registered[GraphState] = TreeKind(_flatten_state, _unflatten_other)
+_registered[Level] = TreeKind(
+    _flatten_state, _unflatten_other, _set_in_level, _pop_from_level
+)
 _registered[list] = TreeKind(_flatten_sequence, _unflatten_sequence, operator.setitem)
 _registered[dict] = TreeKind(
     _flatten_dict, lambda items, _: dict(items), operator.setitem, _pop_item

@@ -15,7 +15,7 @@ from graftree import _jax, config
 from graftree.core import filters, paths, walks
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.graphdefs import Path
-from graftree.core.graph.nodes import Child, Leaf, TreeKind
+from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables.variables import Variable
@@ -278,6 +278,9 @@ def recursive_map(
     # For each node that is not rebuilt yet, its new children.
     items: dict[Path, dict[Any, Any]] = collections.defaultdict(dict)
     done: dict[int, tuple[Any, Any]] = {}  # graph nodes and their replacements
+    # Static values stay the same objects: lists and dicts are not rebuilt there, which
+    # also sorts the keys, unless what they hold is replaced.
+    static: set[Path] = set()
     above = walks.Above()
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
@@ -293,13 +296,26 @@ def recursive_map(
                     f"{type(x).__name__} is also at "
                     f"{paths.to_string(first, '<root>')!r}."
                 )
-        return _graph_children(x, kind)
+        listed = _graph_children(x, kind)
+        if path in static:
+            static.update((*path, key) for key, _ in listed)
+        elif isinstance(kind, GraphKind):
+            children, _ = kind.flatten(x)
+            static.update((*path, c.key) for c in children if c.is_data is False)
+        return listed
+
+    def is_kept(x: Any, path: Path, held: dict[Any, Any]) -> bool:
+        if path not in static:
+            return False
+        listed = _graph_children(x, nodes.kind_of(x))
+        return all([held[key] is value for key, value in listed])
 
     new = None
     chosen = below if is_graph else _in_tree("recursive_map")
     rebuilt = _with_items if is_graph else _with_leaves
     for path, x in walks.walk(node, chosen, children_first=True):
-        new = f(path, rebuilt(x, items.pop(path, {})))
+        held = items.pop(path, {})
+        new = f(path, x if is_kept(x, path, held) else rebuilt(x, held))
         if is_graph and nodes.is_graph_node(x):
             done[id(x)] = x, new
         if path:

@@ -493,7 +493,8 @@ class StructureWatch:
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
         """Adds a container; returns whether that covers all values below it, too."""
-        content = flat_states.raw_mapping(x) if isinstance(x, states.State) else x
+        is_state = isinstance(x, (states.State, states.Level))
+        content = flat_states.raw_mapping(x) if is_state else x
         if type(content) is dict and _mirror(content) is not None:
             self._mirrored.append(content)
             return True

@@ -269,7 +269,16 @@ class Level(dict[Any, Any]):
 
     JAX sorts no keys of different types, and writes only strings into the file of an
     exported function. Dicts with strings are left to it, which is much faster.
+
+    Attributes:
+        raw_mapping: The sub-mapping itself; this one is a copy.
     """
+
+    __slots__ = ("raw_mapping",)
+
+    def __init__(self, raw_mapping: dict[Any, Any]) -> None:
+        super().__init__(raw_mapping)
+        self.raw_mapping = raw_mapping
 
 
 def _children(node: Any) -> tuple[list[Any], tuple[Key, ...]]:

@@ -76,6 +76,27 @@ def is_stand_in(value: Any) -> bool:
     return isinstance(value, _STAND_INS)
 
 
+_CHANGEABLE = (list, dict, set, np.ndarray)
+_CHANGING = frozenset(
+    "append extend insert remove pop clear reverse sort update setdefault popitem add "
+    "discard difference_update intersection_update symmetric_difference_update fill "
+    "put partition resize itemset".split()
+)
+
+
+def attribute_of(value: Any, name: str, check: Callable[[], None]) -> Any:
+    """An attribute of a value; a method that changes it in place checks first."""
+    attribute = getattr(value, name)
+    if name not in _CHANGING or not isinstance(value, _CHANGEABLE):
+        return attribute
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check()
+        return attribute(*args, **kwargs)
+
+    return checked
+
+
 def stored(value: Any, *, ref: bool) -> Any:
     """The raw value that a Variable stores: the value itself, or a new ref of it."""
     if _jax.is_ref(value):

@@ -446,7 +446,7 @@ class Variable(
         # Views of refs, such as `.at` and (of tracers) `.T`, would not be arrays.
         if _jax.is_ref(raw) and (name == "at" or not hasattr(_jax.Ref, name)):
             raw = raw[...]
-        return getattr(raw, name)
+        return values.attribute_of(raw, name, partial(check_write, self))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_raw_value":

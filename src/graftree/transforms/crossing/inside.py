@@ -404,7 +404,8 @@ class Inside:
             is_kept = packing.is_same_tree(self.tree, self.signature, self._roots)
         if not is_kept:
             leaves = packing.leaves_of(self.signature, self.values, self.objects)
-            before, _ = packing.unpack(self.signature, leaves, flattening.IndexMap())
+            numbers = flattening.IndexMap()
+            before, _ = packing.unpack(self.signature, leaves, numbers, are_raw=False)
             refusals.warn_of_lost_structure(
                 self.row.name, refusals.pytrees_in(before), self._pytrees
             )

@@ -165,9 +165,9 @@ def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
         if position not in returned.kept or variables.may_write(leaves[position])
     ]
     if returned.structure is None or returned.keeps_structure:
-        builder = Builder(IndexMap(objects), objects)
+        builder = Builder(IndexMap(objects), objects, takes_raw=True)
     else:
-        builder = Builder(IndexMap(), objects)
+        builder = Builder(IndexMap(), objects, takes_raw=True)
         # Nothing can change a plain argument, so there is no value for it.
         changed_slots = [x for x in returned.structure.slots if not x.is_plain]
         given = iter(_filled(changed_slots, structure, objects, axis))

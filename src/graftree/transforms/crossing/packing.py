@@ -98,14 +98,20 @@ def take_apart(
 
 
 def unpack(
-    signature: Signature, values: Sequence[Any], objects: IndexMap
+    signature: Signature,
+    values: Sequence[Any],
+    objects: IndexMap,
+    *,
+    are_raw: bool = True,
 ) -> tuple[Any, list[Any]]:
     """Rebuilds a tree of arguments as fresh objects of the current trace.
 
-    The values are raw ones, or Variables to be used as they are. Fills ``objects`` with
-    the objects by number; returns the tree and the leaves of its treedef.
+    The values are raw ones, or else also Variables to be used as they are. Fills
+    ``objects`` with the objects by number; returns the tree and the leaves of its
+    treedef.
     """
-    roots = Builder(objects, {}).members(signature.skeleton, values)
+    builder = Builder(objects, {}, takes_raw=are_raw)
+    roots = builder.members(signature.skeleton, values)
     return jax.tree.unflatten(signature.treedef, roots), roots
 
 
