@@ -12,6 +12,7 @@ import re
 import typing
 
 import jax
+import optax
 import pytest
 from hypothesis import given, strategies as st
 
@@ -240,6 +241,20 @@ def test_the_longest_path_from_a_local_name_is_found():
     assert "at model.layers\n" in message
     hidden = iter([nnx.Param(1.0)])
     assert "\n  at " not in message_of(lambda: next(hidden).set_value(2))
+
+
+def test_a_path_begins_at_a_name_of_the_program_not_of_ours():
+    loss, rngs = nnx.metrics.Average(), nnx.Rngs(0)
+    model = zoo.Scale()
+    optimizer = nnx.ModelAndOptimizer(model, optax.adam(0.1))
+    grads = nnx.state(nnx.clone(model))
+    writes = {
+        "loss.total": lambda: loss.update(values=1.0),
+        "rngs.default.count": lambda: nnx.Linear(2, 3, rngs=rngs),
+        "optimizer.model.w": lambda: optimizer.update(grads),
+    }
+    for path, write in writes.items():
+        assert f"at {path}\n" in message_of(write)
 
 
 class Dataset(list):

@@ -533,8 +533,8 @@ def describe(x: Any) -> str:
 
 # Objects by the local names of running functions.
 
-# Functions of these packages hold the object under names without meaning.
-_INTERNAL = ("graftree.core", "graftree.transforms", "jax.", "jax._src")
+# Functions of these packages hold the object under names that the program doesn't know.
+_INTERNAL = ("graftree.", "jax.", "jax._src")
 
 
 def _find_name(wanted: Any) -> str:
