@@ -201,6 +201,10 @@ class Compiled(Stage[R]):
                 if outside.is_of_donation(error):
                     call.explain(error)
                 raise
+            except TypeError as error:
+                if not (self.donate_argnums and _jax.is_tracing()):
+                    raise
+                raise _donation_error(self.jit_wrapped.__name__) from error
             return call.commit(result)
 
     @property
@@ -261,6 +265,15 @@ def _mismatch_error(compiled: Signature, called: Signature) -> TypeError:
         + "\n  ".join(lines or ["other containers, or other static arguments"])
         + "\nPass arguments that are built like those it was compiled for, without "
         "the static ones."
+    )
+
+
+def _donation_error(name: str) -> TypeError:
+    return TypeError(
+        f"The compiled {name} donates arrays, so it can't be called within another "
+        "transform, which may go on to use them.\n"
+        f"Call {name} itself there, which donates none of a model, or compile it "
+        "without donation."
     )
 
 
