@@ -466,3 +466,11 @@ def test_out_sharding_is_that_of_both_terms(make, named):
         y = jax.jit(lambda m, x: m(x, out_sharding=given))(layer, x)
     assert jax.typeof(y).sharding.spec == spec
     np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
+def test_a_masked_convolution_works_in_refs(kind):
+    mask = jnp.arange(12.0).reshape(3, 2, 2) % 2
+    layer = kind(2, 2, (3,), mask=mask, rngs=nnx.Rngs(0))
+    x = random(1, 4, 2)
+    np.testing.assert_array_equal(nnx.to_refs(layer)(x), layer(x))

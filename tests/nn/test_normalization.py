@@ -573,3 +573,9 @@ def test_inputs_without_spatial_axes_are_refused(cls, number, shape):
             cls(number)
     with pytest.raises(TypeError, match="Only arrays of numeric types"):
         cls()("image")
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 6), (2, 0, 6), (3, 5, 6)])
+def test_group_norm_expects_its_number_of_features(shape):
+    with pytest.raises(TypeError, match=r"GroupNorm expects 64 features, got \(6,\)"):
+        nnx.GroupNorm(64, rngs=nnx.Rngs(0))(jnp.ones(shape))

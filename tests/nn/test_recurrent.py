@@ -538,3 +538,13 @@ def test_stacks_name_what_does_not_fit():
         nnx.StackedRNN(nnx.GRUCell, 2, 3, num_layers=0, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="the carries of 3 layers"):
         make_stack("GRUCell")(normal(2, 4, 2), initial_carry=jnp.zeros((2, 3)))
+
+
+def test_a_bidirectional_network_that_fails_has_drawn_nothing():
+    forward, backward = (
+        nnx.RNN(nnx.GRUCell(size, 4, rngs=nnx.Rngs(0))) for size in (3, 9)
+    )
+    both = nnx.Bidirectional(forward, backward)
+    with pytest.raises(TypeError):
+        both(normal(2, 5, 3))
+    assert both.rngs.count[...] == 0

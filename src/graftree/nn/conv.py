@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree import _python, errors
+from graftree import _jax, _python, errors
 from graftree.annotations import (
     ArrayLike,
     ConvGeneralDilatedT,
@@ -320,15 +320,16 @@ def _restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Arra
 
 def _masked_kernel(layer: Convolution) -> jax.Array:
     """Multiplies the kernel of a layer with its mask, if it has one."""
-    kernel = layer.kernel[...]
-    if layer.mask is None:
+    kernel, mask = layer.kernel[...], layer.mask
+    if mask is None:
         return kernel
-    if jnp.shape(layer.mask) != tuple(layer.kernel_shape):
+    mask = mask[...] if _jax.is_ref(mask) else jnp.asarray(mask)
+    if mask.shape != tuple(layer.kernel_shape):
         raise ValueError(
             "Mask needs to have the same shape as weights. Shapes are: "
-            f"{jnp.shape(layer.mask)}, {tuple(layer.kernel_shape)}."
+            f"{mask.shape}, {tuple(layer.kernel_shape)}."
         )
-    return kernel * jnp.asarray(layer.mask)
+    return kernel * mask
 
 
 def _apply_padding(

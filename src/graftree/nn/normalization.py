@@ -316,6 +316,9 @@ def _normalized(
         x, scale = settings.promoted(x, scale)
     y = x
     if axes.groups is not None:
+        size = axes.groups[0] * axes.groups[1]
+        if x.shape[-1:] != (size,):  # empty arrays have room for any groups
+            raise TypeError(f"GroupNorm expects {size} features, got {x.shape[-1:]}.")
         y = jnp.reshape(x, (*x.shape[:-1], *axes.groups))
         if mask is not None:
             mask = jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1]))

@@ -175,7 +175,7 @@ class RNN(Module):
         if return_carry and lengths is not None:
             steps = jnp.arange(inputs.shape[axis]).reshape((-1,) + (1,) * num_batch)
             is_valid = steps < lengths[None]  # [time, *batch]: no padding
-        with arguments.undone_on_failure(*self._streams(rngs)):
+        with arguments.undone_on_failure(*_streams(self, rngs)):
             stream = arguments.stream(self, rngs, "carry")
             if isinstance(rngs, Rngs):
                 stream = rngs.carry.fork()
@@ -209,12 +209,11 @@ class RNN(Module):
         apply = _scanned_step(state_axes, axis, self.unroll)
         return _run(functools.partial(apply, cell), carry, inputs, is_valid)
 
-    def _streams(self, rngs: Any) -> list[Any]:
-        """The streams that a call draws from, besides the cell's own draws."""
-        streams = [self.rngs, rngs.carry if isinstance(rngs, Rngs) else rngs]
-        if self.broadcast_rngs is not None:
-            streams += [s for _, s in model_streams.streams_in(self.cell, graph=True)]
-        return streams
+
+def _streams(network: Module, rngs: Any) -> list[Any]:
+    """The streams that a call draws from: those given to it, and all of its own."""
+    given = rngs.carry if isinstance(rngs, Rngs) else rngs
+    return [given, *[s for _, s in model_streams.streams_in(network, graph=True)]]
 
 
 def _new_stream(rngs: Rngs | RngStream | bool) -> RngStream | None:
@@ -454,13 +453,14 @@ class Bidirectional(Module):
             "time_major": time_major,
         }
         first, last = _pair(initial_carry)
-        first, forward = self.forward_rnn(
-            inputs, initial_carry=first, reverse=False, **options
-        )
-        last, backward = self.backward_rnn(
-            inputs, initial_carry=last, reverse=True, keep_order=True, **options
-        )
-        outputs = jax.tree.map(self.merge_fn, forward, backward)
+        with arguments.undone_on_failure(*_streams(self, rngs)):
+            first, forward = self.forward_rnn(
+                inputs, initial_carry=first, reverse=False, **options
+            )
+            last, backward = self.backward_rnn(
+                inputs, initial_carry=last, reverse=True, keep_order=True, **options
+            )
+            outputs = jax.tree.map(self.merge_fn, forward, backward)
         return ((first, last), outputs) if return_carry else outputs
 
 

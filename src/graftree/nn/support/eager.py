@@ -161,8 +161,7 @@ _CALLS = {
     "contraction": {
         "lax": "add conv_dimension_numbers conv_general_dilated conv_transpose "
         "convert_element_type dot dot_general dtype padtype_to_pads reshape rev",
-        "numpy": "add array asarray astype einsum issubdtype pad reshape result_type "
-        "sum",
+        "numpy": "add array asarray einsum issubdtype pad reshape result_type sum",
     },
     "norm": {
         "lax": "add broadcast_in_dim broadcast_shapes convert_element_type div dtype "
