@@ -176,9 +176,8 @@ class RNN(Module):
             steps = jnp.arange(inputs.shape[axis]).reshape((-1,) + (1,) * num_batch)
             is_valid = steps < lengths[None]  # [time, *batch]: no padding
         with arguments.undone_on_failure(*_streams(self, rngs)):
-            stream = arguments.stream(self, rngs, "carry")
-            if isinstance(rngs, Rngs):
-                stream = rngs.carry.fork()
+            given = rngs.carry.fork() if isinstance(rngs, Rngs) else rngs
+            stream = arguments.stream(self, given, "carry")
             if initial_carry is None:
                 initial_carry = self.cell.initialize_carry(step_shape, stream)
             carry, outputs = self._scan(initial_carry, inputs, is_valid, axis)

@@ -200,8 +200,7 @@ def is_int(value: Any) -> TypeGuard[int]:
 
 def per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Returns one entry per spatial axis, from one for all, or ``None`` for ones."""
-    if value is None:
-        return (1,) * rank
+    value = 1 if value is None else value
     entries = sizes(value)
     return entries * rank if is_int(value) else entries
 
