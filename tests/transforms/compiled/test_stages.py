@@ -389,3 +389,19 @@ def test_function_is_exported_for_platforms_that_are_not_here():
     exported = export.export(jitted, platforms=["cpu", "cuda", "tpu"])(counted(), BATCH)
     assert exported.platforms == ("cpu", "cuda", "tpu")
     assert exported.call(counted(), jnp.ones((1, 2)))["y"].shape == (1, 2)
+
+
+def test_a_compiled_function_that_donates_is_refused_within_another_transform(mode):
+    def read(model):
+        return model.w.sum()
+
+    compiled = nnx.jit(read, donate_argnums=0, **mode).lower(scale()).compile()
+
+    def within(x):
+        return x * compiled(scale())
+
+    with pytest.raises(TypeError, match="The compiled read donates arrays"):
+        jax.grad(within)(1.0)
+    model = scale()
+    compiled(model)
+    assert model.w[...].shape == scale().w[...].shape
