@@ -263,3 +263,20 @@ def test_patched_functions_are_called(monkeypatch):
     assert len(drawn) == 8
     monkeypatch.setattr(jnp, "zeros", lambda shape, *_, **__: jnp.ones(shape))
     check(nnx.initializers.zeros, (4, 4))
+
+
+class Unhashable:
+    """An initializer that is equal to everything, and whose hash fails."""
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        raise TypeError
+
+    def __call__(self, key, shape, dtype):
+        return jnp.full(shape, 7, dtype)
+
+
+def test_initializers_need_no_hash():
+    np.testing.assert_array_equal(kernel(Unhashable(), (2, 3)), jnp.full((2, 3), 7.0))

@@ -278,8 +278,6 @@ def recursive_map(
     # For each node that is not rebuilt yet, its new children.
     items: dict[Path, dict[Any, Any]] = collections.defaultdict(dict)
     done: dict[int, tuple[Any, Any]] = {}  # graph nodes and their replacements
-    # Static values stay the same objects: lists and dicts are not rebuilt there, which
-    # also sorts the keys, unless what they hold is replaced.
     static: set[Path] = set()
     above = walks.Above()
 
@@ -296,26 +294,22 @@ def recursive_map(
                     f"{type(x).__name__} is also at "
                     f"{paths.to_string(first, '<root>')!r}."
                 )
-        listed = _graph_children(x, kind)
-        if path in static:
-            static.update((*path, key) for key, _ in listed)
-        elif isinstance(kind, GraphKind):
-            children, _ = kind.flatten(x)
-            static.update((*path, c.key) for c in children if c.is_data is False)
-        return listed
-
-    def is_kept(x: Any, path: Path, held: dict[Any, Any]) -> bool:
-        if path not in static:
-            return False
-        listed = _graph_children(x, nodes.kind_of(x))
-        return all([held[key] is value for key, value in listed])
+        if path in static or isinstance(kind, GraphKind):
+            static.update(
+                (*path, child.key)
+                for child in nodes.children(x)
+                if path in static or child.is_data is False
+            )
+        return _graph_children(x, kind)
 
     new = None
     chosen = below if is_graph else _in_tree("recursive_map")
-    rebuilt = _with_items if is_graph else _with_leaves
     for path, x in walks.walk(node, chosen, children_first=True):
         held = items.pop(path, {})
-        new = f(path, x if is_kept(x, path, held) else rebuilt(x, held))
+        if is_graph:
+            new = f(path, _with_items(x, held, is_static=path in static))
+        else:
+            new = f(path, _with_leaves(x, held))
         if is_graph and nodes.is_graph_node(x):
             done[id(x)] = x, new
         if path:
@@ -323,12 +317,17 @@ def recursive_map(
     return new  # the root comes last
 
 
-def _with_items(x: Any, items: dict[Any, Any]) -> Any:
-    """A copy of a node with other children; a leaf itself."""
+def _with_items(x: Any, items: dict[Any, Any], *, is_static: bool) -> Any:
+    """A copy of a node with other children; a leaf itself.
+
+    A static value with the same children is itself, too: a copy has sorted keys.
+    """
     kind = nodes.kind_of(x)
     if isinstance(kind, Leaf):
         return x
     children, metadata = kind.flatten(x)
+    if is_static and all([items[child.key] is child.value for child in children]):
+        return x
     if isinstance(kind, TreeKind):
         return kind.unflatten([*items.items()], metadata)
     copied = kind.create_empty(metadata)

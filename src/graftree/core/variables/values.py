@@ -84,17 +84,19 @@ _CHANGING = frozenset(
 )
 
 
-def attribute_of(value: Any, name: str, check: Callable[[], None]) -> Any:
-    """An attribute of a value; a method that changes it in place checks first."""
-    attribute = getattr(value, name)
-    if name not in _CHANGING or not isinstance(value, _CHANGEABLE):
-        return attribute
+def changes_in_place(value: Any, name: str) -> bool:
+    """Whether the method of this name changes the value."""
+    return name in _CHANGING and isinstance(value, _CHANGEABLE)
 
-    def checked(*args: Any, **kwargs: Any) -> Any:
+
+def checked(method: Callable[..., Any], check: Callable[[], None]) -> Any:
+    """A method that checks first."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
         check()
-        return attribute(*args, **kwargs)
+        return method(*args, **kwargs)
 
-    return checked
+    return call
 
 
 def stored(value: Any, *, ref: bool) -> Any:

@@ -446,7 +446,9 @@ class Variable(
         # Views of refs, such as `.at` and (of tracers) `.T`, would not be arrays.
         if _jax.is_ref(raw) and (name == "at" or not hasattr(_jax.Ref, name)):
             raw = raw[...]
-        return values.attribute_of(raw, name, partial(check_write, self))
+        found = getattr(raw, name)
+        is_write = values.changes_in_place(raw, name)
+        return values.checked(found, partial(check_write, self)) if is_write else found
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_raw_value":

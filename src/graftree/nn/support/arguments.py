@@ -200,9 +200,8 @@ def is_int(value: Any) -> TypeGuard[int]:
 
 def per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Returns one entry per spatial axis, from one for all, or ``None`` for ones."""
-    value = 1 if value is None else value
-    entries = sizes(value)
-    return entries * rank if is_int(value) else entries
+    entries = sizes(1 if value is None else value)
+    return entries * rank if value is None or is_int(value) else entries
 
 
 def if_set(**options: Any) -> dict[str, Any]:
@@ -369,8 +368,8 @@ def keep(layer: Any, given: Mapping[str, Any]) -> None:
     """Makes attributes of the arguments of a constructor, in their order.
 
     Skips random streams, initializers and metadata, which other attributes are made
-    from, and properties. A layer whose attributes come in another order
-    sets them by itself.
+    from, and properties. A layer whose attributes come in another order sets them by
+    itself.
 
     Args:
         layer: The layer that is constructed.

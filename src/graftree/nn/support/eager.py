@@ -105,7 +105,7 @@ def _is_plain(setting: Any) -> bool:
     if type(setting).__hash__ is None or isinstance(setting, np.generic):
         return False  # numbers of NumPy have a dtype of their own
     is_function = callable(setting) and not isinstance(setting, type)
-    return not is_function or setting in _known
+    return not is_function or id(setting) in _known
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,12 +127,13 @@ _DEFAULTS: tuple[tuple[Any, Any, str], ...] = (
 )
 
 
-_known = {default for default, _, _ in _DEFAULTS}
+# By identity: others may have no hash, or be equal to everything.
+_known = {id(default): default for default, _, _ in _DEFAULTS}
 
 
 def known(function: F) -> F:
     """Lets a function be a setting of fast functions: it only computes."""
-    _known.add(function)
+    _known[id(function)] = function
     return function
 
 
@@ -188,11 +189,12 @@ def _watched(calls: Mapping[str, str]) -> Callable[[], bool]:
     Args:
         calls: Their names, by place.
     """
-    # The first name twice: for a single one, `itemgetter` gives no tuple.
-    chosen = [
-        (operator.itemgetter(*names.split(), names.split()[0]), vars(_PLACES[place]))
-        for place, names in calls.items()
-    ]
+    chosen = []
+    for place, names in calls.items():
+        entries = vars(_PLACES[place])
+        found = [name for name in names.split() if name in entries]
+        # With another one: for a single name, `itemgetter` gives no tuple.
+        chosen.append((operator.itemgetter("__name__", *found), entries))
 
     def functions_now() -> list[tuple[Any, ...]]:
         return [pick(entries) for pick, entries in chosen]
