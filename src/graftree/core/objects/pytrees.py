@@ -16,8 +16,8 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import BuiltinFunctionType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -36,8 +36,16 @@ _put = bookkeeping.put
 _facts_of = attributes.facts_of
 
 
-class PytreeMeta(abc.ABCMeta):
-    """Creates instances with their bookkeeping, and checks them once they are built."""
+class PytreeMeta(type(Protocol)):
+    """Creates instances with their bookkeeping, and checks them once they are built.
+
+    A subclass of the metaclass of protocols, itself one of ``abc.ABCMeta``, so that a
+    class may implement a protocol by deriving from it.
+    """
+
+    # Those of protocols are for protocols, and slower.
+    __instancecheck__ = abc.ABCMeta.__instancecheck__
+    __subclasscheck__ = abc.ABCMeta.__subclasscheck__
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         maker = running.stack.maker
@@ -80,6 +88,24 @@ def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     if attributes.facts_of(kind).is_pytree:
         _check_static_attributes(obj)
     return obj
+
+
+def _check_storage(cls: type) -> None:
+    """Refuses bases whose objects hold data that neither paths nor copies reach."""
+    for base in cls.__mro__[:-1]:
+        slots = [k for k, x in vars(base).items() if inspect.ismemberdescriptor(x)]
+        if isinstance(vars(base).get("__new__"), BuiltinFunctionType):
+            storage = f"derives from {base.__name__}, whose objects hold other data"
+        elif slots:
+            storage = f"has non-empty __slots__ {(*slots,)}, of {base.__name__}"
+        else:
+            continue
+        raise TypeError(
+            f"The Pytree class {cls.__name__} {storage}.\n"
+            "Transforms and copies keep what is in __dict__, and would lose that.\n"
+            "Remove __slots__, or keep such an object in an attribute instead of "
+            "deriving from its class."
+        )
 
 
 ObjectMeta = PytreeMeta
@@ -135,12 +161,7 @@ class Pytree(
 
     def __init_subclass__(cls, *, pytree: bool | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        slots = cls.__dict__.get("__slots__", ())
-        if slots:
-            raise TypeError(
-                f"The Pytree class {cls.__name__} has non-empty __slots__ {slots!r}; "
-                "attributes of Pytrees are kept in __dict__. Remove __slots__."
-            )
+        _check_storage(cls)
         if pytree is not None:
             attributes.are_pytrees[cls] = pytree
         attributes.declared_statuses(cls, warn=True)
@@ -207,10 +228,7 @@ class Pytree(
     def __getstate__(self) -> Any:
         """The attributes, for a copy; bases behind this one may add to them."""
         bookkeeping.complete(self)
-        state: Any = super().__getstate__()
-        if isinstance(state, tuple):
-            return (bookkeeping.for_copy(state[0]), *state[1:])
-        return bookkeeping.for_copy(state)
+        return bookkeeping.for_copy(super().__getstate__())
 
     def __setstate__(self, state: Any) -> None:
         """Takes over the result of `__getstate__`."""
@@ -235,8 +253,6 @@ class Pytree(
         for name, value in bookkeeping.attribute_items(self):
             found = pickling.by_name(value)
             vars(copied)[name] = copy.deepcopy(value, memo) if found is value else value
-        for name, value in pickling.slots_of(self).items():
-            object.__setattr__(copied, name, copy.deepcopy(value, memo))
         return copied
 
     def __nnx_repr__(self) -> Iterable[Any]:
