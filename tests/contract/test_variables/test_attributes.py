@@ -144,8 +144,40 @@ def test_attributes_put_into_vars_get_their_status_in_the_end():
 def test_replacing_a_variable_by_an_array_replaces_the_variable():
     variable = nnx.Param(jnp.ones(2))
     box = Node(x=variable)
-    box.x = jnp.zeros(2)
+    with pytest.warns(nnx.errors.ReplacedVariableWarning):
+        box.x = jnp.zeros(2)
     assert isinstance(box.x, jax.Array) and variable[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("array", [np.zeros(2), jnp.zeros(2)])
+@pytest.mark.parametrize("kind", [nnx.Param, nnx.BatchStat, nnx.LoRAParam])
+@pytest.mark.parametrize("make", [Node, nnx.Dict, lambda w: nnx.List([w])])
+def test_an_array_in_the_place_of_a_variable_gives_a_warning(make, kind, array):
+    obj = make(w=kind(jnp.ones(2)))
+    name = "0" if isinstance(obj, nnx.List) else "w"
+    with pytest.warns(nnx.errors.ReplacedVariableWarning) as caught:
+        setattr(obj, name, array)
+    assert [x.filename for x in caught] == [__file__]
+    text = str(caught[0].message)
+    assert f"{type(obj).__name__}.{name} was a {kind.__name__}" in text
+    assert all(x in text for x in (f"{name}[...] = x", "nnx.data(x)", "embed.attend"))
+
+
+def test_arrays_that_are_meant_give_no_warning():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(2))
+            self.w = self.w[...]  # its own class decides
+
+    net = Net()
+    net.w = jnp.zeros(2)  # an array for an array
+    net.w = nnx.Param(jnp.ones(2))
+    net.w[...] = jnp.zeros(2)
+    net.w = nnx.data(jnp.zeros(2))
+    net.w = nnx.Param(jnp.ones(2))
+    nnx.update(net, {"w": jnp.zeros(2)})
+    del net.w
+    net.w = jnp.zeros(2)
 
 
 def test_class_attributes_are_no_part_of_the_tree():

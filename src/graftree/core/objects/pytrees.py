@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import jax
 import numpy as np
 
-from graftree import _jax_registries, errors
+from graftree import _jax_registries, _python, errors
 from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import attributes, bookkeeping, methods, running
 from graftree.core.objects.attributes import AttributeField, AttributeTable
@@ -195,6 +195,8 @@ class Pytree(
             status = None
             if type(value) is AttributeField:
                 status, value = _take_apart(cls, name, value)
+            elif _is_array(value):
+                _warn_of_replaced(obj=self, name=name, array=value)
             if facts.is_pytree:
                 status = _checked_status(self, facts, name, value, status)
             elif status is None:
@@ -412,6 +414,22 @@ def _note_write(obj: Any, name: str, value: Any) -> None:
     owner = bookkeeping.state_of(obj).owner
     if type(owner) is ownership.RebuiltArguments and _is_array(value):
         owner.note_write(obj, name)
+
+
+def _warn_of_replaced(obj: Any, name: str, array: Any) -> None:
+    """Warns where an array takes the place of a Variable of a finished object."""
+    variable, entries = obj.__dict__.get(name), obj.__dict__
+    if not isinstance(variable, variables.Variable) or not entries[_STATE].built:
+        return
+    kind = type(variable).__name__
+    text = errors.message(
+        f"{type(obj).__name__}.{name} was a {kind} and is now an array.\n"
+        f"Optimizers and filters for {kind} don't find it.",
+        way_out=f"To set the value, write .{name}[...] = x. To share weights, assign "
+        "the Variable itself, or call\nembed.attend(x) for those of an Embed, "
+        f"transposed. If you mean an array, write .{name} = nnx.data(x).",
+    )
+    _python.warn_user(text, errors.ReplacedVariableWarning)
 
 
 def note_read(obj: Any) -> None:
