@@ -134,6 +134,7 @@ def _write_together(
     def make(name: str) -> np.ndarray:
         return pending.pop(name).make()
 
+    failures: list[Exception] = []
     try:
         if collectives.is_first():
             makers = {name: functools.partial(make, name) for name in outs}
@@ -142,7 +143,12 @@ def _write_together(
     finally:
         # Also after an error: the others wait for steps that all must take.
         for name in [*pending]:
-            make(name)
+            try:
+                make(name)
+            except Exception as error:
+                failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def out_of(tensor: tables.Tensor) -> NewTensor:
