@@ -317,7 +317,7 @@ def run(plan, folder, count, names=()):
     said = []
     for lines in record.lines:
         texts = [" ".join(line) for line in lines]
-        rows = [json.loads(text) for text in texts if text.startswith("[")]
+        rows = [json.loads(text) for text in texts if text.startswith('["')]
         said.append({case: rest for case, *rest in rows})
     return said, record
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import jax
+
 from graftree import errors
 from graftree.checkpoints import orbax_side, processes, stored_trees
 from graftree.sharding import collectives
@@ -104,7 +106,8 @@ def _write(folder: Any, tree: Mapping[str, Any], exists: bool) -> None:
     try:
         collectives.together(_SAVE, write)
     except BaseException:
-        if collectives.is_first():
+        # Others may still write there, and would not end; the next save removes it.
+        if jax.process_count() == 1:
             _remove(partial)
         raise
     if exists:

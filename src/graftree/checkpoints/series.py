@@ -471,8 +471,10 @@ class Checkpoints:
             failure.__cause__ = error
             self._failure = failure
             orbax_side.let_threads_fail()
-            with contextlib.suppress(OSError):  # the disk may be full
-                if collectives.is_first():
+            # Other processes may still write there, and would not end; the next save
+            # clears it.
+            if jax.process_count() == 1:
+                with contextlib.suppress(OSError):  # the disk may be full
                     self._clear()
         else:
             # Lets it be collected, which frees its lock.
