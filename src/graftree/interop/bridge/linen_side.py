@@ -132,7 +132,8 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
         variable = self._variable()
         change(variable, index, {partitioning.PARTITION_NAME: None, **params})
         metadata = {key: variable.get_metadata(key) for key in self.metadata}
-        return cast(Any, self).replace(metadata=metadata)
+        is_same = metadata == self.metadata
+        return self if is_same else cast(Any, self).replace(metadata=metadata)
 
     def _variable(self) -> Variable[A]:
         """A Variable with the value and the metadata; it is placed nowhere."""
