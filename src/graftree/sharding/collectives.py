@@ -372,17 +372,21 @@ def _note_of(member: int) -> str:
 
 def _leave_note() -> None:
     """Says that this program has ended, and its last error, to those that may wait."""
-    store = _jax_processes.store() if jax.distributed.is_initialized() else None
-    if store is None:
-        return
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    why = "has ended"
-    if error is not None:
-        why += f" with {type(error).__name__}: {error}"
     try:
-        store.post(_note_of(_jax_processes.own_number() or 0), why)
-    except jax.errors.JaxRuntimeError:
+        store = _jax_processes.store() if jax.distributed.is_initialized() else None
+        if store is not None:
+            number = _jax_processes.own_number() or 0
+            store.post(_note_of(number), _last_words())
+    except Exception:  # a program that ends well must not seem to have failed
         _logger.debug("Could not tell of the end.", exc_info=True)
+
+
+def _last_words() -> str:
+    # Where Python keeps the error that ended the program; the first since 3.12.
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None:
+        return "has ended"
+    return f"has ended with {type(error).__name__}: {error}"
 
 
 # Before JAX ends its part, for which the processes wait for each other.
