@@ -155,12 +155,14 @@ class _Report(NamedTuple):
         value: Its result.
         error: If it failed: the module and the name of the error's type, and its text.
         is_there: Whether it has come; if not, ``error`` says why.
+        is_first: Whether it did not fail because another process had.
     """
 
     name: str
     value: Any = None
     error: Sequence[str] | None = None
     is_there: bool = True
+    is_first: bool = True
 
 
 # How many collectives there were, by the name of their row. Calls meet by number.
@@ -197,7 +199,8 @@ class _Meeting:
         """Posts that this process failed; waits for nobody."""
         kind = type(error)
         parts = kind.__module__, kind.__qualname__, str(error)
-        report = json.dumps(_Report(self._name, error=parts))
+        is_first = not _is_told(error)
+        report = json.dumps(_Report(self._name, error=parts, is_first=is_first))
         if self._store is None:
             _through_devices(report)
             return
@@ -216,7 +219,8 @@ class _Meeting:
         for member in self._members:
             text = store.look(f"{self._folder}/{member}")
             report = _Report(*json.loads(text)) if text else None
-            if member != self._own and report is not None and report.error:
+            is_own = member == self._own
+            if not is_own and report and report.error and report.is_first:
                 _, kind, what = report.error
                 lines.append(f"Process {member} has failed too: {kind}: {what}")
         return lines
@@ -323,7 +327,7 @@ class _Meeting:
                     f"{self._name}: process {member} {report.error[-1]}.\nNo process "
                     "can go on: all must make the same calls in the same order."
                 )
-        for member, report in rows:
+        for member, report in sorted(rows, key=lambda row: not row[1].is_first):
             if report.error:
                 raise _same_error(report.name, member, *report.error)
         if len({report.name for _, report in rows}) > 1:
@@ -346,9 +350,24 @@ def _same_error(name: str, member: int, module: str, kind: str, text: str) -> Ex
     if not (isinstance(like, type) and issubclass(like, Exception)):
         like = errors.ProcessError
     try:
-        return like(what)
+        error = like(what)
     except TypeError:  # UnicodeDecodeError, for one, is made of other things
-        return errors.ProcessError(what)
+        error = errors.ProcessError(what)
+    vars(error)[_TOLD] = True
+    return error
+
+
+# Marks errors that another process has told of.
+_TOLD = "_graftree_is_told"
+
+
+def _is_told(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, is one of another process."""
+    while error is not None:
+        if _TOLD in vars(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _through_devices(report: str) -> list[str | None]:
