@@ -194,6 +194,7 @@ def restore(
         True
     """
     allowed = {"missing": missing, "unexpected": unexpected, "cast": cast}
+    objects: Any = like
 
     def find() -> Any:
         def look() -> str:
@@ -210,7 +211,7 @@ def restore(
         restored, is_single = collectives.together(_RESTORE, compare)
         stored_trees.read_all(_RESTORE, restored)
         new = {name: each.rebuilt() for name, each in restored.items()}
-        return new[""] if is_single else {name: new[name] for name in like}
+        return new[""] if is_single else {name: new[name] for name in objects}
 
     return steadily(_RESTORE, find, read)
 

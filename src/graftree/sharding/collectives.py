@@ -155,14 +155,14 @@ class _Report(NamedTuple):
         value: Its result.
         error: If it failed: the module and the name of the error's type, and its text.
         is_there: Whether it has come; if not, ``error`` says why.
-        is_first: Whether it did not fail because another process had.
+        is_cause: Whether it failed by itself, not because another process had.
     """
 
     name: str
     value: Any = None
     error: Sequence[str] | None = None
     is_there: bool = True
-    is_first: bool = True
+    is_cause: bool = True
 
 
 # How many collectives there were, by the name of their row. Calls meet by number.
@@ -199,8 +199,8 @@ class _Meeting:
         """Posts that this process failed; waits for nobody."""
         kind = type(error)
         parts = kind.__module__, kind.__qualname__, str(error)
-        is_first = not _is_told(error)
-        report = json.dumps(_Report(self._name, error=parts, is_first=is_first))
+        is_cause = not _is_told(error)
+        report = json.dumps(_Report(self._name, error=parts, is_cause=is_cause))
         if self._store is None:
             _through_devices(report)
             return
@@ -220,7 +220,7 @@ class _Meeting:
             text = store.look(f"{self._folder}/{member}")
             report = _Report(*json.loads(text)) if text else None
             is_own = member == self._own
-            if not is_own and report and report.error and report.is_first:
+            if not is_own and report and report.error and report.is_cause:
                 _, kind, what = report.error
                 lines.append(f"Process {member} has failed too: {kind}: {what}")
         return lines
@@ -261,7 +261,7 @@ class _Meeting:
         first, *others = self._members
         if self._own != first:
             return json.loads(self._awaited("all", first, LONGEST_WAIT + 2 * PATIENCE))
-        texts = [report]
+        texts: list[str | None] = [report]
         for member in others:
             left = LONGEST_WAIT - (time.monotonic() - self._start)
             texts.append(self._awaited(str(member), member, left))
@@ -302,7 +302,7 @@ class _Meeting:
         report = json.dumps(_Report(self._name, None, ("", "", why), False))
         if entry != "all":
             return report
-        texts = [None] * len(self._members)
+        texts: list[str | None] = [None] * len(self._members)
         texts[self._members.index(member)] = report
         return json.dumps(texts)
 
@@ -327,7 +327,7 @@ class _Meeting:
                     f"{self._name}: process {member} {report.error[-1]}.\nNo process "
                     "can go on: all must make the same calls in the same order."
                 )
-        for member, report in sorted(rows, key=lambda row: not row[1].is_first):
+        for member, report in sorted(rows, key=lambda row: not row[1].is_cause):
             if report.error:
                 raise _same_error(report.name, member, *report.error)
         if len({report.name for _, report in rows}) > 1:
