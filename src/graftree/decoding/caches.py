@@ -291,7 +291,9 @@ def attend(
             key_value_seq_lengths=key_value_seq_lengths,
             **options,
         )
-    _check_cache(cache, positions, sliding_window)
+    if positions is None:
+        raise ValueError("nnx.decoding.attend needs positions with a cache.")
+    _check_window(cache, sliding_window)
     mask = _over_slots("mask", mask, query, cache)
     bias = _over_slots("bias", bias, query, cache)
     lengths = attention.checked_lengths(key_value_seq_lengths, query.shape[:1])
@@ -319,10 +321,7 @@ def _check_causal(is_causal: bool) -> None:
         )
 
 
-def _check_cache(cache: KeyValueCache, positions: Any, window: int | None) -> None:
-    """Refuses a cache that doesn't go with the other arguments."""
-    if positions is None:
-        raise ValueError("nnx.decoding.attend needs positions with a cache.")
+def _check_window(cache: KeyValueCache, window: int | None) -> None:
     if cache.window != window:
         raise ValueError(
             f"nnx.decoding.attend got sliding_window={window} and a cache with "
