@@ -22,7 +22,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import initializers, linear
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, eager, meshes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -243,7 +243,7 @@ def _set_up(
 
 
 def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
-    """The arrays of a carry, if it has as many as the cell carries, and their size.
+    """The arrays of a carry, if they are as many and as large as the cell carries.
 
     JAX would turn several arrays into one and one into several, or broadcast a memory.
     """
@@ -269,7 +269,7 @@ def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
             f"{type(cell).__name__} expects a carry of shape [*batch, hidden_features] "
             f"with hidden_features={cell.hidden_features}, got {shapes}."
         )
-    return states
+    return meshes.led_by(inputs, range(np.ndim(inputs) - 1), states)
 
 
 class SimpleCell(VectorCell):

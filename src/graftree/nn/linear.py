@@ -34,7 +34,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, eager, meshes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Integer, Num
@@ -54,9 +54,12 @@ class ContractionSettings(NamedTuple):
     preferred_element_type: Dtype | None
     out_sharding: Any
 
-    def promoted(self, *operands: Any) -> tuple[Any, ...]:
-        """The operands in one dtype, in which they meet."""
-        return self.promote_dtype(operands, dtype=self.dtype)
+    def promoted(
+        self, inputs: Any, *params: Any, axes: Sequence[int] = (-1,)
+    ) -> tuple[Any, ...]:
+        """The operands in one dtype, in which they meet; ``axes`` are contracted."""
+        inputs, *params = self.promote_dtype((inputs, *params), dtype=self.dtype)
+        return (inputs, *meshes.beside(inputs, axes, params))
 
     def options(self) -> dict[str, Any]:
         """The keywords of a contraction: ``precision`` always, the others only if set.
@@ -363,9 +366,15 @@ def _affine_along(
     settings: ContractionSettings,
 ) -> jax.Array:
     """Contracts these axes of inputs and kernel, and adds a bias."""
-    inputs, kernel, bias = settings.promoted(inputs, kernel, bias)
+    inputs, kernel, bias = settings.promoted(inputs, kernel, bias, axes=_shared(axes))
     outputs = dot_general(inputs, kernel, axes, **settings.options())
     return add_bias(outputs, bias, bias_shape)
+
+
+def _shared(axes: Any) -> tuple[int, ...]:
+    """The axes of the inputs that the kernel has too."""
+    (contracted, _), (batch, _) = axes
+    return (*contracted, *batch)
 
 
 def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:
@@ -512,7 +521,8 @@ def _contracted(
     einsum_op: EinsumT,
     settings: ContractionSettings,
 ) -> jax.Array:
-    x, kernel, bias = settings.promoted(x, kernel, bias)
+    shared = _common_axes(equation, x.ndim, kernel.ndim)
+    x, kernel, bias = settings.promoted(x, kernel, bias, axes=shared)
     outputs = einsum_op(equation, x, kernel, **settings.options())
     return add_bias(outputs, bias, _bias_shape(equation, x.ndim, kernel.shape))
 
@@ -538,12 +548,31 @@ def _bias_shape(
     einsum_str: str, inputs_ndim: int, kernel_shape: Shape
 ) -> tuple[int, ...]:
     """The shape of the bias against the result: one where the kernel does not vary."""
+    _, labels, outputs = _all_labels(einsum_str, inputs_ndim, len(kernel_shape))
+    sizes = dict(zip(labels, kernel_shape, strict=True))
+    return tuple(sizes.get(label, 1) for label in outputs)
+
+
+def _common_axes(
+    einsum_str: str, inputs_ndim: int, kernel_ndim: int
+) -> tuple[int, ...]:
+    """The axes of the inputs that the kernel has too."""
+    inputs, kernel, _ = _all_labels(einsum_str, inputs_ndim, kernel_ndim)
+    return tuple([axis for axis, label in enumerate(inputs) if label in [*kernel]])
+
+
+def _all_labels(
+    einsum_str: str, inputs_ndim: int, kernel_ndim: int
+) -> tuple[Sequence[str | int], Sequence[str | int], Sequence[str | int]]:
+    """The labels of the axes of inputs, kernel and result."""
     operands, outputs = einsum_str.split("->")
     inputs, kernel = operands.split(",")
-    widths = (_ellipsis(inputs, inputs_ndim), _ellipsis(kernel, len(kernel_shape)))
-    labels = _labels(kernel, widths[1])
-    sizes = dict(zip(labels, kernel_shape, strict=True))
-    return tuple(sizes.get(label, 1) for label in _labels(outputs, max(widths)))
+    widths = (_ellipsis(inputs, inputs_ndim), _ellipsis(kernel, kernel_ndim))
+    return (
+        _labels(inputs, widths[0]),
+        _labels(kernel, widths[1]),
+        _labels(outputs, max(widths)),
+    )
 
 
 def _ellipsis(subscripts: str, ndim: int) -> int:
@@ -626,7 +655,7 @@ class Embed(Module):
         Args:
             inputs: Integers, signed or unsigned, of any shape.
             out_sharding: The sharding of the result on a mesh with explicit axes;
-                ``None``: the one that follows from the operands.
+                ``None``: that of ``inputs``.
 
         Returns:
             An array ``[*inputs.shape, features]`` in ``dtype``.
@@ -641,15 +670,7 @@ class Embed(Module):
         (embedding,) = self.promote_dtype(
             (self.embedding[...],), dtype=self.dtype, inexact=False
         )
-        if self.num_embeddings == 1:
-            return jnp.broadcast_to(
-                embedding.reshape((1,) * numbers.ndim + (self.features,)),
-                (*numbers.shape, self.features),
-                **arguments.if_set(out_sharding=out_sharding),
-            )
-        if out_sharding is None:
-            return jnp.take(embedding, numbers, axis=0)
-        return embedding.at[numbers].get(mode="fill", out_sharding=out_sharding)
+        return meshes.look_up(embedding, numbers, out_sharding)
 
     @methods.named
     def attend(
@@ -675,6 +696,7 @@ class Embed(Module):
         """
         operands = (arguments.as_array(query), self.embedding[...])
         x, embedding = self.promote_dtype(operands, dtype=self.dtype)
+        (embedding,) = meshes.beside(x, (-1,), (embedding,))
         axes = (((x.ndim - 1,), (1,)), ((), ()))
         options = arguments.if_set(out_sharding=out_sharding)
         return jax.lax.dot_general(x, embedding, axes, **options)

@@ -20,7 +20,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import A, Variable
 from graftree.nn import initializers, linear
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -145,7 +145,8 @@ class LoRA(Module):
                 f"The `base_module` of LoRA must be callable, got {type(base)}."
             )
         operands = (arguments.as_array(x), self.lora_a[...], self.lora_b[...])
-        inputs, a, b = self.promote_dtype(operands, dtype=self.dtype)
+        inputs, *factors = self.promote_dtype(operands, dtype=self.dtype)
+        a, b = meshes.beside(inputs, (-1,), factors)
         axes = (((inputs.ndim - 1,), (0,)), ((), ()))
         sharding = kwargs.get("out_sharding")
         between = along_batch(sharding, inputs.ndim)

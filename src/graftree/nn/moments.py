@@ -22,7 +22,7 @@ from jax import lax
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 
 
 class NormSettings(NamedTuple):
@@ -35,9 +35,12 @@ class NormSettings(NamedTuple):
     axis_name: Any
     axis_index_groups: Any
 
-    def promoted(self, *operands: Any) -> tuple[Any, ...]:
-        """The operands in one dtype."""
-        return self.promote_dtype(operands, dtype=self.dtype)
+    def promoted(
+        self, x: Any, *params: Any, feature_axes: Sequence[int]
+    ) -> tuple[Any, ...]:
+        """The operands in one dtype; the Params vary along these axes of ``x``."""
+        x, *params = self.promote_dtype((x, *params), dtype=self.dtype)
+        return (x, *meshes.beside(x, feature_axes, params))
 
 
 class Norm(Module):

@@ -33,7 +33,7 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables import variables
 from graftree.core.variables.kinds import Cache
 from graftree.nn import attention, linear, normalization
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
@@ -502,7 +502,8 @@ def _extended(
         jax.lax.dynamic_update_slice_in_dim, start_index=index, axis=-3
     )
     news = zip(olds, (key, value), strict=True)
-    return [*(insert(old, x.astype(old.dtype)) for old, x in news), index + 1]
+    pairs = [meshes.together(old, x.astype(old.dtype)) for old, x in news]
+    return [*(insert(old, x) for old, x in pairs), index + 1]
 
 
 def _mask_of(cache: list[Cache[jax.Array]]) -> jax.Array:

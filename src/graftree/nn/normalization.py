@@ -194,7 +194,9 @@ def _normalized_over_batch(
 ) -> tuple[jax.Array, ...]:
     """The outputs, and running mean and variance if they are not used but moved."""
     olds = mean, variance
-    x, mean, variance, scale, bias = settings.promoted(x, mean, variance, scale, bias)
+    x, mean, variance, scale, bias = settings.promoted(
+        x, mean, variance, scale, bias, feature_axes=feature_axes
+    )
     shape = arguments.shape_along(feature_axes, x.shape)
     axes = tuple(axis for axis in range(x.ndim) if axis not in feature_axes)
     is_known = None
@@ -311,9 +313,9 @@ def _normalized(
 ) -> jax.Array:
     """Normalizes ``x`` with the statistics of its own entries."""
     if is_centered:
-        x, scale, bias = settings.promoted(x, scale, bias)
+        x, scale, bias = settings.promoted(x, scale, bias, feature_axes=axes.features)
     else:
-        x, scale = settings.promoted(x, scale)
+        x, scale = settings.promoted(x, scale, feature_axes=axes.features)
     y = x
     if axes.groups is not None:
         size = axes.groups[0] * axes.groups[1]

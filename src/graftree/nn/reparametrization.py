@@ -32,7 +32,7 @@ from graftree.core.variables import variables
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 
 _U_INIT = initializers.normal(stddev=0.01)
 _KERNELS = filters.PathContains("kernel")
@@ -170,7 +170,7 @@ class SpectralNorm(Module):
         self, weights: jax.Array, u: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """One call's new weights, ``u`` and ``sigma`` of one Param."""
-        matrix = _widened(weights).reshape(-1, weights.shape[-1])
+        matrix = meshes.whole(_widened(weights)).reshape(-1, weights.shape[-1])
         # All but the last line of the iteration take them as constants.
         constant, u = jax.lax.stop_gradient((matrix, _widened(u)))
         v = u
@@ -315,6 +315,7 @@ class WeightNorm(Module):
         new = new * jax.lax.rsqrt(square + self.epsilon)
         if scale is not None:
             shape = arguments.shape_along(axes, old.shape)
+            (scale,) = meshes.beside(new, axes, (scale,))
             new = new * jnp.reshape(scale, shape)
         (new,) = self.promote_dtype((new,), dtype=self.dtype)
         # Weights keep their dtype, whatever the dtype of the scale.
