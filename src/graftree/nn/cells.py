@@ -221,6 +221,8 @@ def _set_up(
 
     Both results take the size of the outputs, and further arguments of a `Linear`.
     """
+    names = ("in_features", "hidden_features")
+    arguments.check_sizes(cell, **{name: given[name] for name in names})
     arguments.keep(cell, given)
     cell.rngs = _own_stream(given["rngs"], given["keep_rngs"], given["carry_init"])
     names = "dtype param_dtype promote_dtype bias_init bias_metadata rngs".split()

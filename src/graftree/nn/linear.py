@@ -179,6 +179,7 @@ class Linear(Contraction):
         kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, in_features=in_features, out_features=out_features)
         arguments.make(
             self, locals(), kernel=(in_features, out_features), bias=(out_features,)
         )
@@ -282,6 +283,7 @@ class LinearGeneral(Contraction):
         kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, in_features=in_features, out_features=out_features)
         self.in_features = arguments.sizes(in_features)
         self.out_features = arguments.sizes(out_features)
         self.axis = arguments.sizes(axis)
@@ -468,6 +470,9 @@ class Einsum(Contraction):
     ):
         if einsum_str is not None:
             einsum_str = _checked(einsum_str)
+        arguments.check_sizes(
+            self, kernel_shape=kernel_shape, bias_shape=bias_shape or ()
+        )
         arguments.make(self, locals(), kernel=kernel_shape, bias=bias_shape)
         arguments.keep(self, locals())
 
@@ -521,10 +526,13 @@ def _contracted(
     einsum_op: EinsumT,
     settings: ContractionSettings,
 ) -> jax.Array:
-    shared = _common_axes(equation, x.ndim, kernel.ndim)
+    inputs, labels, outputs = _all_labels(equation, x.ndim, kernel.ndim)
+    shared = [axis for axis, label in enumerate(inputs) if label in [*labels]]
+    sizes = dict(zip(labels, kernel.shape, strict=False))
     x, kernel, bias = settings.promoted(x, kernel, bias, axes=shared)
-    outputs = einsum_op(equation, x, kernel, **settings.options())
-    return add_bias(outputs, bias, _bias_shape(equation, x.ndim, kernel.shape))
+    result = einsum_op(equation, x, kernel, **settings.options())
+    # One where the kernel does not vary.
+    return add_bias(result, bias, tuple([sizes.get(label, 1) for label in outputs]))
 
 
 def _checked(einsum_str: str) -> str:
@@ -544,35 +552,14 @@ def _checked(einsum_str: str) -> str:
     return einsum_str
 
 
-def _bias_shape(
-    einsum_str: str, inputs_ndim: int, kernel_shape: Shape
-) -> tuple[int, ...]:
-    """The shape of the bias against the result: one where the kernel does not vary."""
-    _, labels, outputs = _all_labels(einsum_str, inputs_ndim, len(kernel_shape))
-    sizes = dict(zip(labels, kernel_shape, strict=True))
-    return tuple(sizes.get(label, 1) for label in outputs)
-
-
-def _common_axes(
-    einsum_str: str, inputs_ndim: int, kernel_ndim: int
-) -> tuple[int, ...]:
-    """The axes of the inputs that the kernel has too."""
-    inputs, kernel, _ = _all_labels(einsum_str, inputs_ndim, kernel_ndim)
-    return tuple([axis for axis, label in enumerate(inputs) if label in [*kernel]])
-
-
 def _all_labels(
-    einsum_str: str, inputs_ndim: int, kernel_ndim: int
-) -> tuple[Sequence[str | int], Sequence[str | int], Sequence[str | int]]:
+    equation: str, inputs_ndim: int, kernel_ndim: int
+) -> list[Sequence[str | int]]:
     """The labels of the axes of inputs, kernel and result."""
-    operands, outputs = einsum_str.split("->")
+    operands, outputs = equation.split("->")
     inputs, kernel = operands.split(",")
-    widths = (_ellipsis(inputs, inputs_ndim), _ellipsis(kernel, kernel_ndim))
-    return (
-        _labels(inputs, widths[0]),
-        _labels(kernel, widths[1]),
-        _labels(outputs, max(widths)),
-    )
+    widths = _ellipsis(inputs, inputs_ndim), _ellipsis(kernel, kernel_ndim)
+    return [*map(_labels, (inputs, kernel, outputs), (*widths, max(widths)))]
 
 
 def _ellipsis(subscripts: str, ndim: int) -> int:
@@ -637,6 +624,7 @@ class Embed(Module):
         rngs: Rngs,
         embedding_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, num_embeddings=num_embeddings, features=features)
         arguments.make(self, locals(), embedding=(num_embeddings, features))
         self.num_embeddings = num_embeddings
         self.features = features

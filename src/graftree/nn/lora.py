@@ -106,6 +106,8 @@ class LoRA(Module):
         a_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         b_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        sizes = {"in_features": in_features, "out_features": out_features}
+        arguments.check_sizes(self, **sizes, lora_rank=lora_rank)
         self.in_features = in_features
         self.out_features = out_features
         self.dtype = dtype

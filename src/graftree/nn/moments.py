@@ -120,8 +120,17 @@ def average_over(values: Any, settings: NormSettings) -> Any:
     """Averages arrays over a mapped axis, if there is one, in one collective."""
     if settings.axis_name is None:
         return values
-    groups = settings.axis_index_groups
-    return lax.pmean(values, settings.axis_name, axis_index_groups=groups)
+    name, groups = settings.axis_name, settings.axis_index_groups
+    try:
+        return lax.pmean(values, name, axis_index_groups=groups)
+    except NameError as error:
+        error.add_note(
+            f"This layer has axis_name={name!r}: it averages over an axis that a "
+            f"transform around it maps.\nCall it within nnx.vmap(..., "
+            f"axis_name={name!r}), or make it without axis_name; a BatchNorm in "
+            "evaluation, after model.eval(), needs no axis."
+        )
+        raise
 
 
 def normalize(

@@ -162,6 +162,15 @@ class MultiHeadAttention(Module):
         out_features = in_features if out_features is None else out_features
         in_kv_features = in_features if in_kv_features is None else in_kv_features
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        arguments.check_sizes(
+            self,
+            num_heads=num_heads,
+            in_features=in_features,
+            qkv_features=qkv_features,
+            out_features=out_features,
+            num_kv_heads=num_kv_heads,
+            in_kv_features=in_kv_features,
+        )
         _check_heads(num_heads, num_kv_heads, qkv_features)
         self.num_heads = num_heads
         self.in_features = in_features

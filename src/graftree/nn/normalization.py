@@ -106,6 +106,7 @@ class BatchNorm(moments.Norm):
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, num_features=num_features)
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
         _set_up(self, locals())
@@ -173,6 +174,7 @@ class BatchNorm(moments.Norm):
 
 def _set_up(layer: moments.Norm, given: Mapping[str, Any]) -> None:
     """Makes scale and bias, and keeps the other arguments of a constructor."""
+    arguments.check_sizes(layer, num_features=given["num_features"])
     names = [name for name in ("scale", "bias") if f"use_{name}" in given]
     arguments.make(layer, given, **dict.fromkeys(names, (given["num_features"],)))
     arguments.keep(layer, given)
@@ -602,6 +604,7 @@ class GroupNorm(_SampleNorm):
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, num_features=num_features)
         num_groups, group_size = _split_features(num_features, num_groups, group_size)
         self.feature_axis = -1
         self.num_groups, self.group_size = num_groups, group_size

@@ -50,6 +50,7 @@ def pool(
     Raises:
         AssertionError: If ``inputs`` has too few axes, or if the lengths of
             ``window_shape``, ``strides`` and ``padding`` differ.
+        ValueError: If no window fits into the padded inputs.
 
     Example:
         >>> x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 4, 1)
@@ -72,7 +73,7 @@ def pool(
             f"Pooling needs one entry of strides per entry of window_shape, {rank}, "
             f"got {strides}."
         )
-    return jax.lax.reduce_window(
+    outputs = jax.lax.reduce_window(
         inputs,
         init,
         reduce_fn,
@@ -80,6 +81,15 @@ def pool(
         (1,) * batch + steps + (1,),
         _pads(padding, batch, rank),
     )
+    arguments.check_not_empty(
+        f"Pooling with window_shape={window_shape}, strides={strides}, "
+        f"padding={padding!r}",
+        inputs,
+        outputs,
+        'Pad the inputs, as by padding="SAME", or pool over all of an axis by '
+        "nnx.GlobalAvgPool.",
+    )
+    return outputs
 
 
 def _window(window_shape: int | Sequence[int], ndim: int) -> tuple[int, ...]:
@@ -123,6 +133,7 @@ def avg_pool(
 
     Raises:
         AssertionError: As `pool`.
+        ValueError: As `pool`.
 
     Example:
         >>> x = jnp.array([1.0, 2.0, 3.0]).reshape(1, 3, 1)
@@ -165,6 +176,7 @@ def max_pool(
 
     Raises:
         AssertionError: As `pool`.
+        ValueError: As `pool`.
 
     Example:
         >>> x = jnp.arange(16.0).reshape(1, 4, 4, 1)
@@ -194,6 +206,7 @@ def min_pool(
 
     Raises:
         AssertionError: As `pool`.
+        ValueError: As `pool`.
 
     Example:
         >>> x = jnp.arange(16.0).reshape(1, 4, 4, 1)
@@ -215,6 +228,7 @@ class _WindowPool(Module):
         strides: int | Sequence[int] | None = None,
         padding: PaddingLike = "VALID",
     ):
+        arguments.check_sizes(self, window_shape=window_shape)
         self.window_shape = _hashable(window_shape)
         self.strides = _hashable(strides)
         self.padding = _hashable(padding)

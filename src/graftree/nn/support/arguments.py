@@ -33,7 +33,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from graftree import _jax, errors
 from graftree.annotations import Dtype, Initializer, LaxPadding, PaddingLike, Shape
-from graftree.core.objects import attributes
+from graftree.core.objects import attributes, running
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.text import descriptions
 from graftree.core.variables import values, variables
@@ -191,6 +191,52 @@ def sizes(given: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(given, int | np.integer):
         return (int(given),)
     return tuple(operator.index(value) for value in given)
+
+
+def check_sizes(layer: Any, **values: Any) -> None:
+    """Refuses arguments of a constructor that can't be sizes.
+
+    Args:
+        layer: The layer that is constructed.
+        **values: Sizes, or sequences of them, by the names of the arguments.
+
+    Raises:
+        TypeError: If one is ``None``, a float, or otherwise no number.
+        ValueError: If one is negative.
+    """
+    for name, value in values.items():
+        entries = value if isinstance(value, tuple | list) else (value,)
+        for size in entries:
+            if size is None or isinstance(size, float | str | Rngs | RngStream):
+                raise TypeError(_no_size(layer, name, value, "integers as sizes"))
+            if is_int(size) and size < 0:
+                raise ValueError(_no_size(layer, name, value, "sizes of at least 0"))
+
+
+def _no_size(layer: Any, name: str, value: Any, expected: str) -> str:
+    way_out = "A size is the number of entries along an axis, such as x.shape[-1]."
+    if value is None:
+        way_out = "Layers infer no sizes from their inputs: pass x.shape[-1]."
+    elif isinstance(value, float):
+        way_out = "Of a quotient, write a // b: a / b is a float."
+    return errors.message(
+        f"{type(layer).__name__} expects {expected}.",
+        where=f"{name}={running.describe(value)}",
+        way_out=way_out,
+    )
+
+
+def check_not_empty(layer: str, inputs: Any, outputs: Any, way_out: str) -> None:
+    """Refuses an empty result of inputs that are not empty."""
+    if 0 in outputs.shape[:-1] and 0 not in inputs.shape:
+        raise ValueError(
+            errors.message(
+                f"{layer} has an empty result: no window fits into its padded inputs.",
+                where=f"inputs: {descriptions.describe(inputs)}\n"
+                f"outputs: {descriptions.describe(outputs)}",
+                way_out=way_out,
+            )
+        )
 
 
 def is_int(value: Any) -> TypeGuard[int]:
