@@ -1,8 +1,8 @@
 """Each layer trains with a batch that is spread over devices, as it does on one.
 
 The table is layer x {Auto, Explicit} axes x {replicated, FSDP} parameters: a step of
-training equals the one on a single device. On an Explicit mesh the shardings are part of
-the types, so an array that a layer makes by itself must be placed like its inputs.
+training equals the one on a single device. On a mesh with Explicit axes the shardings
+are part of the types, so what a layer brings along must be placed like its inputs.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import graftree as nnx
-from tests import catalog, meshes
+from tests import catalog, comparisons, meshes
 
 DEVICES = 8
 WIDE = {3: 8, 4: 16, 6: 32}  # sizes that eight devices can divide
@@ -51,9 +51,8 @@ class WideLayer:
         self.id = row.name
 
     def make(self):
-        row, inner = self.row, []
-        for name in row.wraps:
-            inner.append(WideLayer(catalog.BY_NAME[name]).make())
+        row = self.row
+        inner = [WideLayer(catalog.BY_NAME[name]).make() for name in row.wraps]
         rngs = {"rngs": nnx.Rngs(0)} if row.has_rngs else {}
         return row.cls()(*inner, *row.arguments, **row.keywords, **rngs)
 
@@ -209,12 +208,8 @@ class Model(nnx.Module):
 def trained(row, place):
     """The loss, and the state after a step; each array placed by a function."""
     model = Model(row)
-    placed = [
-        (v, jax.tree.map(lambda x: place(x, type(v)), v.get_value()))
-        for _, v in nnx.to_flat_state(nnx.state(model))
-    ]
-    for variable, value in placed:
-        variable.set_value(value)
+    for _, variable in nnx.to_flat_state(nnx.state(model)):
+        variable.set_value(place(variable.get_value(), type(variable)))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
     inputs = jax.tree.map(lambda x: place(x, None), row.inputs())
 
@@ -269,7 +264,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("is_fsdp", [False, True], ids=["replicated", "fsdp"])
-@pytest.mark.parametrize("kind, is_set", WAYS)
+@pytest.mark.parametrize(("kind", "is_set"), WAYS)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_a_step_on_a_divided_batch_is_that_of_one_device(row, kind, is_set, is_fsdp):
     mesh = meshes.mesh_of(kind, data=DEVICES)
@@ -282,3 +277,146 @@ def test_a_step_on_a_divided_batch_is_that_of_one_device(row, kind, is_set, is_f
     assert state.keys() == expected.keys()
     for path, value in expected.items():
         np.testing.assert_allclose(state[path], value, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------- single layers
+
+
+def explicit(*spec):
+    mesh = meshes.mesh_of("Explicit", data=4, model=2)
+    return NamedSharding(mesh, P(*spec))
+
+
+def spec_of(x):
+    return jax.typeof(x).sharding.spec
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_what_is_divided_by_other_axes_of_the_mesh_stays_so(is_set):
+    """Columns on one axis and, for FSDP, rows on that of the batch: those are gathered."""
+    layer = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+    x = jnp.ones((8, 8))
+    expected = layer(x)
+    layer.kernel.set_value(jax.device_put(layer.kernel[...], explicit("data", "model")))
+    layer.bias.set_value(jax.device_put(layer.bias[...], explicit("model")))
+    x = jax.device_put(x, explicit("data"))
+    context = jax.set_mesh(explicit().mesh) if is_set else contextlib.nullcontext()
+    with context:
+        y = nnx.jit(lambda layer, x: layer(x))(layer, x)
+    assert spec_of(y) == P("data", "model")
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+def test_gradients_lie_like_their_params():
+    layer = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+    layer.kernel.set_value(jax.device_put(layer.kernel[...], explicit(None, "data")))
+    layer.bias.set_value(jax.device_put(layer.bias[...], explicit("data")))
+    x = jax.device_put(jnp.ones((8, 8)), explicit("data"))
+    grads = nnx.jit(nnx.grad(lambda layer, x: layer(x).sum()))(layer, x)
+    assert spec_of(grads["kernel"][...]) == P(None, "data")
+    assert spec_of(grads["bias"][...]) == P("data")
+
+
+@pytest.mark.parametrize("table", [(), ("data",), (None, "data"), (None, "model")])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_look_up_lies_like_its_indices(table, rows):
+    layer = nnx.Embed(rows, 8, rngs=nnx.Rngs(0))
+    indices = jnp.arange(32).reshape(8, 4) % 16
+    expected = layer(indices)
+    if rows > 1:
+        value = jax.device_put(layer.embedding[...], explicit(*table))
+        layer.embedding.set_value(value)
+    indices = jax.device_put(indices, explicit("data"))
+    y = nnx.jit(lambda layer, x: layer(x))(layer, indices)
+    last = "model" if rows > 1 and "model" in table else None
+    assert spec_of(y) == P("data", None, last)
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_a_look_up_in_rows_on_another_axis_needs_to_be_told():
+    layer = nnx.Embed(16, 8, rngs=nnx.Rngs(0))
+    value = jax.device_put(layer.embedding[...], explicit("model"))
+    layer.embedding.set_value(value)
+    indices = jax.device_put(jnp.arange(8), explicit("data"))
+    call = nnx.jit(lambda layer, x, s: layer(x, out_sharding=s), static_argnums=2)
+    with jax.set_mesh(explicit().mesh):
+        with pytest.raises(Exception, match="out_sharding"):
+            call(layer, indices, None)
+        assert spec_of(call(layer, indices, P("data"))) == P("data", None)
+
+
+def test_a_cache_keeps_its_place():
+    """Else a compiled loop would refuse it, and each call would be another program."""
+    layer = attention_with_cache(nnx.Rngs(0))
+    x = jax.device_put(jnp.ones((8, 1, 8)), explicit("data"))
+    cache = nnx.decoding.KeyValueCache(8, 4, kv_heads=2, head_dim=4)
+
+    @nnx.jit
+    def step(layer, cache, x):
+        layer(x, decode=True)
+        heads = x.reshape(8, 1, 2, 4)
+        positions = jnp.zeros((8, 1), int)
+        return nnx.decoding.attend(heads, heads, heads, positions, cache)
+
+    with jax.set_mesh(explicit().mesh):
+        y = step(layer, cache, x)
+    assert spec_of(y)[0] == "data"
+    for variable in (layer.cached_key, layer.cached_value, cache.key, cache.value):
+        assert not any(spec_of(variable[...]))
+
+
+def test_a_first_carry_that_is_given_is_divided_like_the_batch():
+    rnn = nnx.RNN(nnx.GRUCell(8, 16, rngs=nnx.Rngs(0)), time_major=True)
+    x = jax.device_put(jnp.ones((3, 8, 8)), explicit(None, "data"))
+
+    @nnx.jit
+    def run(rnn, carry, x):
+        return rnn(x, initial_carry=carry, return_carry=True)
+
+    carry, outputs = run(rnn, jnp.ones((8, 16)), x)
+    assert spec_of(carry) == P("data", None)
+    assert spec_of(outputs) == P(None, "data", None)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_that_a_mesh_must_be_set_is_told(is_jitted):
+    """JAX 0.12 makes a zero without a mesh for the gradient of a gather."""
+    model = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+    x = jax.device_put(jnp.ones((8, 8)), explicit("data"))
+    labels = jax.device_put(jnp.arange(8) % 16, explicit("data"))
+
+    def loss_of(model, x, labels):
+        losses = optax.softmax_cross_entropy_with_integer_labels(model(x), labels)
+        return losses.mean()
+
+    gradient = nnx.value_and_grad(loss_of)
+    gradient = nnx.jit(gradient) if is_jitted else gradient
+    if not (is_jitted and jax.__version_info__ < (0, 12)):  # which can do it
+        with comparisons.raises(Exception, "with jax.set_mesh(mesh): ..."):
+            gradient(model, x, labels)
+    with jax.set_mesh(explicit().mesh):
+        loss, _ = gradient(model, x, labels)
+    expected = loss_of(model, jnp.ones((8, 8)), jnp.arange(8) % 16)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_errors_with_a_mesh_in_force_have_no_such_note():
+    model = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+    x = jax.device_put(jnp.ones((8, 8)), explicit(None, "data"))
+    model.kernel.set_value(jax.device_put(model.kernel[...], explicit("data")))
+    with jax.set_mesh(explicit().mesh):
+        with pytest.raises(Exception, match="out_sharding") as caught:
+            nnx.jit(lambda model, x: model(x))(model, x)
+    assert "set_mesh" not in "".join(caught.value.__notes__)
+
+
+def test_one_device_has_no_operation_more():
+    """As for hand-written functions of arrays."""
+    layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    jaxpr = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jnp.ones((2, 3)))
+    names = [equation.primitive.name for equation in jaxpr.eqns]
+    assert names == ["dot_general", "reshape", "add"]
+    layer = nnx.Embed(4, 3, rngs=nnx.Rngs(0))
+    ours = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jnp.arange(2))
+    plain = jax.make_jaxpr(lambda t, x: jnp.take(t, x, axis=0))
+    assert str(ours) == str(plain(layer.embedding[...], jnp.arange(2)))

@@ -9,6 +9,7 @@ the members of `RNNCellBase` is a cell.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -60,7 +61,7 @@ def modified_orthogonal(
 
 def orthogonal(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
     """Draws an orthogonal matrix; in float32 if JAX has no QR decomposition of it."""
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = arguments.wide_dtype(dtype, jnp.float32)
     return _orthogonal(key, shape, wide).astype(dtype)
 
 
@@ -191,7 +192,7 @@ def _first_state(
         if initializer is not initializers.zeros:
             raise
         key = None
-    return initializer(key, shape, dtype)
+    return arguments.first_value(initializer, key, shape, dtype)
 
 
 def _own_stream(
@@ -368,7 +369,7 @@ class SimpleCell(VectorCell):
         (h,) = _states(self, carry, inputs)
         total = self.dense_i(inputs) + self.dense_h(h)
         if self.residual:
-            total = total + h
+            total = operator.add(*arguments.alike(total, h))
         h = eager.current(self.activation_fn)(total)
         return h, h
 
@@ -452,14 +453,33 @@ class GRUCell(GatedCell):
     ) -> tuple[State, State]:
         """Computes one step; see `SimpleCell`."""
         (h,) = _states(self, carry, inputs)
-        x_r, x_z, x_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
-        h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
-        gate_fn = eager.current(self.gate_fn)
-        r = gate_fn(x_r + h_r)
-        z = gate_fn(x_z + h_z)
-        n = eager.current(self.activation_fn)(x_n + r * h_n)
-        h = (1.0 - z) * n + z * h
+        h = _reset_and_updated(
+            self.dense_i(inputs),
+            self.dense_h(h),
+            h,
+            gate_fn=self.gate_fn,
+            activation_fn=self.activation_fn,
+        )
         return h, h
+
+
+@eager.fast()
+def _reset_and_updated(
+    from_inputs: jax.Array,
+    from_state: jax.Array,
+    h: jax.Array,
+    *,
+    gate_fn: Callable[..., Any],
+    activation_fn: Callable[..., Any],
+) -> jax.Array:
+    """The new state of a `GRUCell`, from what its layers make of inputs and state."""
+    x_r, x_z, x_n = jnp.split(from_inputs, 3, axis=-1)
+    h_r, h_z, h_n = jnp.split(from_state, 3, axis=-1)
+    r = gate_fn(x_r + h_r)
+    z = gate_fn(x_z + h_z)
+    n = activation_fn(x_n + r * h_n)
+    kept = operator.mul(*arguments.alike(z, h))
+    return operator.add(*arguments.alike((1.0 - z) * n, kept))
 
 
 class LSTMCell(VectorCell):
@@ -628,6 +648,7 @@ def _remember(
     """The new carry and the outputs; ``i, f, g, o`` are not yet activated."""
     gate_fn = eager.current(cell.gate_fn)
     activation_fn = eager.current(cell.activation_fn)
-    c = gate_fn(f) * c + gate_fn(i) * activation_fn(g)
-    h = gate_fn(o) * activation_fn(c)
+    kept = operator.mul(*arguments.alike(gate_fn(f), c))
+    c = operator.add(*arguments.alike(kept, gate_fn(i) * activation_fn(g)))
+    h = operator.mul(*arguments.alike(gate_fn(o), activation_fn(c)))
     return (c, h), h

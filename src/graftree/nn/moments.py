@@ -100,7 +100,7 @@ def mean_square(
 def _widen(x: jax.Array, settings: NormSettings) -> jax.Array:
     """Casts ``x`` to the dtype that statistics are computed in."""
     dtype = jnp.result_type(x) if settings.dtype is None else settings.dtype
-    return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
+    return jnp.asarray(x, arguments.wide_dtype(dtype, jnp.float32))
 
 
 def _abs_square(x: jax.Array) -> jax.Array:
@@ -149,13 +149,14 @@ def normalize(
     """
     dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=settings.dtype)
     shape = arguments.shape_along(feature_axes, x.shape)
-    y = x if mean is None else x - mean
+    y = x if mean is None else operator.sub(*arguments.alike(x, mean))
     multiplier = lax.rsqrt(variance + settings.epsilon)
     if scale is not None:
-        multiplier = multiplier * jnp.reshape(scale, shape)
-    y *= multiplier
+        factors = arguments.alike(multiplier, jnp.reshape(scale, shape))
+        multiplier = operator.mul(*factors)
+    y = operator.mul(*arguments.alike(y, multiplier))
     if bias is not None:
-        y = y + jnp.reshape(bias, shape)
+        y = operator.add(*arguments.alike(y, jnp.reshape(bias, shape)))
     return jnp.asarray(y, dtype)
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from graftree.annotations import ArrayLike, LaxPadding, PaddingLike
 from graftree.core.modules.modules import Module
 from graftree.core.text import descriptions
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -142,7 +142,24 @@ def avg_pool(
         >>> nnx.avg_pool(x, 2, 2, "SAME", count_include_pad=False).ravel()
         Array([1.5, 3. ], dtype=float32)
     """
-    inputs = jnp.asarray(inputs)
+    return _averages(
+        jnp.asarray(inputs),
+        window_shape=window_shape,
+        strides=strides,
+        padding=padding,
+        count_include_pad=count_include_pad,
+    )
+
+
+@eager.fast()
+def _averages(
+    inputs: jax.Array,
+    *,
+    window_shape: int | Sequence[int],
+    strides: int | Sequence[int] | None,
+    padding: PaddingLike,
+    count_include_pad: bool,
+) -> jax.Array:
     if not jnp.issubdtype(inputs.dtype, jnp.inexact):
         # Before the sum, which small integers would not hold.
         inputs = inputs.astype(float)

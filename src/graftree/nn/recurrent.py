@@ -298,7 +298,7 @@ def _in_dtypes_of(state: Any, new_state: Any) -> Any:
     new_dtypes = [*map(jnp.result_type, new_leaves)]
     if dtypes == new_dtypes:
         return new_state
-    wide = [*map(jnp.promote_types, dtypes, new_dtypes)]
+    wide = [*map(arguments.wide_dtype, dtypes, new_dtypes)]
     if wide != dtypes:
         raise _WiderCarry(wide)
     return treedef.unflatten(map(jnp.asarray, new_leaves, dtypes))

@@ -20,6 +20,7 @@ Param is ``None`` in a *data* attribute, so that you can assign one later.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -127,6 +128,36 @@ def canonicalize_dtype(
             "Pass a floating or complex dtype, or None to infer one from the inputs."
         )
     return dtype
+
+
+def wide_dtype(*dtypes: Dtype) -> Dtype:
+    """The dtype that holds all of these, by the standard rules of JAX.
+
+    A layer decides on it, so it holds where the user forbids promotion, too.
+    """
+    if len({*dtypes}) == 1:
+        return dtypes[0]
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
+
+
+@contextlib.contextmanager
+def own_arithmetic() -> Iterator[None]:
+    """For formulas that are not the program's own, such as those of a metric.
+
+    ``jax.numpy_dtype_promotion("strict")`` and ``jax.transfer_guard("disallow")`` find
+    what a program doesn't mean. Here a sum may be divided by an integer count, and the
+    numbers of a formula, such as a learning rate, may go to the device.
+    """
+    allowed = jax.transfer_guard_host_to_device("allow")
+    with jax.numpy_dtype_promotion("standard"), allowed:
+        yield
+
+
+def alike(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays in the dtype that holds all of them."""
+    dtype = wide_dtype(*[x.dtype for x in arrays])
+    return [x if x.dtype == dtype else x.astype(dtype) for x in arrays]
 
 
 @eager.known
