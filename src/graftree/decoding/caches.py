@@ -31,7 +31,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.text import descriptions
 from graftree.core.variables.kinds import Cache
 from graftree.nn import attention
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 
 
 class KeyValueCache(Module):
@@ -131,9 +131,9 @@ class KeyValueCache(Module):
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         if self.is_ring:
             return self._extend_ring(key, value, positions)
-        self._write(key, value, positions)
+        keys, values = self._write(key, value, positions)
         sees = positions[:, None, :, None] >= self._seen(positions)[:, None, None]
-        return self.key[...], self.value[...], sees
+        return keys, values, sees
 
     def _seen(self, positions: jax.Array) -> jax.Array:
         """The positions of the keys that `extend` returns, ``int[batch or 1, seen]``.
@@ -153,12 +153,15 @@ class KeyValueCache(Module):
         self, key: jax.Array, value: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         size, old_key, old_value = self.key.shape[1], self.key[...], self.value[...]
+        old_key, key = meshes.together(old_key, key)
+        old_value, value = meshes.together(old_value, value)
         last = positions.max(axis=1, keepdims=True)
         is_kept = positions > jnp.maximum(last - size, -1)
-        self._write(key, value, jnp.where(is_kept, positions % size, -1))
+        slots = jnp.where(is_kept, positions % size, -1)
+        keys, values = self._write(key, value, slots)
         seen = self._seen(positions)
         if positions.shape[1] == 1:
-            return self.key[...], self.value[...], (seen >= 0)[:, None, None]
+            return keys, values, (seen >= 0)[:, None, None]
         # No mask can remove it again: padding may have become NaN in the layer below.
         is_token = (positions >= 0)[:, :, None, None]
         key, value = jnp.where(is_token, key, 0), jnp.where(is_token, value, 0)
@@ -198,12 +201,28 @@ class KeyValueCache(Module):
             )
         )
 
-    def _write(self, key: jax.Array, value: jax.Array, slots: jax.Array) -> None:
-        """Writes tokens to their slots; those without one are left out."""
+    def _write(
+        self, key: jax.Array, value: jax.Array, slots: jax.Array
+    ) -> list[jax.Array]:
+        """Writes tokens to their slots; those without one are left out.
+
+        Returns:
+            The contents of the cache, divided like the tokens.
+        """
         rows = jnp.arange(key.shape[0])[:, None]
-        for held, new in ((self.key, key), (self.value, value)):
-            at = held[...].at[rows, slots]
-            held.set_value(at.set(new, mode="drop", wrap_negative_indices=False))
+        contents = []
+        for variable, new in ((self.key, key), (self.value, value)):
+            old, new = meshes.together(variable[...], new)
+            contents.append(
+                old.at[rows, slots].set(
+                    new,
+                    mode="drop",
+                    wrap_negative_indices=False,
+                    **arguments.if_set(out_sharding=meshes.sharding_of(old)),
+                )
+            )
+            variable[...] = contents[-1]
+        return contents
 
 
 def _last_known(positions: Any) -> int:

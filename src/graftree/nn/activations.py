@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from graftree.annotations import Array, ArrayLike, Dtype, Num, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, eager
 
 
 class PReLU(Module):
@@ -80,4 +80,9 @@ class PReLU(Module):
             slope = jnp.asarray(slope, x.dtype)
         else:
             x, slope = self.promote_dtype((x, slope), dtype=self.dtype)
-        return jnp.where(x >= 0, x, slope * x)
+        return _leaky(x, slope)
+
+
+@eager.fast()
+def _leaky(x: jax.Array, slope: jax.Array) -> jax.Array:
+    return jnp.where(x >= 0, x, slope * x)

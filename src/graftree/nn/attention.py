@@ -183,6 +183,7 @@ def dot_product_attention(
     return _average(weights, v, precision)
 
 
+@arguments.own_arithmetic()
 def dot_product_attention_weights(
     query: Num[ArrayLike, "*batch queries heads depth"],
     key: Num[ArrayLike, "*batch keys kv_heads depth"],
@@ -442,7 +443,7 @@ def _logits(
 ) -> jax.Array:
     """The scaled dot products, ``[*batch, heads, queries, keys]``."""
     shape = _weights_shape(query, key)
-    dtype, wide = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
+    dtype, wide = query.dtype, arguments.wide_dtype(query.dtype, jnp.float32)
     if scale is None:
         query = query / math.sqrt(query.shape[-1])
     query = _grouped(query, key.shape[-2], axis=-2)

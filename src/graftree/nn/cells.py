@@ -9,6 +9,7 @@ the members of `RNNCellBase` is a cell.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
@@ -31,7 +32,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import compute_dtypes, initializers, linear
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, eager, meshes
 
 State: TypeAlias = "Inexact[Array, '*batch hidden_features']"
 StateLike: TypeAlias = "Inexact[ArrayLike, '*batch hidden_features']"
@@ -66,7 +67,7 @@ def modified_orthogonal(
 
 def orthogonal(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
     """Draws an orthogonal matrix; in float32 if JAX has no QR decomposition of it."""
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = arguments.wide_dtype(dtype, jnp.float32)
     return _orthogonal(key, shape, wide).astype(dtype)
 
 
@@ -199,7 +200,7 @@ def _first_state(
         if initializer is not initializers.zeros:
             raise
         key = None
-    return initializer(key, shape, dtype)
+    return arguments.first_value(initializer, key, shape, dtype)
 
 
 def _own_stream(
@@ -229,6 +230,8 @@ def _set_up(
 
     Both results take the size of the outputs, and further arguments of a `Linear`.
     """
+    names = ("in_features", "hidden_features")
+    arguments.check_sizes(cell, **{name: given[name] for name in names})
     arguments.keep(cell, given)
     cell.rngs = _own_stream(given["rngs"], given["keep_rngs"], given["carry_init"])
     names = "dtype param_dtype promote_dtype bias_init bias_metadata rngs".split()
@@ -251,7 +254,7 @@ def _set_up(
 
 
 def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
-    """The arrays of a carry, if it has as many as the cell carries, and their size.
+    """The arrays of a carry, if they are as many and as large as the cell carries.
 
     JAX would turn several arrays into one and one into several, or broadcast a memory.
     """
@@ -277,7 +280,7 @@ def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
             f"{type(cell).__name__} expects a carry of shape [*batch, hidden_features] "
             f"with hidden_features={cell.hidden_features}, got {shapes}."
         )
-    return states
+    return meshes.led_by(inputs, range(np.ndim(inputs) - 1), states)
 
 
 class SimpleCell(VectorCell):
@@ -375,7 +378,7 @@ class SimpleCell(VectorCell):
         (h,) = _states(self, carry, inputs)
         total = self.dense_i(inputs) + self.dense_h(h)
         if self.residual:
-            total = total + h
+            total = operator.add(*arguments.alike(total, h))
         h = eager.current(self.activation_fn)(total)
         return h, h
 
@@ -459,14 +462,33 @@ class GRUCell(GatedCell):
     ) -> tuple[State, State]:
         """Computes one step; see `SimpleCell`."""
         (h,) = _states(self, carry, inputs)
-        x_r, x_z, x_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
-        h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
-        gate_fn = eager.current(self.gate_fn)
-        r = gate_fn(x_r + h_r)
-        z = gate_fn(x_z + h_z)
-        n = eager.current(self.activation_fn)(x_n + r * h_n)
-        h = (1.0 - z) * n + z * h
+        h = _reset_and_updated(
+            self.dense_i(inputs),
+            self.dense_h(h),
+            h,
+            gate_fn=self.gate_fn,
+            activation_fn=self.activation_fn,
+        )
         return h, h
+
+
+@eager.fast()
+def _reset_and_updated(
+    from_inputs: jax.Array,
+    from_state: jax.Array,
+    h: jax.Array,
+    *,
+    gate_fn: Callable[..., Any],
+    activation_fn: Callable[..., Any],
+) -> jax.Array:
+    """The new state of a `GRUCell`, from what its layers make of inputs and state."""
+    x_r, x_z, x_n = jnp.split(from_inputs, 3, axis=-1)
+    h_r, h_z, h_n = jnp.split(from_state, 3, axis=-1)
+    r = gate_fn(x_r + h_r)
+    z = gate_fn(x_z + h_z)
+    n = activation_fn(x_n + r * h_n)
+    kept = operator.mul(*arguments.alike(z, h))
+    return operator.add(*arguments.alike((1.0 - z) * n, kept))
 
 
 class LSTMCell(VectorCell):
@@ -636,6 +658,7 @@ def _remember(
     """The new carry and the outputs; ``i, f, g, o`` are not yet activated."""
     gate_fn = eager.current(cell.gate_fn)
     activation_fn = eager.current(cell.activation_fn)
-    c = gate_fn(f) * c + gate_fn(i) * activation_fn(g)
-    h = gate_fn(o) * activation_fn(c)
+    kept = operator.mul(*arguments.alike(gate_fn(f), c))
+    c = operator.add(*arguments.alike(kept, gate_fn(i) * activation_fn(g)))
+    h = operator.mul(*arguments.alike(gate_fn(o), activation_fn(c)))
     return (c, h), h

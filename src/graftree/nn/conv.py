@@ -153,6 +153,12 @@ class Conv(Convolution):
         kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(
+            self,
+            in_features=in_features,
+            out_features=out_features,
+            kernel_size=kernel_size,
+        )
         kernel_size = _sizes(kernel_size)
         self.kernel_shape = (
             *kernel_size,
@@ -206,6 +212,7 @@ def convolve(
             f"in_features={layer.in_features}."
         )
     batch_shape, x = _flatten_batch(layer, inputs)
+    _check_channels(layer, x, kernel.shape[-2] * layer.feature_group_count)
     kernel_dilation = _per_axis(layer, "kernel_dilation")
     strides = _per_axis(layer, "strides")
     input_dilation = _per_axis(layer, "input_dilation")
@@ -225,6 +232,10 @@ def convolve(
         conv_general_dilated=layer.conv_general_dilated,
         settings=linear.contraction_settings(layer, out_sharding),
     )
+    way_out = (
+        'Pad the inputs, as by padding="SAME", or give them more entries than a window.'
+    )
+    arguments.check_not_empty(_call_of(layer), x, outputs, way_out)
     return _restore_batch(outputs, batch_shape)
 
 
@@ -289,6 +300,33 @@ def _flatten_batch(
         _warn_of_one_axis(layer, inputs)
     size = math.prod(batch_shape)
     return batch_shape, inputs.reshape((size, *inputs.shape[len(batch_shape) :]))
+
+
+def _check_channels(layer: Convolution, x: jax.Array, expected: int) -> None:
+    """Refuses inputs ``[batch, *spatial, features]`` with other features."""
+    if x.shape[-1] == expected:
+        return
+    way_out = f"Give it inputs with {expected} features in the last axis."
+    if x.shape[1] == expected:
+        way_out = (
+            "Channels come last, unlike in PyTorch: jnp.moveaxis(x, "
+            f"{-1 - len(layer.kernel_size)}, -1) puts them there."
+        )
+    raise ValueError(
+        errors.message(
+            f"{_call_of(layer)} expects inputs [*batch, *spatial, {expected}].",
+            where=f"inputs: {descriptions.describe(x)}",
+            way_out=way_out,
+        )
+    )
+
+
+def _call_of(layer: Convolution) -> str:
+    """The layer and what decides about the sizes of its results."""
+    return (
+        f"{type(layer).__name__} with kernel_size={tuple(layer.kernel_size)}, "
+        f"strides={layer.strides}, padding={layer.padding!r}"
+    )
 
 
 def _warn_of_one_axis(layer: Convolution, inputs: jax.Array) -> None:
@@ -476,6 +514,12 @@ class ConvTranspose(Convolution):
         kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(
+            self,
+            in_features=in_features,
+            out_features=out_features,
+            kernel_size=kernel_size,
+        )
         self.kernel_size = kernel_size = _sizes(kernel_size)
         arguments.keep(self, locals())
         channels = (in_features, out_features)
@@ -504,10 +548,12 @@ class ConvTranspose(Convolution):
             TypeError: If ``inputs`` is not numeric.
         """
         batch_shape, x = _flatten_batch(self, inputs)
+        kernel = _masked_kernel(self)
+        _check_channels(self, x, kernel.shape[-1 if self.transpose_kernel else -2])
         padding = arguments.canonicalize_padding(self.padding, len(self.kernel_size))
         outputs = _convolved_back(
             x,
-            _masked_kernel(self),
+            kernel,
             arguments.read(self.bias),
             strides=_per_axis(self, "strides"),
             padding=padding if isinstance(padding, str) else tuple(padding),
@@ -515,7 +561,15 @@ class ConvTranspose(Convolution):
             transpose_kernel=self.transpose_kernel,
             settings=linear.contraction_settings(self, None),
         )
+        arguments.check_not_empty(_call_of(self), x, outputs, _TRANSPOSED_PADDING)
         return _restore_batch(outputs, batch_shape)
+
+
+_TRANSPOSED_PADDING = (
+    "Padding is that of the dilated inputs here, as in jax.lax.conv_transpose: a "
+    "padding p of PyTorch is\nkernel_dilation * (kernel_size - 1) - p, and its 0 is "
+    'padding="VALID".'
+)
 
 
 @eager.fast("contraction")

@@ -13,7 +13,7 @@ from graftree.annotations import Array, Num
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, eager
 
 
 class Dropout(Module):
@@ -110,8 +110,8 @@ class Dropout(Module):
         jnp.result_type(inputs, float)  # refuses random keys, before it draws one
         shared = arguments.canonical_axes(self.broadcast_dims, inputs.ndim)
         keep_rate = float(1 - self.rate)
-        is_kept = _keep_mask(self._draw_key(rngs), keep_rate, inputs, shared)
-        return jnp.where(is_kept, inputs / keep_rate, 0.0)
+        key = self._draw_key(rngs)
+        return _dropped(inputs, key, keep_rate=keep_rate, shared=shared)
 
     def _draw_key(self, rngs: Any) -> jax.Array:
         """The key of one call: from its argument, else from the layer's stream."""
@@ -140,6 +140,14 @@ class Dropout(Module):
         """
         if deterministic is not None:
             self.deterministic = deterministic
+
+
+@eager.fast()
+def _dropped(
+    inputs: jax.Array, key: jax.Array, *, keep_rate: float, shared: tuple[int, ...]
+) -> jax.Array:
+    is_kept = _keep_mask(key, keep_rate, inputs, shared)
+    return jnp.where(is_kept, inputs / keep_rate, 0.0)
 
 
 def _keep_mask(

@@ -38,7 +38,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, eager, meshes
 
 default_kernel_init = arguments.lecun_normal
 """The kernel initializer of all layers: truncated normal, variance ``1 / fan_in``."""
@@ -55,9 +55,12 @@ class ContractionSettings(NamedTuple):
     preferred_element_type: Dtype | None
     out_sharding: Any
 
-    def promoted(self, *operands: Any) -> tuple[Any, ...]:
-        """The operands in one dtype, in which they meet."""
-        return self.promote_dtype(operands, dtype=self.dtype)
+    def promoted(
+        self, inputs: Any, *params: Any, axes: Sequence[int] = (-1,)
+    ) -> tuple[Any, ...]:
+        """The operands in one dtype, in which they meet; ``axes`` are contracted."""
+        inputs, *params = self.promote_dtype((inputs, *params), dtype=self.dtype)
+        return (inputs, *meshes.beside(inputs, axes, params))
 
     def options(self) -> dict[str, Any]:
         """The keywords of a contraction: ``precision`` always, the others only if set.
@@ -177,6 +180,7 @@ class Linear(Contraction):
         kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, in_features=in_features, out_features=out_features)
         arguments.make(
             self, locals(), kernel=(in_features, out_features), bias=(out_features,)
         )
@@ -280,6 +284,7 @@ class LinearGeneral(Contraction):
         kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, in_features=in_features, out_features=out_features)
         self.in_features = arguments.sizes(in_features)
         self.out_features = arguments.sizes(out_features)
         self.axis = arguments.sizes(axis)
@@ -364,9 +369,15 @@ def _affine_along(
     settings: ContractionSettings,
 ) -> jax.Array:
     """Contracts these axes of inputs and kernel, and adds a bias."""
-    inputs, kernel, bias = settings.promoted(inputs, kernel, bias)
+    inputs, kernel, bias = settings.promoted(inputs, kernel, bias, axes=_shared(axes))
     outputs = dot_general(inputs, kernel, axes, **settings.options())
     return add_bias(outputs, bias, bias_shape)
+
+
+def _shared(axes: Any) -> tuple[int, ...]:
+    """The axes of the inputs that the kernel has too."""
+    (contracted, _), (batch, _) = axes
+    return (*contracted, *batch)
 
 
 def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:
@@ -460,6 +471,9 @@ class Einsum(Contraction):
     ):
         if einsum_str is not None:
             einsum_str = _checked(einsum_str)
+        arguments.check_sizes(
+            self, kernel_shape=kernel_shape, bias_shape=bias_shape or ()
+        )
         arguments.make(self, locals(), kernel=kernel_shape, bias=bias_shape)
         arguments.keep(self, locals())
 
@@ -513,9 +527,13 @@ def _contracted(
     einsum_op: EinsumT,
     settings: ContractionSettings,
 ) -> jax.Array:
-    x, kernel, bias = settings.promoted(x, kernel, bias)
-    outputs = einsum_op(equation, x, kernel, **settings.options())
-    return add_bias(outputs, bias, _bias_shape(equation, x.ndim, kernel.shape))
+    inputs, labels, outputs = _all_labels(equation, x.ndim, kernel.ndim)
+    shared = [axis for axis, label in enumerate(inputs) if label in [*labels]]
+    sizes = dict(zip(labels, kernel.shape, strict=False))
+    x, kernel, bias = settings.promoted(x, kernel, bias, axes=shared)
+    result = einsum_op(equation, x, kernel, **settings.options())
+    # One where the kernel does not vary.
+    return add_bias(result, bias, tuple([sizes.get(label, 1) for label in outputs]))
 
 
 def _checked(einsum_str: str) -> str:
@@ -535,16 +553,14 @@ def _checked(einsum_str: str) -> str:
     return einsum_str
 
 
-def _bias_shape(
-    einsum_str: str, inputs_ndim: int, kernel_shape: Shape
-) -> tuple[int, ...]:
-    """The shape of the bias against the result: one where the kernel does not vary."""
-    operands, outputs = einsum_str.split("->")
+def _all_labels(
+    equation: str, inputs_ndim: int, kernel_ndim: int
+) -> list[Sequence[str | int]]:
+    """The labels of the axes of inputs, kernel and result."""
+    operands, outputs = equation.split("->")
     inputs, kernel = operands.split(",")
-    widths = (_ellipsis(inputs, inputs_ndim), _ellipsis(kernel, len(kernel_shape)))
-    labels = _labels(kernel, widths[1])
-    sizes = dict(zip(labels, kernel_shape, strict=True))
-    return tuple(sizes.get(label, 1) for label in _labels(outputs, max(widths)))
+    widths = _ellipsis(inputs, inputs_ndim), _ellipsis(kernel, kernel_ndim)
+    return [*map(_labels, (inputs, kernel, outputs), (*widths, max(widths)))]
 
 
 def _ellipsis(subscripts: str, ndim: int) -> int:
@@ -609,6 +625,7 @@ class Embed(Module):
         rngs: Rngs,
         embedding_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, num_embeddings=num_embeddings, features=features)
         arguments.make(self, locals(), embedding=(num_embeddings, features))
         self.num_embeddings = num_embeddings
         self.features = features
@@ -641,7 +658,7 @@ class Embed(Module):
         Args:
             inputs: Integers, signed or unsigned, of any shape.
             out_sharding: The sharding of the result on a mesh with explicit axes;
-                ``None``: the one that follows from the operands.
+                ``None``: that of ``inputs``.
 
         Returns:
             An array ``[*inputs.shape, features]`` in ``dtype``.
@@ -656,15 +673,7 @@ class Embed(Module):
         (embedding,) = self.promote_dtype(
             (self.embedding[...],), dtype=self.dtype, inexact=False
         )
-        if embedding.shape[0] == 1:
-            return jnp.broadcast_to(
-                embedding.reshape((1,) * numbers.ndim + embedding.shape[1:]),
-                (*numbers.shape, *embedding.shape[1:]),
-                **arguments.if_set(out_sharding=out_sharding),
-            )
-        if out_sharding is None:
-            return jnp.take(embedding, numbers, axis=0)
-        return embedding.at[numbers].get(mode="fill", out_sharding=out_sharding)
+        return meshes.look_up(embedding, numbers, out_sharding)
 
     @methods.named
     def attend(
@@ -690,6 +699,7 @@ class Embed(Module):
         """
         operands = (arguments.as_array(query), self.embedding[...])
         x, embedding = self.promote_dtype(operands, dtype=self.dtype)
+        (embedding,) = meshes.beside(x, (-1,), (embedding,))
         axes = (((x.ndim - 1,), (1,)), ((), ()))
         options = arguments.if_set(out_sharding=out_sharding)
         return jax.lax.dot_general(x, embedding, axes, **options)

@@ -28,7 +28,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import A, Variable
 from graftree.nn import initializers, linear
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 
 default_a_initializer = initializers.he_uniform()
 """The initializer of ``lora_a``: uniform, variance ``2 / fan_in``."""
@@ -111,6 +111,8 @@ class LoRA(Module):
         a_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         b_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        sizes = {"in_features": in_features, "out_features": out_features}
+        arguments.check_sizes(self, **sizes, lora_rank=lora_rank)
         self.in_features = in_features
         self.out_features = out_features
         self.dtype = dtype
@@ -150,7 +152,8 @@ class LoRA(Module):
                 f"The `base_module` of LoRA must be callable, got {type(base)}."
             )
         operands = (arguments.as_array(x), self.lora_a[...], self.lora_b[...])
-        inputs, a, b = self.promote_dtype(operands, dtype=self.dtype)
+        inputs, *factors = self.promote_dtype(operands, dtype=self.dtype)
+        a, b = meshes.beside(inputs, (-1,), factors)
         axes = (((inputs.ndim - 1,), (0,)), ((), ()))
         sharding = kwargs.get("out_sharding")
         between = along_batch(sharding, inputs.ndim)

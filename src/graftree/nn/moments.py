@@ -22,7 +22,7 @@ from jax import lax
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 
 
 class NormSettings(NamedTuple):
@@ -35,9 +35,12 @@ class NormSettings(NamedTuple):
     axis_name: Any
     axis_index_groups: Any
 
-    def promoted(self, *operands: Any) -> tuple[Any, ...]:
-        """The operands in one dtype."""
-        return self.promote_dtype(operands, dtype=self.dtype)
+    def promoted(
+        self, x: Any, *params: Any, feature_axes: Sequence[int]
+    ) -> tuple[Any, ...]:
+        """The operands in one dtype; the Params vary along these axes of ``x``."""
+        x, *params = self.promote_dtype((x, *params), dtype=self.dtype)
+        return (x, *meshes.beside(x, feature_axes, params))
 
 
 class Norm(Module):
@@ -97,7 +100,7 @@ def mean_square(
 def _widen(x: jax.Array, settings: NormSettings) -> jax.Array:
     """Casts ``x`` to the dtype that statistics are computed in."""
     dtype = jnp.result_type(x) if settings.dtype is None else settings.dtype
-    return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
+    return jnp.asarray(x, arguments.wide_dtype(dtype, jnp.float32))
 
 
 def _abs_square(x: jax.Array) -> jax.Array:
@@ -117,8 +120,17 @@ def average_over(values: Any, settings: NormSettings) -> Any:
     """Averages arrays over a mapped axis, if there is one, in one collective."""
     if settings.axis_name is None:
         return values
-    groups = settings.axis_index_groups
-    return lax.pmean(values, settings.axis_name, axis_index_groups=groups)
+    name, groups = settings.axis_name, settings.axis_index_groups
+    try:
+        return lax.pmean(values, name, axis_index_groups=groups)
+    except NameError as error:
+        error.add_note(
+            f"This layer has axis_name={name!r}: it averages over an axis that a "
+            f"transform around it maps.\nCall it within nnx.vmap(..., "
+            f"axis_name={name!r}), or make it without axis_name; a BatchNorm in "
+            "evaluation, after model.eval(), needs no axis."
+        )
+        raise
 
 
 def normalize(
@@ -137,13 +149,14 @@ def normalize(
     """
     dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=settings.dtype)
     shape = arguments.shape_along(feature_axes, x.shape)
-    y = x if mean is None else x - mean
+    y = x if mean is None else operator.sub(*arguments.alike(x, mean))
     multiplier = lax.rsqrt(variance + settings.epsilon)
     if scale is not None:
-        multiplier = multiplier * jnp.reshape(scale, shape)
-    y *= multiplier
+        factors = arguments.alike(multiplier, jnp.reshape(scale, shape))
+        multiplier = operator.mul(*factors)
+    y = operator.mul(*arguments.alike(y, multiplier))
     if bias is not None:
-        y = y + jnp.reshape(bias, shape)
+        y = operator.add(*arguments.alike(y, jnp.reshape(bias, shape)))
     return jnp.asarray(y, dtype)
 
 

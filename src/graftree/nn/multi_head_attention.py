@@ -37,7 +37,7 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables import variables
 from graftree.core.variables.kinds import Cache
 from graftree.nn import attention, compute_dtypes, linear, normalization
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 
 
 class MultiHeadAttention(Module):
@@ -163,6 +163,15 @@ class MultiHeadAttention(Module):
         out_features = in_features if out_features is None else out_features
         in_kv_features = in_features if in_kv_features is None else in_kv_features
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        arguments.check_sizes(
+            self,
+            num_heads=num_heads,
+            in_features=in_features,
+            qkv_features=qkv_features,
+            out_features=out_features,
+            num_kv_heads=num_kv_heads,
+            in_kv_features=in_kv_features,
+        )
         _check_heads(num_heads, num_kv_heads, qkv_features)
         self.num_heads = num_heads
         self.in_features = in_features
@@ -505,7 +514,8 @@ def _extended(
         jax.lax.dynamic_update_slice_in_dim, start_index=index, axis=-3
     )
     news = zip(olds, (key, value), strict=True)
-    return [*(insert(old, x.astype(old.dtype)) for old, x in news), index + 1]
+    pairs = [meshes.together(old, x.astype(old.dtype)) for old, x in news]
+    return [*(insert(old, x) for old, x in pairs), index + 1]
 
 
 def _mask_of(cache: list[Cache[jax.Array]]) -> jax.Array:

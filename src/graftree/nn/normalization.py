@@ -113,6 +113,7 @@ class BatchNorm(moments.Norm):
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, num_features=num_features)
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
         _set_up(self, locals())
@@ -180,6 +181,7 @@ class BatchNorm(moments.Norm):
 
 def _set_up(layer: moments.Norm, given: Mapping[str, Any]) -> None:
     """Makes scale and bias, and keeps the other arguments of a constructor."""
+    arguments.check_sizes(layer, num_features=given["num_features"])
     names = [name for name in ("scale", "bias") if f"use_{name}" in given]
     arguments.make(layer, given, **dict.fromkeys(names, (given["num_features"],)))
     arguments.keep(layer, given)
@@ -201,7 +203,9 @@ def _normalized_over_batch(
 ) -> tuple[jax.Array, ...]:
     """The outputs, and running mean and variance if they are not used but moved."""
     olds = mean, variance
-    x, mean, variance, scale, bias = settings.promoted(x, mean, variance, scale, bias)
+    x, mean, variance, scale, bias = settings.promoted(
+        x, mean, variance, scale, bias, feature_axes=feature_axes
+    )
     shape = arguments.shape_along(feature_axes, x.shape)
     axes = tuple(axis for axis in range(x.ndim) if axis not in feature_axes)
     is_known = None
@@ -318,9 +322,9 @@ def _normalized(
 ) -> jax.Array:
     """Normalizes ``x`` with the statistics of its own entries."""
     if is_centered:
-        x, scale, bias = settings.promoted(x, scale, bias)
+        x, scale, bias = settings.promoted(x, scale, bias, feature_axes=axes.features)
     else:
-        x, scale = settings.promoted(x, scale)
+        x, scale = settings.promoted(x, scale, feature_axes=axes.features)
     y = x
     if axes.groups is not None:
         size = axes.groups[0] * axes.groups[1]
@@ -607,6 +611,7 @@ class GroupNorm(_SampleNorm):
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(self, num_features=num_features)
         num_groups, group_size = _split_features(num_features, num_groups, group_size)
         self.feature_axis = -1
         self.num_groups, self.group_size = num_groups, group_size

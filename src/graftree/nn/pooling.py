@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from graftree.annotations import Array, ArrayLike, Inexact, LaxPadding, Num, PaddingLike
 from graftree.core.modules.modules import Module
 from graftree.core.text import descriptions
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, eager
 
 
 def pool(
@@ -47,6 +47,7 @@ def pool(
     Raises:
         AssertionError: If ``inputs`` has too few axes, or if the lengths of
             ``window_shape``, ``strides`` and ``padding`` differ.
+        ValueError: If no window fits into the padded inputs.
 
     Example:
         >>> x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 4, 1)
@@ -69,7 +70,7 @@ def pool(
             f"Pooling needs one entry of strides per entry of window_shape, {rank}, "
             f"got {strides}."
         )
-    return jax.lax.reduce_window(
+    outputs = jax.lax.reduce_window(
         inputs,
         init,
         reduce_fn,
@@ -77,6 +78,15 @@ def pool(
         (1,) * batch + steps + (1,),
         _pads(padding, batch, rank),
     )
+    arguments.check_not_empty(
+        f"Pooling with window_shape={window_shape}, strides={strides}, "
+        f"padding={padding!r}",
+        inputs,
+        outputs,
+        'Pad the inputs, as by padding="SAME", or pool over all of an axis by '
+        "nnx.GlobalAvgPool.",
+    )
+    return outputs
 
 
 def _window(window_shape: int | Sequence[int], ndim: int) -> tuple[int, ...]:
@@ -120,6 +130,7 @@ def avg_pool(
 
     Raises:
         AssertionError: As `pool`.
+        ValueError: As `pool`.
 
     Example:
         >>> x = jnp.array([1.0, 2.0, 3.0]).reshape(1, 3, 1)
@@ -128,7 +139,24 @@ def avg_pool(
         >>> nnx.avg_pool(x, 2, 2, "SAME", count_include_pad=False).ravel()
         Array([1.5, 3. ], dtype=float32)
     """
-    inputs = jnp.asarray(inputs)
+    return _averages(
+        jnp.asarray(inputs),
+        window_shape=window_shape,
+        strides=strides,
+        padding=padding,
+        count_include_pad=count_include_pad,
+    )
+
+
+@eager.fast()
+def _averages(
+    inputs: jax.Array,
+    *,
+    window_shape: int | Sequence[int],
+    strides: int | Sequence[int] | None,
+    padding: PaddingLike,
+    count_include_pad: bool,
+) -> jax.Array:
     if not jnp.issubdtype(inputs.dtype, jnp.inexact):
         # Before the sum, which small integers would not hold.
         inputs = inputs.astype(float)
@@ -162,6 +190,7 @@ def max_pool(
 
     Raises:
         AssertionError: As `pool`.
+        ValueError: As `pool`.
 
     Example:
         >>> x = jnp.arange(16.0).reshape(1, 4, 4, 1)
@@ -191,6 +220,7 @@ def min_pool(
 
     Raises:
         AssertionError: As `pool`.
+        ValueError: As `pool`.
 
     Example:
         >>> x = jnp.arange(16.0).reshape(1, 4, 4, 1)
@@ -212,6 +242,7 @@ class _WindowPool(Module):
         strides: int | Sequence[int] | None = None,
         padding: PaddingLike = "VALID",
     ):
+        arguments.check_sizes(self, window_shape=window_shape)
         self.window_shape = _hashable(window_shape)
         self.strides = _hashable(strides)
         self.padding = _hashable(padding)

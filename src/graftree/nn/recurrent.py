@@ -25,7 +25,7 @@ from graftree.core.rng.streams import Rngs, RngState, RngStream
 from graftree.core.variables.metadata import var_defaults
 from graftree.nn.cells import RNNCellBase
 from graftree.nn.dropout import Dropout
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 from graftree.transforms.control_flow import loops
 from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.crossing.prefixes import StateAxes
@@ -177,6 +177,8 @@ class RNN(Module):
             stream = arguments.stream(self, given, "carry")
             if initial_carry is None:
                 initial_carry = self.cell.initialize_carry(step_shape, stream)
+            batch_axes = [n for n in range(num_batch + 1) if n != axis]
+            initial_carry = meshes.led_by(inputs, batch_axes, initial_carry)
             carry, outputs = self._scan(initial_carry, inputs, is_valid, axis)
         if reverse and keep_order:
             outputs = jax.tree.map(
@@ -293,7 +295,7 @@ def _in_dtypes_of(state: Any, new_state: Any) -> Any:
     new_dtypes = [*map(jnp.result_type, new_leaves)]
     if dtypes == new_dtypes:
         return new_state
-    wide = [*map(jnp.promote_types, dtypes, new_dtypes)]
+    wide = [*map(arguments.wide_dtype, dtypes, new_dtypes)]
     if wide != dtypes:
         raise _WiderCarry(wide)
     return treedef.unflatten(map(jnp.asarray, new_leaves, dtypes))

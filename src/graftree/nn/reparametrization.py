@@ -13,6 +13,7 @@ fails, weights and statistics stay as they were.
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,7 @@ from graftree.core.variables import variables
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, eager, meshes
 
 _U_INIT = initializers.normal(stddev=0.01)
 _KERNELS = filters.PathContains("kernel")
@@ -142,7 +143,13 @@ class SpectralNorm(Module):
         news: list[tuple[Variable[Any], jax.Array]] = []
         for path, param in matrices:
             stats = [self.batch_stats[(*path, name)] for name in ("u", "sigma")]
-            weights, *statistics = self._normalized(param[...], stats[0][...])
+            weights, *statistics = _with_unit_norm(
+                param[...],
+                stats[0][...],
+                n_steps=self.n_steps,
+                epsilon=self.epsilon,
+                dtype=self.dtype,
+            )
             if update_stats:
                 news.extend(zip(stats, statistics, strict=True))
             news.append((param, weights))
@@ -166,25 +173,35 @@ class SpectralNorm(Module):
                 found.append((path, param))
         return found
 
-    def _normalized(
-        self, weights: jax.Array, u: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """One call's new weights, ``u`` and ``sigma`` of one Param."""
-        matrix = _widened(weights).reshape(-1, weights.shape[-1])
-        # All but the last line of the iteration take them as constants.
-        constant, u = jax.lax.stop_gradient((matrix, _widened(u)))
-        v = u
-        for _ in range(self.n_steps):
-            v = self._unit(jnp.matmul(u, constant.T))
-            u = self._unit(jnp.matmul(v, constant))
-        sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
-        weights = weights / jnp.where(sigma != 0, sigma, 1.0)
-        dtype = arguments.canonicalize_dtype(weights, dtype=self.dtype)
-        return weights.astype(dtype), u, jax.lax.stop_gradient(sigma)
 
-    def _unit(self, a: jax.Array) -> jax.Array:
-        """``a``, brought to a length of one."""
-        return a * jax.lax.rsqrt((a * a).sum() + self.epsilon)
+@eager.fast()
+def _with_unit_norm(
+    weights: jax.Array,
+    u: jax.Array,
+    *,
+    n_steps: int,
+    epsilon: float,
+    dtype: Dtype | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One call's new weights, ``u`` and ``sigma`` of one Param."""
+    matrix = meshes.whole(_widened(weights)).reshape(-1, weights.shape[-1])
+    # All but the last line of the iteration take them as constants.
+    constant, u = jax.lax.stop_gradient((matrix, _widened(u)))
+    v = u
+    for _ in range(n_steps):
+        v = _unit(jnp.matmul(u, constant.T), epsilon)
+        u = _unit(jnp.matmul(v, constant), epsilon)
+    sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
+    weights = operator.truediv(
+        *arguments.alike(weights, jnp.where(sigma != 0, sigma, 1.0))
+    )
+    dtype = arguments.canonicalize_dtype(weights, dtype=dtype)
+    return weights.astype(dtype), u, jax.lax.stop_gradient(sigma)
+
+
+def _unit(a: jax.Array, epsilon: float) -> jax.Array:
+    """``a``, brought to a length of one."""
+    return a * jax.lax.rsqrt((a * a).sum() + epsilon)
 
 
 class WeightNorm(Module):
@@ -299,26 +316,45 @@ class WeightNorm(Module):
         news = []
         for path, kernel in kernels:
             scale = None if scales is None else scales[path][...]
-            news.append((kernel, self._normalized(kernel[...], scale)))
+            weights = kernel[...]
+            new = _with_unit_vectors(
+                weights,
+                scale,
+                feature_axes=arguments.canonical_axes(self.feature_axes, weights.ndim),
+                epsilon=self.epsilon,
+                dtype=self.dtype,
+                promote_dtype=self.promote_dtype,
+            )
+            news.append((kernel, new))
         return _call_with(news, self.layer_instance, x, *args, **kwargs)
 
     def _kernels(self) -> list[tuple[Path, Variable[Any]]]:
         """The Variables to normalize and their paths, in order."""
         return _variables(self.layer_instance, self.variable_filter)
 
-    def _normalized(self, old: jax.Array, scale: jax.Array | None) -> jax.Array:
-        """The new weights of one kernel."""
-        axes = arguments.canonical_axes(self.feature_axes, old.ndim)
-        others = tuple(axis for axis in range(old.ndim) if axis not in axes)
-        new = _widened(old)
-        square = (new * new).sum(others, keepdims=True)
-        new = new * jax.lax.rsqrt(square + self.epsilon)
-        if scale is not None:
-            shape = arguments.shape_along(axes, old.shape)
-            new = new * jnp.reshape(scale, shape)
-        (new,) = self.promote_dtype((new,), dtype=self.dtype)
-        # Weights keep their dtype, whatever the dtype of the scale.
-        return new.astype(arguments.canonicalize_dtype(old, dtype=self.dtype))
+
+@eager.fast()
+def _with_unit_vectors(
+    old: jax.Array,
+    scale: jax.Array | None,
+    *,
+    feature_axes: tuple[int, ...],
+    epsilon: float,
+    dtype: Dtype | None,
+    promote_dtype: PromoteDtypeFn,
+) -> jax.Array:
+    """The new weights of one kernel."""
+    others = tuple(axis for axis in range(old.ndim) if axis not in feature_axes)
+    new = _widened(old)
+    square = (new * new).sum(others, keepdims=True)
+    new = new * jax.lax.rsqrt(square + epsilon)
+    if scale is not None:
+        shape = arguments.shape_along(feature_axes, old.shape)
+        (scale,) = meshes.beside(new, feature_axes, (scale,))
+        new = operator.mul(*arguments.alike(new, jnp.reshape(scale, shape)))
+    (new,) = promote_dtype((new,), dtype=dtype)
+    # Weights keep their dtype, whatever the dtype of the scale.
+    return new.astype(arguments.canonicalize_dtype(old, dtype=dtype))
 
 
 def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]]]:
@@ -329,7 +365,7 @@ def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]
 
 def _widened(x: jax.Array) -> jax.Array:
     """``x`` in float32 or wider: half precision can't hold sums and a small epsilon."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(arguments.wide_dtype(x.dtype, jnp.float32))
 
 
 def _check_known(paths: Sequence[Path], known: dict[Path, Any]) -> None:

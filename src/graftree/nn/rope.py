@@ -146,7 +146,7 @@ class RoPE(Module):
             positions: As for a call.
             heads: The number of axes of heads, 0 or 1.
         """
-        wide = jnp.promote_types(arguments.canonicalize_dtype(x), jnp.float32)
+        wide = arguments.wide_dtype(arguments.canonicalize_dtype(x), jnp.float32)
         *batch, length = x.shape[: x.ndim - 1 - heads]
         size = x.shape[-1]
         _check_size(size)

@@ -31,7 +31,7 @@ from graftree.core.objects import bookkeeping
 from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, linear, lora
-from graftree.nn.support import arguments
+from graftree.nn.support import arguments, meshes
 from graftree.surgery import selections
 
 
@@ -101,6 +101,7 @@ def _chained(
     batch = tuple(range(num_batch))
     kernel_axis = tuple(range(num_batch, num_batch + len(axis)))
     axes = (axis, kernel_axis), (batch, batch)
+    (a,) = meshes.beside(x, (*axis, *batch), (a,))
     between = lora.along_batch(out_sharding, x.ndim - len(axis) + 1)
     hidden = jax.lax.dot_general(x, a, axes, precision=precision, out_sharding=between)
     return _last_with(
@@ -112,6 +113,7 @@ def _last_with(x: jax.Array, b: jax.Array, num_batch: int = 0, **options: Any) -
     """Contracts the last axis of ``x`` with ``b``."""
     batch = tuple(range(num_batch))
     axes = ((x.ndim - 1,), (num_batch,)), (batch, batch)
+    (b,) = meshes.beside(x, (-1, *batch), (b,))
     return jax.lax.dot_general(x, b, axes, **options)
 
 
@@ -187,11 +189,8 @@ class LoRAEmbed(linear.Embed):
     def _change_of_rows(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         _, a, b = self.lora.operands(jnp.zeros((), self.lora.lora_a.dtype))
         numbers = arguments.as_array(inputs)
-        if a.shape[0] == 1:
-            numbers = jnp.zeros_like(numbers)
         between = lora.along_batch(out_sharding, numbers.ndim + 1)
-        options = arguments.if_set(out_sharding=between)
-        rows = a.at[numbers].get(mode="fill", **options)
+        rows = meshes.look_up(a, numbers, between)
         return _last_with(rows, b, **arguments.if_set(out_sharding=out_sharding))
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:

@@ -21,6 +21,7 @@ from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
 from graftree.core.variables import sharding, variables
 from graftree.core.variables.variables import Variable
+from graftree.nn.support import arguments
 from graftree.training import step_checks
 
 M = TypeVar("M")
@@ -78,6 +79,7 @@ class EMA(pytrees.Pytree):
             )
         )
 
+    @arguments.own_arithmetic()
     def update(self, updates: Any) -> None:
         """Moves the averages towards new values, in place.
 

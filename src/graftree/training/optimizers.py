@@ -27,6 +27,7 @@ from graftree.core.objects import attributes, methods, pytrees
 from graftree.core.states import pure_dicts, states
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.kinds import Param
+from graftree.nn.support import arguments
 from graftree.training import step_checks
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             raise AttributeError(reason, name=name, obj=self)
 
     @methods.named
+    @arguments.own_arithmetic()
     def update(self, model: M = MISSING, grads: Any = MISSING, /, **kwargs: Any) -> Any:
         """Changes the model and the optimizer state in place by one step.
 

@@ -98,6 +98,7 @@ def vmap(
                 return mapped(*groups)
             except Exception as error:
                 _hint_at_rngs(error, groups, ins)
+                _hint_at_shared_writes(error, axis_name)
                 guards.hint(error, groups, ins)
                 raise
 
@@ -229,6 +230,21 @@ def _hint_at_rngs(error: Exception, groups: Sequence[Values], axes: Any) -> None
             f"These random streams have no axis: {', '.join(streams)}.\n"
             "Split them first: rngs.split(n), or @nnx.split_rngs(splits=n) on top of "
             "nnx.vmap; or give them the axis None."
+        )
+
+
+def _hint_at_shared_writes(error: Exception, axis_name: Any) -> None:
+    """Adds the ways out to JAX's error about a write to a Variable without an axis."""
+    text = str(error)
+    if "out_axes(new " in text and "got axis spec None but output was batched" in text:
+        name = "batch" if axis_name is None else axis_name
+        error.add_note(
+            "Each mapped call writes another value to a Variable that all calls share: "
+            "its object has the axis None.\nA BatchNorm averages over the calls if it "
+            f"knows the axis: BatchNorm(..., axis_name={name!r}) and\n"
+            f"nnx.vmap(..., axis_name={name!r}). Other values can be averaged by "
+            f"jax.lax.pmean(x, {name!r}) before\nthey are written; or give the object "
+            "an axis, so that each call has its own."
         )
 
 

@@ -15,7 +15,7 @@ import abc
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -75,6 +75,39 @@ class PytreeMeta(type(Protocol)):
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
+def _keyword_only(kind: type, args: tuple[Any, ...]) -> list[str]:
+    """Keyword-only parameters for which objects of that name came by position."""
+    by_name = {type(x).__name__.lower() for x in args}
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    return [
+        p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in by_name
+    ]
+
+
+def _by_position(kind: type) -> list[str]:
+    """The parameters of a constructor that have a position."""
+    parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
+    return [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+
+
+def _by_keyword(kind: type, args: tuple[Any, ...], names: Sequence[str]) -> str:
+    texts = [
+        f"{name}={name}" if name in names else running.describe(x)
+        for x in args
+        for name in [type(x).__name__.lower()]
+    ]
+    return errors.message(
+        f"{kind.__name__} takes {' and '.join(names)} by keyword only, but got "
+        f"{len(args)} arguments by position.",
+        where=f"by position: {', '.join(_by_position(kind))}",
+        way_out=f"Write {kind.__name__}({', '.join(texts)}).",
+    )
+
+
 def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     obj: Any = cls.__new__(cls, *args, **kwargs)
     kind = type(obj)  # a subclass, if `__new__` chose one
@@ -82,7 +115,13 @@ def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         return obj
     state = bookkeeping.complete(obj)[_STATE]
     state.built = False
-    kind.__init__(obj, *args, **kwargs)
+    try:
+        kind.__init__(obj, *args, **kwargs)
+    except TypeError as error:
+        is_of_call = error.__traceback__ is None or error.__traceback__.tb_next is None
+        if is_of_call and (names := _keyword_only(kind, args)):
+            raise TypeError(_by_keyword(kind, args, names)) from error
+        raise
     state.built = True
     bookkeeping.table_of(obj)
     if attributes.facts_of(kind).is_pytree:

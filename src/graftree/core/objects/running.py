@@ -44,6 +44,7 @@ from graftree.annotations import Key, Path
 from graftree.core import ownership, paths, walks
 from graftree.core.objects import attributes, bookkeeping
 from graftree.core.text import descriptions
+from graftree.core.variables import sharding
 from graftree.core.variables.variables import Variable
 
 
@@ -411,6 +412,9 @@ def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
         stack.apart.traced()
     try:
         yield
+    except Exception as error:
+        sharding.explain(error)
+        raise
     finally:
         stack.top = before
 
@@ -429,6 +433,7 @@ class Note(str):
 
 def explain(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> None:
     """Adds the note, if there is none yet."""
+    sharding.explain(error)
     if not any(isinstance(note, Note) for note in getattr(error, "__notes__", ())):
         try:
             note = Note(_describe(error, frame, method))

@@ -228,6 +228,22 @@ def moved(new: Any, old: Any) -> Any:
     return jax.device_put(new, wanted)
 
 
+_SET_THE_MESH = (
+    "No mesh is set, so JAX does not know where to put the arrays that it makes by "
+    "itself, as in a gradient.\nSet it around the call: with jax.set_mesh(mesh): ..."
+)
+
+
+def explain(error: Exception) -> None:
+    """Adds the way out to JAX's errors on Explicit axes, if no mesh is set."""
+    is_typed = type(error).__name__ == "ShardingTypeError"
+    if not is_typed and "into a mesh context" not in str(error):
+        return
+    notes = getattr(error, "__notes__", ())
+    if jax.sharding.get_abstract_mesh().empty and _SET_THE_MESH not in notes:
+        error.add_note(_SET_THE_MESH)
+
+
 def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedSharding:
     """The NamedSharding that an annotation means on the mesh in force."""
     mesh = metadata.get("mesh")

@@ -20,6 +20,7 @@ Param is ``None`` in a *data* attribute, so that you can assign one later.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -33,7 +34,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from graftree import _jax, errors
 from graftree.annotations import Dtype, Initializer, LaxPadding, PaddingLike, Shape
-from graftree.core.objects import attributes
+from graftree.core.objects import attributes, running
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.text import descriptions
 from graftree.core.variables import values, variables
@@ -129,6 +130,36 @@ def canonicalize_dtype(
     return dtype
 
 
+def wide_dtype(*dtypes: Dtype) -> Dtype:
+    """The dtype that holds all of these, by the standard rules of JAX.
+
+    A layer decides on it, so it holds where the user forbids promotion, too.
+    """
+    if len({*dtypes}) == 1:
+        return dtypes[0]
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
+
+
+@contextlib.contextmanager
+def own_arithmetic() -> Iterator[None]:
+    """For formulas that are not the program's own, such as those of a metric.
+
+    ``jax.numpy_dtype_promotion("strict")`` and ``jax.transfer_guard("disallow")`` find
+    what a program doesn't mean. Here a sum may be divided by an integer count, and the
+    numbers of a formula, such as a learning rate, may go to the device.
+    """
+    allowed = jax.transfer_guard_host_to_device("allow")
+    with jax.numpy_dtype_promotion("standard"), allowed:
+        yield
+
+
+def alike(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays in the dtype that holds all of them."""
+    dtype = wide_dtype(*[x.dtype for x in arrays])
+    return [x if x.dtype == dtype else x.astype(dtype) for x in arrays]
+
+
 @eager.known
 def promote_dtype(
     args: Sequence[Any], /, *, dtype: Dtype | None = None, inexact: bool = True
@@ -191,6 +222,52 @@ def sizes(given: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(given, int | np.integer):
         return (int(given),)
     return tuple(operator.index(value) for value in given)
+
+
+def check_sizes(layer: Any, **values: Any) -> None:
+    """Refuses arguments of a constructor that can't be sizes.
+
+    Args:
+        layer: The layer that is constructed.
+        **values: Sizes, or sequences of them, by the names of the arguments.
+
+    Raises:
+        TypeError: If one is ``None``, a float, or otherwise no number.
+        ValueError: If one is negative.
+    """
+    for name, value in values.items():
+        entries = value if isinstance(value, tuple | list) else (value,)
+        for size in entries:
+            if size is None or isinstance(size, float | str | Rngs | RngStream):
+                raise TypeError(_no_size(layer, name, value, "integers as sizes"))
+            if is_int(size) and size < 0:
+                raise ValueError(_no_size(layer, name, value, "sizes of at least 0"))
+
+
+def _no_size(layer: Any, name: str, value: Any, expected: str) -> str:
+    way_out = "A size is the number of entries along an axis, such as x.shape[-1]."
+    if value is None:
+        way_out = "Layers infer no sizes from their inputs: pass x.shape[-1]."
+    elif isinstance(value, float):
+        way_out = "Of a quotient, write a // b: a / b is a float."
+    return errors.message(
+        f"{type(layer).__name__} expects {expected}.",
+        where=f"{name}={running.describe(value)}",
+        way_out=way_out,
+    )
+
+
+def check_not_empty(layer: str, inputs: Any, outputs: Any, way_out: str) -> None:
+    """Refuses an empty result of inputs that are not empty."""
+    if 0 in outputs.shape[:-1] and 0 not in inputs.shape:
+        raise ValueError(
+            errors.message(
+                f"{layer} has an empty result: no window fits into its padded inputs.",
+                where=f"inputs: {descriptions.describe(inputs)}\n"
+                f"outputs: {descriptions.describe(outputs)}",
+                way_out=way_out,
+            )
+        )
 
 
 def is_int(value: Any) -> TypeGuard[int]:

@@ -18,10 +18,12 @@ from typing import Any, TypedDict
 
 import jax
 
+from graftree import errors
 from graftree.config import Propagation
 from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap
 from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, VariableDef
+from graftree.core.objects import running
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
@@ -185,6 +187,30 @@ def pair(out: Any) -> tuple[Any, Any]:
             f"{type(out).__name__}."
         )
     return out[0], out[1]
+
+
+def refuse_several(transform: str, out: Any) -> None:
+    """Refuses an output that is no array: of these JAX says only what they are."""
+    if out is not None and not isinstance(out, (tuple, list, dict)):
+        return
+    way_out = "Return the loss."
+    if isinstance(out, (tuple, list)) and out:
+        way_out = (
+            f"If the first is the loss: nnx.{transform}(f, has_aux=True), which "
+            "returns the others beside the gradient."
+        )
+    raise TypeError(
+        errors.message(
+            "Gradient only defined for scalar-output functions, but the function of "
+            f"nnx.{transform} returned {_article_of(out)}.",
+            where=running.describe(out),
+            way_out=way_out,
+        )
+    )
+
+
+def _article_of(out: Any) -> str:
+    return "None" if out is None else f"a {type(out).__name__}"
 
 
 def position(number: int, count: int, argument: str, transform: str) -> int:

@@ -16,6 +16,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.core.graph import flattening, graphdefs
+from graftree.core.variables import sharding
 from graftree.core.variables.kinds import Param
 from graftree.transforms.crossing import debug_info, decorators, guards, plans, programs
 from graftree.transforms.crossing.decorators import P, R
@@ -187,14 +188,19 @@ def _decorator(
                 count = len(args)
                 if count not in calls:
                     calls[count] = plans.RepeatedCalls(function, which.row(count))
-                inner = _interior_of_gradient(function, calls[count].row, has_aux)
+                row = calls[count].row
+                inner = _interior_of_gradient(function, row, has_aux, is_scalar=True)
                 gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
 
                 # The group of False comes first, then that of True.
                 def transformed(*groups: Values) -> Any:
                     nonlocal found
                     guards.refuse(groups[1:], name, guards.NO_GRADIENT)
-                    (value, result), group = gradient(*groups)
+                    try:
+                        (value, result), group = gradient(*groups)
+                    except Exception as error:
+                        sharding.explain(error)
+                        raise
                     found = value, group
                     return result
 
@@ -263,11 +269,13 @@ def _by_position(
 
 
 def _interior_of_gradient(
-    f: Callable[..., Any], row: Row, has_aux: bool
+    f: Callable[..., Any], row: Row, has_aux: bool, is_scalar: bool = False
 ) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
         inside = Inside(row, *join(groups))
         out = inside.run(f)
+        if is_scalar and not has_aux:
+            cotangents.refuse_several(row.name, out)
         value, aux = cotangents.pair(out) if has_aux else (out, None)
         return flattening.raw_of(value), inside.collect((None, aux)).whole()
 
