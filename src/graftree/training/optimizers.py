@@ -157,7 +157,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
     Args:
         model: A Module, or any other node, State, dict or list that holds the leaves to
             optimize. It is only read.
-        tx: An Optax gradient transformation.
+        tx: An Optax gradient transformation. Masks and labels in it may be functions of
+            the params, or trees: made by ``jax.tree.map`` from `nnx.state` or from the
+            model, or nested dicts and lists; one value may stand for all below it.
         wrt: The filter that selects the leaves to optimize, usually ``nnx.Param``. It
             may select arrays outside of Variables too.
         graph: Whether shared references are followed (graph mode). ``None`` means
@@ -172,7 +174,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
     Raises:
         TypeError: If ``wrt`` is missing, or ``tx`` is not an Optax transformation.
-        ValueError: If a Variable is shared, in tree mode.
+        ValueError: If a Variable is shared, in tree mode, or if a mask or another tree
+            in ``tx`` doesn't fit the params.
 
     Warns:
         UserWarning: If ``wrt`` selects nothing.
@@ -238,7 +241,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Args:
             model: The model, with the structure for which the optimizer was made.
             grads: A State, or any other node in which ``wrt`` selects the same paths as
-                in ``model``; leaves that ``wrt`` does not select are ignored.
+                in ``model``; leaves that ``wrt`` does not select are ignored. Only if
+                ``tx`` takes gradients of a part, as ``optax.lookahead`` does, those.
             **kwargs: Passed on to ``tx.update``, with Variables replaced by their
                 values; e.g. ``value=``, ``grad=`` and ``value_fn=`` for L-BFGS.
 
@@ -248,9 +252,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Raises:
             TypeError: If ``grads`` is missing, or passed as the model.
             ValueError: If ``wrt`` selects other paths in ``grads`` than in ``model``,
-                if a gradient differs from its parameter in shape or kind of number, or
-                if the optimizer's state does not match. If ``tx`` takes gradients per
-                example, they may have one more axis in front.
+                if a gradient differs from its parameter in shape or kind of number, if
+                it is a parameter, or if the optimizer's state does not match. If ``tx``
+                takes gradients per example, they may have one more axis in front.
             TraceContextError: If another trace owns the model or the optimizer.
 
         Example:
@@ -424,7 +428,10 @@ class _Boxes:
         The compiler does this on Auto axes. On Explicit ones, arrays that are divided
         in different ways can't be added.
         """
-        if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        if (
+            AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types
+            or jax.tree.structure(pure) != jax.tree.structure(self.pure)
+        ):
             return pure
         values = self._treedef.flatten_up_to(pure)
         return self._treedef.unflatten([*map(_beside_moments, self._leaves, values)])
