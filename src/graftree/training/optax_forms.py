@@ -39,7 +39,7 @@ from graftree.core.variables import variables
 # A path of strings: forms differ in whether an index is a number.
 Spelled = tuple[str, ...]
 
-_FOREIGN = "of_optimizer"
+_MARK = "of_optimizer"
 
 
 def start(tx: Any, model: Any, params: Any) -> tuple[str | None, Any]:
@@ -61,14 +61,14 @@ def start(tx: Any, model: Any, params: Any) -> tuple[str | None, Any]:
         # A mask of Variables would fit them now, and not the arrays of an update: with
         # metadata that no other Variable has, it fits neither.
         return None, _map_variables(_unmarked, tx.init(_map_variables(_marked, params)))
-    except Exception as error:
+    except Exception:
         for name in _TEMPLATES if isinstance(params, State) else ():
             try:
                 form = Form(name, model, params)
                 return name, form.back(tx.init(form.into(params)))
             except Exception:  # the first one is raised
                 continue
-        raise error
+        raise
 
 
 def _map_variables(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -80,12 +80,12 @@ def _map_variables(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _marked(variable: Any) -> Any:
-    entries = variables.metadata_of(variable).with_entry(_FOREIGN, True)
+    entries = variables.metadata_of(variable).with_entry(_MARK, True)
     return variables.rebuild(type(variable), variable.get_raw_value(), entries)
 
 
 def _unmarked(variable: Any) -> Any:
-    entries = variables.metadata_of(variable).without(_FOREIGN)
+    entries = variables.metadata_of(variable).without(_MARK)
     return variables.rebuild(type(variable), variable.get_raw_value(), entries)
 
 
@@ -174,7 +174,7 @@ class Form:
         """
 
         def convert(node: Any) -> Any:
-            items = self._items_of(node)
+            items = None if _is_end(node) else self._items_of(node)
             return node if items is None else states.from_flat_state(items)
 
         return jax.tree.map(
@@ -203,11 +203,17 @@ class Form:
 
 
 def _parts_below(whole: Any) -> list[tuple[Spelled, Any]]:
-    """The children of a template, by path."""
+    """The children of a template that have children themselves, by path."""
     if isinstance(whole, State):
-        return [((str(key),), part) for key, part in whole.items()]
-    pairs = jax.tree.leaves_with_path(whole, is_leaf=lambda x: x is not whole)
-    return [(_spell(path), part) for path, part in pairs]
+        parts = [((str(key),), part) for key, part in whole.items()]
+    else:
+        pairs = jax.tree.leaves_with_path(whole, is_leaf=lambda x: x is not whole)
+        parts = [(_spell(path), part) for path, part in pairs]
+    return [
+        (path, part)
+        for path, part in parts
+        if not _is_end(part) and not jax.tree_util.all_leaves([part])
+    ]
 
 
 def _is_end(node: Any, *kinds: type) -> bool:
