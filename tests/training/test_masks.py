@@ -178,10 +178,10 @@ TREES_ONLY = ["selective_transform"]
 # They compile something for each step.
 NOT_EAGER = ["MultiSteps", "partition in MultiSteps", "apply_if_finite", "muon"]
 
-# All of them would take long to compile.
+# One for each form that Optax sees: all of them would take long to compile.
 IN_JIT = [
-    *((form, is_kernel) for form in WHOLE if form != "pure dict"),
-    *((form, in_layers) for form in PREFIXES),
+    *((form, is_kernel) for form in ("State", "State of Variables", "model", "dicts")),
+    *((form, in_layers) for form in ("strings", "lists", "prefix dict", "function")),
 ]
 
 
