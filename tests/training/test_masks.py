@@ -330,6 +330,13 @@ def test_lookahead_takes_gradients_of_the_fast_model(form, is_compiled):
         assert_same(nnx.to_pure_dict(nnx.state(model)), values, form)
 
 
+def test_lookahead_of_one_model_says_what_it_needs():
+    model = Dense(0)
+    optimizer = nnx.Optimizer(model, optax.lookahead(SGD, 2, 0.5), wrt=nnx.Param)
+    with raises(AttributeError, "'fast'", "optax.LookaheadParams(fast=model, slow="):
+        optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model)))
+
+
 @pytest.mark.parametrize("make", [optax.contrib.schedule_free_adamw])
 def test_schedule_free_gives_the_parameters_for_evaluation(make):
     params, optimizer = train(make(0.1, weight_decay=0.1))

@@ -204,6 +204,7 @@ class Form:
 
 def _parts_below(whole: Any) -> list[tuple[Spelled, Any]]:
     """The children of a template that have children themselves, by path."""
+    parts: list[tuple[Spelled, Any]]
     if isinstance(whole, State):
         parts = [((str(key),), part) for key, part in whole.items()]
     else:

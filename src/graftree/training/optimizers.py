@@ -284,6 +284,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             )
         except Exception as error:
             step_checks.check_same_paths(params.pure, pure_grads, grads, selected)
+            if isinstance(error, AttributeError):
+                step_checks.note_missing_part(error, params.tree)
             if isinstance(error, (TypeError, ValueError)):
                 first = functools.partial(self._first_state, model, params.tree)
                 step_checks.explain_failure(first, opt_state.pure, error)

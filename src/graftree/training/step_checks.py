@@ -279,6 +279,16 @@ def explain_failure(
         ) from error
 
 
+def note_missing_part(error: AttributeError, params: Any) -> None:
+    """Notes what to do if ``tx.update`` reads an attribute that params lack."""
+    if f"in {type(params).__name__}" in str(error):
+        error.add_note(
+            "Optax reads a part of the parameters that they don't have. Make the "
+            "optimizer for all parts, for optax.lookahead e.g.\n"
+            "optax.LookaheadParams(fast=model, slow=nnx.clone(model))."
+        )
+
+
 def explain_tree(params: Any, error: Exception, wrt: Filter) -> None:
     """Raises a ValueError if ``tx.init`` failed on a tree that doesn't fit ``params``.
 
