@@ -11,6 +11,7 @@
     └── UserWarning
         ├── LostUpdateWarning        a change that doesn't reach the caller
         ├── OrderWarning             a Dict in another order than outside of a trace
+        ├── ReplacedVariableWarning  an array assigned where a Variable was
         ├── OneAxisWarning           an image given to a convolution over one axis
         └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
@@ -165,6 +166,24 @@ class OrderWarning(UserWarning):
     Example:
         >>> issubclass(nnx.errors.OrderWarning, UserWarning)
         True
+    """
+
+
+class ReplacedVariableWarning(UserWarning):
+    """An array was assigned to an attribute that held a Variable.
+
+    Optimizers, filters and checkpoints find parameters by the type of their Variable,
+    so that the array is no longer one. It appears once for each line.
+
+    Example:
+        >>> import warnings
+        >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     layer.kernel[...] = jnp.ones((2, 3))
+        ...     layer.bias = jnp.ones(3)
+        >>> [str(x.message).splitlines()[0] for x in caught]
+        ['Linear.bias was a Param and is now an array.']
     """
 
 

@@ -11,18 +11,15 @@ chunk. A single token needs nothing that it replaces, and sees the ring as it is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import Dtype
+from graftree.annotations import Array, Bool, Dtype, Int, Num
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Cache
 from graftree.nn import attention
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Int, Num
 
 
 class KeyValueCache(Module):

@@ -19,18 +19,26 @@ import functools
 import math
 import numbers
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, Dtype, PrecisionLike, PromoteDtypeFn, Shape
+from graftree.annotations import (
+    Array,
+    ArrayLike,
+    Dtype,
+    Inexact,
+    Integer,
+    Num,
+    PrecisionLike,
+    PromoteDtypeFn,
+    Shape,
+    Shaped,
+)
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
 from graftree.nn.support import arguments, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Integer, Num, Shaped
 
 
 def dot_product_attention(

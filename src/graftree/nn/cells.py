@@ -10,25 +10,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from graftree import _python, errors
-from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn, Shape
+from graftree.annotations import (
+    Array,
+    ArrayLike,
+    Dtype,
+    Inexact,
+    Initializer,
+    Num,
+    PromoteDtypeFn,
+    Shape,
+)
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import initializers, linear
 from graftree.nn.support import arguments, eager
 
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num
-
-    State = Inexact[Array, "*batch hidden_features"]
-    StateLike = Inexact[ArrayLike, "*batch hidden_features"]
+State: TypeAlias = "Inexact[Array, '*batch hidden_features']"
+StateLike: TypeAlias = "Inexact[ArrayLike, '*batch hidden_features']"
 
 _orthogonal = initializers.orthogonal()
 

@@ -12,17 +12,21 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from graftree.annotations import (
+    Array,
     ArrayLike,
     DotGeneralT,
     Dtype,
     EinsumT,
+    Inexact,
     Initializer,
+    Integer,
+    Num,
     PrecisionLike,
     PromoteDtypeFn,
     Shape,
@@ -35,9 +39,6 @@ from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
 from graftree.nn.support import arguments, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Integer, Num
 
 default_kernel_init = arguments.lecun_normal
 """The kernel initializer of all layers: truncated normal, variance ``1 / fan_in``."""

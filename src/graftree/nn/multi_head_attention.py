@@ -12,20 +12,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from graftree import _jax
 from graftree.annotations import (
+    Array,
     ArrayLike,
     DotGeneralT,
     Dtype,
+    Inexact,
     Initializer,
+    Num,
     PrecisionLike,
     PromoteDtypeFn,
     Shape,
+    Shaped,
 )
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
@@ -34,9 +38,6 @@ from graftree.core.variables import variables
 from graftree.core.variables.kinds import Cache
 from graftree.nn import attention, linear, normalization
 from graftree.nn.support import arguments
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num, Shaped
 
 
 class MultiHeadAttention(Module):

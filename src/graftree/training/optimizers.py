@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
-from graftree import _jax
+from graftree import _jax, namespaces
 from graftree.annotations import Filter, Path
 from graftree.core import filters, paths
 from graftree.core.graph import functional, updates
@@ -33,8 +33,9 @@ from graftree.training import optax_forms, step_checks
 
 if TYPE_CHECKING:
     import optax
+else:
+    optax = namespaces.OnUse("optax")
 
-    Transformation = optax.GradientTransformation | optax.MultiSteps
 M = TypeVar("M")
 MISSING: Any = variables.MISSING
 
@@ -198,7 +199,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
     def __init__(
         self,
         model: M,
-        tx: Transformation,
+        tx: optax.GradientTransformation | optax.MultiSteps,
         *positional: Any,
         wrt: Filter = MISSING,
         graph: bool | None = None,
@@ -350,7 +351,10 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
 
 def _init(
-    tx: Transformation, model: Any, params: Any, wrt: Filter
+    tx: optax.GradientTransformation | optax.MultiSteps,
+    model: Any,
+    params: Any,
+    wrt: Filter,
 ) -> tuple[str | None, Any]:
     """The form that ``tx`` takes, and its boxed state for a State of params."""
     params = jax.tree.map(_read_ref, params, is_leaf=variables.is_variable)
@@ -511,9 +515,6 @@ def apply_updates(params: Any, updates: Any) -> Any:
         >>> optimizers.apply_updates({"w": jnp.array(1.0)}, {"w": jnp.array(0.5)})
         {'w': Array(1.5, dtype=float32)}
     """
-    # Here, because importing Optax takes longer than importing Graftree.
-    import optax
-
     beside = jax.tree.map(sharding.moved, updates, params, is_leaf=lambda x: x is None)
     return jax.tree.map(sharding.moved, optax.apply_updates(params, beside), params)
 
@@ -539,7 +540,13 @@ class ModelAndOptimizer(Optimizer[M]):
         (True, 0.0)
     """
 
-    def __init__(self, model: M, tx: Transformation, *, wrt: Filter = Param) -> None:
+    def __init__(
+        self,
+        model: M,
+        tx: optax.GradientTransformation | optax.MultiSteps,
+        *,
+        wrt: Filter = Param,
+    ) -> None:
         super().__init__(model, tx, wrt=wrt)
         self.model = attributes.data(model)
 
