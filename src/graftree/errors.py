@@ -7,6 +7,7 @@
     │   ├── StateMismatchError       a state does not have the leaves of an object
     │   ├── CheckpointError          a checkpoint can't be written or read
     │   ├── WeightsError             a file of weights can't be written or read
+    │   ├── ProcessError             another process of the program can't go on
     │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
         ├── LostUpdateWarning        a change that doesn't reach the caller
@@ -139,6 +140,18 @@ class WeightsError(GraftreeError, OSError, ValueError):
 
     Example:
         >>> issubclass(nnx.errors.WeightsError, nnx.errors.GraftreeError)
+        True
+    """
+
+
+class ProcessError(GraftreeError, RuntimeError):
+    """Processes of one program can't go on together.
+
+    One of them has ended, makes another call, or does not come. If one of them fails in
+    a call, the others raise an error of the same type, and this one where they can't.
+
+    Example:
+        >>> issubclass(nnx.errors.ProcessError, nnx.errors.GraftreeError)
         True
     """
 
