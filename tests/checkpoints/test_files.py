@@ -55,7 +55,7 @@ def everything(seed):
 def adam(seed):
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)
-    optimizer.update(model, nnx.state(model))
+    optimizer.update(model, jax.tree.map(jnp.copy, nnx.state(model)))
     return model, optimizer
 
 

@@ -317,7 +317,7 @@ def saved():
 def trained(seed=1):
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-    optimizer.update(model, nnx.state(model, nnx.Param))
+    optimizer.update(model, jax.tree.map(jnp.copy, nnx.state(model, nnx.Param)))
     return model, optimizer
 
 

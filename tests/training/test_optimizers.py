@@ -357,7 +357,8 @@ def test_model_of_an_outer_trace_is_refused_before_any_write():
 
 def test_missing_gradients_are_named():
     model, optimizer = started(optax.sgd(0.1))
-    grads = nnx.State({"kernel": model.kernel, "scale": nnx.Param(jnp.ones(1))})
+    scale = nnx.Param(jnp.ones(1))
+    grads = nnx.State({"kernel": ones_like(model)["kernel"], "scale": scale})
     named = "wrt=Param", "missing: bias", "unexpected: scale"
     with raises(ValueError, "pytree structure", *named):
         optimizer.update(model, grads)
@@ -368,6 +369,41 @@ def test_bare_gradients_match_no_type_filter_and_are_explained():
     for grads in (nnx.to_pure_dict(nnx.state(model)), nnx.as_pure(nnx.state(model))):
         with pytest.raises(ValueError, match="match no Variable type"):
             optimizer.update(model, grads)
+
+
+@pytest.mark.parametrize("key", ["kernel", "bias"])
+def test_bare_gradients_beside_others_are_told_from_missing_ones(key):
+    model, optimizer = started(optax.adam(0.1))
+    grads = ones_like(model)
+    grads[key] = jnp.ones(model[key].shape)
+    shape = ",".join(map(str, model[key].shape))
+    named = f"not selected: {key}, a bare float32[{shape}]"
+    with unchanged(model, optimizer):
+        with raises(ValueError, "wrt=Param", named, "grads[name][...] = x"):
+            optimizer.update(model, grads)
+    del grads[key]
+    with raises(ValueError, f"missing: {key}"):
+        optimizer.update(model, grads)
+
+
+PARAMETERS = {
+    "state": nnx.state,
+    "model": lambda model: model,
+    "part": lambda model: nnx.State({**ones_like(model), "bias": model.bias}),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit])
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_parameters_are_no_gradients(kind, wrap):
+    def step(model, optimizer):
+        optimizer.update(model, PARAMETERS[kind](model))
+
+    model, optimizer = started(optax.adam(0.1))
+    way_out = "Pass what nnx.grad(loss_fn)(model) returns"
+    with unchanged(model, optimizer):
+        with raises(ValueError, "expects gradients as its second", "bias", way_out):
+            wrap(step)(model, optimizer)
 
 
 def test_update_without_gradients_points_to_the_old_class():

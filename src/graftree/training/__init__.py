@@ -7,7 +7,8 @@ Optimizers, metrics and averages are in the namespace ``nnx`` itself.
 
 # The files of this folder:
 #
-# - `optimizers.py`: an Optax transformation together with its state; `step_checks.py`:
+# - `optimizers.py`: an Optax transformation together with its state; `optax_forms.py`:
+#   the containers in which Optax sees parameters, those of its masks; `step_checks.py`:
 #   errors for an optimizer, model and gradients that do not match.
 # - `metrics/`: statistics of many batches; `early_stopping.py`: which result is better,
 #   and is it time to stop?

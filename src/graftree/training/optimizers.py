@@ -5,13 +5,15 @@ the state of one Optax transformation for the leaves that ``wrt`` selects, boxed
 Variables so that ``split``, ``jit`` and checkpoints treat it like any other state.
 Always:
 
-- Optax sees States: of Variables in ``init``, of plain arrays in ``update``;
+- Optax sees States: of Variables in ``init``, of plain arrays in ``update``; unless a
+  mask or another tree in the transformation has another form (`optax_forms`);
 - all Variables stay the same objects, only their raw values change;
 - an update computes first and writes last: if anything raises, nothing has changed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -24,11 +26,11 @@ from graftree.annotations import Filter, Path
 from graftree.core import filters, paths
 from graftree.core.graph import functional, updates
 from graftree.core.objects import attributes, methods, pytrees
-from graftree.core.states import pure_dicts, states
+from graftree.core.states import flat_states, pure_dicts, states
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.kinds import Param
 from graftree.nn.support import arguments
-from graftree.training import step_checks
+from graftree.training import optax_forms, step_checks
 
 if TYPE_CHECKING:
     import optax
@@ -157,7 +159,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
     Args:
         model: A Module, or any other node, State, dict or list that holds the leaves to
             optimize. It is only read.
-        tx: An Optax gradient transformation.
+        tx: An Optax gradient transformation. Masks and labels in it may be functions of
+            the params, or trees: made by ``jax.tree.map`` from `nnx.state` or from the
+            model, or nested dicts and lists; one value may stand for all below it.
         wrt: The filter that selects the leaves to optimize, usually ``nnx.Param``. It
             may select arrays outside of Variables too.
         graph: Whether shared references are followed (graph mode). ``None`` means
@@ -172,7 +176,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
     Raises:
         TypeError: If ``wrt`` is missing, or ``tx`` is not an Optax transformation.
-        ValueError: If a Variable is shared, in tree mode.
+        ValueError: If a Variable is shared, in tree mode, or if a mask or another tree
+            in ``tx`` doesn't fit the params.
 
     Warns:
         UserWarning: If ``wrt`` selects nothing.
@@ -188,6 +193,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         >>> bool(loss(model) < before), optimizer.step[...].item()
         (True, 1)
     """
+
+    # The form in which ``tx`` takes the params, if it is not the usual one.
+    _form: str | None = None
 
     def __init__(
         self,
@@ -208,8 +216,11 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         self.graph = graph
         self.step = OptState(jnp.array(0, dtype=jnp.uint32))
         self.tx = tx
-        self.opt_state = attributes.data(_init(tx, params))
+        form, opt_state = _init(tx, model, params, wrt)
+        self.opt_state = attributes.data(opt_state)
         self.wrt = wrt
+        if form is not None:
+            self._form = form
 
     if not TYPE_CHECKING:  # A type checker would accept every attribute.
 
@@ -233,7 +244,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Args:
             model: The model, with the structure for which the optimizer was made.
             grads: A State, or any other node in which ``wrt`` selects the same paths as
-                in ``model``; leaves that ``wrt`` does not select are ignored.
+                in ``model``; leaves that ``wrt`` does not select are ignored. Only if
+                ``tx`` takes gradients of a part, as ``optax.lookahead`` does, those.
             **kwargs: Passed on to ``tx.update``, with Variables replaced by their
                 values; e.g. ``value=``, ``grad=`` and ``value_fn=`` for L-BFGS.
 
@@ -243,9 +255,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Raises:
             TypeError: If ``grads`` is missing, or passed as the model.
             ValueError: If ``wrt`` selects other paths in ``grads`` than in ``model``,
-                if a gradient differs from its parameter in shape or kind of number, or
-                if the optimizer's state does not match. If ``tx`` takes gradients per
-                example, they may have one more axis in front.
+                if a gradient differs from its parameter in shape or kind of number, if
+                it is a parameter, or if the optimizer's state does not match. If ``tx``
+                takes gradients per example, they may have one more axis in front.
             TraceContextError: If another trace owns the model or the optimizer.
 
         Example:
@@ -263,28 +275,59 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         if isinstance(model, states.State) and isinstance(grads, pytrees.Pytree):
             raise step_checks.order_error(grads)
         params = _Boxes(functional.state(model, self.wrt, graph=self.graph))
-        pure_grads = pure_dicts.as_pure(
-            functional.state(grads, self.wrt, graph=self.graph)
-        )
-        selected = f"selected by wrt={getattr(self.wrt, '__name__', repr(self.wrt))}"
-        step_checks.check_same_paths(params.pure, pure_grads, selected)
+        grads_state = functional.state(grads, self.wrt, graph=self.graph)
+        step_checks.check_not_params(params.tree, grads_state)
+        pure_grads = pure_dicts.as_pure(grads_state)
+        selected = step_checks.selected_by(self.wrt)
         step_checks.check_gradients(params.pure, pure_grads, selected)
         opt_state = _Boxes(self.opt_state)
         try:
-            updates, new_opt_state = self.tx.update(
-                params.beside_moments(pure_grads),
-                opt_state.pure,
-                params.beside_moments(params.pure),
-                **pure_dicts.as_pure(kwargs),
+            updates, new_opt_state = self._call_optax(
+                model, params, pure_grads, opt_state, kwargs
             )
-        except (TypeError, ValueError) as error:
-            step_checks.explain_failure(self.tx, params.pure, opt_state.pure, error)
+        except Exception as error:
+            step_checks.check_same_paths(params.pure, pure_grads, grads, selected)
+            if isinstance(error, AttributeError):
+                step_checks.note_missing_part(error, params.tree)
+            if isinstance(error, (TypeError, ValueError)):
+                first = functools.partial(self._first_state, model, params.tree)
+                step_checks.explain_failure(first, opt_state.pure, error)
             raise
+        updates = params.fitted(updates)
+        if jax.tree.structure(updates) != jax.tree.structure(params.pure):
+            step_checks.check_same_paths(params.pure, pure_grads, grads, selected)
         step_checks.check_updates(params.pure, updates)
         new_params = params.kept(apply_updates(params.pure, updates))
         new_opt_state = opt_state.kept(new_opt_state)
         self._write(model, params, new_params, opt_state, new_opt_state)
         return updates
+
+    def _call_optax(
+        self,
+        model: Any,
+        params: _Boxes,
+        grads: Any,
+        opt_state: _Boxes,
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, Any]:
+        """The updates and the new state, as values."""
+        grads, values = map(params.beside_moments, (grads, params.pure))
+        if self._form is None:
+            kwargs = pure_dicts.as_pure(kwargs)
+            return self.tx.update(grads, opt_state.pure, values, **kwargs)
+        form = optax_forms.Form(self._form, model, params.tree)
+        results = self.tx.update(
+            form.into(grads),
+            form.into(opt_state.tree, bare=OptArray),
+            form.into(values),
+            **form.into(kwargs),
+        )
+        return pure_dicts.as_pure(form.back(results))
+
+    def _first_state(self, model: Any, params: Any) -> Any:
+        """The state with which ``tx`` would start now."""
+        params = jax.tree.map(_read_ref, params, is_leaf=variables.is_variable)
+        return pure_dicts.as_pure(optax_forms.start(self.tx, model, params)[1])
 
     def _write(
         self,
@@ -309,33 +352,53 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         variables.write_all(boxes, values)
 
 
-def _init(tx: optax.GradientTransformation | optax.MultiSteps, params: Any) -> Any:
-    """The boxed state of ``tx`` for a State of Variables and arrays."""
+def _init(
+    tx: optax.GradientTransformation | optax.MultiSteps,
+    model: Any,
+    params: Any,
+    wrt: Filter,
+) -> tuple[str | None, Any]:
+    """The form that ``tx`` takes, and its boxed state for a State of params."""
     params = jax.tree.map(_read_ref, params, is_leaf=variables.is_variable)
-    values = {
-        paths.from_jax(path): pure_dicts.as_pure(leaf)
-        for path, leaf in jax.tree.leaves_with_path(
-            params, is_leaf=variables.is_variable
-        )
-    }
-
-    def box(path: tuple, leaf: Any) -> OptState:
-        try:
-            return _box(leaf, _param_of(path, values))
-        except ValueError as error:
-            where = paths.to_string(paths.from_jax(path))
-            error.add_note(
-                f"It is the optimizer's {where}. Logical names of axes need their "
-                "rules: make the optimizer within nnx.logical_axis_rules(rules)."
-            )
-            raise
-
+    try:
+        form, opt_state = optax_forms.start(tx, model, params)
+    except Exception as error:
+        step_checks.explain_tree(params, error, wrt)
+        raise
+    is_state = isinstance(params, states.State)
+    items = flat_states.leaves(params.raw_mapping) if is_state else [((), params)]
+    values = {path: pure_dicts.as_pure(leaf) for path, leaf in items}
     # Copies of arrays that are also params, so that both can be donated together.
     taken = {id(leaf) for leaf in jax.tree.leaves(values)}
-    opt_state = jax.tree.map(
-        lambda x: jnp.copy(x) if id(x) in taken else x, tx.init(params)
+    opt_state = jax.tree.map(lambda x: jnp.copy(x) if id(x) in taken else x, opt_state)
+
+    def box(jax_path: tuple, node: Any) -> Any:
+        path = paths.from_jax(jax_path)
+        if not isinstance(node, states.State):
+            return _box_at(path, node, values.get(()))
+        return states.map_state(
+            lambda below, x: _box_at((*path, *below), x, values.get(below)), node
+        )
+
+    return form, jax.tree.map_with_path(
+        box,
+        opt_state,
+        is_leaf=lambda x: isinstance(x, (states.State, variables.Variable)),
     )
-    return jax.tree.map_with_path(box, opt_state, is_leaf=variables.is_variable)
+
+
+def _box_at(path: Path, leaf: Any, param: Any) -> Any:
+    """Boxes what Optax keeps at a path for a param, if it is for one."""
+    try:
+        return jax.tree.map(
+            lambda x: _box(x, param), leaf, is_leaf=variables.is_variable
+        )
+    except ValueError as error:
+        error.add_note(
+            f"It is the optimizer's {paths.to_string(path)}. Logical names of axes "
+            "need their rules: make the optimizer within nnx.logical_axis_rules(rules)."
+        )
+        raise
 
 
 def _read_ref(leaf: Any) -> Any:
@@ -343,13 +406,6 @@ def _read_ref(leaf: Any) -> Any:
     if variables.is_variable(leaf) and _jax.is_ref(raw := leaf.get_raw_value()):
         return variables.rebuild(type(leaf), raw[...], variables.metadata_of(leaf))
     return leaf
-
-
-def _param_of(jax_path: tuple, params: Mapping[Path, Any]) -> Any:
-    """The value of the param that a leaf of the Optax state belongs to, if any."""
-    path = paths.from_jax(jax_path)
-    suffixes = (path[start:] for start in range(len(path) + 1))
-    return next((params[suffix] for suffix in suffixes if suffix in params), None)
 
 
 def _required(name: str, given: Any, kwargs: dict[str, Any]) -> Any:
@@ -368,6 +424,7 @@ class _Boxes:
     """A tree of Variables and bare leaves; ``pure`` holds their values."""
 
     def __init__(self, tree: Any) -> None:
+        self.tree = tree
         self._leaves, self._treedef = jax.tree.flatten(
             tree, is_leaf=variables.is_variable
         )
@@ -379,7 +436,10 @@ class _Boxes:
         The compiler does this on Auto axes. On Explicit ones, arrays that are divided
         in different ways can't be added.
         """
-        if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        if (
+            AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types
+            or jax.tree.structure(pure) != jax.tree.structure(self.pure)
+        ):
             return pure
         values = self._treedef.flatten_up_to(pure)
         return self._treedef.unflatten([*map(_beside_moments, self._leaves, values)])
@@ -388,6 +448,19 @@ class _Boxes:
         """New values of the leaves, where the old ones lie; see `sharding.kept`."""
         new, old = map(self._treedef.flatten_up_to, (pure, self.pure))
         return self._treedef.unflatten([*map(_kept, self._leaves, new, old)])
+
+    def fitted(self, pure: Any) -> Any:
+        """Values at the paths of the leaves, in the containers of this tree.
+
+        Optax's lookahead returns them in its own.
+        """
+        treedef = jax.tree.structure(self.pure)
+        if jax.tree.structure(pure) == treedef:
+            return pure
+        own, others = map(step_checks.leaves_of, (self.pure, pure))
+        if own.keys() != others.keys():
+            return pure
+        return treedef.unflatten(map(others.get, own))
 
     def assign(self, pure: Any) -> tuple[list[tuple[variables.Variable, Any]], Any]:
         """Returns Variables with their new values, and the tree with new bare leaves.

@@ -7,6 +7,7 @@ the arguments of the call. These functions do, and they report paths and argumen
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from graftree.annotations import Filter, Path
 from graftree.core import paths
 from graftree.core.graph import differences
 from graftree.core.text import descriptions
+from graftree.core.variables.variables import is_variable
 
 
 def check_transformation(tx: Any) -> None:
@@ -66,29 +68,69 @@ def order_error(grads: Any) -> TypeError:
     )
 
 
-def check_same_paths(params: Any, grads: Any, selected: str) -> None:
+def selected_by(wrt: Filter) -> str:
+    """Says which parameters are meant."""
+    return f"selected by wrt={getattr(wrt, '__name__', repr(wrt))}"
+
+
+def check_not_params(params: Any, grads: Any) -> None:
+    """Raises a ValueError if parameters are passed for gradients.
+
+    Args:
+        params: A tree of Variables.
+        grads: Another one.
+    """
+    own = {id(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_variable)}
+    pairs = jax.tree.leaves_with_path(grads, is_leaf=is_variable)
+    wrong = [path for path, x in pairs if is_variable(x) and id(x) in own]
+    if wrong:
+        raise ValueError(
+            errors.message(
+                "Optimizer.update expects gradients as its second argument, got "
+                "parameters of the model itself.",
+                where="\n".join(
+                    differences.bounded(
+                        [paths.to_string(paths.from_jax(path)) for path in wrong]
+                    )
+                ),
+                way_out="Pass what nnx.grad(loss_fn)(model) returns.",
+            )
+        )
+
+
+def check_same_paths(params: Any, grads: Any, node: Any, selected: str) -> None:
     """Raises a ValueError if gradients and parameters have different paths.
 
     Args:
         params: The values of the parameters.
         grads: Those of the gradients.
+        node: The gradients as they were passed, with what was not selected.
         selected: The kind of the parameters, in words.
     """
     # Comparing structures is cheap; the paths are listed only for the message.
     if jax.tree.structure(params) == jax.tree.structure(grads):
         return
-    expected, given = _by_path(params).keys(), _by_path(grads).keys()
-    if expected == given:
+    expected, actual = leaves_of(params).keys(), leaves_of(grads).keys()
+    if expected == actual:
         return
+    others = leaves_of(node)
+    missing = [path for path in expected if path not in actual]
+    bare = {path: others[path] for path in missing if path in others}
+    where = [
+        f"  not selected: {paths.to_string(path, '<root>')}, a bare "
+        f"{descriptions.describe_leaf(leaf, is_plain=True)}"
+        for path, leaf in bare.items()
+    ]
     where = differences.missing_and_unexpected(
-        [path for path in expected if path not in given],
-        [path for path in given if path not in expected],
-    )
+        [path for path in missing if path not in bare],
+        [path for path in actual if path not in expected],
+    ) + differences.bounded(where)
     way_out = "Differentiate the same model, with respect to the same filter."
-    if not given:
-        way_out += (
-            "\nGradients of bare arrays match no Variable type: pass the State or "
-            "Module that nnx.grad returns, or select them by path."
+    if bare or not actual:
+        way_out = (
+            "Gradients of bare arrays match no Variable type: pass the State or "
+            "Module that nnx.grad returns, or select them by path.\nTo change one of "
+            "them, write into it, grads[name][...] = x, or use jax.tree.map."
         )
     raise ValueError(
         errors.message(
@@ -100,7 +142,7 @@ def check_same_paths(params: Any, grads: Any, selected: str) -> None:
     )
 
 
-def _by_path(tree: Any) -> dict[Path, Any]:
+def leaves_of(tree: Any) -> dict[Path, Any]:
     """The leaves of a tree by their paths."""
     return {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(tree)}
 
@@ -169,11 +211,11 @@ def _check_pairs(
         pairs = zip(*map(jax.tree.leaves, (tree, other)), strict=True)
         if all([fit(x, y) for x, y in pairs]):
             return
-    known, (one, another) = _by_path(other), words
+    known, (one, another) = leaves_of(other), words
     wrong = [
         f"{paths.to_string(path, '<root>')}: {one} {describe(x)}, "
         f"{another} {describe(known[path])}"
-        for path, x in _by_path(tree).items()
+        for path, x in leaves_of(tree).items()
         if path in known and not fit(x, known[path])
     ]
     if wrong:
@@ -211,20 +253,24 @@ def _keeps_shape(param: Any, update: Any) -> bool:
         return False
 
 
-def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> None:
+def explain_failure(
+    first_state: Callable[[], Any], opt_state: Any, error: Exception
+) -> None:
     """Raises a ValueError if ``tx.update`` failed on the state of another model."""
     try:
-        expected = _shapes(jax.eval_shape(tx.init, params))
+        expected = _shapes(jax.eval_shape(first_state))
     except Exception:  # There is nothing to compare with.
         return
-    found = differences.between(_shapes(opt_state), expected)
-    if found:
+    differing = differences.between(_shapes(opt_state), expected)
+    if differing:
         raise ValueError(
             errors.message(
                 "The state of the optimizer was made for other parameters than the "
                 "model has now.",
                 where="\n".join(
-                    differences.in_words(found, "then", "for the model as it is now")
+                    differences.in_words(
+                        differing, "then", "for the model as it is now"
+                    )
                 ),
                 way_out="After changing or freezing parts of a model, make a "
                 "new optimizer: nnx.Optimizer(model, tx, wrt=...).\n"
@@ -233,6 +279,71 @@ def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> N
         ) from error
 
 
+def note_missing_part(error: AttributeError, params: Any) -> None:
+    """Notes what to do if ``tx.update`` reads an attribute that params lack."""
+    if f"in {type(params).__name__}" in str(error):
+        error.add_note(
+            "Optax reads a part of the parameters that they don't have. Make the "
+            "optimizer for all parts, for optax.lookahead e.g.\n"
+            "optax.LookaheadParams(fast=model, slow=nnx.clone(model))."
+        )
+
+
+def explain_tree(params: Any, error: Exception, wrt: Filter) -> None:
+    """Raises a ValueError if ``tx.init`` failed on a tree that doesn't fit ``params``.
+
+    Args:
+        params: The State of the parameters.
+        error: What ``tx.init`` raised.
+        wrt: The filter that selected them.
+    """
+    tree = _failing_tree(error)
+    if tree is None:
+        return
+    expected, actual = _spelled_paths(params), _spelled_paths(tree)
+    prefixes = {path[:end] for path in expected for end in range(len(path) + 1)}
+    missing = [
+        own
+        for path, own in expected.items()
+        if not any(path[:end] in actual for end in range(len(path) + 1))
+    ]
+    unexpected = [own for path, own in actual.items() if path not in prefixes]
+    where = differences.missing_and_unexpected(missing, unexpected)
+    if not where and isinstance(tree, type(params)):
+        return
+    raise ValueError(
+        errors.message(
+            "nnx.Optimizer: a tree in `tx`, such as a mask or labels, doesn't fit the "
+            f"parameters {selected_by(wrt)}.",
+            where="\n".join(where) or f"its containers differ: {type(tree).__name__}",
+            way_out="Give each parameter, or a mapping above it, its value in nested "
+            "dicts, or in a State: nnx.map_state(lambda path, param: ..., "
+            "nnx.state(model, wrt)). All trees in one `tx` need the same form.",
+        )
+    ) from error
+
+
+def _failing_tree(error: Exception) -> Any:
+    """The first tree of the ``jax.tree.map`` that raised an error, if one did."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    # Only for a message: JAX says which containers differ, not which paths.
+    if traceback is None or traceback.tb_frame.f_code is not _TREE_MAP.__code__:
+        return None
+    return traceback.tb_frame.f_locals.get("tree")
+
+
+_TREE_MAP = inspect.unwrap(jax.tree_util.tree_map)
+
+
+def _spelled_paths(tree: Any) -> dict[tuple[str, ...], Path]:
+    """The paths of Variables and other leaves, by how they are spelled as strings."""
+    pairs = jax.tree.leaves_with_path(tree, is_leaf=is_variable)
+    own = [paths.from_jax(path) for path, _ in pairs]
+    return {paths.spelled(path): path for path in own}
+
+
 def _shapes(tree: Any) -> dict[Path, str]:
     """The shape of each leaf by its path, in words."""
-    return {path: f"shape {np.shape(leaf)}" for path, leaf in _by_path(tree).items()}
+    return {path: f"shape {np.shape(leaf)}" for path, leaf in leaves_of(tree).items()}

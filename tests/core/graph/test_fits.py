@@ -229,7 +229,7 @@ def test_a_model_with_its_optimizer():
         return linear, nnx.Optimizer(linear, optax.adam(0.1), wrt=nnx.Param)
 
     saved, (linear, optimizer) = make(), make()
-    saved[1].update(saved[0], nnx.state(saved[0]))
+    saved[1].update(saved[0], jax.tree.map(jnp.copy, nnx.state(saved[0])))
     nnx.update((linear, optimizer), nnx.state(saved), strict=True)
     assert optimizer.step[...] == 1 and optimizer.step.dtype == jnp.uint32
     nnx.update(optimizer, boxed(saved[1]), strict=True)

@@ -447,21 +447,28 @@ def sorted_leaves(state: Any) -> list[tuple[Path, Any]]:
 def nest(items: Iterable[tuple[Path, Any]]) -> dict:
     """Builds nested dicts from paths and leaves."""
     root: dict = {}
-    prefix, node = None, root
+    # The mappings on the way to the parent of the last leaf, and the keys between them.
+    nodes, parent = [root], ()
     for path, leaf in items:
         if not path:
             raise ValueError(
                 "The empty path can't be the place of a leaf in a nested mapping: "
                 f"got {type(leaf).__name__} at path {path!r}."
             )
-        # Neighbours usually have the same parent, so it is looked up once for them.
-        if path[:-1] != prefix:
-            prefix, node = path[:-1], root
-            for depth, key in enumerate(prefix, 1):
-                node = node.setdefault(key, {})
+        # Neighbours usually have the same parent, and in deep objects one of two
+        # neighbours is below the parent of the other.
+        if path[:-1] != parent:
+            depth = min(len(path) - 1, len(parent))
+            if path[:depth] != parent[:depth]:
+                depth = 0
+            parent = path[:-1]
+            del nodes[depth + 1 :]
+            for end in range(depth, len(parent)):
+                node = nodes[-1].setdefault(parent[end], {})
                 if type(node) is not dict:
-                    raise conflict(path[:depth], node)
-        node[path[-1]] = leaf
+                    raise conflict(path[: end + 1], node)
+                nodes.append(node)
+        nodes[-1][path[-1]] = leaf
     return root
 
 
