@@ -7,9 +7,9 @@ what it raised, if anything, and after how long.
 The plans:
 
 - ``refused``: each call fails in one process (the last, the first), then succeeds.
-- ``raised``: the last one's program raises before a call that the others make.
+- ``apart``: processes make different calls; then the same ones again; then the program
+  of the last one raises, and the others make more calls.
 - ``killed``: the last one is killed there.
-- ``apart``: processes make different calls; then the same ones again.
 
 Uses internals to break what can't be broken from outside in one process alone: its
 disk, and the listing of a folder that all of them see.
@@ -225,14 +225,6 @@ def do_refused(calls, own, count, names):
             tell(f"{name} {fault} again", getattr(calls, name), False)
 
 
-def do_raised(calls, own, count, names):
-    _prepare(calls)
-    if own == count - 1:
-        raise ValueError("no more data")
-    for name in names:
-        tell(name, getattr(calls, name), False)
-
-
 def do_killed(calls, own, count, names):
     _prepare(calls)
     if own == count - 1:
@@ -262,8 +254,9 @@ def do_apart(calls, own, count, names):
     tell("beside a thread", calls.save_step, False)
     thread.join()
     if is_last:
-        return  # its program ends; it has no error
-    tell("ended", calls.steps, False)
+        raise ValueError("no more data")
+    for name in names:
+        tell(name, getattr(calls, name), False)
 
 
 def make_batches(calls):
@@ -274,7 +267,7 @@ def make_batches(calls):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("plan", choices=["refused", "raised", "killed", "apart"])
+    parser.add_argument("plan", choices=["refused", "apart", "killed"])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--calls", default="")
     for name in "process", "processes", "port":

@@ -199,7 +199,7 @@ class _Meeting:
         """Posts that this process failed; waits for nobody."""
         kind = type(error)
         parts = kind.__module__, kind.__qualname__, str(error)
-        is_cause = not _is_told(error)
+        is_cause = not _is_of_another(error)
         report = json.dumps(_Report(self._name, error=parts, is_cause=is_cause))
         if self._store is None:
             _through_devices(report)
@@ -353,18 +353,18 @@ def _same_error(name: str, member: int, module: str, kind: str, text: str) -> Ex
         error = like(what)
     except TypeError:  # UnicodeDecodeError, for one, is made of other things
         error = errors.ProcessError(what)
-    vars(error)[_TOLD] = True
+    vars(error)[_OF_ANOTHER] = True
     return error
 
 
-# Marks errors that another process has told of.
-_TOLD = "_graftree_is_told"
+# Marks errors that are those of another process.
+_OF_ANOTHER = "_graftree_of_another"
 
 
-def _is_told(error: BaseException | None) -> bool:
+def _is_of_another(error: BaseException | None) -> bool:
     """Whether an error, or one that caused it, is one of another process."""
     while error is not None:
-        if _TOLD in vars(error):
+        if _OF_ANOTHER in vars(error):
             return True
         error = error.__cause__
     return False
