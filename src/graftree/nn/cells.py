@@ -21,7 +21,7 @@ from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn, 
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.nn import initializers, linear
+from graftree.nn import compute_dtypes, initializers, linear
 from graftree.nn.support import arguments, eager
 
 if TYPE_CHECKING:
@@ -152,8 +152,8 @@ class VectorCell(RNNCellBase):
                 constructor, or else zeros.
 
         Returns:
-            An array ``[*batch, hidden_features]`` of dtype ``param_dtype``, or a tuple
-            of such arrays.
+            An array ``[*batch, hidden_features]`` in the dtype of the Params, or a
+            tuple of such arrays.
 
         Raises:
             ValueError: If there are no ``rngs``.
@@ -168,8 +168,10 @@ class VectorCell(RNNCellBase):
             )
         initializer = carry_init or self.carry_init or initializers.zeros
         shape = (*input_shape[:-1], self.hidden_features)
+        stored = compute_dtypes.params_dtype(self)
+        dtype = self.param_dtype if stored is None else stored
         states = [
-            _first_state(stream, initializer, shape, self.param_dtype)
+            _first_state(stream, initializer, shape, dtype)
             for _ in range(self.num_states)
         ]
         return states[0] if self.num_states == 1 else tuple(states)
@@ -283,7 +285,8 @@ class SimpleCell(VectorCell):
         hidden_features: Size of the last axis of carry and outputs.
         dtype: The dtype in which the layers compute; ``None``: inferred from inputs and
             Params.
-        param_dtype: The dtype in which the Params are stored, and of the first carry.
+        param_dtype: The dtype in which the Params are made; a first carry has that of
+            the Params.
         carry_init: Initializer of the first carry; ``None``: zeros. Deprecated: pass it
             to `initialize_carry`.
         residual: Whether the carry is added.
@@ -484,7 +487,8 @@ class LSTMCell(VectorCell):
         bias_init: Initializer of the biases.
         dtype: The dtype in which the layers compute; ``None``: inferred from inputs and
             Params.
-        param_dtype: The dtype in which the Params are stored, and of the first carry.
+        param_dtype: The dtype in which the Params are made; a first carry has that of
+            the Params.
         carry_init: Initializer of both arrays of the first carry; ``None``: zeros.
             Deprecated: pass it to `initialize_carry`.
         promote_dtype: See `Linear`.

@@ -29,7 +29,7 @@ from graftree.annotations import (
 )
 from graftree.core.imprints import HashableMapping
 from graftree.core.modules.modules import Module
-from graftree.core.objects import methods
+from graftree.core.objects import bookkeeping, methods, pytrees
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
@@ -611,9 +611,23 @@ class Embed(Module):
         arguments.make(self, locals(), embedding=(num_embeddings, features))
         self.num_embeddings = num_embeddings
         self.features = features
-        self.dtype = self.embedding.dtype if dtype is None else dtype
+        self.dtype = dtype
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of the result: the one that was set, or else that of the table.
+
+        ``vars(layer)["dtype"]`` is what was set.
+        """
+        dtype = vars(self).get("dtype")
+        return self.embedding.dtype if dtype is None else dtype
+
+    @dtype.setter
+    def dtype(self, dtype: Dtype | None) -> None:
+        bookkeeping.check_owned(self, "dtype")
+        pytrees.store_attribute(self, "dtype", dtype, False)
 
     def __call__(
         self, inputs: Integer[ArrayLike, "*shape"], out_sharding: Any = None
@@ -641,10 +655,10 @@ class Embed(Module):
         (embedding,) = self.promote_dtype(
             (self.embedding[...],), dtype=self.dtype, inexact=False
         )
-        if self.num_embeddings == 1:
+        if embedding.shape[0] == 1:
             return jnp.broadcast_to(
-                embedding.reshape((1,) * numbers.ndim + (self.features,)),
-                (*numbers.shape, self.features),
+                embedding.reshape((1,) * numbers.ndim + embedding.shape[1:]),
+                (*numbers.shape, *embedding.shape[1:]),
                 **arguments.if_set(out_sharding=out_sharding),
             )
         if out_sharding is None:

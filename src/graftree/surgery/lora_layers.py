@@ -64,7 +64,7 @@ class LowRank(lora.LoRA):
         self.out_features = outs[0] if is_matrix else outs
         self.scale = scale
         self.adapts_attend = True
-        self.dtype = layer.dtype
+        self.dtype = vars(layer)["dtype"]  # of an Embed, only if one was set
         self.param_dtype = param_dtype
         self.promote_dtype = arguments.promote_dtype
         self.lora_a = lora_a
@@ -187,7 +187,7 @@ class LoRAEmbed(linear.Embed):
     def _change_of_rows(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         _, a, b = self.lora.operands(jnp.zeros((), self.lora.lora_a.dtype))
         numbers = arguments.as_array(inputs)
-        if self.num_embeddings == 1:
+        if a.shape[0] == 1:
             numbers = jnp.zeros_like(numbers)
         between = lora.along_batch(out_sharding, numbers.ndim + 1)
         options = arguments.if_set(out_sharding=between)
