@@ -60,6 +60,8 @@ def _evaluated(equation, arguments):
     if inner is not None:
         return _run(inner, arguments)
     params = {name: _wide_dtype(x) for name, x in params.items()}
+    if "precision" in params:  # which may ask for products of rounded numbers
+        params["precision"] = None
     if params.get("update_jaxpr") is not None:  # what a scatter does with two numbers
         update = functools.partial(lambda f, *x: _run(f, [*x]), params["update_jaxpr"])
         params["update_jaxpr"] = jax.make_jaxpr(update)(0.0, 0.0).jaxpr
