@@ -323,6 +323,29 @@ def test_attend_is_causal():
         nnx.decoding.attend(*SEQUENCES, is_causal=False)
 
 
+@tables.cases(
+    "more",
+    ({"key_value_seq_lengths": [1]}),
+    ({"mask": np.ones((3, 1, 1, 24))}),
+    ({"sinks": np.ones(3)}),
+    ({"no_such_option": 1}),
+)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(more):
+    arrays, positions = chunk_of([0, 0], [3, 3], 3, "right")
+    cache = new_cache()
+    with pytest.raises((TypeError, ValueError)):
+        nnx.decoding.attend(*arrays, positions, cache, **more)
+    assert not cache.key[...].any() and not cache.value[...].any()
+
+
+def test_a_mask_may_lack_axes():
+    options = {"mask": OPTIONS["mask"][0, 0], "bias": OPTIONS["bias"][0, 0, :1]}
+    expected = attention(*SEQUENCES, is_causal=True, **options)
+    positions = np.tile(np.arange(24), (2, 1))
+    y = STEP(*SEQUENCES, positions, new_cache(), **options)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["mask", "bias"])
 def test_a_mask_over_the_tokens_of_a_call_does_not_fit_a_cache(name):
     arrays, positions = chunk_of([0, 0], [3, 3], 3, "right")

@@ -22,6 +22,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.text import descriptions
 from graftree.core.variables.kinds import Cache
 from graftree.nn import attention
+from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int, Integer, Num, Shaped
@@ -291,17 +292,20 @@ def attend(
             **options,
         )
     _check_cache(cache, positions, sliding_window)
-    mask, bias = _over_slots("mask", mask, cache), _over_slots("bias", bias, cache)
-    keys, values, sees = cache.extend(key, value, positions)
-    if mask is not None:
-        sees = sees & mask.astype(bool)
+    mask = _over_slots("mask", mask, query, cache)
+    bias = _over_slots("bias", bias, query, cache)
     lengths = attention.checked_lengths(key_value_seq_lengths, query.shape[:1])
-    if lengths is not None:
-        is_token = cache._seen(positions) < lengths[:, None]
-        sees = sees & is_token[:, None, None]
-    # The dtype of a cache says how it keeps numbers, and not how to compute.
-    keys, values = keys.astype(key.dtype), values.astype(value.dtype)
-    return attention.dot_product_attention(query, keys, values, bias, sees, **options)
+    with arguments.undone_on_failure(cache.key, cache.value):
+        keys, values, sees = cache.extend(key, value, positions)
+        if mask is not None:
+            sees = sees & mask.astype(bool)
+        if lengths is not None:
+            is_token = cache._seen(positions) < lengths[:, None]
+            sees = sees & is_token[:, None, None]
+        # The dtype of a cache says how it keeps numbers, and not how to compute.
+        keys, values = keys.astype(key.dtype), values.astype(value.dtype)
+        attend_to = attention.dot_product_attention
+        return attend_to(query, keys, values, bias, sees, **options)
 
 
 def _check_causal(is_causal: bool) -> None:
@@ -327,13 +331,16 @@ def _check_cache(cache: KeyValueCache, positions: Any, window: int | None) -> No
         )
 
 
-def _over_slots(name: str, x: Any, cache: KeyValueCache) -> jax.Array | None:
+def _over_slots(
+    name: str, x: Any, query: jax.Array, cache: KeyValueCache
+) -> jax.Array | None:
     """A mask or bias whose last axis is that of the slots, or of size one."""
     if x is None:
         return None
     x, slots = jnp.asarray(x), cache.key.shape[1]
     if x.shape[-1:] == (1,) or (x.shape[-1:] == (slots,) and not cache.is_ring):
-        return x
+        batch, length, heads = query.shape[:3]
+        return attention.to_rank(name, x, (batch, heads, length, slots))
     words = f"a ring, whose {slots} slots hold other tokens from call to call"
     way_out = "Make the cache without a window, and let the mask hide what is outside."
     if not cache.is_ring:

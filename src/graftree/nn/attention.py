@@ -151,7 +151,7 @@ def dot_product_attention(
     if can_fuse and all(x is None for x in beyond_jax):
         attend = _attend if implementation is None else _attend_as_it_is
         shape = _weights_shape(q, k)
-        bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
+        bias, mask = to_rank("bias", bias, shape), to_rank("mask", mask, shape)
         arrays = (q, k, v, bias, mask, lengths)
         return attend(*arrays, implementation=implementation, **options)
     weights = dot_product_attention_weights(
@@ -241,7 +241,7 @@ def dot_product_attention_weights(
     _check_shapes(q, k)
     dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
     shape = _weights_shape(q, k)
-    bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
+    bias, mask = to_rank("bias", bias, shape), to_rank("mask", mask, shape)
     _check_window(sliding_window, is_causal)
     lengths = checked_lengths(key_value_seq_lengths, q.shape[:-3])
     sinks = _sinks(sinks, shape)
@@ -325,7 +325,7 @@ def _weights_shape(query: jax.Array, key: jax.Array) -> tuple[int, ...]:
     return (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
 
 
-def _to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
+def to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
     """Gives a mask or bias the rank of the weights, with axes of size one in front."""
     if x is None:
         return None
