@@ -4,8 +4,6 @@ Programs that should agree in real arithmetic agree here to 1e-7, whatever their
 only their constants have been rounded.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,11 +60,21 @@ def _evaluated(equation, arguments):
     params = {name: _wide_dtype(x) for name, x in params.items()}
     if "precision" in params:  # which may ask for products of rounded numbers
         params["precision"] = None
-    if params.get("update_jaxpr") is not None:  # what a scatter does with two numbers
-        update = functools.partial(lambda f, *x: _run(f, [*x]), params["update_jaxpr"])
-        params["update_jaxpr"] = jax.make_jaxpr(update)(0.0, 0.0).jaxpr
+    if params.get("update_jaxpr") is not None:
+        params["update_jaxpr"] = _wide_update(params["update_jaxpr"])
     output = equation.primitive.bind(*arguments, **params)
     return output if equation.primitive.multiple_results else [output]
+
+
+_UPDATES = {}
+
+
+def _wide_update(update):
+    """What a scatter does with two numbers: one object each, for JAX's caches."""
+    if str(update) not in _UPDATES:
+        wide = jax.make_jaxpr(lambda *numbers: _run(update, [*numbers]))(0.0, 0.0)
+        _UPDATES[str(update)] = wide.jaxpr
+    return _UPDATES[str(update)]
 
 
 def _looped(equation, body, arguments):

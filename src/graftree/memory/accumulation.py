@@ -104,7 +104,7 @@ def value_and_grad(
     read = functools.partial(_read, has_aux=has_aux, has_count=has_count)
     of_part = grad.read_value_and_grad(f, read, argnums)
     check = functools.partial(read, is_check=True)
-    of_checked_part = grad.read_value_and_grad(f, check, argnums)
+    of_checked = grad.read_value_and_grad(f, check, argnums)
 
     @decorators.wraps(f)
     def run(*args: Any) -> Any:
@@ -122,8 +122,8 @@ def value_and_grad(
             total, count = sums or (loss, jnp.int32(1))
             return _Part(total, count, grads), aux
 
-        calls = (functools.partial(call, x) for x in (of_part, of_checked_part))
-        (loss, _, grads), aux = _mean(*calls, objects, parts, num_parts)
+        plain, checked = (functools.partial(call, x) for x in (of_part, of_checked))
+        (loss, _, grads), aux = _mean(plain, checked, objects, parts, num_parts)
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return run
