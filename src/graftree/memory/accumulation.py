@@ -160,7 +160,7 @@ def _read(
         count = _constant(count)
     # Gradients of a mean don't overflow where those of a sum would, in float16.
     wide = _widened(total)
-    return wide / _divisor(count, wide), ((total, count), aux)
+    return wide / _divisor(count).astype(wide.dtype), ((total, count), aux)
 
 
 def _sum_and_count(loss: Any, has_aux: bool) -> tuple[jax.Array, jax.Array]:
@@ -256,8 +256,9 @@ def _mean(
 def _quotients(sums: Sequence[jax.Array], form: _Part) -> _Part:
     """The sums divided by the count, in the form and the dtypes of a part."""
     total, count, *grads = sums
+    divisor = _divisor(count)
     means = [total / count.astype(total.dtype), count]
-    means += [x / _divisor(count, x) for x in grads]
+    means += [x / divisor.astype(x.dtype) for x in grads]
     kinds, treedef = jax.tree.flatten(form)
     cast = [x.astype(kind.dtype) for x, kind in zip(means, kinds, strict=True)]
     return treedef.unflatten(cast)
@@ -279,8 +280,8 @@ def _added(sums: Sequence[jax.Array], part: _Part) -> list[jax.Array]:
 
 def _sums_of(part: _Part) -> list[jax.Array]:
     """What is summed: the gradients are those of the sum, in float32 or wider."""
-    grads = map(_widened, jax.tree.leaves(part.grads))
-    weighted = [x * _divisor(part.count, x) for x in grads]
+    divisor, grads = _divisor(part.count), map(_widened, jax.tree.leaves(part.grads))
+    weighted = [x * divisor.astype(x.dtype) for x in grads]
     return [_widened(part.total), _widened(part.count), *weighted]
 
 
@@ -293,9 +294,10 @@ def _widened(x: Any) -> jax.Array:
     )
 
 
-def _divisor(count: jax.Array, like: jax.Array) -> jax.Array:
-    """A count to divide by, in the dtype of an array; one, if nothing counts."""
-    count = _widened(count).astype(like.dtype)
+def _divisor(count: jax.Array) -> jax.Array:
+    """A count to divide by, in float32 or wider; one, if nothing counts."""
+    is_inexact = jnp.issubdtype(count.dtype, jnp.inexact)
+    count = _widened(count) if is_inexact else count.astype(float)
     return jnp.where(count == 0, jnp.ones_like(count), count)
 
 
