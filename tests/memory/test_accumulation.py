@@ -2,6 +2,7 @@
 
 At the end what a report of saved values says."""
 
+import functools
 import math
 import re
 
@@ -12,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import graftree as nnx
-from tests import tables
+from tests import meshes, tables
 from tests.comparisons import raises, unchanged
 
 RANDOM = np.random.default_rng(0)
@@ -269,6 +270,164 @@ def test_half_precision_is_summed_in_float32():
     weight = jnp.ones((), jnp.bfloat16)
     _, grad = nnx.memory.value_and_grad(loss, 256)(weight, x)
     assert grad.dtype == jnp.bfloat16 and grad == jnp.bfloat16((256 + 255) / 256)
+
+
+# ------------------------------------------------ losses that return (sum, count)
+
+# Of 4, 1, 0 and 2 tokens; two parts have 4 and 3, four have as many as the rows.
+TOKENS = np.array([[1, 2, 3, 4], [5, 0, 0, 0], [0, 0, 0, 0], [6, 7, 0, 0]])
+counted = functools.partial(nnx.memory.value_and_grad, has_count=True)
+
+
+def sum_and_count(table, tokens, weights=None):
+    """The squares of what a table has for each token that counts."""
+    weights = tokens != 0 if weights is None else weights
+    losses = table[tokens].astype(jnp.float32) ** 2
+    return jnp.sum(losses * weights), jnp.sum(weights)
+
+
+def mean_and_gradient(table, tokens, weights):
+    """The same as a mean, and its gradient, in float64."""
+    table = np.asarray(table, "float64")
+    share = np.bincount(tokens.ravel(), weights.ravel(), len(table)) / weights.sum()
+    return np.sum(share * table**2), 2 * share * table
+
+
+WEIGHTS = {
+    "by default": None,
+    "booleans": TOKENS != 0,
+    "small integers": (TOKENS != 0).astype("int8"),
+    "fractions": TOKENS / np.float32(7),
+    "half precision": (TOKENS / 8).astype("float16"),
+    "that cancel in a part": np.outer([1, 1, -1, 2], [1, 2, 3, 4]).astype("float32"),
+}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_what_counts_is_averaged_over_the_whole_batch(kind, parts, is_compiled):
+    table, weights = jnp.linspace(-1, 2, 8), WEIGHTS[kind]
+    args = (TOKENS,) if weights is None else (TOKENS, weights)
+    by_parts = counted(sum_and_count, parts)
+    found = (nnx.jit(by_parts) if is_compiled else by_parts)(table, *args)
+    weights = np.asarray(TOKENS != 0 if weights is None else weights, "float64")
+    expected = mean_and_gradient(table, TOKENS, weights)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_the_second_output_of_a_loss_with_a_count_is_stacked():
+    def loss(model, tokens):
+        pair = sum_and_count(model["table"], tokens)
+        model["count"][...] += pair[1]
+        return pair, {"tokens": pair[1]}
+
+    model = nnx.Dict(table=nnx.Param(jnp.ones(8)), count=nnx.Variable(jnp.array(0)))
+    (value, aux), grads = nnx.jit(counted(loss, 4, has_aux=True))(model, TOKENS)
+    np.testing.assert_array_equal(aux["tokens"], [4, 1, 0, 2])
+    assert value == 1 and model["count"][...] == 7
+    expected = mean_and_gradient(np.ones(8), TOKENS, TOKENS != 0)[1]
+    np.testing.assert_allclose(grads["table"], expected, rtol=1e-6)
+
+
+def test_the_first_part_may_make_variables_that_later_ones_count_in():
+    def loss(model, batch):
+        return jnp.sum(model(batch["x"]) ** 2), len(batch["x"])
+
+    model = Lazy()
+    value, _ = counted(loss, 4)(model, BATCH)
+    expected, _ = counted(loss, 1)(Lazy(), BATCH)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    assert model.is_made
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_if_nothing_counts_the_mean_is_nan_and_the_gradient_zero(parts):
+    value, grads = counted(sum_and_count, parts)(jnp.ones(8), np.zeros((2, 3), int))
+    assert jnp.isnan(value) and not grads.any()
+
+
+def test_gradients_in_float16_have_the_size_of_those_of_the_mean():
+    # The sum of 70,000 ones is inf in float16, and so would be its gradient.
+    def loss(weight, x):
+        return jnp.sum((weight * x).astype(jnp.float32)), x.size
+
+    x, weight = jnp.ones((4, 70_000), jnp.float16), jnp.ones((), jnp.float16)
+    value, grad = counted(loss, 2)(weight, x)
+    assert value == 1 and grad.dtype == jnp.float16
+    np.testing.assert_allclose(grad, 1, rtol=1e-2)
+
+
+def test_derivatives_of_the_gradient_are_those_of_the_whole_batch():
+    def gradient_norm(weights, of_gradient):
+        _, grads = of_gradient(jnp.linspace(-1, 2, 8), TOKENS, weights)
+        return jnp.sum(grads**2)
+
+    def mean(*args):
+        total, count = sum_and_count(*args)
+        return total / count
+
+    weights = jnp.asarray(TOKENS / 7, jnp.float32)
+    expected = jax.grad(gradient_norm)(weights, jax.value_and_grad(mean))
+    for parts in (1, 2):
+        found = jax.grad(gradient_norm)(weights, counted(sum_and_count, parts))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_count_that_depends_on_what_is_differentiated_is_refused(parts):
+    def loss(table, tokens, wrapped=lambda x: x):
+        weights = jnp.exp(table)[tokens]
+        return sum_and_count(table, tokens, wrapped(weights))
+
+    with raises(ValueError, "the count depends on", "jax.lax.stop_gradient(count)"):
+        counted(loss, parts)(jnp.ones(8), TOKENS)
+    with raises(ValueError, "the count depends on"):
+        counted(nnx.jit(loss), parts)(jnp.ones(8), TOKENS)
+    constant = functools.partial(loss, wrapped=jax.lax.stop_gradient)
+    for f in (constant, nnx.remat(constant), nnx.jit(constant)):
+        value, _ = counted(f, parts)(jnp.ones(8), TOKENS)
+        np.testing.assert_allclose(value, 1, rtol=1e-6)
+
+
+@tables.cases(
+    "out, where",
+    (lambda x: x.sum(), "returned shape ()"),
+    (lambda x: (x, 1), "returned (shape (8,), shape ())"),
+    (lambda x: (x.sum(), "n"), "returned (shape (), a str)"),
+    (lambda x: (x.sum(), 1, 2), "returned a tuple"),
+    (lambda x: (jnp.int32(3), 1), "returned (shape (), shape ())"),
+    (lambda x: (x.sum(), 1j), "returned (shape (), shape ())"),
+)
+def test_losses_without_the_pair_are_refused(out, where):
+    with raises(TypeError, "the sum of what counts", where, "losses.sum(where=mask)"):
+        counted(lambda w, x: out(w * x.mean()), 2)(jnp.ones(8), X)
+
+
+def test_devices_of_shard_map_sum_what_counts():
+    mesh, spec = meshes.mesh_of(data=4), P("data")
+    axis = "data"
+
+    def mapped(loss, parts=2):
+        by_parts = counted(loss, parts)
+        return jax.shard_map(
+            by_parts, mesh=mesh, in_specs=(P(), spec), out_specs=P(), check_vma=True
+        )
+
+    def summed(table, tokens):
+        return jax.lax.psum(sum_and_count(table, tokens), axis)
+
+    table, tokens = jnp.linspace(-1, 2, 8), np.repeat(TOKENS, 2, axis=0)
+    found = jax.jit(mapped(summed))(table, tokens)
+    expected = mean_and_gradient(table, tokens, tokens != 0)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    with raises(
+        ValueError, "a count of its own", "jax.lax.psum((loss, count), ('data',))"
+    ):
+        mapped(sum_and_count)(table, tokens)
 
 
 def test_memory_is_that_of_a_part():

@@ -202,17 +202,53 @@ def test_statistics_are_averaged_over_a_named_axis(fast):
         np.testing.assert_allclose(found, np.tile(of_all[...], (4, 1)), rtol=1e-4)
 
 
-def test_an_empty_part_of_a_named_axis_leaves_the_statistics():
+@pytest.mark.parametrize("fast", [True, False])
+def test_with_a_mask_all_that_counts_along_a_named_axis_counts_the_same(fast):
+    options = {"momentum": 0.0, "use_fast_variance": fast}
+    layer = make("BatchNorm", 3, axis_name="b", **options)
+    whole = make("BatchNorm", 3, **options)
+    x = shifted(4, 5, 3)
+    # Of the four parts one is empty.
+    mask = np.arange(5) < np.array([[5], [1], [0], [3]])
+
+    def call(x, mask):
+        model = nnx.clone(layer)
+        return model(x, mask=mask), model.mean[...], model.var[...]
+
+    y, mean, var = jax.jit(jax.vmap(call, axis_name="b"))(x, mask[..., None])
+    expected = whole(np.reshape(x, (20, 3)), mask=np.reshape(mask, (20, 1)))
+    np.testing.assert_allclose(y, np.reshape(expected, (4, 5, 3)), atol=1e-4)
+    for found, of_all in ((mean, whole.mean), (var, whole.var)):
+        np.testing.assert_allclose(found, np.tile(of_all[...], (4, 1)), rtol=1e-4)
+
+
+def test_where_nothing_counts_along_a_named_axis_the_statistics_stay():
     layer = make("BatchNorm", 3, axis_name="b")
 
     def call(x, mask):
         model = nnx.clone(layer)
         return model(x, mask=mask), model.mean[...]
 
-    mask = jnp.ones((2, 5, 1), bool).at[1].set(False)
-    y, mean = jax.jit(jax.vmap(call, axis_name="b"))(shifted(2, 5, 3), mask)
-    assert np.isfinite(y).all()
+    def total(x):
+        y, mean = jax.vmap(call, axis_name="b")(x, jnp.zeros((2, 5, 1), bool))
+        return y.sum(), mean
+
+    grads, mean = jax.jit(jax.grad(total, has_aux=True))(shifted(2, 5, 3))
+    assert np.isfinite(grads).all()
     np.testing.assert_array_equal(mean, np.zeros((2, 3)))
+
+
+def test_a_masked_sample_may_be_divided_along_a_named_axis():
+    mask = np.arange(12) % 5 != 0
+    x = shifted(4, 12)
+    for name in ("LayerNorm", "RMSNorm"):
+        part = make(name, 6, axis_name="b", use_scale=False)
+        whole = make(name, 12, use_scale=False)
+        halves = jax.vmap(
+            lambda x, mask, layer=part: layer(x, mask=mask), (1, 0), 1, axis_name="b"
+        )(np.reshape(x, (4, 2, 6)), np.reshape(mask, (2, 6)))
+        expected = whole(x, mask=mask)
+        np.testing.assert_allclose(np.reshape(halves, (4, 12)), expected, atol=1e-5)
 
 
 # -------------------------------------------------------------------- axes and groups

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import comparisons, tables, threads, zoo
+from tests import comparisons, meshes, tables, threads, zoo
 from tests.precision.test_models import HALF, POLICY, Model, everything, output_dtype
 
 
@@ -513,6 +513,28 @@ def test_plain_jax_jit_takes_it():
 
     scaler = run(scaler, model, GOOD)
     assert run(scaler, model, BAD).scale[...] == 2.0**15
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_gradients_in_shard_map_are_means_over_the_devices(is_shared, check_vma):
+    def step(weight, x):
+        scaler = nnx.precision.DynamicScale(scale=4.0)
+        _, grad = scaler.value_and_grad(
+            lambda weight, x: jnp.mean(weight * x), axis_name=("a", "b")
+        )(weight, x)
+        return grad
+
+    mesh, rows = meshes.mesh_of(a=2, b=4), jax.P(("a", "b"))
+    weight, x = jnp.full(() if is_shared else 8, 2.0), jnp.arange(16.0)
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(jax.P() if is_shared else rows, rows),
+        out_specs=jax.P(),
+        check_vma=check_vma,
+    )
+    np.testing.assert_allclose(mapped(weight, x), 7.5)
 
 
 def test_mapped_gradients_are_averaged_and_devices_agree():

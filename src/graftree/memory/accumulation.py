@@ -1,15 +1,17 @@
 """Gradients of a batch in parts: memory for one part instead of the whole batch.
 
-A loop computes the parts one after the other, and keeps only the sum of their
-gradients. A part has every n-th row of the batch, not a run of rows: so if the batch is
+A loop computes the parts one after the other, and keeps only sums: of the losses, of
+what they count, and of the gradients. A mean is a sum with a count of one for each
+part. A part has every n-th row of the batch, not a run of rows: so if the batch is
 divided among devices, each part is too, and no row moves.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,13 @@ import jax.numpy as jnp
 from graftree import _jax, config, errors
 from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.graph import differences, functional, nodes, traversals
+from graftree.core.graph import (
+    differences,
+    flattening,
+    functional,
+    nodes,
+    traversals,
+)
 from graftree.core.variables.variables import Variable
 from graftree.transforms import recordings
 from graftree.transforms.control_flow import loop_bodies, loops
@@ -32,20 +40,32 @@ def value_and_grad(
     *,
     argnums: int | DiffState | Sequence[int | DiffState] = 0,
     has_aux: bool = False,
+    has_count: bool = False,
     whole: Sequence[int] = (),
 ) -> Callable[..., Any]:
-    """Like `nnx.value_and_grad`, but takes one part of the batch after the other.
+    """Like `nnx.value_and_grad`, in parts; with padding, return ``(sum, count)``.
 
-    For a loss that is a mean over the batch, value and gradients are those of the whole
-    batch, up to rounding: they are the means over the parts, summed in float32 or
-    wider. The function changes its objects (statistics, random streams, metrics) once
-    per part.
+    All parts of the batch have the same number of rows. So for a loss that is a mean
+    over rows, value and gradients are those of the whole batch, up to rounding. For a
+    mean over elements that a mask selects, such as ``losses.mean(where=is_token)``,
+    they are not: the elements of a part in which few count would weigh too much. Return
+    ``losses.sum(where=is_token), is_token.sum()`` and pass ``has_count=True``: then the
+    value is the sum over the whole batch divided by its count. If rows depend on each
+    other, as in a contrastive loss or through `BatchNorm`, each part is a batch of its
+    own.
+
+    Sums over the parts are in float32 or wider. The function changes its objects
+    (statistics, random streams, metrics) once per part.
 
     Args:
         f: The loss, as for `nnx.value_and_grad`.
         micro_batches: The number of parts, which divides the size of the batch.
         argnums: The arguments to differentiate, as for `nnx.value_and_grad`.
         has_aux: Whether ``f`` returns a pair of the loss and something else.
+        has_count: Whether the loss is a pair of scalars, ``(sum, count)``: the sum of
+            the losses that count, best in float32, and their number or the sum of their
+            weights. The count may depend on the batch, but not on what is
+            differentiated. In `nnx.shard_map`, sum both over the devices.
         whole: The positions of further arguments that each part gets whole; like
             ``argnums``, from the end if negative.
 
@@ -53,28 +73,38 @@ def value_and_grad(
         A function of positional arguments. Call it in `nnx.jit`: outside, each call
         traces and compiles it. Arguments with Variables, and those that are
         differentiated, are for all parts; the arrays in all others are batches, split
-        along their first axis. It returns the same as `nnx.value_and_grad`; the second
-        output of ``f`` is stacked along a new first axis, with an entry per part.
+        along their first axis. It returns the same as `nnx.value_and_grad` of the mean;
+        the second output of ``f`` is stacked along a new first axis, with an entry per
+        part. If the count of the whole batch is zero, the loss is nan, and the
+        gradients are those of the sum: zero, if nothing counts.
 
     Raises:
         ValueError: If ``micro_batches`` is not positive; at a call, if it doesn't
-            divide the first axis of an array, if there is no batch, or if ``f`` changes
-            the structure of an object in each part, as by ``sow``.
+            divide the first axis of an array, if there is no batch, if ``f`` changes
+            the structure of an object in each part, as by ``sow``, or if the count
+            depends on what is differentiated, or is that of a single device.
         TypeError: If ``micro_batches`` is not a whole number; at a call, if a number in
-            ``argnums`` or ``whole`` is not the position of an argument, or the second
-            output of ``f`` is not made of arrays.
+            ``argnums`` or ``whole`` is not the position of an argument, if ``f`` does
+            not return the pairs that the options promise, or if its second output is
+            not made of arrays.
 
     Example:
-        >>> def loss_fn(model, batch):
-        ...     return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
-        >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-        >>> batch = {"x": jnp.ones((8, 3)), "y": jnp.zeros((8, 2))}
-        >>> loss, grads = nnx.memory.value_and_grad(loss_fn, 4)(model, batch)
-        >>> jnp.allclose(loss, loss_fn(model, batch))
+        >>> def loss_fn(model, tokens):
+        ...     is_token = tokens != 0  # the rest is padding
+        ...     losses = model(tokens)[..., 0] ** 2
+        ...     return losses.sum(where=is_token), is_token.sum()
+        >>> model = nnx.Embed(10, 1, rngs=nnx.Rngs(0))
+        >>> batch = jnp.array([[1, 2, 3, 4, 5], [6, 0, 0, 0, 0]])
+        >>> grad_fn = nnx.memory.value_and_grad(loss_fn, 2, has_count=True)
+        >>> loss, grads = grad_fn(model, batch)
+        >>> jnp.allclose(loss, jnp.mean(model.embedding[1:7] ** 2))
         Array(True, dtype=bool)
     """
-    count = _checked(micro_batches)
-    of_part = grad.value_and_grad(f, argnums=argnums, has_aux=has_aux)
+    num_parts = _checked(micro_batches)
+    read = functools.partial(_read, has_aux=has_aux, has_count=has_count)
+    of_part = grad.read_value_and_grad(f, read, argnums)
+    check = functools.partial(read, is_check=True)
+    of_checked = grad.read_value_and_grad(f, check, argnums)
 
     @decorators.wraps(f)
     def run(*args: Any) -> Any:
@@ -83,16 +113,17 @@ def value_and_grad(
         objects = {i: x for i, x in enumerate(args) if _has_objects(x)}
         # Values that aren't traced in a part, such as flags, stay as they are.
         others = {i: args[i] for i in kept if i not in objects}
-        parts = _parted(batches, count)
+        parts = _parted(batches, num_parts)
 
-        def call(objects: Any, part: Any) -> Any:
+        def call(gradient: Callable[..., Any], objects: Any, part: Any) -> Any:
             every = {**objects, **part, **others}
-            value, grads = of_part(*[every[i] for i in range(len(args))])
-            loss, aux = value if has_aux else (value, None)
+            (loss, (sums, aux)), grads = gradient(*[every[i] for i in range(len(args))])
             _check_aux(aux, objects)
-            return (loss, grads), aux
+            total, count = sums or (loss, jnp.int32(1))
+            return _Part(total, count, grads), aux
 
-        (loss, grads), aux = _mean(call, objects, parts, count)
+        plain, checked = (functools.partial(call, x) for x in (of_part, of_checked))
+        (loss, _, grads), aux = _mean(plain, checked, objects, parts, num_parts)
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return run
@@ -114,32 +145,123 @@ def _checked(micro_batches: Any) -> int:
     return operator.index(micro_batches)
 
 
-def _mean(call: Callable[..., Any], objects: Any, parts: Any, count: int) -> Any:
-    """The mean of the first output of a function for the parts; the second, stacked."""
-    if count == 1:
-        means, aux = call(objects, _part(parts, 0))
-        return means, jax.tree.map(lambda x: jnp.asarray(x)[None], aux)
-    form, is_settled = _foreseen(call, objects, parts)
-    kinds, treedef = jax.tree.flatten(form)
-    sums, first = [*map(_zeros, kinds)], None
-    if not is_settled:
+# What a loss returns.
+
+
+def _read(
+    out: Any, *, has_aux: bool, has_count: bool, is_check: bool = False
+) -> tuple[Any, Any]:
+    """The mean loss of a part; its sum and count, if it has them, and the rest."""
+    loss, aux = cotangents.pair(out) if has_aux else (out, None)
+    if not has_count:
+        return loss, (None, aux)
+    total, count = _sum_and_count(loss, has_aux)
+    if is_check:
+        count = _constant(count)
+    # Gradients of a mean don't overflow where those of a sum would, in float16.
+    wide = _widened(total)
+    return wide / _divisor(count).astype(wide.dtype), ((total, count), aux)
+
+
+def _sum_and_count(loss: Any, has_aux: bool) -> tuple[jax.Array, jax.Array]:
+    if isinstance(loss, (tuple, list)) and len(loss) == 2:
+        total, count = pair = [flattening.raw_of(x) for x in loss]
+        if all(_is_array(x) and not jnp.shape(x) for x in pair):
+            total, count = map(jnp.asarray, pair)
+            is_real = not any(map(jnp.iscomplexobj, (total, count)))
+            if is_real and jnp.issubdtype(total.dtype, jnp.floating):
+                return total, count
+        got = f"({', '.join(map(_described, pair))})"
+    else:
+        got = _described(loss)
+    raise TypeError(
+        errors.message(
+            f"{_CALL}: with has_count=True the loss is a pair of real scalars, the sum "
+            "of what counts, in floating point, and the count.",
+            where=f"the function returned {got}",
+            way_out="Return losses.sum(where=mask), mask.sum()"
+            + (", in a pair with the second output." if has_aux else "."),
+        )
+    )
+
+
+@jax.custom_jvp
+def _constant(count: jax.Array) -> jax.Array:
+    """The same number, which must not depend on what is differentiated."""
+    return count
+
+
+@_constant.defjvp
+def _refuse_dependence(*_: Any) -> Any:
+    # JAX asks for the derivative only if there is one.
+    raise ValueError(
+        errors.message(
+            f"{_CALL}: the count depends on what is differentiated, so the gradient of "
+            "the mean is not the sum of those of the parts.",
+            way_out="If the weights are meant as constants, return "
+            "jax.lax.stop_gradient(count). Otherwise use nnx.value_and_grad on the "
+            "whole batch.",
+        )
+    )
+
+
+# Sums over the parts.
+
+
+class _Part(NamedTuple):
+    """What is computed for a part; also the types of that, and the means in the end.
+
+    Attributes:
+        total: The sum of the losses; their mean, where the count is one for each part.
+        count: Their count.
+        grads: The gradients of the quotient.
+    """
+
+    total: Any
+    count: Any
+    grads: Any
+
+
+def _mean(
+    call: Callable[..., Any],
+    checked_call: Callable[..., Any],
+    objects: Any,
+    parts: Any,
+    num_parts: int,
+) -> tuple[_Part, Any]:
+    """The mean loss of all parts with its gradients; the second outputs, stacked."""
+    form, is_settled = _foreseen(checked_call, objects, parts, num_parts)
+    sums, outputs = [*map(_zeros, jax.tree.leaves(form.sums))], []
+    if num_parts == 1 or not is_settled:
         # It gives the objects the structure that they keep from then on.
-        means, first = call(objects, _part(parts, 0))
-        sums = _added(sums, means)
+        part, aux = call(objects, _part(parts, 0))
+        sums = _added(sums, part)
+        outputs.append(jax.tree.map(lambda x: jnp.asarray(x)[None], aux))
         parts = jax.tree.map(lambda x: x[:, 1:], parts)
 
     def step(carry: Any, part: Any) -> Any:
         objects, sums = carry
-        means, aux = call(objects, part)
-        return (objects, _added(sums, means)), aux
+        one, aux = call(objects, part)
+        return (objects, _added(sums, one)), aux
 
-    carry = loop_bodies.Carry
-    loop = loops.scan(step, in_axes=(carry, 1), out_axes=(carry, 0))
-    (_, sums), aux = loop((objects, sums), parts)
-    if not is_settled:
-        aux = jax.tree.map(_with_first, first, aux)
-    means = [(s / count).astype(x.dtype) for s, x in zip(sums, kinds, strict=True)]
-    return treedef.unflatten(means), aux
+    if len(outputs) < num_parts:
+        carry = loop_bodies.Carry
+        loop = loops.scan(step, in_axes=(carry, 1), out_axes=(carry, 0))
+        (_, sums), aux = loop((objects, sums), parts)
+        outputs.append(aux)
+    aux = jax.tree.map(lambda *x: jnp.concatenate(x) if x[1:] else x[0], *outputs)
+    return _quotients(sums, form.part), aux
+
+
+def _quotients(sums: Sequence[jax.Array], form: _Part) -> _Part:
+    """The sums divided by the count, in the form and the dtypes of a part."""
+    total, count, *grads = sums
+    divisor = _divisor(count)
+    means = [total / count.astype(total.dtype), count]
+    means += [x / divisor.astype(x.dtype) for x in grads]
+    kinds, treedef = jax.tree.flatten(form)
+    cast = [x.astype(kind.dtype) for x, kind in zip(means, kinds, strict=True)]
+    return treedef.unflatten(cast)
 
 
 def _part(parts: Any, number: int) -> Any:
@@ -147,39 +269,65 @@ def _part(parts: Any, number: int) -> Any:
 
 
 def _zeros(kind: Any) -> jax.Array:
-    wide = jnp.promote_types(kind.dtype, jnp.float32)
-    x = _jax.as_varying(jnp.zeros(kind.shape, wide), _jax.varying(kind))
+    x = _jax.as_varying(jnp.zeros(kind.shape, kind.dtype), _jax.varying(kind))
     # A loop goes on with arrays that are divided as before.
     return jax.sharding.reshard(x, kind.sharding) if any(kind.sharding.spec) else x
 
 
-def _added(sums: Sequence[jax.Array], means: Any) -> list[jax.Array]:
-    pairs = zip(sums, jax.tree.leaves(means), strict=True)
-    return [total + x.astype(total.dtype) for total, x in pairs]
+def _added(sums: Sequence[jax.Array], part: _Part) -> list[jax.Array]:
+    return [total + x for total, x in zip(sums, _sums_of(part), strict=True)]
 
 
-def _with_first(x: Any, rest: Any) -> jax.Array:
-    return jnp.concatenate([jnp.asarray(x)[None], rest])
+def _sums_of(part: _Part) -> list[jax.Array]:
+    """What is summed: the gradients are those of the sum, in float32 or wider."""
+    divisor, grads = _divisor(part.count), map(_widened, jax.tree.leaves(part.grads))
+    weighted = [x * divisor.astype(x.dtype) for x in grads]
+    return [_widened(part.total), _widened(part.count), *weighted]
+
+
+def _widened(x: Any) -> jax.Array:
+    """A number with room for sums: in float32, int32 or wider."""
+    x = jnp.asarray(x)
+    is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    return x.astype(
+        jnp.promote_types(x.dtype, jnp.float32 if is_inexact else jnp.int32)
+    )
+
+
+def _divisor(count: jax.Array) -> jax.Array:
+    """A count to divide by, in float32 or wider; one, if nothing counts."""
+    is_inexact = jnp.issubdtype(count.dtype, jnp.inexact)
+    count = _widened(count) if is_inexact else count.astype(float)
+    return jnp.where(count == 0, jnp.ones_like(count), count)
 
 
 # The changes that a part makes to the objects.
 
 
-def _foreseen(call: Callable[..., Any], objects: Any, parts: Any) -> tuple[Any, bool]:
-    """The types of the means, and whether a part leaves all structures as they are.
+class _Forms(NamedTuple):
+    """The types of what is computed for a part, and of what is summed."""
+
+    part: _Part
+    sums: list[Any]
+
+
+def _foreseen(
+    call: Callable[..., Any], objects: Any, parts: Any, num_parts: int
+) -> tuple[_Forms, bool]:
+    """The types of a part, and whether it leaves all structures as they are.
 
     Raises:
         ValueError: If later parts change structures too.
     """
     changes: list[Any] = []
-    form: Any = None
+    forms: Any = None
 
     def watched(objects: Any, part: Any) -> None:
-        nonlocal form
+        nonlocal forms
         structure = _structure(objects)
-        for _ in range(2):
-            means, _ = call(objects, part)
-            form = jax.tree.map(jax.typeof, means)
+        for _ in range(min(num_parts, 2)):
+            one, _ = call(objects, part)
+            forms = _Forms(*jax.tree.map(jax.typeof, (one, _sums_of(one))))
             before, structure = structure, _structure(objects)
             kinds, identities = map(differences.between, before, structure)
             changes.append(kinds or identities)
@@ -187,9 +335,26 @@ def _foreseen(call: Callable[..., Any], objects: Any, parts: Any) -> tuple[Any, 
                 break
 
     recordings.eval_shape(watched, objects, jax.eval_shape(lambda: _part(parts, 0)))
-    if changes[-1]:
+    if changes[-1] and num_parts > 1:
         raise _growth_error(changes[-1])
-    return form, len(changes) == 1
+    _check_devices(forms.part)
+    return forms, len(changes) == 1
+
+
+def _check_devices(form: _Part) -> None:
+    """Raises if gradients are sums over devices (`shard_map`), but counts are not."""
+    axes = _jax.varying(form.count)
+    if all(axes <= _jax.varying(x) for x in jax.tree.leaves(form.grads)):
+        return
+    names = ", ".join(map(repr, sorted(map(str, axes))))
+    raise ValueError(
+        errors.message(
+            f"{_CALL}: the gradients are those of all devices along {names}, but each "
+            "device has a count of its own.",
+            way_out="Sum over the devices in the function: "
+            f"return jax.lax.psum((loss, count), ({names},)).",
+        )
+    )
 
 
 _Structure = tuple[dict[Path, Any], dict[Path, Any]]
@@ -286,10 +451,11 @@ def _parted(batches: dict[int, Any], count: int) -> dict[int, Any]:
     if wrong or not listed:
         raise ValueError(
             errors.message(
-                f"{_CALL} can't part the batch into {count} parts.",
+                f"{_CALL} can't split the batch into {count} parts.",
                 where="\n".join(wrong) or "no argument has arrays outside of objects",
                 way_out="Give each array of the batch a first axis that is a multiple "
-                "of micro_batches, and list arguments that are not batches in whole=.",
+                "of micro_batches: pad it, and count what is real (has_count=True). "
+                "List arguments that are not batches in whole=.",
             )
         )
     return jax.tree.map(

@@ -80,13 +80,11 @@ def moments(
     """
     x = _widen(x, settings)
     if settings.use_fast_variance:
-        mean, square = average_over(
-            (_mean(x, axes, mask), _mean(_abs_square(x), axes, mask)), settings
-        )
+        mean, square = _means((x, _abs_square(x)), axes, mask, settings)
         return mean, jnp.maximum(0.0, square - _abs_square(mean))
-    mean = average_over(_mean(x, axes, mask), settings)
-    deviation = _mean(_abs_square(x - mean), axes, mask)
-    return mean, average_over(deviation, settings)
+    (mean,) = _means((x,), axes, mask, settings)
+    (deviation,) = _means((_abs_square(x - mean),), axes, mask, settings)
+    return mean, deviation
 
 
 def mean_square(
@@ -94,7 +92,8 @@ def mean_square(
 ) -> jax.Array:
     """Computes the mean of ``|x|^2`` over some axes; arguments as for `moments`."""
     square = _abs_square(_widen(x, settings))
-    return average_over(_mean(square, axes, mask), settings)
+    (mean,) = _means((square,), axes, mask, settings)
+    return mean
 
 
 def _widen(x: jax.Array, settings: NormSettings) -> jax.Array:
@@ -110,19 +109,37 @@ def _abs_square(x: jax.Array) -> jax.Array:
     return jnp.square(x)
 
 
-def _mean(x: jax.Array, axes: Sequence[int], mask: jax.Array | None) -> jax.Array:
+def _means(
+    values: Sequence[jax.Array],
+    axes: Sequence[int],
+    mask: jax.Array | None,
+    settings: NormSettings,
+) -> Sequence[jax.Array]:
+    """The means of arrays over some axes, and over a mapped axis if there is one.
+
+    They have the same shape. A mask may count less in one part of the mapped axis than
+    in another, so there sums and counts are added, in one collective.
+    """
     if mask is None:  # not passed on: jax2onnx has no mean with a mask, not even None
-        return jnp.mean(x, axes, keepdims=True)
-    return jnp.mean(x, axes, keepdims=True, where=mask)
-
-
-def average_over(values: Any, settings: NormSettings) -> Any:
-    """Averages arrays over a mapped axis, if there is one, in one collective."""
+        means = [jnp.mean(x, axes, keepdims=True) for x in values]
+        return (
+            means
+            if settings.axis_name is None
+            else _over_axis(lax.pmean, means, settings)
+        )
     if settings.axis_name is None:
-        return values
+        return [jnp.mean(x, axes, keepdims=True, where=mask) for x in values]
+    sums = [jnp.sum(x, axes, keepdims=True, where=mask) for x in values]
+    counted = jnp.broadcast_to(mask, values[0].shape)
+    count = jnp.sum(counted, axes, keepdims=True, dtype=jnp.float32)
+    *sums, count = _over_axis(lax.psum, [*sums, count], settings)
+    return [x / count.astype(x.dtype) for x in sums]
+
+
+def _over_axis(reduce: Any, values: Any, settings: NormSettings) -> Any:
     name, groups = settings.axis_name, settings.axis_index_groups
     try:
-        return lax.pmean(values, name, axis_index_groups=groups)
+        return reduce(values, name, axis_index_groups=groups)
     except NameError as error:
         error.add_note(
             f"This layer has axis_name={name!r}: it averages over an axis that a "
@@ -179,6 +196,6 @@ def split_mask(
     no position counts, let all count, and mark the result as void.
     """
     is_known = jnp.any(mask, axes, keepdims=True)
-    mask = mask | ~is_known
-    share_known = average_over(is_known.astype(jnp.float32), settings)
-    return mask, share_known == 1.0
+    if settings.axis_name is not None:
+        is_known = _over_axis(lax.psum, is_known.astype(jnp.int32), settings) > 0
+    return mask | ~is_known, is_known

@@ -132,8 +132,9 @@ class BatchNorm(moments.Norm):
                 complex, the running mean keeps only its real part.
             use_running_average: Overrides the attribute, if not ``None``.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
-                statistics. A feature without such positions is normalized with its
-                running statistics, which do not change.
+                statistics, all the same, also along ``axis_name``. A feature without
+                such positions is normalized with its running statistics, which do not
+                change.
 
         Returns:
             A new array of the shape of ``x``.
@@ -275,7 +276,7 @@ class _SampleNorm(moments.Norm):
                 with the samples along the first axis; for `GroupNorm` ``[batch,
                 *positions, num_features]``, or ``[num_features]``.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
-                statistics.
+                statistics, all the same, also along ``axis_name``.
 
         Returns:
             A new array of the shape of ``x``.

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from graftree import _jax
 from graftree.core import filters
 from graftree.core.graph import functional, nodes, traversals, updates
 from graftree.core.objects.pytrees import Pytree
@@ -115,7 +116,9 @@ class DynamicScale(Pytree):
                 scale in float32 or wider.
             has_aux: Whether ``f`` returns a pair.
             axis_name: A mapped axis to average the gradients over; all devices then
-                agree whether they are finite.
+                agree whether they are finite. If the loss is a mean over a number of
+                tokens that differs between devices, divide the sum by the mean number,
+                ``losses.sum() / jax.lax.pmean(count, axis_name)``.
             **options: The other options of `nnx.value_and_grad`, such as ``argnums``.
 
         Returns:
@@ -151,7 +154,7 @@ class DynamicScale(Pytree):
             (_, out), grads = gradient(*args, **kwargs)
             grads = jax.tree.map(lambda g: _divided(g, scale), grads)
             if axis_name is not None:
-                grads = jax.lax.pmean(grads, axis_name)
+                grads = jax.tree.map(lambda g: _averaged(g, axis_name), grads)
             is_finite = _are_finite(grads)
             before.bring_back(is_finite)
             self._adapt(is_finite)
@@ -194,6 +197,16 @@ class DynamicScale(Pytree):
         before = _Contents([optimizer, args])
         optimizer.update(*args, **kwargs)
         before.bring_back(self.is_finite[...])
+
+
+def _averaged(gradient: jax.Array, axis_name: Any) -> jax.Array:
+    """The mean over the axes; in `shard_map`, JAX may have added up the devices."""
+    gradient, kept = jax.lax.pmean(gradient, axis_name), gradient
+    for name in axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,):
+        is_tracked = name in _jax.varying(jax.typeof(jax.lax.axis_index(name)))
+        if is_tracked and name not in _jax.varying(jax.typeof(kept)):
+            gradient = gradient / jax.lax.axis_size(name)
+    return gradient
 
 
 def _divided(gradient: jax.Array, scale: jax.Array) -> jax.Array:

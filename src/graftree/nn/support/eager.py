@@ -166,8 +166,8 @@ _CALLS = {
     },
     "norm": {
         "lax": "add broadcast_in_dim broadcast_shapes convert_element_type div dtype "
-        "expand_dims imag max mul pmean real reduce reduce_sum reshape rsqrt select "
-        "square stop_gradient sub",
+        "expand_dims imag max mul pmean psum real reduce reduce_sum reshape rsqrt "
+        "select square stop_gradient sub",
         "numpy": "any array asarray astype broadcast_to iscomplexobj issubdtype "
         "maximum mean promote_types reshape result_type square sum where",
     },

@@ -152,8 +152,9 @@ class Average(Metric):
         """Adds a batch, in place; half-precision values are summed in float32.
 
         Args:
-            mask: Weights of the values, usually booleans, in any shape that broadcasts
-                with the values. ``None`` counts each value once.
+            mask: Booleans or whole numbers, how often each value counts, in any shape
+                that broadcasts with the values; the count drops fractions. ``None``
+                counts each value once.
             **kwargs: The values, under the keyword ``argname``: a Python number or an
                 array of any shape; other keywords are ignored.
 

@@ -102,9 +102,10 @@ def grad(
           )
         })
     """
+    cotangents.refuse_axes(reduce_axes)
     mode = config.propagation(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _decorator(f, "grad", mode, argnums, has_aux, reduce_axes, options)
+    return _decorator(f, "grad", mode, argnums, _reader(has_aux), options)
 
 
 @overload
@@ -160,9 +161,30 @@ def value_and_grad(
         >>> grads["kernel"][...]
         Array([[3.]], dtype=float32)
     """
+    cotangents.refuse_axes(reduce_axes)
     mode = config.propagation(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _decorator(f, "value_and_grad", mode, argnums, has_aux, reduce_axes, options)
+    return _decorator(f, "value_and_grad", mode, argnums, _reader(has_aux), options)
+
+
+# Takes the output of a function apart: what is differentiated, and a rest.
+Reader = Callable[[Any], tuple[Any, Any]]
+
+
+def _reader(has_aux: bool) -> Reader | None:
+    return cotangents.pair if has_aux else None
+
+
+def read_value_and_grad(
+    f: Callable[..., Any], read: Reader, argnums: Any
+) -> Callable[..., Any]:
+    """For a tool: `value_and_grad`, in the default mode, for outputs that it reads.
+
+    The function returns ``((value, rest), gradients)`` of what ``read`` makes of the
+    output of ``f``; ``read`` is traced with ``f``.
+    """
+    mode = config.propagation(None, None)
+    return _decorator(f, "value_and_grad", mode, argnums, read, {})
 
 
 def _decorator(
@@ -170,11 +192,9 @@ def _decorator(
     name: str,
     mode: config.Propagation,
     argnums: Any,
-    has_aux: bool,
-    reduce_axes: Sequence[Any],
+    read: Reader | None,
     options: Any,
 ) -> Any:
-    cotangents.refuse_axes(reduce_axes)
     which = chosen(name, argnums, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,7 +209,7 @@ def _decorator(
                 if count not in calls:
                     calls[count] = plans.RepeatedCalls(function, which.row(count))
                 row = calls[count].row
-                inner = _interior_of_gradient(function, row, has_aux, is_scalar=True)
+                inner = _interior_of_gradient(function, row, read, is_scalar=True)
                 gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
 
                 # The group of False comes first, then that of True.
@@ -212,8 +232,8 @@ def _decorator(
                 )
                 grads = grads[0] if which.is_single else grads
                 if name == "value_and_grad":
-                    return ((value, aux) if has_aux else value), grads
-                return (grads, aux) if has_aux else grads
+                    return ((value, aux) if read else value), grads
+                return (grads, aux) if read else grads
 
         return differentiated
 
@@ -252,7 +272,7 @@ def crossing(
     row = which.row(len(args))
     call = Call(f, row, args, kwargs)
     guards.refuse(call.groups[1:], name, guards.NO_GRADIENT)
-    return call, _interior_of_gradient(f, row, has_aux)
+    return call, _interior_of_gradient(f, row, _reader(has_aux))
 
 
 def _by_position(
@@ -269,14 +289,14 @@ def _by_position(
 
 
 def _interior_of_gradient(
-    f: Callable[..., Any], row: Row, has_aux: bool, is_scalar: bool = False
+    f: Callable[..., Any], row: Row, read: Reader | None, is_scalar: bool = False
 ) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
         inside = Inside(row, *join(groups))
         out = inside.run(f)
-        if is_scalar and not has_aux:
+        if is_scalar and read is None:
             cotangents.refuse_several(row.name, out)
-        value, aux = cotangents.pair(out) if has_aux else (out, None)
+        value, aux = read(out) if read else (out, None)
         return flattening.raw_of(value), inside.collect((None, aux)).whole()
 
     return debug_info.named_after(f, traced)
