@@ -293,7 +293,7 @@ def spec_of(x):
 
 @pytest.mark.parametrize("is_set", [False, True])
 def test_what_is_divided_by_other_axes_of_the_mesh_stays_so(is_set):
-    """Columns on one axis and, for FSDP, rows on that of the batch: those are gathered."""
+    """Columns on one axis; for FSDP, rows on that of the batch, which are gathered."""
     layer = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
     x = jnp.ones((8, 8))
     expected = layer(x)
