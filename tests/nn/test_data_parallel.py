@@ -323,12 +323,11 @@ def test_a_look_up_lies_like_its_indices(table, rows):
     layer = nnx.Embed(rows, 8, rngs=nnx.Rngs(0))
     indices = jnp.arange(32).reshape(8, 4) % 16
     expected = layer(indices)
-    if rows > 1:
-        value = jax.device_put(layer.embedding[...], explicit(*table))
-        layer.embedding.set_value(value)
+    spec = table if rows > 1 else ()
+    layer.embedding.set_value(jax.device_put(layer.embedding[...], explicit(*spec)))
     indices = jax.device_put(indices, explicit("data"))
     y = nnx.jit(lambda layer, x: layer(x))(layer, indices)
-    last = "model" if rows > 1 and "model" in table else None
+    last = "model" if "model" in spec else None
     assert spec_of(y) == P("data", None, last)
     np.testing.assert_array_equal(y, expected)
 
