@@ -24,12 +24,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from graftree import _jax
 from graftree.core.variables import values
 
 
 def sharding_of(x: Any) -> NamedSharding | None:
     """The sharding in the type of an array; ``None`` without Explicit axes."""
     if not values.is_array(x):
+        return None
+    # Eager, `typeof` takes 4 us.
+    if not isinstance(x, _jax.Tracer) and not isinstance(x.sharding, NamedSharding):
         return None
     sharding = jax.typeof(x).sharding
     return sharding if sharding.mesh.explicit_axes else None
@@ -55,13 +59,15 @@ def beside(
     return tuple([_on_mesh(param, sharding, names) for param in params])
 
 
-def _on_mesh(param: Any, sharding: NamedSharding, names: Collection[str]) -> Any:
+def _on_mesh(param: Any, sharding: NamedSharding, names: set[str]) -> Any:
     """A Param on the mesh of a sharding, not divided by these axes of it."""
     if not values.is_array(param):
         return param
-    own = sharding_of(param)
-    spec = (None,) * param.ndim if own is None else own.spec
-    wanted = sharding.update(spec=_remaining_spec(spec, names))
+    own = wanted = sharding_of(param)
+    if wanted is None:
+        wanted = sharding.update(spec=PartitionSpec(*(None,) * param.ndim))
+    elif not names.isdisjoint(_names(wanted.spec)):
+        wanted = wanted.update(spec=_remaining_spec(wanted.spec, names))
     # Outside of `jax.set_mesh`, JAX 0.12 forgets the mesh of what a loop closes over:
     # its gradient would not know where it belongs.
     if own == wanted and not jax.sharding.get_abstract_mesh().empty:
@@ -116,10 +122,10 @@ def look_up(table: jax.Array, indices: jax.Array, out_sharding: Any) -> jax.Arra
 
 def _of_rows(table: jax.Array, indices: jax.Array) -> NamedSharding | None:
     """The sharding of a look-up, if that of the indices says what it is."""
-    sharding, own = sharding_of(indices), sharding_of(table)
-    names = set() if sharding is None else _names(sharding.spec)
-    if sharding is None or not names:
+    sharding = sharding_of(indices)
+    if sharding is None or not _names(sharding.spec):
         return None
+    own, names = sharding_of(table), _names(sharding.spec)
     rows, features = (None, None) if own is None else own.spec
     if _remaining(rows, names) is not None:
         return None  # rows divided by another axis of the mesh: JAX asks for more
