@@ -171,8 +171,10 @@ STRUCTURES = {
     "hash in a tuple": lambda m, k: setattr(m.tags[1], "name", f"b{k}"),
     "no array": lambda m, k: setattr(m, "array", None),
     "array to Variable": lambda m, k: setattr(m, "array", param()),
-    "Variable to array": lambda m, k: setattr(m, "kernel", ONES),
-    "Variable to array below": lambda m, k: setattr(m.layers[0], "bias", ONES),
+    "Variable to array": lambda m, k: setattr(m, "kernel", nnx.data(ONES)),
+    "Variable to array below": lambda m, k: setattr(
+        m.layers[0], "bias", nnx.data(ONES)
+    ),
     "no Variable": lambda m, k: setattr(m.layers[0], "bias", None),
     "kind of Variable": lambda m, k: setattr(m, "kernel", nnx.Cache(ONES)),
     "metadata": lambda m, k: m.kernel.set_metadata(tag=k),

@@ -6,7 +6,6 @@ axis name stands for one size within a call. A call that raises is not checked, 
 tests pass wrong arguments on purpose.
 """
 
-import ast
 import functools
 import importlib
 import inspect
@@ -25,9 +24,8 @@ def pytest_configure():
     """Wraps all functions, before the first test module is imported."""
     wrapped = {}
     for module in modules():
-        names = names_in_annotations(module)
         for owner, function in functions(module):
-            wrapped[function] = checked(function, names)
+            wrapped[function] = checked(function)
             setattr(owner, function.__name__, wrapped[function])
     for name, value in list(vars(nnx).items()):
         if inspect.isfunction(value) and value in wrapped:
@@ -56,18 +54,9 @@ def functions(module):
                 yield owner, value
 
 
-def names_in_annotations(module):
-    """The names of a module, with those that only type checkers import."""
-    names = dict(vars(module))
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            exec(compile(ast.Module(node.body, []), module.__file__, "exec"), names)
-    return names
-
-
-def checked(function, names=None):
+def checked(function):
     """The function, with its annotations checked after each call."""
-    hints = typing.get_type_hints(function, names)
+    hints = typing.get_type_hints(function)
     hints = {name: hint for name, hint in hints.items() if has_shapes(hint)}
     if not hints:
         return function

@@ -151,7 +151,33 @@ def test_a_module_is_run_by_its_name_and_says_how_it_ends(start, write, tmp_path
     assert completed.returncode == 3
 
 
-@pytest.mark.parametrize("arguments", [[], ["-m"]])
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_says_what_there_is(option, capsys):
+    dropin.main([option])
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: python -m graftree.dropin (script.py | ")
+    assert f"--install-startup     from now on {dropin.VARIABLE}=1" in printed
+
+
+def test_what_is_not_there_is_named_in_one_line(start, write, tmp_path):
+    (tmp_path / "empty").mkdir()
+    write("", "empty/__init__.py")
+    write("import nothing_of_this_name", "broken.py")
+    for arguments, words in [
+        (["other.py", "a"], "there is no file 'other.py'"),
+        (["-m", "other"], "there is no module 'other'"),
+        (["-m", "empty.other"], "there is no module 'empty.other'"),
+        (["-m", "empty"], "the package 'empty' has no module __main__"),
+    ]:
+        completed = start("-m", "graftree.dropin", *arguments)
+        assert completed.stderr == f"python -m graftree.dropin: {words}\n"
+        assert completed.returncode == 1
+    # An error of the program itself is its own.
+    broken = start("-m", "graftree.dropin", "-m", "broken").stderr
+    assert "Traceback" in broken and "No module named 'nothing_of_this_name'" in broken
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m"], ["--instal-startup"]])
 def test_without_a_program_the_usage_is_shown(arguments):
     with pytest.raises(SystemExit, match=r"usage: python -m graftree.dropin \(script"):
         dropin.main(arguments)

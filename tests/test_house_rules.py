@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import types
+import typing
 
 import graftree as nnx
 from graftree import errors
@@ -17,7 +18,7 @@ MAX_FILE_LINES = 700
 MAX_FUNCTION_LINES = 60
 
 # Tests of what nothing but the insides of the package show, each with its reason.
-MOST_TESTS_OF_INTERNALS = 25
+MOST_TESTS_OF_INTERNALS = 26
 
 # Names with an underscore that are public all the same: those that the API publishes,
 # and those of named tuples.
@@ -79,6 +80,27 @@ def test_public_modules_list_what_type_checkers_see():
             if alias.asname == alias.name
         ]
         assert sorted(seen) == dir(module)
+
+
+def test_annotations_of_all_public_signatures_can_be_evaluated():
+    values = [getattr(nnx, name) for name in nnx.__all__]
+    for module in PUBLIC_MODULES:
+        values += [getattr(module, name) for name in dir(module)]
+    for cls in filter(inspect.isclass, [*values]):
+        members = [inspect.getattr_static(cls, name) for name in dir(cls)]
+        values += filter(inspect.isfunction, map(inspect.unwrap, members))
+    fails(
+        f"{value.__module__}.{value.__qualname__}: {error}"
+        for value in values
+        if is_ours(value) and (error := annotations_error(value))
+    )
+
+
+def annotations_error(value):
+    try:
+        typing.get_type_hints(value)
+    except NameError as error:
+        return str(error)
 
 
 def is_ours(value):

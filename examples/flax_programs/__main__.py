@@ -72,7 +72,9 @@ def lines(names: Sequence[str]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table for the programs that are named, or for all."""
-    parser = argparse.ArgumentParser("flax_programs", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m examples.flax_programs", description=main.__doc__
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     names = parser.parse_args(arguments).names
     unknown = {*names} - {*NAMES}

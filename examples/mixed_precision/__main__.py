@@ -125,7 +125,9 @@ def curves(steps: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Prints the losses, each the mean of the steps since the line above."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        "python -m examples.mixed_precision", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--steps", type=int, default=400)
     steps = parser.parse_args().steps
     losses = curves(steps)

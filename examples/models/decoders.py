@@ -16,7 +16,8 @@ class Decoder(nnx.Module):
         max_length: The number of positions that it knows.
         heads: How many heads of keys and values a block has, and their size.
         embed: The table of tokens.
-        blocks: Each takes ``x``, the positions, and its cache.
+        blocks: Each takes ``x``, the positions, and its cache, which its part
+            ``attention`` fills.
         norm: Of the last block's output.
     """
 
@@ -29,10 +30,16 @@ class Decoder(nnx.Module):
     ) -> list[nnx.decoding.KeyValueCache]:
         """Makes what the model keeps of the tokens so far."""
         kv_heads, head_dim = self.heads
-        dtype = self.embed.embedding.dtype
-        sizes = {"kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype}
-        make = nnx.decoding.KeyValueCache
-        return [make(batch, max_length, **sizes) for _ in self.blocks]
+        return [
+            nnx.decoding.KeyValueCache(
+                batch,
+                max_length,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                dtype=nnx.precision.compute_dtype(block.attention),
+            )
+            for block in self.blocks
+        ]
 
     def __call__(
         self,

@@ -2,7 +2,7 @@
 
 A JAX may lack one, or it may work differently there. Its purpose is then served another
 way or is off; the logger ``graftree`` says so once, and everything else works. Only
-`_jax.py` and `_jax_registries.py` use them.
+`_jax.py`, `_jax_registries.py` and `_jax_processes.py` use them.
 """
 
 from __future__ import annotations
@@ -95,6 +95,11 @@ _LOSSES = {
     ),
     # To recognize memory layouts.
     "memory layouts are not taken for shardings": "jax.experimental.layout:Format",
+    # The store by which processes agree before they act together; else they do so by a
+    # computation on their devices.
+    "processes wait without a limit for one that does not come": (
+        "jax._src.distributed:global_state"
+    ),
     # nnx.checkify.
     "there is no nnx.checkify": (
         "jax.experimental.checkify:checkify jax.experimental.checkify:user_checks"

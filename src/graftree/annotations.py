@@ -1,17 +1,47 @@
 """Type aliases shared by the whole package.
 
-Every alias is a plain typing construct: nothing here has behaviour, and the file
-imports only the standard library, JAX and NumPy, so that any module may import it.
-``Key`` and ``Path`` are the words for positions in an object tree, ``Filter`` and
-``Predicate`` those for choosing leaves; the rest describes the arguments of layers.
+Every alias is a plain typing construct, and the file imports only the standard library,
+JAX and NumPy, so that any module may import it. ``Key`` and ``Path`` are the words for
+positions in an object tree, ``Filter`` and ``Predicate`` those for choosing leaves; the
+rest describes arrays, and the arguments of layers.
 """
 
+import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import EllipsisType, UnionType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import (
+        Bool as Bool,
+        Float as Float,
+        Float32 as Float32,
+        Inexact as Inexact,
+        Int as Int,
+        Integer as Integer,
+        Num as Num,
+        Shaped as Shaped,
+    )
+else:
+
+    class _Shaped:
+        """A dtype of jaxtyping, which is imported when an annotation is evaluated.
+
+        Not before: an import of jaxtyping that comes before pytest's makes it warn.
+        """
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getitem__(self, shape: Any) -> Any:
+            return getattr(importlib.import_module("jaxtyping"), self._name)[shape]
+
+    Bool, Float, Float32, Inexact, Int, Integer, Num, Shaped = map(
+        _Shaped, "Bool Float Float32 Inexact Int Integer Num Shaped".split()
+    )
 
 Array: TypeAlias = jax.Array
 ArrayLike: TypeAlias = jax.typing.ArrayLike

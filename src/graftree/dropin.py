@@ -384,9 +384,16 @@ def pytest_addoption() -> None:
     install()
 
 
-_USAGE = """\
-usage: python -m graftree.dropin (script.py | -m module) [arguments]
-       python -m graftree.dropin (--install-startup | --remove-startup)"""
+_NAME = "python -m graftree.dropin"
+_USAGE = f"""\
+usage: {_NAME} (script.py | -m module) [arguments]
+       {_NAME} (--install-startup | --remove-startup)"""
+_HELP = f"""\
+Runs a program written for flax.nnx on Graftree, unchanged.
+
+  script.py, -m module  the program, as for python; what follows are its arguments
+  --install-startup     from now on {VARIABLE}=1 is enough, with this Python
+  --remove-startup      undoes that"""
 
 # Python runs a line of such a file that begins with `import` whenever it starts.
 _STARTUP_LINE = f"""\
@@ -434,7 +441,8 @@ def main(arguments: Sequence[str]) -> None:
             by the program's own arguments; or only one of the two options.
 
     Raises:
-        SystemExit: If no program is given, or the file can't be written or removed.
+        SystemExit: If no program is given, or there is none of that name; if the file
+            can't be written or removed.
 
     Example:
         >>> from graftree import dropin
@@ -445,11 +453,17 @@ def main(arguments: Sequence[str]) -> None:
     """
     if len(arguments) == 1 and arguments[0] in _COMMANDS:
         return _set_startup(*_COMMANDS[arguments[0]])
+    if arguments and arguments[0] in ("-h", "--help"):
+        return print(f"{_USAGE}\n\n{_HELP}")
     is_module = list(arguments[:1]) == ["-m"]
     program = list(arguments[1:] if is_module else arguments)
-    if not program or program[0] in _COMMANDS:
+    if not program or program[0].startswith("-"):
         raise SystemExit(_USAGE)
+    if not is_module and not os.path.exists(program[0]):
+        raise SystemExit(f"{_NAME}: there is no file {program[0]!r}")
     install()
+    if is_module:
+        _check_module(program[0])
     sys.argv = program
     if is_module:  # the current folder leads sys.path, as it has since `python -m`
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
@@ -457,6 +471,22 @@ def main(arguments: Sequence[str]) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = str(pathlib.Path(program[0]).resolve().parent)
     runpy.run_path(program[0], run_name="__main__")
+
+
+def _check_module(name: str) -> None:
+    """Raises a `SystemExit` unless a module can be run."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        # An import in a package around it may fail for its own reasons.
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
+        spec = None
+    if spec is None:
+        raise SystemExit(f"{_NAME}: there is no module {name!r}")
+    is_package = spec.submodule_search_locations is not None
+    if is_package and importlib.util.find_spec(f"{name}.__main__") is None:
+        raise SystemExit(f"{_NAME}: the package {name!r} has no module __main__")
 
 
 def _environment() -> dict[str, str]:

@@ -7,10 +7,12 @@
     │   ├── StateMismatchError       a state does not have the leaves of an object
     │   ├── CheckpointError          a checkpoint can't be written or read
     │   ├── WeightsError             a file of weights can't be written or read
+    │   ├── ProcessError             another process of the program can't go on
     │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
         ├── LostUpdateWarning        a change that doesn't reach the caller
         ├── OrderWarning             a Dict in another order than outside of a trace
+        ├── ReplacedVariableWarning  an array assigned where a Variable was
         ├── OneAxisWarning           an image given to a convolution over one axis
         └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
@@ -142,6 +144,18 @@ class WeightsError(GraftreeError, OSError, ValueError):
     """
 
 
+class ProcessError(GraftreeError, RuntimeError):
+    """Processes of one program can't go on together.
+
+    One of them has ended, makes another call, or does not come. If one of them fails in
+    a call, the others raise an error of the same type, and this one where they can't.
+
+    Example:
+        >>> issubclass(nnx.errors.ProcessError, nnx.errors.GraftreeError)
+        True
+    """
+
+
 class LostUpdateWarning(UserWarning):
     """A change made inside a transform does not reach the caller.
 
@@ -165,6 +179,24 @@ class OrderWarning(UserWarning):
     Example:
         >>> issubclass(nnx.errors.OrderWarning, UserWarning)
         True
+    """
+
+
+class ReplacedVariableWarning(UserWarning):
+    """An array was assigned to an attribute that held a Variable.
+
+    Optimizers, filters and checkpoints find parameters by the type of their Variable,
+    so that the array is no longer one. It appears once for each line.
+
+    Example:
+        >>> import warnings
+        >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     layer.kernel[...] = jnp.ones((2, 3))
+        ...     layer.bias = jnp.ones(3)
+        >>> [str(x.message).splitlines()[0] for x in caught]
+        ['Linear.bias was a Param and is now an array.']
     """
 
 

@@ -1,4 +1,4 @@
-"""The public names of a module, which `dir` lists.
+"""The public names of a module, which `dir` lists; packages imported on first use.
 
 A chapter like `graftree.precision` imports its public names, and is imported at its
 first use. Otherwise its namespace has only its files.
@@ -6,9 +6,11 @@ first use. Otherwise its namespace has only its files.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Callable
+from typing import Any
 
 
 def public_names(module: types.ModuleType) -> list[str]:
@@ -24,3 +26,17 @@ def public_names(module: types.ModuleType) -> list[str]:
 def lister(module: str) -> Callable[[], list[str]]:
     """The ``__dir__`` of a module with this name, which lists its public names."""
     return lambda: public_names(sys.modules[module])
+
+
+class OnUse(types.ModuleType):
+    """A package that is imported when something of it is first asked for.
+
+    In the place of an import that only type checkers see, so that annotations can be
+    evaluated: ``typing.get_type_hints`` looks for their names in the module.
+
+    Args:
+        name: The name of the package.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)

@@ -328,7 +328,7 @@ def test_missing_or_other_folder_is_one_clear_error(tmp_path):
     with pytest.raises(errors.CheckpointError, match="at .*/a: nothing is there"):
         checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
     (tmp_path / "a.orbax-checkpoint-tmp").mkdir()
-    with pytest.raises(errors.CheckpointError, match="only a part of one is there"):
+    with pytest.raises(errors.CheckpointError, match="holds an incomplete checkpoint"):
         checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
     with pytest.raises(errors.CheckpointError, match="is not a whole checkpoint"):
         checkpoints.restore(tmp_path, nnx.Rngs(0))

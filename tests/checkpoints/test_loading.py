@@ -363,6 +363,30 @@ def test_pattern_3_pure_dicts(folder):
     check_same(model, saved())
 
 
+def boxed(state):
+    """A dict as Orbax restores it without types: each Variable is a folder."""
+    if isinstance(state, dict):
+        return {key: boxed(value) for key, value in state.items()}
+    return {"value": state}
+
+
+def test_values_in_the_boxes_of_a_checkpoint_replace_those_of_a_state(folder):
+    pure = boxed(restored(folder / "pure"))
+    graphdef, abstract = nnx.split(nnx.eval_shape(make))
+    nnx.replace_by_pure_dict(abstract, pure)
+    check_same(nnx.merge(graphdef, abstract), saved())
+    pure["norm"]["mean"] = {"values": pure["norm"]["mean"]["value"]}
+    with pytest.raises(ValueError, match=r"\('norm', 'mean', 'values'\)"):
+        nnx.replace_by_pure_dict(abstract, pure)
+
+
+def test_a_variable_that_holds_a_dict_takes_dicts_and_boxes_of_them():
+    state = nnx.State({"a": nnx.Variable({"x": 1}), "b": nnx.Variable({"value": 1})})
+    nnx.replace_by_pure_dict(state, {"a": {"value": {"x": 2}}, "b": {"value": 2}})
+    assert state["a"].get_value() == {"x": 2}
+    assert state["b"].get_value() == {"value": 2}
+
+
 def test_what_replace_by_pure_dict_lets_pass_is_told_by_load_state(folder):
     pure = restored(folder / "pure")
     del pure["norm"]["mean"]

@@ -464,7 +464,7 @@ STATES = [
 
 def stored(folder, states):
     """A folder with the states of several processes."""
-    each = [data_states.to_json("data", Iterator(s))["processes"][0] for s in states]
+    each = [data_states.to_json("data", Iterator(state)) for state in states]
     (folder / "metadata").write_text(json.dumps({"processes": each}, allow_nan=False))
     return folder
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -334,50 +333,3 @@ def test_a_step_of_an_object_store_is_whole_while_it_is_marked(tmp_path, monkeyp
     (tmp_path / "1" / orbax_side.COMMITTED).touch()
     store._delete_old()
     assert sorted(os.listdir(tmp_path)) == ["2", "3"]
-
-
-# ---------------------------------------------------------------- several processes
-
-
-@pytest.fixture
-def two_processes(monkeypatch):
-    """Runs a function as the first of two processes and as the second one, in turns."""
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-
-    sent = []
-
-    def gathered(data):
-        sent.append(data)
-        return sent[:1]
-
-    monkeypatch.setattr(processes, "gathered", gathered)
-
-    def run(function):
-        results = []
-        for number in range(2):
-            monkeypatch.setattr(processes, "is_first", lambda: not number)  # noqa: B023
-            try:
-                results.append(function())
-            except Exception as error:
-                results.append(error)
-        return results
-
-    return run
-
-
-def test_all_processes_get_what_the_first_one_finds(two_processes):
-    assert two_processes(lambda: processes.by_first(lambda: [1, None])) == [
-        [1, None],
-        [1, None],
-    ]
-
-
-@pytest.mark.parametrize("message", ["no such disk", ""])
-def test_no_process_waits_for_one_that_failed(two_processes, message):
-    def fail():
-        raise PermissionError(message)
-
-    first, second = two_processes(lambda: processes.by_first(fail))
-    assert type(first) is PermissionError
-    assert type(second) is errors.CheckpointError
-    assert message in str(second) and str(second)

@@ -294,7 +294,10 @@ def test_a_cache_takes_what_fits():
         cache.extend(x[:1], x[:1], jnp.zeros((1, 1), int))
     with pytest.raises(ValueError, match="needs a position"):
         cache.extend(x, x, jnp.zeros((2, 2), int))
-    key, _, mask = cache.extend(x, x, jnp.array([[0], [9]]))
+    with pytest.raises(ValueError, match="no room for a token at position 9"):
+        cache.extend(x, x, jnp.array([[0], [9]]))
+    extend = nnx.jit(nnx.decoding.KeyValueCache.extend)
+    key, _, mask = extend(cache, x, x, jnp.array([[0], [9]]))
     assert not key[1].any()  # behind the last slot: not kept
     assert mask[0, 0, 0].tolist() == [True, False, False, False]
 

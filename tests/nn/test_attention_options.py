@@ -133,3 +133,59 @@ def test_a_layer_takes_them_with_its_attention_function():
     options = {"sliding_window": 2, "logits_soft_cap": 3.0, "scale": 0.3}
     expected = test_attention.layer_output(layer, x, is_causal=True, **options)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+class Silent(nnx.Module):
+    """Makes attention compute its weights, and records nothing."""
+
+    def sow(self, *args, **kwargs):
+        return True
+
+
+# Options of attention, and those of the closed form in float64.
+ALIKE = [
+    ({}, {}),
+    ({"is_causal": True}, {"is_causal": True}),
+    ({"bias": random(2, 1, 3, 5)}, {"bias": random(2, 1, 3, 5)}),
+    ({"logits_soft_cap": 2.0, "scale": 0.3}, {"logits_soft_cap": 2.0, "scale": 0.3}),
+    ({"precision": "highest"}, {}),
+    ({"module": Silent()}, {}),
+]
+
+
+def complex_attention(query, key, value, **options):
+    """Attention whose logits are real parts: those of twice as many features."""
+    scale = options.pop("scale", query.shape[-1] ** -0.5)
+    query = np.concatenate([query.real, -query.imag], axis=-1)
+    key = np.concatenate([key.real, key.imag], axis=-1)
+    real, imaginary = (
+        attention(query, key, part, **options, scale=scale)
+        for part in (value.real, value.imag)
+    )
+    return real + 1j * imaginary
+
+
+@tables.cases("options, exact", *ALIKE)
+def test_complex_numbers_meet_by_their_real_parts(options, exact):
+    arrays = [
+        np.complex64(random(*shape, seed=i) + 1j * random(*shape, seed=9 + i))
+        for i, shape in enumerate([(2, 3, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8)])
+    ]
+    y = nnx.dot_product_attention(*arrays, **options)
+    assert y.dtype == jnp.complex64
+    np.testing.assert_allclose(y, complex_attention(*arrays, **exact), 1e-5, 1e-5)
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:Casting from complex:DeprecationWarning")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_on_complex_numbers_is_that_of_the_peer(peer, is_causal):
+    shape = (2, 5, 4, 8)
+    arrays = [
+        np.complex64(random(*shape) + 1j * random(*shape, seed=i)) for i in (1, 2, 3)
+    ]
+    ours, theirs = (
+        library.dot_product_attention(*arrays, is_causal=is_causal)
+        for library in (nnx, peer)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

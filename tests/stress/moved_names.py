@@ -52,8 +52,11 @@ SERVES = {
     "jax.experimental.checkify:user_checks": "checks",
 }
 CLEAR = ("ValueError: Cannot ", "NotImplementedError: nnx.")
-# What nothing asks for as long as another name is there.
-SPARE = {"jax.extend.core:get_opaque_trace_state"}
+# What nothing asks for as long as another name is there, or in a single process.
+SPARE = {
+    "jax.extend.core:get_opaque_trace_state",
+    "jax._src.distributed:global_state",
+}
 # What gives nothing can't be seen to do nothing.
 UNSEEN = {
     ("jax.extend.source_info_util:register_exclusion", "other"),

@@ -129,6 +129,15 @@ def test_what_is_there_is_replaced_if_asked(run, tmp_path):
     assert run("plain", "--overwrite")[0] == 0
 
 
+def test_help_is_plain_text(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["weights", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("graftree.weights", run_name="__main__")
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "usage: python -m graftree.weights" in printed and "`" not in printed
+
+
 def test_other_files_are_named(run, tmp_path, monkeypatch):
     file = tmp_path / "a.gguf"
     file.write_bytes(b"GGUF" + bytes(40))

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -53,6 +54,54 @@ def test_a_path_that_names_the_array_below_a_stack_is_stacked_too():
     tensors = nnx.weights.Mapping({"h.{i}.w": "blocks.layers.up.kernel"}).tensors(model)
     found = [(t.name, t.at, t.solved.file_shape) for t in tensors]
     assert found == [("h.0.w", (0,), (3, 2)), ("h.1.w", (1,), (3, 2))]
+
+
+SINGLE = {"first.fc": "blocks[0].up", "first": "blocks[0]", "then": "blocks[1]"}
+
+
+@pytest.mark.parametrize("make_blocks", [listed, stacked], ids=["list", "stack"])
+def test_a_number_is_a_single_layer_of_a_list_or_a_stack(make_blocks):
+    table = {"wte": "embed", **SINGLE, "then.fc": "blocks[1].up"}
+    model = make_net(make_blocks)
+    lines = [f"{x}.{name}" for x in ("first", "then") for name in OF_BLOCK]
+    assert sorted(names(table, model)) == sorted(["wte.weight", *lines])
+
+
+@pytest.mark.parametrize("make_blocks", [listed, stacked], ids=["list", "stack"])
+def test_single_layers_and_an_index_fill_the_same_arrays(make_blocks):
+    by_index, by_number = make_net(make_blocks), make_net(make_blocks)
+    weights = {
+        tensor.name: np.random.default_rng(n).normal(size=tensor.solved.file_shape)
+        for n, tensor in enumerate(nnx.weights.Mapping(TABLE).tensors(by_index))
+    }
+    nnx.weights.load(weights, by_index, TABLE, dtype=jnp.float32)
+    renamed = {
+        name.replace("h.0", "first").replace("h.1", "then"): x
+        for name, x in weights.items()
+    }
+    table = {"wte": "embed", **SINGLE, "then.fc": "blocks[1].up"}
+    nnx.weights.load(renamed, by_number, table, dtype=jnp.float32)
+    for one, other in zip(*map(jax.tree.leaves, (by_index, by_number)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ({"a": "blocks[0]"}, r"'a.*layer of blocks.*no line leads to \[1\] there"),
+        ({"a": "blocks[2]"}, r"'blocks\[2\]' .* leads nowhere"),
+        ({"a": "blocks[-1]"}, "leads nowhere|malformed"),
+        ({"a.{i}": "blocks[{i}]", "b": "blocks[1]"}, "of the file already"),
+        (
+            {"a": ("blocks.layers.scale", "l d -> l d"), "b": "blocks[1].scale"},
+            "of the file already",
+        ),
+    ],
+    ids=lambda x: str(x)[:20],
+)
+def test_layers_of_a_stack_are_all_in_the_table_and_none_twice(lines, message):
+    with pytest.raises(ValueError, match=message):
+        names(lines, make_net(stacked))
 
 
 def test_indices_may_be_attributes_of_the_path():
@@ -202,6 +251,42 @@ def test_blocks_are_one_line_in_a_list_and_in_a_stack(stacked):
     weights |= {f"h.{i}.bias": np.zeros(3) for i in range(2)}
     draft = nnx.weights.draft(weights, nnx.Dict(blocks=blocks))
     assert dict(draft.entries) == {"h.{i}": "blocks[{i}]"}
+
+
+def test_numbers_that_tell_kinds_of_layers_apart_are_no_indices():
+    """As in T5: `layer.0` is attention, `layer.1` the MLP, in each of the blocks."""
+    shapes = {
+        "0.SelfAttention.q": (6, 4),
+        "0.SelfAttention.o": (4, 6),
+        "1.DenseReluDense.wi": (8, 4),
+    }
+    weights = {
+        f"block.{i}.layer.{name}.weight": np.zeros(shape)
+        for i in range(3)
+        for name, shape in shapes.items()
+    }
+    weights["block.0.layer.0.SelfAttention.bias.weight"] = np.zeros((5, 3))
+
+    def block(rngs, first):
+        attention = nnx.Dict(q=linear(4, 6, rngs), o=linear(6, 4, rngs))
+        if first:
+            attention["bias"] = nnx.Embed(5, 3, rngs=rngs)
+        return nnx.Dict(attention=attention, mlp=nnx.Dict(wi=linear(4, 8, rngs)))
+
+    def linear(m, n, rngs):
+        return nnx.Linear(m, n, use_bias=False, rngs=rngs)
+
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(blocks=nnx.List([block(rngs, i == 0) for i in range(3)]))
+    draft = nnx.weights.draft(weights, model)
+    attention = "block.{i}.layer.0.SelfAttention"
+    assert dict(draft.entries) == {
+        f"{attention}.q": "blocks[{i}].attention.q",
+        f"{attention}.o": "blocks[{i}].attention.o",
+        f"{attention}.bias": "blocks[{i}].attention.bias",
+        "block.{i}.layer.1.DenseReluDense.wi": "blocks[{i}].mlp.wi",
+    }
+    assert not draft.names and not draft.paths
 
 
 def test_what_has_no_counterpart_is_listed():

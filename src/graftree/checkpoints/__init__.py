@@ -21,8 +21,9 @@ error lists all differences before anything is written.
 #   `data_states.py`: the positions of data iterators, as JSON.
 # - `stored_trees.py`: an object as a tree on disk, and back: it compares everything,
 #   then reads; `orbax_side.py`: all calls of Orbax.
-# - `processes.py`: several processes that act together; one writer at a time; the
-#   question whether to stop; no save is lost when the program ends.
+# - `step_contents.py`: what a step consists of; several processes settle it together.
+# - `processes.py`: one writer at a time; the question whether to stop; no save is lost
+#   when the program ends. How processes act together: `sharding/collectives.py`.
 # - `strict_loading.py`: a state from anywhere into an object, all of it or an error.
 
 from graftree import namespaces

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from graftree import errors
-from graftree.checkpoints import processes
 from graftree.core.graph import nodes
 
 # Where Orbax puts JSON, in the folder of the item.
@@ -38,16 +37,18 @@ def is_iterator(obj: Any) -> bool:
     return all(callable(getattr(obj, n, None)) for n in ("get_state", "set_state"))
 
 
-def to_json(name: str, iterator: Any) -> dict[str, Any]:
-    """The state of an iterator on each process, as JSON.
+def to_json(name: str, iterator: Any) -> Any:
+    """The state of an iterator in this process, as JSON.
 
     Raises:
         TypeError: If it holds a value that can't be stored.
     """
-    own = json.dumps(_encoded(iterator.get_state(), name))
-    states = processes.gathered(own.encode())
-    decoded = [json.loads(state) for state in states]
-    return {_PROCESSES: decoded, _SUM: _sum_of(decoded)}
+    return json.loads(json.dumps(_encoded(iterator.get_state(), name)))
+
+
+def joined(states: list[Any]) -> dict[str, Any]:
+    """The content of the file, from the states of all processes as JSON."""
+    return {_PROCESSES: states, _SUM: _sum_of(states)}
 
 
 def from_json(name: str, folder: Any, index: int, count: int) -> Any:
@@ -88,7 +89,7 @@ def _read(name: str, folder: Any) -> list[Any]:
         content = json.loads(file.read_bytes())
         states = content[_PROCESSES]
         if not states or content.get(_SUM, _sum_of(states)) != _sum_of(states):
-            raise ValueError("its checksum is another one")
+            raise ValueError("its checksum does not match")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise errors.CheckpointError(
             f"The state of {name} in {file} is damaged: {error}.\nRestore another "

@@ -10,6 +10,7 @@ import jax
 
 from graftree import errors
 from graftree.checkpoints import orbax_side, processes, stored_trees
+from graftree.sharding import collectives
 
 T = TypeVar("T")
 
@@ -50,40 +51,67 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
         >>> bool(jnp.all(restored.kernel[...] == model.kernel[...]))
         True
     """
-    folder = orbax_side.path_of(path)
-    tree = stored_trees.stored_tree(obj, "save")
-    if overwrite and orbax_side.is_remote(folder):
-        raise ValueError(
-            f"nnx.checkpoints.save can't overwrite {folder}: in an object store no "
-            "folder can be replaced at once.\nSave to another path, and delete this "
-            "one afterwards."
-        )
-    with processes.held(folder):
+    to_store: list[Any] = []
+
+    def prepare() -> str:
+        folder = orbax_side.path_of(path)
+        stored = stored_trees.to_store(obj, "save")
+        if overwrite and orbax_side.is_remote(folder):
+            raise ValueError(
+                f"{_SAVE} can't overwrite {folder}: in an object store no folder can "
+                "be replaced at once.\nSave to another path, and delete this one "
+                "afterwards."
+            )
+        to_store[:] = folder, stored.tree
+        return stored.digest
+
+    stored_trees.check_digests(collectives.gathered(_SAVE, prepare))
+    folder, tree = to_store
+    lock = processes.lock_of(folder)
+
+    def enter() -> bool:
+        lock.take()
         _finish_swap(folder)
-        exists = processes.by_first(folder.exists)
+        exists = folder.exists()
         if exists:
             _check_replaceable(folder, overwrite)
+        return exists
+
+    try:
+        exists = collectives.by_first(_SAVE, enter)
         _write(folder, tree, exists)
+    finally:
+        lock.release()
+
+
+_SAVE = "nnx.checkpoints.save"
 
 
 def _write(folder: Any, tree: Mapping[str, Any], exists: bool) -> None:
     """Writes a tree to a folder, which changes at once if it exists."""
     beside = folder.parent / (folder.name + NEW) if exists else folder
-    with orbax_side.explained("Saving to", folder):
-        _remove(beside.parent / (beside.name + orbax_side.PARTIAL))
-        try:
-            orbax_side.write(beside, tree)
-        except BaseException:
-            _remove(beside.parent / (beside.name + orbax_side.PARTIAL))
-            raise
-        if exists:
+    partial = beside.parent / (beside.name + orbax_side.PARTIAL)
 
-            def move_away() -> None:
-                # Until its renaming, the new one is whole, and `restore` looks for it.
-                folder.rename(folder.parent / (folder.name + OLD))
+    def write() -> None:
+        with orbax_side.explained("Saving to", folder):
+            orbax_side.write(beside, tree, _SAVE)
 
-            processes.by_first(move_away)
+    def swap() -> None:
+        with orbax_side.explained("Saving to", folder):
+            # Until its renaming, the new one is whole, and `restore` looks for it.
+            folder.rename(folder.parent / (folder.name + OLD))
             _finish_swap(folder)
+
+    collectives.by_first(_SAVE, lambda: _remove(partial))
+    try:
+        collectives.together(_SAVE, write)
+    except BaseException:
+        # Others may still write there, and would not end; the next save removes it.
+        if jax.process_count() == 1:
+            _remove(partial)
+        raise
+    if exists:
+        collectives.by_first(_SAVE, swap)
 
 
 def _check_replaceable(folder: Any, overwrite: bool) -> None:
@@ -103,21 +131,18 @@ def _check_replaceable(folder: Any, overwrite: bool) -> None:
 
 def _finish_swap(folder: Any) -> None:
     """Puts the new folder in the place of one that was moved, and deletes leftovers."""
+    if orbax_side.is_remote(folder):
+        return
     new, old = (folder.parent / (folder.name + end) for end in (NEW, OLD))
-
-    def finish() -> None:
-        with orbax_side.explained("Saving to", folder):
-            if new.exists() and not folder.exists():
-                new.rename(folder)
-            _remove(new)
-            _remove(old)
-
-    if not orbax_side.is_remote(folder):
-        processes.by_first(finish)
+    with orbax_side.explained("Saving to", folder):
+        if new.exists() and not folder.exists():
+            new.rename(folder)
+        _remove(new)
+        _remove(old)
 
 
 def _remove(folder: Any) -> None:
-    if processes.is_first() and folder.exists():
+    if folder.exists():
         folder.rmtree()
 
 
@@ -168,29 +193,48 @@ def restore(
         >>> bool(nnx.checkpoints.restore(folder, abstract).params() == rngs.params())
         True
     """
-    path = orbax_side.path_of(path)
-
     allowed = {"missing": missing, "unexpected": unexpected, "cast": cast}
-    return steadily(
-        lambda: found(path), lambda folder: _restored(folder, like, allowed)
-    )
+    objects: Any = like
+
+    def find() -> Any:
+        def look() -> str:
+            folder = orbax_side.path_of(path)
+            return found(folder).name if collectives.is_first() else ""
+
+        [name, *_] = collectives.gathered(_RESTORE, look)
+        return orbax_side.path_of(path).parent / name
+
+    def read(folder: Any) -> Any:
+        def compare() -> tuple[Any, bool]:
+            return _compared(folder, like, allowed)
+
+        restored, is_single = collectives.together(_RESTORE, compare)
+        stored_trees.read_all(_RESTORE, restored)
+        new = {name: each.rebuilt() for name, each in restored.items()}
+        return new[""] if is_single else {name: new[name] for name in objects}
+
+    return steadily(_RESTORE, find, read)
 
 
-def _restored(folder: Any, like: Any, allowed: Mapping[str, Any]) -> Any:
+_RESTORE = "nnx.checkpoints.restore"
+
+
+def _compared(
+    folder: Any, like: Any, allowed: Mapping[str, Any]
+) -> tuple[dict[str, stored_trees.Restored], bool]:
+    """The objects of a folder, compared with ``like``; whether it is a single one."""
     what = f"nnx.checkpoints.restore: {folder} does not fit the {type(like).__name__}."
     items = items_of(folder)
     if items is not None and [*items] == [_ONLY] and not _has_names(like, items):
         folder, items = items[_ONLY], None
     if items is None:
-        read = stored_trees.read_all({"": folder}, {"": like}, what, **allowed)
-        return read[""].rebuilt()
+        return stored_trees.compared({"": folder}, {"": like}, what, **allowed), True
     if not _has_names(like, items):
         raise errors.CheckpointError(
             f"{folder} has several objects: {', '.join(sorted(items))}.\nPass the "
             f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
         )
-    read = stored_trees.read_all(items, like, what, **allowed)
-    return {name: read[name].rebuilt() for name in like}
+    return stored_trees.compared(items, like, what, **allowed), False
 
 
 # The name that Orbax's manager gives to the only object of a step.
@@ -204,33 +248,37 @@ def _has_names(like: Any, items: Mapping[str, Any]) -> bool:
 # ---------------------------------------------------------------- folders
 
 
-def steadily(find: Callable[[], Any], read: Callable[[Any], T]) -> T:
+def steadily(name: str, find: Callable[[], Any], read: Callable[[Any], T]) -> T:
     """Reads a folder; if it changes meanwhile, reads the one that is there now.
 
     Another program may delete or replace the folder. A read across such a change could
     be damaged, or mix two checkpoints and still look whole.
 
     Args:
+        name: The call, for messages.
         find: Finds the folder to read; called again after a change.
-        read: Reads it.
+        read: Reads it; if it fails in one process, it fails in all.
 
     Raises:
-        CheckpointError: If it changes each time; with several processes if it changes
-            once, as they may have read different things.
+        CheckpointError: If it changes each time.
     """
     cause: Exception | None = None
-    for _ in range(_ATTEMPTS if jax.process_count() == 1 else 1):
+    for _ in range(_ATTEMPTS):
         folder = find()
         before = _identity(folder)
+        results = list[T]()
+        cause = None
         try:
-            result = read(folder)
+            results.append(read(folder))
+        except errors.ProcessError:
+            raise
         except Exception as error:
-            if _identity(folder) == before:
-                raise
             cause = error
-        else:
-            if _identity(folder) == before:
-                return result
+        changes = collectives.gathered(name, lambda: _identity(folder) != before)  # noqa: B023
+        if not any(changes):
+            if cause is not None:
+                raise cause
+            return results[0]
     raise errors.CheckpointError(
         f"Reading {folder} failed: it was deleted or replaced while it was read.\n"
         "Read it again, or have its writer keep more steps."
@@ -261,10 +309,11 @@ def found(folder: Any) -> Any:
         if not orbax_side.is_remote(folder) and new.exists():
             return new
         partial = folder.parent / (folder.name + orbax_side.PARTIAL)
-        what = "only a part of one" if partial.exists() else "nothing"
-        raise errors.CheckpointError(
-            f"There is no checkpoint at {folder}: {what} is there.{_beside(folder)}"
-        )
+        if partial.exists():
+            what = f"{folder} holds an incomplete checkpoint."
+        else:
+            what = f"There is no checkpoint at {folder}: nothing is there."
+        raise errors.CheckpointError(what + _beside(folder))
 
 
 def _beside(folder: Any) -> str:

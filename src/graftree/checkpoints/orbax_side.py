@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import itertools
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.core import paths
+from graftree.sharding import collectives
 
 DiskPath = tuple[str, ...]
 
@@ -216,17 +218,73 @@ def _errno_in(text: str) -> int | None:
 # ---------------------------------------------------------------- writing
 
 
-def write(folder: Any, tree: Mapping[str, Any]) -> None:
+class Writer:
+    """Writes folders, in a thread of Orbax; in all processes together.
+
+    Args:
+        handler: Orbax's handler of what is written.
+        name: The call that writes, for messages.
+    """
+
+    def __init__(self, handler: Any, name: str) -> None:
+        orbax = load()
+        self.barriers = collectives.Barriers(name, f"orbax {next(_numbers)}")
+        count = jax.process_count()
+        # With their numbers, Orbax waits for the others by messages, which have a limit
+        # of time, not by a computation of all devices.
+        members = {*range(count)} if count > 1 else None
+        self._checkpointer = orbax.AsyncCheckpointer(
+            handler,
+            async_options=orbax.AsyncOptions(
+                create_directories_asynchronously=False,
+                barrier_sync_fn=self.barriers.wait,
+            ),
+            multiprocessing_options=orbax.options.MultiprocessingOptions(
+                active_processes=members
+            ),
+        )
+
+    def begin(self, folder: Any, args: Any, note: Any = None) -> None:
+        """Copies what is to be written, and begins to write it.
+
+        Args:
+            folder: Where to; it must not exist.
+            args: Orbax's arguments for the handler.
+            note: What `read_note` reads, if not ``None``.
+        """
+        self._checkpointer.save(folder, args=args, custom_metadata=note)
+
+    def finish(self) -> None:
+        """Waits until all is on disk; if that fails here, it fails in all processes."""
+        try:
+            self._checkpointer.wait_until_finished()
+        except BaseException as error:
+            self.barriers.fail(error)
+            raise
+
+    def close(self) -> None:
+        """Frees its threads."""
+        self._checkpointer.close()
+
+
+_numbers = itertools.count()
+
+
+def write(folder: Any, tree: Mapping[str, Any], name: str) -> None:
     """Writes a tree and returns when all of it is on disk.
 
     Args:
         folder: Where to; it must not exist.
         tree: Nested dicts of arrays.
+        name: The call, for messages.
     """
     orbax = load()
-    handler = orbax.StandardCheckpointHandler()
-    with orbax.Checkpointer(handler) as checkpointer:
-        checkpointer.save(folder, args=orbax.args.StandardSave(tree))
+    writer = Writer(orbax.StandardCheckpointHandler(), name)
+    try:
+        writer.begin(folder, orbax.args.StandardSave(tree))
+        writer.finish()
+    finally:
+        writer.close()
 
 
 # ---------------------------------------------------------------- reading
@@ -380,7 +438,13 @@ def read(found: FolderContents, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath
 
     asked = zip(*map(ask_for, found.leaves), strict=True)
     item, how = map(found.treedef.unflatten, asked)
-    with orbax.Checkpointer(_handler()) as checkpointer:
+    # Alone: it would wait for the others, though one of them may have failed.
+    number = jax.process_index()
+    alone = orbax.options.MultiprocessingOptions(
+        primary_host=number, active_processes={number}
+    )
+    checkpointer = orbax.Checkpointer(_handler(), multiprocessing_options=alone)
+    with checkpointer:
         args = orbax.args.PyTreeRestore(item=item, restore_args=how)
         read = checkpointer.restore(found.folder, args=args)
     values = zip(found.leaves, found.treedef.flatten_up_to(read), strict=True)

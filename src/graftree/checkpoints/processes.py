@@ -1,7 +1,5 @@
-"""The processes around a save: those of one program, other writers, and its own end.
+"""The processes around a save: other writers, and the end of our own.
 
-- A program of several processes: who acts, who waits, what they must agree on. With one
-  process none of this does anything.
 - One writer at a time in a folder: a `Lock` of the operating system, on a file there.
 - Is the program about to be stopped? Answered between steps, so that it can save.
 - The end of a program that did not wait for its last save: we wait for it.
@@ -11,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import signal
 import socket
@@ -20,112 +16,17 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from graftree import _python, errors
 from graftree.checkpoints import orbax_side
-from graftree.sharding import placement
 
 try:
     import fcntl
 except ImportError:  # Windows, where no writer is kept out
     fcntl: Any = None
-
-T = TypeVar("T")
-
-
-def is_first() -> bool:
-    """Whether this process is the one that moves and deletes folders."""
-    return jax.process_index() == 0
-
-
-def by_first(act: Callable[[], T]) -> T:
-    """Has the first process do something; all get its result, or its error.
-
-    Args:
-        act: What it does; the result is passed on as JSON.
-
-    Raises:
-        CheckpointError: In the others, if ``act`` fails in the first.
-    """
-    if jax.process_count() == 1:
-        return act()
-    found: Any = None, ""
-    failure: Exception | None = None
-    try:
-        if is_first():
-            found = act(), ""
-    except Exception as error:  # whatever it is, the others wait for an answer
-        failure, found = error, (None, str(error) or repr(error))
-    result, problem = json.loads(gathered(json.dumps(found).encode())[0])
-    if failure is not None:
-        raise failure
-    if problem:
-        raise errors.CheckpointError(problem)
-    return result
-
-
-def gathered(data: bytes) -> list[bytes]:
-    """The bytes that each process has, in their order."""
-    if jax.process_count() == 1:
-        return [data]
-    multihost = _multihost()
-    sizes = multihost.process_allgather(np.asarray(len(data)))
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = multihost.process_allgather(padded)
-    return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
-
-
-def shared(leaves: Sequence[Any]) -> list[Any]:
-    """Turns local arrays of each process into arrays of all processes.
-
-    Orbax stores only those. Counters and random keys are usually local.
-
-    Raises:
-        ValueError: If they differ, as only one of them would be stored.
-    """
-    if jax.process_count() == 1:
-        return [*leaves]
-    _check_same([*filter(_is_local, leaves)])
-    # On one device of each process, and not divided among them.
-    devices = {d.process_index: d for d in reversed(jax.devices())}
-    mesh = jax.sharding.Mesh([devices[i] for i in sorted(devices)], "processes")
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return [
-        placement.global_batch(leaf, everywhere) if _is_local(leaf) else leaf
-        for leaf in leaves
-    ]
-
-
-def _is_local(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.is_fully_addressable
-
-
-def _check_same(local: Sequence[Any]) -> None:
-    digest = hashlib.sha256()
-    for leaf in local:
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        data = jax.random.key_data(leaf) if is_key else leaf
-        digest.update(np.asarray(data).tobytes())
-    if len({*gathered(digest.digest())}) > 1:
-        raise ValueError(
-            "nnx.checkpoints: arrays that each process holds for itself differ "
-            "between the processes, and only those of the first would be saved.\nMake "
-            "them with the same seed everywhere, or shard them over all devices."
-        )
-
-
-def _multihost() -> Any:
-    from jax.experimental import multihost_utils
-
-    return multihost_utils
-
 
 # ---------------------------------------------------------------- one writer at a time
 #
@@ -146,8 +47,8 @@ _changing = threading.RLock()
 class Lock:
     """Keeps other writers out, of this process and of others, until it is released.
 
-    Collecting the object or ending the process releases it too. The processes of one
-    program share the lock, which the first of them holds.
+    Collecting the object or ending the process releases it too. Of the processes of one
+    program, the first takes it for all.
 
     Args:
         file: The file to lock, an ``epath.Path`` in a folder that is made.
@@ -167,7 +68,7 @@ class Lock:
             CheckpointError: If another writer has it; the message says which.
         """
         if fcntl is not None and not orbax_side.is_remote(self._file):
-            by_first(self._take)
+            self._take()
 
     def rest(self) -> None:
         """Lets others of this process write, until it is taken again."""
@@ -233,15 +134,9 @@ def _handed_over(path: str) -> int | None:
     return None
 
 
-@contextlib.contextmanager
-def held(folder: Any) -> Iterator[None]:
-    """Keeps others from writing a folder during the block; it need not exist."""
-    lock = Lock(folder.parent / (folder.name + LOCK_ENDING), folder)
-    lock.take()
-    try:
-        yield
-    finally:
-        lock.release()
+def lock_of(folder: Any) -> Lock:
+    """The lock of a folder, which need not exist; it is beside it."""
+    return Lock(folder.parent / (folder.name + LOCK_ENDING), folder)
 
 
 def _is_at(descriptor: int, path: str) -> bool:
@@ -325,7 +220,9 @@ class _StopSignal:
             step: The number of the step.
         """
         if jax.process_count() > 1:
-            return bool(_multihost().reached_preemption_sync_point(step))
+            from jax.experimental import multihost_utils
+
+            return bool(multihost_utils.reached_preemption_sync_point(step))
         if not self._askers:
             self._install()
         self._askers.add(id(asker))

@@ -20,21 +20,29 @@ whole step lacks its scores.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import operator
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import jax
 
 from graftree import errors
-from graftree.checkpoints import data_states, files, orbax_side, processes, stored_trees
+from graftree.checkpoints import (
+    data_states,
+    files,
+    orbax_side,
+    processes,
+    step_contents,
+    stored_trees,
+)
 from graftree.core.graph import updates
+from graftree.sharding import collectives
 from graftree.training import early_stopping
 
+T = TypeVar("T")
 _DELETED = ".graftree-deleted"
 _FindStep = Callable[[], int | None]
 
@@ -42,9 +50,9 @@ _FindStep = Callable[[], int | None]
 class Checkpoints:
     """Saves a training run every few steps, and restores it.
 
-    In a program of several processes, all must make the same calls. From its first save
-    until `close`, no other `Checkpoints` and no other program can save there; any
-    number can read.
+    In a program of several processes, all must make the same calls; if one fails in a
+    process, it fails in all. From its first save until `close`, no other `Checkpoints`
+    and no other program can save there; any number can read.
 
     Args:
         directory: Where the steps are; the first save makes it.
@@ -89,7 +97,7 @@ class Checkpoints:
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
         self._best, self._mode = best, mode
-        self._checkpointer: Any = None  # made by the first save
+        self._writer: orbax_side.Writer | None = None  # made by the first save
         self._lock = processes.Lock(
             self._directory / processes.LOCK_ENDING, self._directory
         )
@@ -136,41 +144,62 @@ class Checkpoints:
             ...     checkpoints.save(1, rngs=nnx.Rngs(0))
             True
         """
-        self._check_open("save")
-        step = operator.index(step)
-        if step < 0:
-            raise ValueError(f"Checkpoints.save expects a step >= 0, got {step}.")
-        _check_names(objects)
-        if not force and step % self._every:
-            self._raise_failure()
+        if not force and self._skips(step):
+            self._check_arguments(step, objects)
+            # Of several processes, one would know earlier than the others.
+            if jax.process_count() == 1:
+                self._raise_failure()
             return False
-        found = _checked_scores(scores, self._best)
-        self.wait()
-        self._lock.take()
+        name = f"Checkpoints.save({step!r})"
+        contents = step_contents.StepContents()
+
+        def prepare() -> Any:
+            self._check_arguments(step, objects)
+            contents.scores = step_contents.checked_scores(scores, self._best)
+            self.wait()
+            contents.prepare(objects)
+            return contents.shared()
+
+        contents.settle(collectives.gathered(name, prepare))
+        step = operator.index(step)
         try:
-            self._begin(step, objects, found)
+            collectives.by_first(name, lambda: self._enter(step))
+            collectives.together(name, lambda: self._begin(step, contents))
         except BaseException:
+            self._drop_writer()
             self._lock.rest()
             raise
+        self._follow(step)
         return True
 
-    def _begin(
-        self, step: int, objects: dict[str, Any], scores: dict[str, float]
-    ) -> None:
+    def _skips(self, step: Any) -> bool:
+        """Whether a step isn't saved; what is not a step is refused later."""
+        return hasattr(type(step), "__index__") and step % self._every != 0
+
+    def _check_arguments(self, step: int, objects: Mapping[str, Any]) -> None:
+        self._check_open("save")
+        if operator.index(step) < 0:
+            raise ValueError(f"Checkpoints.save expects a step >= 0, got {step}.")
+        step_contents.check_names(objects)
+
+    def _enter(self, step: int) -> None:
+        """Takes the folder for a new step; in the first process."""
+        self._lock.take()
         self._check_new(step)
-        items = {name: _item(name, obj) for name, obj in objects.items()}
-        folder = self._directory / str(step)
         with orbax_side.explained(f"Saving step {step} to", self._directory):
             self._clear()
-            if self._checkpointer is None:
-                self._checkpointer = _checkpointer()
-            args = orbax_side.load().args.Composite(**items)
-            try:
-                note = {_KEY: scores} if scores else None
-                self._checkpointer.save(folder, args=args, custom_metadata=note)
-            except BaseException:
-                self._drop_checkpointer()
-                raise
+
+    def _begin(self, step: int, contents: step_contents.StepContents) -> None:
+        """Copies what is to be written, and begins to write it."""
+        with orbax_side.explained(f"Saving step {step} to", self._directory):
+            if self._writer is None:
+                handler = orbax_side.load().CompositeCheckpointHandler()
+                self._writer = orbax_side.Writer(handler, "Checkpoints.save")
+            note = {step_contents.SCORES: contents.scores} if contents.scores else None
+            self._writer.begin(self._directory / str(step), contents.arguments(), note)
+
+    def _follow(self, step: int) -> None:
+        """Starts the thread that waits until a step is whole."""
         processes.wait_at_end(self)
         orbax_side.silence(+1)
         self._thread = threading.Thread(
@@ -204,7 +233,8 @@ class Checkpoints:
             ...     print(checkpoints.restore_latest(rngs=rngs))
             None
         """
-        return self._restore_if_any(self.latest_step, "", objects)
+        name = "Checkpoints.restore_latest"
+        return self._restore_if_any(name, self.latest_step, "", objects)
 
     def restore_best(self, **objects: Any) -> int | None:
         """Fills objects from the best step, as `restore_latest` does from the latest.
@@ -233,14 +263,15 @@ class Checkpoints:
             10.0
         """
         which = f" whose score {self._best!r} is a number"
-        return self._restore_if_any(self.best_step, which, objects)
+        name = "Checkpoints.restore_best"
+        return self._restore_if_any(name, self.best_step, which, objects)
 
     def _restore_if_any(
-        self, find_step: _FindStep, which: str, objects: dict[str, Any]
+        self, name: str, find_step: _FindStep, which: str, objects: dict[str, Any]
     ) -> int | None:
         if find_step() is None and not self.steps():
             return None
-        return self._restore(find_step, which, objects)
+        return self._restore(name, find_step, which, objects)
 
     def restore(self, step: int, **objects: Any) -> None:
         """Fills objects from a step, as `restore_latest` does from the latest.
@@ -267,7 +298,7 @@ class Checkpoints:
         def find_step() -> int | None:
             return step if step in self.steps() else None
 
-        self._restore(find_step, f" {step}", objects)
+        self._restore("Checkpoints.restore", find_step, f" {step}", objects)
 
     def steps(self) -> list[int]:
         """The steps on disk, in order; waits for the one being written.
@@ -277,8 +308,16 @@ class Checkpoints:
             >>> nnx.checkpoints.Checkpoints(tempfile.mkdtemp()).steps()
             []
         """
-        self.wait()
-        return processes.by_first(self._steps_on_disk)
+        return self._by_first("Checkpoints.steps", self._steps_on_disk)
+
+    def _by_first(self, name: str, look: Callable[[], T]) -> T:
+        """Waits for the save, and has the first process look at the disk."""
+
+        def look_there() -> T | None:
+            self.wait()
+            return look() if collectives.is_first() else None
+
+        return collectives.gathered(name, look_there)[0]
 
     def latest_step(self) -> int | None:
         """The newest step on disk; ``None`` if there is none.
@@ -312,8 +351,7 @@ class Checkpoints:
                 "Checkpoints: nothing says which step is the best.\nName the score "
                 'that does when you make it: Checkpoints(directory, best="loss").'
             )
-        self.wait()
-        return processes.by_first(self._best_on_disk)
+        return self._by_first("Checkpoints.best_step", self._best_on_disk)
 
     def should_stop(self, step: int) -> bool:
         """Whether the program is about to be stopped, so that it should save and end.
@@ -368,11 +406,11 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            checkpointer, self._checkpointer = self._checkpointer, None
+            writer, self._writer = self._writer, None
             try:
-                if checkpointer is not None:
+                if writer is not None:
                     with orbax_side.quiet():
-                        checkpointer.close()
+                        writer.close()
             finally:
                 self._lock.release()
 
@@ -392,7 +430,7 @@ class Checkpoints:
             raise ValueError(f"Checkpoints.{method}: it has been closed.")
 
     def _check_new(self, step: int) -> None:
-        known = self.steps()
+        known = self._steps_on_disk()
         if step in known:
             what = f"step {step} has been saved"
         elif known and step < known[-1]:
@@ -407,32 +445,37 @@ class Checkpoints:
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._drop_checkpointer()
+            self._drop_writer()
             raise failure
 
-    def _drop_checkpointer(self) -> None:
+    def _drop_writer(self) -> None:
         """Gives up one that has failed: its remaining work would fail the next."""
-        checkpointer, self._checkpointer = self._checkpointer, None
-        with orbax_side.quiet(), contextlib.suppress(Exception):
-            checkpointer.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with orbax_side.quiet(), contextlib.suppress(Exception):
+                writer.close()
 
-    # In the background, where processes must not wait for each other.
+    # In the background. A failure of one process is one of all: so each knows of it
+    # when its thread has ended, and raises it in the next call.
 
     def _finish(self, step: int) -> None:
         """Waits until a step is whole, then deletes steps that need not be kept."""
         action = f"Saving step {step} to"
+        writer: Any = self._writer
         try:
-            self._checkpointer.wait_until_finished()
+            writer.finish()
             action = f"Step {step} is saved, but deleting the oldest steps in"
-            if processes.is_first():
-                self._delete_old()
+            writer.barriers.together(self._delete_old)
         except BaseException as error:
             failure = orbax_side.explanation(action, self._directory, error)
             failure.__cause__ = error
             self._failure = failure
             orbax_side.let_threads_fail()
-            with contextlib.suppress(OSError):  # the disk may be full
-                self._clear()
+            # Other processes may still write there, and would not end; the next save
+            # clears it.
+            if jax.process_count() == 1:
+                with contextlib.suppress(OSError):  # the disk may be full
+                    self._clear()
         else:
             # Lets it be collected, which frees its lock.
             processes.need_not_wait(self)
@@ -473,7 +516,7 @@ class Checkpoints:
         for step in steps:
             folder = self._directory / str(step)
             with orbax_side.explained(orbax_side.READING, folder):
-                scores = orbax_side.read_note(folder).get(_KEY, {})
+                scores = orbax_side.read_note(folder).get(step_contents.SCORES, {})
                 score = scores.get(self._best, math.nan)
                 is_better = early_stopping.is_better(score, best, self._mode)
             if is_better:
@@ -481,6 +524,8 @@ class Checkpoints:
         return found
 
     def _delete_old(self) -> None:
+        if not collectives.is_first():
+            return
         steps = self._steps_on_disk()
         old = steps[: -self._keep] if self._keep else []
         best = self._best_of(steps) if old and self._best else None
@@ -490,7 +535,7 @@ class Checkpoints:
 
     def _clear(self) -> None:
         """Deletes leftovers of killed runs and failed saves."""
-        if not processes.is_first() or not self._directory.exists():
+        if not self._directory.exists():
             return
         for folder in self._directory.iterdir():
             number, dot, end = folder.name.partition(".")
@@ -509,7 +554,7 @@ class Checkpoints:
         )
 
     def _restore(
-        self, find_step: _FindStep, which: str, objects: Mapping[str, Any]
+        self, name: str, find_step: _FindStep, which: str, objects: Mapping[str, Any]
     ) -> int:
         """Fills objects with a step; returns its number."""
         asked = {name: obj for name, obj in objects.items() if obj is not None}
@@ -517,23 +562,33 @@ class Checkpoints:
         rest = {name: obj for name, obj in asked.items() if name not in iterators}
 
         def read(folder: Any) -> Any:
-            _check_asked(folder, objects)
-            return folder, *_read(folder, rest, iterators)
+            def compare() -> Any:
+                _check_asked(folder, objects)
+                return _compared(folder, rest, iterators)
 
-        folder, found, states = files.steadily(
-            lambda: self._folder_of(find_step(), which), read
+            restored, states = collectives.together(name, compare)
+            stored_trees.read_all(name, restored)
+            return folder, restored, states
+
+        folder, restored, states = files.steadily(
+            name, lambda: self._folder_of(find_step(), which), read
         )
-        new = {name: found[name].update() for name in rest}
+        before: dict[str, Any] = {}
+
+        def set_iterators() -> dict[str, Any]:
+            before.update((key, x.get_state()) for key, x in iterators.items())
+            for key, iterator in iterators.items():
+                iterator.set_state(states[key])
+            return {key: restored[key].update() for key in rest}
+
         # Objects and iterators: all of them, or none.
-        before = {name: iterator.get_state() for name, iterator in iterators.items()}
         try:
-            for name, iterator in iterators.items():
-                iterator.set_state(states[name])
+            new = collectives.together(name, set_iterators)
             if rest:
-                updates.update(rest, new)
+                collectives.together(name, lambda: updates.update(rest, new))
         except BaseException as error:
-            for name, iterator in iterators.items():
-                iterator.set_state(before[name])
+            for key, state in before.items():
+                iterators[key].set_state(state)
             if isinstance(error, ValueError):
                 error.add_note(
                     "What can't be filled in place, such as a TrainState, is restored "
@@ -544,63 +599,27 @@ class Checkpoints:
         return int(folder.name)
 
 
-def _read(
+def _compared(
     folder: Any, objects: Mapping[str, Any], iterators: Mapping[str, Any]
 ) -> tuple[dict[str, stored_trees.Restored], dict[str, Any]]:
-    """Reads a step, but fills nothing."""
+    """The objects of a step, before they are read, and the states of iterators."""
     what = f"Checkpoints: {folder} does not fit. Nothing has changed."
     folders = {name: folder / name for name in objects}
     way_out = (
         f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
         "unexpected=..., cast=...) says which of these may be."
     )
-    read = stored_trees.read_all(folders, objects, what, way_out)
+    restored = stored_trees.compared(folders, objects, what, way_out)
     states = {
         name: data_states.from_json(
             name, folder / name, jax.process_index(), jax.process_count()
         )
         for name in iterators
     }
-    return read, states
+    return restored, states
 
 
 _LEFTOVERS = (orbax_side.PARTIAL, _DELETED)
-
-
-def _checkpointer() -> Any:
-    orbax = orbax_side.load()
-    return orbax.AsyncCheckpointer(
-        orbax.CompositeCheckpointHandler(),
-        async_options=orbax.AsyncOptions(create_directories_asynchronously=False),
-    )
-
-
-# Entries that Orbax has beside or in the place of an object.
-_TAKEN = (orbax_side.TREE_FILE, orbax_side.STEP_FILE)
-
-
-def _check_names(objects: Mapping[str, Any]) -> None:
-    if not objects:
-        raise ValueError(
-            "Checkpoints.save expects the objects to save by name, e.g. "
-            "save(step, model=model, optimizer=optimizer)."
-        )
-    for name, obj in objects.items():
-        if not name.isidentifier() or name.startswith("__") or name in _TAKEN:
-            raise ValueError(
-                f"Checkpoints.save: {name!r} is not a name for a saved object: choose "
-                "another identifier."
-            )
-        if obj is None:
-            raise TypeError(f"Checkpoints.save: {name} is None.")
-
-
-def _item(name: str, obj: Any) -> Any:
-    """The arguments with which Orbax saves an object."""
-    args = orbax_side.load().args
-    if data_states.is_iterator(obj):
-        return args.JsonSave(data_states.to_json(name, obj))
-    return args.StandardSave(stored_trees.stored_tree(obj, "Checkpoints.save", name))
 
 
 _MOST_LISTINGS = 10
@@ -653,36 +672,3 @@ def _check_asked(folder: Any, objects: Mapping[str, Any]) -> None:
 def _listed(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-10:]))
     return shown if len(steps) <= 10 else f"..., {shown}"
-
-
-_KEY = "scores"
-
-
-def _checked_scores(given: Any, best: str | None) -> dict[str, float]:
-    """The scores that were given for a step, as numbers: the same in all processes."""
-    if not isinstance(given, Mapping | None):
-        raise TypeError(
-            "Checkpoints.save expects scores to be a dict of numbers by name, got a "
-            f"{type(given).__name__}.\nAn object to save needs another name."
-        )
-    given = {} if given is None else given
-    if best is not None and best not in given:
-        raise ValueError(
-            errors.message(
-                f"Checkpoints.save: the score {best!r} is missing, which decides which "
-                "step is the best.",
-                where=f"scores given: {', '.join(map(repr, given)) or 'none'}",
-                way_out=f"Pass scores={{{best!r}: ...}}; float('nan') for a step that "
-                "should not be the best.",
-            )
-        )
-    found = {
-        name: early_stopping.as_number(score, f"Checkpoints.save: the score {name!r}")
-        for name, score in given.items()
-    }
-    if len({*processes.gathered(json.dumps(found).encode())}) > 1:
-        raise ValueError(
-            "Checkpoints.save: the scores differ between the processes, and only those "
-            "of the first would be saved.\nReduce them over all processes first."
-        )
-    return found

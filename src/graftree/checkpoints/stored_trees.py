@@ -21,6 +21,7 @@ the same form, on the same devices.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,11 +31,12 @@ import numpy as np
 
 from graftree import _jax, config, errors
 from graftree.annotations import Path
-from graftree.checkpoints import orbax_side, processes, strict_loading
+from graftree.checkpoints import orbax_side, strict_loading
 from graftree.core import paths
 from graftree.core.graph import flattening, matching, nodes
 from graftree.core.states import flat_states
 from graftree.core.variables import partitioning, values as variable_values, variables
+from graftree.sharding import collectives, process_arrays
 
 
 class StoredValue(NamedTuple):
@@ -212,7 +214,20 @@ def _can_be_named(name: str) -> bool:
 # ---------------------------------------------------------------- to disk
 
 
-def stored_tree(obj: Any, function: str, name: str = "") -> dict[str, Any]:
+class ToStore(NamedTuple):
+    """What is stored for an object.
+
+    Attributes:
+        tree: Its arrays; of several processes, all are arrays of all of them.
+        digest: Of the arrays that this process has for itself. It must be the same in
+            all processes, as only those of one are stored.
+    """
+
+    tree: dict[str, Any]
+    digest: str
+
+
+def to_store(obj: Any, function: str, name: str = "") -> ToStore:
     """The tree of arrays that is stored for an object.
 
     Later changes of the object don't reach it.
@@ -239,7 +254,46 @@ def stored_tree(obj: Any, function: str, name: str = "") -> dict[str, Any]:
                 way_out="Leave these out, or convert them to arrays.",
             )
         )
-    return tree.tree(processes.shared(stored))
+    if jax.process_count() == 1:
+        return ToStore(tree.tree(stored), "")
+    return ToStore(tree.tree(_shared(stored)), _digest([*filter(_is_local, stored)]))
+
+
+def check_digests(digests: Sequence[Any]) -> None:
+    """Raises if processes have different arrays where only those of one are stored."""
+    if any(digest != digests[0] for digest in digests):
+        raise ValueError(
+            "nnx.checkpoints: arrays that each process holds for itself differ "
+            "between the processes, and only those of the first would be saved.\nMake "
+            "them with the same seed everywhere, or shard them over all devices."
+        )
+
+
+def _shared(leaves: Sequence[Any]) -> list[Any]:
+    """Turns local arrays of each process into arrays of all processes.
+
+    Orbax stores only those. Counters and random keys are usually local.
+    """
+    # On one device of each process, and not divided among them.
+    devices = {d.process_index: d for d in reversed(jax.devices())}
+    mesh = jax.sharding.Mesh([devices[i] for i in sorted(devices)], "processes")
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return [
+        process_arrays.joined_rows(leaf, everywhere) if _is_local(leaf) else leaf
+        for leaf in leaves
+    ]
+
+
+def _is_local(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_fully_addressable
+
+
+def _digest(arrays: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        data = jax.random.key_data(array) if _is_key(array.dtype) else array
+        digest.update(np.asarray(data).tobytes())
+    return digest.hexdigest()
 
 
 class _Unsupported(Exception):
@@ -315,14 +369,14 @@ _UNREADABLE = ("uint4",)
 # ---------------------------------------------------------------- from disk
 
 
-def read_all(
+def compared(
     folders: Mapping[str, Any],
     likes: Mapping[str, Any],
     what: str,
     way_out: str = "",
     **allowed: Any,
 ) -> dict[str, Restored]:
-    """Reads several objects; compares all of them before it reads the first.
+    """Compares several objects with what is on disk; `read_all` reads them then.
 
     Args:
         folders: Where each of them is.
@@ -339,9 +393,17 @@ def read_all(
         read[name] = Restored(like, found)
         read[name].choose(choice, name)
     choice.check(what, way_out)
-    for restored in read.values():
-        restored.read()
     return read
+
+
+def read_all(name: str, restored: Mapping[str, Restored]) -> None:
+    """Reads the arrays of objects that were compared, in all processes.
+
+    Args:
+        name: The call, for messages.
+        restored: What `compared` returned.
+    """
+    collectives.together(name, lambda: [each.read() for each in restored.values()])
 
 
 class Restored:

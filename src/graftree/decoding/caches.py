@@ -11,19 +11,27 @@ chunk. A single token needs nothing that it replaces, and sees the ring as it is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import Dtype
+from graftree import _jax, errors
+from graftree.annotations import (
+    Array,
+    ArrayLike,
+    Bool,
+    Dtype,
+    Int,
+    Integer,
+    Num,
+    Shaped,
+)
 from graftree.core.modules.modules import Module
+from graftree.core.text import descriptions
 from graftree.core.variables.kinds import Cache
 from graftree.nn import attention
 from graftree.nn.support import arguments, meshes
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Int, Num
 
 
 class KeyValueCache(Module):
@@ -38,7 +46,8 @@ class KeyValueCache(Module):
         max_length: The number of slots for each.
         kv_heads: The number of heads of keys and values.
         head_dim: The features of a head.
-        dtype: The dtype of keys and values.
+        dtype: The dtype of keys and values: `nnx.precision.compute_dtype` of the layer,
+            or a narrower one.
         window: How many tokens a token sees, itself included, as ``sliding_window`` of
             `nnx.dot_product_attention`; ``None``: all. With a window, each call must
             continue at the position after the last one, without gaps.
@@ -106,8 +115,8 @@ class KeyValueCache(Module):
             key: ``[batch, length, kv_heads, head_dim]``.
             value: Likewise.
             positions: Where in its sequence each token is, ``int[batch, length]``;
-                negative for padding. Without a ring, a token beyond the last slot is
-                not kept.
+                negative for padding. Without a ring, a token beyond the last slot is an
+                error, or in a trace, where positions are not known, not kept.
 
         Returns:
             Keys, values, and which of them each token sees, ``bool[batch, 1, length,
@@ -116,16 +125,29 @@ class KeyValueCache(Module):
             contents of the slots, followed by those of the tokens.
 
         Raises:
-            ValueError: If the shapes don't fit the cache.
+            ValueError: If the shapes don't fit the cache, or it has too few slots.
         """
         self._check(key, value, positions)
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         if self.is_ring:
             return self._extend_ring(key, value, positions)
         keys, values = self._write(key, value, positions)
-        slots = jnp.arange(self.key.shape[1])[None, None, None]
-        sees = positions[:, None, :, None] >= slots
+        sees = positions[:, None, :, None] >= self._seen(positions)[:, None, None]
         return keys, values, sees
+
+    def _seen(self, positions: jax.Array) -> jax.Array:
+        """The positions of the keys that `extend` returns, ``int[batch or 1, seen]``.
+
+        They are negative where there is no token yet, or padding.
+        """
+        slots = self.key.shape[1]
+        if not self.is_ring:
+            return jnp.arange(slots)[None]
+        last = positions.max(axis=1, keepdims=True)
+        if positions.shape[1] == 1:
+            return _in_ring(last, slots)
+        count = (positions >= 0).sum(axis=1, keepdims=True)
+        return jnp.concatenate([_in_ring(last - count, slots), positions], axis=1)
 
     def _extend_ring(
         self, key: jax.Array, value: jax.Array, positions: jax.Array
@@ -137,16 +159,14 @@ class KeyValueCache(Module):
         is_kept = positions > jnp.maximum(last - size, -1)
         slots = jnp.where(is_kept, positions % size, -1)
         keys, values = self._write(key, value, slots)
+        seen = self._seen(positions)
         if positions.shape[1] == 1:
-            sees = _in_ring(last, size) >= 0
-            return keys, values, sees[:, None, None]
-        count = (positions >= 0).sum(axis=1, keepdims=True)
+            return keys, values, (seen >= 0)[:, None, None]
         # No mask can remove it again: padding may have become NaN in the layer below.
         is_token = (positions >= 0)[:, :, None, None]
         key, value = jnp.where(is_token, key, 0), jnp.where(is_token, value, 0)
-        seen = jnp.concatenate([_in_ring(last - count, size), positions], axis=1)
-        seen, back = seen[:, None], positions[:, :, None] - seen[:, None]
-        sees = (seen >= 0) & (back >= 0) & (back < size)
+        back = positions[:, :, None] - seen[:, None]
+        sees = (seen[:, None] >= 0) & (back >= 0) & (back < size)
         keys = jnp.concatenate([old_key, key], axis=1)
         values = jnp.concatenate([old_value, value], axis=1)
         return keys, values, sees[:, None]
@@ -163,6 +183,23 @@ class KeyValueCache(Module):
                 f"KeyValueCache.extend needs a position for each of {key.shape[:2]} "
                 f"tokens, got positions of shape {positions.shape}."
             )
+        if not self.is_ring:
+            self._check_slots(key.shape[1], positions)
+
+    def _check_slots(self, length: int, positions: Any) -> None:
+        """Refuses more tokens than slots, and positions that are known to have none."""
+        slots = self.key.shape[1]
+        last = _last_known(positions)
+        if length <= slots and last < slots:
+            return
+        tokens = f"{length} tokens" if length > slots else f"a token at position {last}"
+        raise ValueError(
+            errors.message(
+                f"A KeyValueCache with {slots} slots has no room for {tokens}.",
+                way_out="Make it longer: KeyValueCache(batch, max_length, ...), with "
+                "max_length for prompt, padding and new tokens.",
+            )
+        )
 
     def _write(
         self, key: jax.Array, value: jax.Array, slots: jax.Array
@@ -188,6 +225,15 @@ class KeyValueCache(Module):
         return contents
 
 
+def _last_known(positions: Any) -> int:
+    """The last of some positions, or -1 in a trace or on machines of others."""
+    if isinstance(positions, _jax.Tracer) or not positions.size:
+        return -1
+    if not getattr(positions, "is_fully_addressable", True):
+        return -1
+    return int(jax.device_get(positions).max())
+
+
 def _in_ring(newest: jax.Array, slots: int) -> jax.Array:
     """The position in each slot, negative where there is none yet.
 
@@ -206,30 +252,45 @@ def attend(
     cache: KeyValueCache | None = None,
     *,
     sliding_window: int | None = None,
+    is_causal: bool = True,
+    mask: Shaped[ArrayLike, "*mask_shape"] | None = None,
+    bias: Num[ArrayLike, "*bias_shape"] | None = None,
+    key_value_seq_lengths: Integer[ArrayLike, " batch"] | None = None,
     **options: Any,
 ) -> Num[Array, "batch length heads head_dim"]:
     """Causal attention of a language model, with or without a cache.
 
     One ``__call__`` then serves training, where a call has the whole sequence, and
-    decoding, where it has the next tokens.
+    decoding, where it has the next tokens. The dtype of the cache doesn't change that
+    of the result: keys and values come out of it in the dtype of the call's.
 
     Args:
         query: ``[batch, length, heads, head_dim]``.
         key: ``[batch, length, kv_heads, head_dim]``.
         value: Likewise.
-        positions: Where in its sequence each token is; needed with a cache.
+        positions: Where in its sequence each token is; needed with a cache. Without
+            one, tokens are in order, and padding on their left needs a ``mask``.
         cache: The cache to add keys and values to; ``None``: a token sees the tokens of
             the call, itself and those before.
         sliding_window: How many tokens a token sees, itself included; ``None``: all. It
             must be the window of the cache.
+        is_causal: Always true: a token sees itself and those before.
+        mask: Which of them it sees, broadcastable to ``[batch, heads, length, keys]``.
+            Keys are the tokens of the call or, with a cache, its slots, where a token
+            is at its position. A cache that is a ring takes one only if it is the same
+            for all keys.
+        bias: Added to the scaled dot products; of the shape of ``mask``.
+        key_value_seq_lengths: How many tokens each sequence has; those at later
+            positions are not seen.
         **options: Passed on to `nnx.dot_product_attention`, such as ``scale``.
 
     Returns:
         ``[batch, length, heads, head_dim]``.
 
     Raises:
-        ValueError: If the windows differ, if a cache comes without positions, or as for
-            `KeyValueCache.extend` and `nnx.dot_product_attention`.
+        ValueError: If ``is_causal`` is false, if the windows differ, if a cache comes
+            without positions or has too few slots, if ``mask`` or ``bias`` don't fit
+            its slots, or as for `KeyValueCache.extend` and `nnx.dot_product_attention`.
 
     Example:
         >>> x = jax.random.normal(jax.random.key(0), (1, 3, 1, 4))
@@ -242,16 +303,79 @@ def attend(
         >>> jnp.allclose(jnp.concatenate(tokens, axis=1), y, atol=1e-6)
         Array(True, dtype=bool)
     """
+    _check_causal(is_causal)
     if cache is None:
-        options |= {"is_causal": True, "sliding_window": sliding_window}
-        return attention.dot_product_attention(query, key, value, **options)
+        return attention.dot_product_attention(
+            query,
+            key,
+            value,
+            bias,
+            mask,
+            is_causal=True,
+            sliding_window=sliding_window,
+            key_value_seq_lengths=key_value_seq_lengths,
+            **options,
+        )
     if positions is None:
         raise ValueError("nnx.decoding.attend needs positions with a cache.")
-    if cache.window != sliding_window:
+    _check_window(cache, sliding_window)
+    mask = _over_slots("mask", mask, query, cache)
+    bias = _over_slots("bias", bias, query, cache)
+    lengths = attention.checked_lengths(key_value_seq_lengths, query.shape[:1])
+    with arguments.undone_on_failure(cache.key, cache.value):
+        keys, values, sees = cache.extend(key, value, positions)
+        if mask is not None:
+            sees = sees & mask.astype(bool)
+        if lengths is not None:
+            is_token = cache._seen(positions) < lengths[:, None]
+            sees = sees & is_token[:, None, None]
+        # The dtype of a cache says how it keeps numbers, and not how to compute.
+        keys, values = keys.astype(key.dtype), values.astype(value.dtype)
+        attend_to = attention.dot_product_attention
+        return attend_to(query, keys, values, bias, sees, **options)
+
+
+def _check_causal(is_causal: bool) -> None:
+    if not is_causal:
         raise ValueError(
-            f"nnx.decoding.attend got sliding_window={sliding_window} and a cache with "
-            f"window={cache.window}.\nMake the cache with KeyValueCache(..., "
-            f"window={sliding_window})."
+            errors.message(
+                "nnx.decoding.attend is causal, and got is_causal=False.",
+                way_out="For attention in both directions call "
+                "nnx.dot_product_attention(query, key, value).",
+            )
         )
-    key, value, mask = cache.extend(key, value, positions)
-    return attention.dot_product_attention(query, key, value, mask=mask, **options)
+
+
+def _check_window(cache: KeyValueCache, window: int | None) -> None:
+    if cache.window != window:
+        raise ValueError(
+            f"nnx.decoding.attend got sliding_window={window} and a cache with "
+            f"window={cache.window}.\nMake the cache with KeyValueCache(..., "
+            f"window={window})."
+        )
+
+
+def _over_slots(
+    name: str, x: Any, query: jax.Array, cache: KeyValueCache
+) -> jax.Array | None:
+    """A mask or bias whose last axis is that of the slots, or of size one."""
+    if x is None:
+        return None
+    x, slots = jnp.asarray(x), cache.key.shape[1]
+    if x.shape[-1:] == (1,) or (x.shape[-1:] == (slots,) and not cache.is_ring):
+        batch, length, heads = query.shape[:3]
+        return attention.to_rank(name, x, (batch, heads, length, slots))
+    words = f"a ring, whose {slots} slots hold other tokens from call to call"
+    way_out = "Make the cache without a window, and let the mask hide what is outside."
+    if not cache.is_ring:
+        words = f"{slots} slots, one for each position"
+        way_out = (
+            f"Give its last axis the size {slots}; a token's slot is its position."
+        )
+    raise ValueError(
+        errors.message(
+            f"nnx.decoding.attend: the {name} doesn't fit a cache with {words}.",
+            where=f"{name} {descriptions.describe(x)}",
+            way_out=way_out,
+        )
+    )

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import errors
+from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import differences, flattening, functional, traversals, watches
@@ -32,9 +32,12 @@ from graftree.transforms.control_flow import loops
 GREEDY = sampling.Sampler(temperature=0)
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Generated:
     """The tokens that `generate` returns, and that `stream` yields in parts.
+
+    Its arrays are NumPy's, or JAX's where `generate` is part of a larger program.
 
     Attributes:
         tokens: ``int32[batch, max_new_tokens]``; zeros follow the end of a sequence. A
@@ -52,8 +55,8 @@ class Generated:
         [[4], [6, 7, 8]]
     """
 
-    tokens: np.ndarray
-    lengths: np.ndarray
+    tokens: Any
+    lengths: Any
     stop_lengths: Any = 0
 
     def lists(self, *, with_stop: bool = True) -> list[list[int]]:
@@ -63,7 +66,7 @@ class Generated:
             with_stop: Whether to include the stop that ended a sequence.
         """
         lengths = self.lengths if with_stop else self.lengths - self.stop_lengths
-        rows = zip(self.tokens, np.maximum(lengths, 0), strict=True)
+        rows = zip(np.asarray(self.tokens), np.maximum(lengths, 0), strict=True)
         return [row[:length].tolist() for row, length in rows]
 
 
@@ -85,6 +88,10 @@ def generate(
     is recompiled for other numbers of prompts and tokens, for prompts of another padded
     length, and for other stops and other functions as processors, but not for prompts
     of other lengths. The cache is part of the program, which writes it in place.
+
+    Inside a transform, such as ``jax.jit``, or in a program to export, it is part of
+    that program. Then model, prompts, key and sampler may be traced, and nothing is
+    checked that depends on the tokens themselves: prompts must not be empty.
 
     Args:
         model: Has two methods. ``init_cache(batch, max_length)`` makes its memory of
@@ -118,7 +125,8 @@ def generate(
 
     Raises:
         TypeError: If ``prompts`` are not lists of integers, if the model lacks
-            ``init_cache``, or if a processor returns anything but logits.
+            ``init_cache``, if a processor returns anything but logits, or if an
+            argument is traced that decides the program.
         ValueError: If a prompt is empty or too long; if a token is negative, or not an
             int32; if a sampler that draws gets no key; or if a call of the model adds
             or replaces Variables, or changes their shapes. It may write to those that
@@ -135,7 +143,10 @@ def generate(
         [[4, 5, 6], [6, 7]]
     """
     task = _task("nnx.decoding.generate", **locals())
-    return Generated(*map(np.asarray, _whole(model, task)))
+    parts = _whole(model, task)
+    if isinstance(parts[0], _jax.Tracer):
+        return Generated(*parts)
+    return Generated(*map(np.asarray, parts))
 
 
 def stream(
@@ -179,7 +190,7 @@ def stream(
         ``max_new_tokens``, until all sequences have ended.
 
     Raises:
-        TypeError: See `generate`.
+        TypeError: See `generate`; or inside a transform, where nothing can be yielded.
         ValueError: See `generate`; if ``chunk`` is less than 1; or if the cache holds
             Variables of the model.
 
@@ -197,6 +208,14 @@ def stream(
         [[5], [7]]
         [[6], []]
     """
+    if _jax.current_trace() is not _jax.no_trace:
+        raise TypeError(
+            errors.message(
+                "nnx.decoding.stream yields tokens as they are made, and a transform "
+                "has none before its program runs.",
+                way_out="Call nnx.decoding.generate there.",
+            )
+        )
     task = _task("nnx.decoding.stream", **locals())
     if chunk < 1:
         raise ValueError(f"nnx.decoding.stream: chunk is at least 1, got {chunk}.")
@@ -251,12 +270,15 @@ def _task(
     **_: Any,
 ) -> _Task:
     """Checks the arguments of a call."""
-    rows = prompts if isinstance(prompts, Iterable) else [prompts]
-    rows = [_tokens(call, row, pad) for row in rows]
-    lengths = np.array([len(row) for row in rows], np.int32)
+    _check_static(
+        call, max_new_tokens=max_new_tokens, stop=stop, padded_length=padded_length
+    )
+    is_traced = isinstance(prompts, _jax.Tracer)
+    read = _traced_prompts if is_traced else _prompts
+    tokens, lengths, longest = read(call, prompts, pad)
     limit = getattr(model, "max_length", None)
-    length = _padded_length(call, lengths, padded_length, limit)
-    _check(limit, lengths, max_new_tokens)
+    length = _padded_length(longest, padded_length, limit)
+    _check(limit, longest, max_new_tokens)
     if key is None:
         if not sampler.is_greedy:
             raise ValueError(
@@ -266,15 +288,67 @@ def _task(
         key = jax.random.key(0)
     settings = _functions(processors), key, max_new_tokens, _stops(stop)
     _check_model(call, model)
-    tokens = np.zeros((len(rows), length), np.int32)
+    padding = (0, 0), (0, length - longest)
+    tokens = (jnp if is_traced else np).pad(tokens, padding)
+    return _Task(jnp.asarray(tokens), jnp.asarray(lengths), sampler, *settings)
+
+
+def _check_static(call: str, **settings: Any) -> None:
+    """Refuses traced values of arguments that decide the program."""
+    for name, value in settings.items():
+        if any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(value)):
+            raise TypeError(
+                errors.message(
+                    f"{call}: {name}= decides the program, and can't be traced.",
+                    way_out="Make it a static argument of the transform, as in "
+                    f"jax.jit(..., static_argnames={name!r}), or write it there.",
+                )
+            )
+
+
+def _prompts(
+    call: str, prompts: Any, pad: int | None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The tokens of all prompts, their lengths, and the largest of these."""
+    if isinstance(prompts, jax.Array):
+        prompts = np.asarray(prompts)  # in a trace, JAX's own rows would be traced
+    rows = prompts if isinstance(prompts, Iterable) else [prompts]
+    rows = [_tokens(call, row, pad) for row in rows]
+    lengths = np.array([len(row) for row in rows], np.int32)
+    if not lengths.size or lengths.min() < 1:
+        raise ValueError(f"{call} needs prompts of at least one token.")
+    tokens = np.zeros((len(rows), lengths.max()), np.int32)
     for row, padded in zip(rows, tokens, strict=True):
         padded[: len(row)] = row
-    return _Task(jnp.asarray(tokens), jnp.asarray(lengths), sampler, *settings)
+    return tokens, lengths, int(lengths.max())
+
+
+def _traced_prompts(
+    call: str, prompts: jax.Array, pad: int | None
+) -> tuple[jax.Array, jax.Array, int]:
+    """The same of a traced array, whose longest prompt has at most its length."""
+    if prompts.ndim != 2 or not jnp.issubdtype(prompts.dtype, jnp.integer):
+        raise TypeError(
+            f"{call} takes prompts of integers, [batch, length], and in a transform as "
+            f"one array; got {jax.typeof(prompts).str_short()}."
+        )
+    is_token = jnp.ones(prompts.shape, bool) if pad is None else prompts != pad
+    lengths = is_token.sum(axis=1, dtype=jnp.int32)
+    first = jnp.argsort(~is_token, axis=1, stable=True)
+    tokens = jnp.take_along_axis(prompts, first, axis=1).astype(jnp.int32)
+    is_token = jnp.arange(prompts.shape[1])[None] < lengths[:, None]
+    return jnp.where(is_token, tokens, 0), lengths, prompts.shape[1]
 
 
 def _tokens(call: str, row: Any, pad: int | None) -> np.ndarray:
     """The tokens of a prompt."""
-    tokens = np.asarray(row)
+    try:
+        tokens = np.asarray(row)
+    except jax.errors.TracerArrayConversionError:
+        raise TypeError(
+            f"{call} takes prompts that are traced as one array, [batch, length], and "
+            "got a list.\nGive rows of one length, and name what fills them up: pad=0."
+        ) from None
     if tokens.ndim == 0 and tokens.dtype.kind in "iu":
         raise TypeError(
             f"{call} takes a batch of prompts, and got the tokens of a single one.\n"
@@ -316,12 +390,7 @@ def _check_model(call: str, model: Any) -> None:
     )
 
 
-def _padded_length(
-    call: str, lengths: np.ndarray, wanted: int | None, limit: int | None
-) -> int:
-    if not lengths.size or lengths.min() < 1:
-        raise ValueError(f"{call} needs prompts of at least one token.")
-    longest = int(lengths.max())
+def _padded_length(longest: int, wanted: int | None, limit: int | None) -> int:
     if wanted is None:
         wanted = max(16, 1 << (longest - 1).bit_length())
     elif wanted < longest:
@@ -331,16 +400,15 @@ def _padded_length(
     return wanted if limit is None else max(longest, min(wanted, limit))
 
 
-def _check(limit: int | None, lengths: np.ndarray, max_new_tokens: int) -> None:
+def _check(limit: int | None, longest: int, max_new_tokens: int) -> None:
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is at least 1, got {max_new_tokens}.")
-    longest = int(lengths.max()) + max_new_tokens
-    if limit is not None and longest > limit:
+    total = longest + max_new_tokens
+    if limit is not None and total > limit:
         raise ValueError(
             errors.message(
-                f"Sequences would get {longest} tokens, and the model takes {limit}.",
-                where=f"longest prompt {int(lengths.max())}, "
-                f"max_new_tokens={max_new_tokens}",
+                f"Sequences would get {total} tokens, and the model takes {limit}.",
+                where=f"longest prompt {longest}, max_new_tokens={max_new_tokens}",
                 way_out="Cut the prompts, or make fewer tokens.",
             )
         )

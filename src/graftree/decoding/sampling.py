@@ -10,15 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from graftree import errors
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Float, Int, Key
+from graftree.annotations import Array, Bool, Float, Int, PRNGKey
 
 
 @jax.tree_util.register_pytree_node_class
@@ -90,7 +88,7 @@ class Sampler:
         return sampler
 
     def __call__(
-        self, logits: Float[Array, "*batch vocabulary"], key: Key[Array, ""]
+        self, logits: Float[Array, "*batch vocabulary"], key: PRNGKey
     ) -> Int[Array, "*batch"]:
         """Draws a token for each row.
 

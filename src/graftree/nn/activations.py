@@ -8,17 +8,14 @@ differentiable. Two are synonyms: ``swish is silu`` and ``hard_swish is hard_sil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, Dtype, PromoteDtypeFn
+from graftree.annotations import Array, ArrayLike, Dtype, Num, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
 from graftree.nn.support import arguments, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Num
 
 
 class PReLU(Module):

@@ -19,18 +19,26 @@ import functools
 import math
 import numbers
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, Dtype, PrecisionLike, PromoteDtypeFn, Shape
+from graftree.annotations import (
+    Array,
+    ArrayLike,
+    Dtype,
+    Inexact,
+    Integer,
+    Num,
+    PrecisionLike,
+    PromoteDtypeFn,
+    Shape,
+    Shaped,
+)
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
 from graftree.nn.support import arguments, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Integer, Num, Shaped
 
 
 def dot_product_attention(
@@ -68,7 +76,8 @@ def dot_product_attention(
     when key and value differ in depth or number of heads, in float32 with a
     ``precision``, and in dtypes other than float32 and bfloat16: its softmax is
     float32, and float16 does not work on all platforms. The weights are then computed
-    as an array, in ``dtype``, with a softmax in float32 or wider.
+    as an array, in ``dtype``, with a softmax in float32 or wider. For complex numbers
+    it is the softmax of the real parts of the dot products, as in JAX's function.
 
     By default, that function uses XLA's kernels on all platforms, up to JAX 0.12.
     ``implementation="cudnn"`` asks for the fused kernel of NVIDIA GPUs, as in
@@ -142,7 +151,7 @@ def dot_product_attention(
     q, k, v = promote_dtype((query, key, value), dtype=dtype)
     _check_shapes(q, k, v)
     _check_window(sliding_window, is_causal)
-    lengths = _lengths(key_value_seq_lengths, q.shape[:-3])
+    lengths = checked_lengths(key_value_seq_lengths, q.shape[:-3])
     dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
     options = {"is_causal": is_causal, "scale": scale, "sliding_window": sliding_window}
     beyond_jax = (module, dropout_key, logits_soft_cap, sinks)
@@ -150,7 +159,7 @@ def dot_product_attention(
     if can_fuse and all(x is None for x in beyond_jax):
         attend = _attend if implementation is None else _attend_as_it_is
         shape = _weights_shape(q, k)
-        bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
+        bias, mask = to_rank("bias", bias, shape), to_rank("mask", mask, shape)
         arrays = (q, k, v, bias, mask, lengths)
         return attend(*arrays, implementation=implementation, **options)
     weights = dot_product_attention_weights(
@@ -241,14 +250,14 @@ def dot_product_attention_weights(
     _check_shapes(q, k)
     dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
     shape = _weights_shape(q, k)
-    bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
+    bias, mask = to_rank("bias", bias, shape), to_rank("mask", mask, shape)
     _check_window(sliding_window, is_causal)
-    lengths = _lengths(key_value_seq_lengths, q.shape[:-3])
+    lengths = checked_lengths(key_value_seq_lengths, q.shape[:-3])
     sinks = _sinks(sinks, shape)
     logits = _logits(q, k, scale, precision)
     logits = _capped(logits, logits_soft_cap)
     if bias is not None:
-        logits = logits + bias
+        logits = logits + _real(bias)
     visible = _visible(shape, mask, is_causal, sliding_window, lengths)
     if visible is not None:
         logits = jnp.where(visible, logits, jnp.finfo(logits.dtype).min)
@@ -325,7 +334,7 @@ def _weights_shape(query: jax.Array, key: jax.Array) -> tuple[int, ...]:
     return (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
 
 
-def _to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
+def to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
     """Gives a mask or bias the rank of the weights, with axes of size one in front."""
     if x is None:
         return None
@@ -355,7 +364,7 @@ def _check_window(window: int | None, is_causal: bool) -> None:
         )
 
 
-def _lengths(lengths: Any, batch: Shape) -> jax.Array | None:
+def checked_lengths(lengths: Any, batch: Shape) -> jax.Array | None:
     """The number of keys of each sequence, as int32."""
     if lengths is None:
         return None
@@ -446,9 +455,14 @@ def _logits(
         # As JAX's function does; in half precision the softmax would lose most digits.
         **arguments.if_set(preferred_element_type=None if wide == dtype else wide),
     )
-    logits = jnp.reshape(logits, shape)
+    # As in JAX's function; the softmax of complex numbers would be none.
+    logits = jnp.reshape(_real(logits), shape)
     # Here it is not rounded to half precision.
     return logits if scale is None else logits * jnp.asarray(scale, logits.dtype)
+
+
+def _real(x: jax.Array) -> jax.Array:
+    return jnp.real(x) if jnp.iscomplexobj(x) else x
 
 
 def _capped(logits: jax.Array, cap: Any) -> jax.Array:

@@ -11,25 +11,31 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from graftree import _python, errors
-from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn, Shape
+from graftree.annotations import (
+    Array,
+    ArrayLike,
+    Dtype,
+    Inexact,
+    Initializer,
+    Num,
+    PromoteDtypeFn,
+    Shape,
+)
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.nn import initializers, linear
+from graftree.nn import compute_dtypes, initializers, linear
 from graftree.nn.support import arguments, eager, meshes
 
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num
-
-    State = Inexact[Array, "*batch hidden_features"]
-    StateLike = Inexact[ArrayLike, "*batch hidden_features"]
+State: TypeAlias = "Inexact[Array, '*batch hidden_features']"
+StateLike: TypeAlias = "Inexact[ArrayLike, '*batch hidden_features']"
 
 _orthogonal = initializers.orthogonal()
 
@@ -153,8 +159,8 @@ class VectorCell(RNNCellBase):
                 constructor, or else zeros.
 
         Returns:
-            An array ``[*batch, hidden_features]`` of dtype ``param_dtype``, or a tuple
-            of such arrays.
+            An array ``[*batch, hidden_features]`` in the dtype of the Params, or a
+            tuple of such arrays.
 
         Raises:
             ValueError: If there are no ``rngs``.
@@ -169,8 +175,10 @@ class VectorCell(RNNCellBase):
             )
         initializer = carry_init or self.carry_init or initializers.zeros
         shape = (*input_shape[:-1], self.hidden_features)
+        stored = compute_dtypes.params_dtype(self)
+        dtype = self.param_dtype if stored is None else stored
         states = [
-            _first_state(stream, initializer, shape, self.param_dtype)
+            _first_state(stream, initializer, shape, dtype)
             for _ in range(self.num_states)
         ]
         return states[0] if self.num_states == 1 else tuple(states)
@@ -286,7 +294,8 @@ class SimpleCell(VectorCell):
         hidden_features: Size of the last axis of carry and outputs.
         dtype: The dtype in which the layers compute; ``None``: inferred from inputs and
             Params.
-        param_dtype: The dtype in which the Params are stored, and of the first carry.
+        param_dtype: The dtype in which the Params are made; a first carry has that of
+            the Params.
         carry_init: Initializer of the first carry; ``None``: zeros. Deprecated: pass it
             to `initialize_carry`.
         residual: Whether the carry is added.
@@ -506,7 +515,8 @@ class LSTMCell(VectorCell):
         bias_init: Initializer of the biases.
         dtype: The dtype in which the layers compute; ``None``: inferred from inputs and
             Params.
-        param_dtype: The dtype in which the Params are stored, and of the first carry.
+        param_dtype: The dtype in which the Params are made; a first carry has that of
+            the Params.
         carry_init: Initializer of both arrays of the first carry; ``None``: zeros.
             Deprecated: pass it to `initialize_carry`.
         promote_dtype: See `Linear`.

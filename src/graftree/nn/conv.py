@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from graftree import _jax, _python, errors
 from graftree.annotations import (
+    Array,
     ArrayLike,
     ConvGeneralDilatedT,
     Dtype,
+    Inexact,
     Initializer,
     LaxPadding,
+    Num,
     PaddingLike,
     PrecisionLike,
     PromoteDtypeFn,
@@ -32,9 +35,6 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.text import descriptions
 from graftree.nn import linear
 from graftree.nn.support import arguments, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num
 
 
 class Convolution(linear.Contraction):

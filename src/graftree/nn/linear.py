@@ -12,32 +12,33 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from graftree.annotations import (
+    Array,
     ArrayLike,
     DotGeneralT,
     Dtype,
     EinsumT,
+    Inexact,
     Initializer,
+    Integer,
+    Num,
     PrecisionLike,
     PromoteDtypeFn,
     Shape,
 )
 from graftree.core.imprints import HashableMapping
 from graftree.core.modules.modules import Module
-from graftree.core.objects import methods
+from graftree.core.objects import bookkeeping, methods, pytrees
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
 from graftree.nn.support import arguments, eager, meshes
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Integer, Num
 
 default_kernel_init = arguments.lecun_normal
 """The kernel initializer of all layers: truncated normal, variance ``1 / fan_in``."""
@@ -628,9 +629,23 @@ class Embed(Module):
         arguments.make(self, locals(), embedding=(num_embeddings, features))
         self.num_embeddings = num_embeddings
         self.features = features
-        self.dtype = self.embedding.dtype if dtype is None else dtype
+        self.dtype = dtype
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of the result: the one that was set, or else that of the table.
+
+        ``vars(layer)["dtype"]`` is what was set.
+        """
+        dtype = vars(self).get("dtype")
+        return self.embedding.dtype if dtype is None else dtype
+
+    @dtype.setter
+    def dtype(self, dtype: Dtype | None) -> None:
+        bookkeeping.check_owned(self, "dtype")
+        pytrees.store_attribute(self, "dtype", dtype, False)
 
     def __call__(
         self, inputs: Integer[ArrayLike, "*shape"], out_sharding: Any = None

@@ -8,12 +8,20 @@ it is trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn
+from graftree.annotations import (
+    Array,
+    ArrayLike,
+    Dtype,
+    Inexact,
+    Initializer,
+    Num,
+    PromoteDtypeFn,
+)
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
@@ -21,9 +29,6 @@ from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import A, Variable
 from graftree.nn import initializers, linear
 from graftree.nn.support import arguments, meshes
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num
 
 default_a_initializer = initializers.he_uniform()
 """The initializer of ``lora_a``: uniform, variance ``2 / fan_in``."""

@@ -12,31 +12,32 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from graftree import _jax
 from graftree.annotations import (
+    Array,
     ArrayLike,
     DotGeneralT,
     Dtype,
+    Inexact,
     Initializer,
+    Num,
     PrecisionLike,
     PromoteDtypeFn,
     Shape,
+    Shaped,
 )
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables import variables
 from graftree.core.variables.kinds import Cache
-from graftree.nn import attention, linear, normalization
+from graftree.nn import attention, compute_dtypes, linear, normalization
 from graftree.nn.support import arguments, meshes
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num, Shaped
 
 
 class MultiHeadAttention(Module):
@@ -386,13 +387,14 @@ class MultiHeadAttention(Module):
             key = self.key_ln(key)
         return [query, key, value]
 
-    def init_cache(self, input_shape: Shape, dtype: Dtype = jnp.float32) -> None:
+    def init_cache(self, input_shape: Shape, dtype: Dtype | None = None) -> None:
         """Makes an empty cache; new Variables replace old ones.
 
         Args:
             input_shape: ``(*batch, max_length, features)``, the shape of the inputs of
                 keys for the longest sequence; the features are ignored.
-            dtype: The dtype in which keys and values are stored.
+            dtype: The dtype in which keys and values are stored; ``None``:
+                `nnx.precision.compute_dtype` of the layer.
 
         Raises:
             ValueError: If ``input_shape`` has no room for length and features.
@@ -403,6 +405,7 @@ class MultiHeadAttention(Module):
                 "init_cache of MultiHeadAttention needs input_shape=(*batch, "
                 f"max_length, features), got {tuple(input_shape)}."
             )
+        dtype = compute_dtypes.compute_dtype(self) if dtype is None else dtype
         shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
         self.cached_key = Cache(jnp.zeros(shape, dtype))
         self.cached_value = Cache(jnp.zeros(shape, dtype))

@@ -9,20 +9,27 @@ is in ``moments``. State is written last: a failed call changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, Axes, Dtype, Initializer, PromoteDtypeFn
+from graftree.annotations import (
+    Array,
+    ArrayLike,
+    Axes,
+    Bool,
+    Dtype,
+    Inexact,
+    Initializer,
+    Num,
+    PromoteDtypeFn,
+)
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables import sharding
 from graftree.core.variables.kinds import BatchStat
 from graftree.nn import initializers, moments
 from graftree.nn.support import arguments, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Inexact, Num
 
 
 class BatchNorm(moments.Norm):

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, LaxPadding, PaddingLike
+from graftree.annotations import Array, ArrayLike, Inexact, LaxPadding, Num, PaddingLike
 from graftree.core.modules.modules import Module
 from graftree.core.text import descriptions
 from graftree.nn.support import arguments, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num
 
 
 def pool(

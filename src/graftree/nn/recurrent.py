@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, Filter
+from graftree.annotations import Array, ArrayLike, Filter, Integer, Num
 from graftree.core import filters
 from graftree.core.modules.containers import List
 from graftree.core.modules.modules import Module
@@ -29,9 +29,6 @@ from graftree.nn.support import arguments, meshes
 from graftree.transforms.control_flow import loops
 from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.crossing.prefixes import StateAxes
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Integer, Num
 
 
 class RNNBase(Protocol):

@@ -9,19 +9,16 @@ apart: ``x[i]`` and ``x[i + size / 2]``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, Dtype
+from graftree.annotations import Array, ArrayLike, Dtype, Inexact, Num
 from graftree.core.modules.modules import Module
 from graftree.core.variables.variables import Variable
 from graftree.nn import attention
 from graftree.nn.support import arguments, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Inexact, Num
 
 
 class RoPE(Module):

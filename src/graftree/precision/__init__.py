@@ -3,6 +3,7 @@
     nnx.precision.set_policy(model, "params=f32, compute=bf16, output=f32")
     with nnx.precision.default("params=f32, compute=bf16"):
         model = Net(nnx.Rngs(0))                    # the same, for layers being made
+    nnx.precision.compute_dtype(model)              # the dtype for a cache
     print(nnx.precision.report(forward, model, x))  # which dtypes its operations have
 
 `DynamicScale` scales the loss where gradients are in float16.
@@ -15,8 +16,11 @@
 #   its effect on one layer, and a list of the changes.
 # - `dynamic_scales.py`: the scale of a loss whose gradients are in float16.
 # - `dtype_reports.py`: the dtypes of the operations of a program.
+#
+# `compute_dtype` is in `nn/compute_dtypes.py`: layers ask it too.
 
 from graftree import namespaces
+from graftree.nn.compute_dtypes import compute_dtype as compute_dtype
 from graftree.precision.dtype_policies import Policy as Policy
 from graftree.precision.dtype_reports import (
     DtypeReport as DtypeReport,

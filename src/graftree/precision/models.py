@@ -32,9 +32,9 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import bookkeeping, methods, pytrees, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
-from graftree.core.variables import kinds, variables
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
-from graftree.nn import linear, moments, reparametrization
+from graftree.nn import compute_dtypes, moments, reparametrization
 from graftree.precision import dtype_policies
 from graftree.precision.dtype_policies import Exceptions, Policy
 
@@ -170,7 +170,7 @@ class PolicyMap:
         for first, *others in shared:
             if first in self._modules:
                 self._modules |= dict.fromkeys(others, self._modules[first])
-        self._variables = {path: x for path, x in found if is_param(x)}
+        self._variables = {path: x for path, x in found if compute_dtypes.is_param(x)}
         self._params = self._own_params()
         self._policies = self._all_policies()
         self._check_shared(shared)
@@ -334,11 +334,6 @@ def is_layer(x: Any) -> bool:
     return isinstance(x, Module) and not isinstance(
         x, (containers.List, containers.Dict)
     )
-
-
-def is_param(x: Any) -> bool:
-    """Whether it is a Variable that a policy stores in its dtype."""
-    return isinstance(x, Variable) and issubclass(kinds.kind_of(x), kinds.Param)
 
 
 def by_kind(layer: Any, policy: Policy) -> Policy:
@@ -644,8 +639,6 @@ def _chosen(layer: Any, is_inside: bool) -> frozenset[str]:
         return frozenset()
     found = {name: x for name, x in vars(layer).items() if name in _DEFAULTS}
     expected = {name: _default(type(layer), name) for name in found}
-    if isinstance(layer, linear.Embed) and expected["dtype"] is None:
-        expected["dtype"] = layer.embedding.dtype
     return frozenset([name for name, x in found.items() if x != expected[name]])
 
 

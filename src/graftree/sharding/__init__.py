@@ -12,18 +12,23 @@ spread over processes.
 
 # The files of this folder:
 #
-# - `placement.py`: values placed on a mesh: inside of a model, a model being made,
-#   batches of all processes; names, shapes and a mesh that don't fit together; the
-#   place of each array, and the bytes that a device holds.
+# - `placement.py`: values placed on a mesh: inside of a model, a model being made;
+#   names, shapes and a mesh that don't fit together; the place of each array, and the
+#   bytes that a device holds.
+# - `process_arrays.py`: arrays of all processes, made of the rows of each, and read.
+# - `collectives.py`: how processes agree before they act together; checkpoints and
+#   weights do so too.
 
 from graftree import namespaces
 from graftree.sharding.placement import (
     Report as Report,
     constrain as constrain,
-    fetch as fetch,
-    global_batch as global_batch,
     init as init,
     report as report,
+)
+from graftree.sharding.process_arrays import (
+    fetch as fetch,
+    global_batch as global_batch,
 )
 
 __dir__ = namespaces.lister(__name__)

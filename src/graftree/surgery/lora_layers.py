@@ -64,7 +64,7 @@ class LowRank(lora.LoRA):
         self.out_features = outs[0] if is_matrix else outs
         self.scale = scale
         self.adapts_attend = True
-        self.dtype = layer.dtype
+        self.dtype = vars(layer)["dtype"]  # of an Embed, only if one was set
         self.param_dtype = param_dtype
         self.promote_dtype = arguments.promote_dtype
         self.lora_a = lora_a

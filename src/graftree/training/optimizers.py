@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
-from graftree import _jax
+from graftree import _jax, namespaces
 from graftree.annotations import Filter, Path
 from graftree.core import filters, paths
 from graftree.core.graph import functional, updates
@@ -32,8 +32,9 @@ from graftree.training import step_checks
 
 if TYPE_CHECKING:
     import optax
+else:
+    optax = namespaces.OnUse("optax")
 
-    Transformation = optax.GradientTransformation | optax.MultiSteps
 M = TypeVar("M")
 MISSING: Any = variables.MISSING
 
@@ -191,7 +192,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
     def __init__(
         self,
         model: M,
-        tx: Transformation,
+        tx: optax.GradientTransformation | optax.MultiSteps,
         *positional: Any,
         wrt: Filter = MISSING,
         graph: bool | None = None,
@@ -308,7 +309,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         variables.write_all(boxes, values)
 
 
-def _init(tx: Transformation, params: Any) -> Any:
+def _init(tx: optax.GradientTransformation | optax.MultiSteps, params: Any) -> Any:
     """The boxed state of ``tx`` for a State of Variables and arrays."""
     params = jax.tree.map(_read_ref, params, is_leaf=variables.is_variable)
     values = {
@@ -443,9 +444,6 @@ def apply_updates(params: Any, updates: Any) -> Any:
         >>> optimizers.apply_updates({"w": jnp.array(1.0)}, {"w": jnp.array(0.5)})
         {'w': Array(1.5, dtype=float32)}
     """
-    # Here, because importing Optax takes longer than importing Graftree.
-    import optax
-
     beside = jax.tree.map(sharding.moved, updates, params, is_leaf=lambda x: x is None)
     return jax.tree.map(sharding.moved, optax.apply_updates(params, beside), params)
 
@@ -471,7 +469,13 @@ class ModelAndOptimizer(Optimizer[M]):
         (True, 0.0)
     """
 
-    def __init__(self, model: M, tx: Transformation, *, wrt: Filter = Param) -> None:
+    def __init__(
+        self,
+        model: M,
+        tx: optax.GradientTransformation | optax.MultiSteps,
+        *,
+        wrt: Filter = Param,
+    ) -> None:
         super().__init__(model, tx, wrt=wrt)
         self.model = attributes.data(model)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transfo
 import jax
 import jax.numpy as jnp
 
+from graftree import namespaces
+from graftree.annotations import Array, Int
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states import pure_dicts
 from graftree.core.states.states import State
@@ -20,7 +22,8 @@ from graftree.training import optimizers, step_checks
 
 if TYPE_CHECKING:
     import optax
-    from jaxtyping import Array, Int
+else:
+    optax = namespaces.OnUse("optax")
 
 M = TypeVar("M")
 

@@ -21,9 +21,10 @@ from graftree.weights.tensor_files import SUFFIX
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m graftree.weights", description=str(__doc__).partition("\n")[0]
+        prog="python -m graftree.weights",
+        description="Writes what torch.save has written as a safetensors file.",
     )
-    parser.add_argument("command", choices=["convert"])
+    parser.add_argument("command", choices=["convert"], help="what to do")
     parser.add_argument("file", help="what torch.save has written")
     parser.add_argument("out", nargs="?", help="model.safetensors for model.pt")
     parser.add_argument("--key", default="", help="of the dict in it, as state_dict")

@@ -31,6 +31,7 @@ from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
+from graftree.sharding import collectives
 from graftree.surgery import adaptations, lora_layers, selections
 from graftree.weights import loading, saving, sources, tables
 from graftree.weights.layouts import Axis, Layout, Solved, Unit
@@ -175,6 +176,31 @@ def save_adapter(
         ...     sorted(path.name for path in pathlib.Path(folder).iterdir())
         ['adapter_config.json', 'adapter_model.safetensors']
     """
+    folder = pathlib.Path(folder).expanduser()
+    contents: dict[str, Any] = {
+        "base_model_name_or_path": base_model,
+        "task_type": task_type,
+    }
+
+    def prepare() -> list[Tensor]:
+        tensors, config = _adapter_of(model, mapping)
+        contents.update(config)
+        return tensors
+
+    def write_config() -> None:
+        text = json.dumps(contents, indent=2, sort_keys=True) + "\n"
+        (folder / CONFIG).write_text(text)
+
+    saving.save_tensors(folder / FILE, prepare, metadata={"format": "pt"})
+    collectives.by_first("nnx.weights.save_adapter", write_config)
+
+
+def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]:
+    """What a model's adapter consists of: tensors, and lines of its config.
+
+    Raises:
+        ValueError: If it can't be written.
+    """
     layers = _layers(model, tables.as_mapping(mapping).tensors(model))
     adapted = {n: x for n, x in layers.items() if lora_layers.is_adapted(x.layer)}
     known = {id(x.layer) for x in adapted.values()}
@@ -210,11 +236,7 @@ def save_adapter(
         for tensor in _factors(x, {f: f"{PREFIX}{name}.{f}" for f in x.factors})
     ]
     kinds = {name: _adaptation_of(x.layer) for name, x in adapted.items()}
-    config = _written(kinds, [*layers])
-    config |= {"base_model_name_or_path": base_model, "task_type": task_type}
-    folder = pathlib.Path(folder).expanduser()
-    saving.save_tensors(folder / FILE, tensors, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return tensors, _written(kinds, [*layers])
 
 
 # ------------------------------------------------------------------------- the layers

@@ -162,17 +162,45 @@ _TENSOR_NAMES = {"weight", "bias", "running_mean", "running_var"}
 
 def _of_file(shapes: Mapping[str, _Shape]) -> Iterator[_Layer]:
     """The layers of a file, judged by the names of tensors."""
+    kinds = _kinds(shapes)
     for name, shape in shapes.items():
         prefix, _, last = name.rpartition(".")
         if last not in _TENSOR_NAMES or not prefix:
             prefix, last = name, ""
-        numbers = tuple(map(int, _NUMBER.findall(prefix)))
-        letters = _letters()
-        pattern = _NUMBER.sub(lambda _: next(letters), prefix)  # noqa: B023
-        yield pattern, [numbers], {last: shape}
+        steps, letters, numbers = prefix.split("."), _letters(), list[int]()
+        pattern = [*steps]
+        for i, step in enumerate(steps):
+            if step.isdecimal() and _without_numbers(steps[:i]) not in kinds:
+                numbers.append(int(step))
+                pattern[i] = next(letters)
+        yield ".".join(pattern), [tuple(numbers)], {last: shape}
 
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+def _kinds(names: Iterable[str]) -> set[str]:
+    """The prefixes below which numbers tell kinds of layers apart.
+
+    Such as ``layer.0.SelfAttention`` and ``layer.1.DenseReluDense`` of T5: below most
+    numbers are other names than below the one before.
+    """
+    below: dict[str, dict[int, set[str]]] = {}
+    for name in names:
+        steps = name.split(".")
+        for i, step in enumerate(steps):
+            if step.isdecimal():
+                numbers = below.setdefault(_without_numbers(steps[:i]), {})
+                rest = _without_numbers(steps[i + 1 :])
+                numbers.setdefault(int(step), set()).add(rest)
+    kinds = set[str]()
+    for prefix, numbers in below.items():
+        pairs = [*itertools.pairwise(numbers[number] for number in sorted(numbers))]
+        differ = [2 * len(one & other) < len(one | other) for one, other in pairs]
+        if 2 * sum(differ) > len(pairs):
+            kinds.add(prefix)
+    return kinds
+
+
+def _without_numbers(steps: Iterable[str]) -> str:
+    return ".".join("#" if step.isdecimal() else step for step in steps)
 
 
 def _letters() -> Iterator[str]:

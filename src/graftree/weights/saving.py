@@ -23,7 +23,7 @@ import numpy as np
 from graftree import errors
 from graftree.core import patterns
 from graftree.core.text import descriptions
-from graftree.sharding import placement
+from graftree.sharding import collectives, process_arrays
 from graftree.weights import stored_tensors, tables, tensor_files
 from graftree.weights.stored_tensors import Stored, misuse, quoted
 from graftree.weights.tensor_files import INDEX, SUFFIX
@@ -64,6 +64,7 @@ def save(
     Raises:
         ValueError: If the mapping does not fit the model, or leaves out some of its
             arrays; or if the model is abstract.
+        WeightsError: If the disk refuses. What fails in one process fails in all.
 
     Example:
         >>> import pathlib, tempfile
@@ -75,44 +76,79 @@ def save(
         >>> jnp.array_equal(again.up.kernel, model.up.kernel)
         Array(True, dtype=bool)
     """
-    tensors = tables.as_mapping(mapping).tensors(model)
-    _check(model, tensors, missing)
+
+    def prepare() -> Sequence[tables.Tensor]:
+        tensors = tables.as_mapping(mapping).tensors(model)
+        _check(model, tensors, missing)
+        return tensors
+
     metadata = {"format": "pt"} if metadata is None else metadata
-    save_tensors(path, tensors, metadata=metadata, shard_bytes=shard_bytes)
+    save_tensors(path, prepare, metadata=metadata, shard_bytes=shard_bytes)
+
+
+_SAVE = "nnx.weights.save"
 
 
 def save_tensors(
     path: Any,
-    tensors: Sequence[tables.Tensor],
+    prepare: Callable[[], Sequence[tables.Tensor]],
     *,
     metadata: Mapping[str, str],
     shard_bytes: int | None = None,
 ) -> None:
-    """Writes tensors of a model; of several processes, only the first one writes."""
-    outs = {tensor.name: out_of(tensor) for tensor in tensors}
-    options = {"shard_bytes": shard_bytes, "metadata": metadata}
-    if jax.process_count() == 1:
-        write(path, outs.values(), **options)
-        return
-    from jax.experimental import multihost_utils
+    """Writes tensors of a model; of several processes, only the first one writes.
 
-    # The first process writes, while the others send the parts it lacks, in order.
-    groups = _groups([*outs.values()], shard_bytes)
+    Args:
+        path: As for `write`, like the last two.
+        prepare: Gives the tensors of this process, or raises.
+        metadata: Text by name.
+        shard_bytes: The most bytes of a file.
+    """
+    outs: dict[str, NewTensor] = {}
+
+    def compare() -> str:
+        outs.update((tensor.name, out_of(tensor)) for tensor in prepare())
+        return str([(out.name, out.stored) for out in outs.values()])
+
+    everyone = collectives.gathered(_SAVE, compare)
+    if any(each != everyone[0] for each in everyone):
+        raise ValueError(
+            f"{_SAVE}: the tensors differ between the processes.\nGive the same model "
+            "and the same mapping in all of them."
+        )
+    options = {"shard_bytes": shard_bytes, "metadata": metadata}
+    if len(everyone) == 1:
+        write(path, outs.values(), **options)
+    else:
+        collectives.together(_SAVE, lambda: _write_together(path, outs, options))
+
+
+def _write_together(
+    path: Any, outs: Mapping[str, NewTensor], options: Mapping[str, Any]
+) -> None:
+    """Writes in the first process, while the others send the parts it lacks."""
+    # All make the tensors in one order.
+    groups = _groups([*outs.values()], options["shard_bytes"])
     pending = {out.name: out for group in groups for out in _sorted(group)}
 
     def make(name: str) -> np.ndarray:
         return pending.pop(name).make()
 
+    failures: list[Exception] = []
     try:
-        if jax.process_index() == 0:
+        if collectives.is_first():
             makers = {name: functools.partial(make, name) for name in outs}
             watched = [out._replace(make=makers[out.name]) for out in outs.values()]
             write(path, watched, **options)
     finally:
         # Also after an error: the others wait for steps that all must take.
         for name in [*pending]:
-            make(name)
-        multihost_utils.sync_global_devices("nnx.weights.save")
+            try:
+                make(name)
+            except Exception as error:
+                failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def out_of(tensor: tables.Tensor) -> NewTensor:
@@ -121,7 +157,9 @@ def out_of(tensor: tables.Tensor) -> NewTensor:
     def make() -> np.ndarray:
         held = [array.value for array in tensor.arrays]
         layers = [x[tensor.at] for x in held] if tensor.at else held
-        return tensor.solved.to_file([np.asarray(placement.fetch(x)) for x in layers])
+        return tensor.solved.to_file(
+            [np.asarray(process_arrays.read(x)) for x in layers]
+        )
 
     dtype = np.dtype(tensor.arrays[0].value.dtype)
     return NewTensor(tensor.name, Stored(dtype, tensor.solved.file_shape), make)

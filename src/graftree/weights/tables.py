@@ -87,7 +87,9 @@ class Mapping:
     ``{i}`` stands for an index: ``"layers.{i}.norm": "blocks[{i}].norm"``. The blocks
     may be a list, or a `Stack`, whose arrays have all layers along their first axis. An
     index that is only in the name is stacked too. One table fits both forms. A line
-    skips elements that lack its path, so the layers of a list may differ.
+    skips elements that lack its path, so the layers of a list may differ. A number is a
+    single layer, also of a `Stack`, whose layers may have any names in the file:
+    ``"first": "blocks[0]"``, ``"second": "blocks[1]"``.
 
     Args:
         entries: The lines.
@@ -267,7 +269,8 @@ class _Spot(NamedTuple):
         key: Its key there.
         path: The path by which it was reached.
         indices: The indices on the way, by the names of their places.
-        stacked: The places whose indices are along the first axes of its arrays.
+        stacked: What is along the first axes of its arrays: the place of an index, or
+            the number of a single layer.
     """
 
     value: Any
@@ -275,7 +278,7 @@ class _Spot(NamedTuple):
     key: Key = None
     path: Path = ()
     indices: MappingABC[str, int] = types.MappingProxyType({})
-    stacked: tuple[str, ...] = ()
+    stacked: tuple[str | int, ...] = ()
 
     def child(self, key: Key, value: Any, **changes: Any) -> _Spot:
         changes["path"] = (*self.path, key)
@@ -355,7 +358,11 @@ class _Reader:
         except ValueError as error:
             where = ", ".join(map(describe, arrays))
             raise _wrong(line, f"{error}; it leads to {where}") from None
-        for at in itertools.product(*map(range, *ahead)):
+        layers = [
+            (place,) if isinstance(place, int) else range(size)
+            for place, size in zip(stacked, *ahead, strict=True)
+        ]
+        for at in itertools.product(*layers):
             indices = {**spot.indices, **dict(zip(stacked, at, strict=True))}
             full = _BLANK.sub(lambda place: str(indices[place[1]]), name)  # noqa: B023
             key = tuple(indices[place] for place in order)
@@ -404,9 +411,15 @@ class _Reader:
 def _taken(spot: _Spot, step: Key | _Blank, path: str) -> list[_Spot]:
     """The parts that a step leads to from a part of a model, if any.
 
-    A place leads to all elements of a list; to the layers of a Stack all at once.
+    A place leads to all elements of a list; to the layers of a Stack all at once, and a
+    number to a single one.
     """
     children = nodes.children(spot.value)
+    if isinstance(spot.value, stacks.Stack) and type(step) is int:
+        stacked = (*spot.stacked, step)
+        is_layer = 0 <= step < spot.value.length
+        layers = spot.value.layers
+        return [spot.child("layers", layers, stacked=stacked)] if is_layer else []
     if not isinstance(step, _Blank):
         return [
             spot.child(key, value)
@@ -454,16 +467,20 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
 
     Also unless tied names refer to tensors of the model, and are none themselves.
     """
-    names, seen = set[str](), dict[Any, str]()
+    names, lines_of = set[str](), dict[Path, dict[tuple[int, ...], str]]()
     for tensor in tensors:
         if tensor.name in names:
             raise _wrong(tensor.name, "several lines lead to this name")
         names.add(tensor.name)
         for array in tensor.arrays:
-            other = seen.setdefault((array.path, tensor.at), tensor.name)
+            lines = lines_of.setdefault(array.path, {tensor.at: tensor.name})
+            at, other = next(iter(lines.items()))
+            if len(at) == len(tensor.at):  # else one is whole, the other a layer of it
+                other = lines.setdefault(tensor.at, tensor.name)
             if other != tensor.name:
                 what = f"{describe(array)} is {other!r} of the file already"
                 raise _wrong(tensor.name, what)
+    _check_all_layers(tensors, lines_of)
     for name, other in tied.items():
         if other not in names:
             raise _wrong(name, f"it is tied to {other!r}, to which no line leads")
@@ -473,6 +490,23 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
                 f"it is tied to {other!r}, and has an array of its own in the model. "
                 f"Let the model use that of {other!r} in both places, as by "
                 "nnx.Embed.attend, or take the name out of tied=",
+            )
+
+
+def _check_all_layers(
+    tensors: Sequence[Tensor], lines_of: MappingABC[Path, MappingABC[Any, str]]
+) -> None:
+    """Raises if lines lead to some layers of an array that stacks them, but not all."""
+    arrays = {array.path: array for tensor in tensors for array in tensor.arrays}
+    for path, lines in lines_of.items():
+        at, name = next(iter(lines.items()))
+        layers = itertools.product(*map(range, arrays[path].value.shape[: len(at)]))
+        without = [f"[{']['.join(map(str, x))}]" for x in layers if x not in lines]
+        if without:
+            raise _wrong(
+                name,
+                f"it is a layer of {describe(arrays[path])}, and no line leads to "
+                f"{', '.join(without[:4])} there: all layers of a Stack need one",
             )
 
 

@@ -1,10 +1,8 @@
 """Attributes as data or static (contract, section 12), and their names."""
 
-import abc
 import dataclasses
 import functools
 import re
-import typing
 import warnings
 
 import jax
@@ -26,77 +24,6 @@ def status(obj, name):
 @dataclasses.dataclass
 class Record:
     array: jax.Array
-
-
-# ------------------------------------------------------------------------ the class
-
-
-def test_abstract_methods_are_enforced():
-    class Abstract(nnx.Pytree):
-        @abc.abstractmethod
-        def f(self): ...
-
-    assert issubclass(nnx.pytreelib.PytreeMeta, abc.ABCMeta)
-    with pytest.raises(TypeError):
-        Abstract()
-
-
-def test_generic_classes_can_be_mixed_in():
-    class Holder(Node, typing.Generic[typing.TypeVar("T")]):
-        pass
-
-    assert Holder[int](x=jnp.ones(2)).x.shape == (2,)
-
-
-def test_unknown_class_keywords_are_refused():
-    with pytest.raises(TypeError):
-
-        class Wrong(nnx.Pytree, unknown=1):
-            pass
-
-
-def test_slots_are_refused():
-    with pytest.raises(TypeError, match=r"Slotted(.|\n)*'a'"):
-
-        class Slotted(nnx.Pytree):
-            __slots__ = ("a",)
-
-    class Empty(nnx.Pytree):
-        __slots__ = ()
-
-    Empty()
-
-
-@pytest.mark.parametrize("base", [nnx.Pytree, nnx.Module, nnx.Object])
-def test_classes_without_init_take_no_arguments(base):
-    class Plain(base):
-        pass
-
-    for cls in (base, Plain):
-        assert isinstance(cls(), base)
-        with pytest.raises(TypeError):
-            cls(1)
-        with pytest.raises(TypeError):
-            cls(a=1)
-
-
-def test_hash_and_equality_are_by_identity():
-    a, b = Node(x=1), Node(x=1)
-    assert a == a and a != b and hash(a) == hash(a) and len({a, b}) == 2
-
-
-def test_bookkeeping_comes_first_and_can_be_read_also_by_its_old_names():
-    box = Node(x=1)
-    assert list(vars(box)) == ["_pytree__nodes", "_pytree__state", "x"]
-    state = box._pytree__state
-    assert (state.initializing, state.is_setup) == (False, False)
-    assert isinstance(state.trace_state, nnx.tracers.TraceState)
-    nodes = box._pytree__nodes
-    assert hash(nodes) is not None and dict(nodes) == {"x": False}
-    with pytest.warns(DeprecationWarning):
-        assert box._object__nodes is nodes
-    with pytest.warns(DeprecationWarning):
-        assert box._object__state is state
 
 
 # -------------------------------------------------------------------------- is_data
@@ -217,8 +144,40 @@ def test_attributes_put_into_vars_get_their_status_in_the_end():
 def test_replacing_a_variable_by_an_array_replaces_the_variable():
     variable = nnx.Param(jnp.ones(2))
     box = Node(x=variable)
-    box.x = jnp.zeros(2)
+    with pytest.warns(nnx.errors.ReplacedVariableWarning):
+        box.x = jnp.zeros(2)
     assert isinstance(box.x, jax.Array) and variable[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("array", [np.zeros(2), jnp.zeros(2)])
+@pytest.mark.parametrize("kind", [nnx.Param, nnx.BatchStat, nnx.LoRAParam])
+@pytest.mark.parametrize("make", [Node, nnx.Dict, lambda w: nnx.List([w])])
+def test_an_array_in_the_place_of_a_variable_gives_a_warning(make, kind, array):
+    obj = make(w=kind(jnp.ones(2)))
+    name = "0" if isinstance(obj, nnx.List) else "w"
+    with pytest.warns(nnx.errors.ReplacedVariableWarning) as caught:
+        setattr(obj, name, array)
+    assert [x.filename for x in caught] == [__file__]
+    text = str(caught[0].message)
+    assert f"{type(obj).__name__}.{name} was a {kind.__name__}" in text
+    assert all(x in text for x in (f"{name}[...] = x", "nnx.data(x)", "embed.attend"))
+
+
+def test_arrays_that_are_meant_give_no_warning():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(2))
+            self.w = self.w[...]  # its own class decides
+
+    net = Net()
+    net.w = jnp.zeros(2)  # an array for an array
+    net.w = nnx.Param(jnp.ones(2))
+    net.w[...] = jnp.zeros(2)
+    net.w = nnx.data(jnp.zeros(2))
+    net.w = nnx.Param(jnp.ones(2))
+    nnx.update(net, {"w": jnp.zeros(2)})
+    del net.w
+    net.w = jnp.zeros(2)
 
 
 def test_class_attributes_are_no_part_of_the_tree():
@@ -626,6 +585,22 @@ def test_owner_can_be_set():
     assert v._trace_state == here and v._trace_state.is_valid()
     v[...] = 2.0
     assert v[...] == 2.0
+
+
+@pytest.mark.parametrize("make", [Node, nnx.Object])
+def test_an_object_made_in_a_trace_can_be_given_to_the_trace_around_it(make):
+    outer, objects = nnx.tracers.current_jax_trace(), []
+
+    def infer():
+        obj = make()
+        # As Keras does it for a layer that is built while shapes are inferred.
+        state = next(x for x in vars(obj).values() if hasattr(x, "_trace_state"))
+        object.__setattr__(state._trace_state, "_jax_trace", outer)
+        objects.append(obj)
+
+    jax.eval_shape(infer)
+    objects[0].name = "written"
+    assert nnx.clone(objects[0], graph=True).name == "written"
 
 
 def test_own_check_of_the_context_is_asked_before_each_write():

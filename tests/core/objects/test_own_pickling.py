@@ -32,27 +32,18 @@ def remade(cls, a):
     return made
 
 def put(x, state):
-    entries, slots = state if isinstance(state, tuple) else (state, {{}})
-    vars(x).update(entries)
-    for name, value in slots.items():
-        setattr(x, name, value)
-
-class Slots:
-    __slots__ = ("slot",)
+    vars(x).update(state)
 
 class States:
     def __getstate__(self):
         state = super().__getstate__()
-        entries = dict(state[0] if isinstance(state, tuple) else state)
-        entries["by"] = "States"
+        entries = dict(state, by="States")
         entries.pop("lock", None)
-        return (entries, state[1]) if isinstance(state, tuple) else entries
+        return entries
 
 class Made({bases}):
     def __init__(self, a=1):
         self.a, self.l, self.lock = a, ((1, 2), "x"), {lock}
-        if hasattr(type(self), "slot"):
-            self.slot = a + 1
 """
 
 # Each below what it is about, and a name.
@@ -60,7 +51,7 @@ METHODS = """
     # getstate super
     def __getstate__(self):
         state = super().__getstate__()
-        entries = dict(state[0] if isinstance(state, tuple) else state)
+        entries = dict(state)
         entries.pop("lock", None)
         return entries
 
@@ -138,7 +129,7 @@ METHODS = """
 METHODS = dict(method.split("\n", 1) for method in METHODS.split("    # ")[1:])
 KINDS = ("getstate", "setstate", "reduce", "args", "copy")
 
-PARTS = st.lists(st.sampled_from(["Slots", "States"]), unique=True)
+PARTS = st.lists(st.just("States"), max_size=1)
 CLASSES = {
     kind: st.sampled_from([None, *(x for x in METHODS if x.startswith(kind))])
     for kind in KINDS
@@ -175,8 +166,6 @@ def told(x):
     if not hasattr(x, "__dict__"):
         return x
     items = {k: v for k, v in vars(x).items() if not k.startswith("_pytree")}
-    if hasattr(type(x), "slot"):
-        items["slot"] = getattr(x, "slot", "unset")
     lock = type(threading.Lock())
     return {k: "lock" if isinstance(v, lock) else v for k, v in items.items()}
 

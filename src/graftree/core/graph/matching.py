@@ -88,7 +88,7 @@ class Match:
         """The values that a mapping gives to a holder: the contents of its boxes."""
         if isinstance(value, states.State):
             value = pure_dicts.to_pure_dict(value)
-        inner = _unboxed(value, held)
+        inner = pure_dicts.out_of_box(value, held)
         self.has_boxes |= inner is not value
         if not is_mapping(inner):
             return inner
@@ -205,20 +205,6 @@ def holds_array(raw: Any) -> bool:
 def holds_leaf(raw: Any) -> bool:
     """Whether a raw value is an array, a number or a string."""
     return holds_array(raw) or isinstance(raw, (bool, int, float, complex, str))
-
-
-def _unboxed(value: Mapping[Any, Any], held: Any) -> Any:
-    """The value in a checkpoint's box; a mapping that is the value itself stays."""
-    if len(value) != 1 or "value" not in value:
-        return value
-    inner = value["value"]
-    if held is None:
-        return inner if inner is None else pure_dicts.unboxed(value)
-    if isinstance(held, Mapping) and (
-        "value" in held or not isinstance(inner, Mapping)
-    ):
-        return value
-    return inner
 
 
 # The forms of states.

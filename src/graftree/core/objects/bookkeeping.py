@@ -80,10 +80,16 @@ class PytreeState:
 
     @property
     def trace_state(self) -> ownership.TraceState:
-        """The trace that owns the object."""
-        state = ownership.TraceState()
-        state.jax_trace = ownership.token_of(self.owner)
-        return state
+        """The trace that owns the object; setting its ``jax_trace`` changes the owner.
+
+        Keras finds it among the ``vars`` of an object, by the name with an underscore.
+        """
+        return ownership.Owner(
+            lambda: ownership.token_of(self.owner),
+            lambda token: setattr(self, "owner", token),
+        )
+
+    _trace_state = trace_state
 
     def is_owned(self) -> bool:
         """Whether the current trace may change the object."""

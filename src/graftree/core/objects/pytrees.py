@@ -16,13 +16,13 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import BuiltinFunctionType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
-from graftree import _jax_registries, errors
+from graftree import _jax_registries, _python, errors
 from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import attributes, bookkeeping, methods, running
 from graftree.core.objects.attributes import AttributeField, AttributeTable
@@ -36,8 +36,16 @@ _put = bookkeeping.put
 _facts_of = attributes.facts_of
 
 
-class PytreeMeta(abc.ABCMeta):
-    """Creates instances with their bookkeeping, and checks them once they are built."""
+class PytreeMeta(type(Protocol)):
+    """Creates instances with their bookkeeping, and checks them once they are built.
+
+    A subclass of the metaclass of protocols, itself one of ``abc.ABCMeta``, so that a
+    class may implement a protocol by deriving from it.
+    """
+
+    # Those of protocols are for protocols, and slower.
+    __instancecheck__ = abc.ABCMeta.__instancecheck__
+    __subclasscheck__ = abc.ABCMeta.__subclasscheck__
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         maker = running.stack.maker
@@ -121,6 +129,24 @@ def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     return obj
 
 
+def _check_storage(cls: type) -> None:
+    """Refuses bases whose objects hold data that neither paths nor copies reach."""
+    for base in cls.__mro__[:-1]:
+        slots = [k for k, x in vars(base).items() if inspect.ismemberdescriptor(x)]
+        if isinstance(vars(base).get("__new__"), BuiltinFunctionType):
+            storage = f"derives from {base.__name__}, whose objects hold other data"
+        elif slots:
+            storage = f"has non-empty __slots__ {(*slots,)}, of {base.__name__}"
+        else:
+            continue
+        raise TypeError(
+            f"The Pytree class {cls.__name__} {storage}.\n"
+            "Transforms and copies keep what is in __dict__, and would lose that.\n"
+            "Remove __slots__, or keep such an object in an attribute instead of "
+            "deriving from its class."
+        )
+
+
 ObjectMeta = PytreeMeta
 
 # The names of a class on which instances depend, besides its properties.
@@ -174,12 +200,7 @@ class Pytree(
 
     def __init_subclass__(cls, *, pytree: bool | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        slots = cls.__dict__.get("__slots__", ())
-        if slots:
-            raise TypeError(
-                f"The Pytree class {cls.__name__} has non-empty __slots__ {slots!r}; "
-                "attributes of Pytrees are kept in __dict__. Remove __slots__."
-            )
+        _check_storage(cls)
         if pytree is not None:
             attributes.are_pytrees[cls] = pytree
         attributes.declared_statuses(cls, warn=True)
@@ -213,6 +234,8 @@ class Pytree(
             status = None
             if type(value) is AttributeField:
                 status, value = _take_apart(cls, name, value)
+            elif _is_array(value):
+                _warn_of_replaced(obj=self, name=name, array=value)
             if facts.is_pytree:
                 status = _checked_status(self, facts, name, value, status)
             elif status is None:
@@ -246,10 +269,7 @@ class Pytree(
     def __getstate__(self) -> Any:
         """The attributes, for a copy; bases behind this one may add to them."""
         bookkeeping.complete(self)
-        state: Any = super().__getstate__()
-        if isinstance(state, tuple):
-            return (bookkeeping.for_copy(state[0]), *state[1:])
-        return bookkeeping.for_copy(state)
+        return bookkeeping.for_copy(super().__getstate__())
 
     def __setstate__(self, state: Any) -> None:
         """Takes over the result of `__getstate__`."""
@@ -274,8 +294,6 @@ class Pytree(
         for name, value in bookkeeping.attribute_items(self):
             found = pickling.by_name(value)
             vars(copied)[name] = copy.deepcopy(value, memo) if found is value else value
-        for name, value in pickling.slots_of(self).items():
-            object.__setattr__(copied, name, copy.deepcopy(value, memo))
         return copied
 
     def __nnx_repr__(self) -> Iterable[Any]:
@@ -435,6 +453,22 @@ def _note_write(obj: Any, name: str, value: Any) -> None:
     owner = bookkeeping.state_of(obj).owner
     if type(owner) is ownership.RebuiltArguments and _is_array(value):
         owner.note_write(obj, name)
+
+
+def _warn_of_replaced(obj: Any, name: str, array: Any) -> None:
+    """Warns where an array takes the place of a Variable of a finished object."""
+    variable, entries = obj.__dict__.get(name), obj.__dict__
+    if not isinstance(variable, variables.Variable) or not entries[_STATE].built:
+        return
+    kind = type(variable).__name__
+    text = errors.message(
+        f"{type(obj).__name__}.{name} was a {kind} and is now an array.\n"
+        f"Optimizers and filters for {kind} don't find it.",
+        way_out=f"To set the value, write .{name}[...] = x. To share weights, assign "
+        "the Variable itself, or call\nembed.attend(x) for those of an Embed, "
+        f"transposed. If you mean an array, write .{name} = nnx.data(x).",
+    )
+    _python.warn_user(text, errors.ReplacedVariableWarning)
 
 
 def note_read(obj: Any) -> None:

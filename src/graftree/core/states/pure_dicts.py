@@ -57,7 +57,8 @@ def replace_by_pure_dict(
     Args:
         state: The state to change. Types and shapes of values may change, and leaves
             that ``pure_dict`` lacks stay; `nnx.checkpoints.load_state` allows neither.
-        pure_dict: Nested dicts of new values. Integer keys may be strings.
+        pure_dict: Nested dicts of new values. Integer keys may be strings, and a value
+            may be in the box ``{"value": x}`` of a checkpoint restored without types.
         replace_fn: A function of old leaf and new value that returns the new leaf; by
             default ``old.replace(new)`` if that method exists, otherwise the new value.
 
@@ -105,14 +106,12 @@ def _match(
             if not isinstance(new, Mapping):
                 raise _unknown(here)
             _match(flat_states.raw_mapping(old), new, here, found)
-        elif isinstance(new, Mapping) and not _holds_mapping(old):
-            raise _unknown((*here, next(iter(new))))
         else:
-            found.append((state, key, new))
-
-
-def _holds_mapping(leaf: Any) -> bool:
-    return isinstance(leaf, Variable) and isinstance(leaf.get_raw_value(), Mapping)
+            raw = old.get_raw_value() if isinstance(old, Variable) else old
+            inner = out_of_box(new, raw) if isinstance(new, Mapping) else new
+            if isinstance(inner, Mapping) and not isinstance(raw, Mapping):
+                raise _unknown((*here, next(iter(new))))
+            found.append((state, key, inner))
 
 
 def is_bookkeeping(key: Key, value: Any) -> bool:
@@ -151,6 +150,25 @@ def unboxed(value: Any) -> Any:
         if isinstance(inner, (jax.Array, np.ndarray)) or values.is_stand_in(inner):
             return inner
     return value
+
+
+def out_of_box(value: Mapping[Any, Any], held: Any) -> Any:
+    """The value in a checkpoint's box; a mapping that is the value itself stays.
+
+    Args:
+        value: The part of a state for a leaf.
+        held: The raw value that the leaf has now.
+    """
+    if len(value) != 1 or "value" not in value:
+        return value
+    inner = value["value"]
+    if held is None:
+        return inner if inner is None else unboxed(value)
+    if isinstance(held, Mapping) and (
+        "value" in held or not isinstance(inner, Mapping)
+    ):
+        return value
+    return inner
 
 
 def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:

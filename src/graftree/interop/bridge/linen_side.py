@@ -85,7 +85,8 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
     Attributes:
         var_type: The type of the Variable.
         value: Its value.
-        metadata: Its metadata. Transforms of Linen leave it as it is.
+        metadata: Its metadata. Transforms of Linen change the names of axes in it, as
+            those of ours do: ``out_sharding``, and what ``metadata_params`` names.
 
     Example:
         >>> kernel = nnx.Param(jnp.ones(2), tag="first")
@@ -107,18 +108,41 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
         return cast(Any, self).replace(value=val)
 
     def add_axis(self, index: int, params: dict[Any, Any]) -> NNXMeta[A]:
-        """The box as it is."""
-        return self
+        """A box with a name for an axis that a transform of Linen has added.
+
+        Args:
+            index: The position of the axis.
+            params: The transform's ``metadata_params``. Without `nnx.PARTITION_NAME`
+                the axis has no name.
+        """
+        return self._renamed(partitioning.add_axis, index, params)
 
     def remove_axis(self, index: int, params: dict[Any, Any]) -> NNXMeta[A]:
-        """The box as it is."""
-        return self
+        """A box without the name of an axis; undoes `add_axis`.
+
+        Args:
+            index: The position of the axis.
+            params: As for `add_axis`.
+        """
+        return self._renamed(partitioning.remove_axis, index, params)
+
+    def _renamed(
+        self, change: Callable[..., Any], index: int, params: Mapping[Any, Any]
+    ) -> NNXMeta[A]:
+        variable = self._variable()
+        change(variable, index, {partitioning.PARTITION_NAME: None, **params})
+        metadata = {key: variable.get_metadata(key) for key in self.metadata}
+        is_same = metadata == self.metadata
+        return self if is_same else cast(Any, self).replace(metadata=metadata)
+
+    def _variable(self) -> Variable[A]:
+        """A Variable with the value and the metadata; it is placed nowhere."""
+        entries = {"hijax": False, **self.metadata}
+        return self.var_type.from_metadata(self.value, entries)
 
     def get_partition_spec(self) -> PartitionSpec:
         """The PartitionSpec of the annotation ``out_sharding``; empty without one."""
-        entries = {"hijax": False, **self.metadata}
-        variable = self.var_type.from_metadata(self.value, entries)
-        return partitioning.get_var_pspec(variable) or PartitionSpec()
+        return partitioning.get_var_pspec(self._variable()) or PartitionSpec()
 
     def to_nnx_variable(self) -> Variable[A]:
         """A new Variable of the type, with the value and the metadata."""

@@ -16,14 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree.annotations import ArrayLike, Filter
+from graftree.annotations import (
+    Array,
+    ArrayLike,
+    Filter,
+    Float,
+    Float32,
+    Int,
+    Num,
+    Shaped,
+)
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, pytrees
 from graftree.core.variables.variables import Variable
 from graftree.nn.support import arguments
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Float32, Int, Num, Shaped
 
 
 class MetricState(Variable[jax.Array]):

@@ -7,17 +7,14 @@ recall and their mean come from one count, `ConfusionMatrix`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike
+from graftree.annotations import Array, ArrayLike, Float32, Int, Num, Shaped
 from graftree.nn.support import arguments
 from graftree.training.metrics import averages
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Float32, Int, Num, Shaped
 
 
 class _Sums(averages.Metric):

@@ -1,0 +1,115 @@
+"""What a step of `Checkpoints` consists of: objects, states of data iterators, scores.
+
+`StepContents` takes it from each process, and settles what is written for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from graftree import errors
+from graftree.checkpoints import data_states, orbax_side, stored_trees
+from graftree.training import early_stopping
+
+# The key of the scores in the note of a step.
+SCORES = "scores"
+
+
+class StepContents:
+    """What one save of `Checkpoints` writes.
+
+    Attributes:
+        scores: Of the step.
+    """
+
+    def __init__(self) -> None:
+        self.scores: dict[str, float] = {}
+        self._trees: dict[str, stored_trees.ToStore] = {}
+        self._states: dict[str, Any] = {}  # of iterators
+
+    def prepare(self, objects: Mapping[str, Any]) -> None:
+        """Takes apart what this process saves; later changes don't reach it."""
+        for name, obj in objects.items():
+            if data_states.is_iterator(obj):
+                self._states[name] = data_states.to_json(name, obj)
+            else:
+                tree = stored_trees.to_store(obj, "Checkpoints.save", name)
+                self._trees[name] = tree
+
+    def shared(self) -> tuple[Any, ...]:
+        """What the other processes need to know, as JSON."""
+        digests = {name: tree.digest for name, tree in self._trees.items()}
+        return self.scores, digests, self._states
+
+    def settle(self, everyone: list[Any]) -> None:
+        """Takes what is `shared` by each process.
+
+        Raises:
+            ValueError: If they differ where only those of the first are saved.
+        """
+        # As text: of several processes, the scores may have come as JSON. NaN is NaN.
+        if len({json.dumps(scores) for scores, _, _ in everyone}) > 1:
+            raise ValueError(
+                "Checkpoints.save: the scores differ between the processes, and only "
+                "those of the first would be saved.\nReduce them over all processes "
+                "first."
+            )
+        stored_trees.check_digests([digests for _, digests, _ in everyone])
+        self._states = {
+            name: data_states.joined([states[name] for _, _, states in everyone])
+            for name in self._states
+        }
+
+    def arguments(self) -> Any:
+        """The arguments with which Orbax saves the objects."""
+        args = orbax_side.load().args
+        items = {name: args.JsonSave(x) for name, x in self._states.items()}
+        items |= {name: args.StandardSave(x.tree) for name, x in self._trees.items()}
+        return args.Composite(**items)
+
+
+# Entries that Orbax has beside or in the place of an object.
+_TAKEN = (orbax_side.TREE_FILE, orbax_side.STEP_FILE)
+
+
+def check_names(objects: Mapping[str, Any]) -> None:
+    """Raises unless objects can be saved under their names."""
+    if not objects:
+        raise ValueError(
+            "Checkpoints.save expects the objects to save by name, e.g. "
+            "save(step, model=model, optimizer=optimizer)."
+        )
+    for name, obj in objects.items():
+        if not name.isidentifier() or name.startswith("__") or name in _TAKEN:
+            raise ValueError(
+                f"Checkpoints.save: {name!r} is not a name for a saved object: choose "
+                "another identifier."
+            )
+        if obj is None:
+            raise TypeError(f"Checkpoints.save: {name} is None.")
+
+
+def checked_scores(given: Any, best: str | None) -> dict[str, float]:
+    """The scores that were given for a step, as numbers."""
+    if not isinstance(given, Mapping | None):
+        raise TypeError(
+            "Checkpoints.save expects scores to be a dict of numbers by name, got a "
+            f"{type(given).__name__}.\nAn object to save needs another name."
+        )
+    given = {} if given is None else given
+    if best is not None and best not in given:
+        raise ValueError(
+            errors.message(
+                f"Checkpoints.save: the score {best!r} is missing, which decides which "
+                "step is the best.",
+                where=f"scores given: {', '.join(map(repr, given)) or 'none'}",
+                way_out=f"Pass scores={{{best!r}: ...}}; float('nan') for a step that "
+                "should not be the best.",
+            )
+        )
+    return {
+        name: early_stopping.as_number(score, f"Checkpoints.save: the score {name!r}")
+        for name, score in given.items()
+    }

@@ -1,0 +1,246 @@
+"""Arrays of several processes: made of the rows of each, and read in each.
+
+`global_batch` joins the rows of all processes into global arrays; `fetch` reads these
+in each process. First the processes agree that all of them can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from graftree import errors
+from graftree.core import paths
+from graftree.core.states import pure_dicts
+from graftree.core.text import descriptions
+from graftree.sharding import collectives, placement
+
+
+def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
+    """Joins the rows of each process into arrays of all processes.
+
+    All processes must call it. They first compare the shapes and dtypes of their rows,
+    which takes a message to the first process, and one back.
+
+    Args:
+        batch: A pytree of NumPy arrays, of values that convert to them, or of random
+            keys: the rows of this process. All processes have the same number of rows.
+        sharding: Where the rows go, e.g. ``NamedSharding(mesh, P("data"))``.
+
+    Returns:
+        A pytree of arrays whose first axis has the rows of all processes. With a single
+        process these are its rows.
+
+    Raises:
+        ValueError: If an axis of an array can't be divided among the devices, or it has
+            no such axis, or no numbers; lists all of these by path. Also if the rows
+            differ in number or dtype between the processes.
+        ProcessError: If a process does not call it.
+
+    Example:
+        >>> mesh = jax.make_mesh((4,), ("data",))
+        >>> sharding = jax.NamedSharding(mesh, jax.P("data"))
+        >>> batch = nnx.sharding.global_batch({"x": np.zeros((8, 3))}, sharding)
+        >>> batch["x"].sharding.shard_shape(batch["x"].shape)
+        (2, 3)
+    """
+    listed, treedef = jax.tree.flatten_with_path(batch)
+    members = sorted({device.process_index for device in sharding.device_set})
+    if members == [jax.process_index()]:
+        _check_rows(listed, sharding)
+    else:
+        _check_rows_of_all(listed, sharding, members)
+    return treedef.unflatten([joined_rows(leaf, sharding) for _, leaf in listed])
+
+
+_BATCH = "nnx.sharding.global_batch"
+
+
+def _check_rows(listed: Sequence[Any], sharding: jax.sharding.Sharding) -> None:
+    """Raises if the rows of this process can't be divided among its devices."""
+    problems = [
+        f"{paths.dotted(paths.from_jax(path), 'the batch')} {problem}"
+        for path, leaf in listed
+        if (problem := _problem_of_rows(leaf, sharding)) is not None
+    ]
+    if problems:
+        raise ValueError(
+            errors.message(
+                f"{_BATCH}: not all of it can be divided.",
+                where="\n".join(problems[:12]),
+                way_out="Leave out or pad the last rows; give what has other axes a "
+                "call with a sharding of its own.",
+            )
+        )
+
+
+def _check_rows_of_all(
+    listed: Sequence[Any], sharding: jax.sharding.Sharding, members: Sequence[int]
+) -> None:
+    """Raises, in all processes, unless their rows can be joined."""
+    forms = [
+        f"{paths.dotted(paths.from_jax(path), 'the batch')} {_form(leaf)}"
+        for path, leaf in listed
+    ]
+
+    def act() -> list[str]:
+        _check_rows(listed, sharding)
+        return forms
+
+    everyone = collectives.gathered(_BATCH, act, topic=f"{forms}", among=members)
+    _check_same(
+        f"{_BATCH}: the processes have different rows.",
+        dict(zip(members, everyone, strict=True)),
+        "Give all of them the same number: leave out or pad the last ones.",
+    )
+
+
+def _check_same(what: str, everyone: Mapping[int, list[str]], way_out: str) -> None:
+    """Raises unless all processes have the same lines."""
+    [first, *_] = everyone.values()
+    differences = {number: x for number, x in everyone.items() if x != first}
+    if not differences:
+        return
+    number = next(iter(differences))
+    kept = {min(everyone): first, number: differences[number]}
+    common = {*first} & {*differences[number]}
+    lines = [
+        f"process {i}: {', '.join([x for x in own if x not in common][:6]) or 'none'}"
+        for i, own in kept.items()
+    ]
+    raise ValueError(errors.message(what, where="\n".join(lines), way_out=way_out))
+
+
+def _form(leaf: Any) -> str:
+    return descriptions.describe(leaf if _is_key(leaf) else np.asarray(leaf))
+
+
+def joined_rows(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Joins the rows of each process, which are known to fit, into one array."""
+    if not _is_key(leaf):
+        return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
+    data = np.asarray(jax.random.key_data(leaf))
+    placed = jax.make_array_from_process_local_data(sharding, data)
+    return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
+
+
+def _is_key(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
+    """The reason why a leaf has no place or can't be divided, if there is one."""
+    if not _is_key(leaf):
+        leaf = np.asarray(leaf)
+        if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_):
+            return f"has the dtype {leaf.dtype}: it is not an array of numbers"
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return None
+    spec = sharding.spec
+    if len(spec) > leaf.ndim:
+        return f"has the shape {leaf.shape}, and the sharding is for {len(spec)} axes"
+    for number, entry in enumerate(spec):
+        axes = placement.axes_of(entry)
+        parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        of_process = _own_parts(sharding.mesh, entry, parts) if axes else 1
+        size = leaf.shape[number]
+        if size % of_process:
+            what = (
+                f"{size} rows" if number == 0 else f"the size {size} of axis {number}"
+            )
+            return (
+                f"has {what} in this process, no multiple of its {of_process} parts of "
+                f"the axis {', '.join(axes)} of the mesh"
+            )
+    return None
+
+
+def _own_parts(mesh: Any, entry: Any, parts: int) -> int:
+    """The number of parts of an axis that are on devices of this process."""
+    one_each = NamedSharding(mesh, PartitionSpec(entry))
+    where: Any = one_each.addressable_devices_indices_map((parts,))
+    return len({rows.indices(parts) for (rows,) in where.values()})
+
+
+def fetch(tree: Any) -> Any:
+    """Reads arrays that are spread over processes, in each of them.
+
+    All processes must call it, with the same tree: they send each other the parts that
+    they lack. Use it, for example, to read a metric of a global batch.
+
+    Args:
+        tree: A pytree of arrays and Variables; also an object.
+
+    Returns:
+        The same tree with whole NumPy arrays. Random keys stay keys, and values that
+        are not numbers, such as strings, stay as they are.
+
+    Raises:
+        ValueError: If an array has been deleted, or the processes give different ones.
+        ProcessError: If a process does not call it.
+
+    Example:
+        >>> metric = nnx.metrics.Average()
+        >>> metric.update(values=jnp.arange(4.0))
+        >>> nnx.sharding.fetch(metric.compute()).item()
+        1.5
+    """
+    pure = pure_dicts.as_pure(tree)
+    spread = [leaf for leaf in jax.tree.leaves(pure) if _is_spread(leaf)]
+    if spread:
+        _check_spread(spread)
+    return jax.tree.map(read, pure)
+
+
+def _is_spread(x: Any) -> bool:
+    """Whether a process must get a part of it from others."""
+    return isinstance(x, jax.Array) and not (
+        x.is_fully_addressable or x.is_fully_replicated
+    )
+
+
+def _check_spread(arrays: Sequence[jax.Array]) -> None:
+    """Raises, in all processes, unless they have the same arrays and can send them."""
+
+    def act() -> list[str]:
+        forms = [f"{i}: {descriptions.describe(x)}" for i, x in enumerate(arrays)]
+        if any(map(descriptions.is_deleted, arrays)):
+            raise ValueError(f"{_FETCH}: an array has been donated or deleted.")
+        return forms
+
+    devices = set[Any]().union(*(x.sharding.device_set for x in arrays))
+    members = sorted({device.process_index for device in devices})
+    everyone = collectives.gathered(_FETCH, act, among=members)
+    _check_same(
+        f"{_FETCH}: the processes ask for different arrays.",
+        dict(zip(members, everyone, strict=True)),
+        "Give it the same tree in all processes.",
+    )
+
+
+_FETCH = "nnx.sharding.fetch"
+
+
+def read(x: Any) -> Any:
+    """Reads one value, for which all processes are ready."""
+    if _is_key(x):
+        if x.is_fully_addressable:
+            return x
+        data = read(jax.random.key_data(x))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if _is_spread(x):
+        # Here, because most programs have one process.
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(x, tiled=True)
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return np.asarray(x.addressable_data(0))
+    is_number = isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex))
+    return np.asarray(x) if is_number else x
