@@ -59,8 +59,8 @@ class ContractionSettings(NamedTuple):
         self, inputs: Any, *params: Any, axes: Sequence[int] = (-1,)
     ) -> tuple[Any, ...]:
         """The operands in one dtype, in which they meet; ``axes`` are contracted."""
-        inputs, *params = self.promote_dtype((inputs, *params), dtype=self.dtype)
-        return (inputs, *meshes.beside(inputs, axes, params))
+        inputs, *others = self.promote_dtype((inputs, *params), dtype=self.dtype)
+        return (inputs, *meshes.beside(inputs, axes, others))
 
     def options(self) -> dict[str, Any]:
         """The keywords of a contraction: ``precision`` always, the others only if set.

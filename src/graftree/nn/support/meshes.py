@@ -17,7 +17,7 @@ Without a mesh, or with Auto axes, where the compiler chooses, nothing is added 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -83,13 +83,13 @@ def whole(param: jax.Array) -> jax.Array:
     return _on_mesh(param, sharding, _names(sharding.spec))
 
 
-def _names(spec: Sequence[Any]) -> set[str]:
+def _names(spec: Iterable[Any]) -> set[str]:
     """The axes of the mesh that divide an array."""
     entries = [entry for entry in spec if isinstance(entry, (str, tuple))]
     return {name for x in entries for name in ((x,) if isinstance(x, str) else x)}
 
 
-def _remaining_spec(spec: Sequence[Any], names: Collection[str]) -> PartitionSpec:
+def _remaining_spec(spec: Iterable[Any], names: Collection[str]) -> PartitionSpec:
     return PartitionSpec(*[_remaining(entry, names) for entry in spec])
 
 
@@ -169,12 +169,11 @@ def together(x: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     An axis of the mesh that divides both keeps its place in the inputs.
     """
-    own, sharding = sharding_of(x), sharding_of(inputs)
-    if own is None and sharding is None:
+    own = sharding_of(x)
+    sharding = sharding_of(inputs) or own
+    if sharding is None:
         return x, inputs
-    if own is None or sharding is None:
-        sharding = own or sharding
-    else:
+    if own is not None:
         spec = list(sharding.spec)
         for axis, entry in enumerate(own.spec):
             if spec[axis] is None:
