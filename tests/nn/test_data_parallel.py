@@ -293,7 +293,7 @@ def spec_of(x):
 
 @pytest.mark.parametrize("is_set", [False, True])
 def test_what_is_divided_by_other_axes_of_the_mesh_stays_so(is_set):
-    """Columns on one axis and, for FSDP, rows on that of the batch: gathered."""
+    """Columns on one axis; for FSDP, rows on that of the batch, which are gathered."""
     layer = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
     x = jnp.ones((8, 8))
     expected = layer(x)
@@ -323,12 +323,11 @@ def test_a_look_up_lies_like_its_indices(table, rows):
     layer = nnx.Embed(rows, 8, rngs=nnx.Rngs(0))
     indices = jnp.arange(32).reshape(8, 4) % 16
     expected = layer(indices)
-    if rows > 1:
-        value = jax.device_put(layer.embedding[...], explicit(*table))
-        layer.embedding.set_value(value)
+    spec = table if rows > 1 else ()
+    layer.embedding.set_value(jax.device_put(layer.embedding[...], explicit(*spec)))
     indices = jax.device_put(indices, explicit("data"))
     y = nnx.jit(lambda layer, x: layer(x))(layer, indices)
-    last = "model" if rows > 1 and "model" in table else None
+    last = "model" if "model" in spec else None
     assert spec_of(y) == P("data", None, last)
     np.testing.assert_array_equal(y, expected)
 

@@ -1,9 +1,11 @@
 """What no layer can work with is refused in our words: sizes, positions, windows."""
 
+import functools
 import inspect
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
@@ -162,3 +164,42 @@ def test_the_padding_of_pytorch_is_told_as_it_is_here(padding, dilation):
     small = nnx.ConvTranspose(1, 1, (3,), padding=0, rngs=nnx.Rngs(0))
     with comparisons.raises(ValueError, 'its 0 is padding="VALID"'):
         small(jnp.ones((1, 2, 1)))
+
+
+# ------------------------------------------------------- BatchNorm in a mapped function
+
+
+def normalize(norm, x):
+    return norm(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"graph": False}, {"graph_updates": False}])
+def test_the_advice_for_a_mapped_batchnorm_leads_to_the_batch_as_a_whole(options):
+    x = jnp.sin(jnp.arange(24.0)).reshape(8, 3)
+    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    way_out = "BatchNorm(..., axis_name='batch')", "nnx.vmap(..., axis_name='batch')"
+    mapped = functools.partial(nnx.vmap, normalize, in_axes=(None, 0), **options)
+    with comparisons.raises(ValueError, "got axis spec None", *way_out):
+        mapped()(norm, x)
+    with comparisons.raises(ValueError, "BatchNorm(..., axis_name='i')"):
+        mapped(axis_name="i")(norm, x)
+    named = nnx.BatchNorm(3, axis_name="batch", rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(
+        mapped(axis_name="batch")(named, x), norm(x), rtol=1e-5, atol=1e-6
+    )
+    states = map(catalog.state_of, (named, norm))
+    for a, b in zip(*[state.values() for state in states], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_an_axis_that_nothing_maps_is_named(name, is_jitted):
+    norm = getattr(nnx, name)(3, axis_name="batch", rngs=nnx.Rngs(0))
+    call = nnx.jit(normalize) if is_jitted else normalize
+    words = "unbound axis name: batch", "has axis_name='batch'", "Call it within"
+    with comparisons.raises(NameError, *words):
+        call(norm, jnp.ones((2, 3)))
+    norm.eval()
+    if name == "BatchNorm":
+        call(norm, jnp.ones((2, 3)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from graftree.annotations import Array, ArrayLike, Dtype, Num, PromoteDtypeFn

@@ -59,8 +59,8 @@ class ContractionSettings(NamedTuple):
         self, inputs: Any, *params: Any, axes: Sequence[int] = (-1,)
     ) -> tuple[Any, ...]:
         """The operands in one dtype, in which they meet; ``axes`` are contracted."""
-        inputs, *params = self.promote_dtype((inputs, *params), dtype=self.dtype)
-        return (inputs, *meshes.beside(inputs, axes, params))
+        inputs, *others = self.promote_dtype((inputs, *params), dtype=self.dtype)
+        return (inputs, *meshes.beside(inputs, axes, others))
 
     def options(self) -> dict[str, Any]:
         """The keywords of a contraction: ``precision`` always, the others only if set.
@@ -369,15 +369,10 @@ def _affine_along(
     settings: ContractionSettings,
 ) -> jax.Array:
     """Contracts these axes of inputs and kernel, and adds a bias."""
-    inputs, kernel, bias = settings.promoted(inputs, kernel, bias, axes=_shared(axes))
+    shared = (*axes[0][0], *axes[1][0])
+    inputs, kernel, bias = settings.promoted(inputs, kernel, bias, axes=shared)
     outputs = dot_general(inputs, kernel, axes, **settings.options())
     return add_bias(outputs, bias, bias_shape)
-
-
-def _shared(axes: Any) -> tuple[int, ...]:
-    """The axes of the inputs that the kernel has too."""
-    (contracted, _), (batch, _) = axes
-    return (*contracted, *batch)
 
 
 def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:

@@ -39,8 +39,8 @@ class NormSettings(NamedTuple):
         self, x: Any, *params: Any, feature_axes: Sequence[int]
     ) -> tuple[Any, ...]:
         """The operands in one dtype; the Params vary along these axes of ``x``."""
-        x, *params = self.promote_dtype((x, *params), dtype=self.dtype)
-        return (x, *meshes.beside(x, feature_axes, params))
+        x, *others = self.promote_dtype((x, *params), dtype=self.dtype)
+        return (x, *meshes.beside(x, feature_axes, others))
 
 
 class Norm(Module):

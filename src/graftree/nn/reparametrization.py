@@ -350,8 +350,8 @@ def _with_unit_vectors(
     new = new * jax.lax.rsqrt(square + epsilon)
     if scale is not None:
         shape = arguments.shape_along(feature_axes, old.shape)
-        (scale,) = meshes.beside(new, feature_axes, (scale,))
-        new = operator.mul(*arguments.alike(new, jnp.reshape(scale, shape)))
+        (lengths,) = meshes.beside(new, feature_axes, (scale,))
+        new = operator.mul(*arguments.alike(new, jnp.reshape(lengths, shape)))
     (new,) = promote_dtype((new,), dtype=dtype)
     # Weights keep their dtype, whatever the dtype of the scale.
     return new.astype(arguments.canonicalize_dtype(old, dtype=dtype))

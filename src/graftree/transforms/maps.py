@@ -8,6 +8,7 @@ two do, for the mapping transforms of JAX.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -98,7 +99,8 @@ def vmap(
                 return mapped(*groups)
             except Exception as error:
                 _hint_at_rngs(error, groups, ins)
-                _hint_at_shared_writes(error, axis_name)
+                if out_axes is not None:
+                    _hint_at_shared_writes(error, axis_name)
                 guards.hint(error, groups, ins)
                 raise
 
@@ -233,10 +235,13 @@ def _hint_at_rngs(error: Exception, groups: Sequence[Values], axes: Any) -> None
         )
 
 
+# JAX's words for a map without a name of its axis, and with one.
+_SHARED_WRITE = r"out_axes\(new .* None but|mapped output .* out_axes is None"
+
+
 def _hint_at_shared_writes(error: Exception, axis_name: Any) -> None:
     """Adds the ways out to JAX's error about a write to a Variable without an axis."""
-    text = str(error)
-    if "out_axes(new " in text and "got axis spec None but output was batched" in text:
+    if re.search(_SHARED_WRITE, str(error)):
         name = "batch" if axis_name is None else axis_name
         error.add_note(
             "Each mapped call writes another value to a Variable that all calls share: "

@@ -233,6 +233,21 @@ def test_value_must_be_a_scalar(mode):
         nnx.grad(lambda m: m.w * 1.0, has_aux=True, **mode)(line())
 
 
+@pytest.mark.parametrize("name", ["grad", "value_and_grad"])
+@tables.cases(
+    "out, words",
+    ((1.0, 2.0), ("returned a tuple", "has_aux=True")),
+    ([1.0], ("returned a list", "has_aux=True")),
+    ({"loss": 1.0}, ("returned a dict", "Return the loss.")),
+    (None, ("returned None", "Return the loss.")),
+)
+def test_what_has_no_gradient_says_the_way_out(name, out, words, mode):
+    gradient = getattr(nnx, name)(lambda m: out, **mode)
+    words = "scalar-output functions", f"nnx.{name}", *words
+    with comparisons.raises(TypeError, *words):
+        gradient(line())
+
+
 def test_streams_may_be_drawn_from(mode):
     rngs, plain = nnx.Rngs(0), nnx.Rngs(0)
     draw = nnx.grad(lambda w, rngs: (w * rngs.normal((3,))).sum(), **mode)

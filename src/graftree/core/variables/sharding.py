@@ -214,9 +214,11 @@ def moved(new: Any, old: Any) -> Any:
     if not isinstance(new, jax.Array) or new.shape != np.shape(old):
         return new
     if isinstance(new, _jax.Tracer):
-        wanted = jax.typeof(old).sharding
+        wanted, present = jax.typeof(old).sharding, jax.typeof(new).sharding
+        if wanted.mesh.empty:  # then it is whole on each device
+            wanted = present.update(spec=PartitionSpec(*(None,) * new.ndim))
         explicit = AxisType.Explicit in wanted.mesh.axis_types
-        if not explicit or jax.typeof(new).sharding == wanted:
+        if not explicit or present == wanted:
             return new
         return jax.sharding.reshard(new, wanted)
     wanted = getattr(old, "sharding", None)

@@ -4,4 +4,5 @@
   padding; state that comes back if a call fails; how constructors make Params and keep
   settings
 - ``eager.py``: makes eager calls fast
+- ``meshes.py``: what layers compute with, on a mesh with axes of the type Explicit
 """

@@ -24,7 +24,7 @@ import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
@@ -387,20 +387,20 @@ for _initializer in (lecun_normal, initializers.zeros, initializers.ones):
 
 
 def first_value(
-    initializer: Initializer, key: jax.Array, shape: Shape | int, dtype: Dtype
+    initializer: Initializer, key: jax.Array | None, shape: Shape | int, dtype: Dtype
 ) -> Any:
     """The value that ``initializer(key, shape, dtype)`` returns."""
     if isinstance(shape, tuple) and all(type(n) is int for n in shape):
         if _jax.concrete_mesh() is None:
             return _initialized(key, initializer=initializer, shape=shape, dtype=dtype)
-    return initializer(key, shape, dtype)
+    return cast("Any", initializer)(key, shape, dtype)
 
 
 @eager.fast("draw")
 def _initialized(
-    key: jax.Array, *, initializer: Initializer, shape: Shape, dtype: Dtype
+    key: jax.Array | None, *, initializer: Initializer, shape: Shape, dtype: Dtype
 ) -> Any:
-    return initializer(key, shape, dtype)
+    return cast("Any", initializer)(key, shape, dtype)
 
 
 def draw_key(rngs: Rngs) -> jax.Array:

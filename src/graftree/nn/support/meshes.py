@@ -17,19 +17,23 @@ Without a mesh, or with Auto axes, where the compiler chooses, nothing is added 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from graftree import _jax
 from graftree.core.variables import values
 
 
 def sharding_of(x: Any) -> NamedSharding | None:
     """The sharding in the type of an array; ``None`` without Explicit axes."""
     if not values.is_array(x):
+        return None
+    # Eager, `typeof` takes 4 us.
+    if not isinstance(x, _jax.Tracer) and not isinstance(x.sharding, NamedSharding):
         return None
     sharding = jax.typeof(x).sharding
     return sharding if sharding.mesh.explicit_axes else None
@@ -55,13 +59,15 @@ def beside(
     return tuple([_on_mesh(param, sharding, names) for param in params])
 
 
-def _on_mesh(param: Any, sharding: NamedSharding, names: Collection[str]) -> Any:
+def _on_mesh(param: Any, sharding: NamedSharding, names: set[str]) -> Any:
     """A Param on the mesh of a sharding, not divided by these axes of it."""
     if not values.is_array(param):
         return param
-    own = sharding_of(param)
-    spec = (None,) * param.ndim if own is None else own.spec
-    wanted = sharding.update(spec=_remaining_spec(spec, names))
+    own = wanted = sharding_of(param)
+    if wanted is None:
+        wanted = sharding.update(spec=PartitionSpec(*(None,) * param.ndim))
+    elif not names.isdisjoint(_names(wanted.spec)):
+        wanted = wanted.update(spec=_remaining_spec(wanted.spec, names))
     # Outside of `jax.set_mesh`, JAX 0.12 forgets the mesh of what a loop closes over:
     # its gradient would not know where it belongs.
     if own == wanted and not jax.sharding.get_abstract_mesh().empty:
@@ -77,13 +83,13 @@ def whole(param: jax.Array) -> jax.Array:
     return _on_mesh(param, sharding, _names(sharding.spec))
 
 
-def _names(spec: Sequence[Any]) -> set[str]:
+def _names(spec: Iterable[Any]) -> set[str]:
     """The axes of the mesh that divide an array."""
     entries = [entry for entry in spec if isinstance(entry, (str, tuple))]
     return {name for x in entries for name in ((x,) if isinstance(x, str) else x)}
 
 
-def _remaining_spec(spec: Sequence[Any], names: Collection[str]) -> PartitionSpec:
+def _remaining_spec(spec: Iterable[Any], names: Collection[str]) -> PartitionSpec:
     return PartitionSpec(*[_remaining(entry, names) for entry in spec])
 
 
@@ -116,10 +122,10 @@ def look_up(table: jax.Array, indices: jax.Array, out_sharding: Any) -> jax.Arra
 
 def _of_rows(table: jax.Array, indices: jax.Array) -> NamedSharding | None:
     """The sharding of a look-up, if that of the indices says what it is."""
-    sharding, own = sharding_of(indices), sharding_of(table)
-    names = set() if sharding is None else _names(sharding.spec)
-    if sharding is None or not names:
+    sharding = sharding_of(indices)
+    if sharding is None or not _names(sharding.spec):
         return None
+    own, names = sharding_of(table), _names(sharding.spec)
     rows, features = (None, None) if own is None else own.spec
     if _remaining(rows, names) is not None:
         return None  # rows divided by another axis of the mesh: JAX asks for more
@@ -163,12 +169,11 @@ def together(x: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     An axis of the mesh that divides both keeps its place in the inputs.
     """
-    own, sharding = sharding_of(x), sharding_of(inputs)
-    if own is None and sharding is None:
+    own = sharding_of(x)
+    sharding = sharding_of(inputs) or own
+    if sharding is None:
         return x, inputs
-    if own is None or sharding is None:
-        sharding = own or sharding
-    else:
+    if own is not None:
         spec = list(sharding.spec)
         for axis, entry in enumerate(own.spec):
             if spec[axis] is None:

@@ -190,7 +190,7 @@ def pair(out: Any) -> tuple[Any, Any]:
 
 
 def refuse_several(transform: str, out: Any) -> None:
-    """Refuses an output that is no array: of these JAX says only what they are."""
+    """Refuses None and containers, of which JAX says only what they are."""
     if out is not None and not isinstance(out, (tuple, list, dict)):
         return
     way_out = "Return the loss."
