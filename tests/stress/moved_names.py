@@ -56,7 +56,7 @@ CLEAR = ("ValueError: Cannot ", "NotImplementedError: nnx.")
 SPARE = {"jax.extend.core:get_opaque_trace_state"}
 # What gives nothing can't be seen to do nothing.
 UNSEEN = {
-    ("jax.extend.source_info_util:register_exclusion", "other"),
+    ("jax._src.source_info_util:register_exclusion", "other"),
     ("jax._src.traceback_util:register_exclusion", "other"),
 }
 # Without them the package can't be imported, and says so.
