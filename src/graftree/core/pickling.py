@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import functools
 import importlib
 import types
 from collections.abc import Callable
@@ -69,7 +70,9 @@ class _ByName:
 
 def by_name(value: Any) -> Any:
     """A stand-in for a wrapped function that its module has under its name."""
-    if not hasattr(value, "__wrapped__") or _global_name(value) is None:
+    # A wrapper has it in its `__dict__`: Variables and numbers have none.
+    has_attributes = type(value).__dictoffset__ and hasattr(value, "__wrapped__")
+    if not has_attributes or _global_name(value) is None:
         return value
     return _ByName(value)
 
@@ -139,14 +142,23 @@ def set_attributes(x: Any, state: Any) -> None:
 
 def slots_of(x: Any) -> dict[str, Any]:
     """The attributes of an object that are in slots."""
-    found: dict[str, Any] = {}
-    for kind in reversed(type(x).__mro__):
-        # By their descriptors, whose names are those that Python gave them.
-        for name, member in vars(kind).items() if vars(kind).get("__slots__") else ():
-            if isinstance(member, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):  # it may be unset
-                    found[name] = member.__get__(x)
-    return found
+    attributes: dict[str, Any] = {}
+    for name, read in _readers_of_slots(type(x)):
+        with contextlib.suppress(AttributeError):  # it may be unset
+            attributes[name] = read(x)
+    return attributes
+
+
+@functools.cache
+def _readers_of_slots(cls: type) -> list[tuple[str, Callable[[Any], Any]]]:
+    # By their descriptors, whose names are those that Python gave them.
+    return [
+        (name, member.__get__)
+        for base in reversed(cls.__mro__)
+        if vars(base).get("__slots__")
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
 
 
 def _global_name(value: Any) -> str | None:
