@@ -279,12 +279,12 @@ def variables_in(root: Any) -> list[Any]:
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
-        if not is_new(x):
+        if type(x) in writing.ATOMS or not is_new(x):
             return None
         if descriptions.is_variable(x):
             return []
         if descriptions.is_node(x):
-            return paths.sorted_items(vars(x))
+            return paths.sorted_items(writing.attributes_of(x))
         if isinstance(x, Mapping):
             return [*x.items()]
         is_sequence = isinstance(x, (list, tuple))
