@@ -288,6 +288,7 @@ class Writer:
         # Where it is; the ids of objects that all of the values folded here refer to.
         self.short, self.depth, self.same = False, 0, frozenset[int]()
         self.count = 0
+        self.sizes: Any = None  # of Variables; see `representations.Sizes`
         # By identity; the objects are kept alive, so that no other takes their id.
         self.written: dict[int, Any] = {}
         self.open: dict[int, Any] = {}
