@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import os
 import traceback
@@ -319,7 +320,7 @@ def _hide(register: Callable[[str], None]) -> None:
         register(path)
 
 
-_jax_names.by("jax.extend.source_info_util:register_exclusion")(_hide)()
+_jax_names.by("jax._src.source_info_util:register_exclusion")(_hide)()
 _jax_names.by("jax._src.traceback_util:register_exclusion")(_hide)()
 
 
@@ -423,11 +424,11 @@ def is_format(kind: Any, x: Any) -> bool:
 is_format.otherwise(lambda _: False)
 
 
-def _checked_checkify(checkify: Any, user_checks: Any) -> tuple[Any]:
+def _checked_checkify(checkify: Any, user_checks: Any) -> tuple[Any, Any]:
     error, out = checkify(jax.lax.sin, errors=user_checks)(0.0)
     if error.get() is not None or out != 0:
         raise _jax_names.ChangedError
-    return (checkify,)
+    return checkify, user_checks
 
 
 @_jax_names.by(
@@ -435,12 +436,15 @@ def _checked_checkify(checkify: Any, user_checks: Any) -> tuple[Any]:
     "jax.experimental.checkify:user_checks",
     prepare=_checked_checkify,
 )
-def checkify(found: Any) -> Any:
-    """JAX's function of this name; ``None`` if it does not work."""
-    return found
+def checkify(function: Any, user_checks: Any) -> tuple[Any, Any]:
+    """JAX's function of this name, and its default checks; ``None`` without them."""
+    return function, user_checks
 
 
-user_checks: Any = _jax_names.get("jax.experimental.checkify:user_checks")
+@functools.cache
+def ad_checkpoint() -> Any:
+    """The module ``jax.ad_checkpoint``, which ``import jax`` does not load."""
+    return importlib.import_module("jax.ad_checkpoint")
 
 
 @_jax_names.by("jax.core:ShapedArray.manual_axis_type")

@@ -57,7 +57,7 @@ _LOSSES = {
     "find_nans tells no lines of programs": "jax.extend.source_info_util:summarize",
     # To locate operations at the lines of layers and users.
     "programs and profiles locate operations at lines of Graftree": (
-        "jax.extend.source_info_util:register_exclusion"
+        "jax._src.source_info_util:register_exclusion"
     ),
     # To hide our frames in errors under jax.jit and the like.
     "errors under jax.jit show frames of Graftree": (
@@ -147,14 +147,6 @@ def tell(*places: str) -> None:
 
 # The names that were logged.
 _told: set[str] = set()
-
-
-def get(place: str) -> Any:
-    """The object that a name stands for; ``None``, and a log line, if it is missing."""
-    if _is_there(place):
-        return find(place)
-    tell(place)
-    return None
 
 
 class _Way:

@@ -59,7 +59,7 @@ SPARE = {
 }
 # What gives nothing can't be seen to do nothing.
 UNSEEN = {
-    ("jax.extend.source_info_util:register_exclusion", "other"),
+    ("jax._src.source_info_util:register_exclusion", "other"),
     ("jax._src.traceback_util:register_exclusion", "other"),
 }
 # Without them the package can't be imported, and says so.

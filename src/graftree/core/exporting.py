@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import json
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,7 +41,8 @@ def install() -> None:
     """Tells JAX how to write and read our objects; the public namespace calls it."""
     pickling.observe_classes(_register)
     for kind in (GraphDef, GraphState):
-        _jax_registries.write_nodes(kind, f"graftree.{kind.__name__}", _refuse(kind))
+        refuse = types.MethodType(_refuse, kind)
+        _jax_registries.write_nodes(kind, f"graftree.{kind.__name__}", refuse)
     for kind in (Level, FlatState):
         name = f"graftree.{kind.__name__}"
         _jax_registries.write_nodes(kind, name, functools.partial(_write, kind))
@@ -68,7 +70,8 @@ def _register(cls: type) -> None:
             write = functools.partial(_write_typed, cls)
             _jax_registries.write_nodes(cls, f"graftree.{base.__name__}", write)
             return
-    _jax_registries.write_nodes(cls, "graftree.Module", _refuse(cls))
+    refuse = types.MethodType(_refuse, cls)
+    _jax_registries.write_nodes(cls, "graftree.Module", refuse)
 
 
 def _place_of(cls: type) -> str:
@@ -150,20 +153,17 @@ def _rebuild(kind: type, static: Any, children: Any) -> Any:
     return build(registry, (kind, static), leaves).unflatten(children)
 
 
-def _refuse(cls: type) -> Callable[[Any], bytes]:
-    def refuse(_: Any) -> bytes:
-        raise TypeError(
-            errors.message(
-                f"A function that takes or returns a {cls.__name__} can't be saved: "
-                "the file has arrays and programs, but no objects with code.",
-                way_out="Either let the function use the model without taking it, and "
-                "the weights are in the file. Or take the model apart,\n"
-                "graphdef, state = nnx.split(model), and export a function of the "
-                "state that begins with nnx.merge(graphdef, state).",
-            )
+def _refuse(cls: type, _: Any) -> bytes:
+    raise TypeError(
+        errors.message(
+            f"A function that takes or returns a {cls.__name__} can't be saved: "
+            "the file has arrays and programs, but no objects with code.",
+            way_out="Either let the function use the model without taking it, and "
+            "the weights are in the file. Or take the model apart,\n"
+            "graphdef, state = nnx.split(model), and export a function of the "
+            "state that begins with nnx.merge(graphdef, state).",
         )
-
-    return refuse
+    )
 
 
 # --------------------------------------------------------------------------- values

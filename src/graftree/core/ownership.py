@@ -202,6 +202,20 @@ class TraceState:
         self.jax_trace = current()
 
 
+def snapshot() -> TraceState:
+    """A snapshot of the current trace: the latest one, if the trace is the same.
+
+    A pickle of many Variables then has one.
+    """
+    latest = _snapshots[0]
+    if not latest.is_valid():
+        _snapshots[0] = latest = TraceState()
+    return latest
+
+
+_snapshots = [TraceState()]
+
+
 class Owner(TraceState):
     """The trace that owns a Variable; assigning a token changes the owner."""
 

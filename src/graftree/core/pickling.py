@@ -14,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import functools
 import importlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 
@@ -76,18 +77,31 @@ def by_name(value: Any) -> Any:
 
 def with_names(made: Any) -> Any:
     """The result of a ``__reduce_ex__``, with functions by name in the attributes."""
-    return _with_attributes(made, by_name)
+    return _with_attributes(made, _names_in)
 
 
-def _with_attributes(made: Any, change: Callable[[Any], Any]) -> Any:
+def _with_attributes(made: Any, changes: Callable[[Any], dict[str, Any]]) -> Any:
     if isinstance(made, str) or len(made) < 3:
         return made
     make, args, state, *rest = made
     if type(state) is dict:
-        state = {name: change(value) for name, value in state.items()}
+        state = {**state, **changes(state)}
     elif type(state) is tuple and len(state) == 2 and type(state[0]) is dict:
-        state = {name: change(value) for name, value in state[0].items()}, state[1]
+        state = {**state[0], **changes(state[0])}, state[1]
     return make, args, state, *rest
+
+
+def _names_in(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: by_name(value)
+        for name, value in attributes.items()
+        # Where `functools.wraps` keeps it; Variables and numbers have none.
+        if type(value).__dictoffset__ and hasattr(value, "__wrapped__")
+    }
+
+
+def _functions_in(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.function for k, v in attributes.items() if type(v) is _ByName}
 
 
 def copied(x: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -100,7 +114,7 @@ def copied(x: Any, memo: dict[int, Any] | None = None) -> Any:
     made = x.__reduce_ex__(4)
     if isinstance(made, str):
         return x
-    made = _with_attributes(made, lambda v: v.function if type(v) is _ByName else v)
+    made = _with_attributes(made, _functions_in)
     parts: list[Any] = [*made, *[None] * (6 - len(made))]
     make, args, state, items, pairs, setter = parts
 
@@ -137,16 +151,26 @@ def set_attributes(x: Any, state: Any) -> None:
         object.__setattr__(x, name, value)
 
 
-def slots_of(x: Any) -> dict[str, Any]:
-    """The attributes of an object that are in slots."""
-    found: dict[str, Any] = {}
-    for kind in reversed(type(x).__mro__):
-        # By their descriptors, whose names are those that Python gave them.
-        for name, member in vars(kind).items() if vars(kind).get("__slots__") else ():
-            if isinstance(member, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):  # it may be unset
-                    found[name] = member.__get__(x)
-    return found
+def slots_of(x: Any, besides: Sequence[str] = ()) -> dict[str, Any]:
+    """The attributes of an object that are in slots, besides some of them."""
+    attributes: dict[str, Any] = {}
+    for name, read in _readers_of_slots(type(x)):
+        if name not in besides:
+            with contextlib.suppress(AttributeError):  # it may be unset
+                attributes[name] = read(x)
+    return attributes
+
+
+@functools.cache
+def _readers_of_slots(cls: type) -> list[tuple[str, Callable[[Any], Any]]]:
+    # By their descriptors, whose names are those that Python gave them.
+    return [
+        (name, member.__get__)
+        for base in reversed(cls.__mro__)
+        if vars(base).get("__slots__")
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
 
 
 def _global_name(value: Any) -> str | None:

@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax import ad_checkpoint
 
 from graftree import _jax
 from graftree.annotations import Filter, Path
@@ -420,7 +419,8 @@ class Marks:
             output = call()
             arrays = [x for x in jax.tree.leaves(output) if _is_traced_array(x)]
             # A call that computes nothing is found by the name of a number.
-            named = [ad_checkpoint.checkpoint_name(x, _OUTPUT) for x in [*arrays, 0]]
+            with_name = _jax.ad_checkpoint().checkpoint_name
+            named = [with_name(x, _OUTPUT) for x in [*arrays, 0]]
         self._calls[mark] = key, len(named)
         self._named += named
         return output

@@ -20,7 +20,6 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import jax.core
 import numpy as np
-from jax import ad_checkpoint
 
 from graftree import _jax, errors
 from graftree.annotations import Path
@@ -156,7 +155,7 @@ def with_name(x: Any, name: str) -> Any:
         return x
     return jax.tree.map(
         lambda leaf: (
-            ad_checkpoint.checkpoint_name(leaf, name)
+            _jax.ad_checkpoint().checkpoint_name(leaf, name)
             if isinstance(leaf, (jax.Array, np.ndarray)) and not _jax.is_ref(leaf)
             else leaf
         ),
@@ -395,11 +394,11 @@ class _Decision:
         for number, part in enumerate(self.policy.parts):
             if part.is_of_jax:
                 answer = part.where(primitive, *types, **params)
-                if answer is not False and answer is not ad_checkpoint.Recompute:
+                if answer is not False and answer is not _jax.ad_checkpoint().Recompute:
                     return answer
             elif is_naming(primitive.name):
                 if self.policy.matches(number, params["name"]):
-                    return _OFFLOAD if part.is_offloaded else True
+                    return _offloaded() if part.is_offloaded else True
         return False
 
 
@@ -429,7 +428,12 @@ class _Namer:
 
 
 # The memory of the host: JAX takes all other kinds of memory for the device's.
-_OFFLOAD: Any = ad_checkpoint.Offloadable(src="device", dst="pinned_host")
+_HOST = "pinned_host"
+
+
+def _offloaded() -> Any:
+    """JAX's answer for a value that is kept in the memory of the host."""
+    return _jax.ad_checkpoint().Offloadable(src="device", dst=_HOST)
 
 
 def kinds_of_memory() -> list[str]:
@@ -445,12 +449,11 @@ def kinds_of_memory() -> list[str]:
 def _check_memory(parts: Iterable[Selected]) -> None:
     """Raises if the host has no memory for the values kept there."""
     offloaded = [part for part in parts if part.is_offloaded]
-    kind = _OFFLOAD.dst
-    kinds = kinds_of_memory() if offloaded else (kind,)
-    if kind not in kinds:
+    kinds = kinds_of_memory() if offloaded else (_HOST,)
+    if _HOST not in kinds:
         raise ValueError(
             errors.message(
-                f"{offloaded[0].call} needs the memory {kind!r}, which the devices of "
+                f"{offloaded[0].call} needs the memory {_HOST!r}, which the devices of "
                 "this platform don't have.",
                 where=f"they have: {', '.join(kinds)}",
                 way_out="Keep these values with nnx.memory.save.",

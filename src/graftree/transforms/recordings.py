@@ -213,7 +213,7 @@ def make_jaxpr(
 
 def checkify(
     f: Callable[P, R],
-    errors: Any = _jax.user_checks,
+    errors: Any = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Callable[P, tuple[Any, R]]:
@@ -224,7 +224,7 @@ def checkify(
     Args:
         f: The function. With graph updates it also takes keyword arguments.
         errors: The checks to make, such as ``jax.experimental.checkify.float_checks``;
-            by default the calls of ``jax.experimental.checkify.check``.
+            ``None`` for the calls of ``jax.experimental.checkify.check``.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
 
@@ -249,13 +249,14 @@ def checkify(
     """
     mode = config.propagation(graph, graph_updates)
     decorators.check_not_bound(f, "checkify")
-    jax_checkify = _jax.checkify()
-    if jax_checkify is None:
+    checks = _jax.checkify()
+    if checks is None:
         raise NotImplementedError(
             "nnx.checkify calls jax.experimental.checkify.checkify, which JAX "
             f"{jax.__version__} lacks, or which works otherwise there.\n"
             "Install a newer graftree, or an older JAX."
         )
+    jax_checkify, user_checks = checks
     row = Row.uniform(
         "checkify",
         mode,
@@ -264,7 +265,8 @@ def checkify(
     )
 
     def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-        return returning_arrays(jax_checkify(inner, errors=errors))
+        chosen = user_checks if errors is None else errors
+        return returning_arrays(jax_checkify(inner, errors=chosen))
 
     def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(f, row, args, kwargs)

@@ -466,6 +466,11 @@ class Facts:
             before each change of an instance.
     """
 
+    __slots__ = (
+        *("is_pytree", "descriptors", "statuses", "naming", "empty_table"),
+        *("is_stamping", "checks_itself"),
+    )
+
     def __init__(self, cls: type) -> None:
         self.is_pytree = _first(are_pytrees, cls, config.flax_pytree_module)
         self.descriptors = _data_descriptors(cls)
@@ -530,7 +535,14 @@ def _data_descriptors(cls: type) -> frozenset[str]:
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         found |= vars(base)
-    return frozenset(name for name, x in found.items() if hasattr(type(x), "__set__"))
+    names = [name for name, x in found.items() if hasattr(type(x), "__set__")]
+    return _same(frozenset(names))
+
+
+@functools.lru_cache(maxsize=256)
+def _same(names: frozenset[str]) -> frozenset[str]:
+    """One set for all classes with these names: most define none of their own."""
+    return names
 
 
 def declared_statuses(cls: type, warn: bool) -> dict[str, bool]:

@@ -14,7 +14,6 @@ those inside a trace, keep a plain dict and pay nothing.
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -182,13 +181,13 @@ def for_copy(entries: Any) -> Any:
     """The ``vars`` of an object for a copy, which belongs to the current trace."""
     if not isinstance(entries, dict) or STATE not in entries:
         return entries  # those of a class with a `__getstate__` of its own
-    return {**entries, STATE: copy.deepcopy(entries[STATE])}
+    return {**entries, STATE: PytreeState(*entries[STATE].flags)}
 
 
 def separate(copied: Any, original: Any) -> None:
     """Gives a copy bookkeeping of its own, if it was given that of the original."""
     if copied.__dict__.get(STATE) is original.__dict__.get(STATE, copied):
-        put(copied.__dict__, STATE, copy.deepcopy(original.__dict__[STATE]))
+        put(copied.__dict__, STATE, PytreeState(*original.__dict__[STATE].flags))
 
 
 def mark_changed(state: PytreeState) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 import copy
 import inspect
+import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, SimpleNamespace
@@ -567,71 +568,84 @@ class ToldApart(tuple[tuple[Any, ...], tuple[Any, ...]]):
         return cls(imprints.told_apart(values))
 
 
+# JAX keeps each class, and what it is registered with, for good. So these functions
+# belong to all classes: a class made per call costs little more than itself.
+
+
 def _register(cls: type[Pytree]) -> None:
-    def getters(table: AttributeTable) -> Any:
-        return table.getters(attributes.facts_of(cls).naming)
-
-    def flatten(obj: Any) -> Any:
-        # The aux of the last time, if it is still true: then JAX need not compare it.
-        if ownership.unread and ownership.current() is not ownership.no_trace:
-            note_read(obj)
-        entries = obj.__dict__
-        try:
-            table, aux = entries[_NODES], entries[_STATE].aux
-            before, (_, statics), _ = aux
-            if table is before and len(entries) == table.size + 2:
-                children = table.data_beside(entries, statics)
-                if children is not None:
-                    return children, aux
-        except KeyError:
-            pass  # something was written past `__setattr__`
-        return flatten_anew(obj)
-
-    def flatten_anew(obj: Any) -> Any:
-        entries = obj.__dict__
-        try:
-            table, state = entries[_NODES], entries[_STATE]
-            _, data_of, statics_of, _ = table.known_getters or getters(table)
-            if len(entries) == table.size + 2:
-                statics = ToldApart(imprints.told_apart(statics_of(entries)))
-                aux = table, statics, state.flags
-                if state.aux is not bookkeeping.CHANGING:
-                    changing = imprints.any_may_change(statics[1])
-                    state.aux = bookkeeping.CHANGING if changing else aux
-                return data_of(entries), aux
-        except KeyError:
-            pass  # as above
-        bookkeeping.settle(obj)
-        return flatten_anew(obj)
-
-    def flatten_with_keys(obj: Any) -> Any:
-        children, aux = flatten(obj)
-        layout = aux[0].layout(attributes.facts_of(cls).naming)
-        keys = [_key_entry(key) for _, key, is_data in layout if is_data]
-        return list(zip(keys, children, strict=True)), aux
-
-    def unflatten(aux: Any, children: Any) -> Any:
-        table, (_, statics), flags = aux
-        names, _, _, in_order = table.known_getters or getters(table)
-        obj: Any = object.__new__(cls)
-        entries = obj.__dict__
-        entries[_NODES] = table
-        entries[_STATE] = state = PytreeState(*flags)
-        state.owner = ownership.owner_when_unflattened()
-        entries.update(zip(names, in_order((*children, *statics)), strict=True))
-        return obj
-
-    def flatten_at_once(obj: Any) -> Any:
-        return at_once.flatten(obj) or flatten(obj)
-
-    def unflatten_either(aux: Any, children: Any) -> Any:
-        is_own = type(aux[0]) is not int
-        return (unflatten if is_own else at_once.unflatten)(aux, children)
-
+    unflatten = types.MethodType(_unflatten_either, cls)
     _jax_registries.register_pytree(
-        cls, flatten_with_keys, unflatten_either, flatten, flatten_at_once
+        cls, _flatten_with_keys, unflatten, _flatten, _flatten_at_once
     )
     pickling.announce_class(cls)
+
+
+def _getters(cls: type, table: AttributeTable) -> Any:
+    return table.known_getters or table.getters(_facts_of(cls).naming)
+
+
+def _flatten(obj: Any) -> Any:
+    # The aux of the last time, if it is still true: then JAX need not compare it.
+    if ownership.unread and ownership.current() is not ownership.no_trace:
+        note_read(obj)
+    entries = obj.__dict__
+    try:
+        table, aux = entries[_NODES], entries[_STATE].aux
+        before, (_, statics), _ = aux
+        if table is before and len(entries) == table.size + 2:
+            children = table.data_beside(entries, statics)
+            if children is not None:
+                return children, aux
+    except KeyError:
+        pass  # something was written past `__setattr__`
+    return _flatten_anew(obj)
+
+
+def _flatten_anew(obj: Any) -> Any:
+    entries = obj.__dict__
+    try:
+        table, state = entries[_NODES], entries[_STATE]
+        _, data_of, statics_of, _ = _getters(type(obj), table)
+        if len(entries) == table.size + 2:
+            statics = ToldApart(imprints.told_apart(statics_of(entries)))
+            aux = table, statics, state.flags
+            if state.aux is not bookkeeping.CHANGING:
+                changing = imprints.any_may_change(statics[1])
+                state.aux = bookkeeping.CHANGING if changing else aux
+            return data_of(entries), aux
+    except KeyError:
+        pass  # as above
+    bookkeeping.settle(obj)
+    return _flatten_anew(obj)
+
+
+def _flatten_with_keys(obj: Any) -> Any:
+    children, aux = _flatten(obj)
+    layout = aux[0].layout(_facts_of(type(obj)).naming)
+    keys = [_key_entry(key) for _, key, is_data in layout if is_data]
+    return list(zip(keys, children, strict=True)), aux
+
+
+def _unflatten(cls: type, aux: Any, children: Any) -> Any:
+    table, (_, statics), flags = aux
+    names, _, _, in_order = _getters(cls, table)
+    obj: Any = object.__new__(cls)
+    entries = obj.__dict__
+    entries[_NODES] = table
+    entries[_STATE] = state = PytreeState(*flags)
+    state.owner = ownership.owner_when_unflattened()
+    entries.update(zip(names, in_order((*children, *statics)), strict=True))
+    return obj
+
+
+def _flatten_at_once(obj: Any) -> Any:
+    return at_once.flatten(obj) or _flatten(obj)
+
+
+def _unflatten_either(cls: type, aux: Any, children: Any) -> Any:
+    if type(aux[0]) is int:
+        return at_once.unflatten(aux, children)
+    return _unflatten(cls, aux, children)
 
 
 # Two functions that give `jax.jit` all arrays and the structure of an object at once:

@@ -250,7 +250,7 @@ def pytree_repr(
     """Yields the items of ``__nnx_repr__`` for a Pytree."""
     writer = writing.active()
     has_sizes = writer is None or not writer.only_counts
-    yield _frame(obj, _sizes_by_type(variables_in(obj)) if has_sizes else "")
+    yield _frame(obj, _sizes_by_type(_sizes(writer).of(obj)) if has_sizes else "")
     defaults = writing.defaults_of(type(obj)) if writer and writer.siblings else {}
     for name, value in attributes:
         is_shown = not name.startswith("_") or is_data.get(name, False)
@@ -258,39 +258,102 @@ def pytree_repr(
             yield Attr(name, value)
 
 
-def _sizes_by_type(variables: Iterable[Any]) -> str:
+def _sizes_by_type(variables: Iterable[tuple[type, Size]]) -> str:
     """Prints the sizes of Variables by type; random state counts as one type."""
     sizes: dict[type, Size] = {}
-    for variable in variables:
-        # By name, since random state is defined above this file.
-        bases = (cls for cls in type(variable).__mro__ if cls.__name__ == "RngState")
-        kind = next(bases, type(variable))
-        size = size_of(variable.get_raw_value())
+    for kind, size in variables:
         if size.bytes:
-            sizes[kind] = total([size, sizes.get(kind, Size())])
+            sizes[kind] = total([size, sizes[kind]]) if kind in sizes else size
     parts = [f"{kind.__name__}: {size}" for kind, size in sizes.items()]
     if len(parts) > 1:
         parts.append(f"Total: {total(sizes.values())}")
     return ", ".join(parts)
 
 
+def _sizes(writer: writing.Writer | None) -> Sizes:
+    if writer is None:
+        return Sizes()
+    writer.sizes = writer.sizes or Sizes()
+    return writer.sizes
+
+
+class Sizes:
+    """The types and sizes of the Variables in each object of one text.
+
+    A walk over the outermost object finds those in all objects in it: they come in a
+    row, unless an object is met twice.
+    """
+
+    def __init__(self) -> None:
+        self._variables: list[tuple[type, Size]] = []
+        self._spans: dict[int, slice] = {}
+        self._kept: Any = None  # the objects, so that no other takes their id
+
+    def of(self, obj: Any) -> list[tuple[type, Size]]:
+        """The types and sizes of the distinct Variables in an object."""
+        if id(obj) not in self._spans:
+            self._walk(obj)
+        return self._variables[self._spans[id(obj)]]
+
+    def _walk(self, root: Any) -> None:
+        self._kept, below = _once_below()
+        self._variables, self._spans = [], {}
+        # Depth, id, and the number of Variables before.
+        above = list[tuple[int, int, int]]()
+        is_shared = False
+
+        def noted(x: Any, path: Any) -> Any:
+            nonlocal is_shared
+            values = below(x, path)
+            if values is None and type(x) not in writing.ATOMS:
+                span = self._spans.get(id(x), slice(0, 1))
+                is_shared |= span.start < span.stop
+            return values
+
+        for path, x in walks.walk(root, noted):
+            self._close(above, len(path))
+            above.append((len(path), id(x), len(self._variables)))
+            if descriptions.is_variable(x):
+                self._variables.append(_kind_and_size(x))
+        self._close(above, 0)
+        if is_shared:
+            self._spans = {id(root): slice(len(self._variables))}
+
+    def _close(self, above: list[tuple[int, int, int]], depth: int) -> None:
+        while above and above[-1][0] >= depth:
+            _, key, start = above.pop()
+            self._spans[key] = slice(start, len(self._variables))
+
+
+def _kind_and_size(variable: Any) -> tuple[type, Size]:
+    # By name, since random state is defined above this file.
+    bases = (cls for cls in type(variable).__mro__ if cls.__name__ == "RngState")
+    return next(bases, type(variable)), size_of(variable.get_raw_value())
+
+
 def variables_in(root: Any) -> list[Any]:
     """Lists the distinct Variables of an object, in the order of their paths."""
+    _, below = _once_below()
+    return [x for _, x in walks.walk(root, below) if descriptions.is_variable(x)]
+
+
+def _once_below() -> tuple[walks.Once, Callable[[Any, Any], Any]]:
+    """For a walk: what it has met, and a function that lists what is in a value."""
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
-        if not is_new(x):
+        if type(x) in writing.ATOMS or not is_new(x):
             return None
         if descriptions.is_variable(x):
             return []
         if descriptions.is_node(x):
-            return paths.sorted_items(vars(x))
+            return paths.sorted_items(writing.attributes_of(x))
         if isinstance(x, Mapping):
             return [*x.items()]
         is_sequence = isinstance(x, (list, tuple))
         return [*enumerate(x if is_sequence else descriptions.leaves(x, _is_end))]
 
-    return [x for _, x in walks.walk(root, below) if descriptions.is_variable(x)]
+    return is_new, below
 
 
 def _is_end(x: Any) -> bool:

@@ -288,6 +288,7 @@ class Writer:
         # Where it is; the ids of objects that all of the values folded here refer to.
         self.short, self.depth, self.same = False, 0, frozenset[int]()
         self.count = 0
+        self.sizes: Any = None  # of Variables; see `representations.Sizes`
         # By identity; the objects are kept alive, so that no other takes their id.
         self.written: dict[int, Any] = {}
         self.open: dict[int, Any] = {}
@@ -420,7 +421,7 @@ def _has_values(x: Any) -> bool:
     return descriptions.is_array(x) and not isinstance(x, jax.ShapeDtypeStruct)
 
 
-_ATOMS = {bool, int, float, complex, str, bytes, type(None)}
+ATOMS = {bool, int, float, complex, str, bytes, type(None)}
 # Names are listed if they take no more characters.
 _LONGEST_NAMES = 40
 # A sequence with more runs than this may be one that alternates.
@@ -452,15 +453,14 @@ def parts(x: Any) -> tuple[Any, Sequence[Any]]:
     The label has their number. They are a list if the value has an identity.
     """
     kind: Any = type(x)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return (kind, repr(x)), ()  # as text: NaN equals itself then
     if descriptions.is_array(x):
         return descriptions.array_form(x), [] if _jax.is_ref(x) else ()
     if descriptions.is_variable(x):
         named = {"": x.get_raw_value(), **x.get_metadata()}
     elif descriptions.is_node(x):
-        entries = list(vars(x).items())  # another thread may be writing
-        named = {k: v for k, v in entries if not k.startswith("_pytree__")}
+        named = attributes_of(x)
     elif isinstance(x, types.FunctionType):
         # The same lines that captured equal values, such as an initializer of a layer.
         captured = [*_python.contents_of(x), x.__defaults__, x.__kwdefaults__]
@@ -473,6 +473,12 @@ def parts(x: Any) -> tuple[Any, Sequence[Any]]:
     else:
         return _parts_by_text(x)
     return (kind, *named), [*named.values()]
+
+
+def attributes_of(node: Any) -> dict[str, Any]:
+    """The attributes of a node without its bookkeeping."""
+    entries = list(vars(node).items())  # another thread may be writing
+    return {k: v for k, v in entries if not k.startswith("_pytree__")}
 
 
 def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any]]:
@@ -524,10 +530,7 @@ class Siblings:
         pending = [root]
         while pending:
             x = pending.pop()
-            known = self._parts.get(id(x))
-            if known is None:
-                known = self._parts[id(x)] = x, *parts(x)
-            _, label, below = known
+            _, label, below = self._taken_apart(x)
             key = id(x) if isinstance(below, list) else 0
             if key in external or key in numbers:
                 yield key, numbers.get(key, key)
@@ -536,6 +539,12 @@ class Siblings:
                 numbers[key] = -len(numbers)  # no id
             yield key, label
             pending += reversed(below)
+
+    def _taken_apart(self, x: Any) -> tuple[Any, Any, Sequence[Any]]:
+        known = self._parts.get(id(x))
+        if known is None:
+            known = self._parts[id(x)] = x, *parts(x)
+        return known
 
     def groups(self, entries: Sequence[Attr], *, may_omit: bool) -> list[Fold]:
         """Groups the entries that read the same; of many, omits those in the middle."""
@@ -555,13 +564,20 @@ class Siblings:
 
     def _runs(self, entries: Sequence[Attr], keys: list[str]) -> list[list[int]]:
         """The indices of equal entries: of neighbours, or in a long sequence of all."""
-        tokens: list[Any] = []
+        values = [entry.value for entry in entries]
+        lines = [*map(_takes_a_line, values)]
+        pairs = enumerate(zip(values, lines, strict=True))
+        labels = [self._taken_apart(x)[1] if line else i for i, (x, line) in pairs]
+
+        # A value has as many tokens as parts, and often its label tells it apart.
+        @functools.cache
+        def tokens(i: int) -> Any:
+            return self.tokens(values[i]) if lines[i] else i
+
         runs: list[list[int]] = []
-        for i, x in enumerate([entry.value for entry in entries]):
-            is_container = isinstance(x, (Mapping, list, tuple))
-            takes_a_line = is_container or descriptions.is_object(x) or callable(x)
-            tokens.append(self.tokens(x) if takes_a_line else i)
-            if i and tokens[i] == tokens[i - 1] and _may_join(x, keys, runs[-1]):
+        for i, x in enumerate(values):
+            is_same = i and labels[i] == labels[i - 1] and tokens(i) == tokens(i - 1)
+            if is_same and _may_join(x, keys, runs[-1]):
                 runs[-1].append(i)
             else:
                 runs.append([i])
@@ -569,8 +585,13 @@ class Siblings:
             return runs
         regrouped: dict[Any, list[int]] = {}
         for run in runs:
-            regrouped.setdefault(tokens[run[0]], []).extend(run)
+            regrouped.setdefault(tokens(run[0]), []).extend(run)
         return [*regrouped.values()]
+
+
+def _takes_a_line(x: Any) -> bool:
+    is_container = isinstance(x, (Mapping, list, tuple))
+    return is_container or descriptions.is_object(x) or callable(x)
 
 
 def _may_join(value: Any, keys: list[str], run: list[int]) -> bool:

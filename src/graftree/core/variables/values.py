@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -285,16 +284,14 @@ def _has_protocol(cls: type[Copyable]) -> bool:
 
 
 def _parts(variable: Any, raw: Any) -> dict[str, Any]:
-    beside = pickling.slots_of(variable)
-    with contextlib.suppress(AttributeError):  # most classes have none
+    parts = pickling.slots_of(variable, besides=_SLOTS)
+    if type(variable).__dictoffset__:  # most classes have none
         # Not `vars`, which would be that of the value.
-        beside |= object.__getattribute__(variable, "__dict__")
-    return {
-        **{name: value for name, value in beside.items() if name not in _SLOTS},
-        "_raw_value": raw,
-        "_trace_state": ownership.TraceState(),
-        "_var_metadata": dict(variable._var_metadata),
-    }
+        parts |= object.__getattribute__(variable, "__dict__")
+    parts["_raw_value"] = raw
+    parts["_trace_state"] = ownership.snapshot()
+    parts["_var_metadata"] = variable.__nnx_metadata__.as_dict()
+    return parts
 
 
 def _take(variable: Copyable, parts: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import LEAF, Cell, VariableDef
 from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping, pytrees, running
+from graftree.core.states import states
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import debug_info, decorators, packing, refusals
@@ -77,7 +78,22 @@ class Returned:
         treedef = self.out.treedef
         if treedef.num_nodes == treedef.num_leaves == 1:
             return operator.itemgetter(0)
-        return treedef.unflatten
+        return states.builder(treedef)
+
+    @functools.cached_property
+    def build(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes the output of its arrays, if it is plain and has no `links`."""
+        if not self.variables:
+            return self.unflatten
+        make, unflatten = flattening.maker(self.variables), self.unflatten
+        return lambda arrays: unflatten(make(arrays))
+
+    @functools.cached_property
+    def links(self) -> bool:
+        """Whether the output has Variables that exist outside, if it is plain."""
+        return any(
+            [x is not None and x.outer_index is not None for x in self.variables]
+        )
 
     @functools.cached_property
     def variables(self) -> tuple[VariableDef | None, ...]:

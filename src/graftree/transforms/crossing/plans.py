@@ -43,7 +43,7 @@ from graftree.core import ownership, paths, pickling
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import bookkeeping, running
-from graftree.core.states.states import State
+from graftree.core.states.states import Containers
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import decorators, inside, outside, packing, rows
@@ -218,11 +218,12 @@ class Plan:
         if latest is not returned:
             targets = self._targets(returned)
             self._latest = returned, targets
-        if targets is None or boxes or self._has_prefixes or returned.variables:
+        is_written = bool(boxes and targets)
+        if targets is None or is_written or self._has_prefixes or returned.links:
             return self._commit(result, targets, found, boxes)
         if targets:
             variables.replace_all(targets, result[1])
-        return returned.unflatten(result[3])
+        return returned.build(result[3])
 
     def _targets(self, returned: inside.Returned) -> Sequence[Any] | None:
         """The targets of a result's changes: Variables, or numbers of bare ones.
@@ -245,23 +246,24 @@ class Plan:
         if targets is not None:
             targets = [boxes[x] if type(x) is int else x for x in targets]
             # Those of objects were checked when the plan was made.
-            if boxes and not variables.may_replace_all(targets, ()):
+            if boxes and targets and not variables.may_replace_all(targets, ()):
                 targets = None
         if targets is None:
             return outside.commit(self._packed(values, boxes), result)
         if self._has_prefixes:
             _, changed, _, out = outside.in_order(result)
         variables.replace_all(targets, changed)
-        if returned.variables:
-            objects, given = self._objects_with(boxes), iter(out)
-            out = [
-                next(given)
-                if definition is None
-                else flattening.make_variable(definition, next(given))
-                if definition.outer_index is None
-                else objects[definition.outer_index]
-                for definition in returned.variables
-            ]
+        if not returned.links:
+            return returned.build(out)
+        objects, given = self._objects_with(boxes), iter(out)
+        out = [
+            next(given)
+            if definition is None
+            else flattening.make_variable(definition, next(given))
+            if definition.outer_index is None
+            else objects[definition.outer_index]
+            for definition in returned.variables
+        ]
         return returned.unflatten(out)
 
     def _packed(self, values: Sequence[Any], boxes: Sequence[Variable[Any]]) -> Packed:
@@ -338,7 +340,7 @@ class BareVariables:
 
     def read(self, boxes: Sequence[Variable[Any]]) -> list[Any] | None:
         """Their raw values; ``None`` if they are not like the earlier ones."""
-        metadata = [*map(variables.metadata_of, boxes)]
+        metadata = [x.__nnx_metadata__ for x in boxes]
         if metadata != self._metadata:
             return None
         # Those of the next call are usually the same objects, which is seen at once;
@@ -349,12 +351,10 @@ class BareVariables:
 
     def _fit(self, boxes: Sequence[Variable[Any]]) -> bool:
         """Whether each is there once, and can be written if it must be."""
-        numbers = {*map(id, boxes)}
-        return (
-            len(numbers) == len(boxes)
-            and numbers.isdisjoint(self._attached)
-            and (not self._are_written or variables.may_replace_all(boxes, ()))
-        )
+        numbers = {id(x) for x in boxes}
+        if len(numbers) != len(boxes) or not self._attached.isdisjoint(numbers):
+            return False
+        return not self._are_written or variables.may_replace_all(boxes, ())
 
 
 def reader(
@@ -363,33 +363,13 @@ def reader(
     """A reader for trees like this one, which has these leaves in this order.
 
     It gives the leaves of another one, of any kind, or ``None`` if its containers
-    differ. JAX does so in C; but takes States apart in Python, so it gets their dicts.
+    differ.
     """
-    members, treedef = jax.tree.flatten(
-        tree, is_leaf=lambda x: type(x) is State or nodes.is_graph_node(x)
-    )
     try:
-        nested = [
-            (place, jax.tree.structure(x.raw_mapping, is_leaf=nodes.is_graph_node))
-            for place, x in enumerate(members)
-            if type(x) is State
-        ]
+        containers = Containers(tree, nodes.is_graph_node)
     except ValueError:  # keys that only a State can sort
         return None
-    nested.reverse()
-
-    def read(other: Any) -> list[Any] | None:
-        try:
-            found = treedef.flatten_up_to(other)
-            for place, inner in nested:
-                if type(found[place]) is not State:
-                    return None
-                mapping = found[place].raw_mapping
-                found[place : place + 1] = inner.flatten_up_to(mapping)
-        except ValueError:
-            return None
-        return found
-
+    read = containers.leaves
     return read if packing.are_same(read(tree) or (), leaves) else None
 
 
