@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -270,7 +271,10 @@ class GraphDef(Generic[Node]):
             return True
         if not isinstance(other, GraphDef):
             return NotImplemented
-        return self.root == other.root and self.rows == other.rows
+        try:
+            return self.root == other.root and self.rows == other.rows
+        except Exception:  # of the comparison of a static value
+            return _are_alike(self, other)
 
     def __repr__(self) -> str:
         lines = ["GraphDef(", "  nodes=["]
@@ -442,6 +446,27 @@ class GraphDef(Generic[Node]):
 jax.tree_util.register_static(GraphDef)
 
 
+def _are_alike(one: GraphDef[Any], other: GraphDef[Any]) -> bool:
+    """Whether two skeletons are equal, where static values fail to be compared."""
+    if len(one.rows) != len(other.rows):
+        return False
+    for row, another in zip(one.rows, other.rows, strict=True):
+        fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)
+        if fixed(row) != fixed(another) or len(row.cells) != len(another.cells):
+            return False
+        if not imprints.is_same(row.metadata, another.metadata):
+            return False
+        if not all(map(_is_cell_alike, row.cells, another.cells)):
+            return False
+    return _is_cell_alike(one.root, other.root)
+
+
+def _is_cell_alike(cell: Cell, other: Cell) -> bool:
+    if type(cell) is type(other) is Static:
+        return imprints.are_same(cell, other)
+    return cell == other
+
+
 _DEFINITIONS = (VariableDef, ArrayRefDef)
 
 
@@ -561,8 +586,13 @@ class Interned(pickling.Rebuilt):
         # Otherwise two threads could both come first. User code compares static values.
         self._lock = threading.RLock()
 
-    def intern(self, x: T) -> tuple[int, T]:
-        """The value that equals this one and came first, after its number."""
+    def intern(self, x: T, is_new: bool = False) -> tuple[int, T]:
+        """The value that equals this one and came first, after its number.
+
+        If it ``is_new``, it has changed in a way that no comparison sees.
+        """
+        if is_new:
+            return next(_numbers), x
         with self._lock:
             number, weak = self._known.get(x, (0, None))
             known = None if weak is None else weak()

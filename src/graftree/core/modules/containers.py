@@ -274,7 +274,11 @@ def _assign(x: List[A], values: Iterable[tuple[int, A]]) -> None:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Variable) and type(a) is type(b):
         a, b = a.get_value(), b.get_value()
-    return imprints.same_value(a, b)
+    try:
+        return imprints.same_value(a, b)
+    except ValueError:
+        # A container whose elements compare to arrays; only identity could decide.
+        return False
 
 
 # Entries of `vars` that are not items of a Dict.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree.core import paths
+from graftree.core import imprints, paths
 from graftree.core.graph import differences, graphdefs
 from graftree.transforms.crossing import debug_info
 
@@ -99,7 +99,7 @@ class Span(NamedTuple):
     leaves: tuple[int, int]
 
 
-@dataclasses.dataclass(repr=False)
+@dataclasses.dataclass(repr=False, eq=False)
 class Signature:
     """The static part of a tree of arguments or outputs.
 
@@ -123,8 +123,25 @@ class Signature:
     def __hash__(self) -> int:
         try:
             return hash((self.skeleton, self.statics, self.parameters))
-        except TypeError:  # a static value without a hash
+        except Exception:  # a static value without a hash, or with one that fails
             return hash(self.treedef)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Signature):
+            return NotImplemented
+        if self.skeleton != other.skeleton or self.parameters != other.parameters:
+            return False
+        try:
+            return self.statics == other.statics
+        except Exception:  # of the comparison of a static argument
+            return [where for where, _ in self.statics] == [
+                where for where, _ in other.statics
+            ] and all(
+                imprints.are_same(one, another)
+                for (_, one), (_, another) in zip(
+                    self.statics, other.statics, strict=True
+                )
+            )
 
     @property
     def treedef(self) -> Any:
