@@ -38,7 +38,7 @@ import jax
 from graftree import _jax
 from graftree.core import imprints, pickling
 from graftree.core.states.states import State
-from graftree.core.text import representations
+from graftree.core.text import descriptions, representations
 
 Node = TypeVar("Node")
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Static(tuple[Any, Any]):
         return (pickling.by_name(self[1]),)
 
     def __repr__(self) -> str:
-        return f"Static(value={self[1]!r})"
+        return f"Static(value={descriptions.safe_repr(self[1])})"
 
 
 # Those of atoms, by their type and value. A model has many that are equal.
@@ -125,7 +125,8 @@ class VariableDef(NamedTuple):
     def __repr__(self) -> str:
         return (
             f"VariableDef(type={self.type.__name__!r}, index={self.index}, "
-            f"outer_index={self.outer_index}, metadata={dict(self.metadata)})"
+            f"outer_index={self.outer_index}, "
+            f"metadata={descriptions.safe_repr(dict(self.metadata))})"
         )
 
 

@@ -17,6 +17,7 @@ import jax
 
 from graftree.core import imprints, paths
 from graftree.core.graph import differences, graphdefs
+from graftree.core.text import descriptions
 from graftree.transforms.crossing import debug_info
 
 
@@ -240,7 +241,7 @@ class Signature:
             texts[where] = f": {_type_text(self.skeleton.part(treedef, start, stop))}"
             start = stop
         for where, static in self.statics:
-            texts[where] = f"={static.value!r}"
+            texts[where] = f"={descriptions.safe_repr(static.value)}"
         listed = [
             self.name_of_argument(where) + texts[where]
             for where in sorted(texts, key=lambda x: (isinstance(x, str), x))
