@@ -66,7 +66,10 @@ def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...
 def imprint(value: Any) -> Any:
     """The key that tells a static value from its equals and from its earlier self."""
     kind = type(value)
-    return kind if _form_of(kind) is _PLAIN else tuple(_tokens(value))
+    if _form_of(kind) is _PLAIN:
+        return kind
+    tokens, has_objects = _tokens(value)
+    return (Present(value), *tokens) if has_objects else tuple(tokens)
 
 
 def may_change(value: Any) -> bool:
@@ -113,6 +116,25 @@ class Itself:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+class Present(Itself):
+    """Compares a value as it is now with another one.
+
+    Imprints are of earlier times. Who compares with them uses one value in place of an
+    equal one, and it may have changed since. Its own ``==`` need not tell that.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Present):
+            return NotImplemented
+        mine, theirs = self.value, other.value
+        return mine is theirs or _tokens(mine) == _tokens(theirs)
+
+    def __hash__(self) -> int:
+        return hash(Present)
 
 
 class Unseen(Itself):
@@ -304,9 +326,13 @@ class Again(NamedTuple):
 _NAMES = frozenset({int, bool, str, bytes, type(None)})
 
 
-def _tokens(root: Any) -> list[Any]:
-    """What tells a value from its equals and from its earlier self, one by one."""
+def _tokens(root: Any) -> tuple[list[Any], bool]:
+    """What tells a value from its equals and from its earlier self, one by one.
+
+    Also whether there are objects in it that compare in a way of their own.
+    """
     tokens: list[Any] = []
+    has_objects = False
     # Numbers of the objects met; these are kept, since some are made as they are
     # listed, and ids are to be unique.
     met: dict[int, tuple[int, Any]] = {}
@@ -330,6 +356,7 @@ def _tokens(root: Any) -> list[Any]:
             # Equal values with a hash are the same. They are only looked for above.
             if kind.__hash__ is not None:
                 pending.append(_End(x))
+        has_objects |= form is _OBJECT
         found, inside = _listed(form, x)
         tokens += found
         kinds = tuple(map(type, inside))
@@ -339,7 +366,7 @@ def _tokens(root: Any) -> list[Any]:
         else:
             tokens.append(len(inside))
             pending += reversed(inside)
-    return tokens
+    return tokens, has_objects
 
 
 class _End(NamedTuple):
@@ -383,7 +410,7 @@ def _unordered(x: Set[Any]) -> list[Any]:
     kinds = tuple(map(type, x))
     if _NAMES.issuperset(kinds):
         return [frozenset(zip(kinds, x, strict=True))]
-    inside = [tuple(_tokens(member)) for member in x]
+    inside = [tuple(_tokens(member)[0]) for member in x]
     return [frozenset(inside), *[Unseen(x) for y in inside if not is_seen(y)][:1]]
 
 
