@@ -16,6 +16,9 @@ class Hostile:
     def __init__(self, content, extra=0):
         self.content, self.extra = content, extra
 
+    def __repr__(self):
+        return f"{type(self).__name__}({self.content!r})"
+
 
 class EqRaises(Hostile):
     __eq__ = fail

@@ -22,9 +22,8 @@ def frames_above(count: int) -> Iterator[FrameType]:
 
     To keep them, begin with 1, not with 0: kept in your own frame they are a cycle.
 
-    It serves paths in messages, the lines of warnings, the placements that
-    `nnx.debugging.explain_recompile` reports, and the warning of lost updates. Where it
-    gives none, these are lost.
+    It serves paths in messages, the lines of warnings, and the warning of lost updates.
+    Where it gives none, these are lost.
     """
     frame = inspect.currentframe()
     for _ in range(count + 1):
@@ -79,7 +78,7 @@ class ActiveCall(NamedTuple):
 def locals_of(frame: FrameType) -> dict[str, Any]:
     """The local names of a running function, and their values.
 
-    It serves paths in messages, and `explain_recompile` as above.
+    It serves paths in messages, and the warning of lost updates.
     """
     return frame.f_locals
 
