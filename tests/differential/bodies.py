@@ -230,7 +230,7 @@ class Lines:
         if known and self.random.random() < 0.2:
             return [f"{place.text}.del_metadata('tag')"]
         like = known.get("tag")
-        return [f"{place.text}.set_metadata(tag={self.static(repr(like))})"]
+        return [f"{place.text}.set_metadata(tag={self.static(_text(like))})"]
 
     def write_static(self, x, text):
         """Sets a static attribute, mostly to what is nearly equal to what it is."""
