@@ -141,7 +141,7 @@ def test_a_record_of_traces_that_fails_leaves_the_call_alone(monkeypatch, caplog
         np.testing.assert_array_equal(step(Net(), X), jnp.full((3, 2), 2.0))
 
 
-# ------------------------------------------------- values that can't be looked into
+# ------------------------------------------------- values that can't be inspected
 
 
 @pytest.mark.parametrize("place", ["static", "metadata"])
@@ -158,9 +158,9 @@ def test_what_is_hidden_counts_as_changed_at_each_call(place, mode, caplog):
         assert length(model) == count
         hidden.seek(0, io.SEEK_END)
         hidden.write("b")
-    assert "can't be looked into: any Hidden counts as changed" in caplog.text
+    assert "can't be inspected: any Hidden counts as changed" in caplog.text
     found = nnx.debugging.explain_recompile(length)
-    assert found.traces == 4 and found.rows[0].now == "can't be looked into"
+    assert found.traces == 4 and found.rows[0].now == "can't be inspected"
 
 
 def test_what_is_hidden_is_the_same_within_a_trace(mode):

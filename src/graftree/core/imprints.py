@@ -12,7 +12,7 @@ self, its *imprint* stands beside it: a value that differs in such cases.
     list, dict, set, tuple, dataclass      its type, and all that is in it
     any other object with its own ``==``   the same: what pickling finds in it; else
                                            its items, its buffer, or its attributes
-    what none of these can look into       nothing that lasts (`Unseen`)
+    what none of these can inspect         nothing that lasts (`Unseen`)
 
 An object without an ``==`` of its own is equal to itself only, whatever is in it.
 
@@ -138,7 +138,7 @@ class Present(Itself):
 
 
 class Unseen(Itself):
-    """Stands for an object that can't be looked into.
+    """Stands for an object that can't be inspected.
 
     It is the same only where nothing could have changed it meanwhile, as in a trace.
     So who keeps what is made of imprints asks `latest_unseen` before and after.
@@ -169,8 +169,7 @@ def unchanged(values: Iterable[Any]) -> Callable[[], bool] | None:
 
     What is in a list, dict, set or dataclass is compared by identity, which takes a
     tenth of the time: each thing in it either doesn't change or is checked as well.
-    Other values are compared by their imprints. ``None`` if a value can't be looked
-    into.
+    Others are compared by their imprints. ``None`` if a value can't be inspected.
     """
     listed: dict[int, tuple[Any, Callable[[Any], list[Any]], list[Any]]] = {}
     others: dict[int, tuple[Any, Any]] = {}
@@ -210,8 +209,8 @@ def _lister_of(value: Any) -> Callable[[Any], list[Any]] | None:
         missing = itertools.repeat(dataclasses.MISSING)
         return lambda x: [type(x), *map(vars(x).get, names, missing)]
     # A hash of its own may depend on anything.
-    has_hash = type(value).__hash__ is not None
-    if form is _OBJECT and not has_hash and _is_its_dict(type(value)):
+    has_no_hash = type(value).__hash__ is None
+    if form is _OBJECT and has_no_hash and _is_its_dict(type(value)):
         return lambda x: [type(x), *_entries(vars(x))]
     return None
 
@@ -245,7 +244,7 @@ def _entries(x: Mapping[Any, Any]) -> list[Any]:
 
 
 class Form(NamedTuple):
-    """How values of a type are told apart.
+    """How values of a type differ.
 
     Attributes:
         name: Says it in a word.
@@ -301,12 +300,9 @@ def _adds_nothing(kind: type, base: Any) -> bool:
     """Whether a value of the type is what its builtin base has in it, and no more."""
     if kind is base:
         return True
-    own = [getattr(kind, name, None) for name in _READS]
-    return (
-        kind.__basicsize__ == base.__basicsize__
-        and kind.__dictoffset__ == 0
-        and all(map(operator.is_, own, [getattr(base, name, None) for name in _READS]))
-    )
+    reads = [getattr(kind, x, None) is getattr(base, x, None) for x in _READS]
+    is_as_large = kind.__basicsize__ == base.__basicsize__ and not kind.__dictoffset__
+    return is_as_large and all(reads)
 
 
 # The methods by which the members of a builtin container are read here.
@@ -494,7 +490,7 @@ _LISTS: dict[Form, Callable[[Any], _Listed]] = {
 }
 
 
-# The ways to look into an object. Each gives all that is in it; or ``None``, or it
+# The ways to inspect an object. Each gives all that is in it; or ``None``, or it
 # raises, where it can't.
 
 
@@ -689,10 +685,7 @@ def _have_same_content(a: Any, b: Any) -> bool:
     try:
         return same_value(a, b)
     except Exception:
-        return _form_of(type(a)) in _OPEN and is_seen(imprint(a))
-
-
-_OPEN = _MEMBERS, _MAPPING, _FIELDS, _OBJECT
+        return not _form_of(type(a)).is_fixed and is_seen(imprint(a))
 
 
 def same_value(a: Any, b: Any) -> bool:

@@ -227,7 +227,7 @@ def _nearest(
         found = found or [
             Cause(number, against, _where(path, facts), _what(path, x, x), *words)
             for path, x in _unseen(facts)
-            for words in [(type(x.value).__name__, "can't be looked into")]
+            for words in [(type(x.value).__name__, "can't be inspected")]
         ]
         kind = _SAME if _are_equal(before, facts) else _OTHER
         listed.append(found or [Cause(number, against, "", kind, "", "")])
@@ -242,7 +242,7 @@ def _are_equal(before: Facts, facts: Facts) -> bool:
 
 
 def _unseen(facts: Facts) -> list[tuple[Path, Static]]:
-    """The static values that can't be looked into, by path."""
+    """The static values that can't be inspected, by path."""
     return [
         (path, fact)
         for path, fact in facts.items()
@@ -594,7 +594,7 @@ def _warn_of_values(
         path, fact = unseen[0]
         _logger.warning(
             "%s is traced and compiled at each call, because the static attribute %s "
-            "can't be looked into: any %s counts as changed. Give the class a hash, "
+            "can't be inspected: any %s counts as changed. Give the class a hash, "
             "if its objects don't change, or let pickle see what is in them.",
             decorators.name_of(function),
             signatures.name_of(path),

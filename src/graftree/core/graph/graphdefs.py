@@ -449,17 +449,17 @@ jax.tree_util.register_static(GraphDef)
 
 def _are_alike(one: GraphDef[Any], other: GraphDef[Any]) -> bool:
     """Whether two skeletons are equal, where static values fail to be compared."""
-    if len(one.rows) != len(other.rows):
-        return False
-    for row, another in zip(one.rows, other.rows, strict=True):
-        fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)
-        if fixed(row) != fixed(another) or len(row.cells) != len(another.cells):
-            return False
-        if not imprints.is_same(row.metadata, another.metadata):
-            return False
-        if not all(map(_is_cell_alike, row.cells, another.cells)):
-            return False
-    return _is_cell_alike(one.root, other.root)
+    is_alike = len(one.rows) == len(other.rows) and _is_cell_alike(one.root, other.root)
+    return is_alike and all(
+        _fixed(row) == _fixed(another)
+        and imprints.is_same(row.metadata, another.metadata)
+        and all(map(_is_cell_alike, row.cells, another.cells))
+        for row, another in zip(one.rows, other.rows, strict=True)
+    )
+
+
+# All but the metadata and the cells; there are as many cells as keys.
+_fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)
 
 
 def _is_cell_alike(cell: Cell, other: Cell) -> bool:
