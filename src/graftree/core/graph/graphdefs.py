@@ -458,8 +458,7 @@ def _are_alike(one: GraphDef[Any], other: GraphDef[Any]) -> bool:
     )
 
 
-# All but the metadata and the cells; there are as many cells as keys.
-_fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)
+_fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)  # all but metadata and cells
 
 
 def _is_cell_alike(cell: Cell, other: Cell) -> bool:
