@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftree as nnx
-from tests import static_values, strategies, zoo
+from tests import hostile_values, static_values, strategies, zoo
+from tests.hostile_values import EqIsArray, EqLies
 
 ONES, ZEROS = jnp.ones(2), jnp.zeros(2)
 
@@ -88,6 +89,14 @@ def put_again(model, name, other):
 
 def rename(entries, name, other):
     entries[other] = entries.pop(name)
+
+
+def put_inside(model, content):
+    """Changes a static value in place, where its ``==`` does not tell."""
+    if isinstance(model.flag, EqLies):
+        model.flag.content = content
+    else:
+        model.flag = EqLies(content)
 
 
 # It is as it was.
@@ -177,6 +186,11 @@ STRUCTURES = {
     ),
     "no Variable": lambda m, k: setattr(m.layers[0], "bias", None),
     "kind of Variable": lambda m, k: setattr(m, "kernel", nnx.Cache(ONES)),
+    "== that raises": lambda m, k: setattr(m, "flag", hostile_values.EqRaises(k)),
+    "== that gives arrays": lambda m, k: setattr(m, "flag", [EqIsArray(k)]),
+    "hash that raises": lambda m, k: setattr(m, "flag", hostile_values.HashRaises(k)),
+    "== that lies, in place": put_inside,
+    "metadata that lies": lambda m, k: m.kernel.set_metadata(tag=EqLies(k)),
     "metadata": lambda m, k: m.kernel.set_metadata(tag=k),
     "metadata in place": lambda m, k: m.kernel.sizes.append(k),
     "no metadata": lambda m, k: m.kernel.del_metadata("tag"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import struct
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -21,9 +22,8 @@ def frames_above(count: int) -> Iterator[FrameType]:
 
     To keep them, begin with 1, not with 0: kept in your own frame they are a cycle.
 
-    It serves paths in messages, the lines of warnings, the placements that
-    `nnx.debugging.explain_recompile` reports, and the warning of lost updates. Where it
-    gives none, these are lost.
+    It serves paths in messages, the lines of warnings, and the warning of lost updates.
+    Where it gives none, these are lost.
     """
     frame = inspect.currentframe()
     for _ in range(count + 1):
@@ -78,7 +78,7 @@ class ActiveCall(NamedTuple):
 def locals_of(frame: FrameType) -> dict[str, Any]:
     """The local names of a running function, and their values.
 
-    It serves paths in messages, and `explain_recompile` as above.
+    It serves paths in messages, and the warning of lost updates.
     """
     return frame.f_locals
 
@@ -127,3 +127,31 @@ def register_before_threads_end(function: Callable[[], None]) -> None:
         threading, "_register_atexit", atexit.register
     )
     register(function)
+
+
+def is_of_c(kind: type) -> bool:
+    """Whether a type is defined in C, and not by a class statement.
+
+    It serves static values, such as a date or a pattern, that have a hash: in C such
+    types keep Python's promise that a hash never changes. Where it isn't known, their
+    content is compared as well.
+    """
+    flags = kind.__flags__
+    return not flags & _HEAP or bool(flags & _FIXED)
+
+
+# Types that a class statement has made, or a library; those that can't be changed.
+_HEAP, _FIXED = 1 << 9, 1 << 8
+
+
+def hides_state(kind: type, slots: Sequence[Any]) -> bool:
+    """Whether objects of a type hold more than their dict and these slots.
+
+    It serves static values that can't be pickled. It is how `copy` itself knows that
+    it can't copy an object of C.
+    """
+    pointers = len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind.__basicsize__ > object.__basicsize__ + pointers * _POINTER
+
+
+_POINTER = struct.calcsize("P")

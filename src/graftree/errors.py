@@ -1,5 +1,7 @@
 """The exceptions of the package, and the one place where messages get their form.
 
+Also the fence around observers: what they raise must not reach the program.
+
     Exception
     ├── GraftreeError
     │   ├── TraceContextError        an object of another trace would be changed
@@ -23,7 +25,8 @@ library can detect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -257,3 +260,29 @@ def message(what: str, *, where: str = "", way_out: str = "") -> str:
     lines += ["  " + line for line in where.splitlines()]
     lines += way_out.splitlines()
     return "\n".join(lines)
+
+
+def fenced(observe: Callable[..., Any], *args: Any) -> Any:
+    """What an observer of the program returns; if it fails, ``None``.
+
+    The failure is logged once, and the program goes on. A warning that the user has
+    made an error is raised.
+    """
+    try:
+        return observe(*args)
+    except Warning:
+        raise
+    except Exception as error:
+        name = getattr(observe, "__qualname__", type(observe).__name__)
+        if (name, type(error)) not in _logged:
+            _logged.add((name, type(error)))
+            logging.getLogger("graftree").warning(
+                "%s, which only watches the program, raised an error. The program goes "
+                "on without it. Please report this.",
+                name,
+                exc_info=True,
+            )
+        return None
+
+
+_logged = set[tuple[str, type]]()

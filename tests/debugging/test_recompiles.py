@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftree as nnx
+from graftree.transforms.crossing import programs
 from tests import zoo
 
 explain = nnx.debugging.explain_recompile
@@ -445,7 +446,9 @@ def test_a_trace_by_another_thread_while_placements_are_noted_is_no_error():
             noted.latest.append(trace)
 
     noted.latest.append(Elsewhere())
-    noted.add_placement(trace.signature(), [jnp.array(X)])
+    before = programs.compilations.count
+    jax.jit(lambda x: -x).lower(X).compile()
+    noted.called(trace.signature(), [jnp.array(X)], before)
     assert len(noted.latest) == 3 and len(trace.placements) == 2
 
 

@@ -6,6 +6,7 @@ of them are valid. Inside a function the object is called ``m``.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 import graftree as nnx
@@ -27,7 +28,19 @@ ALIKE = [
     ["plus_one", "times_two", "jnp.tanh", "Block"],
     ["jnp.float32", "np.float32", "np.dtype('float32')"],
 ]
+# The methods of these fail or lie, or they change in place.
+HOSTILE = [
+    ["EqRaises(1)", "EqRaises(True)", "EqRaises(2)", "Box(EqRaises(1))"],
+    ["EqLies(1)", "EqLies(True)", "EqLies(2)", "(EqLies(1),)"],
+    ["EqIsArray(1)", "EqIsArray(True)", "EqIsArray(2)"],
+    ["HashRaises(1)", "HashRaises(True)", "HashRaises(2)"],
+    ["Slotted(1)", "Slotted(True)", "Slotted(2)", "(Slotted(1),)"],
+    ["Hidden(1)", "Hidden(2)"],
+    ["collections.deque([1])", "collections.deque([True])", "collections.deque([2])"],
+]
+LINES = ALIKE + HOSTILE
 STATICS = [text for line in ALIKE for text in line]
+ALL_STATICS = [text for line in LINES for text in line]
 NUMBERS = ["0.5", "1.0", "2.0", "3.0", "-1.0"]
 NAMES = ["a", "b", "c", "d", "k", "n", "s"]
 VARIABLES = ["nnx.Param", "nnx.Param", "nnx.BatchStat", "Scale", "Count"]
@@ -87,6 +100,21 @@ def is_shared(x):
     return len({id(v) for v in found}) < len(found)
 
 
+def _text(x):
+    try:
+        return repr(x)
+    except RuntimeError:
+        return ""
+
+
+def _changes(x):
+    """Whether a static value may be changed in place."""
+    # Each run of the vocabulary has classes of its own.
+    return any(type(x).__name__ == line[0].partition("(")[0] for line in HOSTILE) or (
+        type(x) is collections.deque
+    )
+
+
 class Lines:
     """Draws lines.
 
@@ -100,10 +128,27 @@ class Lines:
 
     def static(self, like=None):
         """A static value; often one that is nearly equal to another."""
-        lines = [line for line in ALIKE if like in line]
+        lines = [line for line in LINES if like in line]
         if lines and self.random.random() < 0.8:
             return self.pick(self.pick(lines))
-        return self.pick(STATICS)
+        return self.pick(ALL_STATICS)
+
+    def argument(self, like=None):
+        """A static argument, which needs an ``==`` and a hash that work."""
+        lines = [line for line in ALIKE if like in line]
+        return self.pick(self.pick(lines) if lines else STATICS)
+
+    def write_inside(self, x, text):
+        """Changes a static value in place."""
+        found = [p.text for p in places(x, text) if _changes(p.value)]
+        boxes = [p for p in places(x, text) if is_variable(p.value)]
+        found += [
+            f"{p.text}.get_metadata('tag')"
+            for p in boxes
+            if _changes(p.value.get_metadata().get("tag"))
+        ]
+        number = self.pick(["1", "True", "2", "3.0"])
+        return [f"changed({self.pick(found)}, {number})"] if found else []
 
     def array(self):
         return f"jnp.array([{self.pick(NUMBERS)}, {self.pick(NUMBERS)}])"
@@ -185,7 +230,7 @@ class Lines:
         if known and self.random.random() < 0.2:
             return [f"{place.text}.del_metadata('tag')"]
         like = known.get("tag")
-        return [f"{place.text}.set_metadata(tag={self.static(repr(like))})"]
+        return [f"{place.text}.set_metadata(tag={self.static(_text(like))})"]
 
     def write_static(self, x, text):
         """Sets a static attribute, mostly to what is nearly equal to what it is."""
@@ -195,7 +240,7 @@ class Lines:
             name = self.free_name(x)
             return [f"{text}.{name} = {self.static()}"] if name else []
         place = self.pick(found)
-        return [f"{place.text} = {self.static(repr(place.value))}"]
+        return [f"{place.text} = {self.static(_text(place.value))}"]
 
     def write_structure(self, x, text, sharing=False):
         """Adds, replaces, removes or swaps what an object holds."""

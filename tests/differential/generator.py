@@ -91,6 +91,7 @@ class Generator:
         """A statement that changes the object from outside."""
         kinds = {"write_value": 5, "write_metadata": 2, "write_static": 4}
         kinds |= {"write_structure": 4, "write_past": 1, "use_state": 2}
+        kinds |= {"write_inside": 3}
         kind = self.random.choices(list(kinds), list(kinds.values()))[0]
         if kind == "write_structure":
             lines = self.lines.write_structure(self.root, "m", self.sharing)
@@ -175,7 +176,7 @@ class Generator:
             return [], NOTHING
         f = self.pick(known)
         part = "m" + f.target[len(target.text) :]
-        more = f", {self.lines.static()}" if f.static else ""
+        more = f", {self.lines.argument()}" if f.static else ""
         call = f"{f.name}({part}, {self.pick(['x', '1.0', '-1.0'])}{more})"
         return [f"y = y + {call}"], f.changes
 
@@ -383,9 +384,9 @@ class Generator:
             forms = [f"{f.target}, {x}", f"{f.target}, {x}", f"{f.target}, x={x}"]
             self.add(f"show({f.name}({self.pick(forms)}))")
             return
-        like = self.lines.static()
+        like = self.lines.argument()
         for _ in range(self.pick([1, 2, 3])):
-            s = self.lines.static(like)
+            s = self.lines.argument(like)
             forms = [f"{f.target}, {x}, {s}", f"{f.target}, {x}, s={s}"]
             self.add(f"show({f.name}({self.pick(forms)}))")
 

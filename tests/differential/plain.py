@@ -88,7 +88,8 @@ class Snapshot:
             for key, _ in metadata(variable):
                 if key not in known:
                     variable.del_metadata(key)
-            if dict(variable.get_metadata()) != known:
+            now = dict(variable.get_metadata())
+            if [*now] != [*known] or any(now[k] is not known[k] for k in known):
                 variable.set_metadata(**known)
 
 

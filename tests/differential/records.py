@@ -106,7 +106,10 @@ def _are_close(expected, actual):
 
 
 def short(x):
-    text = " ".join(repr(x).split())
+    try:
+        text = " ".join(repr(x).split())
+    except RuntimeError:  # of a value whose methods fail
+        text = type(x).__name__
     return text if len(text) < 200 else text[:200] + "..."
 
 

@@ -4,8 +4,10 @@ It is executed with the library, or with its stand-in, as ``nnx``, and printed a
 top of a program that was found to fail.
 """
 
+import collections
 import dataclasses
 import enum
+import io
 import types
 import zlib
 
@@ -52,6 +54,88 @@ class Box:
     content: object
 
 
+class Hostile:
+    """A static value whose methods fail, lie, or return arrays."""
+
+    def __init__(self, content):
+        self.content = content
+
+
+def fail(*_):
+    raise RuntimeError("a method of a value was called")
+
+
+class EqRaises(Hostile):
+    __eq__ = __repr__ = __bool__ = __len__ = fail
+
+    def __hash__(self):
+        return 1
+
+
+class EqLies(Hostile):
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 1
+
+
+class EqIsArray(Hostile):
+    def __eq__(self, other):
+        return np.array([True, False])
+
+    def __hash__(self):
+        return 1
+
+
+class HashRaises(Hostile):
+    __hash__ = __reduce_ex__ = fail
+
+    def __eq__(self, other):
+        return type(other) is type(self) and exact(self) == exact(other)
+
+
+class Slotted:
+    """Equal by what is in its slot."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, content):
+        self.content = content
+
+    def __eq__(self, other):
+        return type(other) is Slotted and exact(self) == exact(other)
+
+
+class Hidden(io.StringIO):
+    """Equal by what is in it, where nothing can look into it."""
+
+    __hash__ = None
+    __reduce_ex__ = fail
+
+    def __init__(self, content):
+        super().__init__()
+        self.content = content
+
+    def __eq__(self, other):
+        return type(other) is Hidden and exact(self) == exact(other)
+
+    def _write(self, content):
+        self.seek(0)
+        self.truncate()
+        self.write(exact(content))
+
+    content = property(io.StringIO.getvalue, _write)
+
+
+def changed(x, content):
+    """Puts something else into a value, in place."""
+    if isinstance(x, collections.deque):
+        x[0] = content
+    else:
+        x.content = content
+
+
 def plus_one(x):
     return x + 1
 
@@ -74,6 +158,9 @@ def exact(x):
         return f"{kind} ({', '.join(map(exact, x))})"
     if isinstance(x, frozenset):
         return f"{kind} {{{', '.join(sorted(map(exact, x)))}}}"
+    if isinstance(x, (Hostile, Slotted, Hidden, collections.deque)):
+        inside = tuple(x) if isinstance(x, collections.deque) else (x.content,)
+        return f"{kind} {exact(inside)}"
     if isinstance(x, Box):
         return f"{kind} {exact((x.content,))}"
     if isinstance(x, (type, types.FunctionType)):

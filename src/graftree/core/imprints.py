@@ -3,14 +3,23 @@
 ``1``, ``True`` and ``1.0`` are equal, and so are ``0.0`` and ``-0.0``, but a program
 may treat them differently. And a list or a configuration equals itself after a change
 in place. So wherever a static value is part of a key, or is compared with its earlier
-self, its *imprint* stands beside it: a hashable value that differs in such cases.
+self, its *imprint* stands beside it: a value that differs in such cases.
 
     value                                  imprint
     int, str, function, enum, dtype, ...   its type
-    float, complex, NumPy scalar           its type, and the signs or the bytes
-    tuple, frozenset                       its type, and the imprints of its members
-    list, dict, set, dataclass, object     the same, and their present content
-      with a hash of its own
+    float, complex, NumPy scalar           its type, and the sign or the bytes
+    a value of C that has a hash           its type and its hash, which never change
+    list, dict, set, tuple, dataclass      its type, and all that is in it
+    any other object with its own ``==``   the same: what pickling finds in it; else
+                                           its items, its buffer, or its attributes
+    what none of these can inspect         nothing that lasts (`Unseen`)
+
+An object without an ``==`` of its own is equal to itself only, whatever is in it.
+
+The contents of a value are a flat sequence of tokens, however deep it is; an object
+met again in it is a number. The methods of an object may fail: what they hide then is
+looked for in the next way. What remains unseen counts as changed at each call: nothing
+is kept for it, and a compiled function is traced again (`Unseen`).
 
 A `HashableMapping` compares its values in this way. Where one is kept to be compared
 later, as in a skeleton, a value may have changed in place by then, so the mapping is
@@ -19,30 +28,28 @@ kept as it is `noted`.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import enum
 import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, Self
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
-from graftree import _jax
+from graftree import _jax, _python
 
-Rule = Callable[[Any, int], Any]
-
-# Values of these types, and of their subclasses, don't change, and equality tells them
-# apart if their types are equal. The same holds for types that JAX and NumPy define.
+# Values of these types don't change, and equality tells them apart if their types are
+# equal; nor do those of subclasses with the same ``==``. The same holds for types that
+# JAX and NumPy define, except for arrays.
 _IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
 _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
-
-# How deep to inspect a value; it may contain itself.
-_DEPTH = 12
 
 
 def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -56,23 +63,35 @@ def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...
     return kinds if is_plain else tuple(map(imprint, values)), values
 
 
-def imprint(value: Any, depth: int = 0) -> Any:
+def imprint(value: Any) -> Any:
     """The key that tells a static value from its equals and from its earlier self."""
     kind = type(value)
-    rule = _rule_of(kind)
-    return kind if rule is None or depth > _DEPTH else rule(value, depth + 1)
+    if _form_of(kind) is _PLAIN:
+        return kind
+    tokens, has_objects = _tokens(value)
+    return (Present(value), *tokens) if has_objects else tuple(tokens)
 
 
 def may_change(value: Any) -> bool:
     """Whether the imprint of a static value may change."""
-    rule = _rule_of(type(value))
-    if rule is _of_members:
-        return any(map(may_change, value))
-    if isinstance(value, HashableMapping):
-        return value.noted() is not value
-    if rule is _of_fields and type(value).__dataclass_params__.frozen:
-        return any(may_change(x) for _, x in _compared_fields(value))
-    return rule in (_of_items, _of_fields, _of_attributes)
+    pending, met = [value], set[int]()
+    for x in pending:
+        form = _form_of(type(x))
+        if form is _MEMBERS and isinstance(x, (tuple, frozenset)):
+            pending += x
+        elif form is _FIELDS and type(x).__dataclass_params__.frozen:
+            if id(x) not in met:
+                met.add(id(x))
+                pending += [field for _, field in _compared_fields(x)]
+        elif form is _MAPPING:
+            if x.noted() is not x:
+                return True
+        elif form is _HASH:
+            if _hash_of(x) is None:
+                return True
+        elif not form.is_fixed:
+            return True
+    return False
 
 
 def any_may_change(values: tuple[Any, ...]) -> bool:
@@ -80,12 +99,77 @@ def any_may_change(values: tuple[Any, ...]) -> bool:
     return not PLAIN.issuperset(map(type, values)) and any(map(may_change, values))
 
 
-def unchanged(values: Iterable[Any]) -> Callable[[], bool]:
+class Itself:
+    """Stands in an imprint for an object that is equal to itself only.
+
+    Args:
+        value: The object.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Present(Itself):
+    """Compares a value as it is now with another one.
+
+    Imprints are of earlier times. Who compares with them uses one value in place of an
+    equal one, and it may have changed since. Its own ``==`` need not tell that.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Present):
+            return NotImplemented
+        mine, theirs = self.value, other.value
+        return mine is theirs or _tokens(mine) == _tokens(theirs)
+
+    def __hash__(self) -> int:
+        return hash(Present)
+
+
+class Unseen(Itself):
+    """Stands for an object that can't be inspected.
+
+    It is the same only where nothing could have changed it meanwhile, as in a trace.
+    So who keeps what is made of imprints asks `latest_unseen` before and after.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        _latest[0] = object()
+
+
+_latest = [object()]
+
+
+def latest_unseen() -> object:
+    """Another mark each time that an imprint has been made which can't tell all."""
+    return _latest[0]
+
+
+def is_seen(imprint: Any) -> bool:
+    """Whether an imprint tells all changes of its value."""
+    return type(imprint) is not tuple or Unseen not in map(type, imprint)
+
+
+def unchanged(values: Iterable[Any]) -> Callable[[], bool] | None:
     """Makes a check whether some static values still have the same content.
 
     What is in a list, dict, set or dataclass is compared by identity, which takes a
     tenth of the time: each thing in it either doesn't change or is checked as well.
-    Other values are compared by their imprints.
+    Others are compared by their imprints. ``None`` if a value can't be inspected.
     """
     listed: dict[int, tuple[Any, Callable[[Any], list[Any]], list[Any]]] = {}
     others: dict[int, tuple[Any, Any]] = {}
@@ -100,6 +184,8 @@ def unchanged(values: Iterable[Any]) -> Callable[[], bool]:
             inside = list_inside(x)
             listed[id(x)] = x, list_inside, inside
             pending += inside if any_may_change(tuple(inside)) else ()
+    if not all([is_seen(before) for _, before in others.values()]):
+        return None
 
     def check() -> bool:
         for x, list_inside, inside in listed.values():
@@ -113,18 +199,18 @@ def unchanged(values: Iterable[Any]) -> Callable[[], bool]:
 
 def _lister_of(value: Any) -> Callable[[Any], list[Any]] | None:
     """A function that lists all that the imprint of a value depends on."""
-    rule = _rule_of(type(value))
-    if rule in (_of_members, _of_items):
+    form = _form_of(type(value))
+    if form is _MEMBERS:
         return _entries if isinstance(value, dict) else lambda x: [type(x), *x]
-    if rule is _of_mapping:
+    if form is _MAPPING:
         return lambda x: _entries(x._entries)
-    if rule is _of_fields and _has_fields_in_dict(value):
+    if form is _FIELDS and _has_fields_in_dict(value):
         names = [name for name, _ in _compared_fields(value)]
         missing = itertools.repeat(dataclasses.MISSING)
         return lambda x: [type(x), *map(vars(x).get, names, missing)]
-    # Its own hash may depend on anything.
-    has_no_hash = rule is _of_attributes and type(value).__hash__ is None
-    if has_no_hash and hasattr(value, "__dict__"):
+    # A hash of its own may depend on anything.
+    has_no_hash = type(value).__hash__ is None
+    if form is _OBJECT and has_no_hash and _is_its_dict(type(value)):
         return lambda x: [type(x), *_entries(vars(x))]
     return None
 
@@ -138,110 +224,326 @@ def _has_fields_in_dict(value: Any) -> bool:
     )
 
 
+@functools.cache
+def _is_its_dict(kind: type) -> bool:
+    """Whether objects of a type are their ``vars``, as `copy` sees them by default."""
+    names = ("__reduce_ex__", "__reduce__", "__getstate__", "__getattribute__")
+    return (
+        all(getattr(kind, name) is getattr(object, name) for name in names)
+        and kind not in copyreg.dispatch_table
+        and kind.__dictoffset__ != 0
+        and not (_slots_of(kind) or _python.hides_state(kind, ()))
+    )
+
+
 def _entries(x: Mapping[Any, Any]) -> list[Any]:
     return [type(x), *x, *x.values()]
 
 
-# Types whose imprint is the type itself, as far as they are known; others have a rule.
+# The forms of static values.
+
+
+class Form(NamedTuple):
+    """How values of a type differ.
+
+    Attributes:
+        name: Says it in a word.
+        is_fixed: Whether no such value ever changes in place.
+    """
+
+    name: str
+    is_fixed: bool = False
+
+
+_PLAIN, _SIGN, _BYTES = Form("plain", True), Form("sign", True), Form("bytes", True)
+_ARRAY, _BUFFER, _HASH = Form("array", True), Form("buffer"), Form("hash")
+_MEMBERS, _MAPPING, _FIELDS = Form("members"), Form("mapping"), Form("fields")
+_OBJECT = Form("object")
+
+# Types whose imprint is the type itself, as far as they are known.
 PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
 
 
 @functools.cache
-def _rule_of(kind: type) -> Rule | None:
+def _form_of(kind: type) -> Form:
     if issubclass(kind, np.generic):
-        return _of_bytes
-    if issubclass(kind, (float, complex)):
-        return _of_signs
-    if issubclass(kind, (tuple, frozenset)):
-        return _of_members
-    if issubclass(kind, (list, dict, set)):
-        return _of_items
+        return _BYTES
+    if issubclass(kind, np.ndarray):
+        return _BUFFER
+    if issubclass(kind, jax.Array):
+        return _ARRAY
     if issubclass(kind, HashableMapping):
-        return _of_mapping
+        return _MAPPING
+    for base in (float, complex):
+        if issubclass(kind, base) and kind.__eq__ is base.__eq__:
+            return _SIGN
+    for base in (tuple, list, dict, set, frozenset):
+        if issubclass(kind, base) and _adds_nothing(kind, base):
+            return _MEMBERS
     # Equality of other objects is that of their identity, unless they define it.
-    is_plain = kind.__eq__ is object.__eq__ or issubclass(kind, _IMMUTABLE)
+    eq: Any = kind.__eq__
+    is_inherited = eq is object.__eq__ or any(
+        issubclass(kind, base) and eq is base.__eq__ for base in _IMMUTABLE
+    )
     is_known = kind in PLAIN or kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES
-    if not (is_plain or is_known):
-        if getattr(getattr(kind, "__dataclass_params__", None), "eq", False):
-            return _of_fields
-        if kind.__hash__ is not object.__hash__:
-            return _of_attributes
-    PLAIN.add(kind)
-    return None
+    if is_inherited or is_known:
+        PLAIN.add(kind)
+        return _PLAIN
+    if getattr(getattr(kind, "__dataclass_params__", None), "eq", False):
+        return _FIELDS
+    # What has a hash never changes, by the rules of Python. Classes may break them.
+    is_hashed = _python.is_of_c(kind) and kind.__hash__ is not None
+    return _HASH if is_hashed else _OBJECT
 
 
-def _of_bytes(value: np.generic, _: int) -> Any:
-    return type(value), value.tobytes()
+def _adds_nothing(kind: type, base: Any) -> bool:
+    """Whether a value of the type is what its builtin base has in it, and no more."""
+    if kind is base:
+        return True
+    reads = [getattr(kind, x, None) is getattr(base, x, None) for x in _READS]
+    is_as_large = kind.__basicsize__ == base.__basicsize__ and not kind.__dictoffset__
+    return is_as_large and all(reads)
 
 
-def _of_signs(value: complex, _: int) -> Any:
-    signs = math.copysign(1.0, value.real), math.copysign(1.0, value.imag)
-    return type(value), signs
+# The methods by which the members of a builtin container are read here.
+_READS = "__iter__", "__len__", "__bool__", "__reversed__", "values"
 
 
-def _of_members(value: Iterable[Any], depth: int) -> Any:
-    if isinstance(value, tuple):
-        return (type(value), *[imprint(x, depth) for x in value])
-    return type(value), frozenset([(x, imprint(x, depth)) for x in value])
+# The tokens.
 
 
-def _of_items(value: Any, depth: int) -> Any:
-    if isinstance(value, dict):
-        keys, values = _contents(value, depth), _contents(value.values(), depth)
-        return type(value), keys, values
-    if isinstance(value, list):
-        return type(value), _contents(value, depth)
-    return type(value), frozenset([_content(x, depth) for x in value])
+class Again(NamedTuple):
+    """Stands for an object that was met before, as the one with this number."""
+
+    number: int
 
 
 # Plain values that are their own content, if their types are equal.
 _NAMES = frozenset({int, bool, str, bytes, type(None)})
 
 
-def _contents(values: Iterable[Any], depth: int) -> tuple[Any, ...]:
-    """The content of each of some values, in order."""
-    kinds = tuple(map(type, values))
-    # A vocabulary has many names, and each plain `jax.jit` looks at all of them: in C.
-    if _NAMES.issuperset(kinds):
-        return kinds, tuple(values)
-    return tuple([_content(x, depth) for x in values])
+def _tokens(root: Any) -> tuple[list[Any], bool]:
+    """What tells a value from its equals and from its earlier self, one by one.
+
+    Also whether there are objects in it that compare in a way of their own.
+    """
+    tokens: list[Any] = []
+    has_objects = False
+    # Numbers of the objects met; these are kept, since some are made as they are
+    # listed, and ids are to be unique.
+    met: dict[int, tuple[int, Any]] = {}
+    numbers = itertools.count()
+    pending = [root]
+    while pending:
+        x = pending.pop()
+        kind = type(x)
+        if kind is _End:
+            del met[id(x.value)]
+            continue
+        form = _form_of(kind)
+        if form.is_fixed:
+            tokens += [kind, _CONTENTS[form](x)]
+            continue
+        if form in (_FIELDS, _OBJECT) or kind.__hash__ is None:
+            if id(x) in met:
+                tokens.append(Again(met[id(x)][0]))
+                continue
+            met[id(x)] = next(numbers), x
+            # Equal values with a hash are the same. They are only looked for above.
+            if kind.__hash__ is not None:
+                pending.append(_End(x))
+        has_objects |= form is _OBJECT
+        found, inside = _listed(form, x)
+        tokens += found
+        kinds = tuple(map(type, inside))
+        # A vocabulary has many names, and each plain `jax.jit` looks at all: in C.
+        if _NAMES.issuperset(kinds):
+            tokens += [kinds, tuple(inside)]
+        else:
+            tokens.append(len(inside))
+            pending += reversed(inside)
+    return tokens, has_objects
 
 
-def _of_mapping(value: HashableMapping, depth: int) -> Any:
-    # Equal mappings may have their entries in any order.
-    return frozenset([(key, _content(x, depth)) for key, x in value.items()])
+class _End(NamedTuple):
+    """Marks that all in a value is listed."""
+
+    value: Any
 
 
-def _of_fields(value: Any, depth: int) -> Any:
-    content = [(name, _content(x, depth)) for name, x in _compared_fields(value)]
-    return type(value), tuple(content)
+def _sign(x: complex) -> Any:
+    return x, math.copysign(1.0, x.real), math.copysign(1.0, x.imag)
 
 
-def _compared_fields(value: Any) -> Iterable[tuple[str, Any]]:
-    fields = [field.name for field in dataclasses.fields(value) if field.compare]
-    return [(name, getattr(value, name, None)) for name in fields]
+_CONTENTS: dict[Form, Callable[[Any], Any]] = {
+    _PLAIN: lambda x: Itself(x) if type(x).__hash__ is None else x,
+    _SIGN: _sign,
+    _BYTES: np.generic.tobytes,
+    _ARRAY: lambda x: _Array(x),
+}
+
+# The tokens of a value itself, and the values inside.
+_Listed = tuple[list[Any], Sequence[Any]]
 
 
-def _of_attributes(value: Any, depth: int) -> Any:
+def _listed(form: Form, x: Any) -> _Listed:
     try:
-        number = hash(value)
-    except TypeError:
-        number = None
-    entries = getattr(value, "__dict__", {})
-    content = [(name, _content(x, depth)) for name, x in entries.items()]
-    return type(value), number, tuple(content)
+        return _LISTS[form](x)
+    except Exception:  # of the user's own methods
+        return [type(x), Unseen(x)], ()
 
 
-def _content(value: Any, depth: int) -> Any:
-    """The imprint of a value, and the value itself if its imprint doesn't say it."""
-    rule = _rule_of(type(value))
-    if rule is _of_members and isinstance(value, tuple) and depth <= _DEPTH:
-        return (type(value), *[_content(x, depth + 1) for x in value])
-    # A traced array has a hash by identity in some versions; it must not be kept.
-    is_hashable = type(value).__hash__ is not None and not isinstance(value, jax.Array)
-    if rule in (None, _of_signs, _of_members) and is_hashable:
-        return value, imprint(value, depth)
-    return imprint(value, depth)
+def _of_members(x: Any) -> _Listed:
+    if isinstance(x, dict):
+        return [type(x)], (tuple(x), tuple(x.values()))
+    if isinstance(x, (set, frozenset)):
+        return [type(x), *_unordered(x)], ()
+    return [type(x), len(x)], x
+
+
+def _unordered(x: Set[Any]) -> list[Any]:
+    """The tokens of a set."""
+    kinds = tuple(map(type, x))
+    if _NAMES.issuperset(kinds):
+        return [frozenset(zip(kinds, x, strict=True))]
+    inside = [tuple(_tokens(member)[0]) for member in x]
+    return [frozenset(inside), *[Unseen(x) for y in inside if not is_seen(y)][:1]]
+
+
+def _of_mapping(x: HashableMapping) -> _Listed:
+    entries = x._entries
+    # Equal mappings may have their entries in any order.
+    names = sorted(entries) if {str}.issuperset(map(type, entries)) else [*entries]
+    return [HashableMapping], (tuple(names), tuple([entries[name] for name in names]))
+
+
+def _of_fields(x: Any) -> _Listed:
+    fields = _compared_fields(x)
+    return [type(x), *[name for name, _ in fields]], [field for _, field in fields]
+
+
+def _compared_fields(x: Any) -> Sequence[tuple[str, Any]]:
+    fields = [field.name for field in dataclasses.fields(x) if field.compare]
+    return [(name, getattr(x, name, dataclasses.MISSING)) for name in fields]
+
+
+def _of_buffer(x: np.ndarray[Any, Any]) -> _Listed:
+    if x.dtype.hasobject:
+        return [type(x), x.shape], x.ravel().tolist()
+    return [type(x), x.shape, x.dtype, x.tobytes()], ()
+
+
+class _Array:
+    """Stands for an array of JAX, and keeps it as little alive as it keeps a tracer."""
+
+    __slots__ = ("_weak",)
+
+    def __init__(self, array: Any) -> None:
+        self._weak = weakref.ref(array)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Array):
+            return NotImplemented
+        mine, theirs = self._weak(), other._weak()
+        if mine is None or theirs is None:
+            return self is other
+        return same_value(mine, theirs)
+
+    def __hash__(self) -> int:
+        return hash(_Array)
+
+
+def _of_hash(x: Any) -> _Listed:
+    number = _hash_of(x)
+    return _of_object(x) if number is None else ([type(x), number, x], ())
+
+
+def _of_object(x: Any) -> _Listed:
+    if _is_its_dict(type(x)):
+        return [type(x), _hash_of(x)], (vars(x),)
+    for look in _LOOKS:
+        try:
+            inside = look(x)
+        except Exception:  # it says that it can't, or fails
+            continue
+        if inside is not None:
+            return [type(x), _hash_of(x)], inside
+    number = _hash_of(x)
+    # By the rules of Python, an object with a hash doesn't change.
+    return [type(x), Unseen(x) if number is None else number], ()
+
+
+def _hash_of(x: Any) -> int | None:
+    try:
+        return hash(x)
+    except Exception:
+        return None
+
+
+_LISTS: dict[Form, Callable[[Any], _Listed]] = {
+    _MEMBERS: _of_members,
+    _MAPPING: _of_mapping,
+    _FIELDS: _of_fields,
+    _BUFFER: _of_buffer,
+    _HASH: _of_hash,
+    _OBJECT: _of_object,
+}
+
+
+# The ways to inspect an object. Each gives all that is in it; or ``None``, or it
+# raises, where it can't.
+
+
+def _as_pickled(x: Any) -> Sequence[Any]:
+    """What `copy` and `pickle` make an object of: its class, its state, its items."""
+    reduce = copyreg.dispatch_table.get(type(x))
+    parts = x.__reduce_ex__(4) if reduce is None else reduce(x)
+    if isinstance(parts, str):  # a global, known by its name
+        return (parts,)
+    is_set = isinstance(x, (set, frozenset))
+    parts = [parts[0], *parts[2:]] if is_set else [*parts]
+    # Iterators over the items of a list or a dict.
+    parts = [tuple(part) if isinstance(part, Iterator) else part for part in parts]
+    return [frozenset(x), *parts] if is_set else parts
+
+
+def _as_collection(x: Any) -> Sequence[Any] | None:
+    if isinstance(x, Mapping):
+        return tuple(x), tuple(x.values())
+    if isinstance(x, Set):
+        return (frozenset(x),)
+    return tuple(x) if isinstance(x, Sequence) else None
+
+
+def _as_buffer(x: Any) -> Sequence[Any]:
+    view = memoryview(x)
+    return view.format, view.shape, view.tobytes()
+
+
+def _as_attributes(x: Any) -> Sequence[Any] | None:
+    kind = type(x)
+    slots = _slots_of(kind)
+    if _python.hides_state(kind, slots):
+        return None
+    names = [slot.__name__ for slot in slots]
+    contents: list[Any] = []
+    for slot in slots:
+        try:
+            contents.append(slot.__get__(x))
+        except AttributeError:
+            contents.append(dataclasses.MISSING)
+    entries = object.__getattribute__(x, "__dict__") if kind.__dictoffset__ else {}
+    return (*names, *contents, entries)
+
+
+@functools.cache
+def _slots_of(kind: type) -> tuple[MemberDescriptorType, ...]:
+    """The slots of a class and of its bases."""
+    values = [x for base in kind.__mro__ for x in vars(base).values()]
+    return tuple([x for x in values if type(x) is MemberDescriptorType])
+
+
+_LOOKS = _as_pickled, _as_collection, _as_buffer, _as_attributes
 
 
 class HashableMapping(Mapping[Any, Any]):
@@ -290,12 +592,7 @@ class HashableMapping(Mapping[Any, Any]):
             return NotImplemented
         mine, theirs = self._entries, other._entries
         return mine.keys() == theirs.keys() and all(
-            value is theirs[key]
-            or (
-                imprint(value) == imprint(theirs[key])
-                and same_value(value, theirs[key])
-            )
-            for key, value in mine.items()
+            is_same(value, theirs[key]) for key, value in mine.items()
         )
 
     def __repr__(self) -> str:
@@ -363,7 +660,7 @@ class Noted(HashableMapping):
             return NotImplemented
         theirs = other._content if isinstance(other, Noted) else imprint(other)
         return self._content == theirs and all(
-            same_value(value, other[key]) for key, value in self.items()
+            _have_same_content(value, other[key]) for key, value in self.items()
         )
 
     def __reduce__(self) -> Any:
@@ -374,16 +671,33 @@ class Noted(HashableMapping):
         return self.live.noted()
 
 
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two static values are equal and have equal imprints; never raises."""
+    return a is b or are_same((imprint(a), a), (imprint(b), b))
+
+
+def are_same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    """`is_same` of two values, each beside its imprint."""
+    return a[0] == b[0] and _have_same_content(a[1], b[1])
+
+
+def _have_same_content(a: Any, b: Any) -> bool:
+    """Whether two values with equal imprints are equal.
+
+    If their own comparison fails, or gives more than a bool, what is in them decides.
+    """
+    try:
+        return same_value(a, b)
+    except Exception:
+        return not _form_of(type(a)).is_fixed and is_seen(imprint(a))
+
+
 def same_value(a: Any, b: Any) -> bool:
-    """Whether two static values are equal; arrays (whose ``==`` is not a bool) too."""
+    """Whether two values are equal; arrays (whose ``==`` is not a bool) too."""
     if a is b:
         return True
     if isinstance(a, (jax.Array, np.ndarray)) or isinstance(b, (jax.Array, np.ndarray)):
         if isinstance(a, _jax.Tracer) or isinstance(b, _jax.Tracer):
             return False
         return np.array_equal(np.asarray(a), np.asarray(b))
-    try:
-        return bool(a == b)
-    except ValueError:
-        # A container whose elements compare to arrays; only identity could decide.
-        return False
+    return bool(a == b)

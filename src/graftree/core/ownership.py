@@ -39,6 +39,10 @@ def name_objects_by(find: Callable[[Any], str]) -> None:
     _name_of[:] = [find]
 
 
+def _name(obj: Any) -> str:
+    return errors.fenced(_name_of[0], obj) or ""
+
+
 class RebuiltArguments:
     """Owns the arguments that JAX rebuilt for one call of a function that it traces.
 
@@ -59,7 +63,7 @@ class RebuiltArguments:
 
     def note_write(self, obj: Any, attribute: str = "") -> None:
         """Notes that a Variable, or an attribute of an object, is written now."""
-        _listener[0](self, obj, attribute)
+        errors.fenced(_listener[0], self, obj, attribute)
         if self.writes:
             unread.add(id(self))
 
@@ -70,7 +74,7 @@ class RebuiltArguments:
     def __del__(self) -> None:
         if self.writes:
             unread.discard(id(self))
-            _reporter[0](self)
+            errors.fenced(_reporter[0], self)
 
 
 # Owners with writes that nothing has read. Usually empty, which is quick to check.
@@ -124,7 +128,7 @@ _WAY_OUT = (
 def variable_error(variable: Any, path: str = "") -> errors.TraceContextError:
     """The error for writing a Variable of another trace."""
     what = f"Cannot mutate {type(variable).__name__} from a different trace level."
-    path = path or _name_of[0](variable)
+    path = path or _name(variable)
     return errors.TraceContextError(_message(what, path, _WAY_OUT))
 
 
@@ -132,7 +136,7 @@ def object_error(obj: Any, attribute: str | None = None) -> errors.TraceContextE
     """The error for setting or deleting an attribute of an object of another trace."""
     what = f"Cannot mutate '{type(obj).__name__}' from different trace level."
     where = [] if attribute is None else [f"attribute {attribute!r}"]
-    message = _message(what, _name_of[0](obj), _WAY_OUT, *where)
+    message = _message(what, _name(obj), _WAY_OUT, *where)
     return errors.TraceContextError(message)
 
 

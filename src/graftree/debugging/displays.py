@@ -171,7 +171,10 @@ def _render(obj: Any, path: str | None, subtree_renderer: Any) -> Any:
         if attribute.use_raw_value:
             value = parts.text(str(attribute.value))
         else:
-            value = subtree_renderer(attribute.value, path=_join(path, step))
+            try:
+                value = subtree_renderer(attribute.value, path=_join(path, step))
+            except Exception:  # of a value whose own repr raises
+                value = parts.text(descriptions.safe_repr(attribute.value))
         drawn.append((f"{attribute.key}{frame.kv_sep}" if attribute.key else "", value))
     comment = parts.comment_color(parts.text(frame.comment))
     color = None

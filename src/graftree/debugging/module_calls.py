@@ -28,7 +28,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from graftree import _jax
+from graftree import _jax, errors
 from graftree.annotations import Filter, Path
 from graftree.core import filters
 from graftree.core.objects import methods, running
@@ -120,11 +120,8 @@ def intercept(
         output = call()
         if isinstance(frame.module, (Rngs, RngStream)):
             return output
-        steps = running.steps_below(model, frame.steps)
-        if steps is None:
-            return output
-        path = running.keys_of(steps)
-        if not is_wanted(path, frame.module):
+        path = errors.fenced(_path_below, model, frame)
+        if path is None or not is_wanted(path, frame.module):
             return output
         path = _with_method(path, frame)
         replaced = f(path, frame.module, _positional(frame), output)
@@ -132,6 +129,12 @@ def intercept(
 
     with methods.observed(observer, model, shows_methods=True):
         yield
+
+
+def _path_below(model: Any, frame: running.ModuleCall) -> Path | None:
+    """The path of an object in the model, ``None`` if it is not in it."""
+    steps = running.steps_below(model, frame.steps)
+    return None if steps is None else running.keys_of(steps)
 
 
 def _with_method(path: Path, frame: running.ModuleCall) -> Path:

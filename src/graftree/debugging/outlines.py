@@ -50,11 +50,8 @@ class ArrayRepr:
 
 def is_array(x: Any) -> bool:
     """Whether a value is an array, or stands for one."""
-    return (
-        hasattr(x, "shape")
-        and hasattr(x, "dtype")
-        and not isinstance(x, (type, np.generic, Variable, DataObject))
-    )
+    is_other = isinstance(x, (type, np.generic, Variable, DataObject))
+    return not is_other and descriptions.has_form(x)
 
 
 def outline(x: Any) -> Any:

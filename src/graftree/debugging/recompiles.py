@@ -31,7 +31,7 @@ import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import paths
+from graftree.core import imprints, paths
 from graftree.core.graph import differences, flattening
 from graftree.core.graph.differences import ABSENT, Box, Met, MetadataKey, Node
 from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
@@ -224,9 +224,30 @@ def _nearest(
             for path, was, now in differences.between(before, facts)
             for row in _rows(path, was, now, before, facts)
         ]
-        kind = _SAME if before == facts else _OTHER
+        found = found or [
+            Cause(number, against, _where(path, facts), _what(path, x, x), *words)
+            for path, x in _unseen(facts)
+            for words in [(type(x.value).__name__, "can't be inspected")]
+        ]
+        kind = _SAME if _are_equal(before, facts) else _OTHER
         listed.append(found or [Cause(number, against, "", kind, "", "")])
     return min(listed, key=lambda found: (len(_alike(found)), len(found)))
+
+
+def _are_equal(before: Facts, facts: Facts) -> bool:
+    try:
+        return before == facts
+    except Exception:  # of the comparison of a static value
+        return False
+
+
+def _unseen(facts: Facts) -> list[tuple[Path, Static]]:
+    """The static values that can't be inspected, by path."""
+    return [
+        (path, fact)
+        for path, fact in facts.items()
+        if isinstance(fact, Static) and not imprints.is_seen(fact[0])
+    ]
 
 
 # The table.
@@ -412,7 +433,7 @@ def _word_of_value(value: Any) -> str:
         case _ if hasattr(value, "axis_sizes"):  # those that vmap names
             return _word_of_mesh(value.axis_sizes)
         case _:
-            return _without_address(str(value))
+            return _without_address(descriptions.safe_repr(value, str))
 
 
 def _word_of_sharding(sharding: Any) -> str:
@@ -494,9 +515,9 @@ def of_placements(trace: traces.Trace) -> list[Facts]:
     return [_of_arguments(signature, placement) for placement in placements]
 
 
-def _of_arguments(signature: signatures.Signature, types: Sequence[Any]) -> Facts:
+def _of_arguments(signature: signatures.Signature, parts: traces.Parts) -> Facts:
     """The facts about arguments, which are combined with marks for their leaves."""
-    marks = [np.asarray(position) for position in range(len(types))]
+    marks = [np.asarray(position) for position in range(len(parts))]
     (args, kwargs), _ = packing.unpack(signature, marks, flattening.IndexMap())
     name, places = signature.name_of_argument, signature.places()
     starts = [*map(name, places)]
@@ -517,10 +538,9 @@ def _of_arguments(signature: signatures.Signature, types: Sequence[Any]) -> Fact
             skeleton = treedef.unflatten(())
             found |= differences.facts(skeleton, differences.below(path))
     for (number, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
-        kind = types[int(flattening.raw_of(leaf))]
         # If the value is a container, there is a fact about each array in it.
-        for below, x in jax.tree_util.tree_flatten_with_path(kind)[0]:
-            start = (starts[number], *keys, *paths.from_jax(below))
+        for below, x in parts[int(flattening.raw_of(leaf))]:
+            start = (starts[number], *keys, *below)
             if below:
                 found[start] = LEAF
             found[*start, TYPE] = x
@@ -559,6 +579,8 @@ def _sharding_in(aval: Any) -> Any:
 
 # A warning.
 
+_logger = logging.getLogger("graftree")
+
 
 def _warn_of_values(
     latest: Sequence[traces.Trace], function: Callable[..., Any]
@@ -568,6 +590,17 @@ def _warn_of_values(
     facts = [found for found in map(of_trace, latest) if found is not None]
     changes = [differences.between(x, y) for x, y in itertools.pairwise(facts)]
     distinct = {change.path for found in changes for change in found}
+    if not distinct and facts and (unseen := _unseen(facts[-1])):
+        path, fact = unseen[0]
+        _logger.warning(
+            "%s is traced and compiled at each call, because the static attribute %s "
+            "can't be inspected: any %s counts as changed. Give the class a hash, "
+            "if its objects don't change, or let pickle see what is in them.",
+            decorators.name_of(function),
+            signatures.name_of(path),
+            type(fact.value).__name__,
+        )
+        return True
     # Values that are not equal to themselves differ without a difference to show.
     if len(distinct) != 1 or [*map(len, changes)] != [1] * (len(latest) - 1):
         return False
@@ -576,7 +609,7 @@ def _warn_of_values(
     # A static argument is static on purpose.
     if len(path) < 2 or not all(isinstance(value, Static) for value in values):
         return False
-    logging.getLogger("graftree").warning(
+    _logger.warning(
         "%s is traced and compiled for each value of the static attribute %s, the "
         "latest being %s. If it changes as the program runs, make it a Variable, whose "
         "value is not part of the program; if it is a new object each "

@@ -7,26 +7,24 @@ them are in ``recompiles.py``; `Traces` calls it where traces repeat.
 
 That takes microseconds, and nothing in a call that isn't traced. It holds no arrays,
 tracers or objects: signatures are referred to weakly, and live as long as JAX keeps
-their compiled programs.
+their compiled programs. A value that is a pytree of the user's own is known by its
+leaves: no code of the user's is called, neither to build one nor to compare two.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from graftree import _jax, _python
+from graftree import _jax
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.compiled import jit
-from graftree.transforms.crossing import packing
-from graftree.transforms.crossing.plans import Plan
+from graftree.transforms.crossing import programs
 from graftree.transforms.crossing.signatures import Signature
 
 # How many traces of one function are remembered, the latest, and placements of each.
@@ -46,8 +44,46 @@ class Placed:
     is_committed: bool
 
 
-# For each leaf a `Placed`, ``None`` if it is not an array of JAX, or a pytree of these.
-Placement = Sequence[Any]
+class Part(NamedTuple):
+    """An array in a value, or the value itself.
+
+    Attributes:
+        path: Where it is in the value.
+        fact: JAX's type of it; or a `Placed`, ``None`` if it is not an array of JAX.
+    """
+
+    path: tuple[Any, ...]
+    fact: Any
+
+
+# For each leaf of the arguments its arrays.
+Parts = tuple[tuple[Part, ...], ...]
+
+
+def parts(values: Sequence[Any], fact_of: Callable[[Any], Any]) -> Parts:
+    """Facts about the arrays in raw values."""
+    listed = []
+    for value in values:
+        if isinstance(value, jax.Array):
+            listed.append((Part((), fact_of(value)),))
+            continue
+        found, _ = jax.tree_util.tree_flatten_with_path(value)
+        below = [(_plain(path, number), x) for number, (path, x) in enumerate(found)]
+        listed.append(tuple([Part(path, fact_of(x)) for path, x in below]))
+    return tuple(listed)
+
+
+def _plain(path: Sequence[Any], number: int) -> tuple[Any, ...]:
+    """A path of JAX's, with a number in place of keys of the user's own types."""
+    return tuple([_plain_key(entry, number) for entry in path])
+
+
+def _plain_key(entry: Any, number: int) -> str | int:
+    for name in ("key", "idx", "name"):
+        key = getattr(entry, name, None)
+        if type(key) in (str, int):
+            return key
+    return number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,16 +93,16 @@ class Trace:
     Attributes:
         number: Counted from 1.
         signature: The static part of the arguments, while JAX keeps it.
-        types: JAX's type of each leaf: an abstract value, or a pytree of such.
+        types: JAX's types of the leaves.
         settings: JAX's configuration and context, by name.
         placements: The placements of the leaves for which it was compiled.
     """
 
     number: int
     signature: weakref.ref[Signature]
-    types: Sequence[Any]
+    types: Parts
     settings: Mapping[str, Any]
-    placements: list[Placement] = dataclasses.field(default_factory=list)
+    placements: list[Parts] = dataclasses.field(default_factory=list)
 
 
 # So many traces in a row, of which each differs from the one before in its signature.
@@ -89,7 +125,7 @@ class Traces(Rebuilt):
     """
 
     def __init__(self, warn: Warn) -> None:
-        _follow()
+        programs.count_compilations()
         self.count = 0
         self.is_told = False
         self.latest: collections.deque[Trace] = collections.deque(maxlen=LIMIT)
@@ -103,8 +139,7 @@ class Traces(Rebuilt):
             return  # the function ran as it is
         settings = _jax.trace_context()
         self.count += 1
-        # That of a Variable may be a container.
-        types = jax.tree.map(jax.typeof, [*values])
+        types = parts(values, jax.typeof)
         self.latest.append(Trace(self.count, weakref.ref(signature), types, settings))
         repeated = [*self.latest][-COUNT:]
         if len(repeated) < COUNT or self.is_told:
@@ -112,14 +147,21 @@ class Traces(Rebuilt):
         if not any([_is_otherwise(*pair) for pair in itertools.pairwise(repeated)]):
             self.is_told = self._warn(repeated, function)
 
-    def add_placement(self, signature: Signature, values: Sequence[Any]) -> None:
-        """Notes that JAX compiled its trace for these raw values."""
-        if any([isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)]):
-            return  # part of another program
-        types = jax.tree.map(jax.typeof, [*values])
+    def called(self, signature: Signature, values: Sequence[Any], count: int) -> None:
+        """Notes the places of the raw values of a call, if JAX compiled for it.
+
+        Args:
+            signature: That of the call.
+            values: Its raw values; their buffers may be gone.
+            count: How many programs JAX had compiled before the call.
+        """
+        is_part = any([isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)])
+        if is_part or not programs.compilations.are_there_since(count):
+            return  # part of another program, or for another thread
+        types = parts(values, jax.typeof)
         for trace in reversed([*self.latest]):  # another thread may add one meanwhile
             if trace.signature() is signature and trace.types == types:
-                placement = jax.tree.map(_placed, [*values])
+                placement = parts(values, _placed)
                 known = trace.placements
                 if placement not in known and len(known) < PLACEMENTS:
                     known.append(placement)
@@ -137,28 +179,3 @@ def _is_otherwise(one: Trace, other: Trace) -> bool:
         or one.types != other.types
         or one.settings != other.settings
     )
-
-
-_EVENT = "/jax/core/compile/backend_compile_duration"
-# The methods that call compiled functions: they have ``self``, with the attribute
-# ``traces``, and ``groups``.
-_CALLERS = jit.JitWrapped.__call__.__code__, Plan.call.__code__
-
-
-@functools.cache
-def _follow() -> None:
-    """Notes the placements of arrays for which calls were compiled."""
-
-    def heed(event: str, duration_secs: float, **facts: Any) -> None:
-        if event != _EVENT:
-            return
-        for frame in _python.frames_above(1):
-            given = _python.locals_of(frame) if frame.f_code in _CALLERS else {}
-            if "groups" in given:
-                signature, values, _roles = packing.join(given["groups"])
-                traces = given["self"].traces
-                if traces is not None:  # a plan of a function that JAX does not compile
-                    traces.add_placement(signature, values)
-                return
-
-    jax.monitoring.register_event_duration_secs_listener(heed)

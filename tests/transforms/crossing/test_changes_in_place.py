@@ -4,10 +4,12 @@ They may change in place: no attribute is set then. So whatever is remembered of
 object remembers what they were like. And no tracer may stay in them.
 """
 
+import array
 import collections
 import dataclasses
 import gc
 import pickle
+import random
 import types
 import weakref
 import zlib
@@ -192,7 +194,78 @@ IN_PLACE = {
         lambda: static_values.Tag("a"),
         lambda x: setattr(x, "name", "b"),
     ),
+    "own slot": (lambda: InSlots([1]), lambda x: setattr(x, "content", 2)),
+    "slot of a base": (lambda: WithSlots([1]), lambda x: x.content.append(2)),
+    "empty slot": (lambda: InSlots(1), lambda x: x.empty_or_fill()),
+    "state of its own": (lambda: WithState(1), lambda x: setattr(x, "content", 2)),
+    "no pickle": (lambda: Unpicklable([1]), lambda x: x.content.append(2)),
+    "deque": (collections.deque, lambda x: x.append(1)),
+    "bytes": (lambda: bytearray(b"a"), lambda x: x.append(1)),
+    "numbers": (lambda: array.array("d", [1]), lambda x: x.append(1)),
+    "array in a field": (
+        lambda: Settings(np.ones(2)),
+        lambda x: x.size.__setitem__(0, 2.0),
+    ),
+    "proxy": (lambda: types.MappingProxyType({"a": [1]}), lambda x: x["a"].append(2)),
+    "moved to the end": (
+        lambda: collections.OrderedDict(a=1, b=2),
+        lambda x: x.move_to_end("a"),
+    ),
+    "default": (
+        lambda: collections.defaultdict(int),
+        lambda x: setattr(x, "default_factory", float),
+    ),
+    "attribute of a list": (lambda: Names("ab"), lambda x: setattr(x, "note", 1)),
+    "what refers to itself": (lambda: in_itself(), lambda x: x.content.append(2)),
 }
+
+
+class InSlots:
+    """Compares by what is in its slot."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, content):
+        self.content = content
+
+    def __eq__(self, other):
+        return type(other) is type(self) and self.content == other.content
+
+    def empty_or_fill(self):
+        if hasattr(self, "content"):
+            del self.content
+        else:
+            self.content = 2
+
+
+class WithSlots(InSlots):
+    __slots__ = ("more",)
+
+
+class WithState(InSlots):
+    """Says what it is, as classes of attrs and pydantic do."""
+
+    __slots__ = ()
+
+    def __getstate__(self):
+        return {"content": self.content}
+
+
+class Unpicklable(InSlots):
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("can't be pickled")
+
+
+class Names(list):
+    pass
+
+
+def in_itself():
+    made = Config([1])
+    made.content.append(made)
+    return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +283,38 @@ def test_a_change_in_place_of_any_kind_of_value_is_seen(name, mode):
             step(model)
         assert len(seen) == times
         change(model.tag)
+
+
+# Each puts a value into another one.
+WRAPPERS = [
+    *(lambda x: [x], lambda x: (x, 1), lambda x: {"a": x}, Settings, Slotted, Config),
+    *(InSlots, WithSlots, WithState, Unpicklable, lambda x: Pair(x, 2)),
+    *(lambda x: types.MappingProxyType({"a": x}), lambda x: collections.deque([x])),
+    *(lambda x: collections.OrderedDict(a=x), lambda x: types.SimpleNamespace(a=x)),
+]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_at_any_depth_is_seen(seed, mode):
+    draw, inner = random.Random(seed), []
+    outer = inner
+    for _ in range(40):
+        outer = draw.choice(WRAPPERS)(outer)
+    model, seen = zoo.Box(w=nnx.Param(1.0), tag=nnx.static(outer)), []
+    step = nnx.jit(lambda model: seen.append(1), **mode)
+    for times in (1, 2):
+        for _ in range(3):
+            step(model)
+        assert len(seen) == times
+        inner.append(1)
+
+
+def test_equal_values_are_one_program_whatever_is_shared_in_them(mode):
+    step = nnx.jit(lambda model: seen.append(1), **mode)
+    shared, seen = Frozen((1, 2)), []
+    for tag in ((shared, shared), (Frozen((1, 2)), Frozen((1, 2)))):
+        step(zoo.Box(w=nnx.Param(1.0), tag=tag))
+    assert seen == [1]
 
 
 def test_fields_that_are_not_compared_may_change(mode):

@@ -11,9 +11,10 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graftree.core import paths
+from graftree.core import imprints, paths
 from graftree.core.graph import graphdefs
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, Path, Static
+from graftree.core.text import descriptions
 
 
 class Absent(enum.Enum):
@@ -42,7 +43,7 @@ def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Diffe
     found: dict[Path, Difference] = {}
     for path in {**before, **after}:
         old, new = before.get(path, ABSENT), after.get(path, ABSENT)
-        if old is not new and old != new:
+        if old is not new and _are_different(old, new):
             found[path] = Difference(path, old, new)
     parents = {path[:-1] for path in found if path}
     return [
@@ -54,14 +55,22 @@ def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Diffe
     ]
 
 
+def _are_different(old: Any, new: Any) -> bool:
+    if type(old) is type(new) is Static:
+        return not imprints.are_same(old, new)
+    try:
+        return bool(old != new)
+    except Exception:  # of the comparison of data in a treedef
+        return True
+
+
 def _is_alike(difference: Difference | None) -> bool:
     """Whether it is only in the details."""
     if difference is None:
         return True
     _, old, new = difference
-    return (
-        isinstance(old, (Node, Box)) and type(old) is type(new) and old[:2] == new[:2]
-    )
+    is_kind = isinstance(old, (Node, Box)) and type(old) is type(new)
+    return is_kind and old[:2] == new[:2]
 
 
 def _name(path: Path) -> str:
@@ -297,9 +306,13 @@ def describe(fact: Any) -> str:
             return f"a known object{where}"
         case Form():
             leaves = [_STAR] * fact.treedef.num_leaves
-            return _shortened(repr(fact.treedef.unflatten(leaves)), most=200)
+            try:
+                example = fact.treedef.unflatten(leaves)
+            except Exception:  # a pytree of the user's own
+                example = fact.treedef
+            return _shortened(descriptions.safe_repr(example), most=200)
         case Static():
-            return _shortened(repr(fact.value))
+            return _shortened(descriptions.safe_repr(fact.value))
         case _ if fact is graphdefs.LEAF:
             return "an array"
         case _ if fact is ArrayRefDef:
@@ -307,7 +320,7 @@ def describe(fact: Any) -> str:
         case Absent():
             return fact.value
         case _:
-            return _shortened(str(fact))
+            return _shortened(descriptions.safe_repr(fact, str))
 
 
 class _Star:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -37,7 +38,7 @@ import jax
 from graftree import _jax
 from graftree.core import imprints, pickling
 from graftree.core.states.states import State
-from graftree.core.text import representations
+from graftree.core.text import descriptions, representations
 
 Node = TypeVar("Node")
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class Static(tuple[Any, Any]):
         return (pickling.by_name(self[1]),)
 
     def __repr__(self) -> str:
-        return f"Static(value={self[1]!r})"
+        return f"Static(value={descriptions.safe_repr(self[1])})"
 
 
 # Those of atoms, by their type and value. A model has many that are equal.
@@ -124,7 +125,8 @@ class VariableDef(NamedTuple):
     def __repr__(self) -> str:
         return (
             f"VariableDef(type={self.type.__name__!r}, index={self.index}, "
-            f"outer_index={self.outer_index}, metadata={dict(self.metadata)})"
+            f"outer_index={self.outer_index}, "
+            f"metadata={descriptions.safe_repr(dict(self.metadata))})"
         )
 
 
@@ -270,7 +272,10 @@ class GraphDef(Generic[Node]):
             return True
         if not isinstance(other, GraphDef):
             return NotImplemented
-        return self.root == other.root and self.rows == other.rows
+        try:
+            return self.root == other.root and self.rows == other.rows
+        except Exception:  # of the comparison of a static value
+            return _are_alike(self, other)
 
     def __repr__(self) -> str:
         lines = ["GraphDef(", "  nodes=["]
@@ -442,6 +447,26 @@ class GraphDef(Generic[Node]):
 jax.tree_util.register_static(GraphDef)
 
 
+def _are_alike(one: GraphDef[Any], other: GraphDef[Any]) -> bool:
+    """Whether two skeletons are equal, where static values fail to be compared."""
+    is_alike = len(one.rows) == len(other.rows) and _is_cell_alike(one.root, other.root)
+    return is_alike and all(
+        _fixed(row) == _fixed(another)
+        and imprints.is_same(row.metadata, another.metadata)
+        and all(map(_is_cell_alike, row.cells, another.cells))
+        for row, another in zip(one.rows, other.rows, strict=True)
+    )
+
+
+_fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)  # all but metadata and cells
+
+
+def _is_cell_alike(cell: Cell, other: Cell) -> bool:
+    if type(cell) is type(other) is Static:
+        return imprints.are_same(cell, other)
+    return cell == other
+
+
 _DEFINITIONS = (VariableDef, ArrayRefDef)
 
 
@@ -561,8 +586,13 @@ class Interned(pickling.Rebuilt):
         # Otherwise two threads could both come first. User code compares static values.
         self._lock = threading.RLock()
 
-    def intern(self, x: T) -> tuple[int, T]:
-        """The value that equals this one and came first, after its number."""
+    def intern(self, x: T, is_new: bool = False) -> tuple[int, T]:
+        """The value that equals this one and came first, after its number.
+
+        If it ``is_new``, it has changed in a way that no comparison sees.
+        """
+        if is_new:
+            return next(_numbers), x
         with self._lock:
             number, weak = self._known.get(x, (0, None))
             known = None if weak is None else weak()

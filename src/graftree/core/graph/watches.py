@@ -333,7 +333,9 @@ class StructureWatch:
         self._statics = {id(x): x for x in listed if imprints.may_change(x)}
         self._add_rows(objects)
         self.is_stamped = not self._unseen
-        self._statics_are_as_were = imprints.unchanged(self._statics.values())
+        is_as_was = imprints.unchanged(self._statics.values())
+        self._statics_are_as_were = is_as_was or bool  # which is false
+        self.is_complete &= is_as_was is not None
         self._mirrors = [*map(_mirror, self._mirrored)]
         self._stamps = [*map(_stamp_of, self._stamped)]
         self._variable_stamps = [*map(variables.stamp_of, self.variables)]
@@ -403,9 +405,10 @@ class StructureWatch:
             return False
         kind: Any = nodes.kind_of(obj)
         children, metadata = kind.flatten(obj)
-        is_same = metadata == row.metadata
-        if kind is not nodes.PYTREE:  # any value, and 3 equals 3.0
-            is_same = Static(metadata) == Static(row.metadata)
+        if kind is nodes.PYTREE:
+            is_same = metadata == row.metadata
+        else:  # any value, and 3 equals 3.0
+            is_same = imprints.is_same(metadata, row.metadata)
         if not is_same or len(children) != len(row.cells):
             return False
         below = place + 1

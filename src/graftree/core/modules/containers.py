@@ -26,7 +26,7 @@ from graftree.core import imprints
 from graftree.core.modules import capturing, modules
 from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.attributes import Naming
-from graftree.core.text import representations
+from graftree.core.text import descriptions, representations
 from graftree.core.variables.variables import Variable
 
 A = TypeVar("A")
@@ -126,7 +126,8 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         for i in range(self._length)[slice(start, stop)]:
             if _same(self[i], value):
                 return i
-        raise ValueError(f"{value!r} is not in this List of {self._length} items.")
+        text = descriptions.safe_repr(value)
+        raise ValueError(f"{text} is not in this List of {self._length} items.")
 
     def count(self, value: Any) -> int:
         """Returns how many items equal ``value``."""
@@ -274,7 +275,11 @@ def _assign(x: List[A], values: Iterable[tuple[int, A]]) -> None:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Variable) and type(a) is type(b):
         a, b = a.get_value(), b.get_value()
-    return imprints.same_value(a, b)
+    try:
+        return imprints.same_value(a, b)
+    except ValueError:
+        # A container whose elements compare to arrays; only identity could decide.
+        return False
 
 
 # Entries of `vars` that are not items of a Dict.

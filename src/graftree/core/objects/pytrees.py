@@ -562,10 +562,27 @@ class ToldApart(tuple[tuple[Any, ...], tuple[Any, ...]]):
         # Without the imprints: some are types that no pickle can name, as `function`.
         return ToldApart.of, (tuple(map(pickling.by_name, self[1])),)
 
-    @classmethod
-    def of(cls, values: tuple[Any, ...]) -> ToldApart:
+    @staticmethod
+    def of(values: tuple[Any, ...]) -> ToldApart:
         """Those of some values."""
-        return cls(imprints.told_apart(values))
+        kind = ToldApartChanging if imprints.any_may_change(values) else ToldApart
+        return kind(imprints.told_apart(values))
+
+
+class ToldApartChanging(ToldApart):
+    """The same where a value may change, and so compare itself in a way of its own."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not ToldApartChanging:
+            return NotImplemented
+        mine, theirs = zip(*self, strict=True), zip(*other, strict=True)
+        is_same = map(imprints.are_same, mine, theirs)
+        return len(self[0]) == len(other[0]) and all(is_same)
 
 
 # JAX keeps each class, and what it is registered with, for good. So these functions
@@ -607,11 +624,10 @@ def _flatten_anew(obj: Any) -> Any:
         table, state = entries[_NODES], entries[_STATE]
         _, data_of, statics_of, _ = _getters(type(obj), table)
         if len(entries) == table.size + 2:
-            statics = ToldApart(imprints.told_apart(statics_of(entries)))
+            statics = ToldApart.of(statics_of(entries))
             aux = table, statics, state.flags
-            if state.aux is not bookkeeping.CHANGING:
-                changing = imprints.any_may_change(statics[1])
-                state.aux = bookkeeping.CHANGING if changing else aux
+            changing = type(statics) is ToldApartChanging
+            state.aux = bookkeeping.CHANGING if changing else aux
             return data_of(entries), aux
     except KeyError:
         pass  # as above

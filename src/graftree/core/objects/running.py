@@ -256,7 +256,10 @@ def contents(x: Any, *, statics: bool = False) -> Contents:
     if isinstance(x, _CONTAINERS) and len(x) > MOST_SEEN:
         return []
     if isinstance(x, dict):
-        return [(ModuleStep(key, f"[{key!r}]"), child) for key, child in x.items()]
+        return [
+            (ModuleStep(key, f"[{descriptions.safe_repr(key)}]"), child)
+            for key, child in x.items()
+        ]
     if isinstance(x, (list, tuple)):
         return [(ModuleStep(i, f"[{i}]"), child) for i, child in enumerate(x)]
     if not isinstance(x, attributes.DataObject):
@@ -523,7 +526,7 @@ def describe(x: Any) -> str:
     """Dtype and shape of a value like an array; the contents of small containers."""
     if isinstance(x, Variable):
         return f"{type(x).__name__} {describe(x.get_raw_value())}"
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
+    if descriptions.has_form(x):
         return descriptions.describe(x)
     if isinstance(x, (bool, int, float, complex, str, type(None))):
         text = repr(x)

@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -154,17 +155,18 @@ def leaves(x: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
         return []
 
 
-def safe_repr(x: Any) -> str:
+def safe_repr(x: Any, write: Callable[[Any], str] = repr) -> str:
     """The ``repr`` of a foreign value, of a function its name in place of an address.
 
-    It names the type if that fails.
+    It names the type if that fails. It may be the ``str`` instead.
     """
     if inspect.ismethod(x):  # its repr shows the whole object
         return callable_name(x)
     try:
-        text = repr(x)
+        text = write(x)
     except Exception as error:
-        return f"<{type(x).__name__}, whose repr raises {type(error).__name__}>"
+        way = write.__name__
+        return f"<{type(x).__name__}, whose {way} raises {type(error).__name__}>"
     return (" at 0x" in text and callable_name(x)) or text
 
 
@@ -179,8 +181,9 @@ def callable_name(x: Any) -> str:
 
 def callable_and_place(x: Any) -> str:
     """The name of a function with its file and line, if it is one of Python."""
-    name, code = _name_of(x), getattr(x, "__code__", None)
-    if not name or code is None:
+    name = _name_of(x)
+    code = getattr(x, "__code__", None) if name else None
+    if not isinstance(code, types.CodeType):
         return name
     return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
@@ -225,10 +228,16 @@ def form_of(x: Any) -> tuple[tuple[int, ...] | None, Any]:
     """Shape and dtype; of a Python scalar the type, of anything else no shape."""
     if type(x) in SCALARS:
         return (), type(x)
-    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-    if isinstance(shape, tuple) and dtype is not None:
-        return shape, dtype
-    return None, type(x)
+    try:
+        shape, dtype = x.shape, x.dtype
+    except Exception:  # a foreign class may raise anything
+        return None, type(x)
+    return (shape, dtype) if type(shape) is tuple else (None, type(x))
+
+
+def has_form(x: Any) -> bool:
+    """Whether a value has a shape and a dtype, as an array has."""
+    return type(x) not in SCALARS and form_of(x)[0] is not None
 
 
 def describe_leaf(x: Any, is_plain: bool = False) -> str:

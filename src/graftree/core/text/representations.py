@@ -160,7 +160,7 @@ def mapping_items(
     """Yields the items of ``__nnx_repr__`` for a mapping."""
     yield Object(name, start=start, end=end, kv_sep=": ")
     for key, value in mapping.items():
-        yield Attr(repr(key), value)
+        yield Attr(descriptions.safe_repr(key), value)
 
 
 def sequence_items(name: str | type, sequence: Iterable) -> Iterator[Item]:
@@ -183,7 +183,7 @@ class Size(NamedTuple):
 def size_of(value: Any) -> Size:
     """Adds up the arrays in a value."""
     leaves = descriptions.leaves(value)
-    arrays = [x for x in leaves if hasattr(x, "shape") and hasattr(x, "dtype")]
+    arrays = [*filter(descriptions.has_form, leaves)]
     counts = [math.prod(x.shape) for x in arrays]
     sizes = [x.dtype.itemsize for x in arrays]
     return Size(sum(counts), sum(map(operator.mul, counts, sizes)))
@@ -214,7 +214,7 @@ def variable_repr(variable: Any, metadata: Mapping[str, Any]) -> Iterator[Item]:
     yield Attr(name, _shown_value(variable, raw, writer))
     for name, entry in metadata.items():
         is_default = name in _DEFAULTS and entry == getattr(config, _DEFAULTS[name])
-        if not is_default and (entry or name != "ref"):
+        if not is_default and (name != "ref" or entry):
             yield Attr(name, entry)
 
 

@@ -14,14 +14,20 @@ from typing import Any, Concatenate, Protocol, cast, overload
 
 import jax
 
-from graftree import _jax, config
+from graftree import _jax, config, errors
 from graftree.core import ownership, pickling
 from graftree.core.graph import flattening, functional, graphdefs, watches
 from graftree.core.objects import running
 from graftree.core.text.descriptions import is_deleted
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import debug_info, decorators, outside, packing
+from graftree.transforms.crossing import (
+    debug_info,
+    decorators,
+    outside,
+    packing,
+    programs,
+)
 from graftree.transforms.crossing.decorators import Options, P, R
 from graftree.transforms.crossing.inside import interior
 from graftree.transforms.crossing.plans import NO_PLAN, Plans
@@ -36,7 +42,9 @@ _new_record: list[Callable[[], Any]] = []
 def register_record(make: Callable[[], Any]) -> None:
     """Lets a function make a record of the traces of each compiled function.
 
-    At each trace its ``add(signature, values, function)`` is called.
+    At each trace its ``add(signature, values, function)`` is called; after a call
+    for which JAX may have compiled, ``called(signature, values, count)`` with the
+    count of `programs.compilations` before it.
     """
     _new_record.append(make)
 
@@ -131,8 +139,12 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
             made = ownership.clock.now
             call = self.prepare(args, kwargs)
             self._plans.learn(args, kwargs, call.packed, made)
-            groups = call.groups  # `compilations` looks for them here
-            return call.commit(self._called()(*groups))
+            compiled = programs.compilations.count
+            result = self._called()(*call.groups)
+            if programs.compilations.count != compiled and self.traces is not None:
+                signature, values, _roles = packing.join(call.groups)
+                errors.fenced(self.traces.called, signature, values, compiled)
+            return call.commit(result)
         except Exception as error:
             _jax.hide_frames(error)
             if outside.is_of_donation(error):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from graftree import _jax
+from graftree import _jax, errors
 from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import LEAF, Cell, VariableDef
 from graftree.core.imprints import HashableMapping
@@ -473,7 +473,7 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
         inside = Inside(row, *packing.join(groups))
         result = inside.leave(inside.run(f))
         if row.traces is not None:
-            row.traces.add(inside.signature, inside.values, f)
+            errors.fenced(row.traces.add, inside.signature, inside.values, f)
         return result
 
     return debug_info.named_after(f, traced)

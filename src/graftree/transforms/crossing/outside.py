@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from graftree import _jax
+from graftree.core import imprints
 from graftree.core.graph.flattening import KEEP, Builder, IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef
 from graftree.core.objects import running
@@ -62,7 +63,7 @@ class Call:
         running.note_arguments(row, args, kwargs)
         if statics is None:
             args, kwargs, statics = decorators.take(row.statics, args, kwargs, row.name)
-        self._row, self._axis = row, None
+        self._row, self._axis, unseen = row, None, imprints.latest_unseen()
         if row.maps_axis:
             self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
         self.packed = packing.pack(
@@ -74,7 +75,8 @@ class Call:
             f,
         )
         if row.signatures is not None:
-            number, known = row.signatures.intern(self.packed.signature)
+            is_new = imprints.latest_unseen() is not unseen
+            number, known = row.signatures.intern(self.packed.signature, is_new)
             known.number = number
             self.packed = dataclasses.replace(self.packed, signature=known)
         self.groups = groups(row, self.packed, self.packed.values())

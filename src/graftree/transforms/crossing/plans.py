@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, errors
 from graftree.core import ownership, paths, pickling
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.nodes import Leaf
@@ -48,6 +48,7 @@ from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import decorators, inside, outside, packing, rows
 from graftree.transforms.crossing.packing import Packed, Values
+from graftree.transforms.crossing.programs import compilations
 
 # Stands for the result of a call that has no plan.
 NO_PLAN: Any = object()
@@ -212,7 +213,10 @@ class Plan:
             groups.append(Values((found if pick is None else pick(found), static)))
         if self._may_donate_twice and outside.donates_twice(self._row, groups):
             return NO_PLAN
+        compiled = compilations.count
         result = jitted(*groups)
+        if compilations.count != compiled and self.traces is not None:
+            errors.fenced(self.traces.called, self.signature, found, compiled)
         returned = result[0]
         latest, targets = self._latest
         if latest is not returned:

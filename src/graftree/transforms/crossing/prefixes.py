@@ -23,6 +23,7 @@ from graftree.core.graph import flattening, nodes
 from graftree.core.graph.graphdefs import LEAF, GraphDef
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
+from graftree.core.text import descriptions
 from graftree.core.variables import variables
 from graftree.transforms.crossing import refusals
 from graftree.transforms.crossing.decorators import Chosen
@@ -377,7 +378,8 @@ def _by_filters(filter_map: Mapping[Any, Any]) -> Value:
             if matches(path, leaf):
                 return value
         raise ValueError(
-            f"No filter matched leaf at path {path!r} with value {leaf!r}. "
+            f"No filter matched leaf at path {path!r} with value "
+            f"{descriptions.safe_repr(leaf)}. "
             f"Filters: {list(filter_map)}.\n"
             "Add `...` as the last one to match the rest."
         )

@@ -21,6 +21,8 @@ one of its steps. Functions for tools are here too, and read only its public par
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -380,3 +382,37 @@ def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
     except Exception:  # the rule may never be needed
         return None
     return program, [*constants]
+
+
+class Compilations:
+    """Counts the programs that JAX compiles, so that a call can ask if it was for it.
+
+    A call reads the count before and after, which costs nothing else.
+
+    Attributes:
+        count: The number of the latest program.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._numbers = itertools.count(1)
+        self._own = threading.local()
+
+    def heed(self, event: str, duration_secs: float, **facts: Any) -> None:
+        """Counts a program, if the event is that JAX has compiled one."""
+        if event == _COMPILED:
+            self.count = self._own.latest = next(self._numbers)
+
+    def are_there_since(self, count: int) -> bool:
+        """Whether JAX compiled in this thread since the count was read."""
+        return getattr(self._own, "latest", 0) > count
+
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+compilations = Compilations()
+
+
+@functools.cache
+def count_compilations() -> None:
+    """Has `compilations` count from now on."""
+    jax.monitoring.register_event_duration_secs_listener(compilations.heed)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree.core import paths
+from graftree.core import imprints, paths
 from graftree.core.graph import differences, graphdefs
+from graftree.core.text import descriptions
 from graftree.transforms.crossing import debug_info
 
 
@@ -99,7 +100,7 @@ class Span(NamedTuple):
     leaves: tuple[int, int]
 
 
-@dataclasses.dataclass(repr=False)
+@dataclasses.dataclass(repr=False, eq=False)
 class Signature:
     """The static part of a tree of arguments or outputs.
 
@@ -123,8 +124,25 @@ class Signature:
     def __hash__(self) -> int:
         try:
             return hash((self.skeleton, self.statics, self.parameters))
-        except TypeError:  # a static value without a hash
+        except Exception:  # a static value without a hash, or with one that fails
             return hash(self.treedef)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Signature):
+            return NotImplemented
+        if self.skeleton != other.skeleton or self.parameters != other.parameters:
+            return False
+        try:
+            return self.statics == other.statics
+        except Exception:  # of the comparison of a static argument
+            return [where for where, _ in self.statics] == [
+                where for where, _ in other.statics
+            ] and all(
+                imprints.are_same(one, another)
+                for (_, one), (_, another) in zip(
+                    self.statics, other.statics, strict=True
+                )
+            )
 
     @property
     def treedef(self) -> Any:
@@ -223,7 +241,7 @@ class Signature:
             texts[where] = f": {_type_text(self.skeleton.part(treedef, start, stop))}"
             start = stop
         for where, static in self.statics:
-            texts[where] = f"={static.value!r}"
+            texts[where] = f"={descriptions.safe_repr(static.value)}"
         listed = [
             self.name_of_argument(where) + texts[where]
             for where in sorted(texts, key=lambda x: (isinstance(x, str), x))
