@@ -222,8 +222,8 @@ class Plan:
         if latest is not returned:
             targets = self._targets(returned)
             self._latest = returned, targets
-        is_written = bool(boxes and targets)
-        if targets is None or is_written or self._has_prefixes or returned.links:
+        is_plain = targets is not None and not (targets and boxes)
+        if not is_plain or self._has_prefixes or returned.links:
             return self._commit(result, targets, found, boxes)
         if targets:
             variables.replace_all(targets, result[1])
