@@ -81,7 +81,7 @@ def _plain(path: Sequence[Any], number: int) -> tuple[Any, ...]:
 def _plain_key(entry: Any, number: int) -> str | int:
     for name in ("key", "idx", "name"):
         key = getattr(entry, name, None)
-        if type(key) in (str, int):
+        if isinstance(key, (str, int)) and type(key) in (str, int):
             return key
     return number
 

@@ -462,7 +462,7 @@ _fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)  # all but metadata and cells
 
 
 def _is_cell_alike(cell: Cell, other: Cell) -> bool:
-    if type(cell) is type(other) is Static:
+    if isinstance(cell, Static) and isinstance(other, Static):
         return imprints.are_same(cell, other)
     return cell == other
 
