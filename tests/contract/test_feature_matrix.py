@@ -4,7 +4,8 @@ A cell is a dtype, a cache, a way through the batch, a form of the layers, and o
 device or a mesh. In each cell the program for the loss and its gradients is traced. Its
 products, its cache and what it keeps for the gradient have the dtype asked for, and in
 float64 it computes what the mathematics say, which is written in NumPy (`loss_of`).
-Twelve cells are compiled and run too; in these, each pair of features occurs.
+Twelve cells are compiled and run too, most of them in long tests; in these twelve, each
+pair of features occurs.
 """
 
 import functools
@@ -43,9 +44,12 @@ RUN = [
         [*FORMS][(i + 2 * j) % 3],
         DEVICES[(i + j) % 2],
     )
-    for (i, dtype), (j, cache) in itertools.product(
-        enumerate(DTYPES), enumerate(CACHES)
-    )
+    for i, dtype in enumerate(DTYPES)
+    for j, cache in enumerate(CACHES)
+]
+RUN = [
+    pytest.param(cell, marks=[pytest.mark.long] if number % 5 else [])
+    for number, cell in enumerate(RUN)
 ]
 TOLERANCES = {"float32": 2e-6, "bfloat16": 0.06, "float16": 0.01}
 
