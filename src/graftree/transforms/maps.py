@@ -104,8 +104,9 @@ def vmap(
         return with_hints
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        calls = plans.RepeatedCalls(function, row)
-        return outside.lift(function, transform, row, calls.run)
+        own = row.holding(function)
+        calls = plans.RepeatedCalls(function, own)
+        return outside.lift(function, transform, own, calls.run)
 
     return decorators.decorate(f, "vmap", make)
 
@@ -183,7 +184,7 @@ def pmap(
             keywords=(Keywords.STAY, Keywords.REFUSED),
             axis_metadata=transform_metadata,
             signatures=Interned(),
-        )
+        ).holding(function)
 
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
             # JAX takes a tuple of plain axes for those of single leaves if there are as
@@ -199,7 +200,7 @@ def pmap(
                 devices=devices,
                 backend=backend,
                 axis_size=axis_size,
-                donate_argnums=sorted(inputs.donated),
+                donate_argnums=sorted(row.inputs.donated),
             )
 
             def moved(*groups: Any) -> Any:
@@ -310,10 +311,11 @@ def transform_metadata(
     )
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        return outside.lift(function, lambda inner, ins, outs: inner, row)
+        own = row.holding(function)
+        return outside.lift(function, lambda inner, ins, outs: inner, own)
 
-    # Methods bound to a Module are constants of the mapped function, as for JAX.
-    return make if f is decorators.MISSING else make(f)
+    # It takes methods bound to a Module, which are arguments.
+    return decorators.decorate(f, name, make, takes_methods=True)
 
 
 @decorators.keeps_type
@@ -400,7 +402,7 @@ def shard_map(
         return sharded
 
     return decorators.decorate(
-        f, "shard_map", lambda f: outside.lift(f, transform, row)
+        f, "shard_map", lambda f: outside.lift(f, transform, row.holding(f))
     )
 
 

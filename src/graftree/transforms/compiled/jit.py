@@ -17,7 +17,7 @@ import jax
 from graftree import _jax, config
 from graftree.core import ownership, pickling
 from graftree.core.graph import flattening, functional, graphdefs, watches
-from graftree.core.objects import running
+from graftree.core.objects import callables, running
 from graftree.core.text.descriptions import is_deleted
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.stages import Lowered, Traced
@@ -92,7 +92,7 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
             signatures=graphdefs.Interned(),
             traces=self.traces,
             returns_placed=True,
-        )
+        ).holding(fun)
         decorators.wraps(fun)(self)
         self.fun = fun
         self.in_shardings, self.out_shardings = shardings
@@ -348,19 +348,25 @@ def jit_partial(
         )
     decorators.check_not_bound(fun, "jit_partial")
     packing.pack((partial_args, {}), mode, "jit_partial")
-    return _JitPartial(
-        "jit_partial",
-        fun,
-        mode,
-        partial_args,
-        shardings=(in_shardings, out_shardings),
-        statics=(static_argnums, static_argnames),
-        donated=(donate_argnums, donate_argnames),
-        keep_unused=keep_unused,
-        device=device,
-        backend=backend,
-        inline=inline,
-    )
+
+    def make(given: tuple[Any, ...]) -> JitWrapped[..., R]:
+        function, *bound = given
+        return _JitPartial(
+            "jit_partial",
+            function,
+            mode,
+            tuple(bound),
+            shardings=(in_shardings, out_shardings),
+            statics=(static_argnums, static_argnames),
+            donated=(donate_argnums, donate_argnames),
+            keep_unused=keep_unused,
+            device=device,
+            backend=backend,
+            inline=inline,
+        )
+
+    given = fun, *partial_args
+    return callables.remember(make(given), make, given)
 
 
 class _JitPartial(JitWrapped):
@@ -397,6 +403,9 @@ class _JitPartial(JitWrapped):
                     "function is made, or use nnx.jit."
                 )
         return super().prepare(args, kwargs, statics)
+
+
+callables.TYPES |= {JitWrapped, _JitPartial}
 
 
 def cached_partial(

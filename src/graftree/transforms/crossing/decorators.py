@@ -18,7 +18,7 @@ import jax
 from graftree import errors
 from graftree.core.graph.graphdefs import Static
 from graftree.core.modules.modules import Module
-from graftree.core.objects import attributes, methods, pytrees, running
+from graftree.core.objects import attributes, callables, methods, pytrees, running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing.debug_info import name_of
 
@@ -83,12 +83,18 @@ def keeps_type(
     return typing.cast("Transform[Options]", transform)
 
 
-def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:
+def decorate(
+    f: Any, transform: str, make: Callable[[Any], Any], takes_methods: bool = False
+) -> Any:
     """The result of a transform, used with parentheses or without."""
     if f is MISSING:
-        return functools.partial(decorate, transform=transform, make=make)
-    check_not_bound(f, transform)
-    return make(f)
+        return functools.partial(
+            decorate, transform=transform, make=make, takes_methods=takes_methods
+        )
+    if not takes_methods:
+        check_not_bound(f, transform)
+    made = make(f)
+    return callables.remember(made, make, f) if callables.holds_objects(f) else made
 
 
 def check_not_bound(function: Any, transform: str) -> None:

@@ -29,7 +29,7 @@ from graftree import _jax
 from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import LEAF, Cell, VariableDef
 from graftree.core.imprints import HashableMapping
-from graftree.core.objects import bookkeeping, pytrees, running
+from graftree.core.objects import bookkeeping, callables, pytrees, running
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import debug_info, decorators, packing, refusals
@@ -37,7 +37,7 @@ from graftree.transforms.crossing.guards import guarded, note
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
 from graftree.transforms.crossing.rows import HiddenAxisNames, Row
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.signatures import FUNCTIONS, Signature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,8 @@ class Inside:
         values: Their raw values.
         roles: For each leaf the number of its group.
         objects: The fresh objects by number.
-        tree: ``(args, kwargs)``, rebuilt, without the static arguments.
+        tree: ``(args, kwargs)``, rebuilt, without the static arguments; third, what the
+            functions hold. Callables in it are taken apart.
     """
 
     def __init__(
@@ -185,17 +186,37 @@ class Inside:
         if self._loses_structure:
             self._pytrees = refusals.pytrees_in(self.tree)
 
-    def run(self, f: Callable[..., Any]) -> Any:
-        """The output of the function for these arguments."""
-        args, kwargs = decorators.put(self.tree, self.signature.statics)
+    def run(
+        self,
+        f: Callable[..., Any],
+        number: int = 0,
+        around: Callable[[Any], Callable[..., Any]] = lambda f: f,
+    ) -> Any:
+        """The output of the function for these arguments.
+
+        Args:
+            f: The function.
+            number: The one in the tree that stands for it if it holds objects.
+            around: Makes the function to call of it.
+        """
+        tree: Any = self.tree
+        if self.signature.has_callables:
+            tree = callables.closed(tree)
+        args, kwargs = decorators.put(tree[:2], self.signature.statics)
+        held = tree[2] if len(tree) > 2 else ()
+        f = around(f if not held or held[number] is None else held[number])
         names = functools.partial(debug_info.named, f)
-        with self._guard(), running.inside(self.row, names, args, kwargs):
+        with self._guard(), running.inside(self.row, names, args, kwargs, held):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
             hidden = HiddenAxisNames(self._given, self.row.axis_metadata)
             out = f(*args, **kwargs)
             hidden.put_back(self._occurrences(out))
             return out
+
+    def argument(self, number: int) -> Any:
+        """A positional argument, or what the functions hold."""
+        return self.tree[2] if number == FUNCTIONS else self.tree[0][number]
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         # Most objects have nothing to guard, which stays so each time they are built.
@@ -401,7 +422,8 @@ class Inside:
         if self.row.mode.sharing:
             is_kept = self._is_unchanged()
         else:
-            is_kept = packing.is_same_tree(self.tree, self.signature, self._roots)
+            mode, roots = self.row.mode, self._roots
+            is_kept = packing.is_same_tree(self.tree, self.signature, roots, mode)
         if not is_kept:
             leaves = packing.leaves_of(self.signature, self.values, self.objects)
             numbers = flattening.IndexMap()

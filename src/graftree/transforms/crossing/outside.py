@@ -59,14 +59,14 @@ class Call:
         if row.keyword_rule is rows.Keywords.BECOME_POSITIONAL:
             count = row.inputs.count
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
-        running.note_arguments(row, args, kwargs)
+        running.note_arguments(row, args, kwargs, row.given_functions)
         if statics is None:
             args, kwargs, statics = decorators.take(row.statics, args, kwargs, row.name)
         self._row, self._axis = row, None
         if row.maps_axis:
             self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
         self.packed = packing.pack(
-            (args, kwargs),
+            row.tree(args, kwargs),
             row.mode,
             row.name,
             statics,
@@ -82,7 +82,7 @@ class Call:
             self.explain()
         # Before the function runs: it can't if its values have different axes.
         if row.may_differ(self.packed.signature):
-            found = row.occurrences((args, kwargs))
+            found = row.occurrences(self.packed.tree)
             refusals.check_consistent(row.name, found)
 
     def run(self, transformed: Callable[..., Any], *leading: Any) -> Any:

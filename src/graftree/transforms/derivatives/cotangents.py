@@ -266,4 +266,4 @@ class Argnums(Rebuilt):
         inputs = Prefix(prefix, self._argument, name, mode, keywords=self._others)
         # Any Variable of the arguments may be in the output.
         outputs = Prefix(None, "out", name, mode, binds=False)
-        return rows.Row(name, mode, inputs, outputs, returns_captured=True)
+        return rows.Row(name, mode, inputs, outputs, returns_captured=True, held=False)

@@ -180,7 +180,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
             refusals.check_arguments(given, _NAME)
-        row = self._argnums.row(len(given))
+        row = self._argnums.row(len(given)).holding(self.fun, self.fwd)
         call = Call(self.fun, row, given, {})
         signature, (chosen, *rest) = call.packed.signature, call.groups
         others = {k: x for group in rest for k, x in group.by_position().items()}
@@ -287,7 +287,7 @@ class _Lifted:
         if self.symbolic_zeros:
             others = jax.custom_derivatives.custom_vjp_primal_tree_values(others)
         inside = self._inside(chosen, others)
-        pair = inside.run(self.fwd)
+        pair = inside.run(self.fwd, number=1)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
                 "Custom VJP fwd rule must produce a pair (output, residual), got "

@@ -186,7 +186,8 @@ def _decorator(
                 args, kwargs = _by_position(function, which, args, kwargs)
                 count = len(args)
                 if count not in calls:
-                    calls[count] = plans.RepeatedCalls(function, which.row(count))
+                    row = which.row(count).holding(function)
+                    calls[count] = plans.RepeatedCalls(function, row)
                 inner = _interior_of_gradient(function, calls[count].row, has_aux)
                 gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
 
@@ -349,7 +350,7 @@ def remat(
             statics=statics,
             returns_captured=True,
             signatures=graphdefs.Interned(),
-        )
+        ).holding(function)
         return lift(function, transform, row)
 
     return decorators.decorate(f, "remat", make)
