@@ -11,6 +11,7 @@
     └── UserWarning
         ├── LostUpdateWarning        a change that doesn't reach the caller
         ├── OrderWarning             a Dict in another order than outside of a trace
+        ├── ConstantStateWarning     weights that transforms take for constants
         ├── OneAxisWarning           an image given to a convolution over one axis
         └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
@@ -165,6 +166,25 @@ class OrderWarning(UserWarning):
     Example:
         >>> issubclass(nnx.errors.OrderWarning, UserWarning)
         True
+    """
+
+
+class ConstantStateWarning(UserWarning):
+    """An attribute hides an object, which transforms take for a constant.
+
+    It is a method of another object, or a partial, that holds Variables.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", nnx.errors.ConstantStateWarning)
+        >>> class Net(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.apply = nnx.Linear(2, 3, rngs=rngs).__call__
+        >>> try:
+        ...     Net(nnx.Rngs(0))
+        ... except nnx.errors.ConstantStateWarning as warning:
+        ...     print(str(warning).splitlines()[1])
+          Net.apply: method
     """
 
 

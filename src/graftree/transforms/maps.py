@@ -378,16 +378,17 @@ def shard_map(
     )
 
     def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
+        # For JAX, None is an output without leaves.
+        in_specs, out_specs = jax.tree.map(
+            lambda x: PartitionSpec() if x is None else x,
+            (ins, outs),
+            is_leaf=lambda x: x is None,
+        )
         mapped = jax.shard_map(
             inner,
             mesh=mesh,
-            in_specs=ins,
-            # For JAX, None is an output without leaves.
-            out_specs=jax.tree.map(
-                lambda x: PartitionSpec() if x is None else x,
-                outs,
-                is_leaf=lambda x: x is None,
-            ),
+            in_specs=in_specs,
+            out_specs=out_specs,
             axis_names=axis_names,
             check_vma=check_vma,
         )

@@ -36,6 +36,7 @@ import jax
 
 from graftree import _jax
 from graftree.core import imprints, pickling
+from graftree.core.objects.callables import OwnMethod
 from graftree.core.states.states import State
 from graftree.core.text import representations
 
@@ -353,7 +354,7 @@ class GraphDef(Generic[Node]):
                     row = next(below)
                     pending.append((row, number, place, enumerate(rows[row].cells)))
                     break
-                if type(cell) is Static:
+                if type(cell) is Static and type(cell[1]) is not OwnMethod:
                     made.contents[number][place] = cell[1]
                 else:
                     made.cells.append((number, place, cell))

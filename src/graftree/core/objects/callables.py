@@ -14,6 +14,7 @@ function that is traced gets a callable of the same form with the objects of the
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import types
 import weakref
@@ -21,10 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from graftree import _jax
-from graftree.core import imprints
+from graftree import _jax, _python, errors
+from graftree.core import imprints, walks
 from graftree.core.objects import attributes
 from graftree.core.variables.variables import Variable
 
@@ -75,6 +75,9 @@ class Constant:
 
     def __hash__(self) -> int:
         return hash(type(self.value))
+
+    def __reduce__(self) -> Any:
+        return Constant, (self.value,)
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -145,7 +148,11 @@ def _remade(make: Callable[[Any], Any], tree: Any) -> Any:
     return make(tree)
 
 
-_METHOD = Form(("__func__", "__self__"), lambda _, *parts: types.MethodType(*parts), 0)
+def _method(_: Any, function: Any, obj: Any) -> Any:
+    return types.MethodType(function, obj)
+
+
+_METHOD = Form(("__func__", "__self__"), _method, None)
 _PARTIAL = ("func", "args", "keywords")
 
 
@@ -213,6 +220,115 @@ def closed(tree: Any) -> Any:
     return jax.tree.map(
         whole, tree, is_leaf=lambda x: type(x) in (Opened, Constant) or is_object(x)
     )
+
+
+# Callables as attributes.
+
+
+class OwnMethod:
+    """Stands in a structure for a callable over the object that has it.
+
+    That of another object with this structure is bound to that object.
+
+    Args:
+        form: The callable in its parts, with `Itself` for the object.
+    """
+
+    __slots__ = ("_form", "_structure")
+
+    def __init__(self, form: Any) -> None:
+        self._form, self._structure = form, jax.tree.structure(form)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnMethod) and self._structure == other._structure
+
+    def __hash__(self) -> int:
+        return hash(self._structure)
+
+    def __reduce__(self) -> Any:
+        return OwnMethod, (self._form,)
+
+    def __repr__(self) -> str:
+        return repr(self.bound_to(Itself.ITSELF))
+
+    def bound_to(self, obj: Any) -> Any:
+        """The callable over this object."""
+        return closed(jax.tree.map(lambda _: obj, self._form))
+
+
+class Itself(enum.Enum):
+    """Stands for the object that has a callable."""
+
+    ITSELF = "itself"
+
+
+# As a function: it doesn't change, and its type tells it from its equals.
+imprints.PLAIN.add(OwnMethod)
+
+# Exact types of callables that may be an object's own.
+MAY_BE_OWN = frozenset({types.MethodType, functools.partial})
+
+
+def as_static(value: Any, obj: Any) -> Any:
+    """The value of a static attribute of an object as its structure has it."""
+    if type(value) not in MAY_BE_OWN:
+        return value
+    opening = Opening(attributes.is_data)
+    found = opening(value)
+    if not opening.parts or any([x is not obj for x in opening.parts]):
+        return value
+    return OwnMethod(jax.tree.map(lambda _: Itself.ITSELF, found, is_leaf=is_object))
+
+
+def bind_own(obj: Any, original: Any) -> None:
+    """Binds what a copy of an object has of the original's own methods to the copy."""
+    for name, value in [*vars(obj).items()]:
+        static = as_static(value, original)
+        if type(static) is OwnMethod:
+            dict.__setitem__(vars(obj), name, static.bound_to(obj))
+
+
+def warn_of_constants(obj: Any, name: str, value: Any) -> None:
+    """Warns of callables in a static attribute that hold weights, or other state."""
+    leaves = [value] if type(value) in MAY_BE_OWN else attributes.leaves_of(value)
+    if MAY_BE_OWN.isdisjoint(map(type, leaves)) or type(as_static(value, obj)) is (
+        OwnMethod
+    ):
+        return
+    opening = Opening(attributes.is_data)
+    opening([x for x in leaves if type(x) in MAY_BE_OWN])
+    held = next((x for x in opening.parts if x is obj or _has_state(x)), None)
+    if held is not None:
+        owner, kind = type(obj).__name__, type(held).__name__
+        is_own = "its own object" if held is obj else f"a {kind}"
+        _python.warn_user(
+            errors.message(
+                f"A callable that holds {is_own} was assigned to a static attribute: "
+                "transforms take what it holds for constants. They have no gradient, "
+                "and jit goes on with their first values.",
+                where=f"{owner}.{name}: {type(value).__name__}",
+                way_out=f"Assign the object itself, and call its method: "
+                f"self.{name} = obj, then self.{name}.method(...).\n"
+                f"A method of the object itself may be an attribute of its own, "
+                f"self.{name} = self.method.\n"
+                f"If constants are meant: self.{name} = nnx.static(...).",
+            ),
+            errors.ConstantStateWarning,
+        )
+
+
+def _has_state(x: Any) -> bool:
+    """Whether there is a Variable of a kind, as a Param, in an object."""
+    is_new, pending = walks.Once(), [x]
+    for value in pending:
+        if isinstance(value, Variable) and type(value) is not Variable:
+            return True
+        if is_new(value):
+            if isinstance(value, attributes.DataObject):
+                pending += vars(value).values()
+            elif isinstance(value, (list, tuple, dict)):
+                pending += value.values() if isinstance(value, dict) else value
+    return False
 
 
 # The functions of a transform.

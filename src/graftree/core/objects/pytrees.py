@@ -24,7 +24,13 @@ import numpy as np
 
 from graftree import _jax_registries, errors
 from graftree.core import imprints, ownership, pickling
-from graftree.core.objects import attributes, bookkeeping, methods, running
+from graftree.core.objects import (
+    attributes,
+    bookkeeping,
+    callables,
+    methods,
+    running,
+)
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
@@ -224,6 +230,7 @@ class Pytree(
         copied = pickling.copied(self)
         if copied is not self and isinstance(copied, Pytree):
             bookkeeping.separate(copied, self)
+            callables.bind_own(copied, self)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -454,6 +461,7 @@ def _checked_status(
         return True
     if attributes.has_data(value):
         raise attributes.data_error("Found data on value of type", cls, name, value)
+    callables.warn_of_constants(obj, name, value)
     return False
 
 
@@ -520,7 +528,10 @@ def _register(cls: type[Pytree]) -> None:
             table, state = entries[_NODES], entries[_STATE]
             _, data_of, statics_of, _ = table.known_getters or getters(table)
             if len(entries) == table.size + 2:
-                statics = ToldApart(imprints.told_apart(statics_of(entries)))
+                values = statics_of(entries)
+                if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
+                    values = tuple([callables.as_static(x, obj) for x in values])
+                statics = ToldApart(imprints.told_apart(values))
                 aux = table, statics, state.flags
                 if state.aux is not bookkeeping.CHANGING:
                     changing = imprints.any_may_change(statics[1])
@@ -538,13 +549,18 @@ def _register(cls: type[Pytree]) -> None:
         return list(zip(keys, children, strict=True)), aux
 
     def unflatten(aux: Any, children: Any) -> Any:
-        table, (_, statics), flags = aux
+        table, (kinds, statics), flags = aux
         names, _, _, in_order = table.known_getters or getters(table)
         obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
         entries[_STATE] = state = PytreeState(*flags)
         state.owner = ownership.owner_when_unflattened()
+        if callables.OwnMethod in kinds:
+            statics = [
+                x.bound_to(obj) if type(x) is callables.OwnMethod else x
+                for x in statics
+            ]
         entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj
 
