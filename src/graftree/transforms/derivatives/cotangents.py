@@ -22,6 +22,7 @@ from graftree.config import Propagation
 from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap
 from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, VariableDef
+from graftree.core.objects import callables
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
@@ -54,7 +55,8 @@ def tree(signature: Signature, given: Mapping[int, Any], mode: Propagation) -> A
 
     States lack the others, and ``None`` is in their place elsewhere.
     """
-    return jax.tree.unflatten(signature.treedef, _roots(signature, given, mode))
+    found = jax.tree.unflatten(signature.treedef, _roots(signature, given, mode))
+    return callables.closed(found) if signature.has_callables else found
 
 
 def arguments(
@@ -69,7 +71,8 @@ def arguments(
     for number in range(len(treedefs)) if argnums is None else argnums:
         start, stop = signature.span(number).entries
         found.append(jax.tree.unflatten(treedefs[number], roots[start:stop]))
-    return tuple(found)
+    # Derivatives of a method are in a method of the derivative of its object.
+    return tuple(callables.closed(found) if signature.has_callables else found)
 
 
 def _roots(
@@ -116,6 +119,8 @@ def leaves(
 
     ``None`` may stand for an object, and is then the derivative of each of its leaves.
     """
+    if signature.has_callables:
+        given = callables.opened_in(given)
     try:
         roots = signature.treedef.flatten_up_to(given)
     except ValueError as error:
