@@ -497,9 +497,11 @@ def of_placements(trace: traces.Trace) -> list[Facts]:
 def _of_arguments(signature: signatures.Signature, types: Sequence[Any]) -> Facts:
     """The facts about arguments, which are combined with marks for their leaves."""
     marks = [np.asarray(position) for position in range(len(types))]
-    (args, kwargs), _ = packing.unpack(signature, marks, flattening.IndexMap())
+    tree, _ = packing.unpack(signature, marks, flattening.IndexMap())
+    args, kwargs, *held = tree
     name, places = signature.name_of_argument, signature.places()
-    starts = [*map(name, places)]
+    starts = [*map(name, places), *signature.labels.functions]
+    functions = held[0] if held else ()
 
     def located(path: Path) -> Path | None:
         return (starts[path[0]], *path[1:]) if path else None
@@ -509,7 +511,8 @@ def _of_arguments(signature: signatures.Signature, types: Sequence[Any]) -> Fact
         how = "by position" if isinstance(where, int) else "by keyword"
         found[name(where), PASSED] = how
     # In one walk, since arguments may share objects.
-    graphdef, leaves = flattening.flatten_graph((*args, *kwargs.values()))
+    given = (*args, *kwargs.values(), *functions)
+    graphdef, leaves = flattening.flatten_graph(given)
     for path, fact in differences.facts(graphdef, located).items():
         found[path] = fact
         if isinstance(fact, Node) and fact.type is GraphDef:

@@ -145,7 +145,7 @@ def _partial(kind: Any, function: Any, args: Any, keywords: Any) -> Any:
 
 
 def _remade(make: Callable[[Any], Any], tree: Any) -> Any:
-    return make(tree)
+    return remember(make(tree), make, tree)
 
 
 def _method(_: Any, function: Any, obj: Any) -> Any:
@@ -197,6 +197,9 @@ class Opening:
 
 def opened(x: Any) -> Any:
     """A callable that is an argument, taken apart; itself if there is no data in it."""
+    if type(x) is types.MethodType and is_object(x.__self__):
+        if type(x.__func__) not in TYPES or _record_of(x.__func__) is None:
+            return Opened(_METHOD, (Constant(x.__func__), x.__self__))  # as below
     if type(x) not in TYPES or _taken_apart(x) is None:
         return x
     opening = Opening(attributes.is_data)

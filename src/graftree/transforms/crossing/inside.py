@@ -69,7 +69,8 @@ class Returned:
     def is_plain(self) -> bool:
         """Whether nothing happened but new values of Variables and returned leaves."""
         has_leaves_only = all(map(_is_new_leaf, self.out.entries))
-        return has_leaves_only and not (self.metadata or self.structure)
+        has_more = self.metadata or self.structure or self.out.has_callables
+        return has_leaves_only and not has_more
 
     @functools.cached_property
     def unflatten(self) -> Callable[[Sequence[Any]], Any]:
@@ -419,11 +420,11 @@ class Inside:
         return all([variable or leaf is value for variable, leaf, value in pairs])
 
     def _warn_of_lost_structure(self) -> None:
-        if self.row.mode.sharing:
-            is_kept = self._is_unchanged()
-        else:
-            mode, roots = self.row.mode, self._roots
+        mode, roots, is_kept = self.row.mode, self._roots, True
+        if not mode.sharing:
             is_kept = packing.is_same_tree(self.tree, self.signature, roots, mode)
+        if mode.sharing or self.row.functions is not None:
+            is_kept = is_kept and self._is_unchanged()
         if not is_kept:
             leaves = packing.leaves_of(self.signature, self.values, self.objects)
             numbers = flattening.IndexMap()

@@ -20,7 +20,7 @@ import numpy as np
 from graftree import _jax
 from graftree.core.graph.flattening import KEEP, Builder, IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef
-from graftree.core.objects import running
+from graftree.core.objects import callables, running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.transforms.crossing import decorators, inside, packing, refusals, rows
@@ -186,7 +186,7 @@ def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
     for position, entries in returned.metadata:
         variables.replace_metadata(leaves[position], entries)
     builder.commit()
-    return built
+    return callables.closed(built) if returned.out.has_callables else built
 
 
 def in_order(result: Any) -> tuple[inside.Returned, Any, Any, Any]:

@@ -25,6 +25,7 @@ from graftree import _jax, _python, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF
+from graftree.core.objects import callables
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import debug_info, decorators, packing, refusals
 from graftree.transforms.crossing.decorators import MISSING, P, R
@@ -320,6 +321,7 @@ class _Lifted:
         (residual,), _ = packing.unpack(
             stored.which.signature, stored.values, IndexMap()
         )[0]
+        residual = callables.closed(residual)
         given = self.fixed | kept | self.refs
         nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
         returned, changed, new, out = in_order(result)
