@@ -1,4 +1,4 @@
-"""Callables as attributes: a method of the object itself is its own, also when rebuilt."""
+"""Callables as attributes: a method of the object is its own, also when rebuilt."""
 
 import copy
 import functools
@@ -157,7 +157,8 @@ FINE = {
     "static": lambda x: nnx.static(x.layer.__call__),
     "function": lambda x: functools.partial(nnx.Linear.__call__, use=2),
     "rope": lambda x: functools.partial(
-        nnx.dot_product_attention_with_rope, rope=nnx.RoPE(embedding_size=4, max_seq_len=3)
+        nnx.dot_product_attention_with_rope,
+        rope=nnx.RoPE(embedding_size=4, max_seq_len=3),
     ),
 }
 

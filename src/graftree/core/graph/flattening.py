@@ -447,7 +447,7 @@ class Builder:
 
     def _own_method(self, method: callables.OwnMethod, row: graphdefs.NodeRow) -> Any:
         """The method of the object of a row: the one that it has, or a new one."""
-        obj = self.found[row.index]
+        obj: Any = None if row.index is None else self.found[row.index]
         for held in vars(obj).values():
             if callables.as_static(held, obj) == method:
                 return held

@@ -114,9 +114,7 @@ def has_data(value: Any, /) -> list[Any]:
     return [leaf for leaf in leaves_of(value, is_data) if is_data(leaf)]
 
 
-def leaves_of(
-    x: Any, is_leaf: Callable[[Any], bool] = is_data
-) -> list[Any]:
+def leaves_of(x: Any, is_leaf: Callable[[Any], bool] = is_data) -> list[Any]:
     """Like ``jax.tree.leaves``, but without atoms, and at once for a single leaf."""
     kind = type(x)
     if kind in ATOMS:

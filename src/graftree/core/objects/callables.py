@@ -18,7 +18,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +53,7 @@ class Opened:
 
     __slots__ = ("form", "parts")
 
-    def __init__(self, form: Form, parts: Sequence[Any]) -> None:
+    def __init__(self, form: Form, parts: Iterable[Any]) -> None:
         self.form, self.parts = form, tuple(parts)
 
 
@@ -161,14 +161,19 @@ class Opening:
 
     Args:
         is_part: Whether a value that is no object is data.
+        constant: What stands for all else.
 
     Attributes:
         met: The types of all containers and values that it met.
         parts: The data.
     """
 
-    def __init__(self, is_part: Callable[[Any], bool]) -> None:
-        self._is_part = is_part
+    def __init__(
+        self,
+        is_part: Callable[[Any], bool],
+        constant: Callable[[Any], Any] = Constant,
+    ) -> None:
+        self._is_part, self._constant = is_part, constant
         self.met: set[type] = set()
         self.parts: list[Any] = []
 
@@ -192,7 +197,7 @@ class Opening:
         if is_object(x) or self._is_part(x):
             self.parts.append(x)
             return x
-        return Constant(x)
+        return self._constant(x)
 
 
 def opened(x: Any) -> Any:
@@ -298,7 +303,7 @@ def warn_of_constants(obj: Any, name: str, value: Any) -> None:
         OwnMethod
     ):
         return
-    opening = Opening(attributes.is_data)
+    opening = Opening(attributes.is_data, type)
     opening([x for x in leaves if type(x) in MAY_BE_OWN])
     held = next((x for x in opening.parts if x is obj or _has_state(x)), None)
     if held is not None:
@@ -383,7 +388,7 @@ def holds_objects(function: Any) -> bool:
     is_tree = _jax.is_pytree_type(type(function))
     if not is_tree and _taken_apart(function) is None:
         return False
-    opening = Opening(_is_traced)
+    opening = Opening(_is_traced, type)
     opening(function)
     return bool(opening.parts) and (
         any(map(is_object, opening.parts)) or bool(_others(opening.met))
@@ -410,6 +415,6 @@ def _others(kinds: set[type]) -> set[type]:
 
 def objects_in(function: Any) -> list[Any]:
     """The objects that a function is or holds."""
-    opening = Opening(lambda x: False)
+    opening = Opening(lambda x: False, type)
     opening(function)
     return opening.parts

@@ -451,6 +451,10 @@ def cached_partial(
         )
     copies = _Copies(cached_args)
 
+    def make(given: tuple[Any, ...]) -> Callable[..., R]:
+        function, *bound = given
+        return cached_partial(function, *bound, graph=True, graph_updates=True)
+
     @decorators.wraps(f)
     def call(*args: Any, **kwargs: Any) -> R:
         copied, snapshot = copies.now()
@@ -466,7 +470,7 @@ def cached_partial(
             )
         return out
 
-    return call
+    return callables.remember(call, make, (f, *cached_args))
 
 
 class _Copies(pickling.Rebuilt):

@@ -385,9 +385,7 @@ def _looped(
         Prefix((Carry,), "init_val", name, mode, keywords=0),
         Prefix(Carry, "init_val", name, mode),
         keywords=(Keywords.STAY, Keywords.STAY),
-        labels=Labels(
-            named={0: "init_val"}, skipped=skipped, functions=[*functions]
-        ),
+        labels=Labels(named={0: "init_val"}, skipped=skipped, functions=[*functions]),
         signatures=_signatures,
         held=Carry,
     ).holding(*functions.values())

@@ -62,7 +62,7 @@ def pack(
     labels: Labels = ARGS,
     function: Callable[..., Any] | None = None,
 ) -> Packed:
-    """Takes ``(args, kwargs)`` apart, and third what the functions hold, if anything."""
+    """Takes ``(args, kwargs)`` apart; what the functions hold may come third."""
     refs, members = RefMap(), []
     tree, flat, treedef = flatten(tree, mode, transform, of_call=True)
     sharing = mode.sharing or len(tree) > 2

@@ -122,7 +122,9 @@ class Plan:
         may_read = bool(tree) and not row.statics
         held = row.held_leaves
         self.is_flat = (
-            may_read and held is not None and packing.are_same((*tree[0], *held), leaves)
+            may_read
+            and held is not None
+            and packing.are_same((*tree[0], *held), leaves)
         )
         self.read = reader(tree, leaves) if may_read and not self.is_flat else None
         bare_at = [n for n, x in enumerate(leaves) if nodes.kind_of(x) is Leaf.VARIABLE]
@@ -370,7 +372,10 @@ def reader(
     differ. JAX does so in C; but takes States apart in Python, so it gets their dicts.
     """
     members, treedef = jax.tree.flatten(
-        tree, is_leaf=lambda x: type(x) in (State, callables.Opened) or nodes.is_graph_node(x)
+        tree,
+        is_leaf=lambda x: (
+            type(x) in (State, callables.Opened) or nodes.is_graph_node(x)
+        ),
     )
     try:
         nested = [
@@ -516,9 +521,9 @@ class Plans:
         if row.statics:
             args, kwargs, statics = decorators.take(row.statics, args, kwargs, row.name)
         tree = row.tree(args, kwargs)
-        leaves: Any = None if self._held is None else (*args, *self._held)
+        leaves: Any = (*args, *(self._held or ()))
         treedef: Any = None
-        tokens = None if kwargs or leaves is None else _tokens(leaves)
+        tokens = None if kwargs or self._held is None else _tokens(leaves)
         if tokens is None:  # there are containers
             tree, leaves, treedef = packing.flatten(tree, GRAPH, row.name, of_call=True)
             tokens = _tokens(leaves)

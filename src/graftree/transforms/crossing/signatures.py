@@ -193,7 +193,7 @@ class Signature:
     def labeled(self) -> list[str]:
         """The names of the entries in our messages, as in ``args[0]``."""
         return [
-            self.labels.functions[path[1].idx] + paths.keystr(path[2:])
+            str(self.labels.functions[path[1].idx]) + paths.keystr(path[2:])
             if path[:1] == (_FUNCTIONS,)
             else "kwargs" + paths.keystr(path[1:])
             if path[:1] == (_KWARGS,) or len(path) < 2

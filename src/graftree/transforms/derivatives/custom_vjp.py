@@ -161,6 +161,16 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
                 the values of the Variables in the arguments of ``fwd``.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
+        given = self.fun, fwd, bwd
+        if any(map(callables.holds_objects, given)):
+            callables.remember(self, self._made_with, given)
+
+    def _made_with(self, given: tuple[Any, ...]) -> CustomVjp[..., Any]:
+        """The same with other functions, which hold the objects of a trace."""
+        fun, fwd, bwd = given
+        made = CustomVjp(fun, self.nondiff_argnums, self._mode)
+        made.defvjp(fwd, bwd, bool(self.symbolic_zeros))
+        return made
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         with _jax.hidden_frames:
@@ -214,6 +224,9 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
                         f"Use nnx.DiffState({number}, False), or return None for it."
                     )
         return found
+
+
+callables.TYPES.add(CustomVjp)
 
 
 def _group(signature: Signature, values: Mapping[int, Any]) -> Values:
