@@ -311,14 +311,13 @@ def warn_of_constants(obj: Any, name: str, value: Any) -> None:
         is_own = "its own object" if held is obj else f"a {kind}"
         _python.warn_user(
             errors.message(
-                f"A callable that holds {is_own} was assigned to a static attribute: "
-                "transforms take what it holds for constants. They have no gradient, "
-                "and jit goes on with their first values.",
+                f"A static attribute has a callable that holds {is_own}: its weights "
+                "are constants in transforms, without a gradient.",
                 where=f"{owner}.{name}: {type(value).__name__}",
-                way_out=f"Assign the object itself, and call its method: "
-                f"self.{name} = obj, then self.{name}.method(...).\n"
-                f"A method of the object itself may be an attribute of its own, "
-                f"self.{name} = self.method.\n"
+                way_out=f"Hold the object, and call its method: self.{name} = obj, "
+                f"then self.{name}.method(...).\n"
+                f"A method of the object itself may be held alone: self.{name} = "
+                "self.method.\n"
                 f"If constants are meant: self.{name} = nnx.static(...).",
             ),
             errors.ConstantStateWarning,
