@@ -177,6 +177,7 @@ class _Flattener:
         root, pending, leaves = self._enter(x, kind), self._open, self.leaves
         # This runs for each attribute of a model, so each function call counts.
         kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
+        own = callables.MAY_BE_OWN
         while pending:
             node, number, before, children, cells = pending[-1]
             for _, value, is_data in children:
@@ -184,7 +185,7 @@ class _Flattener:
                 if is_data is False or (is_data is None and kind is Leaf.STATIC):
                     is_atom = type(value) in atoms
                     known = statics.get((type(value), value)) if is_atom else None
-                    if not is_atom:
+                    if type(value) in own:
                         value = callables.as_static(value, self.members[number])
                     cells.append(known or graphdefs.static_of(value))
                 elif kind is Leaf.ARRAY or kind is Leaf.STATIC:

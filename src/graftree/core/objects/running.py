@@ -408,8 +408,13 @@ def inside(
             for name, x in names(args, kwargs)
         ]
         held = [x for f in functions for x in callables.objects_in(f)]
-        pairs += [(type(x).__name__, x) for x in held]
-        return [(ModuleStep(text, text), x) for text, x in pairs]
+        names_of_held = [type(x).__name__ for x in held]
+        entries = [(ModuleStep(text, text), x) for text, x in pairs]
+        return entries + [
+            # Those of one type have one name, but not one key.
+            (ModuleStep(f"{name} {number}", name), x)
+            for number, (name, x) in enumerate(zip(names_of_held, held, strict=True))
+        ]
 
     before = stack.top
     entries = functools.partial(named, args, kwargs, functions)
