@@ -498,10 +498,10 @@ def _of_arguments(signature: signatures.Signature, types: Sequence[Any]) -> Fact
     """The facts about arguments, which are combined with marks for their leaves."""
     marks = [np.asarray(position) for position in range(len(types))]
     tree, _ = packing.unpack(signature, marks, flattening.IndexMap())
-    args, kwargs, *held = tree
+    args, kwargs, *third = tree
     name, places = signature.name_of_argument, signature.places()
     starts = [*map(name, places), *signature.labels.functions]
-    functions = held[0] if held else ()
+    functions = third[0] if third else ()
 
     def located(path: Path) -> Path | None:
         return (starts[path[0]], *path[1:]) if path else None

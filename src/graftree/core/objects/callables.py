@@ -4,7 +4,7 @@ A method has its object, a partial its arguments, and a transformed function the
 function that it was made of. JAX sees each of these as a leaf. Here they are pytrees:
 
     Opened      a method, partial or transformed function, in its parts
-    Constant    a part that is no data: a function, a number, an option
+    Constant    a part that isn't data: a function, a number, an option
 
 A transform takes them apart where they are arguments, and its own function, if that
 holds objects (`Functions`). What is held is an argument then, and no constant: the
@@ -99,7 +99,7 @@ _RECORD = "_made_of"
 
 
 class _Record(NamedTuple):
-    """``make(tree)`` makes the function again; it is no one else's, as by `wraps`."""
+    """``make(tree)`` makes the function again; `wraps` copies it to another one."""
 
     function: weakref.ref[Any]
     make: Callable[[Any], Any]
@@ -160,7 +160,7 @@ class Opening:
     """Takes callables apart, and notes what is in them.
 
     Args:
-        is_part: Whether a value that is no object is data.
+        is_part: Whether a value other than an object is data.
         constant: What stands for all else.
 
     Attributes:
@@ -178,7 +178,7 @@ class Opening:
         self.parts: list[Any] = []
 
     def __call__(self, x: Any) -> Any:
-        """A tree with callables taken apart, and constants for what is no data."""
+        """A tree with callables taken apart, and constants for all that isn't data."""
         return jax.tree.map(self._part, x, is_leaf=self._ends)
 
     def _ends(self, x: Any) -> bool:
@@ -208,8 +208,8 @@ def opened(x: Any) -> Any:
     if type(x) not in TYPES or _taken_apart(x) is None:
         return x
     opening = Opening(attributes.is_data)
-    found = opening(x)
-    return found if opening.parts else x
+    apart = opening(x)
+    return apart if opening.parts else x
 
 
 def opened_in(tree: Any) -> Any:
@@ -282,10 +282,22 @@ def as_static(value: Any, obj: Any) -> Any:
     if type(value) not in MAY_BE_OWN:
         return value
     opening = Opening(attributes.is_data)
-    found = opening(value)
+    apart = opening(value)
     if not opening.parts or any([x is not obj for x in opening.parts]):
         return value
-    return OwnMethod(jax.tree.map(lambda _: Itself.ITSELF, found, is_leaf=is_object))
+    return OwnMethod(jax.tree.map(lambda _: Itself.ITSELF, apart, is_leaf=is_object))
+
+
+def as_statics(values: tuple[Any, ...], obj: Any) -> tuple[Any, ...]:
+    """`as_static` of all static attributes of an object."""
+    if MAY_BE_OWN.isdisjoint(map(type, values)):
+        return values
+    return tuple([as_static(x, obj) for x in values])
+
+
+def bound(statics: Iterable[Any], obj: Any) -> tuple[Any, ...]:
+    """Values of static attributes for a new object: the inverse."""
+    return tuple([x.bound_to(obj) if type(x) is OwnMethod else x for x in statics])
 
 
 def bind_own(obj: Any, original: Any) -> None:
@@ -305,13 +317,13 @@ def warn_of_constants(obj: Any, name: str, value: Any) -> None:
         return
     opening = Opening(attributes.is_data, type)
     opening([x for x in leaves if type(x) in MAY_BE_OWN])
-    held = next((x for x in opening.parts if x is obj or _has_state(x)), None)
-    if held is not None:
-        owner, kind = type(obj).__name__, type(held).__name__
-        is_own = "its own object" if held is obj else f"a {kind}"
+    hidden = next((x for x in opening.parts if x is obj or _has_state(x)), None)
+    if hidden is not None:
+        owner, kind = type(obj).__name__, type(hidden).__name__
+        what = "its own object" if hidden is obj else f"a {kind}"
         _python.warn_user(
             errors.message(
-                f"A static attribute has a callable that holds {is_own}: its weights "
+                f"A static attribute has a callable that holds {what}: its weights "
                 "are constants in transforms, without a gradient.",
                 where=f"{owner}.{name}: {type(value).__name__}",
                 way_out=f"Hold the object, and call its method: self.{name} = obj, "
@@ -358,10 +370,10 @@ class Functions:
     def __init__(self, functions: Sequence[Any]) -> None:
         self.functions = tuple(functions)
         self.leaves: tuple[Any, ...] | None = None
-        found, opening = self._opened()
+        trees, opening = self._opened()
         if _MUTABLE.isdisjoint(opening.met) and not opening.met & _others(opening.met):
-            self.leaves = tuple(jax.tree.leaves(found, is_leaf=is_object))
-            self._found = found
+            self.leaves = tuple(jax.tree.leaves(trees, is_leaf=is_object))
+            self._trees = trees
 
     @staticmethod
     def of(functions: Sequence[Any]) -> Functions | None:
@@ -370,12 +382,12 @@ class Functions:
 
     def now(self) -> tuple[Any, ...]:
         """Each of them taken apart; ``None`` for those that hold no objects."""
-        return self._opened()[0] if self.leaves is None else self._found
+        return self._opened()[0] if self.leaves is None else self._trees
 
     def _opened(self) -> tuple[tuple[Any, ...], Opening]:
         opening = Opening(_is_traced)
-        found = [opening(f) if holds_objects(f) else None for f in self.functions]
-        return tuple(found), opening
+        trees = [opening(f) if holds_objects(f) else None for f in self.functions]
+        return tuple(trees), opening
 
 
 def holds_objects(function: Any) -> bool:

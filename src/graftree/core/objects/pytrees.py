@@ -528,10 +528,7 @@ def _register(cls: type[Pytree]) -> None:
             table, state = entries[_NODES], entries[_STATE]
             _, data_of, statics_of, _ = table.known_getters or getters(table)
             if len(entries) == table.size + 2:
-                values = statics_of(entries)
-                if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
-                    values = tuple([callables.as_static(x, obj) for x in values])
-                statics = ToldApart(imprints.told_apart(values))
+                statics = ToldApart.of(callables.as_statics(statics_of(entries), obj))
                 aux = table, statics, state.flags
                 if state.aux is not bookkeeping.CHANGING:
                     changing = imprints.any_may_change(statics[1])
@@ -557,10 +554,7 @@ def _register(cls: type[Pytree]) -> None:
         entries[_STATE] = state = PytreeState(*flags)
         state.owner = ownership.owner_when_unflattened()
         if callables.OwnMethod in kinds:
-            statics = [
-                x.bound_to(obj) if type(x) is callables.OwnMethod else x
-                for x in statics
-            ]
+            statics = callables.bound(statics, obj)
         entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj
 

@@ -407,13 +407,13 @@ def inside(
             (type(x).__name__ if name == "self" else name, x)
             for name, x in names(args, kwargs)
         ]
-        held = [x for f in functions for x in callables.objects_in(f)]
-        names_of_held = [type(x).__name__ for x in held]
+        objects = [x for f in functions for x in callables.objects_in(f)]
+        kinds = [type(x).__name__ for x in objects]
         entries = [(ModuleStep(text, text), x) for text, x in pairs]
         return entries + [
             # Those of one type have one name, but not one key.
             (ModuleStep(f"{name} {number}", name), x)
-            for number, (name, x) in enumerate(zip(names_of_held, held, strict=True))
+            for number, (name, x) in enumerate(zip(kinds, objects, strict=True))
         ]
 
     before = stack.top

@@ -349,8 +349,8 @@ def jit_partial(
     decorators.check_not_bound(fun, "jit_partial")
     packing.pack((partial_args, {}), mode, "jit_partial")
 
-    def make(given: tuple[Any, ...]) -> JitWrapped[..., R]:
-        function, *bound = given
+    def make(parts: tuple[Any, ...]) -> JitWrapped[..., R]:
+        function, *bound = parts
         return _JitPartial(
             "jit_partial",
             function,
@@ -365,8 +365,8 @@ def jit_partial(
             inline=inline,
         )
 
-    given = fun, *partial_args
-    return callables.remember(make(given), make, given)
+    parts = fun, *partial_args
+    return callables.remember(make(parts), make, parts)
 
 
 class _JitPartial(JitWrapped):
@@ -451,8 +451,8 @@ def cached_partial(
         )
     copies = _Copies(cached_args)
 
-    def make(given: tuple[Any, ...]) -> Callable[..., R]:
-        function, *bound = given
+    def make(parts: tuple[Any, ...]) -> Callable[..., R]:
+        function, *bound = parts
         return cached_partial(function, *bound, graph=True, graph_updates=True)
 
     @decorators.wraps(f)

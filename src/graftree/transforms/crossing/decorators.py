@@ -93,12 +93,14 @@ def decorate(
         )
     if not takes_methods:
         check_not_bound(f, transform)
-    made = make(f)
-    return callables.remember(made, make, f) if callables.holds_objects(f) else made
+    result = make(f)
+    if callables.holds_objects(f):
+        callables.remember(result, make, f)
+    return result
 
 
 def check_not_bound(function: Any, transform: str) -> None:
-    """Refuses methods that are bound to a Module, which is no argument by its place."""
+    """Refuses methods that are bound to a Module."""
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func

@@ -204,10 +204,12 @@ class Inside:
         if self.signature.has_callables:
             tree = callables.closed(tree)
         args, kwargs = decorators.put(tree[:2], self.signature.statics)
-        held = tree[2] if len(tree) > 2 else ()
-        f = around(f if not held or held[number] is None else held[number])
+        functions = tree[2] if len(tree) > 2 else ()
+        if functions and functions[number] is not None:
+            f = functions[number]
+        f = around(f)
         names = functools.partial(debug_info.named, f)
-        with self._guard(), running.inside(self.row, names, args, kwargs, held):
+        with self._guard(), running.inside(self.row, names, args, kwargs, functions):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
             hidden = HiddenAxisNames(self._given, self.row.axis_metadata)

@@ -106,24 +106,24 @@ def flatten(
 ) -> tuple[Any, list[Any], Any]:
     """A tree with its callables taken apart; its leaves, and the treedef.
 
-    Objects are leaves with sharing, and in what a function holds: that is no tree, and
-    may be in the arguments, too. It is third in the tree of a call.
+    Objects are leaves with sharing, and in what a function holds, which may be in the
+    arguments, too. It is third in the tree of a call.
     """
-    given, held, sharing = tree, (), mode.sharing
+    arguments, functions, sharing = tree, (), mode.sharing
     if of_call and not sharing:
-        given, held = tree[:2], tree[2:]
-    flat, treedef = nodes.flatten(given, ends_at_objects=sharing)
+        arguments, functions = tree[:2], tree[2:]
+    flat, treedef = nodes.flatten(arguments, ends_at_objects=sharing)
     if not callables.TYPES.isdisjoint(map(type, flat)):
-        given = callables.opened_in(given)
-        tree = (*given, *held) if held else given
-        flat, treedef = nodes.flatten(given, ends_at_objects=sharing)
+        arguments = callables.opened_in(arguments)
+        tree = (*arguments, *functions) if functions else arguments
+        flat, treedef = nodes.flatten(arguments, ends_at_objects=sharing)
     for x in () if sharing else flat:
         if nodes.kind_of(x) is nodes.PYTREE:
             raise nodes.not_a_pytree_error(x, "", transform)
-    if held:
-        more, functions = nodes.flatten(held, ends_at_objects=True)
-        parts = [*treedef.children(), *functions.children()]
-        flat, treedef = [*flat, *more], jax.tree_util.treedef_tuple(parts)
+    if functions:
+        objects, below = nodes.flatten(functions, ends_at_objects=True)
+        parts = [*treedef.children(), *below.children()]
+        flat, treedef = [*flat, *objects], jax.tree_util.treedef_tuple(parts)
     return tree, flat, treedef
 
 

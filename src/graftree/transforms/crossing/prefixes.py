@@ -486,10 +486,10 @@ class Prefix:
         """The prefix with this value for what the functions hold."""
         if not self._is_of_call:
             return self
-        made = copy.copy(self)
-        made.tree = (*self.tree, value)
-        made._take(self._distinct([*self._numbers, value]))
-        return made
+        extended = copy.copy(self)
+        extended.tree = (*self.tree, value)
+        extended._take(self._distinct([*self._numbers, value]))
+        return extended
 
     def _distinct(self, values: list[Any]) -> tuple[Any, ...]:
         try:
@@ -604,7 +604,7 @@ class Donation:
 
     def _entries(self, signature: Signature) -> list[bool]:
         """For each entry, whether its argument is donated."""
-        args, kwargs, *held = signature.treedef.children()
+        args, kwargs, *functions = signature.treedef.children()
         statics = [where for where, _ in signature.statics if isinstance(where, int)]
         total = len(args.children()) + len(statics)
         donated = {*self.chosen.positions(total), *self.chosen.argnames}
@@ -615,7 +615,7 @@ class Donation:
             for _ in range(treedef.num_leaves)
         ]
         # What a function holds is not given away.
-        return flags + [False] * sum([treedef.num_leaves for treedef in held])
+        return flags + [False] * sum([treedef.num_leaves for treedef in functions])
 
     def _can_donate(self, leaf: Any, path: Any) -> bool:
         # A Variable gets a new buffer afterwards, if it may be written. An array

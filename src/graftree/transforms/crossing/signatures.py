@@ -292,15 +292,15 @@ class Signature:
 
     def of_arguments(self) -> Signature:
         """The part of it without what the functions hold."""
-        args, kwargs, *held = self.treedef.children()
-        if not held:
+        args, kwargs, *functions = self.treedef.children()
+        if not functions:
             return self
         treedef = jax.tree_util.treedef_tuple([args, kwargs])
         return Signature(self.skeleton.part(treedef, 0, treedef.num_leaves))
 
     def _treedef_of(self, argument: int) -> Any:
-        args, _, *held = self.treedef.children()
-        return held[0] if argument == FUNCTIONS else args.children()[argument]
+        args, _, *functions = self.treedef.children()
+        return functions[0] if argument == FUNCTIONS else args.children()[argument]
 
 
 def _type_text(argument: graphdefs.GraphDef[Any]) -> str:

@@ -161,16 +161,16 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
                 the values of the Variables in the arguments of ``fwd``.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
-        given = self.fun, fwd, bwd
-        if any(map(callables.holds_objects, given)):
-            callables.remember(self, self._made_with, given)
+        functions = self.fun, fwd, bwd
+        if any(map(callables.holds_objects, functions)):
+            callables.remember(self, self._with_functions, functions)
 
-    def _made_with(self, given: tuple[Any, ...]) -> CustomVjp[..., Any]:
+    def _with_functions(self, functions: tuple[Any, ...]) -> CustomVjp[..., Any]:
         """The same with other functions, which hold the objects of a trace."""
-        fun, fwd, bwd = given
-        made = CustomVjp(fun, self.nondiff_argnums, self._mode)
-        made.defvjp(fwd, bwd, bool(self.symbolic_zeros))
-        return made
+        fun, fwd, bwd = functions
+        function = CustomVjp(fun, self.nondiff_argnums, self._mode)
+        function.defvjp(fwd, bwd, bool(self.symbolic_zeros))
+        return function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         with _jax.hidden_frames:
