@@ -15,6 +15,7 @@ Also the fence around observers: what they raise must not reach the program.
         ├── LostUpdateWarning        a change that doesn't reach the caller
         ├── OrderWarning             a Dict in another order than outside of a trace
         ├── ReplacedVariableWarning  an array assigned where a Variable was
+        ├── ConstantStateWarning     weights that transforms take for constants
         ├── OneAxisWarning           an image given to a convolution over one axis
         └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
@@ -200,6 +201,25 @@ class ReplacedVariableWarning(UserWarning):
         ...     layer.bias = jnp.ones(3)
         >>> [str(x.message).splitlines()[0] for x in caught]
         ['Linear.bias was a Param and is now an array.']
+    """
+
+
+class ConstantStateWarning(UserWarning):
+    """An attribute hides an object, which transforms take for a constant.
+
+    It is a method of another object, or a partial, that holds Variables.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", nnx.errors.ConstantStateWarning)
+        >>> class Net(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.apply = nnx.Linear(2, 3, rngs=rngs).__call__
+        >>> try:
+        ...     Net(nnx.Rngs(0))
+        ... except nnx.errors.ConstantStateWarning as warning:
+        ...     print(str(warning).splitlines()[1])
+          Net.apply: method
     """
 
 

@@ -632,14 +632,6 @@ class Noted(HashableMapping):
 
     Attributes:
         live: The same.
-
-    Example:
-        >>> from graftree.core.imprints import HashableMapping
-        >>> sizes = HashableMapping({"sizes": [1, 2]})
-        >>> before = sizes.noted()
-        >>> sizes["sizes"].append(3)
-        >>> sizes == before
-        False
     """
 
     __slots__ = ("_content", "live")

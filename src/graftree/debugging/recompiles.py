@@ -518,9 +518,11 @@ def of_placements(trace: traces.Trace) -> list[Facts]:
 def _of_arguments(signature: signatures.Signature, parts: traces.Parts) -> Facts:
     """The facts about arguments, which are combined with marks for their leaves."""
     marks = [np.asarray(position) for position in range(len(parts))]
-    (args, kwargs), _ = packing.unpack(signature, marks, flattening.IndexMap())
+    tree, _ = packing.unpack(signature, marks, flattening.IndexMap())
+    args, kwargs, *third = tree
     name, places = signature.name_of_argument, signature.places()
-    starts = [*map(name, places)]
+    starts = [*map(name, places), *signature.labels.functions]
+    functions = third[0] if third else ()
 
     def located(path: Path) -> Path | None:
         return (starts[path[0]], *path[1:]) if path else None
@@ -530,7 +532,8 @@ def _of_arguments(signature: signatures.Signature, parts: traces.Parts) -> Facts
         how = "by position" if isinstance(where, int) else "by keyword"
         found[name(where), PASSED] = how
     # In one walk, since arguments may share objects.
-    graphdef, leaves = flattening.flatten_graph((*args, *kwargs.values()))
+    given = (*args, *kwargs.values(), *functions)
+    graphdef, leaves = flattening.flatten_graph(given)
     for path, fact in differences.facts(graphdef, located).items():
         found[path] = fact
         if isinstance(fact, Node) and fact.type is GraphDef:

@@ -107,8 +107,9 @@ def vmap(
         return with_hints
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        calls = plans.RepeatedCalls(function, row)
-        return outside.lift(function, transform, row, calls.run)
+        own = row.holding(function)
+        calls = plans.RepeatedCalls(function, own)
+        return outside.lift(function, transform, own, calls.run)
 
     return decorators.decorate(f, "vmap", make)
 
@@ -186,7 +187,7 @@ def pmap(
             keywords=(Keywords.STAY, Keywords.REFUSED),
             axis_metadata=transform_metadata,
             signatures=Interned(),
-        )
+        ).holding(function)
 
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
             # JAX takes a tuple of plain axes for those of single leaves if there are as
@@ -202,7 +203,7 @@ def pmap(
                 devices=devices,
                 backend=backend,
                 axis_size=axis_size,
-                donate_argnums=sorted(inputs.donated),
+                donate_argnums=sorted(row.inputs.donated),
             )
 
             def moved(*groups: Any) -> Any:
@@ -331,10 +332,11 @@ def transform_metadata(
     )
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        return outside.lift(function, lambda inner, ins, outs: inner, row)
+        own = row.holding(function)
+        return outside.lift(function, lambda inner, ins, outs: inner, own)
 
-    # Methods bound to a Module are constants of the mapped function, as for JAX.
-    return make if f is decorators.MISSING else make(f)
+    # It takes methods bound to a Module, which are arguments.
+    return decorators.decorate(f, name, make, takes_methods=True)
 
 
 @decorators.keeps_type
@@ -397,16 +399,17 @@ def shard_map(
     )
 
     def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
+        # For JAX, None is an output without leaves.
+        in_specs, out_specs = jax.tree.map(
+            lambda x: PartitionSpec() if x is None else x,
+            (ins, outs),
+            is_leaf=lambda x: x is None,
+        )
         mapped = jax.shard_map(
             inner,
             mesh=mesh,
-            in_specs=ins,
-            # For JAX, None is an output without leaves.
-            out_specs=jax.tree.map(
-                lambda x: PartitionSpec() if x is None else x,
-                outs,
-                is_leaf=lambda x: x is None,
-            ),
+            in_specs=in_specs,
+            out_specs=out_specs,
             axis_names=axis_names,
             check_vma=check_vma,
         )
@@ -421,7 +424,7 @@ def shard_map(
         return sharded
 
     return decorators.decorate(
-        f, "shard_map", lambda f: outside.lift(f, transform, row)
+        f, "shard_map", lambda f: outside.lift(f, transform, row.holding(f))
     )
 
 

@@ -26,7 +26,6 @@ import jax
 
 from graftree import _jax, config
 from graftree.core.graph import graphdefs, nodes
-from graftree.core.modules.modules import Module
 from graftree.core.objects import methods, pytrees
 from graftree.core.variables import partitioning
 from graftree.transforms.crossing import debug_info, decorators, inside, refusals
@@ -72,21 +71,18 @@ def eval_shape(
         ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
     mode = config.propagation(graph, graph_updates)
-    function: Callable[..., Any] = f
-    if isinstance(f, Module):  # as an argument, it may write to its own Variables
-        function, args = type(f).__call__, (f, *args)
-    decorators.check_not_bound(function, "eval_shape")
+    decorators.check_not_bound(f, "eval_shape")
     row = Row.uniform(
         "eval_shape",
         mode,
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
         is_detached=True,
-    )
-    call = Call(function, row, args, kwargs)
+    ).holding(f)
+    call = Call(f, row, args, kwargs)
     if not mode.structure and _is_shared(call.packed.signature):
         refusals.check_inputs((args, kwargs), "eval_shape")
-    interior = inside.interior(function, row)
+    interior = inside.interior(f, row)
 
     def traced(group: Values) -> Any:
         result = interior(_with_refs(group))
@@ -94,7 +90,7 @@ def eval_shape(
 
     with _jax.hidden_frames:
         (group,) = call.groups
-        named = debug_info.named_after(function, traced)
+        named = debug_info.named_after(f, traced)
         result = jax.eval_shape(named, jax.tree.map(_abstract, group))
         return call.commit(_placed(result))
 
@@ -202,6 +198,7 @@ def make_jaxpr(
             )
         statics = decorators.choose(function, "static", static_argnums)
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
+        row = row.holding(function)
 
         def run(trace: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return trace(*Call(function, row, args, kwargs).groups)
@@ -248,7 +245,6 @@ def checkify(
         zero in the input (`check` failed)
     """
     mode = config.propagation(graph, graph_updates)
-    decorators.check_not_bound(f, "checkify")
     checks = _jax.checkify()
     if checks is None:
         raise NotImplementedError(
@@ -268,12 +264,17 @@ def checkify(
         chosen = user_checks if errors is None else errors
         return returning_arrays(jax_checkify(inner, errors=chosen))
 
-    def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(f, row, args, kwargs)
-        error, result = checked(*call.groups)
-        return error, call.commit(result)
+    def make(function: Any) -> Any:
+        own = row.holding(function)
 
-    return lift(f, transform, row, run)
+        def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            call = Call(function, own, args, kwargs)
+            error, result = checked(*call.groups)
+            return error, call.commit(result)
+
+        return lift(function, transform, own, run)
+
+    return decorators.decorate(f, "checkify", make)
 
 
 def opened(

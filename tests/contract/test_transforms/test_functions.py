@@ -113,13 +113,15 @@ def test_transform_metadata_takes_bound_methods(kind, graph):
     assert flat(jax.vmap(named)(jnp.stack([X, X]))) == [20, 40, 20, 40]
 
 
-def test_instances_are_closures(mode):
+def test_instances_are_arguments(mode):
     model = Scale()
     model_of = lambda x: model.w * x  # noqa: E731
     assert flat(nnx.jit(model_of, **mode)(X)) == [20, 40]
-    with pytest.raises(nnx.errors.TraceContextError):
-        nnx.jit(model, **mode)(X)
-    assert flat(model.calls) == [0, 0]
+    call = nnx.jit(model, **mode)
+    for number in (1, 2, 3):
+        assert flat(call(X)) == [20 * number, 40 * number]
+        assert flat(model.calls) == [number, number]
+        model.w[...] += 2
 
 
 def test_classes_give_instances(mode):

@@ -30,7 +30,7 @@ from graftree.core.graph import graphdefs, nodes
 from graftree.core.graph.graphdefs import LEAF, NODE, Cell, GraphDef, Tree, VariableDef
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.imprints import HashableMapping
-from graftree.core.objects import bookkeeping, pytrees
+from graftree.core.objects import bookkeeping, callables, pytrees
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import MISSING, Variable
 
@@ -177,6 +177,7 @@ class _Flattener:
         root, pending, leaves = self._enter(x, kind), self._open, self.leaves
         # This runs for each attribute of a model, so each function call counts.
         kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
+        own = callables.MAY_BE_OWN
         while pending:
             node, number, before, children, cells = pending[-1]
             for _, value, is_data in children:
@@ -184,6 +185,8 @@ class _Flattener:
                 if is_data is False or (is_data is None and kind is Leaf.STATIC):
                     is_atom = type(value) in atoms
                     known = statics.get((type(value), value)) if is_atom else None
+                    if type(value) in own:
+                        value = callables.as_static(value, self.members[number])
                     cells.append(known or graphdefs.static_of(value))
                 elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
                     cells.append(LEAF)
@@ -403,6 +406,8 @@ class Builder:
         for number, place, cell in cells:
             if type(cell) is VariableDef:
                 contents[number][place] = self._variable(cell, next(given))
+            elif type(cell) is graphdefs.Static:
+                contents[number][place] = self._own_method(cell.value, rows[number])
             else:
                 contents[number][place] = self._value(cell, given)
         for number, above, place in order[:-1]:
@@ -440,6 +445,14 @@ class Builder:
         ref = self.existing[cell.outer_index] if leaf is KEEP else leaf
         self.found[cell.index] = ref
         return ref
+
+    def _own_method(self, method: callables.OwnMethod, row: graphdefs.NodeRow) -> Any:
+        """The method of the object of a row: the one that it has, or a new one."""
+        obj: Any = None if row.index is None else self.found[row.index]
+        for held in vars(obj).values():
+            if callables.as_static(held, obj) == method:
+                return held
+        return method.bound_to(obj)
 
     def _variable(self, definition: VariableDef, leaf: Any) -> Any:
         outer = definition.outer_index

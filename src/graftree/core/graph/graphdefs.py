@@ -18,8 +18,7 @@ there is one.
 A value that JAX takes apart is one row, whose metadata is a `Tree`: an object in tree
 mode, or the arguments of a call. Its keys are paths, and it has no static cells.
 
-All of these are tuples, so that equality and hashing run in C. A `GraphState` is a
-State that carries its GraphDef.
+All are tuples, so that equality and hashing run in C. A `GraphState` has its GraphDef.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ import jax
 
 from graftree import _jax
 from graftree.core import imprints, pickling
+from graftree.core.objects.callables import OwnMethod
 from graftree.core.states.states import State
 from graftree.core.text import descriptions, representations
 
@@ -358,7 +358,7 @@ class GraphDef(Generic[Node]):
                     row = next(below)
                     pending.append((row, number, place, enumerate(rows[row].cells)))
                     break
-                if type(cell) is Static:
+                if type(cell) is Static and type(cell[1]) is not OwnMethod:
                     made.contents[number][place] = cell[1]
                 else:
                     made.cells.append((number, place, cell))

@@ -28,7 +28,7 @@ from graftree import _jax
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph.graphdefs import GraphState
-from graftree.core.objects import attributes, bookkeeping, pytrees
+from graftree.core.objects import attributes, bookkeeping, callables, pytrees
 from graftree.core.states import flat_states
 from graftree.core.states.states import Level, State
 from graftree.core.variables.variables import Variable
@@ -303,6 +303,8 @@ def _register(kind: type, impl: GraphKind | TreeKind) -> None:
     if kind in _registered or issubclass(kind, pytrees.Pytree):
         raise ValueError(f"The node type {kind.__name__} is already registered.")
     _registered[kind] = impl
+    if isinstance(impl, GraphKind):
+        callables.NODE_TYPES.add(kind)
     KINDS.clear()
 
 

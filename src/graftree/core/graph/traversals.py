@@ -16,7 +16,7 @@ from graftree.core import filters, paths, walks
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.graphdefs import Path
 from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
-from graftree.core.objects import attributes, bookkeeping
+from graftree.core.objects import attributes, bookkeeping, callables
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables.variables import Variable
 
@@ -335,6 +335,8 @@ def _with_items(x: Any, items: dict[Any, Any], *, is_static: bool) -> Any:
         items = {k: value for k, value in items.items() if k not in bookkeeping.NAMES}
         metadata = metadata._replace(table=_reclassified(x, children, items))
     kind.fill(copied, metadata, [*items], [*items.values()])
+    if isinstance(x, Pytree):
+        callables.bind_own(copied, x)
     return copied
 
 

@@ -41,7 +41,7 @@ from graftree.core import imprints, ownership, walks
 from graftree.core.graph import flattening, graphdefs, nodes
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static
-from graftree.core.objects import attributes, bookkeeping, pytrees
+from graftree.core.objects import attributes, bookkeeping, callables, pytrees
 from graftree.core.states import flat_states, states
 from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import MISSING, Variable
@@ -431,6 +431,7 @@ class StructureWatch:
                 is_static = (
                     is_data is False or nodes.kind_of(value) is nodes.Leaf.STATIC
                 )
+                value = callables.as_static(value, obj)
                 is_same = is_static and not (with_statics and _differs(value, cell[1]))
             else:
                 is_same = value is _alive(self._numbered.get(cell.index))
@@ -518,6 +519,8 @@ def _differs(value: Any, before: Any) -> bool:
     """Whether a value is another one than it was."""
     if value is before:
         return False
+    if type(value) is callables.OwnMethod:
+        return value != before
     # Comparing values of other types would run the user's code.
     is_atom = type(value) is type(before) and type(value) in attributes.ATOMS
     return not (is_atom and Static(value) == Static(before))

@@ -11,5 +11,7 @@
   of objects in messages.
 - ``methods.py``: the stand-in for ``__call__``, which reports calls; observers of
   calls, and the traces made for them; results that are cast.
+- ``callables.py``: methods, partials and transformed functions in their parts, where
+  they are arguments, functions of transforms, or an object's own.
 - ``pytrees.py``: `Pytree`, the base class, as a JAX pytree.
 """

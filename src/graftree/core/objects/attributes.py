@@ -111,10 +111,10 @@ def has_data(value: Any, /) -> list[Any]:
         >>> nnx.has_data([1, jnp.ones(2), "a"])
         [Array([1., 1.], dtype=float32)]
     """
-    return [leaf for leaf in _leaves(value, is_data) if is_data(leaf)]
+    return [leaf for leaf in leaves_of(value, is_data) if is_data(leaf)]
 
 
-def _leaves(x: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+def leaves_of(x: Any, is_leaf: Callable[[Any], bool] = is_data) -> list[Any]:
     """Like ``jax.tree.leaves``, but without atoms, and at once for a single leaf."""
     kind = type(x)
     if kind in ATOMS:
@@ -422,7 +422,7 @@ def values_beside(names: _Names, fixed: _Names) -> _Comparison:
 
 def check_no_tags(owner: type, name: str, value: Any) -> None:
     """Refuses ``nnx.data(...)`` and ``nnx.static(...)`` inside another structure."""
-    leaves = () if is_data(value) else _leaves(value, is_data)
+    leaves = () if is_data(value) else leaves_of(value, is_data)
     if any([type(x) is AttributeField for x in leaves]):
         raise ValueError(
             f"Found unexpected tags in the value of {owner.__name__}.{name}, of type "

@@ -25,7 +25,13 @@ import numpy as np
 
 from graftree import _jax_registries, _python, errors
 from graftree.core import imprints, ownership, pickling
-from graftree.core.objects import attributes, bookkeeping, methods, running
+from graftree.core.objects import (
+    attributes,
+    bookkeeping,
+    callables,
+    methods,
+    running,
+)
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
@@ -284,6 +290,7 @@ class Pytree(
         copied = pickling.copied(self)
         if copied is not self and isinstance(copied, Pytree):
             bookkeeping.separate(copied, self)
+            callables.bind_own(copied, self)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -528,6 +535,7 @@ def _checked_status(
         return True
     if attributes.has_data(value):
         raise attributes.data_error("Found data on value of type", cls, name, value)
+    callables.warn_of_constants(obj, name, value)
     return False
 
 
@@ -624,7 +632,7 @@ def _flatten_anew(obj: Any) -> Any:
         table, state = entries[_NODES], entries[_STATE]
         _, data_of, statics_of, _ = _getters(type(obj), table)
         if len(entries) == table.size + 2:
-            statics = ToldApart.of(statics_of(entries))
+            statics = ToldApart.of(callables.as_statics(statics_of(entries), obj))
             aux = table, statics, state.flags
             changing = type(statics) is ToldApartChanging
             state.aux = bookkeeping.CHANGING if changing else aux
@@ -643,13 +651,15 @@ def _flatten_with_keys(obj: Any) -> Any:
 
 
 def _unflatten(cls: type, aux: Any, children: Any) -> Any:
-    table, (_, statics), flags = aux
+    table, (kinds, statics), flags = aux
     names, _, _, in_order = _getters(cls, table)
     obj: Any = object.__new__(cls)
     entries = obj.__dict__
     entries[_NODES] = table
     entries[_STATE] = state = PytreeState(*flags)
     state.owner = ownership.owner_when_unflattened()
+    if callables.OwnMethod in kinds:
+        statics = callables.bound(statics, obj)
     entries.update(zip(names, in_order((*children, *statics)), strict=True))
     return obj
 

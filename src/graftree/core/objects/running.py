@@ -42,7 +42,7 @@ import jax
 from graftree import _python, config
 from graftree.annotations import Key, Path
 from graftree.core import ownership, paths, walks
-from graftree.core.objects import attributes, bookkeeping
+from graftree.core.objects import attributes, bookkeeping, callables
 from graftree.core.text import descriptions
 from graftree.core.variables import sharding
 from graftree.core.variables.variables import Variable
@@ -87,7 +87,7 @@ class ModuleCall:
         packed: The last arguments that it gave to a transform, if any.
     """
 
-    packed: tuple[Any, Any, Any] | None = None
+    packed: tuple[Any, ...] | None = None
 
     def __init__(
         self,
@@ -384,11 +384,14 @@ def scope(frame: ModuleCall) -> contextlib.AbstractContextManager[Any]:
     return jax.named_scope(name) if name else contextlib.nullcontext()
 
 
-def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
-    """Notes the running method's arguments to a transform; see `NamedArguments`."""
+def note_arguments(key: Any, args: Any, kwargs: Any, functions: Any = ()) -> None:
+    """Notes the running method's arguments to a transform; see `NamedArguments`.
+
+    The functions may hold objects, too.
+    """
     top = stack.top
     if top is not None:
-        top.packed = key, args, kwargs
+        top.packed = key, args, kwargs, functions
     if stack.apart is not None:
         stack.apart.called(args, kwargs)
 
@@ -398,18 +401,27 @@ Names = Callable[[Any, Any], list[tuple[str, Any]]]
 
 
 @contextlib.contextmanager
-def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
-    """Names the fresh objects that a transform gives to its function."""
+def inside(
+    key: Any, names: Names, args: Any, kwargs: Any, functions: Any = ()
+) -> Iterator[None]:
+    """Names the fresh objects that a transform gives to its function, or in it."""
 
-    def named(args: Any, kwargs: Any) -> Contents:
+    def named(args: Any, kwargs: Any, functions: Any) -> Contents:
         pairs = [
             (type(x).__name__ if name == "self" else name, x)
             for name, x in names(args, kwargs)
         ]
-        return [(ModuleStep(text, text), x) for text, x in pairs]
+        objects = [x for f in functions for x in callables.objects_in(f)]
+        kinds = [type(x).__name__ for x in objects]
+        entries = [(ModuleStep(text, text), x) for text, x in pairs]
+        return entries + [
+            # Those of one type have one name, but not one key.
+            (ModuleStep(f"{name} {number}", name), x)
+            for number, (name, x) in enumerate(zip(kinds, objects, strict=True))
+        ]
 
     before = stack.top
-    entries = functools.partial(named, args, kwargs)
+    entries = functools.partial(named, args, kwargs, functions)
     stack.top = NamedArguments(entries, before, key, named)
     if stack.apart is not None:
         stack.apart.traced()

@@ -324,6 +324,10 @@ _register(State)
 flat_states.register_nested_form(functools.partial(_view, State))
 
 
+def _mapping_of(x: Any) -> Any:
+    return x._mapping if type(x) is State else None
+
+
 class Containers:
     """The containers of a tree, in which each State stands for its dicts.
 
@@ -332,38 +336,46 @@ class Containers:
     Args:
         tree: The tree.
         is_leaf: Whether a value in it is a leaf that JAX would take apart.
+        content_of: What JAX takes apart in the place of a value; ``None``: the value.
 
     Raises:
         ValueError: If there are keys that only a State can sort.
     """
 
-    def __init__(self, tree: Any, is_leaf: Callable[[Any], bool]) -> None:
+    def __init__(
+        self,
+        tree: Any,
+        is_leaf: Callable[[Any], bool],
+        content_of: Callable[[Any], Any] = _mapping_of,
+    ) -> None:
+        self._content_of = content_of
         members, self._treedef = jax.tree.flatten(
-            tree, is_leaf=lambda x: type(x) is State or is_leaf(x)
+            tree, is_leaf=lambda x: content_of(x) is not None or is_leaf(x)
         )
-        self._states = [
-            (place, jax.tree.structure(x._mapping, is_leaf=is_leaf))
-            for place, x in enumerate(members)
-            if type(x) is State
+        contents = enumerate(map(content_of, members))
+        self._places = [
+            (place, jax.tree.structure(content, is_leaf=is_leaf))
+            for place, content in contents
+            if content is not None
         ]
 
     def leaves(self, tree: Any) -> list[Any] | None:
         """The leaves of another tree; ``None`` if its containers differ."""
         try:
             leaves = self._treedef.flatten_up_to(tree)
-            for place, treedef in reversed(self._states):
-                state = leaves[place]
-                if type(state) is not State:
+            for place, treedef in reversed(self._places):
+                content = self._content_of(leaves[place])
+                if content is None:
                     return None
-                leaves[place : place + 1] = treedef.flatten_up_to(state._mapping)
+                leaves[place : place + 1] = treedef.flatten_up_to(content)
         except ValueError:
             return None
         return leaves
 
     def tree(self, leaves: Iterable[Any]) -> Any:
-        """A new tree of these leaves."""
+        """A new tree of these leaves, if only States stand for other containers."""
         members = [*leaves]
-        for place, treedef in self._states:
+        for place, treedef in self._places:
             stop = place + treedef.num_leaves
             mapping = treedef.unflatten(members[place:stop])
             members[place:stop] = [_view(State, mapping)]

@@ -17,7 +17,7 @@ import jax
 from graftree import _jax, config, errors
 from graftree.core import ownership, pickling
 from graftree.core.graph import flattening, functional, graphdefs, watches
-from graftree.core.objects import running
+from graftree.core.objects import callables, running
 from graftree.core.text.descriptions import is_deleted
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.stages import Lowered, Traced
@@ -100,7 +100,7 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
             signatures=graphdefs.Interned(),
             traces=self.traces,
             returns_placed=True,
-        )
+        ).holding(fun)
         decorators.wraps(fun)(self)
         self.fun = fun
         self.in_shardings, self.out_shardings = shardings
@@ -360,19 +360,25 @@ def jit_partial(
         )
     decorators.check_not_bound(fun, "jit_partial")
     packing.pack((partial_args, {}), mode, "jit_partial")
-    return _JitPartial(
-        "jit_partial",
-        fun,
-        mode,
-        partial_args,
-        shardings=(in_shardings, out_shardings),
-        statics=(static_argnums, static_argnames),
-        donated=(donate_argnums, donate_argnames),
-        keep_unused=keep_unused,
-        device=device,
-        backend=backend,
-        inline=inline,
-    )
+
+    def make(parts: tuple[Any, ...]) -> JitWrapped[..., R]:
+        function, *bound = parts
+        return _JitPartial(
+            "jit_partial",
+            function,
+            mode,
+            tuple(bound),
+            shardings=(in_shardings, out_shardings),
+            statics=(static_argnums, static_argnames),
+            donated=(donate_argnums, donate_argnames),
+            keep_unused=keep_unused,
+            device=device,
+            backend=backend,
+            inline=inline,
+        )
+
+    parts = fun, *partial_args
+    return callables.remember(make(parts), make, parts)
 
 
 class _JitPartial(JitWrapped):
@@ -409,6 +415,9 @@ class _JitPartial(JitWrapped):
                     "function is made, or use nnx.jit."
                 )
         return super().prepare(args, kwargs, statics)
+
+
+callables.TYPES |= {JitWrapped, _JitPartial}
 
 
 def cached_partial(
@@ -454,6 +463,10 @@ def cached_partial(
         )
     copies = _Copies(cached_args)
 
+    def make(parts: tuple[Any, ...]) -> Callable[..., R]:
+        function, *bound = parts
+        return cached_partial(function, *bound, graph=True, graph_updates=True)
+
     @decorators.wraps(f)
     def call(*args: Any, **kwargs: Any) -> R:
         copied, snapshot = copies.now()
@@ -469,7 +482,7 @@ def cached_partial(
             )
         return out
 
-    return call
+    return callables.remember(call, make, (f, *cached_args))
 
 
 class _Copies(pickling.Rebuilt):

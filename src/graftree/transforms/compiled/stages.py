@@ -14,6 +14,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.core.graph import differences, flattening
+from graftree.core.objects import callables
 from graftree.transforms.crossing import outside, packing, signatures
 from graftree.transforms.crossing.signatures import Signature
 
@@ -283,7 +284,7 @@ def _unpack(inputs: Any) -> tuple[Any, packing.Packed]:
     objects = flattening.IndexMap()
     tree, _ = packing.unpack(signature, values, objects)
     leaves = packing.leaves_of(signature, values, objects)
-    return tree, packing.Packed(signature, leaves, objects)
+    return callables.closed(tree[:2]), packing.Packed(signature, leaves, objects)
 
 
 def _arguments(inputs: Any) -> Any:

@@ -119,11 +119,11 @@ def _choose(
     row = Row.uniform(
         name,
         config.propagation(graph, graph_updates),
-        labels=signatures.Labels("operands", output="out"),
+        labels=signatures.Labels("operands", output="out", functions=[*branches]),
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
         signatures=_signatures,
-    )
+    ).holding(*branches.values())
 
     def select(index: Any, *groups: Values) -> Any:
         return _Branches(row, groups).choose(index, branches)
@@ -173,8 +173,8 @@ class _Branches:
         # JAX traces a function once, even if several branches share it.
         wrappers: dict[int, Callable[[], Any]] = {}
         branches = [
-            wrappers.setdefault(id(f), self._wrap(name, f))
-            for name, f in functions.items()
+            wrappers.setdefault(id(f), self._wrap(name, f, number))
+            for number, (name, f) in enumerate(functions.items())
         ]
         if self.row.name == "cond":
             result: Any = jax.lax.cond(index, *branches)
@@ -183,14 +183,14 @@ class _Branches:
         kept = set(result[0].changed) - self.written
         return _with_kept(result, kept, self.keeps_structure)
 
-    def _wrap(self, name: str, f: Callable[..., Any]) -> Callable[[], Any]:
+    def _wrap(self, name: str, f: Any, number: int) -> Callable[[], Any]:
         def branch() -> Any:
             # Containers are new for each branch: it may write into them.
             groups = jax.tree.unflatten(self.treedef, self.leaves)
             inside = Inside(self.row, *join(groups))
             slots = enumerate(inside.signature.slots)
             in_objects = frozenset(i for i, slot in slots if not slot.is_plain)
-            result = inside.leave(inside.run(f), in_objects)
+            result = inside.leave(inside.run(f, number), in_objects)
             returned = result[0]
             self.written |= set(returned.changed) - set(returned.kept)
             self.keeps_structure &= returned.keeps_structure

@@ -35,7 +35,7 @@ from graftree.transforms.crossing import packing, programs, refusals, signatures
 from graftree.transforms.crossing.inside import Inside, Linked, Outgoing
 from graftree.transforms.crossing.packing import Parts, Values
 from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import Signature, Slot
+from graftree.transforms.crossing.signatures import FUNCTIONS, Signature, Slot
 
 
 class Carry:
@@ -129,7 +129,8 @@ class _FoundAt(NamedTuple):
     axis: int | None = None
 
 
-# ``step(f, carried, scanned)``: the leaves for the next step, and those to stack.
+# ``step(run, carried, scanned)``: the leaves for the next step, and those to stack. The
+# function is called as ``run(inside)``.
 Step = Callable[..., tuple[Values, list[Any]]]
 
 
@@ -164,11 +165,13 @@ class Loop:
             is_carried = Carry in own and not any([isinstance(x, int) for x in own])
             return number == place.argument or (row.mode.structure and is_carried)
 
-        count = len(self.signature.treedef.children()[0].children())
+        numbers = [*range(len(self.signature.treedef.children()[0].children()))]
+        if row.functions is not None:
+            numbers.append(FUNCTIONS)  # what they hold goes round like an argument
         # The static part of each argument that goes round, by its position.
         self._before = {
             number: self.signature.of_argument(number)
-            for number in filter(is_round, range(count))
+            for number in filter(is_round, numbers)
         }
         # JAX slices refs along their first axis only.
         self._moved = [
@@ -206,7 +209,7 @@ class Loop:
         notes: list[Any] = []
 
         def step(
-            f: Callable[..., Any], carried: Values, scanned: Values | None = None
+            f: Callable[[Inside], Any], carried: Values, scanned: Values | None = None
         ) -> tuple[Values, list[Any]]:
             values, stacked, notes[:], after = self._outcome(f, carried, scanned)
             if after != self._before:
@@ -240,7 +243,7 @@ class Loop:
         return Inside(self.row, self.signature, values, self.roles)
 
     def _outcome(
-        self, f: Callable[..., Any], carried: Values, scanned: Values | None
+        self, f: Callable[[Inside], Any], carried: Values, scanned: Values | None
     ) -> tuple[Values, list[Any], list[Any], dict[int, Signature]]:
         """One step: leaves for the next one, leaves to stack, notes, and what goes on.
 
@@ -249,7 +252,7 @@ class Loop:
         end come the static parts of the arguments that go round, as they are now.
         """
         inside = self.inside(carried, scanned)
-        out = inside.run(f)
+        out = f(inside)
         carry, others = self.place.split(out)
         after, objects, leaves = self._take(inside, carry)
         found = inside.collect(out, Linked(objects, others))
@@ -299,7 +302,7 @@ class Loop:
 
     def _check_settled(
         self,
-        f: Callable[..., Any],
+        f: Callable[[Inside], Any],
         carried: Values,
         scanned: Values | None,
         after: dict[int, Signature],
@@ -373,7 +376,7 @@ class Loop:
         after, objects, leaves = {**self._before}, [], []
         for number in self._before:
             is_carry = number == self.place.argument
-            value = carry if is_carry else inside.tree[0][number]
+            value = carry if is_carry else inside.argument(number)
             now = self._take_apart(inside, number, value)
             if is_carry:
                 self._check_carry(number, now)

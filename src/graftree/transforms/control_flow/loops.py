@@ -106,10 +106,11 @@ def scan(
             labels=Labels(named=names),
             axis_metadata=transform_metadata,
             signatures=Interned(),
+            held=Carry,
         )
         _check_axes(row.inputs, "in_axes")
         _check_axes(row.outputs, "out_axes")
-        return _scanned(function, row, place, options)
+        return _scanned(function, row.holding(function), place, options)
 
     return decorators.decorate(f, "scan", make)
 
@@ -122,7 +123,7 @@ def _scanned(
 
         def steps(step: Step) -> Any:
             def body(carried: Values, scanned: Values) -> Any:
-                return step(f, carried, scanned)
+                return step(lambda inside: inside.run(f), carried, scanned)
 
             named = debug_info.named_after(f, body)
             return jax.lax.scan(named, loop.initial, loop.scanned, **options)
@@ -267,11 +268,11 @@ def while_loop(
 
     def steps(loop: Loop, step: Step) -> Any:
         def go_on(carried: Values) -> Any:
-            answer = loop.inside(carried).run(cond_fun)
+            answer = loop.inside(carried).run(cond_fun, number=1)
             return answer.get_value() if isinstance(answer, Variable) else answer
 
         def once(carried: Values) -> Values:
-            return step(body_fun, carried)[0]
+            return step(lambda inside: inside.run(body_fun), carried)[0]
 
         going = debug_info.named_after(cond_fun, go_on, has_own_names=True)
         named = debug_info.named_after(body_fun, once)
@@ -280,7 +281,8 @@ def while_loop(
     mode = config.propagation(graph, graph_updates)
     with _jax.hidden_frames:
         # The condition would not see the body's writes to a ref.
-        return _looped("while_loop", mode, steps, body_fun, init_val, moves_refs=True)
+        functions = {"body_fun": body_fun, "cond_fun": cond_fun}
+        return _looped("while_loop", mode, steps, functions, init_val, moves_refs=True)
 
 
 @overload
@@ -344,7 +346,10 @@ def fori_loop(
 
     def steps(loop: Loop, step: Step) -> Any:
         def once(i: Any, carried: Values) -> Values:
-            return step(lambda value: body_fun(i, value), carried)[0]
+            def around(body: Callable[..., Any]) -> Callable[[Any], Any]:
+                return lambda value: body(i, value)
+
+            return step(lambda inside: inside.run(body_fun, 0, around), carried)[0]
 
         first = debug_info.read(debug_info.source_of(body_fun)).at(0)
         named = debug_info.named_after(body_fun, once, [first])
@@ -353,7 +358,8 @@ def fori_loop(
 
     mode = config.propagation(graph, graph_updates)
     with _jax.hidden_frames:
-        return _looped("fori_loop", mode, steps, body_fun, init_val, skipped=1)
+        functions = {"body_fun": body_fun}
+        return _looped("fori_loop", mode, steps, functions, init_val, skipped=1)
 
 
 _PLACE = Place(
@@ -367,7 +373,7 @@ def _looped(
     name: str,
     mode: config.Propagation,
     steps: Callable[[Loop, Step], Values],
-    body: Callable[..., Any],
+    functions: Mapping[str, Callable[..., Any]],
     init_val: Any,
     moves_refs: bool = False,
     skipped: int = 0,
@@ -376,12 +382,14 @@ def _looped(
     row = Row(
         name,
         mode,
-        Prefix(((Carry,), 0), "init_val", name, mode),
+        Prefix((Carry,), "init_val", name, mode, keywords=0),
         Prefix(Carry, "init_val", name, mode),
         keywords=(Keywords.STAY, Keywords.STAY),
-        labels=Labels(named={0: "init_val"}, skipped=skipped),
+        labels=Labels(named={0: "init_val"}, skipped=skipped, functions=[*functions]),
         signatures=_signatures,
-    )
+        held=Carry,
+    ).holding(*functions.values())
+    body = functions["body_fun"]
 
     def traced(*groups: Values) -> Any:
         loop = Loop(row, _PLACE, groups, moves_refs)

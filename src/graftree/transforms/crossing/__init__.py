@@ -11,6 +11,9 @@ only groups of leaves, one for each value of a `Prefix` (an axis, a sharding, a 
 signatures are static data of the pytree nodes that carry the groups, so they are part
 of JAX's own cache key, and the static part of a result comes with a cached call.
 
+A function that holds objects is taken apart like an argument
+(``core/objects/callables.py``), and comes third in the tree of a call.
+
 - ``rows.py``: a transform as a row of a table; ``prefixes.py``: the groups that its
   leaves are in, and the user's choice of them.
 - ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.

@@ -18,7 +18,7 @@ import jax
 from graftree import errors
 from graftree.core.graph.graphdefs import Static
 from graftree.core.modules.modules import Module
-from graftree.core.objects import attributes, methods, pytrees, running
+from graftree.core.objects import attributes, callables, methods, pytrees, running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing.debug_info import name_of
 
@@ -83,28 +83,62 @@ def keeps_type(
     return typing.cast("Transform[Options]", transform)
 
 
-def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:
+def decorate(
+    f: Any, transform: str, make: Callable[[Any], Any], takes_methods: bool = False
+) -> Any:
     """The result of a transform, used with parentheses or without."""
     if f is MISSING:
-        return functools.partial(decorate, transform=transform, make=make)
-    check_not_bound(f, transform)
-    return make(f)
+        return functools.partial(
+            decorate, transform=transform, make=make, takes_methods=takes_methods
+        )
+    if not takes_methods:
+        check_not_bound(f, transform)
+    result = make(f)
+    if callables.holds_objects(f):
+        callables.remember(result, make, f)
+    return result
 
 
 def check_not_bound(function: Any, transform: str) -> None:
-    """Refuses methods that are bound to a Module: its updates would be lost."""
+    """Refuses methods that are bound to a Module."""
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
     if inspect.ismethod(inner) and isinstance(inner.__self__, Module):
         owner = type(inner.__self__).__name__
+        method = f"{owner}.{inner.__name__}"
+        options = _OPTIONS.get(transform, "")
+        comma = ", " if options else ""
+        call = f"nnx.{transform}({method}{comma}{options})(instance, ...)"
+        call = _CALLS.get(transform, call).format(method=method)
+        decorator = f"@nnx.{transform}" + f"({options})" * bool(options)
         raise ValueError(
-            f"nnx.{transform} does not support bound methods, got "
-            f"{owner}.{inner.__name__} of an instance: the instance would be a "
-            "constant.\n"
-            f"Decorate the method with @nnx.{transform}, or call "
-            f"nnx.{transform}({owner}.{inner.__name__})(instance, ...)."
+            f"nnx.{transform} does not support bound methods, got {method} of an "
+            "instance.\n"
+            f"Pass the instance as the first argument: {call},\n"
+            f"or decorate the method with {decorator}. To leave the other arguments "
+            "where they are,\n"
+            f"write functools.partial({method}, instance) instead of the method."
+            + "\nThe instance has the position 0, for derivatives by its weights."
+            * ("argnums" in options)
         )
+
+
+# How a function is transformed whose first argument is the instance.
+_OPTIONS = {
+    "vmap": "in_axes=(None, 0)",
+    "pmap": "in_axes=(None, 0)",
+    "scan": "in_axes=(None, nnx.Carry, 0)",
+    "shard_map": "in_specs=(PartitionSpec(), ...)",
+    "grad": "argnums=1",
+    "value_and_grad": "argnums=1",
+}
+_CALLS = {
+    "vjp": "nnx.vjp({method}, instance, ...)",
+    "jvp": "nnx.jvp({method}, (instance, ...), tangents)",
+    "eval_shape": "nnx.eval_shape({method}, instance, ...)",
+    "jit_partial": "nnx.jit_partial({method}, instance)",
+}
 
 
 def to_positions(

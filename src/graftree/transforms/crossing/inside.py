@@ -29,7 +29,7 @@ from graftree import _jax, errors
 from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import LEAF, Cell, VariableDef
 from graftree.core.imprints import HashableMapping
-from graftree.core.objects import bookkeeping, pytrees, running
+from graftree.core.objects import bookkeeping, callables, pytrees, running
 from graftree.core.states import states
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
@@ -38,7 +38,7 @@ from graftree.transforms.crossing.guards import guarded, note
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
 from graftree.transforms.crossing.rows import HiddenAxisNames, Row
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.signatures import FUNCTIONS, Signature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Returned:
     def is_plain(self) -> bool:
         """Whether nothing happened but new values of Variables and returned leaves."""
         has_leaves_only = all(map(_is_new_leaf, self.out.entries))
-        return has_leaves_only and not (self.metadata or self.structure)
+        has_more = self.metadata or self.structure or self.out.has_callables
+        return has_leaves_only and not has_more
 
     @functools.cached_property
     def unflatten(self) -> Callable[[Sequence[Any]], Any]:
@@ -168,7 +169,8 @@ class Inside:
         values: Their raw values.
         roles: For each leaf the number of its group.
         objects: The fresh objects by number.
-        tree: ``(args, kwargs)``, rebuilt, without the static arguments.
+        tree: ``(args, kwargs)``, rebuilt, without the static arguments; third, what the
+            functions hold. Callables in it are taken apart.
     """
 
     def __init__(
@@ -201,17 +203,39 @@ class Inside:
         if self._loses_structure:
             self._pytrees = refusals.pytrees_in(self.tree)
 
-    def run(self, f: Callable[..., Any]) -> Any:
-        """The output of the function for these arguments."""
-        args, kwargs = decorators.put(self.tree, self.signature.statics)
+    def run(
+        self,
+        f: Callable[..., Any],
+        number: int = 0,
+        around: Callable[[Any], Callable[..., Any]] = lambda f: f,
+    ) -> Any:
+        """The output of the function for these arguments.
+
+        Args:
+            f: The function.
+            number: The one in the tree that stands for it if it holds objects.
+            around: Makes the function to call of it.
+        """
+        tree: Any = self.tree
+        if self.signature.has_callables:
+            tree = callables.closed(tree)
+        args, kwargs = decorators.put(tree[:2], self.signature.statics)
+        functions = tree[2] if len(tree) > 2 else ()
+        if functions and functions[number] is not None:
+            f = functions[number]
+        f = around(f)
         names = functools.partial(debug_info.named, f)
-        with self._guard(), running.inside(self.row, names, args, kwargs):
+        with self._guard(), running.inside(self.row, names, args, kwargs, functions):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
             hidden = HiddenAxisNames(self._given, self.row.axis_metadata)
             out = f(*args, **kwargs)
             hidden.put_back(self._occurrences(out))
             return out
+
+    def argument(self, number: int) -> Any:
+        """A positional argument, or what the functions hold."""
+        return self.tree[2] if number == FUNCTIONS else self.tree[0][number]
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         # Most objects have nothing to guard, which stays so each time they are built.
@@ -414,10 +438,11 @@ class Inside:
         return all([variable or leaf is value for variable, leaf, value in pairs])
 
     def _warn_of_lost_structure(self) -> None:
-        if self.row.mode.sharing:
-            is_kept = self._is_unchanged()
-        else:
-            is_kept = packing.is_same_tree(self.tree, self.signature, self._roots)
+        mode, roots, is_kept = self.row.mode, self._roots, True
+        if not mode.sharing:
+            is_kept = packing.is_same_tree(self.tree, self.signature, roots, mode)
+        if mode.sharing or self.row.functions is not None:
+            is_kept = is_kept and self._is_unchanged()
         if not is_kept:
             leaves = packing.leaves_of(self.signature, self.values, self.objects)
             numbers = flattening.IndexMap()

@@ -21,7 +21,7 @@ from graftree import _jax
 from graftree.core import imprints
 from graftree.core.graph.flattening import KEEP, Builder, IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef
-from graftree.core.objects import running
+from graftree.core.objects import callables, running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.transforms.crossing import decorators, inside, packing, refusals, rows
@@ -60,14 +60,14 @@ class Call:
         if row.keyword_rule is rows.Keywords.BECOME_POSITIONAL:
             count = row.inputs.count
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
-        running.note_arguments(row, args, kwargs)
+        running.note_arguments(row, args, kwargs, row.given_functions)
         if statics is None:
             args, kwargs, statics = decorators.take(row.statics, args, kwargs, row.name)
         self._row, self._axis, unseen = row, None, imprints.latest_unseen()
         if row.maps_axis:
             self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
         self.packed = packing.pack(
-            (args, kwargs),
+            row.tree(args, kwargs),
             row.mode,
             row.name,
             statics,
@@ -84,7 +84,7 @@ class Call:
             self.explain()
         # Before the function runs: it can't if its values have different axes.
         if row.may_differ(self.packed.signature):
-            found = row.occurrences((args, kwargs))
+            found = row.occurrences(self.packed.tree)
             refusals.check_consistent(row.name, found)
 
     def run(self, transformed: Callable[..., Any], *leading: Any) -> Any:
@@ -188,7 +188,7 @@ def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
     for position, entries in returned.metadata:
         variables.replace_metadata(leaves[position], entries)
     builder.commit()
-    return built
+    return callables.closed(built) if returned.out.has_callables else built
 
 
 def in_order(result: Any) -> tuple[inside.Returned, Any, Any, Any]:

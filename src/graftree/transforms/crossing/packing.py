@@ -23,6 +23,7 @@ from graftree.core import paths
 from graftree.core.graph import flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap, RefMap
 from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
+from graftree.core.objects import callables
 from graftree.transforms.crossing import debug_info, refusals
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot
 
@@ -38,6 +39,7 @@ class Packed:
         skeleton: The one made from them; that of the signature may be an equal one that
             came first.
         members: The object or container of each row of it, if known.
+        tree: The tree, with the callables in it taken apart.
     """
 
     signature: Signature
@@ -45,6 +47,7 @@ class Packed:
     objects: IndexMap
     skeleton: GraphDef[Any] | None = None
     members: Sequence[Any] = ()
+    tree: Any = None
 
     def values(self) -> list[Any]:
         """The raw values that JAX gets instead of Variables."""
@@ -59,14 +62,19 @@ def pack(
     labels: Labels = ARGS,
     function: Callable[..., Any] | None = None,
 ) -> Packed:
-    """Takes a tree of arguments apart, which are those of the function."""
+    """Takes ``(args, kwargs)`` apart; what the functions hold may come third."""
     refs, members = RefMap(), []
-    skeleton, leaves = take_apart(tree, mode, refs, RefMap(), transform, members)
+    tree, flat, treedef = flatten(tree, mode, transform, of_call=True)
+    sharing = mode.sharing or len(tree) > 2
+    skeleton, leaves = flattening.flatten_leaves(
+        treedef, flat, sharing, refs, RefMap(), members=members
+    )
     parameters = debug_info.source_of(function) if function else None
     signature = Signature(skeleton, statics, labels, parameters)
     if not mode.sharing and any(map(is_repeated, signature.entries)):
-        refusals.check_inputs(tree, transform, labels)
-    return Packed(signature, leaves, IndexMap.from_refmap(refs), skeleton, members)
+        refusals.check_inputs(tree[:2], transform, labels)
+    objects = IndexMap.from_refmap(refs)
+    return Packed(signature, leaves, objects, skeleton, members, tree)
 
 
 def is_repeated(entry: Cell) -> bool:
@@ -87,14 +95,36 @@ def take_apart(
     Fills the numbering ``refs``, and ``members`` with the object or container of each
     row. The skeleton records the numbers in ``outer``, which objects have outside.
     """
-    flat, treedef = nodes.flatten(tree, ends_at_objects=mode.sharing)
-    if not mode.sharing:
-        for x in flat:
-            if nodes.kind_of(x) is nodes.PYTREE:
-                raise nodes.not_a_pytree_error(x, "", transform)
+    _, flat, treedef = flatten(tree, mode, transform)
     return flattening.flatten_leaves(
         treedef, flat, mode.sharing, refs, outer, members=members
     )
+
+
+def flatten(
+    tree: Any, mode: Propagation, transform: str, of_call: bool = False
+) -> tuple[Any, list[Any], Any]:
+    """A tree with its callables taken apart; its leaves, and the treedef.
+
+    Objects are leaves with sharing, and in what a function holds, which may be in the
+    arguments, too. It is third in the tree of a call.
+    """
+    arguments, functions, sharing = tree, (), mode.sharing
+    if of_call and not sharing:
+        arguments, functions = tree[:2], tree[2:]
+    flat, treedef = nodes.flatten(arguments, ends_at_objects=sharing)
+    if not callables.TYPES.isdisjoint(map(type, flat)):
+        arguments = callables.opened_in(arguments)
+        tree = (*arguments, *functions) if functions else arguments
+        flat, treedef = nodes.flatten(arguments, ends_at_objects=sharing)
+    for x in () if sharing else flat:
+        if nodes.kind_of(x) is nodes.PYTREE:
+            raise nodes.not_a_pytree_error(x, "", transform)
+    if functions:
+        objects, below = nodes.flatten(functions, ends_at_objects=True)
+        parts = [*treedef.children(), *below.children()]
+        flat, treedef = [*flat, *objects], jax.tree_util.treedef_tuple(parts)
+    return tree, flat, treedef
 
 
 def unpack(
@@ -125,10 +155,12 @@ def leaves_of(
     ]
 
 
-def is_same_tree(tree: Any, signature: Signature, roots: Sequence[Any]) -> bool:
+def is_same_tree(
+    tree: Any, signature: Signature, roots: Sequence[Any], mode: Propagation
+) -> bool:
     """Whether a tree, unpacked without sharing, still has its structure and leaves."""
     try:
-        leaves, treedef = nodes.flatten(tree)
+        _, leaves, treedef = flatten(tree, mode, "", of_call=True)
     except ValueError:  # a cycle; there was none
         return False
     return treedef == signature.treedef and all(map(operator.is_, leaves, roots))

@@ -39,11 +39,12 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree import _jax, errors
+from graftree.config import GRAPH
 from graftree.core import ownership, paths, pickling
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.nodes import Leaf
-from graftree.core.objects import bookkeeping, running
-from graftree.core.states.states import Containers
+from graftree.core.objects import bookkeeping, callables, running
+from graftree.core.states.states import Containers, State
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import decorators, inside, outside, packing, rows
@@ -59,8 +60,8 @@ class Passed(NamedTuple):
 
     Attributes:
         key: The key of a plan.
-        tree: ``(args, kwargs)`` without the static ones; ``None`` if the objects in it
-            were taken apart, too.
+        tree: ``(args, kwargs)`` without the static ones, third what the functions hold;
+            ``None`` if the objects in it were taken apart, too.
         leaves: The leaves of the tree: objects, Variables, arrays and other values.
     """
 
@@ -120,7 +121,12 @@ class Plan:
             if nodes.is_node_module(x)
         ]
         may_read = bool(tree) and not row.statics
-        self.is_flat = may_read and packing.are_same(tree[0], leaves)
+        held = row.held_leaves
+        self.is_flat = (
+            may_read
+            and held is not None
+            and packing.are_same((*tree[0], *held), leaves)
+        )
         self.read = reader(tree, leaves) if may_read and not self.is_flat else None
         bare_at = [n for n, x in enumerate(leaves) if nodes.kind_of(x) is Leaf.VARIABLE]
         numbers = {id(leaves[place]): n for n, place in enumerate(bare_at)}
@@ -370,11 +376,19 @@ def reader(
     differ.
     """
     try:
-        containers = Containers(tree, nodes.is_graph_node)
+        containers = Containers(tree, nodes.is_graph_node, _content_of)
     except ValueError:  # keys that only a State can sort
         return None
     read = containers.leaves
     return read if packing.are_same(read(tree) or (), leaves) else None
+
+
+def _content_of(x: Any) -> Any:
+    """What JAX shall take apart instead of a State or a callable; else ``None``."""
+    if type(x) is State:
+        return x.raw_mapping
+    whole = callables.opened(x)
+    return whole if type(whole) is callables.Opened else None
 
 
 # The name of the plans for some objects in the memos of these. There are as many as
@@ -388,7 +402,7 @@ class Plans:
 
     def __init__(self, row: rows.Row, bound: tuple[Any, ...] = ()) -> None:
         self._row = row
-        self._bound = bound
+        self._bound, self._held = bound, row.held_leaves
         self._known = watches.Together()
         # In tree mode, for objects by their structure. Reading, adding and removing an
         # entry are atomic, so threads need no lock.
@@ -406,9 +420,11 @@ class Plans:
         latest = self._known.latest
         if latest is not None:
             given = self._bound + args if self._bound else args
-            is_flat = latest.is_flat and not kwargs
-            read = latest.read
-            leaves = given if is_flat else read and read((given, kwargs))
+            if latest.is_flat and not kwargs:
+                leaves = given + self._held if self._held else given
+            else:
+                read = latest.read
+                leaves = read and read(self._row.tree(given, kwargs))
             if leaves is not None:
                 out = latest.call(jitted, leaves)
                 if out is not NO_PLAN:
@@ -481,18 +497,20 @@ class Plans:
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Passed | None:
         """The key and leaves to find a plan by; ``None`` if there can be none."""
-        row, tree, statics = self._row, ((*self._bound, *args), kwargs), ()
+        row, statics = self._row, ()
+        args = (*self._bound, *args)
         if row.statics:
-            *tree, statics = decorators.take(row.statics, *tree, row.name)
-        leaves: Any = tree[0]
+            args, kwargs, statics = decorators.take(row.statics, args, kwargs, row.name)
+        tree = row.tree(args, kwargs)
+        leaves: Any = (*args, *(self._held or ()))
         treedef: Any = None
-        tokens = None if tree[1] else _tokens(leaves)
+        tokens = None if kwargs or self._held is None else _tokens(leaves)
         if tokens is None:  # there are containers
-            leaves, treedef = jax.tree.flatten(tree, is_leaf=nodes.is_graph_node)
+            tree, leaves, treedef = packing.flatten(tree, GRAPH, row.name, of_call=True)
             tokens = _tokens(leaves)
             if tokens is None:  # a ref on its own, or a type without stamps
                 return None
-        return Passed((treedef, statics, *tokens), tuple(tree), leaves)
+        return Passed((treedef, statics, *tokens), tree, leaves)
 
     def _made(self, passed: Passed, packed: Packed, made: int) -> Plan | None:
         """A plan from a call's findings; ``None`` if none would be right."""
@@ -524,7 +542,9 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
             tokens.append(bookkeeping.state_of(x))
         elif isinstance(kind, nodes.GraphKind) and watches.may_be_weak(x):
             tokens.append(id(x))  # it may have no hash; that it is alive is seen
-        elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
+        elif kind is Leaf.ARRAY:
+            tokens.append(None)
+        elif kind is Leaf.STATIC and type(x) not in callables.TYPES:
             tokens.append(None)
         elif kind is Leaf.VARIABLE:
             tokens.append(type(x))
@@ -568,7 +588,7 @@ class RepeatedCalls(pickling.Rebuilt):
         may_plan = self._may_plan and is_complete and not kwargs
         try:
             if may_plan and not running.stack.observers:
-                running.note_arguments(row, args, kwargs)
+                running.note_arguments(row, args, kwargs, row.given_functions)
                 out = self._plans.call(transformed, args, kwargs)
                 if out is not NO_PLAN:
                     return out

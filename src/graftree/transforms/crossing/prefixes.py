@@ -10,6 +10,7 @@ makes two groups of one.
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -458,26 +459,39 @@ class Prefix:
         self._is_of_call = keywords is not _NO_CALL
         if self._is_of_call and isinstance(tree, list):
             tree = tuple(tree)
-        self.tree = (tree, keywords) if self._is_of_call else tree
+        self.tree: Any = (tree, keywords) if self._is_of_call else tree
         self.count = len(tree) if isinstance(tree, tuple) else 0
         values = [keywords] if self._is_of_call else []
         for leaf in leaves:
             values += leaf.values_of() if isinstance(leaf, PrefixMapping) else [leaf]
-        distinct = self._distinct(values)
-        self._numbers = {value: number for number, value in enumerate(distinct)}
         self._binds = binds
-        self.distinct = distinct if binds else ()
         # One value for everything; any other prefix may not fit.
         mappings = [leaf for leaf in leaves if isinstance(leaf, PrefixMapping)]
         is_alone = jax.tree_util.all_leaves([tree], is_leaf=_is_value)
-        self._is_uniform = len(distinct) == 1 and is_alone and not mappings
+        self._is_alone = is_alone and not mappings
         self._has_mappings = bool(mappings)
         self.reads_leaves = any([leaf.reads_leaves() for leaf in mappings])
         self._donation = donation if donation is not None and donation.chosen else None
-        self.values, self.donated = distinct, frozenset()
+        self._take(self._distinct(values))
+
+    def _take(self, distinct: tuple[Any, ...]) -> None:
+        """Sets the distinct values."""
+        self._numbers = {value: number for number, value in enumerate(distinct)}
+        self._is_uniform = len(distinct) == 1 and self._is_alone
+        self.distinct = distinct if self._binds else ()
+        self.values, self.donated = distinct, frozenset[int]()
         if self._donation is not None:
             self.values = tuple(value for value in distinct for _ in range(2))
             self.donated = frozenset(range(1, len(self.values), 2))
+
+    def holding(self, value: Any) -> Prefix:
+        """The prefix with this value for what the functions hold."""
+        if not self._is_of_call:
+            return self
+        extended = copy.copy(self)
+        extended.tree = (*self.tree, value)
+        extended._take(self._distinct([*self._numbers, value]))
+        return extended
 
     def _distinct(self, values: list[Any]) -> tuple[Any, ...]:
         try:
@@ -592,16 +606,18 @@ class Donation:
 
     def _entries(self, signature: Signature) -> list[bool]:
         """For each entry, whether its argument is donated."""
-        args, kwargs = signature.treedef.children()
+        args, kwargs, *functions = signature.treedef.children()
         statics = [where for where, _ in signature.statics if isinstance(where, int)]
         total = len(args.children()) + len(statics)
         donated = {*self.chosen.positions(total), *self.chosen.argnames}
         treedefs = [*args.children(), *kwargs.children()]
-        return [
+        flags = [
             where in donated
             for where, treedef in zip(signature.places(), treedefs, strict=True)
             for _ in range(treedef.num_leaves)
         ]
+        # What a function holds is not given away.
+        return flags + [False] * sum([treedef.num_leaves for treedef in functions])
 
     def _can_donate(self, leaf: Any, path: Any) -> bool:
         # A Variable gets a new buffer afterwards, if it may be written. An array

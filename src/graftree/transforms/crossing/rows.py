@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Interned
+from graftree.core.objects import callables
 from graftree.core.variables import partitioning, variables
 from graftree.transforms.crossing import packing
 from graftree.transforms.crossing.decorators import Chosen
@@ -53,6 +54,8 @@ class Row:
         labels: The names of the positional arguments in messages.
         signatures: Those of earlier calls, if JAX keeps their compiled programs.
         traces: Where traces are noted, if they are; see `jit.register_record`.
+        held: The prefix of what the functions hold.
+        functions: The functions, if they hold objects; see `holding`.
     """
 
     name: str
@@ -69,12 +72,41 @@ class Row:
     labels: Labels = ARGS
     signatures: Interned | None = None
     traces: Any = None
+    held: Any = None
+    functions: callables.Functions | None = None
 
     @staticmethod
     def uniform(name: str, mode: Propagation, **options: Any) -> Row:
         """The row of a transform that treats all leaves alike."""
         both = Prefix(None, "args", name, mode)
         return Row(name, mode, both, both, **options)
+
+    def holding(self, *functions: Any) -> Row:
+        """The row for these functions: what they hold is an argument without a number.
+
+        It comes after all others in the tree of a call.
+        """
+        held = callables.Functions.of(functions)
+        if held is None:
+            return self
+        inputs = self.inputs.holding(self.held)
+        return dataclasses.replace(self, inputs=inputs, functions=held)
+
+    @property
+    def given_functions(self) -> tuple[Any, ...]:
+        """The functions, if they hold objects."""
+        return () if self.functions is None else self.functions.functions
+
+    @property
+    def held_leaves(self) -> tuple[Any, ...] | None:
+        """The objects in its functions; ``None`` if they may be others each time."""
+        return () if self.functions is None else self.functions.leaves
+
+    def tree(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """The tree of a call."""
+        if self.functions is None:
+            return args, kwargs
+        return args, kwargs, self.functions.now()
 
     def occurrences(self, tree: Any) -> Iterator[Occurrence]:
         """The Variables in ``(args, kwargs)``, each wherever it occurs."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from graftree.core import imprints, paths
 from graftree.core.graph import differences, graphdefs
+from graftree.core.objects import attributes, callables
 from graftree.core.text import descriptions
 from graftree.transforms.crossing import debug_info
 
@@ -30,15 +31,19 @@ class Labels:
         named: Those that have names of their own, by position.
         skipped: The number of parameters of the function that come before them.
         output: The name of the output, where JAX has no word for it.
+        functions: Those of the functions that may hold objects.
     """
 
     args: str = "args"
     named: Mapping[int, str] = dataclasses.field(default_factory=dict)
     skipped: int = 0
     output: str = ""
+    functions: Sequence[str] = ("fun",)
 
     def of(self, number: int) -> str:
         """The name of one argument."""
+        if number == FUNCTIONS:
+            return ", ".join(self.functions)
         return self.named.get(number, f"{self.args}[{number}]")
 
 
@@ -155,6 +160,18 @@ class Signature:
         return self.skeleton.rows[0].cells
 
     @functools.cached_property
+    def has_callables(self) -> bool:
+        """Whether a callable in it was taken apart."""
+        pending = [self.treedef]
+        for treedef in pending:
+            kind, _ = treedef.node_data() or (None, None)
+            if kind in (callables.Opened, callables.Constant):
+                return True
+            if kind is None or not issubclass(kind, attributes.DataObject):
+                pending += treedef.children()
+        return False
+
+    @functools.cached_property
     def entry_paths(self) -> list[Any]:
         """JAX's paths of the entries."""
         places = jax.tree.unflatten(self.treedef, range(self.treedef.num_leaves))
@@ -194,7 +211,9 @@ class Signature:
     def labeled(self) -> list[str]:
         """The names of the entries in our messages, as in ``args[0]``."""
         return [
-            "kwargs" + paths.keystr(path[1:])
+            str(self.labels.functions[path[1].idx]) + paths.keystr(path[2:])
+            if path[:1] == (_FUNCTIONS,)
+            else "kwargs" + paths.keystr(path[1:])
             if path[:1] == (_KWARGS,) or len(path) < 2
             else self.labels.of(path[1].idx) + paths.keystr(path[2:])
             for path in self.entry_paths
@@ -209,14 +228,17 @@ class Signature:
         if self.parameters is None:
             return self.labeled
         places, names = self.places(), list[str]()
-        for kind, argument, *rest in self.entry_paths:
+        for number, (kind, argument, *rest) in enumerate(self.entry_paths):
+            if kind == _FUNCTIONS:
+                names.append(self.labeled[number])
+                continue
             where = argument.key if kind == _KWARGS else places[argument.idx]
             names.append(self.name_of_argument(where) + paths.keystr(tuple(rest)))
         return names
 
     def places(self) -> list[int | str]:
         """The positions and keywords of the arguments, without the static ones."""
-        args, kwargs = self.treedef.children()
+        args, kwargs, *_ = self.treedef.children()
         # Static arguments are not in the treedef, but have positions.
         statics, count = {where for where, _ in self.statics}, len(args.children())
         free = [i for i in range(count + len(statics)) if i not in statics]
@@ -233,7 +255,7 @@ class Signature:
         # JAX prints it where it explains its cache misses.
         if self.parameters is None:
             return f"<signature of {len(self.entries)} objects and leaves>"
-        args, kwargs = self.treedef.children()
+        args, kwargs, *_ = self.treedef.children()
         treedefs, start = [*args.children(), *kwargs.children()], 0
         texts: dict[Any, str] = {}
         for where, treedef in zip(self.places(), treedefs, strict=True):
@@ -268,19 +290,35 @@ class Signature:
                     yield index
 
     def span(self, argument: int | None) -> Span:
-        """The entries and leaves of a positional argument."""
+        """The entries and leaves of a positional argument, or of `FUNCTIONS`."""
         if argument is None:
             return Span((0, 0), (0, 0))
-        treedefs = self.treedef.children()[0].children()
-        start = sum([treedef.num_leaves for treedef in treedefs[:argument]])
-        stop = start + treedefs[argument].num_leaves
+        if argument == FUNCTIONS:
+            stop = self.treedef.num_leaves
+            start = stop - self._treedef_of(argument).num_leaves
+        else:
+            treedefs = self.treedef.children()[0].children()
+            start = sum([treedef.num_leaves for treedef in treedefs[:argument]])
+            stop = start + treedefs[argument].num_leaves
         starts = self.skeleton.starts()
         return Span((start, stop), (starts[start][1], starts[stop][1]))
 
     def of_argument(self, number: int) -> Signature:
         """The part of it that is one positional argument."""
-        treedef = self.treedef.children()[0].children()[number]
+        treedef = self._treedef_of(number)
         return Signature(self.skeleton.part(treedef, *self.span(number).entries))
+
+    def of_arguments(self) -> Signature:
+        """The part of it without what the functions hold."""
+        args, kwargs, *functions = self.treedef.children()
+        if not functions:
+            return self
+        treedef = jax.tree_util.treedef_tuple([args, kwargs])
+        return Signature(self.skeleton.part(treedef, 0, treedef.num_leaves))
+
+    def _treedef_of(self, argument: int) -> Any:
+        args, _, *functions = self.treedef.children()
+        return functions[0] if argument == FUNCTIONS else args.children()[argument]
 
 
 def _type_text(argument: graphdefs.GraphDef[Any]) -> str:
@@ -309,4 +347,7 @@ def name_of(path: Any) -> str:
     return paths.below(start, tuple(keys))
 
 
-_KWARGS = jax.tree_util.SequenceKey(1)
+_KWARGS, _FUNCTIONS = jax.tree_util.SequenceKey(1), jax.tree_util.SequenceKey(2)
+
+# Stands for what the functions hold where an argument has its number.
+FUNCTIONS = -1

@@ -23,7 +23,7 @@ from graftree.config import Propagation
 from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap
 from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, VariableDef
-from graftree.core.objects import running
+from graftree.core.objects import callables, running
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
@@ -56,7 +56,8 @@ def tree(signature: Signature, given: Mapping[int, Any], mode: Propagation) -> A
 
     States lack the others, and ``None`` is in their place elsewhere.
     """
-    return jax.tree.unflatten(signature.treedef, _roots(signature, given, mode))
+    found = jax.tree.unflatten(signature.treedef, _roots(signature, given, mode))
+    return callables.closed(found) if signature.has_callables else found
 
 
 def arguments(
@@ -71,7 +72,8 @@ def arguments(
     for number in range(len(treedefs)) if argnums is None else argnums:
         start, stop = signature.span(number).entries
         found.append(jax.tree.unflatten(treedefs[number], roots[start:stop]))
-    return tuple(found)
+    # Derivatives of a method are in a method of the derivative of its object.
+    return tuple(callables.closed(found) if signature.has_callables else found)
 
 
 def _roots(
@@ -118,6 +120,8 @@ def leaves(
 
     ``None`` may stand for an object, and is then the derivative of each of its leaves.
     """
+    if signature.has_callables:
+        given = callables.opened_in(given)
     try:
         roots = signature.treedef.flatten_up_to(given)
     except ValueError as error:
@@ -292,4 +296,4 @@ class Argnums(Rebuilt):
         inputs = Prefix(prefix, self._argument, name, mode, keywords=self._others)
         # Any Variable of the arguments may be in the output.
         outputs = Prefix(None, "out", name, mode, binds=False)
-        return rows.Row(name, mode, inputs, outputs, returns_captured=True)
+        return rows.Row(name, mode, inputs, outputs, returns_captured=True, held=False)

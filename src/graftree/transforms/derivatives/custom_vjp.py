@@ -25,6 +25,7 @@ from graftree import _jax, _python, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF
+from graftree.core.objects import callables
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import debug_info, decorators, packing, refusals
 from graftree.transforms.crossing.decorators import MISSING, P, R
@@ -160,6 +161,16 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
                 the values of the Variables in the arguments of ``fwd``.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
+        functions = self.fun, fwd, bwd
+        if any(map(callables.holds_objects, functions)):
+            callables.remember(self, self._with_functions, functions)
+
+    def _with_functions(self, functions: tuple[Any, ...]) -> CustomVjp[..., Any]:
+        """The same with other functions, which hold the objects of a trace."""
+        fun, fwd, bwd = functions
+        function = CustomVjp(fun, self.nondiff_argnums, self._mode)
+        function.defvjp(fwd, bwd, bool(self.symbolic_zeros))
+        return function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         with _jax.hidden_frames:
@@ -180,7 +191,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
             refusals.check_arguments(given, _NAME)
-        row = self._argnums.row(len(given))
+        row = self._argnums.row(len(given)).holding(self.fun, self.fwd)
         call = Call(self.fun, row, given, {})
         signature, (chosen, *rest) = call.packed.signature, call.groups
         others = {k: x for group in rest for k, x in group.by_position().items()}
@@ -213,6 +224,9 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
                         f"Use nnx.DiffState({number}, False), or return None for it."
                     )
         return found
+
+
+callables.TYPES.add(CustomVjp)
 
 
 def _group(signature: Signature, values: Mapping[int, Any]) -> Values:
@@ -287,7 +301,7 @@ class _Lifted:
         if self.symbolic_zeros:
             others = jax.custom_derivatives.custom_vjp_primal_tree_values(others)
         inside = self._inside(chosen, others)
-        pair = inside.run(self.fwd)
+        pair = inside.run(self.fwd, number=1)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
                 "Custom VJP fwd rule must produce a pair (output, residual), got "
@@ -320,6 +334,7 @@ class _Lifted:
         (residual,), _ = packing.unpack(
             stored.which.signature, stored.values, IndexMap()
         )[0]
+        residual = callables.closed(residual)
         given = self.fixed | kept | self.refs
         nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
         returned, changed, new, out = in_order(result)

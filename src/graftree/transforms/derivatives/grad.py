@@ -207,7 +207,8 @@ def _decorator(
                 args, kwargs = _by_position(function, which, args, kwargs)
                 count = len(args)
                 if count not in calls:
-                    calls[count] = plans.RepeatedCalls(function, which.row(count))
+                    row = which.row(count).holding(function)
+                    calls[count] = plans.RepeatedCalls(function, row)
                 row = calls[count].row
                 inner = _interior_of_gradient(function, row, read, is_scalar=True)
                 gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
@@ -377,7 +378,7 @@ def remat(
             statics=statics,
             returns_captured=True,
             signatures=graphdefs.Interned(),
-        )
+        ).holding(function)
         return lift(function, transform, row)
 
     return decorators.decorate(f, "remat", make)

@@ -156,25 +156,29 @@ def _decorate(
             "derivative has the type of its argument, and that may change.\n"
             "Pass graph=False or graph_updates=False."
         )
-    inputs = Prefix(None, "primals", name, mode)
+    inputs = Prefix(True, "primals", name, mode, keywords=True)
     # The groups of the output: the differentiated leaves, and the rest.
     outputs = Prefix((True, False) if has_aux else True, "out", name, mode, binds=False)
-    row = Row(name, mode, inputs, outputs, labels=Labels("primals"))
+    row = Row(name, mode, inputs, outputs, labels=Labels("primals"), held=False)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = row.holding(function)
+
         @decorators.wraps(function)
         def made(*args: Any, **kwargs: Any) -> Any:
             with _jax.hidden_frames:
-                return product(function, row, has_aux, *args, **kwargs)
+                return product(function, own, has_aux, *args, **kwargs)
 
         return made
 
     return decorators.decorate(f, name, make)
 
 
-def _interior(f: Callable[..., Any], row: Row, has_aux: bool) -> Callable[..., Any]:
-    def traced(*groups: Values) -> Any:
-        inside = Inside(row, *join(groups))
+def _interior(
+    f: Callable[..., Any], row: Row, has_aux: bool, held: Sequence[Values]
+) -> Callable[..., Any]:
+    def traced(group: Values) -> Any:
+        inside = Inside(row, *join([group, *held]))
         out = inside.run(f)
         *rest, part = inside.leave(cotangents.pair(out) if has_aux else out)
         values, *aux = groups_of(part)
@@ -200,9 +204,10 @@ def _commit(
 
 def _vjp(f: Callable[..., Any], row: Row, has_aux: bool, *primals: Any) -> Any:
     call = Call(f, row, primals, {})
-    guards.refuse(call.groups, "vjp", guards.NO_GRADIENT)
-    inner = _interior(f, row, has_aux)
-    values, pull_back, rest = jax.vjp(inner, *call.groups, has_aux=True)
+    group, *held = call.groups
+    guards.refuse([group], "vjp", guards.NO_GRADIENT)
+    inner = _interior(f, row, has_aux, held)
+    values, pull_back, rest = jax.vjp(inner, group, has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
     pulled = _Pullback(call.packed.signature, form, len(values), row.mode)
     # A pytree, like that of JAX: it may leave a `jax.jit`.
@@ -239,20 +244,16 @@ def _jvp(
                 f"{type(given).__name__}."
             )
     call = Call(f, row, tuple(primals), {})
-    (group,) = call.groups
+    group, *held = call.groups
     if not mode.sharing:
         refusals.check_inputs((tangents, {}), "jvp", Labels("tangents"))
     given = tuple(tangents), {}
-    positions = range(len(group.values))
-    directions = Values.of(
-        cotangents.leaves(
-            group.which.signature, given, mode, "the tangents", positions
-        ),
-        group.which.signature,
-        None,
-    )
+    _, signature, positions = group.which
+    arguments, wanted = signature.of_arguments(), [*group.by_position()]
+    found = cotangents.leaves(arguments, given, mode, "the tangents", wanted)
+    directions = Values.of(found, signature, positions)
     _check_tangents(group, directions)
-    inner = _interior(f, row, has_aux)
+    inner = _interior(f, row, has_aux, held)
     values, derivatives, rest = jax.jvp(inner, (group,), (directions,), has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
     tangent = cotangents.tree(form, dict(enumerate(derivatives)), mode)
@@ -262,8 +263,8 @@ def _jvp(
 def _check_tangents(primals: Values, tangents: Values) -> None:
     """Refuses another tree, and a ref as its own tangent: both would be written."""
     refs = [x for x in primals.values if _jax.is_ref(x)]
-    slots = primals.which.signature.slots
-    for slot, primal, x in zip(slots, primals.values, tangents.values, strict=True):
+    pairs = zip(primals.slots(), tangents.values, strict=True)
+    for (slot, primal), x in pairs:
         expected, got = jax.tree.structure(primal), jax.tree.structure(x)
         if expected != got:
             raise cotangents.FormError(
