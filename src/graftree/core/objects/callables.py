@@ -290,8 +290,6 @@ def as_static(value: Any, obj: Any) -> Any:
 
 def as_statics(values: tuple[Any, ...], obj: Any) -> tuple[Any, ...]:
     """`as_static` of all static attributes of an object."""
-    if MAY_BE_OWN.isdisjoint(map(type, values)):
-        return values
     return tuple([as_static(x, obj) for x in values])
 
 

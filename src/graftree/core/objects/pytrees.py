@@ -573,6 +573,9 @@ class ToldApart(tuple[tuple[Any, ...], tuple[Any, ...]]):
     @staticmethod
     def of(values: tuple[Any, ...]) -> ToldApart:
         """Those of some values."""
+        kinds = tuple(map(type, values))
+        if imprints.PLAIN.issuperset(kinds):  # almost always
+            return ToldApart((kinds, values))
         kind = ToldApartChanging if imprints.any_may_change(values) else ToldApart
         return kind(imprints.told_apart(values))
 
@@ -632,7 +635,10 @@ def _flatten_anew(obj: Any) -> Any:
         table, state = entries[_NODES], entries[_STATE]
         _, data_of, statics_of, _ = _getters(type(obj), table)
         if len(entries) == table.size + 2:
-            statics = ToldApart.of(callables.as_statics(statics_of(entries), obj))
+            values = statics_of(entries)
+            if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
+                values = callables.as_statics(values, obj)
+            statics = ToldApart.of(values)
             aux = table, statics, state.flags
             changing = type(statics) is ToldApartChanging
             state.aux = bookkeeping.CHANGING if changing else aux
