@@ -516,7 +516,9 @@ def maker(
     It looks at the definitions once.
     """
     has_refs = any([x is not None and x.metadata.get("ref") for x in definitions])
-    kinds = [(None, None) if x is None else (x.type, x.metadata) for x in definitions]
+    kinds: list[tuple[Any, Any]] = [
+        (None, None) if x is None else (x.type, x.metadata) for x in definitions
+    ]
     rebuild = variables.rebuild
 
     def make(arrays: Sequence[Any]) -> list[Any]:
