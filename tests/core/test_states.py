@@ -3,7 +3,6 @@
 That what is made flat, pure or split comes back is a law of tests/test_round_trips.py.
 """
 
-import collections
 import copy
 import pathlib
 import pickle
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree import statelib, traversals
-from graftree.core.states import states
 from tests import comparisons, tables
 
 FlatState = statelib.FlatState
@@ -484,37 +482,3 @@ def test_pairs_are_unflattened_and_other_things_refused():
 def test_results_equal_those_of_the_peer(peer, expression):
     mapping = {"b": {"d": 1, "c": {"e": (2, "x")}, "f": {}}, "a": 3}
     assert expression(nnx, nnx.State(mapping)) == expression(peer, peer.State(mapping))
-
-
-# ------------------------------------------------------- with the help of JAX, in C
-
-TREES = {
-    "a State": example(),
-    "two States": (example(), [nnx.State({"x": 1}), 2]),
-    "numbers as keys": nnx.State({"l": {10: {"w": 1}, 2: {"w": 2}}, "a": 3}),
-    "mixed keys": nnx.State({"l": {"b": 1, 2: 3}}),
-    "a subclass": (Special({"a": {"b": 1}}), example()),
-    "a State in a list": nnx.State({"l": [nnx.State({"b": 1, "a": 2}), None]}),
-    "an ordered dict": nnx.State({"l": collections.OrderedDict(b=1, a={"c": 2})}),
-    "no leaves": nnx.State({"a": {}}),
-}
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_builder_makes_the_trees_that_jax_makes(name):
-    leaves, treedef = jax.tree.flatten(TREES[name])
-    marks = [object() for _ in leaves]
-    made, wanted = states.builder(treedef)(marks), treedef.unflatten(marks)
-    assert made == wanted
-    assert jax.tree.structure(made) == jax.tree.structure(wanted)
-    assert str(made) == str(wanted)  # in the same order
-
-
-def test_containers_list_the_leaves_of_trees_with_the_same_containers_only():
-    tree = (example(), 1.0)
-    containers = states.Containers(tree, lambda x: False)
-    assert containers.leaves(tree) == jax.tree.leaves(tree)
-    assert containers.tree(containers.leaves(tree)) == tree
-    others = [nnx.State({"a": 3}), example().raw_mapping, 3, Special(example())]
-    assert [containers.leaves((x, 1.0)) for x in others] == [None] * len(others)
-    assert containers.leaves([example(), 1.0]) is None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree.core.graph import matching
+from graftree.core.states import states
 from tests import comparisons, strategies, tables, zoo
 
 ONES, ZEROS = jnp.ones(2), jnp.zeros(2)
@@ -493,3 +494,46 @@ def test_a_flat_state_of_a_variable_is_its_value():
         nnx.update(variable, flat)
         assert variable[...].tolist() == [1.0, 1.0]
         variable[...] = 0.0
+
+
+# ------------------------------------------------------- with the help of JAX, in C
+
+
+class Special(nnx.State):
+    """A subclass, registered by itself."""
+
+
+def example():
+    return nnx.State({"b": {"d": 1, "c": {"e": 2}}, "a": 3})
+
+
+TREES = {
+    "a State": example(),
+    "two States": (example(), [nnx.State({"x": 1}), 2]),
+    "numbers as keys": nnx.State({"l": {10: {"w": 1}, 2: {"w": 2}}, "a": 3}),
+    "mixed keys": nnx.State({"l": {"b": 1, 2: 3}}),
+    "a subclass": (Special({"a": {"b": 1}}), example()),
+    "a State in a list": nnx.State({"l": [nnx.State({"b": 1, "a": 2}), None]}),
+    "an ordered dict": nnx.State({"l": collections.OrderedDict(b=1, a={"c": 2})}),
+    "no leaves": nnx.State({"a": {}}),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_builder_makes_the_trees_that_jax_makes(name):
+    leaves, treedef = jax.tree.flatten(TREES[name])
+    marks = [object() for _ in leaves]
+    made, wanted = states.builder(treedef)(marks), treedef.unflatten(marks)
+    assert made == wanted
+    assert jax.tree.structure(made) == jax.tree.structure(wanted)
+    assert str(made) == str(wanted)  # in the same order
+
+
+def test_containers_list_the_leaves_of_trees_with_the_same_containers_only():
+    tree = (example(), 1.0)
+    containers = states.Containers(tree, lambda x: False)
+    assert containers.leaves(tree) == jax.tree.leaves(tree)
+    assert containers.tree(containers.leaves(tree)) == tree
+    others = [nnx.State({"a": 3}), example().raw_mapping, 3, Special(example())]
+    assert [containers.leaves((x, 1.0)) for x in others] == [None] * len(others)
+    assert containers.leaves([example(), 1.0]) is None

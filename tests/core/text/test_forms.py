@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core.text import representations
 from tests import tables, zoo
 
 HINT = " # shortened; in full: print(nnx.debugging.full_repr(...))"
@@ -635,20 +634,6 @@ def test_what_the_peer_lists_is_listed(peer):
         lambda n: n.State({"a": 1}),
     ):
         assert public(make(peer)) <= public(make(nnx))
-
-
-@pytest.mark.parametrize("make", [zoo.Parts, zoo.Tied, lambda: [zoo.Tied()] * 2])
-def test_sizes_of_all_objects_of_a_text_are_those_of_each_alone(make):
-    root, sizes = make(), representations.Sizes()
-    nodes = [x for _, x in nnx.iter_graph(root) if isinstance(x, nnx.Pytree)]
-    for node in [root, *nodes, *nodes]:
-        assert sorted(map(str, sizes.of(node))) == sorted(
-            map(str, representations.Sizes().of(node))
-        )
-        boxes = representations.variables_in(node)
-        assert sum(size.elements for _, size in sizes.of(node)) == sum(
-            box.size for box in boxes
-        )
 
 
 def test_values_with_one_label_and_other_parts_are_told_apart(compact):

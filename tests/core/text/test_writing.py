@@ -13,7 +13,7 @@ import graftree as nnx
 
 # Only there a test can say that no renderer is registered.
 from graftree.core.text import representations
-from tests import tables
+from tests import tables, zoo
 
 Attr, Object = nnx.reprlib.Attr, nnx.reprlib.Object
 
@@ -167,3 +167,17 @@ def test_renderers_are_registered(monkeypatch):
     assert node.__treescope_repr__("path", None) is NotImplemented
     representations.register_treescope(lambda *arguments: arguments)
     assert node.__treescope_repr__("path", 1) == (node, "path", 1)
+
+
+@pytest.mark.parametrize("make", [zoo.Parts, zoo.Tied, lambda: [zoo.Tied()] * 2])
+def test_sizes_of_all_objects_of_a_text_are_those_of_each_alone(make):
+    root, sizes = make(), representations.Sizes()
+    nodes = [x for _, x in nnx.iter_graph(root) if isinstance(x, nnx.Pytree)]
+    for node in [root, *nodes, *nodes]:
+        assert sorted(map(str, sizes.of(node))) == sorted(
+            map(str, representations.Sizes().of(node))
+        )
+        boxes = representations.variables_in(node)
+        assert sum(size.elements for _, size in sizes.of(node)) == sum(
+            box.size for box in boxes
+        )
