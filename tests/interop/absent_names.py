@@ -87,7 +87,7 @@ OF_MODULES = {
         "transforms.iteration": "FrozenDict",
     },
     _COUNTING: {"ids": "UUIDManager"},
-    _IMPORTED: {"nn.activations": "Array", "training.metrics": "Pytree Variable"},
+    _IMPORTED: {"training.metrics": "Pytree Variable"},
 }
 
 _SHARDINGS = "prefixes in the form that Flax hands to jax.jit; in_shardings is given"

@@ -183,7 +183,7 @@ def dot_product_attention(
     return _average(weights, v, precision)
 
 
-@arguments.own_arithmetic()
+@arguments.own_arithmetic
 def dot_product_attention_weights(
     query: Num[ArrayLike, "*batch queries heads depth"],
     key: Num[ArrayLike, "*batch keys kv_heads depth"],

@@ -79,7 +79,7 @@ class EMA(pytrees.Pytree):
             )
         )
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def update(self, updates: Any) -> None:
         """Moves the averages towards new values, in place.
 

@@ -234,7 +234,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             raise AttributeError(reason, name=name, obj=self)
 
     @methods.named
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def update(self, model: M = MISSING, grads: Any = MISSING, /, **kwargs: Any) -> Any:
         """Changes the model and the optimizer state in place by one step.
 

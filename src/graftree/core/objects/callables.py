@@ -17,7 +17,6 @@ import collections
 import enum
 import functools
 import types
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -99,22 +98,29 @@ _RECORD = "_made_of"
 
 
 class _Record(NamedTuple):
-    """``make(tree)`` makes the function again; `wraps` copies it to another one."""
+    """``make(tree)`` makes the function again.
 
-    function: weakref.ref[Any]
+    `functools.wraps` copies it to wrappers of the function, which wrap another one.
+    """
+
+    wrapped: Any
     make: Callable[[Any], Any]
     tree: Any
 
 
 def remember(function: Any, make: Callable[[Any], Any], tree: Any) -> Any:
     """Notes what a function holds: ``make(tree)`` makes it again. Returns it."""
-    vars(function)[_RECORD] = _Record(weakref.ref(function), make, tree)
+    entries = vars(function)
+    entries[_RECORD] = _Record(entries.get("__wrapped__"), make, tree)
     return function
 
 
 def _record_of(x: Any) -> _Record | None:
-    record = getattr(x, "__dict__", {}).get(_RECORD)
-    return record if record is not None and record.function() is x else None
+    entries = getattr(x, "__dict__", {})
+    record = entries.get(_RECORD)
+    if record is None or record.wrapped is not entries.get("__wrapped__"):
+        return None
+    return record
 
 
 # Exact types whose instances may hold objects; JAX sees them as leaves.

@@ -22,9 +22,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ from graftree.core.text import descriptions
 from graftree.core.variables import values, variables
 from graftree.core.variables.kinds import Param
 from graftree.nn.support import eager
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def as_array(inputs: Any) -> jax.Array:
@@ -141,17 +143,21 @@ def wide_dtype(*dtypes: Dtype) -> Dtype:
         return functools.reduce(jnp.promote_types, dtypes)
 
 
-@contextlib.contextmanager
-def own_arithmetic() -> Iterator[None]:
+def own_arithmetic(function: F) -> F:
     """For formulas that are not the program's own, such as those of a metric.
 
     ``jax.numpy_dtype_promotion("strict")`` and ``jax.transfer_guard("disallow")`` find
     what a program doesn't mean. Here a sum may be divided by an integer count, and the
     numbers of a formula, such as a learning rate, may go to the device.
     """
-    allowed = jax.transfer_guard_host_to_device("allow")
-    with jax.numpy_dtype_promotion("standard"), allowed:
-        yield
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        allowed = jax.transfer_guard_host_to_device("allow")
+        with jax.numpy_dtype_promotion("standard"), allowed:
+            return function(*args, **kwargs)
+
+    return cast("F", call)
 
 
 def alike(*arrays: jax.Array) -> list[jax.Array]:

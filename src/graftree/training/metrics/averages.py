@@ -140,12 +140,12 @@ class Average(Metric):
         self.total = MetricState(jnp.array(0, dtype=jnp.float32))
         self.count = MetricState(jnp.array(0, dtype=jnp.int32))
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def reset(self) -> None:
         """Sets the sum and the count to zero, in place."""
         reset_counters(self.total, self.count)
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def update(
         self, mask: Shaped[ArrayLike, "*mask_shape"] | None = None, **kwargs: Any
     ) -> None:
@@ -174,7 +174,7 @@ class Average(Metric):
         _add(self.total, jnp.sum(values if mask is None else values * mask))
         _add(self.count, values.size if mask is None else jnp.sum(mask))
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the mean of all values so far; nan if there are none.
 
@@ -258,7 +258,7 @@ class Accuracy(Average):
         self.threshold = checked_threshold(threshold)
         super().__init__(*args, **kwargs)
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def update(
         self,
         *,
@@ -387,12 +387,12 @@ class Welford(Metric):
         self.mean = MetricState(jnp.array(0, dtype=jnp.float32))
         self.m2 = MetricState(jnp.array(0, dtype=jnp.float32))
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def reset(self) -> None:
         """Sets the count and the moments to zero, in place."""
         reset_counters(self.count, self.mean, self.m2)
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def update(
         self, mask: Shaped[ArrayLike, "*mask_shape"] | None = None, **kwargs: Any
     ) -> None:
@@ -428,7 +428,7 @@ class Welford(Metric):
         _add(self.m2, batch_m2 + distance**2 * count * share)
         _add(self.count, n)
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> Statistics:
         """Returns the statistics so far; without values, the deviations are nan.
 
@@ -484,7 +484,7 @@ class MultiMetric(Metric):
 
         def __getattr__(self, name: str) -> Metric: ...
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def reset(self) -> None:
         """Resets all metrics, in place.
 
@@ -498,7 +498,7 @@ class MultiMetric(Metric):
         for name in self._metric_names:
             getattr(self, name).reset()
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def update(self, **updates: Any) -> None:
         """Adds a batch to all metrics, in place.
 
@@ -530,7 +530,7 @@ class MultiMetric(Metric):
             given = updates if own is None else {**updates, "mask": own}
             getattr(self, name).update(**given)
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> dict[str, Any]:
         """Returns the statistics of all metrics so far.
 

@@ -35,12 +35,12 @@ class _Sums(averages.Metric):
         self.sums = averages.MetricState(jnp.zeros(shape, jnp.float32))
         self.remainders = averages.MetricState(jnp.zeros(shape, jnp.float32))
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def reset(self) -> None:
         """Sets all counters to zero, in place."""
         averages.reset_counters(self.sums, self.remainders)
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the statistic of all rows so far; nan if there are none."""
         total, weight = jnp.moveaxis(self._totals(), -1, 0)
@@ -97,7 +97,7 @@ def _weights(mask: Any, rows: tuple[int, ...]) -> jax.Array:
 class _Regression(_Sums):
     """A metric of predicted numbers."""
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def update(
         self,
         *,
@@ -201,7 +201,7 @@ class R2Score(_Regression):
         self._add(jnp.stack([number, residual, part, square]))
         self._add(jnp.stack([0 * number, 0 * number, first + lost, second]))
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the score of all rows so far; nan if there are none.
 
@@ -240,7 +240,7 @@ class _Classification(_Sums):
     num_classes: Any = None
     is_binary: bool = False
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def update(
         self,
         *,
@@ -338,7 +338,7 @@ class Perplexity(_Classification):
         own = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
         self._add_rows(jax.nn.logsumexp(logits, axis=-1) - own, weights)
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the perplexity so far; nan without rows.
 
@@ -390,7 +390,7 @@ class ConfusionMatrix(_Classification):
         shape = (self.num_classes, self.num_classes)
         self._add(_table(shape, (labels, predicted), weights))
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the counts so far.
 
@@ -440,7 +440,7 @@ class _ClassScore(ConfusionMatrix):
         """The two terms of the ratio, from three counts for each class."""
         raise NotImplementedError
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the score so far; 0 in the place of 0/0, as in scikit-learn.
 
@@ -560,7 +560,7 @@ class RocAuc(_Classification):
     def _add_batch(self, logits: Any, labels: Any, weights: Any) -> None:
         self._add(_table((2, 2**16), (labels, _ranks(logits)), weights))
 
-    @arguments.own_arithmetic()
+    @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the area so far; nan without rows of both labels."""
         negatives, positives = self._shares()
