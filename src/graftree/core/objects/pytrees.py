@@ -609,7 +609,7 @@ def _register(cls: type[Pytree]) -> None:
 
 
 def _getters(cls: type, table: AttributeTable) -> Any:
-    return table.known_getters or table.getters(_facts_of(cls).naming)
+    return table.getters(_facts_of(cls).naming)
 
 
 def _flatten(obj: Any) -> Any:
@@ -633,7 +633,7 @@ def _flatten_anew(obj: Any) -> Any:
     entries = obj.__dict__
     try:
         table, state = entries[_NODES], entries[_STATE]
-        _, data_of, statics_of, _ = _getters(type(obj), table)
+        _, data_of, statics_of, _ = table.known_getters or _getters(type(obj), table)
         if len(entries) == table.size + 2:
             values = statics_of(entries)
             if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
@@ -658,7 +658,7 @@ def _flatten_with_keys(obj: Any) -> Any:
 
 def _unflatten(cls: type, aux: Any, children: Any) -> Any:
     table, (kinds, statics), flags = aux
-    names, _, _, in_order = _getters(cls, table)
+    names, _, _, in_order = table.known_getters or _getters(cls, table)
     obj: Any = object.__new__(cls)
     entries = obj.__dict__
     entries[_NODES] = table

@@ -324,10 +324,6 @@ _register(State)
 flat_states.register_nested_form(functools.partial(_view, State))
 
 
-def _mapping_of(x: Any) -> Any:
-    return x._mapping if type(x) is State else None
-
-
 class Containers:
     """The containers of a tree, in which each State stands for its dicts.
 
@@ -336,7 +332,7 @@ class Containers:
     Args:
         tree: The tree.
         is_leaf: Whether a value in it is a leaf that JAX would take apart.
-        content_of: What JAX takes apart in the place of a value; ``None``: the value.
+        content_of: What JAX takes apart instead of another value; ``None``: the value.
 
     Raises:
         ValueError: If there are keys that only a State can sort.
@@ -346,16 +342,19 @@ class Containers:
         self,
         tree: Any,
         is_leaf: Callable[[Any], bool],
-        content_of: Callable[[Any], Any] = _mapping_of,
+        content_of: Callable[[Any], Any] = lambda _: None,
     ) -> None:
         self._content_of = content_of
         members, self._treedef = jax.tree.flatten(
-            tree, is_leaf=lambda x: content_of(x) is not None or is_leaf(x)
+            tree,
+            is_leaf=lambda x: (
+                type(x) is State or content_of(x) is not None or is_leaf(x)
+            ),
         )
-        contents = enumerate(map(content_of, members))
+        contents = [x._mapping if type(x) is State else content_of(x) for x in members]
         self._places = [
             (place, jax.tree.structure(content, is_leaf=is_leaf))
-            for place, content in contents
+            for place, content in enumerate(contents)
             if content is not None
         ]
 
@@ -364,7 +363,8 @@ class Containers:
         try:
             leaves = self._treedef.flatten_up_to(tree)
             for place, treedef in reversed(self._places):
-                content = self._content_of(leaves[place])
+                x = leaves[place]
+                content = x._mapping if type(x) is State else self._content_of(x)
                 if content is None:
                     return None
                 leaves[place : place + 1] = treedef.flatten_up_to(content)

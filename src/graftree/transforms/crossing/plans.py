@@ -44,7 +44,7 @@ from graftree.core import ownership, paths, pickling
 from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import bookkeeping, callables, running
-from graftree.core.states.states import Containers, State
+from graftree.core.states.states import Containers
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import decorators, inside, outside, packing, rows
@@ -384,9 +384,7 @@ def reader(
 
 
 def _content_of(x: Any) -> Any:
-    """What JAX shall take apart instead of a State or a callable; else ``None``."""
-    if type(x) is State:
-        return x.raw_mapping
+    """What JAX shall take apart instead of a callable; else ``None``."""
     whole = callables.opened(x)
     return whole if type(whole) is callables.Opened else None
 
@@ -424,7 +422,9 @@ class Plans:
                 leaves = given + self._held if self._held else given
             else:
                 read = latest.read
-                leaves = read and read(self._row.tree(given, kwargs))
+                is_bare = self._held == ()
+                tree = (given, kwargs) if is_bare else self._row.tree(given, kwargs)
+                leaves = read and read(tree)
             if leaves is not None:
                 out = latest.call(jitted, leaves)
                 if out is not NO_PLAN:
