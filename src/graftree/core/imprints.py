@@ -300,9 +300,11 @@ def _adds_nothing(kind: type, base: Any) -> bool:
     """Whether a value of the type is what its builtin base has in it, and no more."""
     if kind is base:
         return True
-    reads = [getattr(kind, x, None) is getattr(base, x, None) for x in _READS]
-    is_as_large = kind.__basicsize__ == base.__basicsize__ and not kind.__dictoffset__
-    return is_as_large and all(reads)
+    if not all([getattr(kind, x, None) is getattr(base, x, None) for x in _READS]):
+        return False
+    if base.__hash__ is not None:  # named tuples, as optimizers are: any has a dict
+        return kind.__eq__ is base.__eq__ and kind.__hash__ is base.__hash__
+    return kind.__basicsize__ == base.__basicsize__ and not kind.__dictoffset__
 
 
 # The methods by which the members of a builtin container are read here.

@@ -17,6 +17,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import graftree as nnx
@@ -141,6 +142,18 @@ def test_objects_in_containers_and_bound_ones_cost_few_python_calls(value_mode):
             call(x)
         assert python_calls(call, 4.0) < FEW
     assert model.w == 4
+
+
+@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1), optax.adamw(0.1)])
+def test_nothing_in_an_optimizer_is_compared_in_each_call(tx, mode):
+    def advance(optimizer):
+        optimizer.step[...] += 1
+
+    step = nnx.jit(advance, **mode)
+    optimizer = nnx.Optimizer(zoo.Scale(), tx, wrt=nnx.Param)
+    for _ in range(3):
+        step(optimizer)
+    assert python_calls(step, optimizer) < 12
 
 
 def test_new_objects_of_a_known_structure_cost_less_in_tree_mode():
