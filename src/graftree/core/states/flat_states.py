@@ -447,28 +447,31 @@ def sorted_leaves(state: Any) -> list[tuple[Path, Any]]:
 def nest(items: Iterable[tuple[Path, Any]]) -> dict:
     """Builds nested dicts from paths and leaves."""
     root: dict = {}
-    # The mappings on the way to the parent of the last leaf, and the keys between them.
-    nodes, parent = [root], ()
+    # The mappings on the way to that of the last leaf, which is the last of them.
+    nodes, parent, node = [root], (), root
     for path, leaf in items:
         if not path:
             raise ValueError(
                 "The empty path can't be the place of a leaf in a nested mapping: "
                 f"got {type(leaf).__name__} at path {path!r}."
             )
-        # Neighbours usually have the same parent, and in deep objects one of two
+        # Neighbours usually have the same parent; in deep objects, one of two
         # neighbours is below the parent of the other.
         if path[:-1] != parent:
-            depth = min(len(path) - 1, len(parent))
-            if path[:depth] != parent[:depth]:
-                depth = 0
-            parent = path[:-1]
-            del nodes[depth + 1 :]
-            for end in range(depth, len(parent)):
-                node = nodes[-1].setdefault(parent[end], {})
+            before, parent = parent, path[:-1]
+            depth = min(len(before), len(parent))
+            # Short paths are walked from the root as quickly as they are compared.
+            if depth > 4 and before[:depth] == parent[:depth]:
+                del nodes[depth + 1 :]
+            else:
+                depth, nodes = 0, [root]
+            node = nodes[-1]
+            for key in parent[depth:]:
+                node = node.setdefault(key, {})
                 if type(node) is not dict:
-                    raise conflict(path[: end + 1], node)
+                    raise conflict(path[: len(nodes)], node)
                 nodes.append(node)
-        nodes[-1][path[-1]] = leaf
+        node[path[-1]] = leaf
     return root
 
 
