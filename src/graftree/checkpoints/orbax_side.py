@@ -218,7 +218,7 @@ def _errno_in(text: str) -> int | None:
 # ---------------------------------------------------------------- writing
 
 
-class Writer:
+class StepWriter:
     """Writes folders, in a thread of Orbax; in all processes together.
 
     Args:
@@ -279,7 +279,7 @@ def write(folder: Any, tree: Mapping[str, Any], name: str) -> None:
         name: The call, for messages.
     """
     orbax = load()
-    writer = Writer(orbax.StandardCheckpointHandler(), name)
+    writer = StepWriter(orbax.StandardCheckpointHandler(), name)
     try:
         writer.begin(folder, orbax.args.StandardSave(tree))
         writer.finish()

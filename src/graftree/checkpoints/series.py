@@ -97,7 +97,7 @@ class Checkpoints:
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
         self._best, self._mode = best, mode
-        self._writer: orbax_side.Writer | None = None  # made by the first save
+        self._writer: orbax_side.StepWriter | None = None  # made by the first save
         self._lock = processes.Lock(
             self._directory / processes.LOCK_ENDING, self._directory
         )
@@ -194,7 +194,7 @@ class Checkpoints:
         with orbax_side.explained(f"Saving step {step} to", self._directory):
             if self._writer is None:
                 handler = orbax_side.load().CompositeCheckpointHandler()
-                self._writer = orbax_side.Writer(handler, "Checkpoints.save")
+                self._writer = orbax_side.StepWriter(handler, "Checkpoints.save")
             note = {step_contents.SCORES: contents.scores} if contents.scores else None
             self._writer.begin(self._directory / str(step), contents.arguments(), note)
 

@@ -44,7 +44,7 @@ class Placed:
     is_committed: bool
 
 
-class Part(NamedTuple):
+class ArrayFact(NamedTuple):
     """An array in a value, or the value itself.
 
     Attributes:
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 # For each leaf of the arguments its arrays.
-Parts = tuple[tuple[Part, ...], ...]
+Parts = tuple[tuple[ArrayFact, ...], ...]
 
 
 def parts(values: Sequence[Any], fact_of: Callable[[Any], Any]) -> Parts:
@@ -65,11 +65,11 @@ def parts(values: Sequence[Any], fact_of: Callable[[Any], Any]) -> Parts:
     listed = []
     for value in values:
         if isinstance(value, jax.Array):
-            listed.append((Part((), fact_of(value)),))
+            listed.append((ArrayFact((), fact_of(value)),))
             continue
         found, _ = jax.tree_util.tree_flatten_with_path(value)
         below = [(_plain(path, number), x) for number, (path, x) in enumerate(found)]
-        listed.append(tuple([Part(path, fact_of(x)) for path, x in below]))
+        listed.append(tuple([ArrayFact(path, fact_of(x)) for path, x in below]))
     return tuple(listed)
 
 

@@ -16,9 +16,9 @@ itself tells which form it takes, by accepting it, and each update uses the same
 In the last three, tuples and other containers of JAX around the models stay. In all of
 them a tree may end early: one value then stands for everything below it.
 
-Outside of the calls of Optax there are only States: `Form.into` brings each of them
-into the form, `Form.back` turns what Optax returns into States again. So the state of
-an optimizer doesn't depend on how its masks are written.
+Outside of the calls of Optax there are only States: `ParameterForm.into` brings each of
+them into the form, `ParameterForm.back` turns what Optax returns into States again. So
+the state of an optimizer doesn't depend on how its masks are written.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def start(tx: Any, model: Any, params: Any) -> tuple[str | None, Any]:
     except Exception:
         for name in _TEMPLATES if isinstance(params, State) else ():
             try:
-                form = Form(name, model, params)
+                form = ParameterForm(name, model, params)
                 return name, form.back(tx.init(form.into(params)))
             except Exception:  # the first one is raised
                 continue
@@ -89,7 +89,7 @@ def _unmarked(variable: Any) -> Any:
     return variables.rebuild(type(variable), variable.get_raw_value(), entries)
 
 
-class Form:
+class ParameterForm:
     """One of the forms, for the parameters of one model.
 
     Args:

@@ -315,7 +315,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         if self._form is None:
             kwargs = pure_dicts.as_pure(kwargs)
             return self.tx.update(grads, opt_state.pure, values, **kwargs)
-        form = optax_forms.Form(self._form, model, params.tree)
+        form = optax_forms.ParameterForm(self._form, model, params.tree)
         results = self.tx.update(
             form.into(grads),
             form.into(opt_state.tree, bare=OptArray),

@@ -28,7 +28,7 @@ from graftree.core.objects import attributes
 from graftree.core.variables.variables import Variable
 
 
-class Form(NamedTuple):
+class Recipe(NamedTuple):
     """How a callable is built of its parts.
 
     Attributes:
@@ -52,7 +52,7 @@ class Opened:
 
     __slots__ = ("form", "parts")
 
-    def __init__(self, form: Form, parts: Iterable[Any]) -> None:
+    def __init__(self, form: Recipe, parts: Iterable[Any]) -> None:
         self.form, self.parts = form, tuple(parts)
 
 
@@ -136,14 +136,14 @@ def is_object(x: Any) -> bool:
     return issubclass(kind, (attributes.DataObject, Variable)) or kind in NODE_TYPES
 
 
-def _taken_apart(x: Any) -> tuple[Form, tuple[Any, ...]] | None:
+def _taken_apart(x: Any) -> tuple[Recipe, tuple[Any, ...]] | None:
     """The form and the parts of a callable; ``None`` if it has none."""
     if type(x) is types.MethodType:
         return _METHOD, (x.__func__, x.__self__)
     if isinstance(x, functools.partial):
-        return Form(_PARTIAL, _partial, type(x)), (x.func, x.args, x.keywords)
+        return Recipe(_PARTIAL, _partial, type(x)), (x.func, x.args, x.keywords)
     record = _record_of(x) if type(x) in TYPES else None
-    return record and (Form(("__wrapped__",), _remade, record.make), (record.tree,))
+    return record and (Recipe(("__wrapped__",), _remade, record.make), (record.tree,))
 
 
 def _partial(kind: Any, function: Any, args: Any, keywords: Any) -> Any:
@@ -158,7 +158,7 @@ def _method(_: Any, function: Any, obj: Any) -> Any:
     return types.MethodType(function, obj)
 
 
-_METHOD = Form(("__func__", "__self__"), _method, None)
+_METHOD = Recipe(("__func__", "__self__"), _method, None)
 _PARTIAL = ("func", "args", "keywords")
 
 
@@ -245,7 +245,7 @@ class OwnMethod:
     That of another object with this structure is bound to that object.
 
     Args:
-        form: The callable in its parts, with `Itself` for the object.
+        form: The callable in its parts, with `TheObject` for the object.
     """
 
     __slots__ = ("_form", "_structure")
@@ -263,17 +263,17 @@ class OwnMethod:
         return OwnMethod, (self._form,)
 
     def __repr__(self) -> str:
-        return repr(self.bound_to(Itself.ITSELF))
+        return repr(self.bound_to(TheObject.OBJECT))
 
     def bound_to(self, obj: Any) -> Any:
         """The callable over this object."""
         return closed(jax.tree.map(lambda _: obj, self._form))
 
 
-class Itself(enum.Enum):
+class TheObject(enum.Enum):
     """Stands for the object that has a callable."""
 
-    ITSELF = "itself"
+    OBJECT = "itself"
 
 
 # As a function: it doesn't change, and its type tells it from its equals.
@@ -291,7 +291,7 @@ def as_static(value: Any, obj: Any) -> Any:
     apart = opening(value)
     if not opening.parts or any([x is not obj for x in opening.parts]):
         return value
-    return OwnMethod(jax.tree.map(lambda _: Itself.ITSELF, apart, is_leaf=is_object))
+    return OwnMethod(jax.tree.map(lambda _: TheObject.OBJECT, apart, is_leaf=is_object))
 
 
 def as_statics(values: tuple[Any, ...], obj: Any) -> tuple[Any, ...]:

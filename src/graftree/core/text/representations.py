@@ -351,7 +351,9 @@ def _once_below() -> tuple[walks.Once, Callable[[Any, Any], Any]]:
         if isinstance(x, Mapping):
             return [*x.items()]
         is_sequence = isinstance(x, (list, tuple))
-        return [*enumerate(x if is_sequence else descriptions.leaves(x, _is_end))]
+        inside = x if is_sequence else descriptions.leaves(x, _is_end)
+        is_leaf = len(inside) == 1 and inside[0] is x
+        return [] if is_leaf else [*enumerate(inside)]
 
     return is_new, below
 
