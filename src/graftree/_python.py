@@ -78,7 +78,8 @@ class ActiveCall(NamedTuple):
 def locals_of(frame: FrameType) -> dict[str, Any]:
     """The local names of a running function, and their values.
 
-    It serves paths in messages, and the warning of lost updates.
+    It serves messages (paths, the tree that doesn't fit), and the warning of lost
+    updates.
     """
     return frame.f_locals
 

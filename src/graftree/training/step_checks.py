@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import errors
+from graftree import _python, errors
 from graftree.annotations import Filter, Path
 from graftree.core import paths
 from graftree.core.graph import differences
@@ -331,7 +331,7 @@ def _failing_tree(error: Exception) -> Any:
     # Only for a message: JAX says which containers differ, not which paths.
     if traceback is None or traceback.tb_frame.f_code is not _TREE_MAP.__code__:
         return None
-    return traceback.tb_frame.f_locals.get("tree")
+    return _python.locals_of(traceback.tb_frame).get("tree")
 
 
 _TREE_MAP = inspect.unwrap(jax.tree_util.tree_map)
