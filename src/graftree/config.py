@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -65,6 +66,8 @@ _FLAGS: dict[str, tuple[Any, Callable[[str, str], Any]]] = {
     "graftree_named_scopes": (True, _parse_bool),
     # A longer repr is written in the compact form; None: never.
     "graftree_repr_lines": (150, _parse_optional_int),
+    # Whether anything is remembered between two calls to make the second one fast.
+    "graftree_caches": (True, _parse_bool),
     # Programs for Flax set these; nothing here depends on them.
     "flax_use_flaxlib": (False, _parse_bool),
     "flax_filter_frames": (True, _parse_bool),
@@ -91,6 +94,36 @@ def _from_environment(name: str) -> Any:
 
 _values: dict[str, Any] = {name: _from_environment(name) for name in _FLAGS}
 _first_values = {(name, _values[name]) for name in _READ_IN_TRACES}
+
+
+class Caches:
+    """All that is remembered between two calls, behind one switch.
+
+    Nothing depends on a cache but time: results, errors and warnings are the same
+    without. Each is entered at one function, which does the work itself where caches
+    are not in use.
+
+    Attributes:
+        are_used: The flag ``graftree_caches``, which costs nothing to read here.
+    """
+
+    def __init__(self, are_used: bool) -> None:
+        self.are_used = are_used
+        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(self, cache: Any) -> None:
+        """Has ``cache.clear()`` called where caches are switched off."""
+        self._caches.add(cache)
+
+    def switch(self, are_used: bool) -> None:
+        """Sets the flag; switched off, all caches are empty."""
+        self.are_used = are_used
+        if not are_used:
+            for cache in [*self._caches]:
+                cache.clear()
+
+
+caches = Caches(_values["graftree_caches"])
 
 
 def __getattr__(name: str) -> Any:
@@ -126,6 +159,8 @@ def update(name: str, value: Any, /) -> None:
             f"There is no configuration flag {name!r}; the flags are {sorted(_values)}."
         )
     _values[name] = value
+    if name == "graftree_caches":
+        caches.switch(value)
     if name in _READ_IN_TRACES:
         now = {(name, _values[name]) for name in _READ_IN_TRACES}
         _jax.trace_under_flags(frozenset(now - _first_values) or None)
