@@ -37,7 +37,7 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.debugging import outlines
 from graftree.memory import keeping
 from graftree.transforms import recordings
-from graftree.transforms.crossing import programs
+from graftree.transforms.lifting import programs
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -81,7 +81,7 @@ def _search(
     kind = type(args[0]).__name__ if args else ""
     named = [
         (leaf, re.sub(r"^self\b", kind, slot.name_in_function))
-        for slot, value in group.slots()
+        for slot, value in group.pairs()
         for leaf in jax.tree.leaves(value)
     ]
     _check_concrete(named)

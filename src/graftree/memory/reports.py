@@ -19,9 +19,9 @@ from graftree.core.objects import methods
 from graftree.core.text import descriptions
 from graftree.memory import keeping
 from graftree.transforms import recordings
-from graftree.transforms.crossing import debug_info, programs
-from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
+from graftree.transforms.lifting import debug_info, programs
+from graftree.transforms.lifting.prefixes import DiffState
 
 
 @dataclasses.dataclass(frozen=True)

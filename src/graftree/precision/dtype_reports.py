@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from graftree.core.objects import methods
 from graftree.core.text import descriptions
 from graftree.transforms import recordings
-from graftree.transforms.crossing import programs
+from graftree.transforms.lifting import programs
 from graftree.transforms.recordings import NameStack
 
 _NAMES = {

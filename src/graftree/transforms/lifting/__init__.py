@@ -1,12 +1,12 @@
 """The way of objects into a trace and back, the same for every transform.
 
-    outside.py                                     inside.py
-    Call: pack   (args, kwargs) -> groups -> JAX -> Inside: unpack  fresh objects
+    caller.py                                     inside.py
+    Call: pack   (args, kwargs) -> groups -> JAX -> TracedCall: unpack  fresh objects
                                                             run     the function
     commit       objects and output <- JAX <- result <----- leave   what changed
 
 A call is a `Signature` (static: the skeleton of its arguments) and a flat list of
-leaves. A leaf is a `Slot` of its signature: entry, path, definition, name. JAX sees
+leaves. A leaf is a `LeafSpec` of its signature: entry, path, definition, name. JAX sees
 only groups of leaves, one for each value of a `Prefix` (an axis, a sharding, a role);
 signatures are static data of the pytree nodes that carry the groups, so they are part
 of JAX's own cache key, and the static part of a result comes with a cached call.
@@ -14,7 +14,7 @@ of JAX's own cache key, and the static part of a result comes with a cached call
 A function that holds objects is taken apart like an argument
 (``core/objects/callables.py``), and comes third in the tree of a call.
 
-- ``rows.py``: a transform as a row of a table; ``prefixes.py``: the groups that its
+- ``rows.py``: a transform as a spec of a table; ``prefixes.py``: the groups that its
   leaves are in, and the user's choice of them.
 - ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.
 - ``signatures.py``: the static part; ``packing.py``: the form in which leaves travel;
