@@ -439,7 +439,10 @@ class DispatchCache:
     ) -> Any:
         """The output of a call like the one before, else `MISS`."""
         latest = self._kept.latest
-        if latest is None or not _may_be_repeated():
+        if latest is None:
+            return MISS
+        # As `_may_be_repeated`, without a call.
+        if _jax.current_trace() is not _jax.no_trace or running.stack.observers:
             return MISS
         args = self._bound + args if self._bound else args
         if latest.is_flat and not kwargs:

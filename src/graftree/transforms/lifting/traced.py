@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from graftree import _jax, errors
-from graftree.core.graph import flattening
+from graftree.core.graph import differences, flattening
+from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping, callables, pytrees, running
 from graftree.core.variables import partitioning, values, variables
@@ -244,41 +245,39 @@ class TracedCall:
         """The arguments now, ``None`` if they stay outside; are they unchanged?"""
         leaf_specs = self.signature.leaf_specs
         may_stay = all([leaf_specs[p].definition is not None for p in forced])
-        is_kept = self._is_unchanged()
+        skeleton, leaves, is_kept = self._arguments_now(refs)
         if is_kept and may_stay:
-            refs.take(self._numbers)
             return None, [], False
-        skeleton, leaves = flattening.flatten_leaves(
-            self.signature.treedef, self._roots, True, refs, self._numbers
-        )
         now = dataclasses.replace(self.signature, skeleton=skeleton)
         return now, leaves, is_kept
 
-    def _is_unchanged(self) -> bool:
-        """Whether the arguments are the objects that came in, built as they were.
+    def _arguments_now(
+        self, refs: flattening.RefMap
+    ) -> tuple[GraphDef[Any], list[Any], bool]:
+        """The arguments, taken apart; are they what came in, built as it was?
 
         Metadata of Variables travels on its own.
         """
-        definitions = [leaf_spec.variable for leaf_spec in self.signature.leaf_specs]
         skeleton, leaves = flattening.flatten_leaves(
-            self.signature.treedef,
-            self._roots,
-            True,
-            flattening.RefMap(),
-            self._numbers,
-            as_before={x.index: x for x in definitions if x},
+            self.signature.treedef, self._roots, True, refs, self._numbers
         )
-        if skeleton != self.signature.skeleton:
-            return False
-        pairs = zip(definitions, leaves, self.values, strict=True)
-        return all([variable or leaf is value for variable, leaf, value in pairs])
+        leaf_specs = self.signature.leaf_specs
+        is_kept = differences.stands_for(skeleton, self.signature.skeleton) and all(
+            [
+                leaf_spec.variable or leaf is value
+                for leaf_spec, leaf, value in zip(
+                    leaf_specs, leaves, self.values, strict=True
+                )
+            ]
+        )
+        return skeleton, leaves, is_kept
 
     def _warn_of_lost_structure(self) -> None:
         mode, roots, is_kept = self.spec.mode, self._roots, True
         if not mode.sharing:
             is_kept = arguments.is_same_tree(self.tree, self.signature, roots, mode)
         if mode.sharing or self.spec.functions is not None:
-            is_kept = is_kept and self._is_unchanged()
+            is_kept = is_kept and self._arguments_now(flattening.RefMap())[2]
         if not is_kept:
             leaves = arguments.leaves_of(self.signature, self.values, self.objects)
             numbers = flattening.IndexMap()
