@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from graftree import _jax
 from graftree.annotations import Path
-from graftree.core import ownership, paths, walks
+from graftree.core import paths, walks
 from graftree.core.graph import graphdefs, nodes
 from graftree.core.graph.graphdefs import LEAF, NODE, Cell, GraphDef, Tree, VariableDef
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
@@ -502,31 +502,3 @@ def make_variable(node: VariableDef, leaf: Any) -> Any:
     if entries.get("ref") is not is_ref and not values.is_stand_in(leaf):
         entries = HashableMapping({**entries, "ref": is_ref})
     return variables.rebuild(node.type, leaf, entries)
-
-
-def maker(
-    definitions: Sequence[VariableDef | None],
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """A function: `make_variable` for many arrays; for ``None``, they stay as they are.
-
-    It looks at the definitions once.
-    """
-    has_refs = any([x is not None and x.metadata.get("ref") for x in definitions])
-    kinds: list[tuple[Any, Any]] = [
-        (None, None) if x is None else (x.type, x.metadata) for x in definitions
-    ]
-    rebuild = variables.rebuild
-
-    def make(arrays: Sequence[Any]) -> list[Any]:
-        if has_refs:
-            pairs = zip(definitions, arrays, strict=True)
-            return [
-                array if x is None else make_variable(x, array) for x, array in pairs
-            ]
-        owner = ownership.current()
-        return [
-            array if kind is None else rebuild(kind, array, entries, owner)
-            for (kind, entries), array in zip(kinds, arrays, strict=True)
-        ]
-
-    return make

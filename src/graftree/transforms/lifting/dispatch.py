@@ -304,8 +304,32 @@ def _builder(
         unflatten = operator.itemgetter(0)
     if not any(kinds):
         return unflatten
-    make = flattening.maker(kinds)
+    make = _maker(kinds)
     return lambda arrays: unflatten(make(arrays))
+
+
+def _maker(
+    kinds: Sequence[VariableDef | None],
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function that makes Variables of arrays; for ``None``, they stay arrays."""
+    if any([kind is not None and kind.metadata.get("ref") for kind in kinds]):
+        return lambda arrays: [
+            array if kind is None else flattening.make_variable(kind, array)
+            for kind, array in zip(kinds, arrays, strict=True)
+        ]
+    parts: list[tuple[Any, Any]] = [
+        (None, None) if kind is None else (kind.type, kind.metadata) for kind in kinds
+    ]
+    rebuild = variables.rebuild
+
+    def make(arrays: Sequence[Any]) -> list[Any]:
+        owner = ownership.current()
+        return [
+            array if kind is None else rebuild(kind, array, entries, owner)
+            for (kind, entries), array in zip(parts, arrays, strict=True)
+        ]
+
+    return make
 
 
 # Stands for where a leaf of the arguments is that is in no object.
