@@ -1,29 +1,34 @@
 """The way of objects into a trace and back, the same for every transform.
 
-    caller.py                                     inside.py
-    Call: pack   (args, kwargs) -> groups -> JAX -> TracedCall: unpack  fresh objects
-                                                            run     the function
-    commit       objects and output <- JAX <- result <----- leave   what changed
+    caller.py                                      traced.py
+    Call: pack   arguments -> Leaves -> JAX -> TracedCall: unpack   fresh objects
+                                                           run      the function
+    commit       objects, output <- JAX <- Result <------- collect  what changed
 
 A call is a `Signature` (static: the skeleton of its arguments) and a flat list of
-leaves. A leaf is a `LeafSpec` of its signature: entry, path, definition, name. JAX sees
-only groups of leaves, one for each value of a `Prefix` (an axis, a sharding, a role);
-signatures are static data of the pytree nodes that carry the groups, so they are part
-of JAX's own cache key, and the static part of a result comes with a cached call.
+leaves. Each is described by a `LeafSpec` of the signature: entry, path, definition,
+name. JAX sees only groups of leaves, one for each value of a `Prefix` (an axis, a
+sharding, a role); signatures are static data of the pytree nodes that carry the groups,
+so they are part of JAX's own cache key, and the static part of a result comes with a
+cached call.
 
 A function that holds objects is taken apart like an argument
 (``core/objects/callables.py``), and comes third in the tree of a call.
 
-- ``rows.py``: a transform as a spec of a table; ``prefixes.py``: the groups that its
-  leaves are in, and the user's choice of them.
-- ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.
-- ``signatures.py``: the static part; ``packing.py``: the form in which leaves travel;
-  ``debug_info.py``: JAX's messages about a traced function name the user's.
+- ``specs.py``: what a transform is; ``prefixes.py``: the groups that its leaves are in,
+  and the user's choice of them.
+- ``caller.py``, ``traced.py``: the two sides of a call.
+- ``signatures.py``: the static part; ``arguments.py``: trees taken apart, and built
+  again; ``leaves.py``: the form in which leaves travel.
+- ``debug_info.py``: JAX's messages about a traced function name the user's.
 - ``decorators.py``: forms of use; static and donated arguments.
-- ``programs.py``: control flow outside of a trace: traced each time, compiled once;
-  programs as JAX records them.
 - ``refusals.py``: errors and warnings; ``guards.py``: no tracer stays in a static
   attribute, no array ref comes where JAX takes none.
+
+Two rooms are for speed, and nothing but time depends on them (``config.caches``):
+
+- ``dispatch.py``: what a call knows of earlier ones with the same objects.
+- ``programs.py``: control flow outside of a trace: traced each time, compiled once.
 
 Invariants:
 
