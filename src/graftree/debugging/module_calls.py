@@ -212,7 +212,7 @@ def abstract(
 
     Anything that is neither an array nor an object stays as it is.
     """
-    call, interior = recordings.crossing("tabulate", f, args, kwargs)
+    call, interior = recordings.both_sides("tabulate", f, args, kwargs)
     leaves, treedef = jax.tree.flatten(call.groups)
     refs = {i for i, x in enumerate(leaves) if _jax.is_ref(x)}
     shapes = {i: content_type(x) for i, x in enumerate(leaves) if outlines.is_array(x)}

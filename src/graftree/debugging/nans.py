@@ -75,7 +75,7 @@ def find_nans(f: Callable[..., Any]) -> Callable[..., NanReport]:
 def _search(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> NanReport:
-    call, interior = recordings.crossing(_NAME, f, args, kwargs)
+    call, interior = recordings.both_sides(_NAME, f, args, kwargs)
     (group,) = call.groups
     # As in the paths of operations, the object of a method goes by its class.
     kind = type(args[0]).__name__ if args else ""

@@ -5,7 +5,7 @@ its checks. Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*
 have all of a model but its numbers. `eval_shape` makes them, and under a mesh finds
 where each array would be (`sharding/placement.py` has the rest).
 
-`crossing` is for tools that read programs: it takes any function and any arguments, and
+`both_sides` is for tools that read programs: it takes any function and any arguments, and
 writes nothing. Arguments that are neither arrays nor objects are constants there; of
 the output, arrays and objects count. A `NameStack` is the place of an operation in a
 program: the names of modules are the scopes in which their methods are traced
@@ -303,7 +303,7 @@ def opened(
             return f, args, kwargs
 
 
-def crossing(
+def both_sides(
     name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Call, Callable[..., Any]]:
     """The call of a function, and the function that JAX traces; both for one tool."""

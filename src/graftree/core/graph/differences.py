@@ -68,7 +68,9 @@ def stands_for(now: GraphDef[Any], before: GraphDef[Any]) -> bool:
     """
     kinds = (VariableDef, ArrayRefDef)
     cells = [cell for row in before.rows for cell in row.cells]
-    definitions = {cell.index: cell for cell in cells if isinstance(cell, kinds)}
+    definitions: dict[int | None, Any] = {
+        cell.index: cell for cell in cells if isinstance(cell, kinds)
+    }
 
     def as_before(cell: Any) -> Any:
         return definitions.get(cell.outer_index) if isinstance(cell, kinds) else cell

@@ -120,8 +120,11 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
     def _compiled(self) -> Any:
         return jax.jit(self.interior(), **self._jax_options)
 
-    def _called(self) -> Any:
-        """The function that JAX compiles; where observers watch, only for them."""
+    def _called(self, *groups: Any) -> Any:
+        """Calls the function that JAX compiles; where observers watch, only for them."""
+        return self._function()(*groups)
+
+    def _function(self) -> Any:
         apart = running.stack.apart
         return self.jitted_fn if apart is None else apart.function(self, self._compiled)
 
@@ -134,8 +137,8 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
                 return self.seen(args, kwargs)
             if config.caches.are_used:
                 prepare = functools.partial(self.prepare, args, kwargs)
-                return self._cache.run(self._called(), prepare)
-            return self.prepare(args, kwargs).run(self._called())
+                return self._cache.run(self._called, prepare)
+            return self.prepare(args, kwargs).run(self._called)
         except Exception as error:
             _jax.hide_frames(error)
             if caller.is_of_donation(error):
@@ -164,7 +167,7 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            traced = self._called().trace(*call.groups)
+            traced = self._function().trace(*call.groups)
             taken = {where for where, _ in call.arguments.signature.statics}
             bound = len({*range(len(self.partial_args))} - taken)
             return Traced(traced, self, bound)

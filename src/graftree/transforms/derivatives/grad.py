@@ -261,7 +261,7 @@ def chosen(name: str, argnums: Any, mode: config.Propagation | None = None) -> A
     return which
 
 
-def crossing(
+def both_sides(
     name: str,
     f: Callable[..., Any],
     argnums: Any,
