@@ -53,7 +53,7 @@ OUTPUT_DTYPE = "_output_dtype"
 _PACKAGE = "graftree.core."
 
 
-class TrackedMethod:
+class TrackedMethod(attributes.Atom):
     """Stands for a function whose calls with an object are tracked.
 
     Calls with anything else are those of the function.
@@ -133,9 +133,6 @@ _OWN = frozenset(
     "__call__ __get__ __copy__ __deepcopy__ __reduce__ __reduce_ex__".split()
 )
 _parts_of: Any = vars(TrackedMethod)["_parts"].__get__
-
-# As a function, it is a static attribute wherever it is assigned.
-attributes.ATOMS.add(TrackedMethod)
 
 
 def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:

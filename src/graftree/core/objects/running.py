@@ -41,7 +41,7 @@ import jax
 
 from graftree import _python, config
 from graftree.annotations import Key, Path
-from graftree.core import ownership, paths, walks
+from graftree.core import hooks, ownership, paths, walks
 from graftree.core.objects import attributes, bookkeeping, callables
 from graftree.core.text import descriptions
 from graftree.core.variables import sharding
@@ -583,4 +583,4 @@ def _path_below(root: Any, name: str, wanted: Any, seen: set[int]) -> Steps:
     return next((steps for steps, x in found if x is wanted), ())
 
 
-ownership.name_objects_by(_find_name)
+hooks.path_of_object.fill(_find_name)
