@@ -26,6 +26,7 @@ import jax
 from graftree import _jax, _python, config
 from graftree.core import ownership
 from graftree.core.imprints import HashableMapping
+from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ def is_data(value: Any, /) -> bool:
     return known
 
 
-class DataObject:
+class DataObject(descriptions.PrintedNode):
     """The base of objects that are data wherever they are assigned."""
 
     __slots__ = ()

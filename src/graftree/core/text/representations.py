@@ -315,9 +315,17 @@ class Sizes:
             self._spans[key] = slice(start, len(self._variables))
 
 
+class CountedAsOne:
+    """The base of a type of Variables that counts for all types below it.
+
+    Random state is such a type.
+    """
+
+    __slots__ = ()
+
+
 def _kind_and_size(variable: Any) -> tuple[type, Size]:
-    # By name, since random state is defined above this file.
-    bases = (cls for cls in type(variable).__mro__ if cls.__name__ == "RngState")
+    bases = (cls for cls in type(variable).__mro__ if CountedAsOne in cls.__bases__)
     return next(bases, type(variable)), size_of(variable.get_raw_value())
 
 

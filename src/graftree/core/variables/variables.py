@@ -30,7 +30,7 @@ import jax
 from graftree import _jax, errors
 from graftree.core import hooks, ownership
 from graftree.core.imprints import HashableMapping, Noted
-from graftree.core.text import representations
+from graftree.core.text import descriptions, representations
 from graftree.core.variables import metadata as variable_metadata, sharding, values
 from graftree.core.variables.operators import ValueOperators, unwrap
 
@@ -39,7 +39,7 @@ MISSING: Any = object()
 _KEY = jax.tree_util.GetAttrKey("value")
 
 
-class _Slots:
+class _Slots(descriptions.PrintedVariable):
     """The slots of a Variable."""
 
     __slots__ = ("__nnx_metadata__", "_raw_value", "owner", "stamp")
