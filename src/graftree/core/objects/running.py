@@ -85,9 +85,11 @@ class ModuleCall:
         kwargs: The keyword arguments.
         adds_name: Whether the name of the method is part of those of operations.
         packed: The last arguments that it gave to a transform, if any.
+        function: The function that it runs; known where observers see the call.
     """
 
     packed: tuple[Any, ...] | None = None
+    function: Any = None
 
     def __init__(
         self,
