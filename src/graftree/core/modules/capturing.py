@@ -547,10 +547,12 @@ _entries = _Entries()
 @contextlib.contextmanager
 def _recording_outputs(fn: Any) -> Iterator[None]:
     """Records outputs in this thread, but not that of a bound method ``fn`` itself."""
-    owner, function = getattr(fn, "__self__", None), getattr(fn, "__func__", fn)
-    while isinstance(function, functools.partial):
-        owner, function = next(iter(function.args), None), function.func
-    entry = owner, methods.function_of(function), running.stack.top
+    owner = None
+    while isinstance(fn, functools.partial):
+        owner, fn = next(iter(fn.args), None), fn.func
+    if inspect.ismethod(fn):
+        owner, fn = fn.__self__, fn.__func__
+    entry = owner, methods.function_of(fn), running.stack.top
     before, _entries.calls = _entries.calls, (*_entries.calls, entry)
     is_new = _record_output not in running.stack.observers
     shown = methods.observed(_record_output, shows_methods=True, keeps_apart=False)

@@ -85,9 +85,10 @@ class TrackedMethod(attributes.Atom):
         if OUTPUT_DTYPE in held and name == "__call__" and not frame.is_repeated:
             call = _casting(call, held[OUTPUT_DTYPE])
         try:
-            if _jax.current_trace() is _jax.no_trace and not stack.observers:
+            is_traced = _jax.current_trace() is not _jax.no_trace
+            if not is_traced and not stack.observers:
                 return call(*args, **kwargs)
-            with running.scope(frame):
+            with running.scope(frame) if is_traced else contextlib.nullcontext():
                 if stack.observers and not frame.is_repeated:
                     frame.function = function
                     return _observe(frame, call)
@@ -166,9 +167,15 @@ def is_own(frame: ModuleCall) -> bool:
 
     Otherwise the object has another one, which has called that of a base class.
     """
-    own = inspect.getattr_static(type(frame.module), frame.method, None)
+    own = _in_class(frame.module, frame.method)
     own = own.func if type(own) is functools.partialmethod else own
     return function_of(own) is frame.function
+
+
+def _in_class(obj: Any, name: str) -> Any:
+    """The value of a name in the class of an object, as it is there."""
+    bases = [vars(base) for base in type(obj).__mro__]
+    return next((entries[name] for entries in bases if name in entries), None)
 
 
 def named(method: F) -> F:
@@ -398,7 +405,7 @@ def _read(self: Any, name: str) -> Any:
         and type(value) is types.MethodType
         and value.__self__ is self
         and not name.startswith("_")
-        and inspect.getattr_static(type(self), name, None) is value.__func__
+        and _in_class(self, name) is value.__func__
         and _is_call(value.__func__)
         and not str(value.__func__.__module__).startswith(_NO_LAYERS)
     ):
