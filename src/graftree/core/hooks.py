@@ -16,7 +16,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from graftree import _jax
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Hook(Generic[P, R]):

@@ -471,8 +471,8 @@ def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded
         entries |= init.get(path, {})
         # Not by the constructor: neither hooks nor the `ref` default are for the dicts.
         outer_buffers = vars(module).get(BUFFERS, ())
-        with_outputs = {*map(type, filter(_takes_outputs, outer_buffers))}
-        with_outputs.add(request.method_outputs)
+        with_outputs = [request.method_outputs]
+        with_outputs += map(type, filter(_takes_outputs, outer_buffers))
         buffers = tuple(
             [
                 kind.from_metadata(given, _OUTPUTS if kind in with_outputs else _PLAIN)
