@@ -192,6 +192,61 @@ def test_functions_import_only_packages_from_outside():
     )
 
 
+# What one file has another one do at import, besides filling hooks.
+WRITTEN_FROM_ELSEWHERE = {
+    "pytrees.at_once": "the speed of plain jax.jit, by core/graph/watches.py",
+    "imprints.PLAIN": "a method of an object itself, by core/objects/callables.py",
+}
+
+
+def test_links_to_files_above_are_hooks():
+    text = (sources.PACKAGE / "core/hooks.py").read_text()
+    said = {
+        name: path for path, name in re.findall(r"From ([\w/]+)\.\n(\w+): Hook\[", text)
+    }
+    faults = []
+    for name in re.findall(r"^(\w+): Hook\[", text, re.MULTILINE):
+        filled, called = (
+            {str(x.path)[13:-3] for x in sources.package() if use in x.text}
+            for use in (f"hooks.{name}.fill", f"hooks.{name}.call")
+        )
+        if filled != {said.get(name)} or not called:
+            faults.append(f"{name}: filled in {filled}, called in {called}")
+    fails(faults)
+
+
+def test_files_change_no_other_one_when_they_are_imported():
+    faults = []
+    for source in sources.package():
+        names = {
+            alias.asname or alias.name
+            for node in source.walk(ast.ImportFrom)
+            if (node.module or "").startswith("graftree")
+            for alias in node.names
+        }
+        for node in source.tree.body:
+            written = changed_by(node)
+            if written.partition(".")[0] in names:
+                if written not in WRITTEN_FROM_ELSEWHERE:
+                    faults.append(source.at(node, f"changes {written}"))
+    fails(faults)
+
+
+def changed_by(statement):
+    """The name of what a statement of a module writes into; empty if it is its own."""
+    match statement:
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript() as target]):
+            return ast.unparse(target.value)
+        case ast.AugAssign(target=ast.Attribute() as target):
+            return ast.unparse(target)
+        case ast.Expr(ast.Call(ast.Attribute(value=value, attr=method))):
+            return ast.unparse(value) if method in MUTATING else ""
+    return ""
+
+
+MUTATING = {"add", "append", "extend", "insert", "setdefault", "update"}
+
+
 def test_private_names_stay_in_their_file():
     owners = {x.path: sources.private_names(x) for x in sources.package()}
     owned = frozenset().union(*owners.values())

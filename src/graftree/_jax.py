@@ -360,9 +360,10 @@ _ANALYSES = {"eval_shape", "make_jaxpr", "make_jaxpr_f"}
 def caller_of_unflatten() -> types.FrameType | None:
     """The function of JAX that unflattens a tree now, unless on behalf of other code.
 
-    If it calls a function of the user, these are its arguments.
+    If it calls a function of the user, these are its arguments. Call it in a function
+    that an object's own one to unflatten calls.
     """
-    for frame in _python.frames_above(1):
+    for frame in _python.frames_above(2):
         module = _python.module_of(frame)
         if not module.startswith(("jax.", "graftree.core")):
             return None

@@ -107,6 +107,22 @@ def test_methods_end_the_path_and_keywords_have_positions():
     assert calls == [(("apply",), "Scale", (2, 3), 6)]
 
 
+def test_methods_that_jax_compiled_are_seen():
+    class Scale(nnx.Module):
+        @jax.jit
+        def __call__(self, x):
+            return x * 2
+
+        @jax.jit
+        def apply(self, x):
+            return x * 3
+
+    scale, calls = Scale(), []
+    with nnx.debugging.intercept(scale, ..., recorder(calls)):
+        scale(1), scale.apply(1)
+    assert [(path, y) for path, _, _, y in calls] == [((), 2), (("apply",), 3)]
+
+
 def test_contexts_nest_and_end_with_an_exception():
     net, x = model(), jnp.ones((1, 2))
     inner, outer = [], []

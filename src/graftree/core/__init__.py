@@ -2,9 +2,10 @@
 
     paths  filters  ownership             keys of leaves; which leaves to select; which
     imprints  pickling  patterns          trace may write; has anything changed since;
-    walks  exporting                      equal static values; what is in a pickle;
+    walks  exporting  hooks               equal static values; what is in a pickle;
        |                                  which parts of a model to select; the walk;
-       |                                  our objects in the files of ``jax.export``
+       |                                  our objects in the files of ``jax.export``;
+       |                                  what files need from those above them
        v
     text/          how objects print
     variables/     the box: a value, its metadata, the trace that owns it

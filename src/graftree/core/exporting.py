@@ -27,10 +27,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from graftree import _jax_registries, errors
-from graftree.core import pickling
+from graftree import _jax, _jax_registries, errors
+from graftree.core import hooks
 from graftree.core.graph.graphdefs import GraphDef, GraphState
 from graftree.core.imprints import HashableMapping, Noted
+from graftree.core.objects.pytrees import Pytree
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import Level, State
 from graftree.core.variables import kinds
@@ -39,7 +40,9 @@ from graftree.core.variables.variables import Variable
 
 def install() -> None:
     """Tells JAX how to write and read our objects; the public namespace calls it."""
-    pickling.observe_classes(_register)
+    hooks.class_defined.fill(_register)
+    for cls in (Pytree, State, Variable):
+        _register_all(cls)
     for kind in (GraphDef, GraphState):
         refuse = types.MethodType(_refuse, kind)
         _jax_registries.write_nodes(kind, f"graftree.{kind.__name__}", refuse)
@@ -53,7 +56,7 @@ def install() -> None:
 
 def withdraw() -> None:
     """Lets the program itself tell JAX how objects are written."""
-    pickling.ignore_classes(_register)
+    hooks.class_defined.fill(lambda _: None)
     _jax_registries.forget_nodes(_OURS)
 
 
@@ -61,6 +64,14 @@ _OURS = "graftree."
 
 # The classes by their names in files; of two with one name, the one defined last.
 _types: dict[str, type] = {}
+
+
+def _register_all(cls: type) -> None:
+    """A class that was defined before, and those below it."""
+    if _jax.is_pytree_type(cls):
+        _register(cls)
+    for kind in type.__subclasses__(cls):
+        _register_all(kind)
 
 
 def _register(cls: type) -> None:

@@ -21,26 +21,14 @@ stamp is written sees a number that will be outdated.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
-from graftree import _jax, _python, errors
+from graftree import _jax, errors
+from graftree.core import hooks
 
 # The token of the innermost trace; an object's owner is compared with it by identity.
 current, no_trace = _jax.current_trace, _jax.no_trace
-
-# Where running functions reach an object, as in ``model.layers[0].weight``; or "".
-_name_of: list[Callable[[Any], str]] = [lambda obj: ""]
-
-
-def name_objects_by(find: Callable[[Any], str]) -> None:
-    """Sets how messages find an object's name; the modules that know it are above."""
-    _name_of[:] = [find]
-
-
-def _name(obj: Any) -> str:
-    return errors.fenced(_name_of[0], obj) or ""
 
 
 class RebuiltArguments:
@@ -48,22 +36,24 @@ class RebuiltArguments:
 
     The arguments hold it, and it holds none of them, so it goes when they go.
 
-    Attributes:
+    Args:
         trace: The token of the trace.
-        function: Of JAX, the function that calls the traced one: where it runs.
+        watch: Decides which writes count, and reports those that nothing has read:
+            a ``debugging.lost_updates.Watch``.
+
+    Attributes:
         writes: The writes not read since, by the `id` of the object.
     """
 
-    __slots__ = ("__weakref__", "arguments", "function", "trace", "writes")
+    __slots__ = ("__weakref__", "trace", "watch", "writes")
 
-    def __init__(self, trace: Any, function: _python.ActiveCall) -> None:
-        self.trace, self.function = trace, function
-        self.arguments: Any = None  # the listener's knowledge of them
+    def __init__(self, trace: Any, watch: Any) -> None:
+        self.trace, self.watch = trace, watch
         self.writes: dict[int, Any] = {}
 
     def note_write(self, obj: Any, attribute: str = "") -> None:
         """Notes that a Variable, or an attribute of an object, is written now."""
-        errors.fenced(_listener[0], self, obj, attribute)
+        errors.fenced(self.watch.note, self.writes, obj, attribute)
         if self.writes:
             unread.add(id(self))
 
@@ -74,37 +64,11 @@ class RebuiltArguments:
     def __del__(self) -> None:
         if self.writes:
             unread.discard(id(self))
-            errors.fenced(_reporter[0], self)
+            errors.fenced(self.watch.report, self.writes)
 
 
 # Owners with writes that nothing has read. Usually empty, which is quick to check.
 unread = set[int]()
-_listener: list[Callable[[RebuiltArguments, Any, str], None]] = [lambda *_: None]
-_reporter: list[Callable[[RebuiltArguments], None]] = [lambda _: None]
-_latest: list[Callable[[], RebuiltArguments | None]] = [lambda: None]
-
-
-def report_lost_by(
-    note: Callable[[RebuiltArguments, Any, str], None],
-    report: Callable[[RebuiltArguments], None],
-) -> None:
-    """Sets functions that note writes into rebuilt arguments and report lost ones."""
-    _listener[:], _reporter[:] = [note], [report]
-
-
-def owner_when_unflattened() -> Any:
-    """The owner of an object being unflattened; called by functions that JAX calls."""
-    trace = current()
-    if trace is no_trace:
-        return trace
-    frame = _jax.caller_of_unflatten()
-    if frame is None:  # other code, such as `jax.tree.map`
-        return trace
-    latest, function = _latest[0](), _python.ActiveCall.of(frame)
-    if latest is None or latest.trace is not trace or latest.function != function:
-        latest = RebuiltArguments(trace, function)
-        _latest[:] = [weakref.ref(latest)]
-    return latest
 
 
 def is_current(owner: Any) -> bool:
@@ -116,6 +80,11 @@ def is_current(owner: Any) -> bool:
 def token_of(owner: Any) -> Any:
     """The token of the trace that an owner stands for."""
     return owner.trace if type(owner) is RebuiltArguments else owner
+
+
+def _name(obj: Any) -> str:
+    """Where running functions reach an object, as in ``model.layers[0].weight``."""
+    return errors.fenced(hooks.path_of_object.call, obj) or ""
 
 
 _WAY_OUT = (

@@ -196,30 +196,3 @@ def _find(module: str, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
-
-
-# The classes that are pytrees of ours, for `exporting`, which writes them into files.
-
-_classes: list[type] = []
-_observers: list[Callable[[type], None]] = []
-
-
-def announce_class(cls: type) -> None:
-    """Announces that a class was registered as a pytree."""
-    _classes.append(cls)
-    for observer in _observers:
-        observer(cls)
-
-
-def observe_classes(observer: Callable[[type], None]) -> None:
-    """Calls a function with each class that was or will be announced."""
-    if observer not in _observers:
-        _observers.append(observer)
-    for cls in [*_classes]:
-        observer(cls)
-
-
-def ignore_classes(observer: Callable[[type], None]) -> None:
-    """Undoes `observe_classes`."""
-    if observer in _observers:
-        _observers.remove(observer)

@@ -13,7 +13,8 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from graftree.core.text import descriptions, representations, writing
+from graftree.core import hooks
+from graftree.core.text import descriptions, writing
 
 
 def display(*args: Any) -> None:
@@ -225,4 +226,4 @@ def _node(
     )
 
 
-representations.register_treescope(_render)
+hooks.treescope_repr.fill(_render)

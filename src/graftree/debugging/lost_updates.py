@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Container, Sequence
+import weakref
+from collections.abc import Callable, Container, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 from graftree import _jax, _python, errors
-from graftree.core import ownership, walks
+from graftree.core import hooks, ownership, walks
 from graftree.core.modules.modules import Module
 from graftree.core.objects import running
 from graftree.core.objects.running import ModuleStep
@@ -52,17 +53,64 @@ class Arguments(NamedTuple):
     uncounted: set[int]
 
 
-def _note(rebuilt: ownership.RebuiltArguments, obj: Any, attribute: str) -> None:
-    frames = [*_python.frames_above(1)]
-    if rebuilt.arguments is None:
-        rebuilt.arguments = _arguments(rebuilt.function, frames) or ()
-    if not rebuilt.arguments or id(obj) in rebuilt.arguments.uncounted:
-        return
-    name = rebuilt.arguments.names.get(id(obj), f"a {type(obj).__name__}")
-    frame = next(filter(_python.is_users, frames), frames[-1])
-    place = SourceLine(frame.f_code.co_filename, frame.f_lineno)
-    written = f"{name}.{attribute}" if attribute else name
-    rebuilt.writes.setdefault(id(obj), {})[written] = place
+class Watch:
+    """Watches the arguments of one call of a function that JAX traces.
+
+    Args:
+        function: Of JAX, the function that calls the traced one: where it runs.
+    """
+
+    def __init__(self, function: _python.ActiveCall) -> None:
+        self.function = function
+        self._arguments: Arguments | tuple[()] | None = None  # not known yet
+
+    def note(self, writes: dict[int, Any], obj: Any, attribute: str) -> None:
+        """Notes that an object is written now, if the write counts."""
+        frames = [*_python.frames_above(1)]
+        if self._arguments is None:
+            self._arguments = _arguments(self.function, frames) or ()
+        if not self._arguments or id(obj) in self._arguments.uncounted:
+            return
+        name = self._arguments.names.get(id(obj), f"a {type(obj).__name__}")
+        frame = next(filter(_python.is_users, frames), frames[-1])
+        place = SourceLine(frame.f_code.co_filename, frame.f_lineno)
+        written = f"{name}.{attribute}" if attribute else name
+        writes.setdefault(id(obj), {})[written] = place
+
+    def report(self, writes: dict[int, Any]) -> None:
+        """Warns of writes that are lost: the arguments are gone."""
+        arguments: Any = self._arguments
+        # If the function failed, its arguments live on in the traceback, and go later.
+        if arguments.caller not in map(_python.ActiveCall.of, _python.frames_above(0)):
+            return
+        names: dict[SourceLine, list[str]] = {}
+        for written in writes.values():
+            for name, place in written.items():
+                names.setdefault(place, []).append(name)
+        for place, written in names.items():
+            text = _message(arguments.function, place, written)
+            warnings.warn_explicit(
+                text, errors.LostUpdateWarning, *place, registry=_reported
+            )
+
+
+@hooks.owner_when_unflattened.fill
+def _owner() -> Any:
+    """The owner of an object being unflattened; called by functions that JAX calls."""
+    trace = ownership.current()
+    if trace is ownership.no_trace:
+        return trace
+    frame = _jax.caller_of_unflatten()
+    if frame is None:  # other code, such as `jax.tree.map`
+        return trace
+    latest, function = _latest[0](), _python.ActiveCall.of(frame)
+    if latest is None or latest.trace is not trace or latest.watch.function != function:
+        latest = ownership.RebuiltArguments(trace, Watch(function))
+        _latest[:] = [weakref.ref(latest)]
+    return latest
+
+
+_latest: list[Callable[[], ownership.RebuiltArguments | None]] = [lambda: None]
 
 
 def _arguments(
@@ -116,22 +164,6 @@ def _is_evaluated(objects: Sequence[Any]) -> bool:
     return any(flags) and False not in flags
 
 
-def _report(rebuilt: ownership.RebuiltArguments) -> None:
-    arguments: Any = rebuilt.arguments
-    # If the function failed, its arguments live on in the traceback, and go later.
-    if arguments.caller not in map(_python.ActiveCall.of, _python.frames_above(0)):
-        return
-    names: dict[SourceLine, list[str]] = {}
-    for written in rebuilt.writes.values():
-        for name, place in written.items():
-            names.setdefault(place, []).append(name)
-    for place, written in names.items():
-        text = _message(arguments.function, place, written)
-        warnings.warn_explicit(
-            text, errors.LostUpdateWarning, *place, registry=_reported
-        )
-
-
 _reported: dict[Any, Any] = {}
 
 
@@ -145,6 +177,3 @@ def _message(function: str, place: SourceLine, names: list[str]) -> str:
         "jax.jit: it carries updates\nback. Or return the object or nnx.state(object), "
         "and update the caller's by nnx.update.",
     )
-
-
-ownership.report_lost_by(_note, _report)

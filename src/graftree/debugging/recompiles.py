@@ -31,14 +31,14 @@ import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import imprints, paths
+from graftree.core import hooks, imprints, paths
 from graftree.core.graph import differences, flattening
 from graftree.core.graph.differences import ABSENT, Box, Met, MetadataKey, Node
 from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
 from graftree.core.modules.containers import List
 from graftree.core.text import descriptions
 from graftree.debugging import traces
-from graftree.transforms.compiled.jit import JitWrapped, register_record
+from graftree.transforms.compiled.jit import JitWrapped
 from graftree.transforms.lifting import arguments, decorators, signatures
 
 # How much of a table is printed: the latest traces, some rows of each.
@@ -629,4 +629,4 @@ def _warn_of_values(
 _SHORT = reprlib.Repr()
 _SHORT.maxother = 60
 
-register_record(functools.partial(traces.Traces, _warn_of_values))
+hooks.record_of_traces.fill(functools.partial(traces.Traces, _warn_of_values))

@@ -27,8 +27,8 @@ from graftree.core import paths
 from graftree.core.graph import differences, flattening, functional, updates
 from graftree.core.graph.graphdefs import LEAF, Static
 from graftree.core.graph.matching import Misfit
-from graftree.core.modules import modules, refs
-from graftree.core.modules.modules import Module
+from graftree.core.modules import refs
+from graftree.core.modules.modules import EqualLayers, Module
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.states import pure_dicts, states
@@ -42,7 +42,7 @@ from graftree.transforms.control_flow import loop_bodies, loops
 L = TypeVar("L", bound=Module)
 
 
-class Stack(Module, Generic[L]):
+class Stack(EqualLayers, Generic[L]):
     """Equal layers, applied one after the other by one loop.
 
     The size of the compiled program, and the time to trace it, don't depend on the
@@ -250,19 +250,6 @@ class Stack(Module, Generic[L]):
         if not -length <= index < length:
             raise IndexError(f"A Stack of {length} layers has no layer {index}.")
         return index % length
-
-
-def _call_each(stack: Stack[Any], function: Callable[[Any], Any]) -> None:
-    """Calls a function with the layers, also of an abstract Stack."""
-    leaves = jax.tree.leaves(_pure_state(stack.layers))
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-        function(stack.layers)
-        len(stack)  # raises if that made Variables
-    else:
-        stack.each(function)
-
-
-modules.STACKS[Stack] = "layers", _call_each
 
 
 def layer_at(stack: Stack[L], index: int) -> L:

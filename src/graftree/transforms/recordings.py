@@ -5,9 +5,9 @@ its checks. Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*
 have all of a model but its numbers. `eval_shape` makes them, and under a mesh finds
 where each array would be (`sharding/placement.py` has the rest).
 
-`both_sides` is for tools that read programs: it takes any function and any arguments, and
-writes nothing. Arguments that are neither arrays nor objects are constants there; of
-the output, arrays and objects count. A `NameStack` is the place of an operation in a
+`both_sides` is for tools that read programs: it takes any function and any arguments,
+and writes nothing. Arguments that are neither arrays nor objects are constants there;
+of the output, arrays and objects count. A `NameStack` is the place of an operation in a
 program: the names of modules are the scopes in which their methods are traced
 (`core/objects/running.py`).
 """

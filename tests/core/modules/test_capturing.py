@@ -334,12 +334,76 @@ def test_method_outputs_go_through_transforms(mode):
     assert outputs_of(Jitted(), 1.0) == {("__call__",): (2.0,), ("scaled",): (2.0,)}
 
 
+class Compiled(nnx.Module):
+    """Has methods that JAX or we compile."""
+
+    @jax.jit
+    def __call__(self, x):
+        return x + 1
+
+    @jax.jit
+    def by_jax(self, x):
+        return x + 2
+
+    @nnx.jit
+    def ours(self, x):
+        return x + 3
+
+    def encode(self, x):
+        return Compiled.__call__(self, x) + self.by_jax(x) + self.ours(x)
+
+
+def test_compiled_methods_and_calls_through_the_class_are_recorded():
+    names = {"__call__": 2.0, "by_jax": 3.0, "ours": 4.0, "encode": 9.0}
+    expected = {(name,): (x,) for name, x in names.items()}
+    assert outputs_of(lambda model: model.encode(1.0), Compiled()) == expected
+
+
+@pytest.mark.parametrize("name", ["__call__", "by_jax", "ours", "encode"])
+def test_a_captured_method_is_not_recorded_itself(name):
+    model = Compiled()
+    method = getattr(model, name)
+    by_class = functools.partial(getattr(Compiled, name), model)
+    for entry in (method, functools.partial(method), by_class):
+        assert (name,) not in outputs_of(entry, 1.0)
+    # In the call it is recorded as any other.
+    assert outputs_of(lambda model: getattr(model, name)(1.0), model)[name,]
+
+
+def test_methods_of_bases_are_not_recorded_under_a_name_that_is_overridden():
+    class Override(Layer):
+        def __call__(self, x):
+            return x
+
+        def encode(self, x):
+            return super().__call__(x)
+
+    seen = outputs_of(lambda model: model.encode(1.0), Override())
+    assert seen == {("encode",): (2.0,), ("scaled",): (2.0,), ("x",): (1.0,)}
+
+
+def test_functions_are_compiled_once_with_outputs_and_once_without(mode):
+    traces = []
+
+    @nnx.jit(**mode)
+    def forward(model, x):
+        traces.append(x)
+        return model.scaled(x)
+
+    model, x = Layer(), jnp.array(1.0)
+    for _ in range(3):
+        assert recorded(forward, model, x)[1] == {}
+        assert outputs_of(forward, model, x) == {("scaled",): (2.0,)}
+        assert forward(model, x) == 2.0
+    assert len(traces) == 3
+
+
 def test_classes_and_their_other_instances_do_not_record():
     other, before = Layer(), dict(vars(Layer))
 
     def f(model):
-        assert type(model).__name__ == "Layer" and isinstance(model, Layer)
-        assert type(other) is Layer and "__captures__" not in vars(other)
+        assert type(model) is type(other) is Layer
+        assert "__captures__" not in vars(other)
         return other.scaled(1.0)
 
     assert not outputs_of(f, Layer()) and dict(vars(Layer)) == before

@@ -12,6 +12,7 @@ import pytest
 import graftree as nnx
 
 # Only there a test can say that no renderer is registered.
+from graftree.core import hooks
 from graftree.core.text import representations
 from tests import tables, zoo
 
@@ -162,10 +163,8 @@ def test_only_str_is_coloured_where_colours_show(
 
 
 def test_renderers_are_registered(monkeypatch):
-    monkeypatch.setattr(representations, "_treescope", [])
-    node = model()
-    assert node.__treescope_repr__("path", None) is NotImplemented
-    representations.register_treescope(lambda *arguments: arguments)
+    node, hook = model(), hooks.treescope_repr
+    monkeypatch.setattr(hook, "call", lambda *arguments: arguments)
     assert node.__treescope_repr__("path", 1) == (node, "path", 1)
 
 

@@ -16,7 +16,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.annotations import Filter
-from graftree.core import filters
+from graftree.core import filters, hooks
 from graftree.core.graph import flattening, graphdefs, matching, watches
 from graftree.core.graph.graphdefs import GraphDef, GraphState
 from graftree.core.states import flat_states, states
@@ -474,8 +474,7 @@ def _caller(
     return CallableProxy(call)
 
 
-# GraphDef.apply is defined below split and merge, which it needs.
-graphdefs.CALLERS.append(_caller)
+hooks.apply_graphdef.fill(_caller)
 
 
 A = TypeVar("A", covariant=True)

@@ -29,13 +29,13 @@ import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
 from graftree import _jax
-from graftree.core import imprints, pickling
+from graftree.core import hooks, imprints, pickling
 from graftree.core.objects.callables import OwnMethod
 from graftree.core.states.states import State
 from graftree.core.text import descriptions, representations
@@ -318,7 +318,7 @@ class GraphDef(Generic[Node]):
             >>> y.shape
             (1, 3)
         """
-        return CALLERS[0](self, (state, *states), graph)
+        return hooks.apply_graphdef.call(self, (state, *states), graph)
 
     def listed(self) -> list[tuple[Path, Any]]:
         """Each row, and each other cell, with its path, in preorder."""
@@ -502,10 +502,6 @@ def _of_tree(
 ) -> GraphDef[Any]:
     top = tree_row(tree, cells, len(rows) + 1, num_leaves)
     return GraphDef.of(NODE, (top, *rows), num_leaves)
-
-
-# How `GraphDef.apply` merges, calls and splits: from `functional`, above this file.
-CALLERS: list[Callable[[GraphDef[Any], Sequence[Any], bool | None], Any]] = []
 
 
 def _listed(graphdef: GraphDef[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:

@@ -576,8 +576,18 @@ def check_tree(flat: Iterable[tuple[Any, Any]], function: str) -> None:
         )
 
 
-# The functions and transforms that `nnx.compat` has too, as a way out; it fills this.
-IN_COMPAT: set[str] = set()
+# The functions that follow references with ``graph=True``, and the transforms that
+# carry changes of structure with ``graph_updates=True``: `nnx.compat` has each with
+# that on.
+WITH_GRAPH = (
+    "split state clone graphdef flatten iter_graph iter_modules iter_children "
+    "recursive_map view view_info reseed get_abstract_model backup_keys"
+).split()
+WITH_UPDATES = (
+    "split_rngs fork_rngs jit cached_partial grad pmap vmap shard_map value_and_grad "
+    "custom_vjp scan while_loop fori_loop cond switch remat checkify eval_shape"
+).split()
+IN_COMPAT = frozenset([*WITH_GRAPH, *WITH_UPDATES])
 
 
 def _ways_out(function: str) -> str:

@@ -18,22 +18,20 @@ Invariants:
 - Two threads that capture the same Module take turns, and a third thread that calls it
   does not see the buffers.
 
-With ``method_outputs=``, a call ``module.f(x)`` also records its output. So during the
-call, each Module gets another class: a subclass of its own, made here, which overrides
-each method with one that also records. The wrappers must be on a class, because Python
-looks up ``__call__`` there, and because a class, unlike wrappers in an instance,
-survives the flattening of lifted transforms. The user's class stays as it is for
-everyone else, also in other threads.
+With ``method_outputs=``, an observer (`methods.observed`) also records the output of a
+call ``module.f(x)``, in each buffer whose metadata says so. Metadata are structure: so
+a compiled function that was traced for such buffers records outputs, and no other one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -43,7 +41,8 @@ from graftree import config
 from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import traversals
-from graftree.core.objects import bookkeeping, methods, pytrees
+from graftree.core.objects import bookkeeping, methods, pytrees, running
+from graftree.core.objects.running import ModuleCall
 from graftree.core.states import flat_states, states
 from graftree.core.variables import kinds, operators, variables
 from graftree.core.variables.variables import MISSING, Variable
@@ -55,6 +54,8 @@ BUFFERS = "__captures__"
 
 Buffer = Variable[dict[str, Any]]
 _PLAIN = {"hijax": False, "ref": False, "eager_sharding": True}
+# The metadata of a buffer that takes the outputs of methods.
+_OUTPUTS = {**_PLAIN, "takes_outputs": True}
 
 # Id of a captured Module -> the thread that captures it. The capture keeps it alive.
 _capturing_threads: dict[int, int] = {}
@@ -365,7 +366,8 @@ def capture(
     @functools.wraps(module.__call__ if isinstance(fn, Sower) else fn, updated=())
     def captured(*args: Any, **kwargs: Any) -> Any:
         subject = _subject(fn, args, kwargs)
-        result, recorded = _call(subject, request, lambda: fn(*args, **kwargs))
+        with _recording_outputs(fn) if method_outputs else contextlib.nullcontext():
+            result, recorded = _call(subject, request, lambda: fn(*args, **kwargs))
         if not var_types:
             return result
         return (result, *[_to_state(recorded, var_type) for var_type in var_types])
@@ -407,23 +409,21 @@ def _call(
     """The result of a call, and the records of the Modules in its subject."""
     with _turn:
         modules, claimed = _claim(subject)
-    before = [
-        (module, vars(module).get(BUFFERS), type(module)) for _, module in modules
-    ]
+    before = [(module, vars(module).get(BUFFERS)) for _, module in modules]
     result = None
     try:
         recorded = _attach(modules, request)
         result = function()
         return result, recorded
     finally:
-        for module, outer_buffers, cls in before:
-            _restore(module, outer_buffers, cls)
+        for module, outer_buffers in before:
+            _restore(module, outer_buffers)
         with _turn:
             for module in claimed:
                 del _capturing_threads[id(module)]
             _turn.notify_all()
         # In an outer call such copies may have to record for it.
-        if all(outer_buffers is None for _, outer_buffers, _ in before):
+        if all(outer_buffers is None for _, outer_buffers in before):
             _clean_copies(subject, result)
 
 
@@ -470,15 +470,17 @@ def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded
         entries = {kind: dict[str, Any]() for kind in request.kinds}
         entries |= init.get(path, {})
         # Not by the constructor: neither hooks nor the `ref` default are for the dicts.
+        outer_buffers = vars(module).get(BUFFERS, ())
+        with_outputs = [request.method_outputs]
+        with_outputs += map(type, filter(_takes_outputs, outer_buffers))
         buffers = tuple(
-            [kind.from_metadata(given, _PLAIN) for kind, given in entries.items()]
+            [
+                kind.from_metadata(given, _OUTPUTS if kind in with_outputs else _PLAIN)
+                for kind, given in entries.items()
+            ]
         )
         recorded.append((path, buffers))
-        outer_buffers = vars(module).get(BUFFERS, ())
         further = [buffer for buffer in outer_buffers if type(buffer) not in entries]
-        if request.method_outputs is not None:
-            cls = _recording_class(type(module), request.method_outputs)
-            object.__setattr__(module, "__class__", cls)
         # Last, since it stamps the Module.
         pytrees.store_attribute(module, BUFFERS, (*buffers, *further), True)
     return recorded
@@ -495,9 +497,7 @@ def _init_by_path(
     return by_path
 
 
-def _restore(module: Any, outer_buffers: tuple[Buffer, ...] | None, cls: type) -> None:
-    if type(module) is not cls:
-        object.__setattr__(module, "__class__", cls)
+def _restore(module: Any, outer_buffers: tuple[Buffer, ...] | None) -> None:
     if outer_buffers is not None:
         pytrees.store_attribute(module, BUFFERS, outer_buffers, True)
     elif BUFFERS in vars(module):
@@ -510,7 +510,7 @@ def _clean_copies(subject: Any, result: Any) -> None:
     returned = [value for value in results if isinstance(value, Sower)]
     for _, module in _modules_in([subject, *returned]):
         if id(module) not in _capturing_threads:
-            _restore(module, None, _user_class(type(module)))
+            _restore(module, None)
 
 
 def _to_state(recorded: _Recorded, var_type: type[Variable[Any]]) -> states.State:
@@ -532,59 +532,54 @@ def _to_state(recorded: _Recorded, var_type: type[Variable[Any]]) -> states.Stat
     return states.from_flat_state(paths.sorted_by_path(flat.items()))
 
 
-# Classes whose methods record their outputs.
+# Outputs of methods.
 
 
-class _OutputRecorder:
-    """In the MRO of all classes that record outputs, before the user's class.
-
-    It is not a base of theirs: an object may change its class only to one whose first
-    base is the class it has.
-    """
-
-    __slots__ = ()
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        # Replaces such hooks of the user's classes: they must not see this subclass,
-        # and may want arguments.
-        pytrees.Pytree.__init_subclass__.__func__(cls, **options)
+# The calls of bound methods that captures of this thread make, which don't record: for
+# each the object, the function, and the frame around the call.
+class _Entries(threading.local):
+    calls: tuple[tuple[Any, Any, Any], ...] = ()
 
 
-class _OutputRecorderMeta(type):
-    """Puts `_OutputRecorder` into the MRO."""
-
-    def mro(cls) -> list[type]:
-        rest = [base for base in super().mro()[1:] if base is not _OutputRecorder]
-        return [cls, _OutputRecorder, *rest]
+_entries = _Entries()
 
 
-@functools.cache
-def _recording_class(cls: type, output_type: type[Variable[Any]]) -> type:
-    """A subclass of ``cls`` whose methods record their outputs as ``output_type``."""
-    names = method_names(cls)
-    output_types = getattr(cls, "_output_types", ())
-    if not names or output_type in output_types:
-        return cls
-    namespace: dict[str, Any] = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "_output_types": (*output_types, output_type),
-        **{name: _recording_method(cls, name, output_type) for name in names},
-    }
-    return _recording_metaclass(type(cls))(cls.__name__, (cls,), namespace)
+@contextlib.contextmanager
+def _recording_outputs(fn: Any) -> Iterator[None]:
+    """Records outputs in this thread, but not that of a bound method ``fn`` itself."""
+    owner = None
+    while isinstance(fn, functools.partial):
+        owner, fn = next(iter(fn.args), None), fn.func
+    if inspect.ismethod(fn):
+        owner, fn = fn.__self__, fn.__func__
+    entry = owner, methods.function_of(fn), running.stack.top
+    before, _entries.calls = _entries.calls, (*_entries.calls, entry)
+    is_new = _record_output not in running.stack.observers
+    shown = methods.observed(_record_output, shows_methods=True, keeps_apart=False)
+    try:
+        with shown if is_new else contextlib.nullcontext():
+            yield
+    finally:
+        _entries.calls = before
 
 
-@functools.cache
-def _recording_metaclass(metaclass: type) -> type:
-    if issubclass(metaclass, _OutputRecorderMeta):
-        return metaclass
-    return type(metaclass.__name__, (_OutputRecorderMeta, metaclass), {})
+def _record_output(frame: ModuleCall, call: Callable[[], Any]) -> Any:
+    """An observer: records the output of a call where a capture asks for it."""
+    output, module = call(), frame.module
+    buffers = [*filter(_takes_outputs, _open_buffers(module) or ())]
+    if not buffers or not methods.is_public(frame.method) or not methods.is_own(frame):
+        return output
+    for owner, function, parent in _entries.calls:
+        is_entry = owner is module and function is frame.function
+        if is_entry and parent is frame.parent:
+            return output
+    for buffer in buffers:
+        _record((buffer,), type(buffer), frame.method, _adding(output))
+    return output
 
 
-def _user_class(cls: type) -> type:
-    """The class that `_recording_class` was called with, at first."""
-    return next(base for base in cls.__mro__ if not issubclass(base, _OutputRecorder))
+def _takes_outputs(buffer: Buffer) -> bool:
+    return "takes_outputs" in variables.metadata_of(buffer)
 
 
 def method_names(cls: type) -> list[str]:
@@ -604,16 +599,3 @@ def _is_method(attribute: Any) -> bool:
         and hasattr(attribute, "__get__")
         and not isinstance(attribute, (staticmethod, classmethod, type))
     )
-
-
-def _recording_method(
-    cls: type, name: str, output_type: type[Variable[Any]]
-) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = inspect.getattr_static(cls, name).__get__(self, cls)(*args, **kwargs)
-        buffers = _open_buffers(self)
-        if buffers is not None:
-            _record(buffers, output_type, name, _adding(output))
-        return output
-
-    return functools.update_wrapper(method, getattr(cls, name), updated=())

@@ -21,11 +21,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import jax
+
 from graftree.annotations import Filter, Key, Path
 from graftree.core import filters
-from graftree.core.graph import traversals
+from graftree.core.graph import functional, traversals
 from graftree.core.modules import capturing
 from graftree.core.objects import pytrees
+from graftree.core.states import pure_dicts
 
 A = TypeVar("A")
 M = TypeVar("M", bound="Module")
@@ -276,7 +279,11 @@ def _configure(
     plain = {}
     for path, own in options.items():
         # For a path that leads to layers kept as one.
-        ends = [n for n, key in enumerate(path) if key == _stack_of(parts[path[:n]])[0]]
+        ends = [
+            n
+            for n, key in enumerate(path)
+            if key == "layers" and isinstance(parts[path[:n]], EqualLayers)
+        ]
         if ends:
             stacked.setdefault(path[: ends[0]], {})[path[ends[0] + 1 :]] = own
         else:
@@ -286,19 +293,36 @@ def _configure(
         def configure(layer: Any, inner: Any = inner) -> None:
             _configure(dict(traversals.iter_graph(layer, graph=True)), inner)
 
-        _stack_of(parts[path])[1](parts[path], configure)
+        _call_each(parts[path], configure)
     for path, own in plain.items():
         parts[path].set_view(**own)
 
 
-# Classes of objects that keep equal layers as one, filled by the chapters that define
-# them: for each, and its subclasses, the attribute with that layer, and a function that
-# calls another one with every layer.
-STACKS: dict[type, tuple[str, Callable[[Any, Callable[[Any], None]], None]]] = {}
+class EqualLayers(Module):
+    """A Module that keeps equal layers as one, which has the values of all: a `Stack`.
+
+    Attributes:
+        layers: That layer.
+    """
+
+    layers: Any
+
+    def each(self, function: Callable[[Any], Any]) -> Any:
+        """Calls a function with every layer, and keeps its changes."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
 
 
-def _stack_of(x: Any) -> tuple[str | None, Any]:
-    return next((STACKS[cls] for cls in type(x).__mro__ if cls in STACKS), (None, None))
+def _call_each(stack: EqualLayers, function: Callable[[Any], Any]) -> None:
+    """Calls a function with the layers, also with abstract ones."""
+    leaves = jax.tree.leaves(pure_dicts.as_pure(functional.state(stack.layers)))
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        function(stack.layers)
+        len(stack)  # raises if that made Variables
+    else:
+        stack.each(function)
 
 
 def _is_configurable(value: Any) -> bool:

@@ -26,6 +26,7 @@ import jax
 from graftree import _jax, _python, config
 from graftree.core import ownership
 from graftree.core.imprints import HashableMapping
+from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 
 T = TypeVar("T")
@@ -39,8 +40,19 @@ DATA_REGISTRY: set[type] = set()
 
 _known_types: dict[type, bool] = {}
 
-# Exact types of most static values: they are not data, nor do they contain any.
+# Exact types of most static values: they are not data, nor do they contain any. Those
+# of ours derive from `Atom`.
 ATOMS: set[type] = {int, float, bool, str, bytes, complex, type(None), FunctionType}
+
+
+class Atom:
+    """The base of values that are static attributes wherever they are assigned."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        ATOMS.add(cls)
 
 
 def register_data_type(type_: type[T], /) -> type[T]:
@@ -92,7 +104,7 @@ def is_data(value: Any, /) -> bool:
     return known
 
 
-class DataObject:
+class DataObject(descriptions.PrintedNode):
     """The base of objects that are data wherever they are assigned."""
 
     __slots__ = ()

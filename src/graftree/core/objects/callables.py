@@ -123,10 +123,22 @@ def _record_of(x: Any) -> _Record | None:
     return record
 
 
-# Exact types whose instances may hold objects; JAX sees them as leaves.
+# Exact types whose instances may hold objects; JAX sees them as leaves. Those of ours
+# derive from `Holder`.
 TYPES: set[type] = {types.MethodType, functools.partial, types.FunctionType}
 
-# Types registered as graph nodes; `nodes.py` fills it.
+
+class Holder:
+    """The base of transformed functions that are objects: they may hold others."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        TYPES.add(cls)
+
+
+# Types that users registered as graph nodes, by `nodes.register_graph_node_type`.
 NODE_TYPES: set[type] = set()
 
 

@@ -51,9 +51,10 @@ OUTPUT_DTYPE = "_output_dtype"
 
 # Objects of the core are not layers: their methods have names of their own.
 _PACKAGE = "graftree.core."
+_NO_LAYERS = (_PACKAGE, "collections.")
 
 
-class TrackedMethod:
+class TrackedMethod(attributes.Atom):
     """Stands for a function whose calls with an object are tracked.
 
     Calls with anything else are those of the function.
@@ -84,10 +85,12 @@ class TrackedMethod:
         if OUTPUT_DTYPE in held and name == "__call__" and not frame.is_repeated:
             call = _casting(call, held[OUTPUT_DTYPE])
         try:
-            if _jax.current_trace() is _jax.no_trace and not stack.observers:
+            is_traced = _jax.current_trace() is not _jax.no_trace
+            if not is_traced and not stack.observers:
                 return call(*args, **kwargs)
-            with running.scope(frame):
+            with running.scope(frame) if is_traced else contextlib.nullcontext():
                 if stack.observers and not frame.is_repeated:
+                    frame.function = function
                     return _observe(frame, call)
                 return call(*args, **kwargs)
         except Exception as error:
@@ -125,7 +128,7 @@ class TrackedMethod:
         # As the function: by its name, or else as a method that a class tracks again.
         if pickling.is_global(self):
             return self.__qualname__
-        return _function_of, (_parts_of(self)[0],)
+        return function_of, (_parts_of(self)[0],)
 
 
 # The attributes that are not those of the function; past `__getattribute__`, its parts.
@@ -133,9 +136,6 @@ _OWN = frozenset(
     "__call__ __get__ __copy__ __deepcopy__ __reduce__ __reduce_ex__".split()
 )
 _parts_of: Any = vars(TrackedMethod)["_parts"].__get__
-
-# As a function, it is a static attribute wherever it is assigned.
-attributes.ATOMS.add(TrackedMethod)
 
 
 def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
@@ -157,9 +157,25 @@ def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
     return call
 
 
-def _function_of(method: Any) -> Any:
+def function_of(method: Any) -> Any:
     """The function that a `TrackedMethod` stands for; all else is returned as it is."""
     return _parts_of(method)[0] if type(method) is TrackedMethod else method
+
+
+def is_own(frame: ModuleCall) -> bool:
+    """Whether an observed call is one of the object's own method of this name.
+
+    Otherwise the object has another one, which has called that of a base class.
+    """
+    own = _in_class(frame.module, frame.method)
+    own = own.func if type(own) is functools.partialmethod else own
+    return function_of(own) is frame.function
+
+
+def _in_class(obj: Any, name: str) -> Any:
+    """The value of a name in the class of an object, as it is there."""
+    bases = [vars(base) for base in type(obj).__mro__]
+    return next((entries[name] for entries in bases if name in entries), None)
 
 
 def named(method: F) -> F:
@@ -192,7 +208,7 @@ def as_attribute(cls: type, name: str, value: Any) -> Any:
     if type(value) is functools.partialmethod and _is_plain(value.func):
         known = TrackedMethod(value.func, name)
         return functools.partialmethod(known, *value.args, **value.keywords)
-    return TrackedMethod(value, name) if _is_plain(value) else value
+    return TrackedMethod(value, name) if _is_call(value) else value
 
 
 def _is_plain(method: Any) -> bool:
@@ -200,6 +216,14 @@ def _is_plain(method: Any) -> bool:
     kinds = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     is_function = type(method) is types.FunctionType
     return is_function and not method.__code__.co_flags & kinds
+
+
+def _is_call(method: Any) -> bool:
+    """Whether a method does its work when called; ``jax.jit`` may have made it."""
+    return _is_plain(method) or type(method) is _COMPILED
+
+
+_COMPILED = type(jax.jit(len))
 
 
 def has_known_call(obj: Any) -> bool:
@@ -234,6 +258,7 @@ def observed(
     *roots: Any,
     shows_methods: bool = False,
     shows_draws: bool = False,
+    keeps_apart: bool = True,
 ) -> Iterator[None]:
     """Shows an observer the calls of methods of Pytrees in this thread.
 
@@ -247,6 +272,8 @@ def observed(
         *roots: Objects.
         shows_methods: Whether it sees those of all public methods, too.
         shows_draws: Whether it sees those of random streams, too.
+        keeps_apart: Whether traces in its view are kept apart from others. It needs
+            that unless the structure of the arguments says what it does with them.
     """
     stack = running.stack
     before = vars(stack).copy()
@@ -257,8 +284,10 @@ def observed(
     stack.shows_draws |= shows_draws
     stack.shows_methods |= shows_methods
     reading = _reading_methods() if shows_methods else contextlib.nullcontext()
+    shown = stack.shows_methods, stack.shows_draws
+    apart = Apart(*shown) if keeps_apart else contextlib.nullcontext(stack.apart)
     try:
-        with Apart(stack.shows_methods, stack.shows_draws) as stack.apart, reading:
+        with apart as stack.apart, reading:
             yield
     finally:
         vars(stack).clear()
@@ -267,7 +296,8 @@ def observed(
 
 def _observe(frame: ModuleCall, method: Callable[..., Any]) -> Any:
     """Calls the method of a frame in view of the observers, the latest one first."""
-    running.stack.apart.heed()
+    if running.stack.apart is not None:
+        running.stack.apart.heed()
     call = functools.partial(method, *frame.given, **frame.kwargs)
     for observer in running.stack.observers:
         call = functools.partial(observer, frame, call)
@@ -375,9 +405,9 @@ def _read(self: Any, name: str) -> Any:
         and type(value) is types.MethodType
         and value.__self__ is self
         and not name.startswith("_")
-        and inspect.getattr_static(type(self), name, None) is value.__func__
-        and _is_plain(value.__func__)
-        and not str(value.__func__.__module__).startswith(_PACKAGE)
+        and _in_class(self, name) is value.__func__
+        and _is_call(value.__func__)
+        and not str(value.__func__.__module__).startswith(_NO_LAYERS)
     ):
         method = TrackedMethod(value.__func__, name, adds_name=True)
         return types.MethodType(method, self)

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from graftree import _jax_registries, _python, errors
-from graftree.core import imprints, ownership, pickling
+from graftree.core import hooks, imprints, ownership, pickling
 from graftree.core.objects import (
     attributes,
     bookkeeping,
@@ -605,7 +605,7 @@ def _register(cls: type[Pytree]) -> None:
     _jax_registries.register_pytree(
         cls, _flatten_with_keys, unflatten, _flatten, _flatten_at_once
     )
-    pickling.announce_class(cls)
+    hooks.class_defined.call(cls)
 
 
 def _getters(cls: type, table: AttributeTable) -> Any:
@@ -663,7 +663,7 @@ def _unflatten(cls: type, aux: Any, children: Any) -> Any:
     entries = obj.__dict__
     entries[_NODES] = table
     entries[_STATE] = state = PytreeState(*flags)
-    state.owner = ownership.owner_when_unflattened()
+    state.owner = hooks.owner_when_unflattened.call()
     if callables.OwnMethod in kinds:
         statics = callables.bound(statics, obj)
     entries.update(zip(names, in_order((*children, *statics)), strict=True))

@@ -41,7 +41,7 @@ import jax
 
 from graftree import _python, config
 from graftree.annotations import Key, Path
-from graftree.core import ownership, paths, walks
+from graftree.core import hooks, ownership, paths, walks
 from graftree.core.objects import attributes, bookkeeping, callables
 from graftree.core.text import descriptions
 from graftree.core.variables import sharding
@@ -85,9 +85,11 @@ class ModuleCall:
         kwargs: The keyword arguments.
         adds_name: Whether the name of the method is part of those of operations.
         packed: The last arguments that it gave to a transform, if any.
+        function: The function that it runs; known where observers see the call.
     """
 
     packed: tuple[Any, ...] | None = None
+    function: Any = None
 
     def __init__(
         self,
@@ -583,4 +585,4 @@ def _path_below(root: Any, name: str, wanted: Any, seen: set[int]) -> Steps:
     return next((steps for steps, x in found if x is wanted), ())
 
 
-ownership.name_objects_by(_find_name)
+hooks.path_of_object.fill(_find_name)

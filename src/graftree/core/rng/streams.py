@@ -39,6 +39,7 @@ from graftree import _jax, errors
 from graftree.annotations import Filter, PRNGKey
 from graftree.core import filters
 from graftree.core.objects import methods, pytrees
+from graftree.core.text import representations
 from graftree.core.variables import variables
 
 P = ParamSpec("P")
@@ -58,7 +59,7 @@ Sizes: TypeAlias = Size | Mapping[Filter, Size | None] | None
 lock = threading.RLock()
 
 
-class RngState(variables.Variable[jax.Array]):
+class RngState(variables.Variable[jax.Array], representations.CountedAsOne):
     """The kind of Variable that random streams consist of.
 
     Example:

@@ -18,7 +18,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.annotations import Filter, Path
-from graftree.core import filters as filterlib, paths
+from graftree.core import filters as filterlib, hooks, paths
 from graftree.core.text import descriptions, representations
 from graftree.core.variables import operators
 
@@ -213,7 +213,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
               'b': 1
             })
         """
-        return _nested_form[0](nest(self))
+        return hooks.nested_state.call(nest(self))
 
 
 def remainder_error(rest: Sequence[tuple[Path, Any]]) -> ValueError:
@@ -252,13 +252,6 @@ def create_path_filters(state: Mapping) -> dict[filterlib.PathIn, Any]:
         groups.setdefault(operators.unwrap(leaf), []).append(path)
     return {filterlib.PathIn(*group): value for value, group in groups.items()}
 
-
-def register_nested_form(make: Callable[[dict], Any]) -> None:
-    """Sets the form that `FlatState.to_nested_state` gives to nested dicts."""
-    _nested_form[:] = [make]
-
-
-_nested_form: list[Callable[[dict], Any]] = []
 
 jax.tree_util.register_pytree_node(
     FlatState, lambda flat: (flat.leaves, flat.paths), FlatState.from_sorted_keys_values

@@ -14,7 +14,7 @@ import numpy as np
 from graftree import _jax, errors
 from graftree.annotations import Key, Path
 from graftree.core.states import flat_states
-from graftree.core.variables import operators, values
+from graftree.core.variables import operators, values, variables
 from graftree.core.variables.variables import Variable, is_variable
 
 
@@ -237,7 +237,7 @@ def as_pure(tree: Any) -> Any:
 
 def _pure(x: Any) -> Any:
     if isinstance(x, Variable):
-        raw, leaf_of = x.get_raw_value(), values.leaves.get(type(x))
+        raw, leaf_of = x.get_raw_value(), variables.leaf_functions.get(type(x))
         raw = raw if leaf_of is None else leaf_of(raw)
         return raw if isinstance(raw, jax.Array) else as_pure(raw)
     return x[...] if _jax.is_ref(x) else x

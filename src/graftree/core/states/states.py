@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import jax
 
 from graftree.annotations import Filter, Key, Path
-from graftree.core import paths, pickling
+from graftree.core import hooks, paths
 from graftree.core.states import flat_states
 from graftree.core.states.pure_dicts import replace_by_pure_dict, to_pure_dict
 from graftree.core.text import descriptions, representations
@@ -263,7 +263,7 @@ def _register(cls: type[State]) -> None:
     jax.tree_util.register_pytree_with_keys(
         cls, _with_entries, functools.partial(_unflatten, cls), _children
     )
-    pickling.announce_class(cls)
+    hooks.class_defined.call(cls)
 
 
 def _unflatten(cls: type[S], keys: tuple[Key, ...], children: Iterable[Any]) -> S:
@@ -321,7 +321,7 @@ jax.tree_util.register_pytree_with_keys(
     _children,
 )
 _register(State)
-flat_states.register_nested_form(functools.partial(_view, State))
+hooks.nested_state.fill(functools.partial(_view, State))
 
 
 class Containers:

@@ -254,18 +254,29 @@ def describe_leaf(x: Any, is_plain: bool = False) -> str:
     return text if is_plain else f"only {text}, abstract"
 
 
-# Classes built on this file are known here by their slots and bookkeeping.
+# Pytrees and Variables are built on this file: it knows them by these bases of theirs.
+
+
+class PrintedNode:
+    """A Pytree."""
+
+    __slots__ = ()
+
+
+class PrintedVariable:
+    """A Variable."""
+
+    __slots__ = ()
 
 
 def is_node(x: Any) -> bool:
     """Whether ``x`` is a Pytree."""
-    # Any attribute of a class may be the user's, also one of this name in a Variable.
-    return not is_variable(x) and hasattr(type(x), "_pytree__nodes")
+    return issubclass(type(x), PrintedNode)
 
 
 def is_variable(x: Any) -> bool:
     """Whether ``x`` is a Variable."""
-    return hasattr(type(x), "__nnx_metadata__")
+    return issubclass(type(x), PrintedVariable)
 
 
 Row = tuple[str, ...]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 from graftree import _jax, config
-from graftree.core import paths, walks
+from graftree.core import hooks, paths, walks
 from graftree.core.text import descriptions, writing
 from graftree.core.text.descriptions import Attr, Item, Object
 
@@ -57,18 +57,8 @@ class Representable:
         return writing.get_repr(self, color=writing.default_color())
 
     def __treescope_repr__(self, path: str, subtree_renderer: Any) -> Any:
-        """Shows the object in a notebook, if a renderer for treescope is registered."""
-        if not _treescope:
-            return NotImplemented
-        return _treescope[0](self, path, subtree_renderer)
-
-
-_treescope: list[Callable[..., Any]] = []
-
-
-def register_treescope(render: Callable[..., Any]) -> None:
-    """Registers a function of object, path and subtree renderer that draws objects."""
-    _treescope[:] = [render]
+        """Shows the object in a notebook."""
+        return hooks.treescope_repr.call(self, path, subtree_renderer)
 
 
 class MappingReprMixin(Representable):
@@ -325,9 +315,17 @@ class Sizes:
             self._spans[key] = slice(start, len(self._variables))
 
 
+class CountedAsOne:
+    """The base of a type of Variables that counts for all types below it.
+
+    Random state is such a type.
+    """
+
+    __slots__ = ()
+
+
 def _kind_and_size(variable: Any) -> tuple[type, Size]:
-    # By name, since random state is defined above this file.
-    bases = (cls for cls in type(variable).__mro__ if cls.__name__ == "RngState")
+    bases = (cls for cls in type(variable).__mro__ if CountedAsOne in cls.__bases__)
     return next(bases, type(variable)), size_of(variable.get_raw_value())
 
 

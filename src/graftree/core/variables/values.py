@@ -223,10 +223,6 @@ def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> An
     return jax.numpy.broadcast_to(value, abstract.shape)
 
 
-# By class, a function of the raw value; JAX gets its result instead.
-leaves: dict[type, Callable[[Any], Any]] = {}
-
-
 def have_same_type(a: Any, b: Any) -> bool:
     """Whether two arrays have equal shape, dtype and sharding."""
     if a.shape != b.shape or a.dtype != b.dtype:

@@ -28,9 +28,9 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 import jax
 
 from graftree import _jax, errors
-from graftree.core import ownership, pickling
+from graftree.core import hooks, ownership
 from graftree.core.imprints import HashableMapping, Noted
-from graftree.core.text import representations
+from graftree.core.text import descriptions, representations
 from graftree.core.variables import metadata as variable_metadata, sharding, values
 from graftree.core.variables.operators import ValueOperators, unwrap
 
@@ -39,7 +39,7 @@ MISSING: Any = object()
 _KEY = jax.tree_util.GetAttrKey("value")
 
 
-class _Slots:
+class _Slots(descriptions.PrintedVariable):
     """The slots of a Variable."""
 
     __slots__ = ("__nnx_metadata__", "_raw_value", "owner", "stamp")
@@ -83,6 +83,10 @@ class VariableMeta(type):
     __dir__ = representations.names_of_class
 
 
+# By class, a function of the raw value; JAX gets its result instead.
+leaf_functions: dict[type, Callable[[Any], Any]] = {}
+
+
 def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
     def flatten(variable: Any) -> Any:
         if ownership.unread and ownership.current() is not ownership.no_trace:
@@ -97,14 +101,14 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
         return ((_KEY, value),), entries
 
     if leaf is not None:
-        values.leaves[cls] = leaf
+        leaf_functions[cls] = leaf
     unflatten = partial(_unflatten, cls)
     jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flatten)
-    pickling.announce_class(cls)
+    hooks.class_defined.call(cls)
 
 
 def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
-    owner = ownership.owner_when_unflattened()
+    owner = hooks.owner_when_unflattened.call()
     if entries.get("hijax") and _jax.is_tracing():
         # Nobody's: a write into this copy would not reach the caller.
         owner = None

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Protocol, cast, overload
 import jax
 
 from graftree import _jax, config
-from graftree.core import ownership, pickling
+from graftree.core import hooks, ownership, pickling
 from graftree.core.graph import flattening, functional, graphdefs, watches
 from graftree.core.objects import callables, running
 from graftree.core.text.descriptions import is_deleted
@@ -31,21 +31,8 @@ from graftree.transforms.lifting.refusals import labeled
 from graftree.transforms.lifting.specs import Keywords, TransformSpec
 from graftree.transforms.lifting.traced import interior
 
-# Makes the record of the traces of a function.
-_new_record: list[Callable[[], Any]] = []
 
-
-def register_record(make: Callable[[], Any]) -> None:
-    """Lets a function make a record of the traces of each compiled function.
-
-    At each trace its ``add(signature, values, function)`` is called; after a call
-    for which JAX may have compiled, ``called(signature, values, count)`` with the
-    count of `programs.compilations` before it.
-    """
-    _new_record.append(make)
-
-
-class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
+class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
     """A function compiled by `jit`; call it like the function.
 
     Args:
@@ -65,7 +52,7 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
         in_shardings: As given, like ``out_shardings`` and ``static_argnums``.
         graph: Whether shared references are kept.
         partial_args: The arguments that are bound to it.
-        traces: The record of its traces; see `register_record`.
+        traces: The record of its traces; see `hooks.record_of_traces`.
     """
 
     def __init__(
@@ -80,7 +67,7 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
         donated: tuple[Any, Any],
         **options: Any,
     ) -> None:
-        self.traces: Any = _new_record[-1]() if _new_record else None
+        self.traces: Any = hooks.record_of_traces.call()
         static = decorators.choose(fun, "static", *statics)
         donate = decorators.choose(fun, "donate", *donated)
         decorators.check_disjoint(static, donate)
@@ -121,7 +108,7 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
         return jax.jit(self.interior(), **self._jax_options)
 
     def _called(self, *groups: Any) -> Any:
-        """Calls the function that JAX compiles; where observers watch, only for them."""
+        """Calls the function that JAX compiles; for observers, one of their own."""
         return self._function()(*groups)
 
     def _function(self) -> Any:
@@ -410,9 +397,6 @@ class _JitPartial(JitWrapped):
                     "function is made, or use nnx.jit."
                 )
         return super().prepare(args, kwargs, statics)
-
-
-callables.TYPES |= {JitWrapped, _JitPartial}
 
 
 def cached_partial(

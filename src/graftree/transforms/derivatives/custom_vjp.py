@@ -116,7 +116,7 @@ def custom_vjp(
     )
 
 
-class CustomVjp(Rebuilt, decorators.Method[P, R]):
+class CustomVjp(Rebuilt, callables.Holder, decorators.Method[P, R]):
     """A function with its own gradient; call it like the function.
 
     Args:
@@ -226,9 +226,6 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
                         f"Use nnx.DiffState({number}, False), or return None for it."
                     )
         return found
-
-
-callables.TYPES.add(CustomVjp)
 
 
 def _group(signature: Signature, values: Mapping[int, Any]) -> Leaves:

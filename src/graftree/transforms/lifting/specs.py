@@ -54,7 +54,7 @@ class TransformSpec:
             made of new ones.
         labels: The names of the positional arguments in messages.
         signatures: Those of earlier calls, if JAX keeps their compiled programs.
-        traces: Where traces are noted, if they are; see `jit.register_record`.
+        traces: Where traces are noted, if they are; see `hooks.record_of_traces`.
         held: The prefix of what the functions hold.
         functions: The functions, if they hold objects; see `holding`.
     """
