@@ -127,8 +127,8 @@ def match(node: Any, state: Any) -> Match:
     if isinstance(node, Variable):
         found = [StatePart(_NOWHERE, None, node, state)]
     else:
-        level = (*_children_of(node), mapping_of(state))
-        found = pairs.paired(node, level, _enter, nodes.LEAF_TYPES)
+        level = _children_of(node), mapping_of(state)
+        found = pairs.paired(node, level, _enter, nodes.LEAF_TYPES, _own_child)
     result, is_leaf = Match([]), nodes.LEAF_TYPES
     result.parts += [
         part if is_leaf[type(part.value)] else result.out_of_box(part)
@@ -140,7 +140,7 @@ def match(node: Any, state: Any) -> Match:
 def _enter(node: Any, key: Any, child: Any, value: Any) -> pairs.Level | None:
     if isinstance(nodes.kind_of(child), nodes.Leaf) or _is_static(node, key):
         return None
-    return (*_children_of(child), mapping_of(value))
+    return _children_of(child), mapping_of(value)
 
 
 def _is_static(node: Any, key: Any) -> bool:
@@ -157,28 +157,21 @@ def _is_static(node: Any, key: Any) -> bool:
     return key in children and children[key].is_data is False
 
 
-def _children_of(node: Any) -> tuple[Mapping[Any, Any], pairs.OwnChild]:
+def _children_of(node: Any) -> Mapping[Any, Any]:
     """What is in a node; of an object also its other attributes."""
-    kind: Any = nodes.kind_of(node)
-    if kind is nodes.PYTREE:
-        naming = attributes.facts_of(type(node)).naming
-        if naming is attributes.PLAIN:
-            return vars(node), _no_child
-        return {}, functools.partial(_named_child, node, naming)
+    if nodes.kind_of(node) is nodes.PYTREE:
+        # Where names are not keys, `_own_child` finds all children.
+        has_keys = attributes.facts_of(type(node)).naming is attributes.PLAIN
+        return vars(node) if has_keys else {}
     if type(node) is dict or isinstance(node, states.State):
-        return flat_states.raw_mapping(node), pairs.own_child
-    children, _ = kind.flatten(node)
-    return {child.key: child.value for child in children}, pairs.own_child
+        return flat_states.raw_mapping(node)
+    return {child.key: child.value for child in nodes.children(node)}
 
 
-def _no_child(_: Mapping[Any, Any], key: Any) -> tuple[Any, Any]:
-    return key, MISSING
-
-
-def _named_child(
-    node: Any, naming: attributes.Naming, _: Mapping[Any, Any], key: Any
-) -> tuple[Any, Any]:
-    """The child of an object whose attributes have other names than keys."""
+def _own_child(node: Any, children: Mapping[Any, Any], key: Any) -> tuple[Any, Any]:
+    if nodes.kind_of(node) is not nodes.PYTREE:
+        return pairs.own_child(node, children, key)
+    naming = attributes.facts_of(type(node)).naming
     name = naming.name_of(type(node), key)
     if name not in vars(node):
         return key, MISSING
@@ -216,6 +209,8 @@ def mapping_of(state: Any) -> Mapping[Any, Any]:
     """The nested mapping that a state stands for, or an object like a state."""
     if type(state) is dict:
         return state
+    if isinstance(state, states.State):
+        return state.raw_mapping
     if isinstance(state, flat_states.FlatState):
         return state.to_nested_state().raw_mapping
     if isinstance(state, Mapping):
@@ -269,8 +264,10 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
     leaves, places = [MISSING] * graphdef.num_leaves, graphdef.places()
     left: list[tuple[pairs.Position, Any, Any, Any]] = []
     for mapping in [*map(mapping_of, state_list)]:
-        level = places, pairs.own_child, mapping
-        for pair in pairs.paired(places, level, _enter_place, nodes.LEAF_TYPES):
+        level = places, mapping
+        for pair in pairs.paired(
+            places, level, _enter_place, nodes.LEAF_TYPES, pairs.own_child
+        ):
             _, _, number, value = pair
             if type(number) is int and leaves[number] is MISSING:
                 leaves[number] = value
@@ -285,7 +282,7 @@ def _enter_place(_: Any, _key: Any, place: Any, value: Any) -> pairs.Level | Non
     """What is below a place: a dict of places, unless it is the number of a leaf."""
     if type(place) is not dict:
         return None
-    return place, pairs.own_child, mapping_of(value)
+    return place, value if type(value) is dict else mapping_of(value)
 
 
 # Whether a value is a leaf as it is: there is one, and in no box.

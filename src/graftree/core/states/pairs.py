@@ -27,52 +27,57 @@ from graftree.core.variables.variables import MISSING
 Position = tuple[Path, Any, Any]
 """A node of the target: its path, itself, and the position of the node above."""
 
-OwnChild = Callable[[Mapping[Any, Any], Any], tuple[Any, Any]]
-"""Of children and a key that is not among them: the target's own key, and the child."""
-
-Level = tuple[Mapping[Any, Any], OwnChild, Mapping[Any, Any]]
-"""The children of a node, by key, and the part of the state for it."""
+Level = tuple[Mapping[Any, Any], Mapping[Any, Any]]
+"""The children of a node, by key, and the part of a state for it."""
 
 Enter = Callable[[Any, Any, Any, Any], Level | None]
 """Of a node, a key, its child and its value in the state: what is below both, if any."""
 
+OwnChild = Callable[[Any, Mapping[Any, Any], Any], tuple[Any, Any]]
+"""Of a node, its children and a key not among them: its own key for it, and the child."""
+
+Pair = tuple[Position, Any, Any, Any]
+"""The position of a node, a key in it, the child there or `MISSING`, and the value."""
+
 
 def paired(
-    target: Any, level: Level, enter: Enter, is_leaf: Mapping[type, bool]
-) -> list[tuple[Position, Any, Any, Any]]:
+    target: Any,
+    level: Level,
+    enter: Enter,
+    is_leaf: Mapping[type, bool],
+    own_child: OwnChild,
+) -> list[Pair]:
     """Lists which value of a state belongs where, in the order of the state.
 
     Args:
         target: What the state is for.
         level: What is in both.
         enter: Gives what is below both.
-        is_leaf: The types of values that are never entered: looked up in C, since all
-            other work is done once per leaf.
-
-    Returns:
-        For each value the position of its node, the key there, the target's child or
-        `MISSING`, and the value.
+        is_leaf: Whether values of a type are never entered. It is looked up in C, which
+            matters where nothing else is called for a leaf.
+        own_child: Reads keys that the target spells in another way.
     """
-    pairs: list[tuple[Position, Any, Any, Any]] = []
+    pairs: list[Pair] = []
     # No recursion, whose depth Python limits.
     pending: list[tuple[Position, Level]] = [(((), target, None), level)]
     while pending:
-        position, (children, own_child, mapping) = pending.pop()
+        position, (children, mapping) = pending.pop()
+        path, node, _ = position
         entered: list[tuple[Position, Level]] = []
         for key, value in mapping.items():
             child = children.get(key, MISSING)
             if child is MISSING:
-                key, child = own_child(children, key)
+                key, child = own_child(node, children, key)
             if is_leaf[type(value)]:
                 pairs.append((position, key, child, value))
             elif value is not None or not is_bookkeeping(key, value):
-                below = enter(position[1], key, child, value)
+                below = enter(node, key, child, value)
                 if below is None:
                     pairs.append((position, key, child, value))
                 else:
-                    path = (*position[0], key)
-                    entered.append(((path, child, position), below))
-        pending += entered[::-1]
+                    entered.append((((*path, key), child, position), below))
+        if entered:
+            pending += entered[::-1]
     return pairs
 
 
@@ -81,7 +86,7 @@ def is_bookkeeping(key: Key, value: Any) -> bool:
     return value is None and isinstance(key, str) and key.startswith("_pytree__")
 
 
-def own_child(children: Mapping[Any, Any], key: Key) -> tuple[Key, Any]:
+def own_child(_: Any, children: Mapping[Any, Any], key: Key) -> tuple[Key, Any]:
     """`OwnChild` where keys may be spelled as strings."""
     key = own_key(key, children)
     return key, children.get(key, MISSING)

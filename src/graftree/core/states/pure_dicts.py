@@ -74,11 +74,9 @@ def replace_by_pure_dict(
     """
     replace = _replaced if replace_fn is None else replace_fn
     target, pure = map(flat_states.raw_mapping, (state, pure_dict))
-    level = target, pairs.own_child, pure
+    paired = pairs.paired(target, (target, pure), _enter, _IS_LEAF, pairs.own_child)
     changes = []
-    for (path, mapping, _), key, old, new in pairs.paired(
-        target, level, _enter, _IS_LEAF
-    ):
+    for (path, mapping, _), key, old, new in paired:
         if isinstance(new, Mapping) and not flat_states.leaves(new):
             continue
         if old is MISSING or isinstance(old, Mapping):
@@ -102,7 +100,7 @@ def _replaced(old: Any, new: Any) -> Any:
 def _enter(_: Any, _key: Any, old: Any, new: Any) -> pairs.Level | None:
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return None
-    return flat_states.raw_mapping(old), pairs.own_child, flat_states.raw_mapping(new)
+    return flat_states.raw_mapping(old), flat_states.raw_mapping(new)
 
 
 # So also looked at: ``None``, which may be no value.
