@@ -54,7 +54,8 @@ class StatePart(NamedTuple):
     def path(self) -> Path:
         """Of the part, as the object spells it."""
         # A Variable that is the whole object has no node around it.
-        return () if self.position is _NOWHERE else (*self.position[0], self.key)
+        keys = () if self.position is _NOWHERE else (self.key,)
+        return pairs.path_of(self.position, *keys)
 
     @property
     def node(self) -> Any:
@@ -72,7 +73,7 @@ class StatePart(NamedTuple):
 
 # The constructor of a named tuple is a function in Python.
 _make_part = functools.partial(tuple.__new__, StatePart)
-_NOWHERE: pairs.Position = ((), None, None)
+_NOWHERE: pairs.Position = (None, None, None)
 
 
 @dataclasses.dataclass
@@ -128,7 +129,7 @@ def match(node: Any, state: Any) -> Match:
         found = [StatePart(_NOWHERE, None, node, state)]
     else:
         level = _children_of(node), mapping_of(state)
-        found = pairs.paired(node, level, _enter, nodes.LEAF_TYPES, _own_child)
+        found = pairs.paired(node, level, _enter, nodes.LEAF_TYPES)
     result, is_leaf = Match([]), nodes.LEAF_TYPES
     result.parts += [
         part if is_leaf[type(part.value)] else result.out_of_box(part)
@@ -159,23 +160,13 @@ def _is_static(node: Any, key: Any) -> bool:
 
 def _children_of(node: Any) -> Mapping[Any, Any]:
     """What is in a node; of an object also its other attributes."""
-    if nodes.kind_of(node) is nodes.PYTREE:
-        # Where names are not keys, `_own_child` finds all children.
-        has_keys = attributes.facts_of(type(node)).naming is attributes.PLAIN
-        return vars(node) if has_keys else {}
-    if type(node) is dict or isinstance(node, states.State):
+    kind: Any = nodes.kind_of(node)
+    if kind is nodes.PYTREE:
+        if attributes.facts_of(type(node)).naming is attributes.PLAIN:
+            return vars(node)
+    elif type(node) is dict or isinstance(node, states.State):
         return flat_states.raw_mapping(node)
-    return {child.key: child.value for child in nodes.children(node)}
-
-
-def _own_child(node: Any, children: Mapping[Any, Any], key: Any) -> tuple[Any, Any]:
-    if nodes.kind_of(node) is not nodes.PYTREE:
-        return pairs.own_child(node, children, key)
-    naming = attributes.facts_of(type(node)).naming
-    name = naming.name_of(type(node), key)
-    if name not in vars(node):
-        return key, MISSING
-    return naming.key_of(name), vars(node)[name]
+    return dict(nodes.items(node, kind))
 
 
 def _is_array(x: Any) -> bool:
@@ -251,23 +242,13 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
         ValueError: If leaves are missing or unexpected; the message has their paths.
         TypeError: If a state has none of the forms of states.
     """
-    if any([isinstance(state, list) for state in state_list]):
-        return _match_list(graphdef, state_list)
-    if graphdef.paths() == ((),):
-        return _match_root(graphdef, state_list)
+    if graphdef.paths() == ((),) or not all(map(is_mapping, state_list)):
+        return _match_otherwise(graphdef, state_list)
+    places, leaves = graphdef.places(), [MISSING] * graphdef.num_leaves
+    left: list[pairs.Pair] = []
     for state in state_list:
-        if not is_mapping(state):
-            raise TypeError(
-                f"Expected a State or another mapping of paths to leaves, got "
-                f"{type(state).__name__}."
-            )
-    leaves, places = [MISSING] * graphdef.num_leaves, graphdef.places()
-    left: list[tuple[pairs.Position, Any, Any, Any]] = []
-    for mapping in [*map(mapping_of, state_list)]:
-        level = places, mapping
-        for pair in pairs.paired(
-            places, level, _enter_place, nodes.LEAF_TYPES, pairs.own_child
-        ):
+        level = places, mapping_of(state)
+        for pair in pairs.paired(places, level, _enter_place, nodes.LEAF_TYPES):
             _, _, number, value = pair
             if type(number) is int and leaves[number] is MISSING:
                 leaves[number] = value
@@ -296,8 +277,8 @@ def _out_of_boxes(
 ) -> list[Any]:
     """The leaves where some are mappings, or raises if any are missing or left over."""
     unexpected: list[Path] = []
-    for (above, *_), key, number, value in left:
-        path = (*above, key)
+    for position, key, number, value in left:
+        path = pairs.path_of(position, key)
         if type(number) is not int:
             unexpected += [path for path, _ in leaves_of(value, path)]
         # An empty mapping counts only if there is nothing else.
@@ -331,13 +312,23 @@ def is_empty(x: Any) -> bool:
     return is_mapping(x) and not len(x)
 
 
-def _match_list(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
+def _match_otherwise(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
+    """`match_leaves` for a list of leaves, and for an object that is a leaf."""
+    lists = [state for state in state_list if isinstance(state, list)]
+    if not lists and graphdef.paths() == ((),):
+        return _match_root(graphdef, state_list)
+    if not lists:
+        kind = next(type(state) for state in state_list if not is_mapping(state))
+        raise TypeError(
+            f"Expected a State or another mapping of paths to leaves, got "
+            f"{kind.__name__}."
+        )
     if len(state_list) > 1:
         raise ValueError(
             f"Only one state can be passed as a list of leaves, got {len(state_list)} "
             "states."
         )
-    (leaves,) = state_list
+    (leaves,) = lists
     if len(leaves) != graphdef.num_leaves:
         raise _count_error(graphdef, len(leaves), [], [])
     return leaves

@@ -24,8 +24,8 @@ from graftree.annotations import Key, Path
 from graftree.core.variables import values
 from graftree.core.variables.variables import MISSING
 
-Position = tuple[Path, Any, Any]
-"""A node of the target: its path, itself, and the position of the node above."""
+Position = tuple[Any, Any, Any]
+"""Of a node of the target: its key in the node above, itself, the position of that."""
 
 Level = tuple[Mapping[Any, Any], Mapping[Any, Any]]
 """The children of a node, by key, and the part of a state for it."""
@@ -33,19 +33,12 @@ Level = tuple[Mapping[Any, Any], Mapping[Any, Any]]
 Enter = Callable[[Any, Any, Any, Any], Level | None]
 """Of a node, a key, its child and its value in the state: what is below both, if any."""
 
-OwnChild = Callable[[Any, Mapping[Any, Any], Any], tuple[Any, Any]]
-"""Of a node, its children and a key not among them: its own key for it, and the child."""
-
 Pair = tuple[Position, Any, Any, Any]
 """The position of a node, a key in it, the child there or `MISSING`, and the value."""
 
 
 def paired(
-    target: Any,
-    level: Level,
-    enter: Enter,
-    is_leaf: Mapping[type, bool],
-    own_child: OwnChild,
+    target: Any, level: Level, enter: Enter, is_leaf: Mapping[type, bool]
 ) -> list[Pair]:
     """Lists which value of a state belongs where, in the order of the state.
 
@@ -53,43 +46,45 @@ def paired(
         target: What the state is for.
         level: What is in both.
         enter: Gives what is below both.
-        is_leaf: Whether values of a type are never entered. It is looked up in C, which
-            matters where nothing else is called for a leaf.
-        own_child: Reads keys that the target spells in another way.
+        is_leaf: Whether values of a type are never entered. It is looked up in C: for
+            a leaf nothing else is called.
     """
     pairs: list[Pair] = []
     # No recursion, whose depth Python limits.
-    pending: list[tuple[Position, Level]] = [(((), target, None), level)]
+    pending: list[tuple[Position, Level]] = [((None, target, None), level)]
     while pending:
         position, (children, mapping) = pending.pop()
-        path, node, _ = position
         entered: list[tuple[Position, Level]] = []
         for key, value in mapping.items():
             child = children.get(key, MISSING)
             if child is MISSING:
-                key, child = own_child(node, children, key)
+                key = own_key(key, children)
+                child = children.get(key, MISSING)
             if is_leaf[type(value)]:
                 pairs.append((position, key, child, value))
             elif value is not None or not is_bookkeeping(key, value):
-                below = enter(node, key, child, value)
+                below = enter(position[1], key, child, value)
                 if below is None:
                     pairs.append((position, key, child, value))
                 else:
-                    entered.append((((*path, key), child, position), below))
+                    entered.append(((key, child, position), below))
         if entered:
             pending += entered[::-1]
     return pairs
 
 
+def path_of(position: Position, *keys: Any) -> Path:
+    """The path of a node of the target, and keys below it."""
+    key, _, above = position
+    while above is not None:
+        keys = (key, *keys)
+        key, _, above = above
+    return keys
+
+
 def is_bookkeeping(key: Key, value: Any) -> bool:
     """Whether an entry says only that a Module was saved itself, not its state."""
     return value is None and isinstance(key, str) and key.startswith("_pytree__")
-
-
-def own_child(_: Any, children: Mapping[Any, Any], key: Key) -> tuple[Key, Any]:
-    """`OwnChild` where keys may be spelled as strings."""
-    key = own_key(key, children)
-    return key, children.get(key, MISSING)
 
 
 def own_key(key: Key, children: Mapping[Any, Any]) -> Key:

@@ -74,18 +74,19 @@ def replace_by_pure_dict(
     """
     replace = _replaced if replace_fn is None else replace_fn
     target, pure = map(flat_states.raw_mapping, (state, pure_dict))
-    paired = pairs.paired(target, (target, pure), _enter, _IS_LEAF, pairs.own_child)
     changes = []
-    for (path, mapping, _), key, old, new in paired:
+    for position, key, old, new in pairs.paired(
+        target, (target, pure), _enter, _IS_LEAF
+    ):
         if isinstance(new, Mapping) and not flat_states.leaves(new):
             continue
         if old is MISSING or isinstance(old, Mapping):
-            raise _unknown((*path, key))
+            raise _unknown(pairs.path_of(position, key))
         raw = old.get_raw_value() if isinstance(old, Variable) else old
         inner = pairs.out_of_box(new, raw) if isinstance(new, Mapping) else new
         if isinstance(inner, Mapping) and not isinstance(raw, Mapping):
-            raise _unknown((*path, key, next(iter(new))))
-        changes.append((mapping, key, replace(old, inner)))
+            raise _unknown(pairs.path_of(position, key, next(iter(new))))
+        changes.append((position[1], key, replace(old, inner)))
     for mapping, key, leaf in changes:
         mapping[key] = leaf
 
