@@ -102,3 +102,25 @@ class Above(dict[int, tuple[Path, Any]]):
             return last
         self[id(x)] = path, x
         return None
+
+
+class ByType(dict[type, bool]):
+    """What is so of the values of a type: asked once, then looked up in C.
+
+    Args:
+        ask: A function of the type, which may take longer than all else in a walk.
+
+    Example:
+        >>> from graftree.core import walks
+        >>> is_number = walks.ByType(lambda kind: issubclass(kind, (int, float)))
+        >>> is_number[type(1.0)], is_number[type("a")]
+        (True, False)
+    """
+
+    def __init__(self, ask: Callable[[type], bool]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def __missing__(self, kind: type) -> bool:
+        answer = self[kind] = self._ask(kind)
+        return answer

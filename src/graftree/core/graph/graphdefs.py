@@ -37,6 +37,7 @@ import jax
 from graftree import _jax
 from graftree.core import hooks, imprints, pickling
 from graftree.core.objects.callables import OwnMethod
+from graftree.core.states import flat_states
 from graftree.core.states.states import State
 from graftree.core.text import descriptions, representations
 
@@ -390,15 +391,11 @@ class GraphDef(Generic[Node]):
 
     def places(self) -> dict[Any, Any]:
         """The paths as nested dicts, with the number of each leaf; cached."""
-        found = self._cache.get("places")
-        if found is None:
-            found = self._cache["places"] = {}
-            for number, path in enumerate(self.paths()):
-                place = found
-                for key in path[:-1]:
-                    place = place.setdefault(key, {})
-                place[path[-1]] = number
-        return found
+        places = self._cache.get("places")
+        if places is None:
+            numbers = zip(self.paths(), itertools.count())
+            places = self._cache["places"] = flat_states.nest(numbers)
+        return places
 
     def tops(self) -> list[Any]:
         """For each cell of the root its row, or itself if it has none."""

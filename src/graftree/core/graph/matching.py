@@ -1,13 +1,7 @@
-"""The places in an object, or in a skeleton, for the parts of a state.
+"""Which part of a state belongs where in an object, or in a skeleton.
 
-Only `match` decides them: `merge` reads its answer for a skeleton, and `update`, lax or
-strict, and all code that loads states read it for an object. Only it knows how
-checkpoints change states:
-
-    object                    state
-    layers/0/kernel           layers/'0'/kernel          integer keys as strings
-    kernel                    kernel/value               a level below each Variable
-    nothing                   layers/_pytree__state      ``None``, which is not a leaf
+One walk decides it (`states/pairs.py`): `merge` reads its answer for a skeleton, and
+`update`, lax or strict, and all code that loads states read it for an object.
 
 `compare` finds how far an object and a state fit each other, for strict loads. It pairs
 each leaf of the object with the state's value for it, and lists all differences by
@@ -22,8 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,161 +29,144 @@ from graftree.core.graph import differences, flattening, nodes, watches
 from graftree.core.graph.graphdefs import GraphDef, Path, VariableDef
 from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.states import flat_states, pure_dicts, states
+from graftree.core.states import flat_states, pairs, pure_dicts, states
 from graftree.core.text import descriptions
 from graftree.core.variables import values
 from graftree.core.variables.variables import MISSING, Variable
 
 
-class Given(NamedTuple):
-    """The part of a state for one place.
+class StatePart(NamedTuple):
+    """A part of a state, and where it belongs.
 
     Attributes:
-        path: Of the place, as the object spells it.
-        held: The present value: a Variable, another value, or in a skeleton the number
-            of a leaf; `MISSING` if there is nothing.
+        position: Of the object or container that it belongs into.
+        key: Of the part in there, as the object spells it.
+        held: The present value: a Variable, another value, or `MISSING`.
         value: The part of the state, out of its box and with the keys of ``held``.
-        node: The object or container that the place is in.
-        owner: The object around it, if there is one.
     """
 
-    path: Path
+    position: pairs.Position
+    key: Any
     held: Any
     value: Any
-    node: Any = None
-    owner: Pytree | None = None
+
+    @property
+    def path(self) -> Path:
+        """Of the part, as the object spells it."""
+        # A Variable that is the whole object has no node around it.
+        keys = () if self.position is _NOWHERE else (self.key,)
+        return pairs.path_of(self.position, *keys)
+
+    @property
+    def node(self) -> Any:
+        """The object or container that it belongs into."""
+        return self.position[1]
+
+    @property
+    def owner(self) -> Pytree | None:
+        """The object around it, if there is one."""
+        _, node, above = self.position
+        while above is not None and not isinstance(node, Pytree):
+            _, node, above = above
+        return node if isinstance(node, Pytree) else None
+
+
+# The constructor of a named tuple is a function in Python.
+_make_part = functools.partial(tuple.__new__, StatePart)
+_NOWHERE: pairs.Position = (None, None, None)
 
 
 @dataclasses.dataclass
 class Match:
-    """The places of the parts of a state.
+    """The parts of a state, and where they belong.
 
     Attributes:
-        given: The parts, with their places.
-        refused: Those that have a mapping for a holder of a leaf, and this holder.
+        parts: All of them.
+        refused: Those that have a mapping for a holder of a leaf: also the path of this
+            holder, and what it holds.
         has_boxes: Whether any value came in the box of a checkpoint.
     """
 
-    given: list[Given] = dataclasses.field(default_factory=list)
-    refused: list[tuple[Given, Any]] = dataclasses.field(default_factory=list)
+    parts: list[StatePart]
+    refused: list[tuple[StatePart, Path, Any]] = dataclasses.field(default_factory=list)
     has_boxes: bool = False
 
-    def add(self, given: Given) -> None:
-        """Adds a part, out of its box."""
-        held, value = given.held, given.value
-        if is_mapping(value) and len(value):
-            if isinstance(held, Variable) or _is_array(held):
-                value = self._opened(flattening.raw_of(held), value, given.path, given)
-                given = given._replace(value=value)
-        self.given.append(given)
+    def out_of_box(self, part: StatePart) -> StatePart:
+        """The same part out of its box, if it came in one."""
+        _, _, held, value = part
+        if not (is_mapping(value) and len(value)):
+            return part
+        if not (isinstance(held, Variable) or _is_array(held)):
+            return part
+        value = self._opened(flattening.raw_of(held), value, part.path, part)
+        return part._replace(value=value)
 
-    def _opened(self, held: Any, value: Any, path: Path, given: Given) -> Any:
+    def _opened(self, held: Any, value: Any, path: Path, part: StatePart) -> Any:
         """The values that a mapping gives to a holder: the contents of its boxes."""
         if isinstance(value, states.State):
             value = pure_dicts.to_pure_dict(value)
-        inner = pure_dicts.out_of_box(value, held)
+        inner = pairs.out_of_box(value, held)
         self.has_boxes |= inner is not value
         if not is_mapping(inner):
             return inner
         if holds_leaf(held):
-            self.refused.append((given._replace(path=path, value=inner), held))
+            self.refused.append((part._replace(value=inner), path, held))
         if not isinstance(held, Mapping) or not isinstance(inner, Mapping):
             return inner
         opened: dict[Any, Any] = {}
         for key, below in inner.items():
-            own = pure_dicts.own_key(key, held)
+            own = pairs.own_key(key, held)
             if own in held and isinstance(below, Mapping):
-                below = self._opened(held[own], below, (*path, own), given)
+                below = self._opened(held[own], below, (*path, own), part)
             opened[own] = below
         is_same = all(opened.get(key, MISSING) is x for key, x in inner.items())
         return inner if is_same else opened
 
 
-class _Lookup(NamedTuple):
-    """What is in a node, to be found by the keys of a state.
-
-    Attributes:
-        entries: Its children, and for an object also its other attributes.
-        name_of: The name of a child in ``entries``, by its key; ``None``: the key.
-        key_of: The key of a child in paths, by its name; ``None``: the name.
-        statuses: False for names of static values.
-    """
-
-    entries: Mapping[Any, Any]
-    name_of: Callable[[Any], Any] | None = None
-    key_of: Callable[[Any], Any] | None = None
-    statuses: Mapping[Any, Any] = MappingProxyType({})
-
-
-def _find_places(
-    root: Any, state: Mapping[Any, Any], look_in: Callable[[Any], _Lookup]
-) -> Match:
-    """Finds the places for the parts of a nested mapping.
-
-    Args:
-        root: An object, or the tree of a skeleton.
-        state: The mapping.
-        look_in: Finds the contents of a node of it.
-    """
-    found, kinds = Match(), nodes.KINDS
-
-    def below(visit: Any, path: Path) -> list[tuple[Any, Any]]:
-        node, owner, given = visit
-        owner = node if isinstance(node, Pytree) else owner
-        (entries, name_of, key_of, statuses), listed = look_in(node), []
-        for key, value in given.items():
-            name = key if name_of is None else name_of(key)
-            child = entries.get(name, MISSING)
-            if child is not MISSING:
-                key = name if key_of is None else key_of(name)
-            kind = kinds.get(type(child)) or nodes.kind_of(child)
-            is_leaf = isinstance(kind, nodes.Leaf) or statuses.get(name) is False
-            if value is None and pure_dicts.is_bookkeeping(key, value):
-                if is_leaf or node is owner:
-                    continue
-            kind = kinds.get(type(value)) or nodes.kind_of(value)
-            if is_leaf or isinstance(kind, nodes.Leaf):
-                part = _make_given(((*path, key), child, value, node, owner))
-                if kind is nodes.Leaf.VARIABLE:  # in no box
-                    found.given.append(part)
-                else:
-                    found.add(part)
-            else:
-                listed.append((key, (child, owner, mapping_of(value))))
-        return listed
-
-    for _ in walks.walk((root, None, state), below):
-        pass
-    return found
+def match(node: Any, state: Any) -> Match:
+    """Which part of a state belongs where in an object, or in a Variable."""
+    if isinstance(node, Variable):
+        found = [StatePart(_NOWHERE, None, node, state)]
+    else:
+        level = _children_of(node), mapping_of(state)
+        found = pairs.paired(node, level, _enter, nodes.LEAF_TYPES)
+    result, is_leaf = Match([]), nodes.LEAF_TYPES
+    result.parts += [
+        part if is_leaf[type(part.value)] else result.out_of_box(part)
+        for part in map(_make_part, found)
+    ]
+    return result
 
 
-# The constructor of a named tuple is a function in Python.
-_make_given = functools.partial(tuple.__new__, Given)
+def _enter(node: Any, key: Any, child: Any, value: Any) -> pairs.Level | None:
+    if isinstance(nodes.kind_of(child), nodes.Leaf) or _is_static(node, key):
+        return None
+    return _children_of(child), mapping_of(value)
 
 
-def _in_object(node: Any) -> _Lookup:
+def _is_static(node: Any, key: Any) -> bool:
+    """Whether an attribute is static, although its value may be a container."""
+    kind = nodes.kind_of(node)
+    if kind is nodes.PYTREE:
+        # Classes that are not pytrees are not checked, so there the values decide.
+        name = attributes.name_of(type(node), key)
+        is_checked = attributes.facts_of(type(node)).is_pytree
+        return is_checked and bookkeeping.table_of(node).get(name) is False
+    if type(node) in (list, tuple, dict) or isinstance(node, states.State):
+        return False
+    children = {child.key: child for child in nodes.children(node)}
+    return key in children and children[key].is_data is False
+
+
+def _children_of(node: Any) -> Mapping[Any, Any]:
+    """What is in a node; of an object also its other attributes."""
     kind: Any = nodes.kind_of(node)
     if kind is nodes.PYTREE:
-        facts, entries = attributes.facts_of(type(node)), vars(node)
-        # Classes that are not pytrees are not checked, so there the values decide.
-        statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
-        naming = facts.naming
-        if naming is attributes.PLAIN:
-            return _Lookup(entries, statuses=statuses)
-        name_of = functools.partial(naming.name_of, type(node))
-        return _Lookup(entries, name_of, naming.key_of, statuses)
-    if type(node) is dict or isinstance(node, states.State):
-        return _in_mapping(flat_states.raw_mapping(node))
-    children, _ = kind.flatten(node)
-    statuses = {child.key: child.is_data for child in children}
-    return _in_mapping({child.key: child.value for child in children}, statuses)
-
-
-def _in_mapping(
-    children: Mapping[Any, Any], statuses: Mapping[Any, Any] = MappingProxyType({})
-) -> _Lookup:
-    own_key = functools.partial(pure_dicts.own_key, state=children)
-    return _Lookup(children, own_key, statuses=statuses)
+        if attributes.facts_of(type(node)).naming is attributes.PLAIN:
+            return vars(node)
+    elif type(node) is dict or isinstance(node, states.State):
+        return flat_states.raw_mapping(node)
+    return dict(nodes.items(node, kind))
 
 
 def _is_array(x: Any) -> bool:
@@ -212,29 +188,27 @@ def holds_leaf(raw: Any) -> bool:
 
 def is_mapping(x: Any) -> bool:
     """Whether ``x`` is a state of some form: paths to leaves."""
-    # A check against an abstract class takes longer than all the rest.
-    known = _mappings.get(type(x))
-    if known is None:
-        kinds = (Mapping, flat_states.FlatState)
-        known = _mappings[type(x)] = isinstance(x, kinds)
-    return known
+    return _IS_MAPPING[type(x)]
 
 
-_mappings: dict[type, bool] = {}
+_IS_MAPPING = walks.ByType(
+    lambda kind: issubclass(kind, (Mapping, flat_states.FlatState))
+)
 
 
-def mapping_of(given: Any) -> Mapping[Any, Any]:
+def mapping_of(state: Any) -> Mapping[Any, Any]:
     """The nested mapping that a state stands for, or an object like a state."""
-    if type(given) is dict:
-        return given
-    if isinstance(given, flat_states.FlatState):
-        given = given.to_nested_state()
-    if isinstance(given, Mapping):
-        return flat_states.raw_mapping(given)
+    if type(state) is dict:
+        return state
+    if isinstance(state, states.State):
+        return state.raw_mapping
+    if isinstance(state, flat_states.FlatState):
+        return state.to_nested_state().raw_mapping
+    if isinstance(state, Mapping):
+        return flat_states.raw_mapping(state)
     # An object of the same structure, e.g. gradients in the form of a Module.
-    skeleton, leaves = flattening.flatten_graph(given)
-    found = zip(skeleton.paths(), leaves, strict=True)
-    return states.from_flat_state(found).raw_mapping
+    skeleton, leaves = flattening.flatten_graph(state)
+    return flat_states.nest(zip(skeleton.paths(), leaves, strict=True))
 
 
 def leaves_of(state: Any, start: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -268,78 +242,69 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
         ValueError: If leaves are missing or unexpected; the message has their paths.
         TypeError: If a state has none of the forms of states.
     """
-    if any([isinstance(given, list) for given in state_list]):
-        return _match_list(graphdef, state_list)
-    if graphdef.paths() == ((),):
-        return _match_root(graphdef, state_list)
-    for given in state_list:
-        if not is_mapping(given):
-            raise TypeError(
-                f"Expected a State or another mapping of paths to leaves, got "
-                f"{type(given).__name__}."
-            )
-    mappings = [*map(mapping_of, state_list)]
-    found = [MISSING] * graphdef.num_leaves
-    are_filled = [_fill(graphdef.places(), mapping, found) for mapping in mappings]
-    if all(are_filled) and not any([leaf is MISSING for leaf in found]):
-        return found
-    return _match_slowly(graphdef, mappings)
+    if graphdef.paths() == ((),) or not all(map(is_mapping, state_list)):
+        return _match_otherwise(graphdef, state_list)
+    places, leaves = graphdef.places(), [MISSING] * graphdef.num_leaves
+    left: list[pairs.Pair] = []
+    for state in state_list:
+        level = places, mapping_of(state)
+        for pair in pairs.paired(places, level, _enter_place, nodes.LEAF_TYPES):
+            _, _, number, value = pair
+            if type(number) is int and leaves[number] is MISSING:
+                leaves[number] = value
+            else:
+                left.append(pair)
+    if left or not all([_IS_WHOLE[kind] for kind in {*map(type, leaves)}]):
+        return _out_of_boxes(graphdef, leaves, left)
+    return leaves
 
 
-def _fill(
-    tree: Mapping[Any, Any], mapping: Mapping[Any, Any], found: list[Any]
-) -> bool:
-    """`match` for the usual case: puts leaves in their places; whether all had one."""
-    for key, child in mapping.items():
-        place = tree.get(key)
-        kind = type(child)
-        if type(place) is int:
-            # A check against the abstract class takes longer than all the rest.
-            is_leaf = issubclass(kind, Variable) or not issubclass(kind, Mapping)
-            if not is_leaf or found[place] is not MISSING:
-                return False
-            found[place] = child
-        elif place is None or not (kind is dict or issubclass(kind, Mapping)):
-            return False
-        elif not _fill(place, child if kind is dict else mapping_of(child), found):
-            return False
-    return True
+def _enter_place(_: Any, _key: Any, place: Any, value: Any) -> pairs.Level | None:
+    """What is below a place: a dict of places, unless it is the number of a leaf."""
+    if type(place) is not dict:
+        return None
+    return place, value if type(value) is dict else mapping_of(value)
 
 
-def _match_slowly(
-    graphdef: GraphDef[Any], mappings: Sequence[Mapping[Any, Any]]
+# Whether a value is a leaf as it is: there is one, and in no box.
+_IS_WHOLE = walks.ByType(
+    lambda kind: kind is not type(MISSING) and not _IS_MAPPING[kind]
+)
+
+
+def _out_of_boxes(
+    graphdef: GraphDef[Any], leaves: list[Any], left: Sequence[Any]
 ) -> list[Any]:
-    found: list[Any] = [MISSING] * graphdef.num_leaves
+    """The leaves where some are mappings, or raises if any are missing or left over."""
     unexpected: list[Path] = []
-    for mapping in mappings:
-        places = _find_places(graphdef.places(), mapping, _in_mapping)
-        for path, number, value, *_ in places.given:
-            if type(number) is not int:
-                unexpected += [path for path, _ in leaves_of(value, path)]
-            # An empty mapping counts only if there is nothing else.
-            elif found[number] is MISSING or is_empty(found[number]):
-                found[number] = value
-            elif not is_empty(value):
-                unexpected.append(path)
+    for position, key, number, value in left:
+        path = pairs.path_of(position, key)
+        if type(number) is not int:
+            unexpected += [path for path, _ in leaves_of(value, path)]
+        # An empty mapping counts only if there is nothing else.
+        elif is_empty(leaves[number]):
+            leaves[number] = value
+        elif not is_empty(value):
+            unexpected.append(path)
     missing = [
         path
-        for (path, definition), leaf in zip(graphdef.leaves(), found, strict=True)
+        for (path, definition), leaf in zip(graphdef.leaves(), leaves, strict=True)
         # Only a Variable may have a mapping as its value.
         if leaf is MISSING or (definition is None and is_mapping(leaf))
     ]
     if missing or unexpected:
-        count = sum(leaf is not MISSING for leaf in found) + len(unexpected)
+        count = sum(leaf is not MISSING for leaf in leaves) + len(unexpected)
         raise _count_error(graphdef, count, missing, unexpected)
     boxes = [
         leaf
-        for (_, definition), leaf in zip(graphdef.leaves(), found, strict=True)
+        for (_, definition), leaf in zip(graphdef.leaves(), leaves, strict=True)
         if isinstance(definition, VariableDef) and not isinstance(leaf, Variable)
     ]
     # A checkpoint restored without types has this level below all Variables, or none.
     if boxes and all(type(x) is dict and [*x] == ["value"] for x in boxes):
-        taken = {id(x) for x in boxes}
-        return [x["value"] if id(x) in taken else x for x in found]
-    return [*map(pure_dicts.unboxed, found)]
+        numbers = {id(x) for x in boxes}
+        return [x["value"] if id(x) in numbers else x for x in leaves]
+    return [*map(pairs.unboxed, leaves)]
 
 
 def is_empty(x: Any) -> bool:
@@ -347,13 +312,23 @@ def is_empty(x: Any) -> bool:
     return is_mapping(x) and not len(x)
 
 
-def _match_list(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
+def _match_otherwise(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
+    """`match_leaves` for a list of leaves, and for an object that is a leaf."""
+    lists = [state for state in state_list if isinstance(state, list)]
+    if not lists and graphdef.paths() == ((),):
+        return _match_root(graphdef, state_list)
+    if not lists:
+        kind = next(type(state) for state in state_list if not is_mapping(state))
+        raise TypeError(
+            f"Expected a State or another mapping of paths to leaves, got "
+            f"{kind.__name__}."
+        )
     if len(state_list) > 1:
         raise ValueError(
             f"Only one state can be passed as a list of leaves, got {len(state_list)} "
             "states."
         )
-    (leaves,) = state_list
+    (leaves,) = lists
     if len(leaves) != graphdef.num_leaves:
         raise _count_error(graphdef, len(leaves), [], [])
     return leaves
@@ -409,7 +384,7 @@ class Pair(NamedTuple):
     leaf: Any
     given: Any
     differences: tuple[Path | Misfit, ...] = ()
-    place: Given | None = None
+    place: StatePart | None = None
 
     @property
     def is_given(self) -> bool:
@@ -462,45 +437,36 @@ def _in_words(misfits: Sequence[Misfit]) -> list[str]:
 def compare(node: Any, state: Any) -> Fit:
     """Compares the leaves of an object, concrete or abstract, with those of a state."""
     skeleton, leaves = watches.flatten_node(node, None, "update")
-    found = match(node, state)
-    listed = dict(zip(skeleton.paths(), leaves, strict=True))
-    tracked = [x for x in listed.items() if nodes.is_variable_or_ref(x[1])]
+    matched = match(node, state)
+    leaf_at = dict(zip(skeleton.paths(), leaves, strict=True))
+    tracked = [x for x in leaf_at.items() if nodes.is_variable_or_ref(x[1])]
     path_of = {id(leaf): path for path, leaf in tracked}
-    given_at: dict[Path, Given] = {}
+    part_at: dict[Path, StatePart] = {}
     left: list[tuple[Path, Any]] = []
+    parts = [(part.path, part) for part in matched.parts]
     # A value at the path of a leaf comes before one at another of its paths.
-    for given in sorted(found.given, key=lambda given: given.path not in listed):
-        is_listed = given.path in listed
-        path = given.path if is_listed else path_of.get(id(given.held), given.path)
-        if path not in listed:
-            if not _are_same_static(given.held, given.value):
-                left += leaves_of(given.value, path)
-        elif not _are_same(given_at.setdefault(path, given).value, given.value):
-            left += leaves_of(given.value, given.path)
-    pairs = []
-    for path, leaf in listed.items():
-        place = given_at.get(path)
-        pair, others = _paired(path, leaf, MISSING if place is None else place.value)
-        if place is not None and pair.is_given:
-            pair = pair._replace(place=place._replace(value=pair.given))
-        pairs.append(pair)
+    for path, part in sorted(parts, key=lambda pair: pair[0] not in leaf_at):
+        own_path = path if path in leaf_at else path_of.get(id(part.held), path)
+        if own_path not in leaf_at:
+            if not _are_same_static(part.held, part.value):
+                left += leaves_of(part.value, path)
+        elif not _are_same(part_at.setdefault(own_path, part).value, part.value):
+            left += leaves_of(part.value, path)
+    fitting = []
+    for path, leaf in leaf_at.items():
+        part = part_at.get(path)
+        pair, others = _fitted(path, leaf, MISSING if part is None else part.value)
+        if part is not None and pair.is_given:
+            pair = pair._replace(place=part._replace(value=pair.given))
+        fitting.append(pair)
         left += others
-    is_boxed = found.has_boxes or all(path[-1:] == ("value",) for path, _ in left)
+    is_boxed = matched.has_boxes or all(path[-1:] == ("value",) for path, _ in left)
     unexpected = [
         (_shown(path, is_boxed), x)
         for path, x in left
         if flattening.raw_of(x) is not None
     ]
-    return Fit(pairs, unexpected)
-
-
-def match(node: Any, state: Any) -> Match:
-    """The places in an object, or in a Variable, for the parts of a state."""
-    if not isinstance(node, Variable):
-        return _find_places(node, mapping_of(state), _in_object)
-    found = Match()
-    found.add(Given((), node, state))
-    return found
+    return Fit(fitting, unexpected)
 
 
 def _shown(path: Path, is_boxed: bool) -> Path:
@@ -510,7 +476,7 @@ def _shown(path: Path, is_boxed: bool) -> Path:
     return pure_dicts.restored_path(path)
 
 
-def _paired(path: Path, leaf: Any, given: Any) -> tuple[Pair, list[tuple[Path, Any]]]:
+def _fitted(path: Path, leaf: Any, given: Any) -> tuple[Pair, list[tuple[Path, Any]]]:
     """A leaf and its value, and the rest of that value."""
     parts, treedef = _parts_of(flattening.raw_of(leaf))
     offered: dict[Any, tuple[Path, Any]] = {}

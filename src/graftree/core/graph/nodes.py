@@ -110,6 +110,10 @@ _registered: dict[type, GraphKind | TreeKind] = {}
 KINDS: dict[type, Kind] = {}
 
 
+LEAF_TYPES = walks.ByType(lambda kind: isinstance(kind_of_type(kind), Leaf))
+"""The types of values that are not nodes."""
+
+
 def kind_of(x: Any) -> Kind:
     """The kind of a value."""
     known = KINDS.get(type(x))
@@ -306,6 +310,7 @@ def _register(kind: type, impl: GraphKind | TreeKind) -> None:
     if isinstance(impl, GraphKind):
         callables.NODE_TYPES.add(kind)
     KINDS.clear()
+    LEAF_TYPES.clear()
 
 
 def registered_types() -> list[type]:

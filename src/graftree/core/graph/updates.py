@@ -19,7 +19,7 @@ from graftree.annotations import Filter
 from graftree.core import filters, paths, walks
 from graftree.core.graph import flattening, graphdefs, matching, nodes, watches
 from graftree.core.graph.graphdefs import Path
-from graftree.core.graph.matching import Given, Match
+from graftree.core.graph.matching import Match, StatePart
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.pytrees import Pytree
@@ -63,12 +63,12 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
         >>> model.bias[...]
         Array([1., 1., 1.], dtype=float32)
     """
-    given = (state, *state_list)
+    all_states = (state, *state_list)
     if isinstance(node, Variable):
-        whole = _root_of(_single(given))
+        whole = _root_of(_single(all_states))
     else:
-        check_arguments(node, given, "nnx.update")
-        whole = states.merge_state(*map(matching.mapping_of, given)).raw_mapping
+        check_arguments(node, all_states, "nnx.update")
+        whole = states.merge_state(*map(matching.mapping_of, all_states)).raw_mapping
     if not strict:
         _carry_out(matching.match(node, whole))
         return
@@ -84,9 +84,9 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
     write(pair.place for pair in fit.pairs if pair.place is not None)
 
 
-def write(given: Iterable[Given]) -> None:
-    """Writes the parts of states into their places in objects: all, or nothing."""
-    _carry_out(Match([*given]))
+def write(parts: Iterable[StatePart]) -> None:
+    """Writes the parts of states into the objects they belong to: all, or nothing."""
+    _carry_out(Match([*parts]))
 
 
 def write_at(node: Any, leaves: Mapping[Path, Any]) -> None:
@@ -106,12 +106,12 @@ class UnsupportedTypeError(RuntimeError, TypeError):
 
 
 def _single(state_list: Sequence[Any]) -> Any:
-    given = [s for s in state_list if not matching.is_empty(s)]
-    if len(given) != 1 and len(state_list) != 1:
+    filled = [state for state in state_list if not matching.is_empty(state)]
+    if len(filled) != 1 and len(state_list) != 1:
         raise ValueError(
-            f"Expected exactly one non-empty state for a Variable, got {len(given)}."
+            f"Expected exactly one non-empty state for a Variable, got {len(filled)}."
         )
-    return given[0] if given else state_list[0]
+    return filled[0] if filled else state_list[0]
 
 
 def _root_of(state: Any) -> Any:
@@ -139,33 +139,34 @@ def check_arguments(node: Any, state_list: Sequence[Any], function: str) -> None
             )
 
 
-def _carry_out(found: Match) -> None:
+def _carry_out(match: Match) -> None:
     """Writes all of a state, or raises before changing anything."""
-    writes: list[Given] = []
-    set_at: list[Given] = []
-    items: dict[int, list[Given]] = collections.defaultdict(list)
-    refused = [_refusal(given, held) for given, held in found.refused]
-    for given in found.given:
-        if isinstance(given.held, Variable):
-            if isinstance(given.value, Variable):
-                writes.append(given)
+    writes: list[StatePart] = []
+    set_at: list[StatePart] = []
+    items: dict[int, list[StatePart]] = collections.defaultdict(list)
+    refused = [_refusal(*refusal) for refusal in match.refused]
+    for part in match.parts:
+        _, _, held, value = part
+        if isinstance(held, Variable):
+            if isinstance(value, Variable):
+                writes.append(part)
                 continue
-            if nodes.kind_of(given.value) is nodes.PYTREE:
-                raw = given.held.get_raw_value()
+            if nodes.kind_of(value) is nodes.PYTREE:
+                raw = held.get_raw_value()
                 if matching.holds_leaf(raw):
-                    refused.append(_refusal(given, raw))
+                    refused.append(_refusal(part, part.path, raw))
             # An empty mapping has no value for a Variable.
-            if not matching.is_empty(given.value):
-                writes.append(given)
-        elif given.held is MISSING and _index_of(given) is not None:
-            items[id(given.node)].append(given)
+            if not matching.is_empty(value):
+                writes.append(part)
+        elif held is MISSING and _index_of(part) is not None:
+            items[id(part.node)].append(part)
         else:
-            set_at.append(given)
+            set_at.append(part)
     # An error names the first place in the order of paths, whatever order states have.
-    in_order = sorted(set_at, key=lambda given: paths.path_sort_key(given.path))
-    setting = {id(given): _setting(given) for given in in_order}
+    in_order = sorted(set_at, key=lambda part: paths.path_sort_key(part.path))
+    setting = {id(part): _setting(part) for part in in_order}
     # New attributes have the order of the state.
-    steps = [setting[id(given)] for given in set_at]
+    steps = [setting[id(part)] for part in set_at]
     for added in items.values():
         steps += _appending(added)
     if refused:
@@ -182,7 +183,7 @@ def _carry_out(found: Match) -> None:
         step()
 
 
-def _write_all(writes: Sequence[Given]) -> None:
+def _write_all(writes: Sequence[StatePart]) -> None:
     boxes, news = [x.held for x in writes], [x.value for x in writes]
     are_boxed = [nodes.kind_of(x) is Leaf.VARIABLE for x in news]
     raw = (
@@ -196,27 +197,27 @@ def _write_all(writes: Sequence[Given]) -> None:
             variables.take_metadata(variable, new)
 
 
-def _refusal(given: Given, held: Any) -> str:
+def _refusal(part: StatePart, path: Path, held: Any) -> str:
     """The message that a value with parts is given to a holder of an array."""
-    keys = [*map(repr, matching.mapping_of(given.value))]
+    keys = [*map(repr, matching.mapping_of(part.value))]
     listed = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
-    is_box = isinstance(given.held, Variable)
-    name = type(given.held).__name__ if is_box else "attribute"
+    is_box = isinstance(part.held, Variable)
+    name = type(part.held).__name__ if is_box else "attribute"
     return (
-        f"{paths.to_string(given.path, '<root>')}: the {name} holds "
+        f"{paths.to_string(path, '<root>')}: the {name} holds "
         f"{descriptions.describe_leaf(held)}, got a "
-        f"{type(given.value).__name__} with the keys {listed}"
+        f"{type(part.value).__name__} with the keys {listed}"
     )
 
 
-def _setting(given: Given) -> Step:
+def _setting(part: StatePart) -> Step:
     """The checked step that replaces a value other than a Variable."""
-    path, held, value, node, owner = given
+    path, held, value, node = part.path, part.held, part.value, part.node
     kind: Any = nodes.kind_of(held)
     if held is MISSING:
         if isinstance(node, list):
-            raise _out_of_range(given)
-        return _set(node, owner, _copied(value), path)
+            raise _out_of_range(part)
+        return _set(node, part.owner, _copied(value), path)
     if isinstance(kind, GraphKind) or (
         not isinstance(kind, Leaf) and nodes.is_node_leaf(value)
     ):
@@ -228,7 +229,7 @@ def _setting(given: Given) -> Step:
         new = flattening.raw_of(value)
         values.check_fits(held, new, paths.to_string(path))
         return functools.partial(values.write_ref, held, ..., new)
-    return _set(node, owner, value, path)
+    return _set(node, part.owner, value, path)
 
 
 def _copied(value: Any) -> Any:
@@ -265,30 +266,30 @@ def _set(node: Any, owner: Pytree | None, value: Any, path: Path) -> Step:
     return functools.partial(kind.set_key, node, key, value)
 
 
-def _index_of(given: Given) -> Any:
+def _index_of(part: StatePart) -> Any:
     """The index that a key of a `List` stands for; ``None`` elsewhere."""
-    node, key = given.node, given.path[-1]
+    node, key = part.node, part.key
     if not (isinstance(node, Pytree) and isinstance(node, Sequence)):
         return None
     is_index = isinstance(key, int) or (isinstance(key, str) and key.isdecimal())
     return int(key) if is_index else None
 
 
-def _appending(added: Sequence[Given]) -> Iterator[Step]:
+def _appending(added: Sequence[StatePart]) -> Iterator[Step]:
     """The steps that append new items to a `List`, in the order of their indices."""
     in_order = sorted(added, key=_index_of)
-    for index, given in enumerate(in_order, len(added[0].node)):
-        if index != _index_of(given):  # the List would put it at its end
-            raise _out_of_range(given)
-        where = (*given.path[:-1], index)
-        yield _set(given.node, given.owner, _copied(given.value), where)
+    for index, part in enumerate(in_order, len(added[0].node)):
+        if index != _index_of(part):  # the List would put it at its end
+            raise _out_of_range(part)
+        path = (*part.path[:-1], index)
+        yield _set(part.node, part.owner, _copied(part.value), path)
 
 
-def _out_of_range(given: Given) -> IndexError:
-    *_, key = given.path
+def _out_of_range(part: StatePart) -> IndexError:
     return IndexError(
-        f"list index {key!r} is out of range at {paths.to_string(given.path)!r}: the "
-        f"{type(given.node).__name__} has {len(given.node)} items."
+        f"list index {part.key!r} is out of range at "
+        f"{paths.to_string(part.path)!r}: the {type(part.node).__name__} has "
+        f"{len(part.node)} items."
     )
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Key, Path
-from graftree.core.states import flat_states
+from graftree.core import walks
+from graftree.core.states import flat_states, pairs
 from graftree.core.variables import operators, values, variables
-from graftree.core.variables.variables import Variable, is_variable
+from graftree.core.variables.variables import MISSING, Variable, is_variable
 
 
 def to_pure_dict(
@@ -73,12 +73,21 @@ def replace_by_pure_dict(
         2
     """
     replace = _replaced if replace_fn is None else replace_fn
-    found: list[tuple[Any, Key, Any]] = []
-    _match(
-        flat_states.raw_mapping(state), flat_states.raw_mapping(pure_dict), (), found
-    )
-    made = [(mapping, key, replace(mapping[key], new)) for mapping, key, new in found]
-    for mapping, key, leaf in made:
+    target, pure = map(flat_states.raw_mapping, (state, pure_dict))
+    changes = []
+    for position, key, old, new in pairs.paired(
+        target, (target, pure), _enter, _IS_LEAF
+    ):
+        if isinstance(new, Mapping) and not flat_states.leaves(new):
+            continue
+        if old is MISSING or isinstance(old, Mapping):
+            raise _unknown(pairs.path_of(position, key))
+        raw = old.get_raw_value() if isinstance(old, Variable) else old
+        inner = pairs.out_of_box(new, raw) if isinstance(new, Mapping) else new
+        if isinstance(inner, Mapping) and not isinstance(raw, Mapping):
+            raise _unknown(pairs.path_of(position, key, next(iter(new))))
+        changes.append((position[1], key, replace(old, inner)))
+    for mapping, key, leaf in changes:
         mapping[key] = leaf
 
 
@@ -89,45 +98,14 @@ def _replaced(old: Any, new: Any) -> Any:
     return old.replace(new)
 
 
-def _match(
-    state: Mapping, pure: Mapping, path: Path, found: list[tuple[Any, Key, Any]]
-) -> None:
-    """Lists (mapping, key, new value) for each leaf of ``pure``."""
-    for key, new in pure.items():
-        is_empty = isinstance(new, Mapping) and not flat_states.leaves(new)
-        if is_empty or is_bookkeeping(key, new):
-            continue
-        here = (*path, key)
-        key = own_key(key, state)
-        if key not in state:
-            raise _unknown(here)
-        old = state[key]
-        if isinstance(old, Mapping):
-            if not isinstance(new, Mapping):
-                raise _unknown(here)
-            _match(flat_states.raw_mapping(old), new, here, found)
-        else:
-            raw = old.get_raw_value() if isinstance(old, Variable) else old
-            inner = out_of_box(new, raw) if isinstance(new, Mapping) else new
-            if isinstance(inner, Mapping) and not isinstance(raw, Mapping):
-                raise _unknown((*here, next(iter(new))))
-            found.append((state, key, inner))
+def _enter(_: Any, _key: Any, old: Any, new: Any) -> pairs.Level | None:
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return None
+    return flat_states.raw_mapping(old), flat_states.raw_mapping(new)
 
 
-def is_bookkeeping(key: Key, value: Any) -> bool:
-    """Whether an entry says only that a Module was saved itself, not its state."""
-    return value is None and isinstance(key, str) and key.startswith("_pytree__")
-
-
-def own_key(key: Key, state: Mapping) -> Key:
-    """The key that a mapping has for this one, where keys may be spelled as strings."""
-    if key in state:
-        return key
-    for other in (_restored_key(key), str(key)):
-        if other in state:
-            return other
-    others = (own for own in state if type(own) not in (str, int))
-    return next((own for own in others if str(own) == key), key)
+# So also looked at: ``None``, which may be no value.
+_IS_LEAF = walks.ByType(lambda kind: not issubclass(kind, (Mapping, type(None))))
 
 
 def _unknown(path: Path) -> ValueError:
@@ -138,37 +116,6 @@ def _unknown(path: Path) -> ValueError:
             "model as the dict.",
         )
     )
-
-
-def unboxed(value: Any) -> Any:
-    """The array in ``{"value": array}``; anything else is returned itself.
-
-    In this form a checkpoint holds Variables if it is restored without types.
-    """
-    if isinstance(value, Mapping) and len(value) == 1:
-        inner = value.get("value")
-        if isinstance(inner, (jax.Array, np.ndarray)) or values.is_stand_in(inner):
-            return inner
-    return value
-
-
-def out_of_box(value: Mapping[Any, Any], held: Any) -> Any:
-    """The value in a checkpoint's box; a mapping that is the value itself stays.
-
-    Args:
-        value: The part of a state for a leaf.
-        held: The raw value that the leaf has now.
-    """
-    if len(value) != 1 or "value" not in value:
-        return value
-    inner = value["value"]
-    if held is None:
-        return inner if inner is None else unboxed(value)
-    if isinstance(held, Mapping) and (
-        "value" in held or not isinstance(inner, Mapping)
-    ):
-        return value
-    return inner
 
 
 def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
@@ -206,16 +153,7 @@ def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
 
 def restored_path(path: Path) -> Path:
     """A path with the integers that are written as strings as integers."""
-    return tuple(map(_restored_key, path))
-
-
-def _restored_key(key: Key) -> Key:
-    if not isinstance(key, str):
-        return key
-    try:
-        return int(key)
-    except ValueError:
-        return key
+    return tuple(map(pairs.restored_key, path))
 
 
 def as_pure(tree: Any) -> Any:
