@@ -109,17 +109,19 @@ class Caches:
 
     def __init__(self, are_used: bool) -> None:
         self.are_used = are_used
-        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By `id`: mappings among them have no hash.
+        self._caches: weakref.WeakValueDictionary[int, Any]
+        self._caches = weakref.WeakValueDictionary()
 
     def add(self, cache: Any) -> None:
         """Has ``cache.clear()`` called where caches are switched off."""
-        self._caches.add(cache)
+        self._caches[id(cache)] = cache
 
     def switch(self, are_used: bool) -> None:
         """Sets the flag; switched off, all caches are empty."""
         self.are_used = are_used
         if not are_used:
-            for cache in [*self._caches]:
+            for cache in [*self._caches.values()]:
                 cache.clear()
 
 

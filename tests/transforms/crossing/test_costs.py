@@ -649,13 +649,13 @@ def test_structures_of_new_objects_are_bounded():
 
 def test_programs_of_control_flow_are_bounded(monkeypatch):
     monkeypatch.setattr(programs, "MOST", 4)
-    known = {}
-    monkeypatch.setattr(programs, "_known", known)
+    kept = programs.KeptPrograms()
+    monkeypatch.setattr(programs, "kept", kept)
     for number in range(12):
         often = nnx.cond(True, lambda x: x + 99.0, lambda x: x, 1.0)
         once = nnx.cond(True, lambda x, n=number: x + n, lambda x: x, 1.0)
         assert (often, once) == (100.0, 1.0 + number)
-    assert len(known) == 4
+    assert len(kept) == 4
 
 
 def test_a_call_survives_a_change_by_another_thread_before_it_is_planned(monkeypatch):
