@@ -193,6 +193,28 @@ def temp_flip_flag(var_name: str, var_value: Any) -> Iterator[None]:
         update(name, before)
 
 
+def disable_caches() -> contextlib.AbstractContextManager[None]:
+    """Runs what is inside without anything that Graftree remembers between two calls.
+
+    Results, errors, warnings and what is written to objects are the same with and
+    without; only time differs. If they do differ, a cache is wrong: please report it.
+
+    It holds for the whole process, all threads. What JAX has compiled for a function of
+    `nnx.jit` or `jax.jit` stays. The flag ``graftree_caches`` and the environment
+    variable ``GRAFTREE_CACHES=off`` switch the same off for good.
+
+    Returns:
+        A context, or a decorator of a function.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> with nnx.debugging.disable_caches():
+        ...     nnx.split(model)[0] == nnx.split(model)[0]
+        True
+    """
+    return temp_flip_flag("graftree_caches", False)
+
+
 class _Stacks(threading.local):
     """One stack of values per subclass of `ScopedDefault`, in each thread.
 
