@@ -26,7 +26,6 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 # - `displays.py`: objects in notebooks and HTML files, and as text.
 # - `recompiles.py`: why a compiled function was traced again, and how traces differ;
 #   `traces.py` records them.
-# - `disable_caches` is that of `config.py`, where the flag is.
 # - `lost_updates.py`: the warning for writes under a transform of JAX itself.
 
 import graftree.debugging.lost_updates as _lost_updates  # noqa: F401 it reports itself

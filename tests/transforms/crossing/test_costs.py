@@ -677,6 +677,16 @@ def test_programs_of_control_flow_are_bounded(monkeypatch):
     assert len(kept) == 4
 
 
+@BOUNDS
+def test_programs_are_forgotten_where_caches_are_disabled():
+    for _ in range(2):
+        assert nnx.cond(True, lambda x: x + 1, lambda x: x, 1.0) == 2
+        assert len(programs.kept) > 0
+        with nnx.debugging.disable_caches():
+            assert nnx.cond(True, lambda x: x + 1, lambda x: x, 1.0) == 2
+            assert len(programs.kept) == 0
+
+
 def test_a_call_survives_a_change_by_another_thread_before_it_is_planned(monkeypatch):
     model = nnx.Dict(weight=jnp.array(2.0), extra=nnx.Dict(array=jnp.array(1.0)))
     double = nnx.jit(lambda model: model.weight * 2)

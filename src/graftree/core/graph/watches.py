@@ -17,8 +17,8 @@ object still matches its row:
 A watch holds Variables and containers, but no objects other than their members. So it
 usually keeps no model alive; `StructureWatch.reaches` checks that.
 
-Whoever keeps a result about objects keeps a watch with it: `kept.py`, and the plans of
-transforms. The rest is what both need: results of objects that come together, several
+Code that keeps a result about objects keeps a watch with it: `kept.py`, and the plans
+of transforms. The rest is what both need: results of objects that come together, several
 results of one object, and arrays that may be replaced.
 """
 
