@@ -89,7 +89,7 @@ TOPICS = {
             "Mapping": "transforms.maps",
             "Control flow": "transforms.control_flow",
             "Without running": "transforms.recordings",
-            "How arguments are passed": "transforms.crossing",
+            "How arguments are passed": "transforms.lifting",
             "Modes": "config",
         },
     ),

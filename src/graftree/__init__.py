@@ -300,12 +300,6 @@ from graftree.transforms.control_flow.loops import (
     scan as scan,
     while_loop as while_loop,
 )
-from graftree.transforms.crossing.prefixes import (
-    DiffState as DiffState,
-    StateAxes as StateAxes,
-    StateSharding as StateSharding,
-    prefix as prefix,
-)
 from graftree.transforms.derivatives.custom_vjp import custom_vjp as custom_vjp
 from graftree.transforms.derivatives.grad import (
     grad as grad,
@@ -313,6 +307,12 @@ from graftree.transforms.derivatives.grad import (
     value_and_grad as value_and_grad,
 )
 from graftree.transforms.derivatives.vjp_jvp import jvp as jvp, vjp as vjp
+from graftree.transforms.lifting.prefixes import (
+    DiffState as DiffState,
+    StateAxes as StateAxes,
+    StateSharding as StateSharding,
+    prefix as prefix,
+)
 from graftree.transforms.maps import (
     pmap as pmap,
     shard_map as shard_map,

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 import graftree as nnx
 from tests import zoo
-from tests.transforms.crossing.test_costs import python_calls
+from tests.transforms.lifting.test_costs import python_calls
 
 X = jnp.ones((2, 3))
 

@@ -22,8 +22,8 @@ import numpy as np
 
 import graftree as nnx
 from tests.modes import BY_NAME
-from tests.transforms.crossing import test_repeated_calls as repeated
-from tests.transforms.crossing.test_repeated_calls import visit
+from tests.transforms.lifting import test_repeated_calls as repeated
+from tests.transforms.lifting.test_repeated_calls import visit
 
 
 def looped(f, **mode):

@@ -37,7 +37,7 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.debugging import outlines
 from graftree.memory import keeping
 from graftree.transforms import recordings
-from graftree.transforms.crossing import jaxprs
+from graftree.transforms.lifting import jaxprs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -212,7 +212,7 @@ def abstract(
 
     Anything that is neither an array nor an object stays as it is.
     """
-    call, interior = recordings.crossing("tabulate", f, args, kwargs)
+    call, interior = recordings.both_sides("tabulate", f, args, kwargs)
     leaves, treedef = jax.tree.flatten(call.groups)
     refs = {i for i, x in enumerate(leaves) if _jax.is_ref(x)}
     shapes = {i: content_type(x) for i, x in enumerate(leaves) if outlines.is_array(x)}

@@ -33,7 +33,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core.text import descriptions
-from graftree.transforms.crossing import jaxprs
+from graftree.transforms.lifting import jaxprs
 from graftree.transforms.recordings import NameStack
 
 # The kinds of non-finite numbers.

@@ -75,13 +75,13 @@ def find_nans(f: Callable[..., Any]) -> Callable[..., NanReport]:
 def _search(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> NanReport:
-    call, interior = recordings.crossing(_NAME, f, args, kwargs)
+    call, interior = recordings.both_sides(_NAME, f, args, kwargs)
     (group,) = call.groups
     # As in the paths of operations, the object of a method goes by its class.
     kind = type(args[0]).__name__ if args else ""
     named = [
         (leaf, re.sub(r"^self\b", kind, slot.name_in_function))
-        for slot, value in group.slots()
+        for slot, value in group.pairs()
         for leaf in jax.tree.leaves(value)
     ]
     _check_concrete(named)

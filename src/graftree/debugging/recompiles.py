@@ -39,7 +39,7 @@ from graftree.core.modules.containers import List
 from graftree.core.text import descriptions
 from graftree.debugging import traces
 from graftree.transforms.compiled.jit import JitWrapped, register_record
-from graftree.transforms.crossing import decorators, packing, signatures
+from graftree.transforms.lifting import arguments, decorators, signatures
 
 # How much of a table is printed: the latest traces, some rows of each.
 _MOST_TRACES, _MOST_ROWS = 6, 5
@@ -518,7 +518,7 @@ def of_placements(trace: traces.Trace) -> list[Facts]:
 def _of_arguments(signature: signatures.Signature, parts: traces.Parts) -> Facts:
     """The facts about arguments, which are combined with marks for their leaves."""
     marks = [np.asarray(position) for position in range(len(parts))]
-    tree, _ = packing.unpack(signature, marks, flattening.IndexMap())
+    tree, _ = arguments.unpack(signature, marks, flattening.IndexMap())
     args, kwargs, *third = tree
     name, places = signature.name_of_argument, signature.places()
     starts = [*map(name, places), *signature.labels.functions]

@@ -24,8 +24,8 @@ import jax
 
 from graftree import _jax
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import programs
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.lifting import programs
+from graftree.transforms.lifting.signatures import Signature
 
 # How many traces of one function are remembered, the latest, and placements of each.
 LIMIT, PLACEMENTS = 16, 8

@@ -131,7 +131,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     # Transforms.
     "extract": {
-        "transforms.crossing.prefixes": "PrefixMapping TreeState",
+        "transforms.lifting.prefixes": "PrefixMapping TreeState",
         "interop.node_states": "NodeStates to_tree from_tree"
         " check_consistent_aliasing clear_non_graph_nodes",
         PUBLIC: "Pytree State prefix",
@@ -147,14 +147,14 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " SimpleCustomVjp=CustomVjp",
         PUBLIC: "DiffState remat State",
         "interop.flax_side.type_aliases": "MISSING Missing",
-        "transforms.crossing.decorators": "resolve_kwargs=to_positions",
+        "transforms.lifting.decorators": "resolve_kwargs=to_positions",
     },
     "transforms.iteration": {
         PUBLIC: "Carry StateAxes fori_loop pmap scan transform_metadata vmap"
         " while_loop"
         " Module State",
         "interop.flax_side.type_aliases": "Leaf Index Missing PytreeDeque",
-        "transforms.crossing.decorators": "resolve_kwargs=to_positions",
+        "transforms.lifting.decorators": "resolve_kwargs=to_positions",
     },
     "transforms.compilation": {
         PUBLIC: "jit jit_partial shard_map StateSharding",
@@ -174,7 +174,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "transforms.transforms": {
         PUBLIC: "checkify cond eval_shape make_jaxpr switch Module",
         "transforms.control_flow.cond_switch": "_get_simple_cond_fn=branch_of",
-        "transforms.crossing.decorators": "resolve_kwargs=to_positions",
+        "transforms.lifting.decorators": "resolve_kwargs=to_positions",
         "interop.flax_side.type_aliases": "Leaf Index MISSING Missing",
         "core.graph.functional": "CallableProxy DelayedAccessor",
     },

@@ -7,7 +7,7 @@
 
 `split_inputs` and `merge_inputs` are the four steps of `graph_contexts.py`: with them
 the caller's own objects are updated. New programs don't need any of this: the
-transforms of this library use `transforms/crossing`.
+transforms of this library use `transforms/lifting`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.interop import graph_contexts, older_functions
 from graftree.interop.graph_contexts import MergeContext, SplitContext
-from graftree.transforms.crossing import decorators, refusals
-from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.prefixes import Prefix
+from graftree.transforms.lifting import decorators, refusals
+from graftree.transforms.lifting.decorators import MISSING
+from graftree.transforms.lifting.prefixes import Prefix
 
 _TAG = "split_merge_inputs"
 

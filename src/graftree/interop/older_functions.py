@@ -25,7 +25,7 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.nn import conv
-from graftree.transforms.crossing import refusals
+from graftree.transforms.lifting import refusals
 
 F = TypeVar("F", bound=Callable[..., Any])
 

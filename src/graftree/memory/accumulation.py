@@ -29,9 +29,9 @@ from graftree.core.graph import (
 from graftree.core.variables.variables import Variable
 from graftree.transforms import recordings
 from graftree.transforms.control_flow import loop_bodies, loops
-from graftree.transforms.crossing import decorators, signatures
-from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import cotangents, grad
+from graftree.transforms.lifting import decorators, signatures
+from graftree.transforms.lifting.prefixes import DiffState
 
 
 def value_and_grad(

@@ -28,8 +28,8 @@ from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import debug_info, jaxprs
 from graftree.transforms.derivatives.grad import RematPolicy
+from graftree.transforms.lifting import debug_info, jaxprs
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from graftree.core.objects import methods
 from graftree.core.text import descriptions
 from graftree.memory import keeping
 from graftree.transforms import recordings
-from graftree.transforms.crossing import debug_info, jaxprs
-from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
+from graftree.transforms.lifting import debug_info, jaxprs
+from graftree.transforms.lifting.prefixes import DiffState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ def saved(
         and 1,408 bytes of arguments and constants
     """
     f, args, kwargs = recordings.opened(f, args, kwargs)
-    call, inner = grad.crossing("memory.saved", f, argnums, has_aux, args, kwargs)
+    call, inner = grad.both_sides("memory.saved", f, argnums, has_aux, args, kwargs)
 
     def forward(fixed: Any, chosen: Any) -> Any:
         out, backward, rest = jax.vjp(lambda x: inner(fixed, x), chosen, has_aux=True)

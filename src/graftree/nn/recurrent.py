@@ -29,7 +29,7 @@ from graftree.nn.dropout import Dropout
 from graftree.nn.support import arguments, meshes
 from graftree.transforms.control_flow import loops
 from graftree.transforms.control_flow.loop_bodies import Carry
-from graftree.transforms.crossing.prefixes import StateAxes
+from graftree.transforms.lifting.prefixes import StateAxes
 
 
 class RNNBase(Protocol):

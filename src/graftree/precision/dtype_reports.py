@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from graftree.core.objects import methods
 from graftree.core.text import descriptions
 from graftree.transforms import recordings
-from graftree.transforms.crossing import jaxprs
+from graftree.transforms.lifting import jaxprs
 from graftree.transforms.recordings import NameStack
 
 _NAMES = {
@@ -136,7 +136,7 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
         {('float32', 'float32', 'float32'): 1}
     """
     function, args, kwargs = recordings.opened(f, args, kwargs)
-    call, interior = recordings.crossing("precision.report", function, args, kwargs)
+    call, interior = recordings.both_sides("precision.report", function, args, kwargs)
     # Otherwise equal layers would have one trace, with the paths of the first.
     with methods.observed(lambda _, call: call()):
         program, _ = jaxprs.opened(jax.make_jaxpr(interior)(*call.groups))

@@ -29,8 +29,8 @@ from graftree.core.text import representations
 from graftree.core.variables import partitioning
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow import loop_bodies, loops
-from graftree.transforms.crossing import decorators
 from graftree.transforms.derivatives import grad
+from graftree.transforms.lifting import decorators
 
 
 class Options(NamedTuple):

@@ -20,10 +20,10 @@ from graftree import _jax, config, errors
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
-from graftree.transforms.crossing import debug_info, decorators, guards, outside, plans
-from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Donation, Prefix
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.lifting import caller, debug_info, decorators, dispatch, guards
+from graftree.transforms.lifting.leaves import Leaves
+from graftree.transforms.lifting.prefixes import Donation, Prefix
+from graftree.transforms.lifting.specs import Keywords, TransformSpec
 
 _NO_METADATA: Mapping[str, Any] = {}
 
@@ -76,7 +76,7 @@ def vmap(
         (5, 2, 3)
     """
     mode = config.propagation(graph, graph_updates)
-    row = Row(
+    spec = TransformSpec(
         "vmap",
         mode,
         Prefix(in_axes, "in_axes", "vmap", mode, keywords=0),
@@ -94,7 +94,7 @@ def vmap(
             spmd_axis_name=spmd_axis_name,
         )
 
-        def with_hints(*groups: Values) -> Any:
+        def with_hints(*groups: Leaves) -> Any:
             try:
                 return mapped(*groups)
             except Exception as error:
@@ -107,9 +107,9 @@ def vmap(
         return with_hints
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = row.holding(function)
-        calls = plans.RepeatedCalls(function, own)
-        return outside.lift(function, transform, own, calls.run)
+        own = spec.holding(function)
+        calls = dispatch.Calls(function, own)
+        return caller.lift(function, transform, own, calls.run)
 
     return decorators.decorate(f, "vmap", make)
 
@@ -178,7 +178,7 @@ def pmap(
             keywords=0,
             donation=Donation(donated, keeps_arrays=mode.structure),
         )
-        row = Row(
+        spec = TransformSpec(
             "pmap",
             mode,
             inputs,
@@ -203,7 +203,7 @@ def pmap(
                 devices=devices,
                 backend=backend,
                 axis_size=axis_size,
-                donate_argnums=sorted(row.inputs.donated),
+                donate_argnums=sorted(spec.inputs.donated),
             )
 
             def moved(*groups: Any) -> Any:
@@ -213,20 +213,20 @@ def pmap(
 
             return moved
 
-        calls = plans.RepeatedCalls(function, row)
-        return outside.lift(function, transform, row, calls.run)
+        calls = dispatch.Calls(function, spec)
+        return caller.lift(function, transform, spec, calls.run)
 
     return decorators.decorate(f, "pmap", make)
 
 
-def _hint_at_rngs(error: Exception, groups: Sequence[Values], axes: Any) -> None:
+def _hint_at_rngs(error: Exception, groups: Sequence[Leaves], axes: Any) -> None:
     """Adds the way out to JAX's error about random streams that have no axis."""
     streams = [
-        slot.name
+        leaf_spec.name
         for group, axis in zip(groups, axes, strict=True)
-        for slot, value in group.slots()
+        for leaf_spec, value in group.pairs()
         if axis is not None and getattr(value, "shape", None) == ()
-        if slot.variable and issubclass(slot.variable.type, RngState)
+        if leaf_spec.variable and issubclass(leaf_spec.variable.type, RngState)
     ]
     if streams and isinstance(error, ValueError):
         error.add_note(
@@ -321,7 +321,7 @@ def transform_metadata(
         ('layers', 'a')
     """
     name, mode = "transform_metadata", config.propagation(graph, False)
-    row = Row(
+    spec = TransformSpec(
         name,
         mode,
         Prefix(in_axes, "in_axes", name, mode, keywords=None),
@@ -332,8 +332,8 @@ def transform_metadata(
     )
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = row.holding(function)
-        return outside.lift(function, lambda inner, ins, outs: inner, own)
+        own = spec.holding(function)
+        return caller.lift(function, lambda inner, ins, outs: inner, own)
 
     # It takes methods bound to a Module, which are arguments.
     return decorators.decorate(f, name, make, takes_methods=True)
@@ -389,7 +389,7 @@ def shard_map(
         ('data',)
     """
     mode = config.propagation(graph, graph_updates)
-    row = Row(
+    spec = TransformSpec(
         "shard_map",
         mode,
         Prefix(in_specs, "in_specs", "shard_map", mode, keywords=None),
@@ -424,21 +424,23 @@ def shard_map(
         return sharded
 
     return decorators.decorate(
-        f, "shard_map", lambda f: outside.lift(f, transform, row.holding(f))
+        f, "shard_map", lambda f: caller.lift(f, transform, spec.holding(f))
     )
 
 
-def _check_parts(groups: Sequence[Values], specs: Sequence[Any], mesh: Any) -> None:
+def _check_parts(groups: Sequence[Leaves], specs: Sequence[Any], mesh: Any) -> None:
     """Refuses arrays that can't be split; JAX would name them by their group."""
     for group, spec in zip(groups, specs, strict=True):
-        for slot, value in group.slots() if isinstance(spec, PartitionSpec) else ():
+        for leaf_spec, value in (
+            group.pairs() if isinstance(spec, PartitionSpec) else ()
+        ):
             for x in jax.tree.leaves(value):
                 problem = _problem(jnp.shape(x), spec, getattr(mesh, "shape", {}))
                 if problem:
                     raise ValueError(
                         errors.message(
                             f"nnx.shard_map can't split an argument: {problem}.",
-                            where=f"{slot.name_in_function}: "
+                            where=f"{leaf_spec.name_in_function}: "
                             f"{jax.typeof(x).str_short()}, by {spec}",
                             way_out="Change the spec in in_specs or the mesh, or pad "
                             "the array.",

@@ -5,7 +5,7 @@ its checks. Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*
 have all of a model but its numbers. `eval_shape` makes them, and under a mesh finds
 where each array would be (`sharding/placement.py` has the rest).
 
-`crossing` is for tools that read programs: it takes any function and any arguments, and
+`both_sides` is for tools that read programs: it takes any function and any arguments, and
 writes nothing. Arguments that are neither arrays nor objects are constants there; of
 the output, arrays and objects count. A `NameStack` is the place of an operation in a
 program: the names of modules are the scopes in which their methods are traced
@@ -28,12 +28,13 @@ from graftree import _jax, config
 from graftree.core.graph import graphdefs, nodes
 from graftree.core.objects import methods, pytrees
 from graftree.core.variables import partitioning
-from graftree.transforms.crossing import debug_info, decorators, inside, refusals
-from graftree.transforms.crossing.decorators import P, R
-from graftree.transforms.crossing.outside import Call, lift, returning_arrays
-from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signature, Slot
+from graftree.transforms.lifting import debug_info, decorators, refusals
+from graftree.transforms.lifting.caller import Call, lift, returning_arrays
+from graftree.transforms.lifting.decorators import P, R
+from graftree.transforms.lifting.leaves import Leaves, Result
+from graftree.transforms.lifting.signatures import LeafSpec, Signature
+from graftree.transforms.lifting.specs import Keywords, TransformSpec
+from graftree.transforms.lifting.traced import interior
 
 A = TypeVar("A")
 
@@ -72,20 +73,20 @@ def eval_shape(
     """
     mode = config.propagation(graph, graph_updates)
     decorators.check_not_bound(f, "eval_shape")
-    row = Row.uniform(
+    spec = TransformSpec.uniform(
         "eval_shape",
         mode,
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
         is_detached=True,
     ).holding(f)
-    call = Call(f, row, args, kwargs)
-    if not mode.structure and _is_shared(call.packed.signature):
+    call = Call(f, spec, args, kwargs)
+    if not mode.structure and _is_shared(call.arguments.signature):
         refusals.check_inputs((args, kwargs), "eval_shape")
-    interior = inside.interior(f, row)
+    inner = interior(f, spec)
 
-    def traced(group: Values) -> Any:
-        result = interior(_with_refs(group))
+    def traced(group: Leaves) -> Any:
+        result = inner(_with_refs(group))
         return jax.tree.map(lambda x: x[...] if _jax.is_ref(x) else x, result)
 
     with _jax.hidden_frames:
@@ -117,28 +118,33 @@ def _abstract(raw: Any) -> Any:
     return jax.ShapeDtypeStruct(raw.shape, raw.dtype) if _jax.is_ref(raw) else raw
 
 
-def _with_refs(group: Values) -> Values:
+def _with_refs(group: Leaves) -> Leaves:
     values = [
-        jax.new_ref(raw) if _is_of_ref(slot) else raw for slot, raw in group.slots()
+        jax.new_ref(raw) if _is_of_ref(leaf_spec) else raw
+        for leaf_spec, raw in group.pairs()
     ]
-    return Values((values, group.which))
+    return Leaves((values, group.which))
 
 
-def _is_of_ref(slot: Slot) -> bool:
+def _is_of_ref(leaf_spec: LeafSpec) -> bool:
     # A Variable may lack its ref: abstract ones do.
-    return slot.variable.metadata["ref"] if slot.variable else slot.is_ref
+    return (
+        leaf_spec.variable.metadata["ref"] if leaf_spec.variable else leaf_spec.is_ref
+    )
 
 
-def _placed(result: Any) -> Any:
+def _placed(result: Result) -> Result:
     """The result with shardings for the Variables in the output."""
-    returned, changed, structure, values = result
+    *others, out = result.parts()
     placed = [
-        partitioning.place_abstract(value, slot.variable.metadata, is_replicated=True)
-        if slot.variable
+        partitioning.place_abstract(
+            value, leaf_spec.variable.metadata, is_replicated=True
+        )
+        if leaf_spec.variable
         else value
-        for slot, value in zip(returned.out.slots, values, strict=True)
+        for leaf_spec, value in zip(result.spec.out.leaf_specs, out, strict=True)
     ]
-    return returned, changed, structure, placed
+    return Result.of(result.spec, [*others[0], *others[1], *placed])
 
 
 class JaxprOptions(TypedDict, total=False):
@@ -197,13 +203,15 @@ def make_jaxpr(
                 "Pass graph_updates=False, or graph=False."
             )
         statics = decorators.choose(function, "static", static_argnums)
-        row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
-        row = row.holding(function)
+        spec = TransformSpec.uniform(
+            "make_jaxpr", mode, statics=statics, is_detached=True
+        )
+        spec = spec.holding(function)
 
         def run(trace: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return trace(*Call(function, row, args, kwargs).groups)
+            return trace(*Call(function, spec, args, kwargs).groups)
 
-        return lift(function, lambda f, *_: jax.make_jaxpr(f), row, run)
+        return lift(function, lambda f, *_: jax.make_jaxpr(f), spec, run)
 
     return decorators.decorate(f, "make_jaxpr", make)
 
@@ -253,7 +261,7 @@ def checkify(
             "Install a newer graftree, or an older JAX."
         )
     jax_checkify, user_checks = checks
-    row = Row.uniform(
+    spec = TransformSpec.uniform(
         "checkify",
         mode,
         keywords=(Keywords.REFUSED, Keywords.STAY),
@@ -265,7 +273,7 @@ def checkify(
         return returning_arrays(jax_checkify(inner, errors=chosen))
 
     def make(function: Any) -> Any:
-        own = row.holding(function)
+        own = spec.holding(function)
 
         def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             call = Call(function, own, args, kwargs)
@@ -295,7 +303,7 @@ def opened(
             return f, args, kwargs
 
 
-def crossing(
+def both_sides(
     name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Call, Callable[..., Any]]:
     """The call of a function, and the function that JAX traces; both for one tool."""
@@ -308,14 +316,14 @@ def crossing(
         leaves = jax.tree.leaves(f(*args, **kwargs), is_leaf=nodes.is_graph_node)
         return [x for x in leaves if _is_data(x)]
 
-    row = Row.uniform(
+    spec = TransformSpec.uniform(
         name,
         config.GRAPH_UPDATES,
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
     )
     args, kwargs = _map(lambda x: x if _is_data(x) else _Kept(x), args, kwargs)
-    return Call(run, row, args, kwargs), inside.interior(run, row)
+    return Call(run, spec, args, kwargs), interior(run, spec)
 
 
 class _Kept:

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 from graftree.core import imprints, paths
 from graftree.core.graph import graphdefs
-from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, Path, Static
+from graftree.core.graph.graphdefs import (
+    ArrayRefDef,
+    GraphDef,
+    Path,
+    Static,
+    VariableDef,
+)
 from graftree.core.text import descriptions
 
 
@@ -53,6 +59,31 @@ def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Diffe
         if (path == () or _is_alike(found.get(path[:-1])))
         and not (path in parents and _is_alike(x))
     ]
+
+
+def stands_for(now: GraphDef[Any], before: GraphDef[Any]) -> bool:
+    """Whether a skeleton is of the objects of another one, built as they were there.
+
+    Their numbers there are the outer ones here. Metadata of Variables may differ.
+    """
+    kinds = (VariableDef, ArrayRefDef)
+    cells = [cell for row in before.rows for cell in row.cells]
+    definitions: dict[int | None, Any] = {
+        cell.index: cell for cell in cells if isinstance(cell, kinds)
+    }
+
+    def as_before(cell: Any) -> Any:
+        return definitions.get(cell.outer_index) if isinstance(cell, kinds) else cell
+
+    rows = [
+        row._replace(
+            index=row.outer_index,
+            outer_index=None,
+            cells=tuple(map(as_before, row.cells)),
+        )
+        for row in now.rows
+    ]
+    return GraphDef.of(now.root, rows, now.num_leaves) == before
 
 
 def _are_different(old: Any, new: Any) -> bool:

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from graftree import _jax, config
 from graftree.annotations import Path
-from graftree.core import ownership, paths, walks
+from graftree.core import paths, walks
 from graftree.core.graph import graphdefs, nodes
 from graftree.core.graph.graphdefs import LEAF, NODE, Cell, GraphDef, Tree, VariableDef
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
@@ -57,10 +57,6 @@ class RefMap(MutableMapping[Any, Any]):
         made = RefMap()
         made._entries = {id(obj): (obj, index) for index, obj in indexmap.items()}
         return made
-
-    def take(self, other: RefMap) -> None:
-        """Takes on all entries of another one."""
-        self._entries.update(other._entries)
 
     def __getitem__(self, key: Any) -> Any:
         return self._entries[id(key)][1]
@@ -124,7 +120,7 @@ def flatten_graph(
     flattener = _Flattener(
         RefMap() if ref_index is None else ref_index,
         RefMap() if ref_outer_index is None else ref_outer_index,
-        members=members,
+        members,
     )
     root = flattener.cell_of(node, kind)
     return GraphDef.of(root, flattener.rows, len(flattener.leaves)), flattener.leaves
@@ -137,17 +133,14 @@ def flatten_leaves(
     refs: RefMap,
     outer: RefMap,
     *,
-    as_before: Mapping[int, VariableDef] | None = None,
     members: list[Any] | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
     """The skeleton and the leaves of a value that JAX takes apart into ``given``.
 
-    With ``sharing`` the objects among those are taken apart, too. With ``as_before``
-    they keep the numbers that they have in ``outer``, and Variables are defined as by
-    these numbers there: an unchanged object has the same skeleton as before, whatever
-    metadata its Variables have now. Fills ``members`` as `flatten_graph` does.
+    With ``sharing`` the objects among those are taken apart, too. Fills ``members`` as
+    `flatten_graph` does.
     """
-    flattener = _Flattener(refs, outer, as_before, members)
+    flattener = _Flattener(refs, outer, members)
     flattener.rows.append(None)
     flattener.members.append(None)
     cells: list[Cell] = []
@@ -171,13 +164,11 @@ class _Flattener:
         self,
         refs: RefMap,
         outer: RefMap,
-        as_before: Mapping[int, VariableDef] | None = None,
         members: list[Any] | None = None,
     ) -> None:
         # The dicts behind the maps: using them directly saves a tenth of the walk.
         self.refs = refs._entries
         self.outer = outer._entries
-        self.as_before = as_before
         self.rows: list[Any] = []
         self.members = [] if members is None else members
         self.leaves: list[Any] = []
@@ -238,8 +229,6 @@ class _Flattener:
         return NODE
 
     def _define(self, variable: Any, index: int, outer: int | None) -> VariableDef:
-        if self.as_before and index in self.as_before:
-            return self.as_before[index]
         entries = variables.metadata_of(variable)
         if not entries.is_fixed:
             entries = entries.noted()
@@ -256,12 +245,6 @@ class _Flattener:
     def _number(self, x: Any) -> tuple[int, int | None]:
         """Gives a new object the next number; also returns its outer one."""
         index = len(self.refs)
-        if self.as_before is not None:
-            # New ones have numbers that no object had.
-            known = self.outer.get(id(x))
-            index = index + len(self.outer) if known is None else known[1]
-            self.refs[id(x)] = x, index
-            return index, None
         self.refs[id(x)] = x, index
         # Both may be one map.
         outer = self.outer.get(id(x))
@@ -532,31 +515,3 @@ def make_variable(node: VariableDef, leaf: Any) -> Any:
     if entries.get("ref") is not is_ref and not values.is_stand_in(leaf):
         entries = HashableMapping({**entries, "ref": is_ref})
     return variables.rebuild(node.type, leaf, entries)
-
-
-def maker(
-    definitions: Sequence[VariableDef | None],
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """A function: `make_variable` for many arrays; for ``None``, they stay as they are.
-
-    It looks at the definitions once.
-    """
-    has_refs = any([x is not None and x.metadata.get("ref") for x in definitions])
-    kinds: list[tuple[Any, Any]] = [
-        (None, None) if x is None else (x.type, x.metadata) for x in definitions
-    ]
-    rebuild = variables.rebuild
-
-    def make(arrays: Sequence[Any]) -> list[Any]:
-        if has_refs:
-            pairs = zip(definitions, arrays, strict=True)
-            return [
-                array if x is None else make_variable(x, array) for x, array in pairs
-            ]
-        owner = ownership.current()
-        return [
-            array if kind is None else rebuild(kind, array, entries, owner)
-            for (kind, entries), array in zip(kinds, arrays, strict=True)
-        ]
-
-    return make

@@ -17,9 +17,10 @@ object still matches its row:
 A watch holds Variables and containers, but no objects other than their members. So it
 usually keeps no model alive; `StructureWatch.reaches` checks that.
 
-Code that keeps a result about objects keeps a watch with it: `kept.py`, and the plans
-of transforms. The rest is what both need: results of objects that come together, several
-results of one object, and arrays that may be replaced.
+Code that keeps a result about objects keeps a watch with it: `kept.py`, and the entries
+of `transforms/lifting/dispatch.py`. The rest of this file is what both need: results of
+objects that come together, several results of one object, and arrays that may be
+replaced.
 """
 
 from __future__ import annotations

@@ -8,32 +8,28 @@ arguments to a function.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Protocol, cast, overload
 
 import jax
 
-from graftree import _jax, config, errors
+from graftree import _jax, config
 from graftree.core import ownership, pickling
 from graftree.core.graph import flattening, functional, graphdefs, watches
 from graftree.core.objects import callables, running
 from graftree.core.text.descriptions import is_deleted
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import (
-    debug_info,
-    decorators,
-    outside,
-    packing,
-    programs,
-)
-from graftree.transforms.crossing.decorators import Options, P, R
-from graftree.transforms.crossing.inside import interior
-from graftree.transforms.crossing.plans import NO_PLAN, Plans
-from graftree.transforms.crossing.prefixes import Donation, Prefix
-from graftree.transforms.crossing.refusals import labeled
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.lifting import arguments, caller, debug_info, decorators
+from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting.decorators import Options, P, R
+from graftree.transforms.lifting.dispatch import MISS, DispatchCache
+from graftree.transforms.lifting.prefixes import Donation, Prefix
+from graftree.transforms.lifting.refusals import labeled
+from graftree.transforms.lifting.specs import Keywords, TransformSpec
+from graftree.transforms.lifting.traced import interior
 
 # Makes the record of the traces of a function.
 _new_record: list[Callable[[], Any]] = []
@@ -90,7 +86,7 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
         decorators.check_disjoint(static, donate)
         donation = Donation(donate, keeps_arrays=mode.structure)
         ins, outs = shardings
-        row = Row(
+        spec = TransformSpec(
             name,
             mode,
             Prefix(ins, "in_shardings", name, mode, keywords=None, donation=donation),
@@ -107,47 +103,45 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
         self.static_argnums, _ = statics
         self.graph = mode.sharing
         self.partial_args = bound
-        self._row = row
+        self._spec = spec
         given = {name: value for name, value in options.items() if value is not None}
-        given["donate_argnums"] = sorted(row.inputs.donated)
-        if row.has_prefixes:
-            given["in_shardings"] = row.inputs.values
-            given["out_shardings"] = row.result_prefix
+        given["donate_argnums"] = sorted(spec.inputs.donated)
+        if spec.has_prefixes:
+            given["in_shardings"] = spec.inputs.values
+            given["out_shardings"] = spec.result_prefix
         self._jax_options = given
         self.jitted_fn = self._compiled()
-        self._plans = Plans(row, bound)
+        self._cache = DispatchCache(spec, bound)
 
     def interior(self) -> Callable[..., Any]:
         """The function that JAX traces."""
-        return interior(self.fun, self._row)
+        return interior(self.fun, self._spec)
 
     def _compiled(self) -> Any:
         return jax.jit(self.interior(), **self._jax_options)
 
-    def _called(self) -> Any:
-        """The function that JAX compiles; where observers watch, only for them."""
+    def _called(self, *groups: Any) -> Any:
+        """Calls the function that JAX compiles; where observers watch, only for them."""
+        return self._function()(*groups)
+
+    def _function(self) -> Any:
         apart = running.stack.apart
         return self.jitted_fn if apart is None else apart.function(self, self._compiled)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:  # not `_jax.hidden_frames`, which costs calls
-            out = self._plans.call(self.jitted_fn, args, kwargs)
-            if out is not NO_PLAN:
+            out = self._cache.repeat(self.jitted_fn, args, kwargs)
+            if out is not MISS:
                 return out
-            if self.is_unseen(args):
+            if running.stack.observers and self.is_unseen(args):
                 return self.seen(args, kwargs)
-            made = ownership.clock.now
-            call = self.prepare(args, kwargs)
-            self._plans.learn(args, kwargs, call.packed, made)
-            compiled = programs.compilations.count
-            result = self._called()(*call.groups)
-            if programs.compilations.count != compiled and self.traces is not None:
-                signature, values, _roles = packing.join(call.groups)
-                errors.fenced(self.traces.called, signature, values, compiled)
-            return call.commit(result)
+            if config.caches.are_used:
+                prepare = functools.partial(self.prepare, args, kwargs)
+                return self._cache.run(self._called, prepare)
+            return self.prepare(args, kwargs).run(self._called)
         except Exception as error:
             _jax.hide_frames(error)
-            if outside.is_of_donation(error):
+            if caller.is_of_donation(error):
                 with _jax.hidden_frames:
                     self.prepare(args, kwargs).explain(error)
             raise
@@ -157,11 +151,11 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         statics: decorators.Statics | None = None,
-    ) -> outside.Call:
+    ) -> caller.Call:
         """The outside of a call; its static arguments may have been taken out."""
         taken = dict(statics or ())
         bound = [x for number, x in enumerate(self.partial_args) if number not in taken]
-        return outside.Call(self.fun, self._row, (*bound, *args), kwargs, statics)
+        return caller.Call(self.fun, self._spec, (*bound, *args), kwargs, statics)
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
         """Traces the function for arguments, which do not change.
@@ -173,8 +167,8 @@ class JitWrapped(pickling.Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            traced = self._called().trace(*call.groups)
-            taken = {where for where, _ in call.packed.signature.statics}
+            traced = self._function().trace(*call.groups)
+            taken = {where for where, _ in call.arguments.signature.statics}
             bound = len({*range(len(self.partial_args))} - taken)
             return Traced(traced, self, bound)
 
@@ -359,7 +353,8 @@ def jit_partial(
             "graph_updates=False, or use nnx.jit."
         )
     decorators.check_not_bound(fun, "jit_partial")
-    packing.pack((partial_args, {}), mode, "jit_partial")
+    tree = arguments.flatten((partial_args, {}), mode, "jit_partial", of_call=True)
+    Arguments.of(*tree, mode, "jit_partial")
 
     def make(parts: tuple[Any, ...]) -> JitWrapped[..., R]:
         function, *bound = parts
@@ -389,8 +384,8 @@ class _JitPartial(JitWrapped):
 
         def traced(*groups: Any) -> Any:
             result = interior(*groups)
-            for position, _ in result[0].metadata:
-                name = groups[0].which.signature.slots[position].name
+            for position, _ in result.ungrouped().spec.metadata:
+                name = groups[0].which.signature.leaf_specs[position].name
                 raise ValueError(
                     f"Variable metadata changed inside jit: that of {name}.\n"
                     "Use nnx.jit, which passes such changes on, or change the metadata "
@@ -405,7 +400,7 @@ class _JitPartial(JitWrapped):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         statics: decorators.Statics | None = None,
-    ) -> outside.Call:
+    ) -> caller.Call:
         for path, leaf in labeled({"args": args, "kwargs": kwargs}):
             if isinstance(leaf, Variable):
                 raise ValueError(

@@ -15,8 +15,10 @@ import jax
 from graftree import _jax, errors
 from graftree.core.graph import differences, flattening
 from graftree.core.objects import callables
-from graftree.transforms.crossing import outside, packing, signatures
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.lifting import arguments, caller, signatures
+from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting.leaves import join
+from graftree.transforms.lifting.signatures import Signature
 
 R = TypeVar("R")
 
@@ -130,7 +132,7 @@ class Traced(Stage[R]):
         def function(*args: Any, **kwargs: Any) -> Any:
             call = wrapped.prepare(args, kwargs, signature.statics)
             result = wrapped.jitted_fn(*call.groups)
-            _check_unchanged(name, call.packed, result)
+            _check_unchanged(name, call.arguments, result)
             return call.commit(result)
 
         function.__name__ = function.__qualname__ = name
@@ -194,12 +196,12 @@ class Compiled(Stage[R]):
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         with _jax.hidden_frames:
             call = self.jit_wrapped.prepare(args, kwargs, self._signature.statics)
-            if call.packed.signature != self._signature:
-                raise _mismatch_error(self._signature, call.packed.signature)
+            if call.arguments.signature != self._signature:
+                raise _mismatch_error(self._signature, call.arguments.signature)
             try:
                 result = self._stage(*call.groups)
             except (ValueError, RuntimeError) as error:
-                if outside.is_of_donation(error):
+                if caller.is_of_donation(error):
                     call.explain(error)
                 raise
             except TypeError as error:
@@ -278,13 +280,13 @@ def _donation_error(name: str) -> TypeError:
     )
 
 
-def _unpack(inputs: Any) -> tuple[Any, packing.Packed]:
+def _unpack(inputs: Any) -> tuple[Any, Arguments]:
     """JAX's data on the groups of a call: as ``(args, kwargs)``, and as a call."""
-    signature, values, _ = packing.join(inputs[0])
+    signature, values, _ = join(inputs[0])
     objects = flattening.IndexMap()
-    tree, _ = packing.unpack(signature, values, objects)
-    leaves = packing.leaves_of(signature, values, objects)
-    return callables.closed(tree[:2]), packing.Packed(signature, leaves, objects)
+    tree, _ = arguments.unpack(signature, values, objects)
+    leaves = arguments.leaves_of(signature, values, objects)
+    return callables.closed(tree[:2]), Arguments(signature, leaves, objects)
 
 
 def _arguments(inputs: Any) -> Any:
@@ -294,7 +296,7 @@ def _arguments(inputs: Any) -> Any:
 
 def _output(result: Any, inputs: Any) -> Any:
     """The output of the function with JAX's data on a result."""
-    return outside.commit(_unpack(inputs)[1], result)
+    return caller.commit(_unpack(inputs)[1], result)
 
 
 def _describe(aval: Any) -> Any:
@@ -311,7 +313,7 @@ def _describe(aval: Any) -> Any:
 
 def _check_arrays(name: str, signature: Signature) -> None:
     """Refuses arguments that are array refs, or have some."""
-    found = [slot.name for slot in signature.slots if slot.is_ref]
+    found = [leaf_spec.name for leaf_spec in signature.leaf_specs if leaf_spec.is_ref]
     if found:
         raise TypeError(
             errors.message(
@@ -322,13 +324,12 @@ def _check_arrays(name: str, signature: Signature) -> None:
         )
 
 
-def _check_unchanged(name: str, packed: packing.Packed, result: Any) -> None:
+def _check_unchanged(name: str, call: Arguments, result: Any) -> None:
     """Refuses results that an exported function would lose."""
-    returned, *_ = outside.in_order(result)
-    slots = packed.signature.slots
+    returned, leaf_specs = result.ungrouped().spec, call.signature.leaf_specs
     changed = {p for p in returned.changed if p not in returned.kept}
     changed |= {position for position, _ in returned.metadata}
-    lines = [f"{slots[position].name} changes" for position in sorted(changed)]
+    lines = [f"{leaf_specs[position].name} changes" for position in sorted(changed)]
     if returned.structure is not None and not returned.keeps_structure:
         lines.append("attributes of the arguments change")
     if lines:

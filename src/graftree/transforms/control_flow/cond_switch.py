@@ -8,7 +8,6 @@ difference in terms of our internals; `_Branches` reports it first, in the user'
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,10 +17,10 @@ import jax
 
 from graftree import _jax, config
 from graftree.core.graph import differences, graphdefs
-from graftree.transforms.crossing import debug_info, outside, programs, signatures
-from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.packing import Values, join
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.lifting import caller, debug_info, programs, signatures
+from graftree.transforms.lifting.leaves import Leaves, Result, join
+from graftree.transforms.lifting.specs import Keywords, TransformSpec
+from graftree.transforms.lifting.traced import TracedCall
 
 R = TypeVar("R")
 
@@ -116,7 +115,7 @@ def _choose(
     graph_updates: bool | None,
 ) -> Any:
     """Calls a branch, by JAX's function ``name``, which chooses by ``argument``."""
-    row = Row.uniform(
+    spec = TransformSpec.uniform(
         name,
         config.propagation(graph, graph_updates),
         labels=signatures.Labels("operands", output="out", functions=[*branches]),
@@ -125,14 +124,14 @@ def _choose(
         signatures=_signatures,
     ).holding(*branches.values())
 
-    def select(index: Any, *groups: Values) -> Any:
-        return _Branches(row, groups).choose(index, branches)
+    def select(index: Any, *groups: Leaves) -> Any:
+        return _Branches(spec, groups).choose(index, branches)
 
     functions = [*branches.values()]
     run = functools.partial(
         programs.run, functions[-1], select, name=name, leading=(argument,)
     )
-    call = outside.Call(functions[0], row, operands, {})
+    call = caller.Call(functions[0], spec, operands, {})
     (group,) = call.groups
     return call.commit(_without_kept(run(index, group), group.values))
 
@@ -160,8 +159,8 @@ _branches = weakref.WeakKeyDictionary()
 class _Branches:
     """The branches of one call while they are traced."""
 
-    def __init__(self, row: Row, groups: Sequence[Values]) -> None:
-        self.row = row
+    def __init__(self, spec: TransformSpec, groups: Sequence[Leaves]) -> None:
+        self.spec = spec
         self.leaves, self.treedef = jax.tree.flatten(groups)
         self.written: set[int] = set()
         self.keeps_structure = True
@@ -176,26 +175,28 @@ class _Branches:
             wrappers.setdefault(id(f), self._wrap(name, f, number))
             for number, (name, f) in enumerate(functions.items())
         ]
-        if self.row.name == "cond":
+        if self.spec.name == "cond":
             result: Any = jax.lax.cond(index, *branches)
         else:
             result = jax.lax.switch(index, branches)
-        kept = set(result[0].changed) - self.written
-        return _with_kept(result, kept, self.keeps_structure)
+        kept = sorted({*result.spec.changed} - self.written)
+        return result.with_spec(kept=tuple(kept), keeps_structure=self.keeps_structure)
 
     def _wrap(self, name: str, f: Any, number: int) -> Callable[[], Any]:
         def branch() -> Any:
             # Containers are new for each branch: it may write into them.
             groups = jax.tree.unflatten(self.treedef, self.leaves)
-            inside = Inside(self.row, *join(groups))
-            slots = enumerate(inside.signature.slots)
-            in_objects = frozenset(i for i, slot in slots if not slot.is_plain)
-            result = inside.leave(inside.run(f, number), in_objects)
-            returned = result[0]
+            call = TracedCall(self.spec, *join(groups))
+            leaf_specs = enumerate(call.signature.leaf_specs)
+            in_objects = frozenset(
+                i for i, leaf_spec in leaf_specs if not leaf_spec.is_plain
+            )
+            result = call.collect(call.run(f, number), forced=in_objects)
+            returned = result.spec
             self.written |= set(returned.changed) - set(returned.kept)
             self.keeps_structure &= returned.keeps_structure
-            result = _with_kept(result, set(), False)
-            self._compare(name, result, inside.signature)
+            result = result.with_spec(kept=(), keeps_structure=False)
+            self._compare(name, result, call.signature)
             return result
 
         return debug_info.named_after(f, branch)
@@ -215,28 +216,34 @@ class _Branches:
         lines = lines or ["which operands are where"]
         listed = "\n".join(f"  - {line}" for line in lines)
         raise TypeError(
-            f"The branches of nnx.{self.row.name} must return the same structure "
+            f"The branches of nnx.{self.spec.name} must return the same structure "
             "and do the same to that of the operands, but "
             f"{first_name} and {name} differ:\n{listed}"
         )
 
 
-def _facts(result: Any, operands: signatures.Signature) -> dict[Any, Any]:
-    """The facts in a result of `Inside.leave` about the operands and the output."""
-    returned, changes, _, out = result
+def _facts(result: Result, operands: signatures.Signature) -> dict[Any, Any]:
+    """The facts in a result about the operands and the output."""
+    returned, (changes, _, out) = result.spec, result.parts()
     found = (returned.structure or operands).facts(identity=False)
     names = operands.entry_names()
     for position, entries in returned.metadata:
-        slot = operands.slots[position]
-        found |= differences.metadata((names[slot.entry], *slot.path), entries)
+        leaf_spec = operands.leaf_specs[position]
+        found |= differences.metadata(
+            (names[leaf_spec.entry], *leaf_spec.path), entries
+        )
     for position, value in zip(returned.changed, changes, strict=True):
-        found[operands.slots[position].name, "value"] = _form(value)
+        found[operands.leaf_specs[position].name, "value"] = _form(value)
     found |= returned.out.facts("out")
     names = returned.out.entry_names("out")
-    new = [slot for slot in returned.out.slots if slot.outer_index is None]
-    for slot, value in zip(new, out, strict=True):
-        if slot.variable:
-            found[(names[slot.entry], *slot.path, "value")] = _form(value)
+    new = [
+        leaf_spec
+        for leaf_spec in returned.out.leaf_specs
+        if leaf_spec.outer_index is None
+    ]
+    for leaf_spec, value in zip(new, out, strict=True):
+        if leaf_spec.variable:
+            found[(names[leaf_spec.entry], *leaf_spec.path, "value")] = _form(value)
     return found
 
 
@@ -244,27 +251,15 @@ def _form(value: Any) -> differences.Form:
     return differences.Form(jax.tree.structure(value))
 
 
-def _without_kept(result: Any, before: Sequence[Any]) -> Any:
+def _without_kept(result: Result, before: Sequence[Any]) -> Result:
     """The result without arrays of Variables that no branch writes.
 
     They are as before; to write them would undo what another thread has written since.
     """
-    returned, changes, *others = result
     written = [
-        (position, value)
-        for position, value in zip(returned.changed, changes, strict=True)
-        if position not in returned.kept
+        number
+        for number, position in enumerate(result.spec.changed)
+        if position not in result.spec.kept
         or not all(isinstance(x, jax.Array) for x in jax.tree.leaves(before[position]))
     ]
-    positions = tuple([position for position, _ in written])
-    returned = dataclasses.replace(returned, changed=positions)
-    return returned, [value for _, value in written], *others
-
-
-def _with_kept(result: Any, kept: set[int], keeps_structure: bool) -> Any:
-    """The result with another record of the values that came back unchanged."""
-    returned, *groups = result
-    returned = dataclasses.replace(
-        returned, kept=tuple(sorted(kept)), keeps_structure=keeps_structure
-    )
-    return type(result)((returned, *groups))
+    return result.with_changes(written)

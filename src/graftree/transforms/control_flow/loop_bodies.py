@@ -1,10 +1,10 @@
 """The inside of a loop: some leaves go round, some are scanned, the others stay.
 
 A loop is a call with one step, which `Loop.run` gives to JAX's loop as its body. There,
-`Inside` rebuilds all arguments from the leaves that go round, the slices of those that
-are scanned, and those that stay as they are. The step's changes, and the place of each
-changed leaf after the loop, are noted in Python (JAX traces it once, with the loop),
-and put together after the loop.
+`TracedCall` rebuilds all arguments from the leaves that go round, the slices of those
+that are scanned, and those that stay as they are. The step's changes, and the place of
+each changed leaf after the loop, are noted in Python (JAX traces it once, with the
+loop), and put together after the loop.
 
 The carry comes back from each step. So do arguments that are carried by filters,
 without being returned, if no part of them is scanned. Their structure must
@@ -31,11 +31,11 @@ import jax.numpy as jnp
 from graftree import _jax
 from graftree.core.graph import differences, flattening, graphdefs, nodes
 from graftree.core.rng.streams import RngState
-from graftree.transforms.crossing import packing, programs, refusals, signatures
-from graftree.transforms.crossing.inside import Inside, Linked, Outgoing
-from graftree.transforms.crossing.packing import Parts, Values
-from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import FUNCTIONS, Signature, Slot
+from graftree.transforms.lifting import arguments, programs, refusals, signatures
+from graftree.transforms.lifting.leaves import Leaves, Part, Result, join
+from graftree.transforms.lifting.signatures import FUNCTIONS, LeafSpec, Signature
+from graftree.transforms.lifting.specs import TransformSpec
+from graftree.transforms.lifting.traced import TracedCall
 
 
 class Carry:
@@ -130,8 +130,8 @@ class _FoundAt(NamedTuple):
 
 
 # ``step(run, carried, scanned)``: the leaves for the next step, and those to stack. The
-# function is called as ``run(inside)``.
-Step = Callable[..., tuple[Values, list[Any]]]
+# function is called as ``run(call)``.
+Step = Callable[..., tuple[Leaves, list[Any]]]
 
 
 class Loop:
@@ -148,25 +148,25 @@ class Loop:
 
     def __init__(
         self,
-        row: Row,
+        spec: TransformSpec,
         place: Place,
-        groups: Sequence[Values],
+        groups: Sequence[Leaves],
         moves_refs: bool = False,
     ) -> None:
-        self.row = row
+        self.spec = spec
         self.place = place
-        self.signature, self.values, self.roles = packing.join(groups)
+        self.signature, self.values, self.roles = join(groups)
         self._span = self.signature.span(place.argument)
-        axes = [row.inputs.values[role] for role in self.roles]
+        axes = [spec.inputs.values[role] for role in self.roles]
 
         def is_round(number: int) -> bool:
             own = axes[slice(*self.signature.span(number).leaves)]
             # If a part is scanned, each step gets a new object.
             is_carried = Carry in own and not any([isinstance(x, int) for x in own])
-            return number == place.argument or (row.mode.structure and is_carried)
+            return number == place.argument or (spec.mode.structure and is_carried)
 
         numbers = [*range(len(self.signature.treedef.children()[0].children()))]
-        if row.functions is not None:
+        if spec.functions is not None:
             numbers.append(FUNCTIONS)  # what they hold goes round like an argument
         # The static part of each argument that goes round, by its position.
         self._before = {
@@ -187,20 +187,20 @@ class Loop:
         for i, axis in self._scanned.items():
             for x in jax.tree.leaves(contents[i]):
                 if not -jnp.ndim(x) <= axis < jnp.ndim(x):
-                    raise ValueError(_lacks_axis(self.signature.slots[i], x, axis))
+                    raise ValueError(_lacks_axis(self.signature.leaf_specs[i], x, axis))
             contents[i] = _moved(contents[i], axis, 0)
-        self.initial = Values.picked(contents, self.signature, self._carried)
-        self.scanned = Values.picked(contents, self.signature, [*self._scanned])
+        self.initial = Leaves.picked(contents, self.signature, self._carried)
+        self.scanned = Leaves.picked(contents, self.signature, [*self._scanned])
 
     def _goes_round(self, position: int, axis: Any) -> bool:
         if isinstance(axis, int):
             return False
         if _jax.is_ref(self.values[position]):
             return position in self._moved
-        is_variable = self.signature.slots[position].variable is not None
-        return axis is Carry or (is_variable and not self.row.mode.structure)
+        is_variable = self.signature.leaf_specs[position].variable is not None
+        return axis is Carry or (is_variable and not self.spec.mode.structure)
 
-    def run(self, loop: Callable[[Step], tuple[Values, Any]]) -> Any:
+    def run(self, loop: Callable[[Step], tuple[Leaves, Any]]) -> Any:
         """The argument of `Call.commit`, after JAX's loop over a step.
 
         ``loop`` gets the step; it returns the leaves that the last one left, and all
@@ -209,8 +209,10 @@ class Loop:
         notes: list[Any] = []
 
         def step(
-            f: Callable[[Inside], Any], carried: Values, scanned: Values | None = None
-        ) -> tuple[Values, list[Any]]:
+            f: Callable[[TracedCall], Any],
+            carried: Leaves,
+            scanned: Leaves | None = None,
+        ) -> tuple[Leaves, list[Any]]:
             values, stacked, notes[:], after = self._outcome(f, carried, scanned)
             if after != self._before:
                 self._check_settled(f, carried, scanned, after)
@@ -225,13 +227,12 @@ class Loop:
                 return last.get(source.number, self.values[source.number])
             return _moved(stacked[source.number], 0, source.axis)
 
-        returned, *sources = notes
-        *parts, refs = [[*map(value, listed)] for listed in sources]
-        for position, content in zip(self._moved, refs, strict=True):
-            self.values[position][...] = content
-        return Parts((returned, *parts))
+        returned, sources, refs = notes
+        for position, source in zip(self._moved, refs, strict=True):
+            self.values[position][...] = value(source)
+        return Result.of(returned, map(value, sources))
 
-    def inside(self, carried: Values, scanned: Values | None = None) -> Inside:
+    def traced(self, carried: Leaves, scanned: Leaves | None = None) -> TracedCall:
         """The arguments of one step."""
         values = list(self.values)
         for group in (carried, scanned):
@@ -240,35 +241,38 @@ class Loop:
                     values[position] = value
         for position in self._moved:
             values[position] = _jax.new_ref(values[position])
-        return Inside(self.row, self.signature, values, self.roles)
+        return TracedCall(self.spec, self.signature, values, self.roles)
 
     def _outcome(
-        self, f: Callable[[Inside], Any], carried: Values, scanned: Values | None
-    ) -> tuple[Values, list[Any], list[Any], dict[int, Signature]]:
+        self, f: Callable[[TracedCall], Any], carried: Leaves, scanned: Leaves | None
+    ) -> tuple[Leaves, list[Any], list[Any], dict[int, Signature]]:
         """One step: leaves for the next one, leaves to stack, notes, and what goes on.
 
         The notes are the static part of the result, and where the leaves are that
         changed, of the structure, of the output, and of refs that were moved. At the
         end come the static parts of the arguments that go round, as they are now.
         """
-        inside = self.inside(carried, scanned)
-        out = f(inside)
+        call = self.traced(carried, scanned)
+        out = f(call)
         carry, others = self.place.split(out)
-        after, objects, leaves = self._take(inside, carry)
-        found = inside.collect(out, Linked(objects, others))
-        changed = self._without_dropped(found.changed)
-        returned, found_at = found.returned, self._position
-        shift = self._span.entries[0] - self.place.start_in(returned.out)
-        structure = [(x, found_at(returned.structure, x)) for x in found.structure]
-        output = [(x, found_at(returned.out, x, shift)) for x in found.out]
-        values = [inside.current(i) for i in range(len(self.values))]
+        after, objects, leaves = self._take(call, carry)
+        result = self._without_dropped(call.collect(out, carried=(objects, others)))
+        changed, structure, output = result.spec.parts
+        shift = self._span.entries[0] - self.place.start_in(result.spec.out)
+        replaced = [self._position(structure, i) for i in structure.positions]
+        places = [
+            *changed.positions,
+            *replaced,
+            *[self._position(output, i, shift) for i in output.positions],
+        ]
+        values = [call.current(i) for i in range(len(self.values))]
         # Arrays that are attributes may have been replaced.
-        for leaf, position in structure:
+        for position, value in zip(replaced, result.parts()[1], strict=True):
             if position is not None:
-                values[position] = leaf.value
+                values[position] = value
         values[slice(*self._span.leaves)] = map(flattening.raw_of, leaves)
         for position in self._moved:
-            values[position] = inside.values[position][...]
+            values[position] = call.values[position][...]
         stacked: list[Any] = []
 
         def place(value: Any, axis: Any, position: int | None) -> _FoundAt:
@@ -277,34 +281,26 @@ class Loop:
                 return _FoundAt(len(stacked) - 1, axis)
             if position is None:
                 raise CarryStructureError(
-                    f"nnx.{self.row.name}: the structure of a carried or broadcast "
+                    f"nnx.{self.spec.name}: the structure of a carried or broadcast "
                     "argument must not change, but it has new data.\nAdd it before the "
                     "loop, or give the argument an axis."
                 )
             return _FoundAt(position)
 
-        ins, outs = self.row.inputs.values, self.row.outputs.values
-        sources = [
-            [place(leaf.value, ins[leaf.group], leaf.position) for leaf in changed],
-            [place(leaf.value, ins[leaf.group], i) for leaf, i in structure],
-            [place(leaf.value, outs[leaf.group], i) for leaf, i in output],
-        ]
+        ins, outs = self.spec.inputs.values, self.spec.outputs.values
+        axes = [ins[group] for group in changed.groups + structure.groups]
+        axes += [outs[group] for group in output.groups]
+        sources = [*map(place, result.leaves, axes, places)]
         refs = [place(values[i], self._scanned.get(i), i) for i in self._moved]
-        returned = dataclasses.replace(
-            returned,
-            changed=tuple([leaf.position for leaf in changed]),
-            # After the loop, each part is one group.
-            groups=tuple([(0,) * len(part) for part in sources]),
-        )
-        notes = [returned, *sources, refs]
-        following = Values.picked(values, self.signature, self._carried)
+        notes = [result.spec, sources, refs]
+        following = Leaves.picked(values, self.signature, self._carried)
         return following, stacked, notes, after
 
     def _check_settled(
         self,
-        f: Callable[[Inside], Any],
-        carried: Values,
-        scanned: Values | None,
+        f: Callable[[TracedCall], Any],
+        carried: Leaves,
+        scanned: Leaves | None,
         after: dict[int, Signature],
     ) -> None:
         """Raises unless the second step, after the changes of the first, is equal.
@@ -335,37 +331,38 @@ class Loop:
         if not programs.are_equal(program_of(self), program_of(second)):
             raise error
 
-    def _without_dropped(self, changed: list[Outgoing]) -> list[Outgoing]:
-        """The changes that are kept; warns of those that are not.
+    def _without_dropped(self, result: Result) -> Result:
+        """The result without changes that are not kept; warns of those.
 
         With graph updates, changes of values that all steps share are not.
         """
-        if not self.row.mode.structure:
-            return changed
-        axes, tree = self.row.inputs.values, self.row.inputs.tree[0]
-        dropped = {leaf.position for leaf in changed if axes[leaf.group] is None}
-        unmeant = dropped
+        if not self.spec.mode.structure:
+            return result
+        axes, tree = self.spec.inputs.values, self.spec.inputs.tree[0]
+        part = result.spec.parts[0]
+        kept = [i for i, group in enumerate(part.groups) if axes[group] is not None]
+        unmeant = {*part.positions} - {part.positions[i] for i in kept}
         for number, axis in enumerate(tree if isinstance(tree, tuple) else ()):
             if axis is not None:  # by filters, it is meant
                 unmeant = unmeant - {*range(*self.signature.span(number).leaves)}
         if unmeant:
-            slots = self.signature.slots
-            refusals.warn_of_broadcasts([slots[i].name for i in sorted(unmeant)])
-        return [leaf for leaf in changed if leaf.position not in dropped]
+            leaf_specs = self.signature.leaf_specs
+            refusals.warn_of_broadcasts([leaf_specs[i].name for i in sorted(unmeant)])
+        return result.with_changes(kept)
 
     @functools.cached_property
     def _positions(self) -> dict[Any, int]:
         return {path: i for i, path in enumerate(self.signature.skeleton.paths())}
 
-    def _position(self, signature: Any, leaf: Outgoing, shift: int = 0) -> int | None:
-        """The position of the argument in the place of a leaf of a signature."""
-        number, *path = signature.skeleton.paths()[leaf.position]
+    def _position(self, part: Part, position: int, shift: int = 0) -> int | None:
+        """The position of the argument in the place of a leaf of a part."""
+        number, *path = part.signature.skeleton.paths()[position]
         return self._positions.get((number + shift, *path))
 
     # The arguments that go round.
 
     def _take(
-        self, inside: Inside, carry: Any
+        self, call: TracedCall, carry: Any
     ) -> tuple[dict[int, Signature], list[Any], list[Any]]:
         """Takes apart the arguments and the carry after a step.
 
@@ -376,8 +373,8 @@ class Loop:
         after, objects, leaves = {**self._before}, [], []
         for number in self._before:
             is_carry = number == self.place.argument
-            value = carry if is_carry else inside.argument(number)
-            now = self._take_apart(inside, number, value)
+            value = carry if is_carry else call.argument(number)
+            now = self._take_apart(call, number, value)
             if is_carry:
                 self._check_carry(number, now)
                 objects, leaves = filter(nodes.is_variable_or_ref, now.news), now.leaves
@@ -386,31 +383,33 @@ class Loop:
                 after[number] = now.signature
         return after, [*objects], leaves
 
-    def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
+    def _take_apart(self, call: TracedCall, number: int, value: Any) -> _Now:
         """Takes apart the value now in the place of an argument.
 
         Its objects are numbered as in the arguments. So equal signatures have objects
         with equal numbers at equal places, and these must be the same.
         """
         first, stop = [
-            next(self.signature.numbers(start), len(inside.objects))
+            next(self.signature.numbers(start), len(call.objects))
             for start in self.signature.span(number).entries
         ]
-        olds = [inside.objects[number] for number in range(stop)]
+        olds = [call.objects[number] for number in range(stop)]
         refs = flattening.RefMap([(olds[number], number) for number in range(first)])
-        skeleton, leaves = packing.take_apart(
-            value, self.row.mode, refs, flattening.RefMap(), self.row.name
+        skeleton, leaves = arguments.take_apart(
+            value, self.spec.mode, refs, flattening.RefMap(), self.spec.name
         )
         return _Now(Signature(skeleton), olds, [*refs], leaves)
 
     def _check_carry(self, number: int, now: _Now) -> None:
         """Raises unless the carry has the structure and the objects that it had."""
         identified = self._identified(self._before[number], now.olds)
-        if not packing.are_same(identified, self._identified(now.signature, now.news)):
+        if not arguments.are_same(
+            identified, self._identified(now.signature, now.news)
+        ):
             raise self._identity_error()
         if self._before[number] != now.signature and not self._may_settle(number, now):
             raise self._structure_error(number, now.signature)
-        if self.row.mode.structure:
+        if self.spec.mode.structure:
             tops = now.signature.skeleton.tops()
             free = {top.index for top in tops if self.place.may_be_new(top)}
             pairs = enumerate(zip(now.olds, now.news, strict=True))
@@ -419,20 +418,20 @@ class Loop:
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
         """Objects that must be the same, even if something else is wrong."""
-        if not self.row.mode.structure:
+        if not self.spec.mode.structure:
             return [*filter(nodes.is_variable_or_ref, objects)]
         tops = [top for top in signature.skeleton.tops() if top is not graphdefs.LEAF]
         return [objects[x.index] for x in tops if not self.place.may_be_new(x)]
 
     def _identity_error(self) -> ValueError:
-        if self.row.mode.structure:
+        if self.spec.mode.structure:
             return ValueError(
-                f"{self.place.identity}, but nnx.{self.row.name} got other objects "
+                f"{self.place.identity}, but nnx.{self.spec.name} got other objects "
                 "back than it gave to the function.\nChange them in place, or split "
                 "them and carry their State."
             )
         return ValueError(
-            f"{self.row.name} Variable identity must be preserved across "
+            f"{self.spec.name} Variable identity must be preserved across "
             "iterations: the carry has other Variables out than in, or has them "
             "in other places.\nWrite to them in place (`variable[...] = value`)."
         )
@@ -446,7 +445,7 @@ class Loop:
         lines = differences.in_words(found, "before", "after", signatures.name_of)
         listed = "\n  ".join(lines or ["which objects are shared"])
         return CarryStructureError(
-            f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
+            f"nnx.{self.spec.name}: the structure of the carry must stay the same in a "
             f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
             "and metadata of carried Variables, can't be added, removed or changed "
             "there."
@@ -459,19 +458,19 @@ class Loop:
         before = self._before[number]
         return (
             self.place.takes_changes
-            and self.row.mode.structure
+            and self.spec.mode.structure
             and len(now.olds) == len(now.news)
             and before.treedef == now.signature.treedef
             and before.skeleton.leaves() == now.signature.skeleton.leaves()
         )
 
 
-def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:
+def _lacks_axis(leaf_spec: LeafSpec, value: Any, axis: int) -> str:
     message = (
         f"nnx.scan can't scan axis {axis} of an array of shape {jnp.shape(value)}: "
-        f"it has no such axis.\n  at {slot.name}"
+        f"it has no such axis.\n  at {leaf_spec.name}"
     )
-    if slot.variable and issubclass(slot.variable.type, RngState):
+    if leaf_spec.variable and issubclass(leaf_spec.variable.type, RngState):
         message += (
             "\nSplit random streams first: rngs.split(n), or @nnx.split_rngs(splits=n) "
             "on top of nnx.scan; or carry them, with the axis nnx.Carry."

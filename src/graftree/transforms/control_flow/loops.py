@@ -13,12 +13,12 @@ from graftree import _jax, config
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
-from graftree.transforms.crossing import debug_info, decorators, outside, programs
-from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.plans import RepeatedCalls
-from graftree.transforms.crossing.prefixes import Prefix, StateAxes
-from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Labels
+from graftree.transforms.lifting import caller, debug_info, decorators, programs
+from graftree.transforms.lifting.dispatch import Calls
+from graftree.transforms.lifting.leaves import Leaves
+from graftree.transforms.lifting.prefixes import Prefix, StateAxes
+from graftree.transforms.lifting.signatures import Labels
+from graftree.transforms.lifting.specs import Keywords, TransformSpec
 
 _NO_METADATA: Mapping[str, Any] = {}
 
@@ -97,7 +97,7 @@ def scan(
         )
         place = _find_place(inputs, outputs)
         names = {} if place.argument is None else {place.argument: "carry"}
-        row = Row(
+        spec = TransformSpec(
             "scan",
             mode,
             Prefix(inputs, "in_axes", "scan", mode, keywords=0),
@@ -108,22 +108,22 @@ def scan(
             signatures=Interned(),
             held=Carry,
         )
-        _check_axes(row.inputs, "in_axes")
-        _check_axes(row.outputs, "out_axes")
-        return _scanned(function, row.holding(function), place, options)
+        _check_axes(spec.inputs, "in_axes")
+        _check_axes(spec.outputs, "out_axes")
+        return _scanned(function, spec.holding(function), place, options)
 
     return decorators.decorate(f, "scan", make)
 
 
 def _scanned(
-    f: Callable[..., Any], row: Row, place: Place, options: dict[str, Any]
+    f: Callable[..., Any], spec: TransformSpec, place: Place, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    def traced(*groups: Values) -> Any:
-        loop = Loop(row, place, groups)
+    def traced(*groups: Leaves) -> Any:
+        loop = Loop(spec, place, groups)
 
         def steps(step: Step) -> Any:
-            def body(carried: Values, scanned: Values) -> Any:
-                return step(lambda inside: inside.run(f), carried, scanned)
+            def body(carried: Leaves, scanned: Leaves) -> Any:
+                return step(lambda call: call.run(f), carried, scanned)
 
             named = debug_info.named_after(f, body)
             return jax.lax.scan(named, loop.initial, loop.scanned, **options)
@@ -131,12 +131,12 @@ def _scanned(
         return loop.run(steps)
 
     run = functools.partial(programs.run, f, traced, name="scan")
-    calls = RepeatedCalls(f, row)
+    calls = Calls(f, spec)
 
     @decorators.wraps(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
         count = len(args) + len(kwargs)
-        if row.inputs.tree[0] is Carry and count != 1:
+        if spec.inputs.tree[0] is Carry and count != 1:
             raise ValueError(
                 "When in_axes=Carry, the function must take exactly one argument, got "
                 f"{count} arguments in nnx.scan. Give in_axes as a tuple with one "
@@ -267,12 +267,12 @@ def while_loop(
     """
 
     def steps(loop: Loop, step: Step) -> Any:
-        def go_on(carried: Values) -> Any:
-            answer = loop.inside(carried).run(cond_fun, number=1)
+        def go_on(carried: Leaves) -> Any:
+            answer = loop.traced(carried).run(cond_fun, number=1)
             return answer.get_value() if isinstance(answer, Variable) else answer
 
-        def once(carried: Values) -> Values:
-            return step(lambda inside: inside.run(body_fun), carried)[0]
+        def once(carried: Leaves) -> Leaves:
+            return step(lambda call: call.run(body_fun), carried)[0]
 
         going = debug_info.named_after(cond_fun, go_on, has_own_names=True)
         named = debug_info.named_after(body_fun, once)
@@ -345,11 +345,11 @@ def fori_loop(
     """
 
     def steps(loop: Loop, step: Step) -> Any:
-        def once(i: Any, carried: Values) -> Values:
+        def once(i: Any, carried: Leaves) -> Leaves:
             def around(body: Callable[..., Any]) -> Callable[[Any], Any]:
                 return lambda value: body(i, value)
 
-            return step(lambda inside: inside.run(body_fun, 0, around), carried)[0]
+            return step(lambda call: call.run(body_fun, 0, around), carried)[0]
 
         first = debug_info.read(debug_info.source_of(body_fun)).at(0)
         named = debug_info.named_after(body_fun, once, [first])
@@ -372,14 +372,14 @@ _PLACE = Place(
 def _looped(
     name: str,
     mode: config.Propagation,
-    steps: Callable[[Loop, Step], Values],
+    steps: Callable[[Loop, Step], Leaves],
     functions: Mapping[str, Callable[..., Any]],
     init_val: Any,
     moves_refs: bool = False,
     skipped: int = 0,
 ) -> Any:
     """The last value of a loop whose only argument is the carry."""
-    row = Row(
+    spec = TransformSpec(
         name,
         mode,
         Prefix((Carry,), "init_val", name, mode, keywords=0),
@@ -391,12 +391,12 @@ def _looped(
     ).holding(*functions.values())
     body = functions["body_fun"]
 
-    def traced(*groups: Values) -> Any:
-        loop = Loop(row, _PLACE, groups, moves_refs)
+    def traced(*groups: Leaves) -> Any:
+        loop = Loop(spec, _PLACE, groups, moves_refs)
         return loop.run(lambda step: (steps(loop, step), ()))
 
     run = functools.partial(programs.run, body, traced, name=name)
-    return outside.Call(body, row, (init_val,), {}).run(run)
+    return caller.Call(body, spec, (init_val,), {}).run(run)
 
 
 _signatures = Interned()

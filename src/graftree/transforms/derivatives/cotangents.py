@@ -28,9 +28,10 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import packing, prefixes, rows
-from graftree.transforms.crossing.prefixes import DiffState, Prefix
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.lifting import prefixes, specs
+from graftree.transforms.lifting.arguments import is_repeated
+from graftree.transforms.lifting.prefixes import DiffState, Prefix
+from graftree.transforms.lifting.signatures import Signature
 
 
 class DerivativeOptions(TypedDict, total=False):
@@ -80,9 +81,9 @@ def _roots(
     signature: Signature, given: Mapping[int, Any], mode: Propagation
 ) -> list[Any]:
     """The derivative for each object or plain leaf of a signature."""
-    values = [given.get(number) for number in range(len(signature.slots))]
-    for number, slot in enumerate(signature.slots):
-        definition = slot.variable
+    values = [given.get(number) for number in range(len(signature.leaf_specs))]
+    for number, leaf_spec in enumerate(signature.leaf_specs):
+        definition = leaf_spec.variable
         # The builder needs the ref of a Variable, so there must be a Variable.
         if definition and (number in given or definition.array_refdef is not None):
             values[number] = flattening.make_variable(definition, values[number])
@@ -91,9 +92,9 @@ def _roots(
         builder = Builder(IndexMap(), {}, recreate_variables=False)
         return builder.members(signature.skeleton, values)
     found: list[list[tuple[Any, Any]]] = [[] for _ in signature.entries]
-    for number, slot in enumerate(signature.slots):
+    for number, leaf_spec in enumerate(signature.leaf_specs):
         if number in given:
-            found[slot.entry].append((slot.path, values[number]))
+            found[leaf_spec.entry].append((leaf_spec.path, values[number]))
     return [
         None if entry is LEAF and not listed else _state(listed)
         for entry, listed in zip(signature.entries, found, strict=True)
@@ -144,7 +145,7 @@ def leaves(
             [path[1:] for path in chosen if path in expected and path not in found],
             [path[1:] for path in unexpected],
         )
-        if any(packing.is_repeated(tops[path[0]]) for path in unexpected):
+        if any(is_repeated(tops[path[0]]) for path in unexpected):
             lines.append("An object that occurs twice has one: pass it twice, too.")
         raise FormError("\n".join([f"Wrong leaves in {what}:", *lines]))
     return [flattening.raw_of(found.get(path)) for path in chosen]
@@ -167,7 +168,7 @@ def _leaves_of(
         if nodes.is_graph_node(x):
             graphdef, found = flattening.flatten_graph(x)
             return zip(graphdef.paths(), found, strict=True)
-        if packing.is_repeated(top):
+        if is_repeated(top):
             return [((), x)]
     kind = getattr(top, "type", None)
     expected = kind.__name__ if kind and not mode.structure else "State or Variable"
@@ -247,7 +248,7 @@ class Argnums(Rebuilt):
         mode: The changes that propagate.
         is_single: Whether it is a single one.
         numbers: Their numbers, as given.
-        row: Gives the row of a call with so many positional arguments.
+        spec: Gives the spec of a call with so many positional arguments.
     """
 
     def __init__(
@@ -271,7 +272,7 @@ class Argnums(Rebuilt):
         self.numbers = self._distinct(
             [x.argnum if isinstance(x, DiffState) else int(x) for x in listed]
         )
-        self.row = functools.cache(self._row)
+        self.spec = functools.cache(self._spec)
 
     def _distinct(self, numbers: list[int]) -> tuple[int, ...]:
         for number in numbers:
@@ -289,11 +290,13 @@ class Argnums(Rebuilt):
             [position(number, count, argument, name) for number in self.numbers]
         )
 
-    def _row(self, count: int) -> rows.Row:
+    def _spec(self, count: int) -> specs.TransformSpec:
         chosen = dict(zip(self.positions(count), self._prefixes, strict=True))
         prefix = tuple([chosen.get(i, self._others) for i in range(count)])
         name, mode = self._transform, self.mode
         inputs = Prefix(prefix, self._argument, name, mode, keywords=self._others)
         # Any Variable of the arguments may be in the output.
         outputs = Prefix(None, "out", name, mode, binds=False)
-        return rows.Row(name, mode, inputs, outputs, returns_captured=True, held=False)
+        return specs.TransformSpec(
+            name, mode, inputs, outputs, returns_captured=True, held=False
+        )

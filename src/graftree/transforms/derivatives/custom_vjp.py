@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
@@ -27,15 +28,16 @@ from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF
 from graftree.core.objects import callables
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import debug_info, decorators, packing, refusals
-from graftree.transforms.crossing.decorators import MISSING, P, R
-from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call, in_order
-from graftree.transforms.crossing.packing import Named, Parts, Values
-from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import Labels, Signature, Slot
 from graftree.transforms.derivatives import cotangents
+from graftree.transforms.lifting import arguments, debug_info, decorators, refusals
+from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting.caller import Call
+from graftree.transforms.lifting.decorators import MISSING, P, R
+from graftree.transforms.lifting.leaves import Leaves, Result, join
+from graftree.transforms.lifting.prefixes import DiffState
+from graftree.transforms.lifting.signatures import Labels, Signature
+from graftree.transforms.lifting.specs import TransformSpec
+from graftree.transforms.lifting.traced import TracedCall
 
 _NAME, _ARGUMENT = "custom_vjp", "nondiff_argnums"
 _RESIDUAL = Labels(named={0: "residual"})
@@ -191,14 +193,14 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
             refusals.check_arguments(given, _NAME)
-        row = self._argnums.row(len(given)).holding(self.fun, self.fwd)
-        call = Call(self.fun, row, given, {})
-        signature, (chosen, *rest) = call.packed.signature, call.groups
+        spec = self._argnums.spec(len(given)).holding(self.fun, self.fwd)
+        call = Call(self.fun, spec, given, {})
+        signature, (chosen, *rest) = call.arguments.signature, call.groups
         others = {k: x for group in rest for k, x in group.by_position().items()}
         operands = {k: x for k, x in others.items() if _is_operand(x)}
         groups = [_group(signature, chosen.by_position()), _group(signature, operands)]
         lifted = _Lifted(
-            *(self.fun, self.fwd, self.bwd, bool(self.symbolic_zeros), row, groups),
+            *(self.fun, self.fwd, self.bwd, bool(self.symbolic_zeros), spec, groups),
             nondiff=self._nondiff(signature, len(given)),
             fixed={k: x for k, x in others.items() if k not in operands},
         )
@@ -229,8 +231,8 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
 callables.TYPES.add(CustomVjp)
 
 
-def _group(signature: Signature, values: Mapping[int, Any]) -> Values:
-    return Values.of([*values.values()], signature, tuple(values))
+def _group(signature: Signature, values: Mapping[int, Any]) -> Leaves:
+    return Leaves.of([*values.values()], signature, tuple(values))
 
 
 def _is_operand(value: Any) -> bool:
@@ -254,13 +256,13 @@ class _Lifted:
     fwd: Callable[..., Any]
     bwd: Callable[..., Any]
     symbolic_zeros: bool
-    row: Row
-    groups: dataclasses.InitVar[Sequence[Values]]
+    spec: TransformSpec
+    groups: dataclasses.InitVar[Sequence[Leaves]]
     nondiff: Sequence[int]
     fixed: dict[int, Any]
 
-    def __post_init__(self, groups: Sequence[Values]) -> None:
-        self.mode, (chosen, others) = self.row.mode, groups
+    def __post_init__(self, groups: Sequence[Leaves]) -> None:
+        self.mode, (chosen, others) = self.spec.mode, groups
         _, self.signature, self.positions = chosen.which
         count = len(self.signature.treedef.children()[0].children())
         self.diff = [number for number in range(count) if number not in self.nondiff]
@@ -287,21 +289,21 @@ class _Lifted:
             return function
         return lambda *groups: self._telling(function(*groups))
 
-    def _inside(self, chosen: Values, others: Values) -> Inside:
+    def _traced(self, chosen: Leaves, others: Leaves) -> TracedCall:
         others = _group(self.signature, others.by_position() | self.fixed)
-        return Inside(self.row, *packing.join([chosen, others]))
+        return TracedCall(self.spec, *join([chosen, others]))
 
-    def _fun(self, chosen: Values, others: Values) -> Any:
-        inside = self._inside(chosen, others)
-        result = inside.leave(inside.run(self.fun))
-        self.changed = frozenset(result[0].changed)
+    def _fun(self, chosen: Leaves, others: Leaves) -> Any:
+        call = self._traced(chosen, others)
+        result = call.collect(call.run(self.fun))
+        self.changed = frozenset(result.spec.changed)
         return result
 
-    def _fwd(self, chosen: Values, others: Values) -> Any:
+    def _fwd(self, chosen: Leaves, others: Leaves) -> Any:
         if self.symbolic_zeros:
             others = jax.custom_derivatives.custom_vjp_primal_tree_values(others)
-        inside = self._inside(chosen, others)
-        pair = inside.run(self.fwd, number=1)
+        call = self._traced(chosen, others)
+        pair = call.run(self.fwd, number=1)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
                 "Custom VJP fwd rule must produce a pair (output, residual), got "
@@ -310,18 +312,18 @@ class _Lifted:
         out, residual = pair
         kept = others.by_position() if self.nondiff else {}
         kept = {k: v for k, v in kept.items() if k not in self.refs}
-        packed = packing.pack(((residual,), {}), GRAPH, _NAME, labels=_RESIDUAL)
-        stored = Values.of(packed.values(), packed.signature, None)
-        returned, *leaves = inside.leave(out, self.changed or frozenset())
-        self._check_changed(returned.changed)
-        result = Parts((dataclasses.replace(returned, kept=()), *leaves))
-        return result, (kept, stored)
+        tree = arguments.flatten(((residual,), {}), GRAPH, _NAME, of_call=True)
+        apart = Arguments.of(*tree, GRAPH, _NAME, labels=_RESIDUAL)
+        stored = Leaves.of(apart.values(), apart.signature, None)
+        result = call.collect(out, forced=self.changed or frozenset())
+        self._check_changed(result.spec.changed)
+        return result.with_spec(kept=()), (kept, stored)
 
     def _check_changed(self, changed: tuple[int, ...]) -> None:
         extra = () if self.changed is None else {*changed} - self.changed
         if extra:
-            slots = self.signature.slots
-            listed = ", ".join(slots[position].name for position in sorted(extra))
+            leaf_specs = self.signature.leaf_specs
+            listed = ", ".join(leaf_specs[position].name for position in sorted(extra))
             raise TypeError(
                 f"Custom VJP fwd rule {debug_info.name_of(self.fwd)} wrote what "
                 f"{debug_info.name_of(self.fun)} does not write: {listed}.\n"
@@ -329,18 +331,18 @@ class _Lifted:
                 "the same Variables."
             )
 
-    def _bwd(self, residuals: tuple[dict[int, Any], Values], result: Any) -> Any:
+    def _bwd(self, residuals: tuple[dict[int, Any], Leaves], result: Result) -> Any:
         (kept, stored), signature, mode = residuals, self.signature, self.mode
-        (residual,), _ = packing.unpack(
+        (residual,), _ = arguments.unpack(
             stored.which.signature, stored.values, IndexMap()
         )[0]
         residual = callables.closed(residual)
         given = self.fixed | kept | self.refs
         nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
-        returned, changed, new, out = in_order(result)
+        returned, (changed, new, out) = result.spec, result.parts()
         updates = dict(zip(returned.changed, changed, strict=True))
         # For inputs in the output, the cotangents are elsewhere.
-        arrived = dict(zip(returned.names[-1].positions, out, strict=True))
+        arrived = dict(zip(returned.parts[2].positions, out, strict=True))
         g = cotangents.tree(returned.out, arrived, mode)
         keywords = {}
         if mode.structure:
@@ -358,20 +360,20 @@ class _Lifted:
         if structure is not None:
             values = iter(new)
             by_index = {
-                slot.definition.index: given.get(position)
-                for position, slot in enumerate(self.signature.slots)
-                if slot.definition is not None
+                leaf_spec.definition.index: given.get(position)
+                for position, leaf_spec in enumerate(self.signature.leaf_specs)
+                if leaf_spec.definition is not None
             }
             given = {
                 position: next(values)
-                if slot.outer_index is None
-                else by_index[slot.outer_index]
-                for position, slot in enumerate(structure.slots)
-                if not slot.is_plain
+                if leaf_spec.outer_index is None
+                else by_index[leaf_spec.outer_index]
+                for position, leaf_spec in enumerate(structure.leaf_specs)
+                if not leaf_spec.is_plain
             }
         return cotangents.arguments(signature, given, self.mode, self.diff)
 
-    def _read(self, given: Any) -> Values:
+    def _read(self, given: Any) -> Leaves:
         """The cotangents of ``chosen``, from what the user's rule returns."""
         name = debug_info.name_of(self.bwd)
         if not isinstance(given, (tuple, list)) or len(given) != len(self.diff):
@@ -397,29 +399,27 @@ class _Lifted:
             found.update(zip(wanted, leaves, strict=True))
         return _group(self.signature, found)
 
-    def _telling(self, result: Any) -> Any:
+    def _telling(self, result: Result) -> Result:
         """A result that warns if a gradient of written values is needed, and lost.
 
         It is lost if the rule for the way back doesn't take it.
         """
-        returned, changed, *others = result
+        changed, *others = result.parts()
 
-        def telling(slot: Slot, value: Any) -> Any:
+        def telling(position: int, value: Any) -> Any:
             return _without_cotangent(
                 value,
                 "A gradient depends on what a function of nnx.custom_vjp wrote; this "
                 f"part of it is dropped: {debug_info.name_of(self.bwd)} does not take "
                 "its cotangent.\n"
-                f"  written by {debug_info.name_of(self.fun)}: {slot.name}\n"
+                f"  written by {debug_info.name_of(self.fun)}: "
+                f"{self.signature.leaf_specs[position].name}\n"
                 "Return the new value and write it outside, give the bwd rule a "
                 "keyword argument\n`updates_g`, or use graph_updates=True.",
             )
 
-        guarded = [
-            Named.of(group.names, map(telling, group.names.slots(), group))
-            for group in packing.groups_of(changed)
-        ]
-        return Parts((returned, packing.part_of(guarded), *others))
+        guarded = map(telling, result.spec.changed, changed)
+        return Result.of(result.spec, itertools.chain(guarded, *others))
 
 
 def _takes_updates(bwd: Callable[..., Any]) -> bool:
@@ -447,19 +447,19 @@ def _drop_cotangent(message: str, _: None, cotangent: Any) -> tuple[None]:
 _without_cotangent.defvjp(lambda value, _: (value, None), _drop_cotangent)
 
 
-def _shapes(groups: Sequence[Values]) -> dict[int, Any]:
+def _shapes(groups: Sequence[Leaves]) -> dict[int, Any]:
     """Shapes and dtypes of the leaves inside objects, by position."""
 
     def shape(x: Any) -> jax.ShapeDtypeStruct:
         aval = jax.typeof(x)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
-    slots = groups[0].which.signature.slots
+    leaf_specs = groups[0].which.signature.leaf_specs
     return {
         position: jax.tree.map(shape, value)
         for group in groups
         for position, value in group.by_position().items()
-        if not slots[position].is_plain and not _has_ref(value)
+        if not leaf_specs[position].is_plain and not _has_ref(value)
     }
 
 

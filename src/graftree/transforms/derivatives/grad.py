@@ -18,15 +18,21 @@ from graftree import _jax, config
 from graftree.core.graph import flattening, graphdefs
 from graftree.core.variables import sharding
 from graftree.core.variables.kinds import Param
-from graftree.transforms.crossing import debug_info, decorators, guards, plans, programs
-from graftree.transforms.crossing.decorators import P, R
-from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call, lift, returning_arrays
-from graftree.transforms.crossing.packing import Values, join
-from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums, DerivativeOptions
+from graftree.transforms.lifting import (
+    debug_info,
+    decorators,
+    dispatch,
+    guards,
+    programs,
+)
+from graftree.transforms.lifting.caller import Call, lift, returning_arrays
+from graftree.transforms.lifting.decorators import P, R
+from graftree.transforms.lifting.leaves import Leaves, join
+from graftree.transforms.lifting.prefixes import DiffState
+from graftree.transforms.lifting.specs import TransformSpec
+from graftree.transforms.lifting.traced import TracedCall
 
 X = TypeVar("X")
 
@@ -198,7 +204,7 @@ def _decorator(
     which = chosen(name, argnums, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        calls: dict[int, plans.RepeatedCalls] = {}  # by the number of arguments
+        calls: dict[int, dispatch.Calls] = {}  # by the number of arguments
 
         @decorators.wraps(function)
         def differentiated(*args: Any, **kwargs: Any) -> Any:
@@ -207,14 +213,14 @@ def _decorator(
                 args, kwargs = _by_position(function, which, args, kwargs)
                 count = len(args)
                 if count not in calls:
-                    row = which.row(count).holding(function)
-                    calls[count] = plans.RepeatedCalls(function, row)
-                row = calls[count].row
-                inner = _interior_of_gradient(function, row, read, is_scalar=True)
+                    spec = which.spec(count).holding(function)
+                    calls[count] = dispatch.Calls(function, spec)
+                spec = calls[count].spec
+                inner = _interior_of_gradient(function, spec, read, is_scalar=True)
                 gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
 
                 # The group of False comes first, then that of True.
-                def transformed(*groups: Values) -> Any:
+                def transformed(*groups: Leaves) -> Any:
                     nonlocal found
                     guards.refuse(groups[1:], name, guards.NO_GRADIENT)
                     try:
@@ -255,7 +261,7 @@ def chosen(name: str, argnums: Any, mode: config.Propagation | None = None) -> A
     return which
 
 
-def crossing(
+def both_sides(
     name: str,
     f: Callable[..., Any],
     argnums: Any,
@@ -270,10 +276,10 @@ def crossing(
     """
     which = chosen(name, argnums)
     args, kwargs = _by_position(f, which, args, kwargs)
-    row = which.row(len(args))
-    call = Call(f, row, args, kwargs)
+    spec = which.spec(len(args))
+    call = Call(f, spec, args, kwargs)
     guards.refuse(call.groups[1:], name, guards.NO_GRADIENT)
-    return call, _interior_of_gradient(f, row, _reader(has_aux))
+    return call, _interior_of_gradient(f, spec, _reader(has_aux))
 
 
 def _by_position(
@@ -290,15 +296,18 @@ def _by_position(
 
 
 def _interior_of_gradient(
-    f: Callable[..., Any], row: Row, read: Reader | None, is_scalar: bool = False
+    f: Callable[..., Any],
+    spec: TransformSpec,
+    read: Reader | None,
+    is_scalar: bool = False,
 ) -> Callable[..., Any]:
-    def traced(*groups: Values) -> Any:
-        inside = Inside(row, *join(groups))
-        out = inside.run(f)
+    def traced(*groups: Leaves) -> Any:
+        call = TracedCall(spec, *join(groups))
+        out = call.run(f)
         if is_scalar and read is None:
-            cotangents.refuse_several(row.name, out)
+            cotangents.refuse_several(spec.name, out)
         value, aux = read(out) if read else (out, None)
-        return flattening.raw_of(value), inside.collect((None, aux)).whole()
+        return flattening.raw_of(value), call.collect((None, aux))
 
     return debug_info.named_after(f, traced)
 
@@ -372,14 +381,14 @@ def remat(
             return returning_arrays(guards.by_content(inner, checkpointed))
 
         statics = decorators.choose(function, "static", static_argnums)
-        row = Row.uniform(
+        spec = TransformSpec.uniform(
             "remat",
             mode,
             statics=statics,
             returns_captured=True,
             signatures=graphdefs.Interned(),
         ).holding(function)
-        return lift(function, transform, row)
+        return lift(function, transform, spec)
 
     return decorators.decorate(f, "remat", make)
 

@@ -13,14 +13,14 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 import jax
 
 from graftree import _jax, config
-from graftree.transforms.crossing import debug_info, decorators, guards, refusals
-from graftree.transforms.crossing.inside import Inside
-from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Values, groups_of, join, part_of
-from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
+from graftree.transforms.lifting import debug_info, decorators, guards, refusals
+from graftree.transforms.lifting.caller import Call
+from graftree.transforms.lifting.leaves import Leaves, Result, join
+from graftree.transforms.lifting.prefixes import Prefix
+from graftree.transforms.lifting.signatures import Labels, Signature
+from graftree.transforms.lifting.specs import TransformSpec
+from graftree.transforms.lifting.traced import TracedCall
 
 R = TypeVar("R")
 X = TypeVar("X")
@@ -148,7 +148,7 @@ def _decorate(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    """``product`` of a function: a call gives it the function and its row."""
+    """``product`` of a function: a call gives it the function and its spec."""
     mode = config.propagation(graph, graph_updates)
     if mode.structure:
         raise NotImplementedError(
@@ -159,10 +159,12 @@ def _decorate(
     inputs = Prefix(True, "primals", name, mode, keywords=True)
     # The groups of the output: the differentiated leaves, and the rest.
     outputs = Prefix((True, False) if has_aux else True, "out", name, mode, binds=False)
-    row = Row(name, mode, inputs, outputs, labels=Labels("primals"), held=False)
+    spec = TransformSpec(
+        name, mode, inputs, outputs, labels=Labels("primals"), held=False
+    )
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = row.holding(function)
+        own = spec.holding(function)
 
         @decorators.wraps(function)
         def made(*args: Any, **kwargs: Any) -> Any:
@@ -175,26 +177,29 @@ def _decorate(
 
 
 def _interior(
-    f: Callable[..., Any], row: Row, has_aux: bool, held: Sequence[Values]
+    f: Callable[..., Any], spec: TransformSpec, has_aux: bool, held: Sequence[Leaves]
 ) -> Callable[..., Any]:
-    def traced(group: Values) -> Any:
-        inside = Inside(row, *join([group, *held]))
-        out = inside.run(f)
-        *rest, part = inside.leave(cotangents.pair(out) if has_aux else out)
-        values, *aux = groups_of(part)
+    def traced(group: Leaves) -> Any:
+        call = TracedCall(spec, *join([group, *held]))
+        out = call.run(f)
+        result = call.collect(cotangents.pair(out) if has_aux else out)
+        *_, returned = result.spec.parts
         # A plain list: a cotangent has the same form.
-        return [*values], (*rest, aux)
+        values = [
+            value
+            for value, group in zip(result.parts()[2], returned.groups, strict=True)
+            if group == 0
+        ]
+        return values, result
 
     return debug_info.named_after(f, traced)
 
 
 def _commit(
-    call: Call, values: Any, rest: Any, has_aux: bool
+    call: Call, result: Result, has_aux: bool
 ) -> tuple[Any, tuple[Any, ...], Signature]:
     """The output, the auxiliary output if there is one, and the form of the first."""
-    *others, aux_values = rest
-    out = call.commit((*others, part_of([values, *aux_values])))
-    form = others[0].out
+    out, form = call.commit(result), result.spec.out
     if not has_aux:
         return out, (), form
     treedef = form.treedef.children()[0]
@@ -202,14 +207,16 @@ def _commit(
     return out[0], (out[1],), Signature(part)
 
 
-def _vjp(f: Callable[..., Any], row: Row, has_aux: bool, *primals: Any) -> Any:
-    call = Call(f, row, primals, {})
+def _vjp(
+    f: Callable[..., Any], spec: TransformSpec, has_aux: bool, *primals: Any
+) -> Any:
+    call = Call(f, spec, primals, {})
     group, *held = call.groups
     guards.refuse([group], "vjp", guards.NO_GRADIENT)
-    inner = _interior(f, row, has_aux, held)
-    values, pull_back, rest = jax.vjp(inner, group, has_aux=True)
-    out, aux, form = _commit(call, values, rest, has_aux)
-    pulled = _Pullback(call.packed.signature, form, len(values), row.mode)
+    inner = _interior(f, spec, has_aux, held)
+    values, pull_back, result = jax.vjp(inner, group, has_aux=True)
+    out, aux, form = _commit(call, result, has_aux)
+    pulled = _Pullback(call.arguments.signature, form, len(values), spec.mode)
     # A pytree, like that of JAX: it may leave a `jax.jit`.
     return out, jax.tree_util.Partial(pulled, pull_back), *aux
 
@@ -234,16 +241,20 @@ class _Pullback:
 
 
 def _jvp(
-    f: Callable[..., Any], row: Row, has_aux: bool, primals: Any, tangents: Any
+    f: Callable[..., Any],
+    spec: TransformSpec,
+    has_aux: bool,
+    primals: Any,
+    tangents: Any,
 ) -> Any:
-    mode = row.mode
+    mode = spec.mode
     for what, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, (tuple, list)):
             raise TypeError(
                 f"The {what} of nnx.jvp must be a tuple or a list, got "
                 f"{type(given).__name__}."
             )
-    call = Call(f, row, tuple(primals), {})
+    call = Call(f, spec, tuple(primals), {})
     group, *held = call.groups
     if not mode.sharing:
         refusals.check_inputs((tangents, {}), "jvp", Labels("tangents"))
@@ -251,30 +262,30 @@ def _jvp(
     _, signature, positions = group.which
     arguments, wanted = signature.of_arguments(), [*group.by_position()]
     found = cotangents.leaves(arguments, given, mode, "the tangents", wanted)
-    directions = Values.of(found, signature, positions)
+    directions = Leaves.of(found, signature, positions)
     _check_tangents(group, directions)
-    inner = _interior(f, row, has_aux, held)
-    values, derivatives, rest = jax.jvp(inner, (group,), (directions,), has_aux=True)
-    out, aux, form = _commit(call, values, rest, has_aux)
+    inner = _interior(f, spec, has_aux, held)
+    _, derivatives, result = jax.jvp(inner, (group,), (directions,), has_aux=True)
+    out, aux, form = _commit(call, result, has_aux)
     tangent = cotangents.tree(form, dict(enumerate(derivatives)), mode)
     return out, tangent, *aux
 
 
-def _check_tangents(primals: Values, tangents: Values) -> None:
+def _check_tangents(primals: Leaves, tangents: Leaves) -> None:
     """Refuses another tree, and a ref as its own tangent: both would be written."""
     refs = [x for x in primals.values if _jax.is_ref(x)]
-    pairs = zip(primals.slots(), tangents.values, strict=True)
-    for (slot, primal), x in pairs:
+    pairs = zip(primals.pairs(), tangents.values, strict=True)
+    for (leaf_spec, primal), x in pairs:
         expected, got = jax.tree.structure(primal), jax.tree.structure(x)
         if expected != got:
             raise cotangents.FormError(
                 "primal and tangent arguments to nnx.jvp must have the same tree "
-                f"structure, but at {slot.name} they are {expected} and {got}.\n"
+                f"structure, but at {leaf_spec.name} they are {expected} and {got}.\n"
                 "For a tangent of zeros, pass jax.tree.map(jnp.zeros_like, primal)."
             )
         if any(x is ref for ref in refs):
             raise ValueError(
                 "nnx.jvp got one array ref as a primal and as the tangent of "
-                f"{slot.name}.\n"
+                f"{leaf_spec.name}.\n"
                 "Pass the tangent in a ref of its own, made by nnx.clone."
             )

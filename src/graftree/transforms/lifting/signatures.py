@@ -1,7 +1,7 @@
 """The static part of the arguments or the output of a call.
 
 Signature   the skeleton of a tree, whose root JAX takes apart
-Slot        one leaf of it: its place, its name, its definition
+LeafSpec        one leaf of it: its place, its name, its definition
 
 An *entry* is a cell of the root: an object, a Variable, or a plain leaf.
 """
@@ -19,7 +19,7 @@ from graftree.core import imprints, paths
 from graftree.core.graph import differences, graphdefs
 from graftree.core.objects import attributes, callables
 from graftree.core.text import descriptions
-from graftree.transforms.crossing import debug_info
+from graftree.transforms.lifting import debug_info
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Labels:
 ARGS = Labels()
 
 
-class Slot(NamedTuple):
+class LeafSpec(NamedTuple):
     """One leaf of a signature.
 
     Attributes:
@@ -178,11 +178,11 @@ class Signature:
         return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
 
     @functools.cached_property
-    def slots(self) -> tuple[Slot, ...]:
+    def leaf_specs(self) -> tuple[LeafSpec, ...]:
         """Its leaves, in order."""
         return tuple(
             [
-                Slot(path[0], path[1:], definition, self)
+                LeafSpec(path[0], path[1:], definition, self)
                 for path, definition in self.skeleton.leaves()
             ]
         )

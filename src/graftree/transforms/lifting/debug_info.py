@@ -9,7 +9,7 @@ the names that they have there. JAX reads these attributes of a function:
     __signature__   the names of its arguments; the path of a leaf follows
 
 So the name of each argument is empty here, and the path of a leaf in a group, which
-`packing.Values` gives, is its whole name. It begins with a parameter of the function:
+`leaves.Leaves` gives, is its whole name. It begins with a parameter of the function:
 ``net``, ``args[0]`` of ``*args``, ``options['k']`` of ``**options``.
 
 The data kept here about a function doesn't keep it alive.

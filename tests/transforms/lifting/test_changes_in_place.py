@@ -23,7 +23,7 @@ import pytest
 import graftree as nnx
 from tests import static_values, tables, zoo
 from tests.changes import param
-from tests.transforms.crossing.test_costs import PARTS, python_calls
+from tests.transforms.lifting.test_costs import PARTS, python_calls
 
 
 class Config:

@@ -31,7 +31,7 @@ import numpy as np
 
 from graftree import _jax, config
 from graftree.core.graph.differences import Exactly
-from graftree.transforms.crossing import debug_info, jaxprs
+from graftree.transforms.lifting import debug_info, jaxprs
 
 # How many programs are kept, those that were used last. A small one takes 0.5 MB.
 MOST = 1_024

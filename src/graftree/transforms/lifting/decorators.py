@@ -20,7 +20,7 @@ from graftree.core.graph.graphdefs import Static
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes, callables, methods, pytrees, running
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing.debug_info import name_of
+from graftree.transforms.lifting.debug_info import name_of
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

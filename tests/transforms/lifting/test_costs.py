@@ -24,10 +24,10 @@ import graftree as nnx
 from graftree.core.graph import watches
 from graftree.core.graph.watches import Together
 from graftree.errors import LostUpdateWarning
-from graftree.transforms.crossing import programs
+from graftree.transforms.lifting import programs
 from tests import changes, modes, zoo
 from tests.static_values import Tag
-from tests.transforms.crossing.test_repeated_calls import EACH, TRACED, TRACED_EACH
+from tests.transforms.lifting.test_repeated_calls import EACH, TRACED, TRACED_EACH
 
 FEW_CALLS = pytest.mark.caches("it counts Python functions of repeated calls")
 ONE_PROGRAM = pytest.mark.caches("it counts compilations of equal programs")
@@ -635,8 +635,8 @@ def test_values_that_come_back_are_not_told_of(told):
 
 def remembered(step):
     """How many combinations of objects a function knows, and the variants of each."""
-    known = step._plans._known._known.values()
-    return [len(memos["plans"]) for memos, _ in known]
+    known = step._cache._kept._known.values()
+    return [len(memos["entries"]) for memos, objects in known if objects]
 
 
 @BOUNDS
@@ -662,7 +662,7 @@ def test_structures_of_new_objects_are_bounded():
     for number in range(Together.LIMIT + 3):
         for _ in range(2):
             assert step(zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag(number))) == 2
-    assert len(step._plans._of_trees) <= Together.LIMIT
+    assert len(step._cache._kept._known) <= Together.LIMIT
 
 
 @BOUNDS

@@ -1,6 +1,6 @@
-"""A transform as a row of a table: its inputs, its outputs, its other rules.
+"""What a transform is: its inputs, its outputs, its other rules.
 
-A `Row` has the prefixes of a transform, and its rules for the rest. Names of
+A `TransformSpec` has the prefixes of a transform, and its rules for the rest. Names of
 mapped axes are hidden from Variables while the function runs (`HiddenAxisNames`).
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,10 +18,10 @@ from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.objects import callables
 from graftree.core.variables import partitioning, variables
-from graftree.transforms.crossing import packing
-from graftree.transforms.crossing.decorators import Chosen
-from graftree.transforms.crossing.prefixes import Occurrence, Prefix
-from graftree.transforms.crossing.signatures import ARGS, Labels, Signature
+from graftree.transforms.lifting.decorators import Chosen
+from graftree.transforms.lifting.leaves import Result
+from graftree.transforms.lifting.prefixes import Occurrence, Prefix
+from graftree.transforms.lifting.signatures import ARGS, Labels, Signature
 
 
 class Keywords(enum.Enum):
@@ -32,7 +33,7 @@ class Keywords(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TransformSpec:
     """The rules of one transform.
 
     Attributes:
@@ -76,13 +77,13 @@ class Row:
     functions: callables.Functions | None = None
 
     @staticmethod
-    def uniform(name: str, mode: Propagation, **options: Any) -> Row:
-        """The row of a transform that treats all leaves alike."""
+    def uniform(name: str, mode: Propagation, **options: Any) -> TransformSpec:
+        """The spec of a transform that treats all leaves alike."""
         both = Prefix(None, "args", name, mode)
-        return Row(name, mode, both, both, **options)
+        return TransformSpec(name, mode, both, both, **options)
 
-    def holding(self, *functions: Any) -> Row:
-        """The row for these functions: what they hold is an argument without a number.
+    def holding(self, *functions: Any) -> TransformSpec:
+        """The spec for these functions: what they hold is an argument without a number.
 
         It comes after all others in the tree of a call.
         """
@@ -122,7 +123,7 @@ class Row:
             and any([x is not None and x.has_references for x in signatures])
         )
 
-    @property
+    @functools.cached_property
     def has_prefixes(self) -> bool:
         """Whether JAX gets anything for the groups."""
         values = *self.inputs.values, *self.outputs.values
@@ -130,11 +131,11 @@ class Row:
 
     @property
     def result_prefix(self) -> Any:
-        """JAX's prefix for a result of `inside.Inside.leave`."""
+        """JAX's prefix for a result of `traced.TracedCall.leave`."""
         if not self.has_prefixes:
             return None
-        ins, outs = map(packing.part_of, (self.inputs.values, self.outputs.values))
-        return packing.Parts((None, ins, ins, outs))
+        ins, outs = self.inputs.values, self.outputs.values
+        return Result.prefix((ins, ins, outs))
 
     @property
     def keyword_rule(self) -> Keywords:

@@ -26,9 +26,9 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
 from graftree.core.text import descriptions
 from graftree.core.variables import variables
-from graftree.transforms.crossing import refusals
-from graftree.transforms.crossing.decorators import Chosen
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.lifting import refusals
+from graftree.transforms.lifting.decorators import Chosen
+from graftree.transforms.lifting.signatures import Signature
 
 
 class PrefixMapping(abc.ABC):
@@ -441,6 +441,7 @@ class Prefix:
         count: The least number of positional arguments that it is for.
         reads_leaves: Whether a filter in it looks at the leaves, at more than their
             paths and classes.
+        is_uniform: Whether it is one value for everything; any other may not fit.
     """
 
     def __init__(
@@ -465,7 +466,6 @@ class Prefix:
         for leaf in leaves:
             values += leaf.values_of() if isinstance(leaf, PrefixMapping) else [leaf]
         self._binds = binds
-        # One value for everything; any other prefix may not fit.
         mappings = [leaf for leaf in leaves if isinstance(leaf, PrefixMapping)]
         is_alone = jax.tree_util.all_leaves([tree], is_leaf=_is_value)
         self._is_alone = is_alone and not mappings
@@ -477,7 +477,7 @@ class Prefix:
     def _take(self, distinct: tuple[Any, ...]) -> None:
         """Sets the distinct values."""
         self._numbers = {value: number for number, value in enumerate(distinct)}
-        self._is_uniform = len(distinct) == 1 and self._is_alone
+        self.is_uniform = len(distinct) == 1 and self._is_alone
         self.distinct = distinct if self._binds else ()
         self.values, self.donated = distinct, frozenset[int]()
         if self._donation is not None:
@@ -504,13 +504,13 @@ class Prefix:
 
     def group(self, signature: Signature, leaves: Sequence[Any]) -> list[int]:
         """The number of the group of each leaf of a signature."""
-        if self._is_uniform:
+        if self.is_uniform:
             numbers = [0] * len(leaves)
         else:
             values = self._match(signature.treedef, signature)
             numbers = [
-                self._numbers[_resolve(values[slot.entry], slot.path, leaf)]
-                for slot, leaf in zip(signature.slots, leaves, strict=True)
+                self._numbers[_resolve(values[leaf_spec.entry], leaf_spec.path, leaf)]
+                for leaf_spec, leaf in zip(signature.leaf_specs, leaves, strict=True)
             ]
         if self._donation is None:
             return numbers
@@ -600,8 +600,8 @@ class Donation:
         """For each leaf, whether it is donated."""
         donated = self._entries(signature)
         return [
-            donated[slot.entry] and self._can_donate(leaf, slot.path)
-            for slot, leaf in zip(signature.slots, leaves, strict=True)
+            donated[leaf_spec.entry] and self._can_donate(leaf, leaf_spec.path)
+            for leaf_spec, leaf in zip(signature.leaf_specs, leaves, strict=True)
         ]
 
     def _entries(self, signature: Signature) -> list[bool]:

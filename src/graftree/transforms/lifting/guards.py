@@ -27,8 +27,8 @@ from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import nodes
 from graftree.core.objects import attributes
-from graftree.transforms.crossing import debug_info
-from graftree.transforms.crossing.packing import Values
+from graftree.transforms.lifting import debug_info
+from graftree.transforms.lifting.leaves import Leaves
 
 # How deep objects in objects are inspected; deeper ones are not mere containers.
 _DEPTH = 3
@@ -181,7 +181,7 @@ def by_content(
 NO_GRADIENT = "cannot differentiate with respect to a Ref-typed argument"
 
 
-def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
+def refuse(groups: Iterable[Leaves], transform: str, reason: str) -> None:
     """Refuses arguments with refs."""
     for name in _refs(groups):
         raise TypeError(
@@ -194,7 +194,7 @@ def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
 _COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()")
 
 
-def hint(error: Exception, groups: Iterable[Values], axes: Iterable[Any]) -> None:
+def hint(error: Exception, groups: Iterable[Leaves], axes: Iterable[Any]) -> None:
     """Adds paths and the way out to JAX's error about refs in a mapped function."""
     if any(words in str(error) for words in _COMPLAINTS):
         pairs = zip(groups, axes, strict=True)
@@ -220,7 +220,12 @@ def _broadcast_error(names: Sequence[str]) -> ValueError:
     )
 
 
-def _refs(groups: Iterable[Values]) -> list[str]:
+def _refs(groups: Iterable[Leaves]) -> list[str]:
     """The names of the refs in groups."""
     found = [group for group in groups if any(map(_jax.is_ref, group.values))]
-    return [slot.name for group in found for slot, x in group.slots() if _jax.is_ref(x)]
+    return [
+        leaf_spec.name
+        for group in found
+        for leaf_spec, x in group.pairs()
+        if _jax.is_ref(x)
+    ]

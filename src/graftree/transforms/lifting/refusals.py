@@ -17,12 +17,12 @@ from graftree.annotations import Path
 from graftree.config import Propagation
 from graftree.core import paths, walks
 from graftree.core.graph import differences, flattening, nodes
-from graftree.transforms.crossing.signatures import ARGS, Labels, Slot
+from graftree.transforms.lifting.signatures import ARGS, Labels, LeafSpec
 
 
 def shared_buffer(
     values: Sequence[Any],
-    slots: Sequence[Slot],
+    leaf_specs: Sequence[LeafSpec],
     donated: Sequence[bool],
     transform: str,
 ) -> SharedBufferError | None:
@@ -32,7 +32,7 @@ def shared_buffer(
         for buffer in _buffers(value):
             first = seen.setdefault(buffer, position)
             if first != position and (donated[first] or donated[position]):
-                pair = [(slots[i].name, donated[i]) for i in (first, position)]
+                pair = [(leaf_specs[i].name, donated[i]) for i in (first, position)]
                 return _shared_buffer_error(pair, transform)
     return None
 

@@ -18,7 +18,7 @@ from graftree import config, errors
 from tests import comparisons, modes, tables, threads, zoo
 from tests.contract.test_transforms.matrix import MESH, SPEC, cases
 from tests.static_values import Tag
-from tests.transforms.crossing.test_repeated_calls import EACH
+from tests.transforms.lifting.test_repeated_calls import EACH
 
 
 def test_modes_are_two_booleans():

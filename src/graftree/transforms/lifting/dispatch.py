@@ -1,0 +1,645 @@
+"""Calls at the cost of JAX's own: what is remembered of earlier calls.
+
+Between two steps of a training loop only the values of Variables change. So what a
+`caller.Call` learned about its arguments is kept as an `Entry` for the next call with
+the same objects. It is found by the objects in the arguments, and asks a
+`StructureWatch` whether it still holds.
+
+The same objects may have several entries, which differ in static values, as of a model
+in training and in evaluation. A watch holds again when these have their old values.
+Entries refer to the objects of the caller weakly, and go with them.
+
+In tree mode JAX sees the contents of an object: its Variables and arrays are leaves,
+the rest is in the treedef. So a call with new objects is recognized by the treedefs of
+its arguments and by the form of the Variables.
+
+Transforms other than `jit` trace at each call: the function may read anything. But the
+work on its arguments outside is remembered as well (`Calls`).
+
+An entry has the signature, the Variables, the groups of leaves. With one, a call reads
+the raw values of the Variables, calls the compiled function with them, and writes the
+changed values into their Variables. The set of these was decided when the function was
+traced, and comes back as static data of the result. If the result contains objects or
+a change of structure, `caller.commit` does the rest.
+
+Variables that are arguments by themselves, in a State, a list, or on their own, may be
+new ones at each call: an entry is right for them if they are like those that it was
+made for (`BareVariables`). Containers of them are read as their first ones were
+(`reader`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+
+from graftree import _jax, config, errors
+from graftree.config import GRAPH
+from graftree.core import ownership, paths, pickling
+from graftree.core.graph import flattening, nodes, watches
+from graftree.core.graph.graphdefs import LEAF, VariableDef
+from graftree.core.graph.nodes import Leaf
+from graftree.core.objects import bookkeeping, callables, running
+from graftree.core.states import states
+from graftree.core.states.states import Containers
+from graftree.core.variables import partitioning, variables
+from graftree.core.variables.variables import Variable
+from graftree.transforms.lifting import arguments, caller, specs
+from graftree.transforms.lifting.arguments import Arguments
+from graftree.transforms.lifting.leaves import Leaves, Result, ResultSpec
+from graftree.transforms.lifting.programs import compilations
+from graftree.transforms.lifting.signatures import Signature
+
+# Stands for the result of a call that has no entry.
+MISS: Any = object()
+
+
+class Entry:
+    """What is known about calls with certain arguments.
+
+    Of Variables that are arguments by themselves it only knows the form.
+
+    Args:
+        call: The call that the entry is made of.
+        tree: Its tree; ``None`` if the objects in it were taken apart, too.
+        flat: The leaves of the tree: objects, Variables, arrays and other values.
+        watch: Checks whether the objects in them are as they were.
+        bare: The form of the Variables in them.
+
+    Attributes:
+        signature: The static part of the arguments.
+        watch: See above.
+        is_flat: Whether the positional arguments are all of the leaves.
+        read: Gives the leaves of other arguments; ``None`` if they may not fit.
+    """
+
+    def __init__(
+        self,
+        call: caller.Call,
+        tree: Any,
+        flat: Sequence[Any],
+        watch: watches.StructureWatch,
+        bare: BareVariables,
+    ) -> None:
+        self._spec, made = call.spec, call.arguments
+        self.signature, self._traces = made.signature, call.spec.traces
+        self.watch = watch
+        self._types = [*map(type, flat)]
+        self._roots = [
+            (place, weakref.ref(x))
+            for place, x in enumerate(flat)
+            if nodes.is_node_module(x)
+        ]
+        may_read = bool(tree) and not call.spec.statics
+        held = call.spec.held_leaves
+        self.is_flat = (
+            may_read
+            and held is not None
+            and arguments.are_same((*tree[0], *held), flat)
+        )
+        self.read = reader(tree, flat) if may_read and not self.is_flat else None
+        bare_at = [n for n, x in enumerate(flat) if nodes.kind_of(x) is Leaf.VARIABLE]
+        numbers = {id(flat[place]): n for n, place in enumerate(bare_at)}
+        self._bare, self._pick_bare = bare, _picker(bare_at) if bare_at else None
+        # Those of objects, the numbers of bare ones, and None for other leaves.
+        self._variables = [
+            numbers.get(id(x), x) if isinstance(x, Variable) else None
+            for x in made.leaves
+        ]
+        self._attached = [x for x in self._variables if isinstance(x, Variable)]
+        self._may_replace = variables.may_replace_all(self._attached, ())
+        self._sources = self._numbered_sources(tree, flat, made, len(bare_at))
+        self._objects = [
+            weakref.ref(x) if nodes.is_node_module(x) else numbers.get(id(x), x)
+            for x in made.objects.values()
+        ]
+        # Most calls have one group, which takes all of them in order.
+        in_order = [*range(len(self._sources))]
+        self._groups = [
+            (None if sources == in_order else _picker(sources), which)
+            for sources, which in caller.in_groups(call.spec, made, self._sources)
+        ]
+        self._may_donate_twice = bool(call.spec.inputs.donated) and any(
+            map(caller.is_spread, made.values())
+        )
+        # Of the latest result, usually the same one in each step: its static part, and
+        # the `_meaning` of that.
+        self._latest: tuple[Any, ...] = None, None, 0, None
+
+    def _numbered_sources(
+        self, tree: Any, flat: Sequence[Any], made: Arguments, bare: int
+    ) -> list[int]:
+        """For each leaf its number among the values that a call reads.
+
+        These are the values of Variables, in objects and then bare ones; then leaves of
+        the arguments, attributes of objects, and leaves that stay: the contents of a
+        container are the same as long as the watch holds.
+        """
+        places = _places(tree, made.signature)
+        others = zip(places, made.leaves, self._variables, strict=True)
+        self._attributes = [x for x in places if isinstance(x, watches.Attribute)]
+        self._constants = [x for at, x, own in others if at is None and own is None]
+        kinds = enumerate(map(nodes.kind_of, flat))
+        given = (n for n, kind in kinds if kind in (Leaf.ARRAY, Leaf.STATIC))
+        attributes = itertools.count(len(flat))
+        constants = itertools.count(len(flat) + len(self._attributes))
+        picked: list[int] = []
+        numbers: list[int] = []
+        attached, first = itertools.count(), len(self._attached) + bare
+        for place, variable in zip(places, self._variables, strict=True):
+            if type(variable) is int:
+                numbers.append(len(self._attached) + variable)
+            elif variable is not None:
+                numbers.append(next(attached))
+            else:
+                numbers.append(first + len(picked))
+                rest = constants if place is None else attributes
+                picked.append(next(given if place is _GIVEN else rest))
+        self._pick_others = _picker(picked)
+        return numbers
+
+    def call(self, transformed: Callable[..., Any], flat: Sequence[Any]) -> Any:
+        """The output of a call with these leaves; `MISS` if the entry isn't right.
+
+        All steps are here: as a method, each would cost a twentieth of a small model's
+        call, without JAX's part.
+        """
+        if [*map(type, flat)] != self._types:
+            return MISS
+        for place, weak in self._roots:
+            if weak() is not flat[place]:
+                return MISS
+        boxes: Any = ()
+        values: Any = ()
+        if self._pick_bare is not None:
+            boxes = self._pick_bare(flat)
+            values = self._bare.read(boxes)
+            if values is None:
+                return MISS
+        watch = self.watch
+        if ownership.clock.now != watch.checked or watch.has_contents:
+            if not watch.holds():
+                return MISS
+        if self._attributes or self._constants:
+            arrays = watches.read_all(self._attributes)
+            flat = [*flat, *arrays, *self._constants]
+        raw = variables.read_all(self._attached)
+        raw += values
+        raw += self._pick_others(flat)
+        groups = []
+        for pick, which in self._groups:
+            groups.append(Leaves((raw if pick is None else pick(raw), which)))
+        if self._may_donate_twice and caller.donates_twice(self._spec, groups):
+            return MISS
+        compiled = compilations.count
+        result = transformed(*groups)
+        if compilations.count != compiled and self._traces is not None:
+            errors.fenced(self._traces.called, self.signature, raw, compiled)
+        leaves, returned = result
+        latest, targets, count, build = self._latest
+        if latest is not returned or returned is None:
+            if returned is None:  # for a prefix
+                leaves, returned = result = result.ungrouped()
+            targets, count, build = self._meaning(returned)
+            self._latest = returned, targets, count, build
+        if build is None or (boxes and targets):
+            return self._commit(result, targets, raw, boxes)
+        if targets:
+            variables.replace_all(targets, leaves[:count])
+            leaves = leaves[count:]
+        return build(leaves)
+
+    def _meaning(self, spec: ResultSpec) -> tuple[Any, int, Any]:
+        """What a result writes, with how many leaves, and what makes its output.
+
+        The targets are Variables, and the numbers of bare ones; ``None`` if the result
+        does more than give these values and return leaves. The function is ``None`` if
+        that needs more than the leaves.
+        """
+        count, kinds = len(spec.changed), _kinds(spec)
+        if kinds is None or not self._may_replace:
+            return None, count, None
+        targets = [self._variables[position] for position in spec.changed]
+        if any([x is not None and x.outer_index is not None for x in kinds]):
+            return targets, count, None
+        return targets, count, _builder(spec.out.treedef, kinds)
+
+    def _commit(
+        self,
+        result: Result,
+        targets: Sequence[Any] | None,
+        values: Sequence[Any],
+        boxes: Sequence[Variable[Any]],
+    ) -> Any:
+        """`caller.commit`; less to do if only Variables are written and returned."""
+        if targets is not None:
+            targets = [boxes[x] if type(x) is int else x for x in targets]
+            # Those of objects were checked when the entry was made.
+            if boxes and targets and not variables.may_replace_all(targets, ()):
+                targets = None
+        if targets is None:
+            return caller.commit(self._arguments(values, boxes), result)
+        changed, _, out = result.parts()
+        variables.replace_all(targets, changed)
+        *_, build = self._latest
+        if build is not None:
+            return build(out)
+        objects, given = self._objects_with(boxes), iter(out)
+        out = [
+            next(given)
+            if kind is None
+            else flattening.make_variable(kind, next(given))
+            if kind.outer_index is None
+            else objects[kind.outer_index]
+            for kind in _kinds(result.spec) or ()
+        ]
+        return _builder(result.spec.out.treedef, ())(out)
+
+    def _arguments(
+        self, values: Sequence[Any], boxes: Sequence[Variable[Any]]
+    ) -> Arguments:
+        """The arguments of a call, as `caller.Call` has them."""
+        pairs = zip(self._variables, self._sources, strict=True)
+        leaves = [
+            boxes[x] if type(x) is int else values[n] if x is None else x
+            for x, n in pairs
+        ]
+        objects = enumerate(self._objects_with(boxes))
+        return Arguments(self.signature, leaves, flattening.IndexMap(objects))
+
+    def _objects_with(self, boxes: Sequence[Variable[Any]]) -> list[Any]:
+        """The objects of a call, by their numbers."""
+        return [
+            boxes[x] if type(x) is int else x() if isinstance(x, weakref.ref) else x
+            for x in self._objects
+        ]
+
+
+def _kinds(spec: ResultSpec) -> list[VariableDef | None] | None:
+    """The definitions of the leaves of an output; ``None`` for plain ones.
+
+    None at all if more happened than new values of Variables and returned leaves.
+    """
+    out = spec.out
+    if spec.metadata or spec.structure or out.has_callables:
+        return None
+    for entry in out.entries:
+        is_new = isinstance(entry, VariableDef) and entry.array_refdef is None
+        if entry is not LEAF and not is_new:
+            return None
+    return [leaf_spec.variable for leaf_spec in out.leaf_specs]
+
+
+def _builder(
+    treedef: Any, kinds: Sequence[VariableDef | None]
+) -> Callable[[Sequence[Any]], Any]:
+    """A function that makes an output of its arrays, or of its leaves."""
+    unflatten = states.builder(treedef)
+    if treedef.num_nodes == treedef.num_leaves == 1:
+        unflatten = operator.itemgetter(0)
+    if not any(kinds):
+        return unflatten
+    make = _maker(kinds)
+    return lambda arrays: unflatten(make(arrays))
+
+
+def _maker(
+    kinds: Sequence[VariableDef | None],
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function that makes Variables of arrays; for ``None``, they stay arrays."""
+    if any([kind is not None and kind.metadata.get("ref") for kind in kinds]):
+        return lambda arrays: [
+            array if kind is None else flattening.make_variable(kind, array)
+            for kind, array in zip(kinds, arrays, strict=True)
+        ]
+    parts: list[tuple[Any, Any]] = [
+        (None, None) if kind is None else (kind.type, kind.metadata) for kind in kinds
+    ]
+    rebuild = variables.rebuild
+
+    def make(arrays: Sequence[Any]) -> list[Any]:
+        owner = ownership.current()
+        return [
+            array if kind is None else rebuild(kind, array, entries, owner)
+            for (kind, entries), array in zip(parts, arrays, strict=True)
+        ]
+
+    return make
+
+
+# Stands for where a leaf of the arguments is that is in no object.
+_GIVEN: Any = object()
+
+
+def _places(tree: Any, signature: Signature) -> list[Any]:
+    """For each leaf `_GIVEN`, or the attribute that has it; ``None`` if none does."""
+    leaf_specs = signature.leaf_specs
+    if tree is None:  # the objects were taken apart with the arguments
+        return [_GIVEN] * len(leaf_specs)
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=nodes.is_node_module)
+    given_paths = {paths.from_jax(path) for path, _ in flat}
+    entries = [*map(paths.from_jax, signature.entry_paths)]
+
+    located = [entries[leaf.entry] + leaf.path for leaf in leaf_specs]
+    return [
+        None
+        if leaf.variable
+        else _GIVEN
+        if path in given_paths
+        else watches.attribute_at(tree, path)
+        for path, leaf in zip(located, leaf_specs, strict=True)
+    ]
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes the members at these places out of a sequence."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    start = places[0] if places else 0
+    return operator.itemgetter(slice(start, start + len(places)))
+
+
+class BareVariables:
+    """The form that Variables as arguments must have for an entry.
+
+    Args:
+        boxes: Those of the call that it is made of; their types are compared elsewhere.
+        attached: The objects of that call, which have Variables of their own.
+        are_written: Whether each call writes all of them.
+    """
+
+    def __init__(
+        self,
+        boxes: Sequence[Variable[Any]],
+        attached: Collection[Any],
+        are_written: bool,
+    ) -> None:
+        self._are_written = are_written
+        self._metadata = [variables.metadata_of(x).noted() for x in boxes]
+        self._is_fixed = all([entries.is_fixed for entries in self._metadata])
+        # Those live as long as the entry, so that nothing else gets these numbers.
+        self._attached = frozenset(map(id, attached))
+        has_refs = any([entries["ref"] for entries in self._metadata])
+        self.may_be_kept = not has_refs and self._fit(boxes)
+
+    def read(self, boxes: Sequence[Variable[Any]]) -> list[Any] | None:
+        """Their raw values; ``None`` if they are not like the earlier ones."""
+        metadata = [x.__nnx_metadata__ for x in boxes]
+        if metadata != self._metadata:
+            return None
+        # Those of the next call are usually the same objects, which is seen at once;
+        # but changes in them are not.
+        if self._is_fixed:
+            self._metadata = metadata
+        return variables.read_all(boxes) if self._fit(boxes) else None
+
+    def _fit(self, boxes: Sequence[Variable[Any]]) -> bool:
+        """Whether each is there once, and can be written if it must be."""
+        numbers = {id(x) for x in boxes}
+        if len(numbers) != len(boxes) or not self._attached.isdisjoint(numbers):
+            return False
+        return not self._are_written or variables.may_replace_all(boxes, ())
+
+
+def reader(
+    tree: tuple[Any, ...], leaves: Sequence[Any]
+) -> Callable[[Any], list[Any] | None] | None:
+    """A reader for trees like this one, which has these leaves in this order.
+
+    It gives the leaves of another one, of any kind, or ``None`` if its containers
+    differ.
+    """
+    try:
+        containers = Containers(tree, nodes.is_graph_node, _content_of)
+    except ValueError:  # keys that only a State can sort
+        return None
+    read = containers.leaves
+    return read if arguments.are_same(read(tree) or (), leaves) else None
+
+
+def _content_of(x: Any) -> Any:
+    """What JAX shall take apart instead of a callable; else ``None``."""
+    whole = callables.opened(x)
+    return whole if type(whole) is callables.Opened else None
+
+
+# The name of the entries for some objects in what is kept for these. There are as many
+# as `watches.with_newest` keeps, and none at first: an entry costs more than a call
+# without one, and is made when objects come a second time.
+_ENTRIES = "entries"
+
+
+class DispatchCache:
+    """The entries of one transformed function.
+
+    Args:
+        spec: The transform.
+        bound: Arguments in front of all others.
+    """
+
+    def __init__(self, spec: specs.TransformSpec, bound: tuple[Any, ...] = ()) -> None:
+        self._spec = spec
+        self._bound, self._held = bound, spec.held_leaves
+        # A filter that reads values may group the leaves in another way each time.
+        self._may_keep = not spec.inputs.reads_leaves
+        self.clear()
+        config.caches.add(self)
+
+    def clear(self) -> None:
+        """Forgets all entries."""
+        # Reading, adding and removing one is atomic, so threads need no lock.
+        self._kept = watches.Together()
+
+    def repeat(
+        self,
+        transformed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The output of a call like the one before, else `MISS`."""
+        latest = self._kept.latest
+        if latest is None:
+            return MISS
+        # As `_may_be_repeated`, without a call.
+        if _jax.current_trace() is not _jax.no_trace or running.stack.observers:
+            return MISS
+        args = self._bound + args if self._bound else args
+        if latest.is_flat and not kwargs:
+            flat = args + self._held if self._held else args
+        else:
+            read, is_bare = latest.read, self._held == ()
+            tree = (args, kwargs) if is_bare else self._spec.tree(args, kwargs)
+            flat = read and read(tree)
+        return MISS if flat is None else latest.call(transformed, flat)
+
+    def run(
+        self, transformed: Callable[..., Any], prepare: Callable[[], caller.Call]
+    ) -> Any:
+        """The output of a call, by an entry if there is one; else makes one."""
+        made = ownership.clock.now
+        call = prepare()
+        if not (self._may_keep and _may_be_repeated()):
+            return call.run(transformed)
+        if call.spec.mode.sharing:
+            tree, flat, treedef = call.read
+        else:  # here, too, an object is one leaf
+            tree, flat, treedef = arguments.flatten(call.tree, GRAPH, call.spec.name)
+        tokens = _tokens(flat)
+        if tokens is None:
+            return call.run(transformed)
+        objects = [*filter(nodes.is_node_module, flat)]
+        kept = self._kept.find((treedef, call.statics, *tokens), objects)
+        entries = kept.get(_ENTRIES)
+        for entry in entries or ():
+            out = entry.call(transformed, flat)
+            if out is not MISS:
+                self._kept.latest = entry
+                return out
+        if objects and entries is None:
+            kept[_ENTRIES] = ()
+            if not call.spec.mode.sharing:
+                return self._run_new(call, transformed, made)
+        else:
+            entry = _made(call, tree, flat, made)
+            if entry is not None:
+                kept[_ENTRIES] = watches.with_newest(entry, entries or ())
+                self._kept.latest = entry
+        return call.run(transformed)
+
+    def _run_new(
+        self, call: caller.Call, transformed: Callable[..., Any], made: int
+    ) -> Any:
+        """`run` for objects that come for the first time, by their structure."""
+        _, flat, treedef = call.read
+        try:
+            kept = self._kept.find((treedef, call.statics), ())
+        except TypeError:
+            return call.run(transformed)  # a static value without a hash
+        for entry in kept.get(_ENTRIES, ()):
+            out = entry.call(transformed, flat)
+            if out is not MISS:
+                return out
+        are_leaves = all([nodes.kind_of(x) in _LEAVES for x in flat])
+        if are_leaves and arguments.are_same(flat, call.arguments.leaves):
+            entry = _made(call, None, flat, made)
+            kept[_ENTRIES] = () if entry is None else (entry,)
+        return call.run(transformed)
+
+
+_LEAVES = (Leaf.VARIABLE, Leaf.ARRAY, Leaf.STATIC)
+
+
+def _may_be_repeated() -> bool:
+    """Whether calls may be like others.
+
+    Objects inside a trace are new ones each time. An observer wants to know the
+    counterparts of these in the trace.
+    """
+    return _jax.current_trace() is _jax.no_trace and not running.stack.observers
+
+
+def _made(call: caller.Call, tree: Any, flat: Sequence[Any], made: int) -> Entry | None:
+    """An entry for a call; ``None`` if none would be right."""
+    if _jax.is_tracing():
+        return None
+    own, sharing = call.arguments, call.spec.mode.sharing
+    roots = [*filter(nodes.is_node_module, flat)]
+    boxes = [x for x in flat if nodes.kind_of(x) is Leaf.VARIABLE]
+    if boxes or not sharing or own.skeleton is None:
+        watch = watches.StructureWatch.over(roots, made)
+    else:
+        watch = watches.StructureWatch(own.skeleton, own.members, own.objects, made)
+    if not watch.is_complete or watch.reaches(roots):
+        return None
+    bare = BareVariables(boxes, watch.variables, bool(call.spec.inputs.donated))
+    if not bare.may_be_kept:
+        return None
+    try:
+        return Entry(call, tree, flat, watch, bare)
+    except (LookupError, StopIteration):
+        return None  # Another thread has changed an object since it was taken apart.
+
+
+def _tokens(flat: Sequence[Any]) -> list[Any] | None:
+    """The tokens for these leaves in a key; ``None`` if some leaf has none."""
+    tokens: list[Any] = []
+    for x in flat:
+        kind = nodes.kind_of(x)
+        if kind is nodes.PYTREE:
+            # An object that lives as long as the root does, with a hash of its own.
+            tokens.append(bookkeeping.state_of(x))
+        elif isinstance(kind, nodes.GraphKind) and watches.may_be_weak(x):
+            tokens.append(id(x))  # it may have no hash; that it is alive is seen
+        elif kind is Leaf.ARRAY:
+            tokens.append(None)
+        elif kind is Leaf.STATIC and type(x) not in callables.TYPES:
+            tokens.append(None)
+        elif kind is Leaf.VARIABLE:
+            tokens.append(type(x))
+        else:
+            return None  # a ref on its own, or a type without stamps
+    return tokens
+
+
+class Calls(pickling.Rebuilt):
+    """The calls of one function in one transform that traces it each time.
+
+    Args:
+        f: The function.
+        spec: Its transform.
+
+    Attributes:
+        spec: As given.
+    """
+
+    def __init__(self, f: Callable[..., Any], spec: specs.TransformSpec) -> None:
+        self._f, self.spec = f, spec
+        self._cache = DispatchCache(spec)
+        # Many are called once, and never again: on the line that makes them.
+        self._is_called = False
+        # Values that an entry writes have no axis to be named.
+        self._may_keep = partitioning.PARTITION_NAME not in spec.axis_metadata
+        self._keeps_positions = (
+            spec.keyword_rule is not specs.Keywords.BECOME_POSITIONAL
+        )
+
+    def run(
+        self,
+        transformed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The output of a call; ``transformed`` takes the groups of leaves."""
+        try:
+            if config.caches.are_used and self._is_called:
+                return self._by_cache(transformed, args, kwargs)
+            self._is_called = True
+            return caller.Call(self._f, self.spec, args, kwargs).run(transformed)
+        except Exception as error:
+            if caller.is_of_donation(error):  # of `pmap`
+                caller.Call(self._f, self.spec, args, kwargs).explain(error)
+            raise
+
+    def _by_cache(
+        self,
+        transformed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        spec = self.spec
+
+        def prepare() -> caller.Call:
+            return caller.Call(self._f, spec, args, kwargs)
+
+        # Keywords and defaults may become positions.
+        is_complete = self._keeps_positions or len(args) >= spec.inputs.count
+        if not (self._may_keep and is_complete) or kwargs:
+            return prepare().run(transformed)
+        running.note_arguments(spec, args, kwargs, spec.given_functions)
+        out = self._cache.repeat(transformed, args, kwargs)
+        return self._cache.run(transformed, prepare) if out is MISS else out

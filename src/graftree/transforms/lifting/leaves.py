@@ -1,0 +1,287 @@
+"""How leaves travel through JAX: groups of them go in, one result comes out.
+
+    Leaves      some leaves of a signature, with their values: a pytree node
+    Result      what comes back: the changes and the output, as one pytree node
+
+A transform gives different leaves different axes, shardings or roles by putting them in
+different groups. JAX prints the path of each leaf, so the entries are its names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from graftree.core import paths
+from graftree.core.imprints import HashableMapping
+from graftree.transforms.lifting import debug_info
+from graftree.transforms.lifting.signatures import LeafSpec, Signature
+
+
+class Which(NamedTuple):
+    """Some leaves of a signature.
+
+    Attributes:
+        number: That of the signature: JAX compares it first, and in C.
+        signature: The signature that all groups of a call share.
+        positions: The positions of these leaves; ``None`` for all.
+    """
+
+    number: int | None
+    signature: Signature
+    positions: tuple[int, ...] | None
+
+    def leaf_specs(self) -> Sequence[LeafSpec]:
+        """These leaves."""
+        leaf_specs = self.signature.leaf_specs
+        if self.positions is None:
+            return leaf_specs
+        return [leaf_specs[position] for position in self.positions]
+
+    def names(self) -> list[str]:
+        """Their names as arguments of the function."""
+        return [leaf_spec.name_in_function for leaf_spec in self.leaf_specs()]
+
+
+class Leaves(tuple[Any, ...]):
+    """A pytree node that carries some leaves of a signature.
+
+    It consists of the parts that JAX needs, its children and its static data, so JAX
+    takes it apart in C.
+
+    Attributes:
+        values: The raw values.
+        which: The leaves whose values they are.
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def of(
+        values: Sequence[Any], signature: Signature, positions: tuple[int, ...] | None
+    ) -> Leaves:
+        """The group of these values."""
+        return Leaves((values, Which(signature.number, signature, positions)))
+
+    @staticmethod
+    def picked(
+        values: Sequence[Any], signature: Signature, positions: Sequence[int]
+    ) -> Leaves:
+        """The group of those at these positions, of the values of all leaves."""
+        chosen = [values[position] for position in positions]
+        return Leaves.of(chosen, signature, tuple(positions))
+
+    values = property(operator.itemgetter(0))
+    which = property(operator.itemgetter(1))
+
+    def by_position(self) -> dict[int, Any]:
+        """The values by the number of the leaf."""
+        positions = self.which.positions
+        if positions is None:
+            return dict(enumerate(self.values))
+        return dict(zip(positions, self.values, strict=True))
+
+    def called_as(self, source: debug_info.Source) -> Leaves:
+        """The same as arguments of another function, in messages."""
+        _, signature, positions = self.which
+        signature = dataclasses.replace(signature, parameters=source)
+        return Leaves.of(self.values, signature, positions)
+
+    def pairs(self) -> list[tuple[LeafSpec, Any]]:
+        """The leaves with their values."""
+        return [*zip(self.which.leaf_specs(), self.values, strict=True)]
+
+
+def _flatten_leaves_with_keys(group: Leaves) -> Any:
+    # Runs on errors and once per trace: names in messages, jaxprs and profiles. JAX
+    # prints the entries of a path as they are.
+    values, which = group
+    return [*zip(which.names(), values, strict=True)], which
+
+
+jax.tree_util.register_pytree_with_keys(
+    Leaves,
+    _flatten_leaves_with_keys,
+    lambda which, values: Leaves((values, which)),
+    tuple,
+)
+
+
+def join(groups: Sequence[Leaves]) -> tuple[Signature, list[Any], list[int]]:
+    """The signature of the groups of a call; of each leaf its value and its group."""
+    signature = groups[0].which.signature
+    if groups[0].which.positions is None:
+        values = list(groups[0].values)
+        return signature, values, [0] * len(values)
+    values = [None] * len(signature.leaf_specs)
+    numbers = [0] * len(values)
+    for number, group in enumerate(groups):
+        for position, value in group.by_position().items():
+            values[position] = value
+            numbers[position] = number
+    return signature, values, numbers
+
+
+# The way out.
+
+
+class Part(NamedTuple):
+    """A part of a result: some leaves of a signature, each in a group.
+
+    Attributes:
+        signature: That of the arguments, or of the output.
+        positions: The positions of these leaves.
+        groups: The number of the group of each.
+        root: The name of the output; ``None`` for new values of arguments.
+    """
+
+    signature: Signature
+    positions: tuple[int, ...]
+    groups: tuple[int, ...]
+    root: str | None = None
+
+    def names(self) -> list[str]:
+        """The names of the leaves, as in ``[0].kernel`` of an output."""
+        leaf_specs = [self.signature.leaf_specs[i] for i in self.positions]
+        if self.root is None:
+            # In quotes, as programs expect of JAX's errors about States.
+            names = [leaf_spec.name_in_function for leaf_spec in leaf_specs]
+            return [f"(new {re.sub(_ATTRIBUTE, _QUOTED, name)})" for name in names]
+        roots = self.signature.entry_names(self.root)
+        return [paths.below(roots[x.entry], x.path) for x in leaf_specs]
+
+    def chosen(self, numbers: Sequence[int]) -> Part:
+        """Some of the leaves, by their numbers here."""
+        return self._replace(
+            positions=tuple([self.positions[i] for i in numbers]),
+            groups=tuple([self.groups[i] for i in numbers]),
+        )
+
+    def of_group(self, group: int, values: Sequence[Any]) -> Result:
+        """The leaves that are in one group, of these values."""
+        numbers = [i for i, other in enumerate(self.groups) if other == group]
+        return Result.of(self.chosen(numbers), [values[i] for i in numbers])
+
+
+_ATTRIBUTE, _QUOTED = r"\.(\w+)", r"['\1']"
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultSpec:
+    """The static part of a result.
+
+    JAX has it in its cache, so a cached call needs no bookkeeping.
+
+    Attributes:
+        parts: The leaves of the arguments whose Variables changed; those that are new
+            in the arguments, if their structure changed; those of the output that don't
+            exist outside.
+        structure: The signature of the arguments, if their structure changed.
+        out: The signature of the output.
+        metadata: New metadata of Variables, with the positions of their leaves.
+        kept: The positions of changed leaves that came back without a change.
+        keeps_structure: Whether ``structure`` came back without a change.
+    """
+
+    parts: tuple[Part, Part, Part]
+    structure: Signature | None
+    out: Signature
+    metadata: tuple[tuple[int, HashableMapping], ...] = ()
+    kept: tuple[int, ...] = ()
+    keeps_structure: bool = False
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """The positions of the leaves whose Variables changed."""
+        return self.parts[0].positions
+
+    def names(self) -> list[str]:
+        """The names of all leaves."""
+        return [name for part in self.parts for name in part.names()]
+
+
+class Result(tuple[Any, ...]):
+    """What a traced function returns: a pytree node, which JAX takes apart in C.
+
+    A transform with prefixes wants the leaves of each part in groups (`grouped`). The
+    nodes of these are results, too; they have no `ResultSpec`, which is among them.
+
+    Attributes:
+        leaves: The raw values, in the order of the parts.
+        spec: Their meaning.
+    """
+
+    __slots__ = ()
+
+    leaves = property(operator.itemgetter(0))
+    spec = property(operator.itemgetter(1))
+
+    @staticmethod
+    def of(spec: ResultSpec | Part | None, leaves: Iterable[Any]) -> Result:
+        """The result with these leaves."""
+        return Result(((*leaves,), spec))
+
+    def parts(self) -> list[Sequence[Any]]:
+        """The leaves that changed, of the structure, of the output."""
+        leaves, spec = self
+        changed, structure, _ = [len(part.positions) for part in spec.parts]
+        end = changed + structure
+        return [leaves[:changed], leaves[changed:end], leaves[end:]]
+
+    def with_changes(self, numbers: Sequence[int]) -> Result:
+        """The same with some of the leaves that changed, by their numbers."""
+        (part, *others), (changed, *rest) = self.spec.parts, self.parts()
+        spec = dataclasses.replace(self.spec, parts=(part.chosen(numbers), *others))
+        return Result.of(spec, [changed[i] for i in numbers] + [*rest[0], *rest[1]])
+
+    def with_spec(self, **changes: Any) -> Result:
+        """The same leaves with another meaning."""
+        leaves, spec = self
+        return Result((leaves, dataclasses.replace(spec, **changes)))
+
+    def grouped(self, counts: Sequence[int]) -> Result:
+        """The same with so many groups in each part, for a prefix by `prefix`."""
+        parts = [
+            Result.of(None, [part.of_group(number, values) for number in range(count)])
+            for part, values, count in zip(
+                self.spec.parts, self.parts(), counts, strict=True
+            )
+        ]
+        return Result.of(None, [Result.of(self.spec, ()), *parts])
+
+    @staticmethod
+    def prefix(values: Iterable[Sequence[Any]]) -> Result:
+        """JAX's prefix for `grouped` results, of the values for the groups of parts."""
+        return Result.of(None, [None, *[Result.of(None, part) for part in values]])
+
+    def ungrouped(self) -> Result:
+        """The result without groups."""
+        if self.spec is not None:
+            return self
+        (_, spec), *parts = self.leaves
+        leaves: list[Any] = []
+        for part, groups in zip(spec.parts, parts, strict=True):
+            iterators = [iter(group.leaves) for group in groups.leaves]
+            leaves += [next(iterators[number]) for number in part.groups]
+        return Result.of(spec, leaves)
+
+
+def _flatten_result_with_keys(result: Result) -> Any:
+    leaves, spec = result
+    if not leaves:  # no names to make; or the spec among groups
+        return [], spec
+    names = [""] * len(leaves) if spec is None else spec.names()
+    return [*zip(names, leaves, strict=True)], spec
+
+
+jax.tree_util.register_pytree_with_keys(
+    Result,
+    _flatten_result_with_keys,
+    lambda spec, leaves: Result((leaves, spec)),
+    tuple,
+)

@@ -1,0 +1,366 @@
+"""The traced side of a call: new objects for the function, and its changes to them.
+
+A Variable whose value is still the object that came in was not changed, is not returned
+and not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import _jax, errors
+from graftree.core.graph import differences, flattening
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.imprints import HashableMapping
+from graftree.core.objects import bookkeeping, callables, pytrees, running
+from graftree.core.variables import partitioning, values, variables
+from graftree.core.variables.variables import Variable
+from graftree.transforms.lifting import arguments, debug_info, decorators, refusals
+from graftree.transforms.lifting.guards import guarded, note
+from graftree.transforms.lifting.leaves import Leaves, Part, Result, ResultSpec, join
+from graftree.transforms.lifting.prefixes import Occurrence, Prefix
+from graftree.transforms.lifting.signatures import FUNCTIONS, Labels, Signature
+from graftree.transforms.lifting.specs import HiddenAxisNames, TransformSpec
+
+
+class TracedCall:
+    """The traced side of one call: the arguments as fresh objects of the trace.
+
+    Attributes:
+        signature: The static part of the arguments.
+        values: Their raw values.
+        roles: For each leaf the number of its group.
+        objects: The fresh objects by number.
+        tree: ``(args, kwargs)``, rebuilt, without the static arguments; third, what the
+            functions hold. Callables in it are taken apart.
+    """
+
+    def __init__(
+        self,
+        spec: TransformSpec,
+        signature: Signature,
+        given: Sequence[Any],
+        roles: Sequence[int],
+    ) -> None:
+        self.spec = spec
+        self.signature, self.roles = signature, roles
+        # JAX leaves arrays of NumPy where it traces nothing of them. Then a write to a
+        # Variable would reach the caller's array at once, also if the function fails,
+        # and could not be traced.
+        self.values = [
+            values.as_jax(x) if isinstance(x, np.ndarray) and leaf_spec.variable else x
+            for leaf_spec, x in zip(signature.leaf_specs, given, strict=True)
+        ]
+        # In-place writes to a list or dict would change the values to compare with.
+        self._contents = {
+            position: jax.tree.flatten(value)
+            for position, value in enumerate(self.values)
+            if not values.is_array(value)
+        }
+        self.objects = flattening.IndexMap()
+        self.tree, self._roots = arguments.unpack(
+            self.signature, self.values, self.objects
+        )
+        self._loses_structure = not (spec.mode.structure or spec.is_detached)
+        if self._loses_structure:
+            self._pytrees = refusals.pytrees_in(self.tree)
+
+    def run(
+        self,
+        f: Callable[..., Any],
+        number: int = 0,
+        around: Callable[[Any], Callable[..., Any]] = lambda f: f,
+    ) -> Any:
+        """The output of the function for these arguments.
+
+        Args:
+            f: The function.
+            number: The one in the tree that stands for it if it holds objects.
+            around: Makes the function to call of it.
+        """
+        tree: Any = self.tree
+        if self.signature.has_callables:
+            tree = callables.closed(tree)
+        args, kwargs = decorators.put(tree[:2], self.signature.statics)
+        functions = tree[2] if len(tree) > 2 else ()
+        if functions and functions[number] is not None:
+            f = functions[number]
+        f = around(f)
+        names = functools.partial(debug_info.named, f)
+        with self._guard(), running.inside(self.spec, names, args, kwargs, functions):
+            if partitioning.PARTITION_NAME not in self.spec.axis_metadata:
+                return f(*args, **kwargs)
+            hidden = HiddenAxisNames(self._given, self.spec.axis_metadata)
+            out = f(*args, **kwargs)
+            hidden.put_back(self._occurrences(out))
+            return out
+
+    def argument(self, number: int) -> Any:
+        """A positional argument, or what the functions hold."""
+        return self.tree[2] if number == FUNCTIONS else self.tree[0][number]
+
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        # Most objects have nothing to guard, which stays so each time they are built.
+        signature = self.signature
+        if signature.has_no_contents and not self._contents:
+            return contextlib.nullcontext()
+        noted = note(self.tree)
+        if not noted and not self._contents:
+            signature.has_no_contents = True
+        return guarded(noted, self.spec.name)
+
+    # The way out.
+
+    def leave(self, out: Any) -> Result:
+        """The result: the function's changes to its arguments, and its output."""
+        result = self.collect(out)
+        if not self.spec.has_prefixes:
+            return result
+        ins, outs = len(self.spec.inputs.values), len(self.spec.outputs.values)
+        return result.grouped((ins, ins, outs))
+
+    def collect(
+        self,
+        out: Any,
+        *,
+        forced: frozenset[int] = frozenset(),
+        carried: tuple[Sequence[Any], Any] | None = None,
+    ) -> Result:
+        """Finds the function's changes to its arguments, and takes its output apart.
+
+        Args:
+            out: The output.
+            forced: Positions of leaves that are returned even if they didn't change: of
+                Variables, and of arrays in objects, with the structure around them.
+            carried: Variables in the output that stand for those of the caller, as in
+                the carry of a loop; and the rest of it, which is checked for aliases.
+        """
+        spec, mode = self.spec, self.spec.mode
+        forced |= self._returned_unchanged()
+        refs, known = flattening.RefMap(), flattening.RefMap()
+        changed, metadata = {}, ()
+        structure, held, keeps = None, [], False
+        if not spec.is_detached:
+            changed, metadata = self._find_changes(forced)
+            if mode.structure:
+                structure, held, keeps = self._find_structure(refs, forced)
+                known = self._numbers
+        if carried is not None:
+            pairs = [(x, self._numbers[x]) for x in carried[0] if x in self._numbers]
+            known = flattening.RefMap([*known.items(), *pairs])
+        elif self._loses_structure:
+            self._warn_of_lost_structure()
+        skeleton, leaves = arguments.take_apart(out, mode, refs, known, spec.name)
+        self._check_output(out if carried is None else carried[1], refs)
+        output = Signature(skeleton)
+        if spec.may_differ(self.signature, structure, output):
+            refusals.check_consistent(spec.name, self._occurrences(out))
+        roles = tuple([self.roles[position] for position in changed])
+        now, numbers = structure or self.signature, self._numbers
+        new, added = _new(spec.inputs, now, held, numbers, True)
+        returned, values = _new(
+            spec.outputs, output, leaves, known, mode.structure, spec.labels
+        )
+        result = ResultSpec(
+            (Part(self.signature, tuple(changed), roles), new, returned),
+            structure,
+            output,
+            metadata,
+            tuple([p for p in changed if p in forced and self._is_same(changed[p], p)]),
+            keeps,
+        )
+        return Result.of(result, [*changed.values(), *added, *values])
+
+    def _returned_unchanged(self) -> frozenset[int]:
+        # A donated buffer is gone after the call, so its Variable needs a new one.
+        spec, placed = self.spec, self.spec.returns_placed and self.spec.mode.structure
+        flags = [
+            group in spec.inputs.donated or (placed and value is not None)
+            for group, value in enumerate(spec.inputs.values)
+        ]
+        if not any(flags):
+            return frozenset()
+        return frozenset(
+            position
+            for position, leaf_spec in enumerate(self.signature.leaf_specs)
+            if flags[self.roles[position]] and leaf_spec.variable
+        )
+
+    def current(self, position: int) -> Any:
+        """The raw value of a leaf now: its Variable's, else the one that came in."""
+        definition = self.signature.leaf_specs[position].definition
+        if definition is None:
+            return self.values[position]
+        return flattening.raw_of(self.objects[definition.index])
+
+    def _is_same(self, raw: Any, position: int) -> bool:
+        """Whether a raw value consists of the objects that came in."""
+        if position not in self._contents:
+            return raw is self.values[position]
+        leaves, treedef = self._contents[position]
+        current, current_def = jax.tree.flatten(raw)
+        return current_def == treedef and all(map(operator.is_, current, leaves))
+
+    def _find_changes(
+        self, forced: frozenset[int]
+    ) -> tuple[dict[int, Any], tuple[tuple[int, HashableMapping], ...]]:
+        """The values of Variables that changed, and the metadata that did."""
+        changed, metadata = {}, []
+        for position, leaf_spec in enumerate(self.signature.leaf_specs):
+            definition = leaf_spec.variable
+            if definition is None:
+                continue
+            variable = self.objects[definition.index]
+            if type(variable) is not definition.type:
+                name = f"{self.spec.name}: {leaf_spec.name}"
+                raise refusals.changed_class_error(variable, definition.type, name)
+            raw = variable.get_raw_value()
+            # A ref that is the same one was written in place, if at all.
+            is_forced = position in forced and not _jax.is_ref(raw)
+            if is_forced or not self._is_same(raw, position):
+                changed[position] = raw
+            before, entries = definition.metadata, variables.metadata_of(variable)
+            if entries is not before and entries != before:
+                metadata.append((position, entries))
+        return changed, tuple(metadata)
+
+    # The structure.
+
+    @functools.cached_property
+    def _numbers(self) -> flattening.RefMap:
+        """The numbers of the objects."""
+        return flattening.RefMap.from_indexmap(self.objects)
+
+    def _find_structure(
+        self, refs: flattening.RefMap, forced: frozenset[int]
+    ) -> tuple[Signature | None, list[Any], bool]:
+        """The arguments now, ``None`` if they stay outside; are they unchanged?"""
+        leaf_specs = self.signature.leaf_specs
+        may_stay = all([leaf_specs[p].definition is not None for p in forced])
+        skeleton, leaves, is_kept = self._arguments_now(refs)
+        if is_kept and may_stay:
+            return None, [], False
+        now = dataclasses.replace(self.signature, skeleton=skeleton)
+        return now, leaves, is_kept
+
+    def _arguments_now(
+        self, refs: flattening.RefMap
+    ) -> tuple[GraphDef[Any], list[Any], bool]:
+        """The arguments, taken apart; are they what came in, built as it was?
+
+        Metadata of Variables travels on its own.
+        """
+        skeleton, leaves = flattening.flatten_leaves(
+            self.signature.treedef, self._roots, True, refs, self._numbers
+        )
+        leaf_specs = self.signature.leaf_specs
+        is_kept = differences.stands_for(skeleton, self.signature.skeleton) and all(
+            [
+                leaf_spec.variable or leaf is value
+                for leaf_spec, leaf, value in zip(
+                    leaf_specs, leaves, self.values, strict=True
+                )
+            ]
+        )
+        return skeleton, leaves, is_kept
+
+    def _warn_of_lost_structure(self) -> None:
+        mode, roots, is_kept = self.spec.mode, self._roots, True
+        if not mode.sharing:
+            is_kept = arguments.is_same_tree(self.tree, self.signature, roots, mode)
+        if mode.sharing or self.spec.functions is not None:
+            is_kept = is_kept and self._arguments_now(flattening.RefMap())[2]
+        if not is_kept:
+            leaves = arguments.leaves_of(self.signature, self.values, self.objects)
+            numbers = flattening.IndexMap()
+            before, _ = arguments.unpack(self.signature, leaves, numbers, are_raw=False)
+            refusals.warn_of_lost_structure(
+                self.spec.name, refusals.pytrees_in(before), self._pytrees
+            )
+
+    # Values that may not leave.
+
+    def _check_output(self, out: Any, refs: flattening.RefMap) -> None:
+        if not refs:
+            return  # no objects in it, as in most cases
+        spec, structure = self.spec, self.spec.mode.structure
+        if not structure:
+            named = [
+                (f".{leaf_spec.name}", self.objects[leaf_spec.definition.index])
+                for leaf_spec in self.signature.leaf_specs
+                if leaf_spec.definition is not None
+            ]
+            refusals.check_outputs(named, out, spec.mode, spec.name)
+        if spec.returns_captured and structure:
+            return
+        new = [obj for obj in refs if obj not in self._numbers]
+        for obj in new:
+            is_owned = not isinstance(obj, Variable) or variables.is_owned(obj)
+            if isinstance(obj, pytrees.Pytree) and structure:
+                is_owned = bookkeeping.state_of(obj).is_owned()
+            if not is_owned and structure:
+                raise refusals.extracted_error(obj, spec.name)
+            if not is_owned:
+                raise refusals.captured_error(obj, out, spec.name)
+        if not (structure or spec.is_detached):
+            refusals.check_no_refs(new, out, spec.name)
+
+    @functools.cached_property
+    def _given(self) -> list[Occurrence]:
+        """The Variables in the arguments as they came."""
+        return [*self.spec.occurrences(self.tree)]
+
+    def _occurrences(self, out: Any) -> list[Occurrence]:
+        """The Variables in the arguments as they are now, and in the output."""
+        # A changed structure that doesn't propagate needs no prefix, and may lack one.
+        spec, structure = self.spec, self.spec.mode.structure
+        inputs = spec.occurrences(self.tree) if structure else self._given
+        return [*inputs, *spec.outputs.occurrences(out, spec.mode.sharing)]
+
+
+def _new(
+    prefix: Prefix,
+    signature: Signature,
+    leaves: Sequence[Any],
+    known: flattening.RefMap,
+    opens_refs: bool,
+    labels: Labels | None = None,
+) -> tuple[Part, list[Any]]:
+    """The leaves of a signature that are not known outside, and their values.
+
+    They are those of an output with ``labels``, else of arguments, where nothing can
+    change a plain leaf. JAX doesn't let refs out; with ``opens_refs`` their content
+    travels.
+    """
+    positions, numbers, values = [], [], []
+    groups = prefix.group(signature, leaves) if leaves else ()
+    for position, (leaf, group) in enumerate(zip(leaves, groups, strict=True)):
+        is_plain = labels is None and signature.leaf_specs[position].is_plain
+        if leaf not in known and not is_plain:
+            raw = flattening.raw_of(leaf)
+            positions.append(position)
+            numbers.append(group)
+            values.append(raw[...] if opens_refs and _jax.is_ref(raw) else raw)
+    root = None if labels is None else labels.output
+    return Part(signature, tuple(positions), tuple(numbers), root), values
+
+
+def interior(f: Callable[..., Any], spec: TransformSpec) -> Callable[..., Any]:
+    """The function that JAX traces: it takes groups of leaves and returns a result."""
+
+    def traced(*groups: Leaves) -> Any:
+        call = TracedCall(spec, *join(groups))
+        result = call.leave(call.run(f))
+        if spec.traces is not None:
+            errors.fenced(spec.traces.add, call.signature, call.values, f)
+        return result
+
+    return debug_info.named_after(f, traced)
