@@ -80,9 +80,20 @@ def pytest_collection_modifyitems(config, items):
     for item in tables.out_of_turn(short):
         if not item.nodeid.startswith(_EACH_PAIR):
             item.add_marker(pytest.mark.long)
+    _skip_those_of_caches(items)
     left_out = _left_out(config.getoption("--end"), items)
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def _skip_those_of_caches(items):
+    """Without caches all tests mean the same, but for those of what these remember."""
+    import graftree as nnx
+
+    for item in items if not nnx.config.graftree_caches else ():
+        mark = item.get_closest_marker("caches")
+        if mark:
+            item.add_marker(pytest.mark.skip(reason=f"caches are off: {mark.args[0]}"))
 
 
 def _left_out(end, items):

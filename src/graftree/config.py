@@ -109,17 +109,19 @@ class Caches:
 
     def __init__(self, are_used: bool) -> None:
         self.are_used = are_used
-        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By `id`: mappings among them have no hash.
+        self._caches: weakref.WeakValueDictionary[int, Any]
+        self._caches = weakref.WeakValueDictionary()
 
     def add(self, cache: Any) -> None:
         """Has ``cache.clear()`` called where caches are switched off."""
-        self._caches.add(cache)
+        self._caches[id(cache)] = cache
 
     def switch(self, are_used: bool) -> None:
         """Sets the flag; switched off, all caches are empty."""
         self.are_used = are_used
         if not are_used:
-            for cache in [*self._caches]:
+            for cache in [*self._caches.values()]:
                 cache.clear()
 
 
@@ -189,6 +191,28 @@ def temp_flip_flag(var_name: str, var_value: Any) -> Iterator[None]:
         yield
     finally:
         update(name, before)
+
+
+def disable_caches() -> contextlib.AbstractContextManager[None]:
+    """Runs what is inside without anything that Graftree remembers between two calls.
+
+    Results, errors, warnings and what is written to objects are the same with and
+    without; only time differs. If they do differ, a cache is wrong: please report it.
+
+    It holds for the whole process, all threads. What JAX has compiled for a function of
+    `nnx.jit` or `jax.jit` stays. The flag ``graftree_caches`` and the environment
+    variable ``GRAFTREE_CACHES=off`` switch the same off for good.
+
+    Returns:
+        A context, or a decorator of a function.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> with nnx.debugging.disable_caches():
+        ...     nnx.split(model)[0] == nnx.split(model)[0]
+        True
+    """
+    return temp_flip_flag("graftree_caches", False)
 
 
 class _Stacks(threading.local):

@@ -29,15 +29,30 @@ def is_right(program, steps):
     return True
 
 
+def is_same_without_caches(program, _):
+    """Compares calls with caches and without in all modes; prints what differs."""
+    for mode in program.modes:
+        if running.difference_of_caches(program, mode) is not None:
+            smaller = running.shrunk_for_caches(program, mode)
+            print(f"\n--- seed {program.seed}, {mode}", *smaller.statements, sep="\n")
+            found = running.difference_of_caches(smaller, mode)
+            print("--- without caches, and with them:", *(found or ["not found again"]))
+            return False
+    return True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--programs", type=int, default=1000, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    text = "compare calls with caches and without, not with plain Python"
+    parser.add_argument("--caches", action="store_true", help=text)
     given = parser.parse_args()
+    check = is_same_without_caches if given.caches else is_right
     failed = []
     for number in range(given.programs):
         seed = given.seed + number
-        if not is_right(*generator.make(seed)):
+        if not check(*generator.make(seed)):
             failed.append(seed)
         if number % FREED_EVERY == FREED_EVERY - 1:
             running.clear()

@@ -14,11 +14,13 @@ class Step:
 
     Attributes:
         error: The built-in type that the exception derives from, if one was raised.
+        told: The texts of the exception, its notes and the warnings.
         shown: What the program showed.
         state: All objects that the program has names for.
     """
 
     error: str
+    told: list
     shown: list
     state: dict
 
@@ -81,17 +83,23 @@ def of_result(words, x):
     return Description(words).of(x)
 
 
-def difference(expected, actual, path=""):
-    """Where two descriptions differ, and how; ``None`` if they don't."""
+def difference(expected, actual, path="", are_same=None):
+    """Where two descriptions differ, and how; ``None`` if they don't.
+
+    Arrays may differ by rounding, unless ``are_same`` compares them.
+    """
+    are_same = are_same or _are_close
     if isinstance(expected, (list, tuple)) and isinstance(actual, type(expected)):
         expected, actual = dict(enumerate(expected)), dict(enumerate(actual))
     if isinstance(expected, dict) and isinstance(actual, dict):
         if expected.keys() == actual.keys():
             keys = [(key, f"{path}.{key}") for key in expected]
-            found = (difference(expected[k], actual[k], where) for k, where in keys)
+            found = (
+                difference(expected[k], actual[k], where, are_same) for k, where in keys
+            )
             return next(filter(None, found), None)
     elif isinstance(expected, np.ndarray):
-        if _are_close(expected, actual):
+        if are_same(expected, actual):
             return None
     elif type(expected) is type(actual) and expected == actual:
         return None
@@ -105,6 +113,14 @@ def _are_close(expected, actual):
     return np.allclose(expected, actual, rtol=1e-5, atol=1e-2, equal_nan=True)
 
 
+def are_same_bits(expected, actual):
+    """Whether two arrays have the same type, shape and bits."""
+    if type(expected) is not type(actual):
+        return False
+    facts = [(x.dtype, x.shape, x.tobytes()) for x in (expected, actual)]
+    return facts[0] == facts[1]
+
+
 def short(x):
     try:
         text = " ".join(repr(x).split())
@@ -113,11 +129,17 @@ def short(x):
     return text if len(text) < 200 else text[:200] + "..."
 
 
-def first_difference(expected, actual):
-    """The first statement after which two runs differ, what differs, and how."""
+def first_difference(expected, actual, exactly=False):
+    """The first statement after which two runs differ, what differs, and how.
+
+    Two runs of one library should be ``exactly`` the same: bits and texts, too.
+    """
+    parts = ["error", "shown", "state"] + ["told"] * exactly
+    are_same = are_same_bits if exactly else None
     for number, (left, right) in enumerate(zip(expected, actual, strict=True)):
-        for what in ("error", "shown", "state"):
-            found = difference(getattr(left, what), getattr(right, what))
+        for what in parts:
+            pair = getattr(left, what), getattr(right, what)
+            found = difference(*pair, are_same=are_same)
             if found:
                 return number, what, found
     return None

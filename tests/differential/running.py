@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import linecache
 import pathlib
+import re
 import types
 import warnings
 
@@ -92,10 +93,10 @@ class Session:
     def run(self, text):
         """Runs one statement and notes what it did; gives the note."""
         self.shown = []
-        error = ""
+        error, told = "", []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
+            heard = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
             if self.mode:
                 graph, updates = MODES[self.mode]
                 stack.enter_context(self.words["nnx"].set_graph_mode(graph))
@@ -104,8 +105,11 @@ class Session:
                 exec(_compiled(text), self.names)
             except Exception as e:
                 error = records.builtin_name(e)
+                told = [f"{type(e).__name__}: {e}", *getattr(e, "__notes__", ())]
                 self.exception = e
-        self.steps.append(records.Step(error, self.shown, self._state()))
+        told += [f"{x.category.__name__}: {x.message}" for x in heard]
+        told = [_ADDRESS.sub("0x", text) for text in told]
+        self.steps.append(records.Step(error, told, self.shown, self._state()))
         return self.steps[-1]
 
     def _state(self):
@@ -114,6 +118,9 @@ class Session:
         kinds = (nnx.Variable, nnx.Pytree)
         found = sorted(self.names.items())
         return {name: describe(x) for name, x in found if isinstance(x, kinds)}
+
+
+_ADDRESS = re.compile("0x[0-9a-f]+")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -151,6 +158,14 @@ def difference(program, mode, expected=None):
     return records.first_difference(expected, actual)
 
 
+def difference_of_caches(program, mode):
+    """How a program differs without all that is remembered between calls."""
+    with_caches = run(program.statements, library_words(), mode)
+    with graftree.debugging.disable_caches():
+        without = run(program.statements, library_words(), mode)
+    return records.first_difference(without, with_caches, exactly=True)
+
+
 def clear():
     """Frees what JAX keeps of the programs so far."""
     jax.clear_caches()
@@ -158,6 +173,17 @@ def clear():
 
 
 # --------------------------------------------------------------------- smaller programs
+
+
+def shrunk_for_caches(program, mode):
+    """The same for a difference between calls with caches and without."""
+
+    def failure(statements):
+        smaller = dataclasses.replace(program, statements=statements)
+        found = difference_of_caches(smaller, mode)
+        return found and found[:2]
+
+    return _shrunk(program, failure)
 
 
 def shrunk(program, mode):
@@ -169,6 +195,10 @@ def shrunk(program, mode):
         found = difference(smaller, mode, expected)
         return found and (found[0], found[1], expected[found[0]].error)
 
+    return _shrunk(program, failure)
+
+
+def _shrunk(program, failure):
     found = failure(program.statements)
     if not found:
         return program

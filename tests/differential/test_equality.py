@@ -206,6 +206,7 @@ def test_losses_are_those_of_flax(layout):
 # ---------------------------------------------------------------------- random programs
 
 LONG = pytest.mark.long
+LATER = [pytest.param(seed, marks=LONG) for seed in range(103, 130)]
 SEEDS = [*range(9), *(pytest.param(seed, marks=LONG) for seed in range(9, 50))]
 
 
@@ -214,6 +215,16 @@ def test_program_means_what_it_means_in_plain_python(seed):
     program, steps = generator.make(seed)
     mode = program.modes[seed % len(program.modes)]
     check_program(program, mode, steps if mode == running.GRAPH_UPDATES else None)
+
+
+@pytest.mark.parametrize("seed", [100, 101, 102, *LATER])
+def test_program_means_the_same_without_what_is_remembered(seed):
+    program, _ = generator.make(seed)
+    mode = program.modes[seed % len(program.modes)]
+    found = running.difference_of_caches(program, mode)
+    if found:
+        smaller = running.shrunk_for_caches(program, mode)
+        pytest.fail(f"{found[2]}\n\n{smaller.script(mode)}", pytrace=False)
 
 
 def check_program(program, mode, expected):

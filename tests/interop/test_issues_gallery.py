@@ -13,6 +13,8 @@ from benchmarks.issues import figures
 from tests import sources
 from website import pages
 
+COSTS = pytest.mark.caches("it counts what repeated calls cost")
+
 
 @pytest.fixture
 def run(monkeypatch, capsys):
@@ -45,6 +47,7 @@ def number(figure):
     return float(figure.split()[0])
 
 
+@COSTS
 def test_a_compiled_call_runs_the_same_python_for_any_number_of_layers(run):
     found = run("decoding")
     few, many = [found[f"nnx.jit of {n} layers, Python calls"] for n in (10, 50)]
@@ -68,10 +71,12 @@ def test_a_traced_write_costs_the_same_after_many_others(run):
     assert number(many) <= number(few)
 
 
+@COSTS
 def test_train_steps_do_not_run_the_garbage_collector(run, default_collector):
     assert number(run("slow_step")["runs of the collector in 300 steps"]) < 10
 
 
+@COSTS
 def test_control_flow_outside_jit_is_compiled_once(run):
     found = run("eager_control_flow")
     assert found["10 more calls of cond, compilations"] == "0"

@@ -280,6 +280,7 @@ FORMS += [(name, "complex64") for name in FAST.split() if "Norm" in name]
 FORMS.append(("Linear", "made"))
 
 
+@pytest.mark.caches("it asks what fast functions hide")
 @pytest.mark.parametrize(("name", "how"), FORMS)
 def test_no_program_hides_a_function_that_is_replaced(name, how, monkeypatch):
     row = catalog.BY_NAME[name]
@@ -413,6 +414,15 @@ PARTS = ["jnp.reshape", "jnp.mean", "jnp.where", DOT, CONV]
 PARTS += ["jax.lax.conv_transpose", "jax.nn.dot_product_attention"]
 
 
+def test_without_caches_they_are_called_themselves():
+    same, calls = counted(lambda x, _: x)
+    with nnx.debugging.disable_caches():
+        for _ in range(3):
+            same(x)
+    assert len(calls) == 3
+
+
+@pytest.mark.caches("it looks at what runs in the second call")
 @pytest.mark.parametrize("name", FAST.split())
 def test_the_second_eager_call_of_a_layer_runs_a_program(name):
     row = catalog.BY_NAME[name]

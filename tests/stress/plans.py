@@ -6,6 +6,9 @@ again, kept for all programs, and changes its arguments between the calls; besid
 function that was never called before gets arguments of its own, changed in the same
 way. What both return and leave behind must be the same. Arguments are a model, a
 State, Variables in containers, an array; changes are those of `test_repeated_calls`.
+
+With ``--caches`` all programs run twice: with everything that is remembered between
+calls, and without. Then errors must have the same text.
 """
 
 import argparse
@@ -89,12 +92,51 @@ def play(kept, name, mode, program, changes):
     repeated.check_alike(ours, theirs)
 
 
-def outcome(function, tree):
-    """The arrays that a call gives, or the kind of its error."""
+def check_first_calls(name, mode, programs, changes):
+    """Runs programs beside first calls; gives the error of each that differs."""
+    kept = TRANSFORMS[name](visit, **mode)
+    for program in programs:
+        try:
+            play(kept, name, mode, program, changes)
+        except Exception as error:
+            yield program, error
+
+
+def played(kept, program, changes):
+    """What the calls of one program give, and what it leaves behind."""
+    tree, outcomes = repeated.arguments(), []
+    for change, k, calls in program:
+        outcomes += [outcome(kept, tree, with_text=True) for _ in range(calls)]
+        repeated.changed(tree, changes[change], k)
+    return outcomes, tree
+
+
+def check_caches(name, mode, programs, changes):
+    """Runs programs with caches and without; gives the error of each that differs."""
+    with_caches = TRANSFORMS[name](visit, **mode)
+    first = [played(with_caches, program, changes) for program in programs]
+    with nnx.debugging.disable_caches():
+        without = TRANSFORMS[name](visit, **mode)
+        second = [played(without, program, changes) for program in programs]
+    for program, ours, theirs in zip(programs, first, second, strict=True):
+        made[name] += len(ours[0])
+        raised[name] += sum(isinstance(x, str) for x in ours[0])
+        try:
+            for one, other in zip(ours[0], theirs[0], strict=True):
+                repeated.check_same(one, other)
+                assert not isinstance(one, str) or one == other, (one, other)
+            repeated.check_alike(ours[1], theirs[1])
+        except Exception as error:
+            yield program, error
+
+
+def outcome(function, tree, with_text=False):
+    """The arrays that a call gives, or its error: the kind of that, or all its text."""
     try:
         out = function(tree)
     except (TypeError, ValueError) as error:
-        return type(error).__name__
+        text = type(error).__name__
+        return f"{text}: {error}" if with_text else text
     numbers = jax.tree.map(lambda x: jnp.shape(x) if hasattr(x, "shape") else x, out)
     return repeated.arrays(out), numbers
 
@@ -104,26 +146,29 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--only", nargs="*", default=[*TRANSFORMS])
+    text = "run each with caches and without"
+    parser.add_argument("--caches", action="store_true", help=text)
     options = parser.parse_args(argv)
     ran, failed = collections.Counter(), 0
     for name in options.only:
         for mode_name, mode in BY_NAME.items():
-            kept = TRANSFORMS[name](visit, **mode)
             _, _, changes = repeated.form_of("together", mode)
             # What JAX lists of a derivative has no end if an object contains itself.
             names = [x for x in changes if x != "a way back"] + repeated.SWITCHES * 4
+            programs = []
             for number in range(options.count):
                 draw = random.Random(f"{options.seed} {name} {mode_name} {number}")
-                program = [
-                    (draw.choice(names), draw.randint(0, 1), draw.randint(1, 3))
-                    for _ in range(draw.randint(1, 5))
-                ]
-                ran[name] += 1
-                try:
-                    play(kept, name, mode, program, changes)
-                except Exception as error:
-                    failed += 1
-                    print(f"{name} {mode_name} {program}: {error!r}", flush=True)
+                programs.append(
+                    [
+                        (draw.choice(names), draw.randint(0, 1), draw.randint(1, 3))
+                        for _ in range(draw.randint(1, 5))
+                    ]
+                )
+            ran[name] += len(programs)
+            check = check_caches if options.caches else check_first_calls
+            for program, error in check(name, mode, programs, changes):
+                failed += 1
+                print(f"{name} {mode_name} {program}: {error!r}", flush=True)
         calls = f"{made[name]} calls of each, of which {raised[name]} raised"
         print(f"{name}: {ran[name]} programs, {calls}", flush=True)
     print(f"{ran.total()} programs in {len(ran)} transforms, {failed} failed")

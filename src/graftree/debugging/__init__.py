@@ -7,6 +7,8 @@
     with nnx.debugging.intercept(model, nnx.Linear, f):
         model(x)                                     # f sees the outputs of each Linear
 
+    with nnx.debugging.disable_caches():
+        model(x)                                     # is it a stale cache?
     @nnx.debugging.named                             # a method known by its name
     def encode(self, x): ...
 
@@ -28,6 +30,7 @@ notebook; `full_repr` and `display_to_html` give all of it as text and as a file
 
 import graftree.debugging.lost_updates as _lost_updates  # noqa: F401 it reports itself
 from graftree import namespaces
+from graftree.config import disable_caches as disable_caches
 from graftree.debugging.displays import (
     display_to_html as display_to_html,
     full_repr as full_repr,

@@ -37,7 +37,7 @@ from graftree.core.rng.streams import Rngs, RngStream
 from graftree.debugging import outlines
 from graftree.memory import keeping
 from graftree.transforms import recordings
-from graftree.transforms.lifting import programs
+from graftree.transforms.lifting import jaxprs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -351,14 +351,14 @@ class Computation:
         cls, equations: list[Any], outputs: list[Any], constants: Set[Any]
     ) -> Computation:
         """The computation of some variables, as far as these equations make them."""
-        needed = programs.needed_in(programs.part([], equations, outputs))
+        needed = jaxprs.needed_in(jaxprs.part([], equations, outputs))
         made = {x for equation in needed for x in equation.outvars}
         read = [x for equation in needed for x in equation.invars]
-        given = dict.fromkeys([x for x in read if isinstance(x, programs.Var)])
+        given = dict.fromkeys([x for x in read if isinstance(x, jaxprs.Var)])
         held = [x for x in given if x in constants]
         inputs = [x for x in given if x not in made and x not in constants]
         outputs = [x for x in outputs if _is_among(x, made)]
-        return cls(programs.part([*held, *inputs], needed, outputs), len(held))
+        return cls(jaxprs.part([*held, *inputs], needed, outputs), len(held))
 
     @property
     def smooth(self) -> Computation:
@@ -381,7 +381,7 @@ class Computation:
 
 
 def _is_among(x: Any, variables: Set[Any]) -> bool:
-    return isinstance(x, programs.Var) and x in variables
+    return isinstance(x, jaxprs.Var) and x in variables
 
 
 def _is_ref(kind: Any) -> bool:
@@ -390,7 +390,7 @@ def _is_ref(kind: Any) -> bool:
 
 def content_type(x: Any) -> jax.ShapeDtypeStruct:
     """The type of a value or a variable of a program; for a ref, of its content."""
-    kind: Any = x.aval if isinstance(x, programs.Var) else jax.typeof(x)
+    kind: Any = x.aval if isinstance(x, jaxprs.Var) else jax.typeof(x)
     kind = kind.inner_aval if _is_ref(kind) else kind
     is_weak = getattr(kind, "weak_type", False)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=is_weak)
@@ -435,7 +435,7 @@ class Marks:
         may also have taken them apart, so that not all outputs are there.
         """
         found: dict[Hashable, Computation] = {}
-        jaxpr, _ = programs.opened(program)
+        jaxpr, _ = jaxprs.opened(program)
         pending = [(jaxpr, frozenset(jaxpr.constvars))]
         while pending:
             jaxpr, constants = pending.pop(0)
@@ -447,7 +447,7 @@ class Marks:
                 (inner, _constants_of(inner, equation, constants))
                 for equation in jaxpr.eqns
                 if _is_as_traced(equation)
-                for inner in programs.programs_in(equation)
+                for inner in jaxprs.programs_in(equation)
             ]
         return found
 

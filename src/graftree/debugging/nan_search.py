@@ -33,7 +33,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core.text import descriptions
-from graftree.transforms.lifting import programs
+from graftree.transforms.lifting import jaxprs
 from graftree.transforms.recordings import NameStack
 
 # The kinds of non-finite numbers.
@@ -142,7 +142,7 @@ def _line_of(equation: Any) -> str:
 
 def _as_function(program: Any) -> Callable[[list[Any]], list[Any]]:
     """A program, closed over its constants, as a compiled function."""
-    jaxpr, constants = programs.opened(program)
+    jaxpr, constants = jaxprs.opened(program)
     return jax.jit(lambda values: jax.core.eval_jaxpr(jaxpr, constants, *values))
 
 
@@ -203,12 +203,12 @@ class Search:
         self, program: Any, inputs: Sequence[Tracked], context: Context = OUTERMOST
     ) -> list[Tracked]:
         """The outputs of a program."""
-        opened, constants = programs.opened(program)
+        opened, constants = jaxprs.opened(program)
         held = [*map(self._constant, constants), *inputs]
         values = dict(zip([*opened.constvars, *opened.invars], held, strict=True))
 
         def read(variable: Any) -> Tracked:
-            if isinstance(variable, programs.Literal):
+            if isinstance(variable, jaxprs.Literal):
                 return self._constant(variable.val)
             return self.current(values[variable])
 
@@ -226,14 +226,14 @@ class Search:
         self, equation: Any, inputs: list[Tracked], context: Context
     ) -> list[Tracked]:
         name = equation.primitive.name
-        program = programs.called_program(equation)
+        program = jaxprs.called_program(equation)
         if program is not None:
             return self.run(program, inputs, context.of(equation))
         if name == "cond":
             return self._run_branch(equation, inputs, context)
         if name in ("scan", "while"):
             return self._run_loop(equation, inputs, context)
-        outputs = programs.evaluate(equation, _values(inputs))
+        outputs = jaxprs.evaluate(equation, _values(inputs))
         return self._check(equation, inputs, outputs, context)
 
     def _run_branch(
@@ -250,8 +250,8 @@ class Search:
         self, equation: Any, inputs: list[Tracked], context: Context
     ) -> list[Tracked]:
         is_scan = equation.primitive.name == "scan"
-        evaluate = functools.partial(programs.evaluate, equation)
-        rows = inputs[sum(programs.scan_counts(equation.params)) :] if is_scan else []
+        evaluate = functools.partial(jaxprs.evaluate, equation)
+        rows = inputs[sum(jaxprs.scan_counts(equation.params)) :] if is_scan else []
         if _refs(rows):
             # Only JAX can take slices of refs.
             return self._check(equation, inputs, evaluate(_values(inputs)), context)
@@ -267,7 +267,7 @@ class Search:
     ) -> list[Tracked]:
         params = equation.params
         length, body = params["length"], params["jaxpr"]
-        constants, carried = programs.scan_counts(params)
+        constants, carried = jaxprs.scan_counts(params)
         start = constants + carried
         fixed, carry, rows = inputs[:constants], inputs[constants:start], inputs[start:]
         step = _as_function(body)
@@ -452,10 +452,10 @@ def _refs(inputs: Iterable[Tracked]) -> list[Any]:
 
 def _last_uses(program: Any) -> list[list[Any]]:
     """Lists, for each equation, the variables that are not used after it."""
-    used = {v for v in program.outvars if not isinstance(v, programs.Literal)}
+    used = {v for v in program.outvars if not isinstance(v, jaxprs.Literal)}
     unused: list[list[Any]] = []
     for equation in reversed(program.eqns):
-        inputs = {v for v in equation.invars if not isinstance(v, programs.Literal)}
+        inputs = {v for v in equation.invars if not isinstance(v, jaxprs.Literal)}
         unused.append([v for v in {*inputs, *equation.outvars} if v not in used])
         used |= inputs
     return unused[::-1]

@@ -22,7 +22,7 @@ import numpy as np
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.graph import differences, flattening, functional, traversals, watches
+from graftree.core.graph import differences, flattening, functional, traversals
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
 from graftree.decoding.caches import KeyValueCache
@@ -564,7 +564,7 @@ def _stopped(progress: _Progress, stop: Stops) -> jax.Array:
 def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
     """The types and forms of arrays and Variables by path; and which Variables."""
     forms, held = {}, {}
-    skeleton, leaves = watches.flatten_node(objects, None, "nnx.decoding")
+    skeleton, leaves = flattening.flatten(objects, None, "nnx.decoding")
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         raw = flattening.raw_of(leaf)
         form = jax.tree.map(lambda x: jax.typeof(x).str_short(), raw)

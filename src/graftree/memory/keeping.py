@@ -29,7 +29,7 @@ from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 from graftree.transforms.derivatives.grad import RematPolicy
-from graftree.transforms.lifting import debug_info, programs
+from graftree.transforms.lifting import debug_info, jaxprs
 
 T = TypeVar("T")
 
@@ -172,9 +172,9 @@ def is_naming(kind: str) -> bool:
 
 def given_name(equation: Any) -> str | None:
     """The name that an equation gives to a value, if it gives one."""
-    if not is_naming(programs.kind(equation)):
+    if not is_naming(jaxprs.kind(equation)):
         return None
-    return programs.parameters(equation).get("name")
+    return jaxprs.parameters(equation).get("name")
 
 
 def _is_object(x: Any) -> bool:
@@ -288,9 +288,9 @@ class SavePolicy(RematPolicy):
             decided = debug_info.named_after(inner, named)
             traced = checkpoint(decided, policy=_Decision(self))
             program, shapes = jax.make_jaxpr(traced, return_shape=True)(*groups)
-            jaxpr, captured = programs.opened(program)
+            jaxpr, captured = jaxprs.opened(program)
             name = descriptions.callable_name(function) or debug_info.name_of(function)
-            self._check_found(programs.needed_in(jaxpr), namer.seen, name)
+            self._check_found(jaxprs.needed_in(jaxpr), namer.seen, name)
             out = jax.core.eval_jaxpr(jaxpr, captured, *jax.tree.leaves(groups))
             return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
@@ -344,8 +344,8 @@ def _names_in(equations: Iterable[Any]) -> tuple[list[str], bool]:
         hides_some |= kind.startswith("custom_vjp")
         # For these, JAX differentiates another program.
         if not kind.startswith(("custom_jvp", "custom_vjp")):
-            parts = programs.programs_in(equation)
-            pending += [x for part in parts for x in programs.needed_in(part)]
+            parts = jaxprs.programs_in(equation)
+            pending += [x for part in parts for x in jaxprs.needed_in(part)]
     return names, hides_some
 
 

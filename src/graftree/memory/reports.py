@@ -20,7 +20,7 @@ from graftree.core.text import descriptions
 from graftree.memory import keeping
 from graftree.transforms import recordings
 from graftree.transforms.derivatives import grad
-from graftree.transforms.lifting import debug_info, programs
+from graftree.transforms.lifting import debug_info, jaxprs
 from graftree.transforms.lifting.prefixes import DiffState
 
 
@@ -179,7 +179,7 @@ def saved(
     # Otherwise equal layers would have one trace, with the paths of the first.
     with methods.observed(lambda _, call: call(), shows_methods=True):
         closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
-    program, _ = programs.opened(closed)
+    program, _ = jaxprs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
     kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
     given = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
@@ -187,7 +187,7 @@ def saved(
     arguments = dict(zip(program.invars, paths, strict=False))
     whole = _Subprogram(program, recordings.NameStack(), owner)
     # Each variable once; numbers held by the program are free.
-    distinct = dict.fromkeys(x for x in kept if not isinstance(x, programs.Literal))
+    distinct = dict.fromkeys(x for x in kept if not isinstance(x, jaxprs.Literal))
     values = [_value(whole, x, arguments) for x in distinct]
     return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
 
@@ -246,7 +246,7 @@ class _Subprogram:
 
     def origin(self, variable: Any) -> _Origin:
         """The origin of a value."""
-        if isinstance(variable, programs.Literal) or variable in self._constants:
+        if isinstance(variable, jaxprs.Literal) or variable in self._constants:
             return _Origin(variable, self._path(self._place), "constant")
         if variable in self._made:
             return self._origin_in(variable, *self._made[variable])
@@ -266,12 +266,12 @@ class _Subprogram:
             return _Origin(variable, self._path(place), why)
         if kind in _ALIASES:
             return self.origin(equation.invars[number])
-        inner = programs.programs_in(equation)
+        inner = jaxprs.programs_in(equation)
         if len(inner) != 1 or len(inner[0].outvars) != len(equation.outvars):
             return _Origin(variable, self._path(place), kind)
         given = [*equation.invars]
         if kind == "scan":
-            constants, carried = programs.scan_counts(equation.params)
+            constants, carried = jaxprs.scan_counts(equation.params)
             given[constants : constants + carried] = [None] * carried
         part = _Subprogram(inner[0], place, self._owner, self, given)
         return part.origin(inner[0].outvars[number])

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from graftree import config
 from graftree.annotations import Array, ArrayLike, Filter, Integer, Num
 from graftree.core import filters
 from graftree.core.modules.containers import List
@@ -204,7 +205,8 @@ class RNN(Module):
                 )
             constant = filters.All(RngState, self.broadcast_rngs)
             state_axes = StateAxes({constant: None, **state_axes})
-        apply = _scanned_step(state_axes, axis, self.unroll)
+        make = _kept_scanned_step if config.caches.are_used else _scanned_step
+        apply = make(state_axes, axis, self.unroll)
         return _run(functools.partial(apply, cell), carry, inputs, is_valid)
 
 
@@ -241,10 +243,8 @@ def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | No
     return jnp.broadcast_to(lengths.astype(int), batch)
 
 
-# By type too: an `unroll` of True differs from one of 1.
-@functools.lru_cache(maxsize=128, typed=True)
 def _scanned_step(state_axes: StateAxes, axis: int, unroll: int) -> Callable[..., Any]:
-    """The loop over time; one function for equal options, as `scan` knows functions."""
+    """The loop over time."""
     return loops.scan(
         _step,
         in_axes=(state_axes, Carry, (axis, 0)),
@@ -253,6 +253,11 @@ def _scanned_step(state_axes: StateAxes, axis: int, unroll: int) -> Callable[...
         graph=True,
         graph_updates=True,
     )
+
+
+# One function for equal options, as `scan` keeps plans for its function. By type too:
+# an `unroll` of True differs from one of 1.
+_kept_scanned_step = functools.lru_cache(maxsize=128, typed=True)(_scanned_step)
 
 
 def _run(

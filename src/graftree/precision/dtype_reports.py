@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from graftree.core.objects import methods
 from graftree.core.text import descriptions
 from graftree.transforms import recordings
-from graftree.transforms.lifting import programs
+from graftree.transforms.lifting import jaxprs
 from graftree.transforms.recordings import NameStack
 
 _NAMES = {
@@ -139,7 +139,7 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
     call, interior = recordings.both_sides("precision.report", function, args, kwargs)
     # Otherwise equal layers would have one trace, with the paths of the first.
     with methods.observed(lambda _, call: call()):
-        program, _ = programs.opened(jax.make_jaxpr(interior)(*call.groups))
+        program, _ = jaxprs.opened(jax.make_jaxpr(interior)(*call.groups))
     owner = type(args[0]).__name__ if args else ""
     return DtypeReport(tuple(_alike(_operations(program, NameStack(), 1, owner))))
 
@@ -168,5 +168,5 @@ def _operations(
                 times,
             )
         inner = times * equation.params["length"] if name == "scan" else times
-        for part in programs.programs_in(equation):
+        for part in jaxprs.programs_in(equation):
             yield from _operations(part, here, inner, owner)

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from graftree import _jax, errors
 from graftree.core import paths
-from graftree.core.graph import flattening, functional, traversals, watches
+from graftree.core.graph import flattening, functional, traversals
 from graftree.core.states import pure_dicts
 from graftree.core.text import descriptions
 from graftree.core.variables import (
@@ -476,7 +476,7 @@ def report(tree: Any) -> Report:
         kernel  float32[2,8]  float32[2,2]  (None, 'model')     64                16
         total                                                   96                48
     """
-    skeleton, leaves = watches.flatten_node(tree, None, "report")
+    skeleton, leaves = flattening.flatten(tree, None, "report")
     found: dict[int, PlacedArray] = {}
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         for below, array in jax.tree.leaves_with_path(flattening.raw_of(leaf)):

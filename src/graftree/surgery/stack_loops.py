@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from graftree import _jax, errors
+from graftree import _jax, config, errors
 from graftree.core import paths
 from graftree.core.graph import functional
 from graftree.core.graph.graphdefs import Static
@@ -66,7 +66,8 @@ def run(
     are_objects = tuple(map(_is_object, leaves))
     objects = [leaf for leaf in leaves if _is_object(leaf)]
     arrays = [leaf for leaf in leaves if not _is_object(leaf)]
-    loop = _loop(options, statics, treedef, are_objects)
+    make = _kept_loop if config.caches.are_used else _loop
+    loop = make(options, statics, treedef, are_objects)
 
     def apply(x: Any) -> Any:
         carry, outputs = loop((x, objects), layers, values, arrays)
@@ -113,8 +114,6 @@ def _is_object(x: Any) -> bool:
     return isinstance(x, Pytree | Variable)
 
 
-# An eager loop is compiled for its function, so equal calls use the same function.
-@functools.lru_cache(maxsize=256)
 def _loop(
     options: Options,
     statics: decorators.Statics,
@@ -161,6 +160,10 @@ def _loop(
         transform_metadata={partitioning.PARTITION_NAME: options.axis_name},
         **keeps_all,
     )
+
+
+# One function for equal calls, as `scan` keeps plans for its function.
+_kept_loop = functools.lru_cache(maxsize=256)(_loop)
 
 
 def _forms(objects: list[Any]) -> list[Any]:

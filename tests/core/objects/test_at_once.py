@@ -48,6 +48,7 @@ def tied():
     return model
 
 
+KNOWN = pytest.mark.caches("it asks whether the object is known")
 MODELS = {
     "layers": lambda: Net(layers=nnx.List([Net(), Net()])),
     "shared": tied,
@@ -62,6 +63,7 @@ MODELS = {
 }
 
 
+@KNOWN
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_what_jax_has_of_it(name):
     model = called(MODELS[name]())
@@ -119,6 +121,7 @@ def test_models_that_are_alike_share_what_was_compiled():
     assert len(traced) == 1
 
 
+@KNOWN
 def test_modes_in_turns_are_known():
     model = Net(drop=nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     for _ in range(4):
@@ -179,6 +182,7 @@ def test_types_that_jax_takes_apart_in_another_way_are_left_to_it():
         assert f(model) == number
 
 
+@KNOWN
 def test_objects_without_stamps_are_taken_apart():
     class Own(Net):
         def __setattr__(self, name, value):
@@ -190,6 +194,7 @@ def test_objects_without_stamps_are_taken_apart():
     assert jax.tree.structure(jax.jit(lambda m: m)(model)) == jax.tree.structure(model)
 
 
+@KNOWN
 def test_what_is_known_keeps_no_model():
     model: Any = Net(layers=nnx.List([Net()]))
     assert is_known(called(model))

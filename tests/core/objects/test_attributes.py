@@ -213,6 +213,7 @@ def test_all_that_is_static_belongs_to_the_structure(name):
     assert jax.tree.structure(box) == jax.tree.structure(copy.copy(box))
 
 
+@pytest.mark.caches("it asks for the very same static part")
 def test_unchanged_objects_give_the_very_same_static_part():
     box = made(mode="a", rate=0.5)
     first, second = (jax.tree.structure(box).node_data()[1] for _ in range(2))

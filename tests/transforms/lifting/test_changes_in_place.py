@@ -564,6 +564,7 @@ def test_changes_are_seen(graph_mode, kind, wrap):
             assert str(one) == str(other), name
 
 
+@pytest.mark.caches("it counts Python functions of repeated calls")
 def test_they_are_taken_apart_until_they_are_known(graph_mode):
     for wrap in (bag_of, owner):
         bag, called = make(), nnx.jit(step, **graph_mode)

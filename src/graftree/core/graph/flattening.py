@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, config
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import graphdefs, nodes
@@ -89,6 +89,19 @@ class IndexMap(dict[int, Any]):
 
 
 # Flattening.
+
+
+def flatten(
+    node: Any, graph: bool | None, function: str
+) -> tuple[GraphDef[Any], list[Any]]:
+    """The skeleton of an object and its leaves: Variables, refs and arrays.
+
+    Messages name ``function`` as the one that was called.
+    """
+    nodes.note_read(node)
+    if config.graph_mode(graph):
+        return flatten_graph(node)
+    return flatten_tree(node, function)
 
 
 def flatten_graph(

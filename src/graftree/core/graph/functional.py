@@ -17,7 +17,7 @@ import jax
 from graftree import _jax, config
 from graftree.annotations import Filter
 from graftree.core import filters, hooks
-from graftree.core.graph import flattening, graphdefs, matching, watches
+from graftree.core.graph import flattening, graphdefs, kept, matching
 from graftree.core.graph.graphdefs import GraphDef, GraphState
 from graftree.core.states import flat_states, states
 from graftree.core.states.flat_states import FlatState
@@ -175,8 +175,17 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> params["kernel"] is model.kernel, len(rest)
         (True, 0)
     """
-    graphdef, leaves = watches.flatten_node(node, graph, "split")
+    graphdef, leaves = _flattened(node, graph, "split")
     return graphdef, *group_all(graphdef, leaves, filter_list)
+
+
+def _flattened(
+    node: Any, graph: bool | None, function: str
+) -> tuple[GraphDef[Any], list[Any]]:
+    """The skeleton of an object, and its leaves."""
+    mode = config.graph_mode(graph)
+    known = kept.find(node, mode, function) if config.caches.are_used else None
+    return known or flattening.flatten(node, mode, function)
 
 
 def group_all(
@@ -227,7 +236,7 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> nnx.state(model, nnx.PathContains("kernel"))["kernel"] is model.kernel
         True
     """
-    graphdef, leaves = watches.flatten_node(node, graph, "state")
+    graphdef, leaves = _flattened(node, graph, "state")
     found = group_all(graphdef, leaves, filter_list, may_leave=True)
     return found[0] if len(found) == 1 else found
 
@@ -251,7 +260,7 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
         >>> nnx.graphdef(a) == nnx.graphdef(b)
         True
     """
-    return watches.flatten_node(node, graph, "graphdef")[0]
+    return _flattened(node, graph, "graphdef")[0]
 
 
 @overload
@@ -406,7 +415,7 @@ def clone(
             "If arrays is True, variables should be also True: a copied array needs a "
             "Variable of its own."
         )
-    graphdef, leaves = watches.flatten_node(node, graph, "clone")
+    graphdef, leaves = _flattened(node, graph, "clone")
     if variables:
         leaves = list(map(_copier(arrays), leaves))
     return flattening.unflatten(graphdef, leaves)

@@ -25,7 +25,7 @@ import numpy as np
 
 from graftree import _jax, errors
 from graftree.core import paths, walks
-from graftree.core.graph import differences, flattening, nodes, watches
+from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.graphdefs import GraphDef, Path, VariableDef
 from graftree.core.objects import attributes, bookkeeping
 from graftree.core.objects.pytrees import Pytree
@@ -436,7 +436,7 @@ def _in_words(misfits: Sequence[Misfit]) -> list[str]:
 
 def compare(node: Any, state: Any) -> Fit:
     """Compares the leaves of an object, concrete or abstract, with those of a state."""
-    skeleton, leaves = watches.flatten_node(node, None, "update")
+    skeleton, leaves = flattening.flatten(node, None, "update")
     matched = match(node, state)
     leaf_at = dict(zip(skeleton.paths(), leaves, strict=True))
     tracked = [x for x in leaf_at.items() if nodes.is_variable_or_ref(x[1])]

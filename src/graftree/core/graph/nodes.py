@@ -26,11 +26,12 @@ import jax
 
 from graftree import _jax
 from graftree.annotations import Path
-from graftree.core import paths, walks
+from graftree.core import ownership, paths, walks
 from graftree.core.graph.graphdefs import GraphState
 from graftree.core.objects import attributes, bookkeeping, callables, pytrees
 from graftree.core.states import flat_states
 from graftree.core.states.states import Level, State
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 
@@ -156,6 +157,26 @@ def children(x: Any) -> list[Child]:
     """The children of a node, sorted by key; a value that is not a node has none."""
     kind = kind_of(x)
     return [] if isinstance(kind, Leaf) else kind.flatten(x)[0]
+
+
+def all_in(node: Any) -> list[Any]:
+    """A value and all in it, each once."""
+    is_new = walks.Once()
+
+    def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
+        return [child[:2] for child in children(x)] if is_new(x) else None
+
+    return [x for _, x in walks.walk(node, below)]
+
+
+def note_read(node: Any) -> None:
+    """Has all writes into a value count as read, where a lost one is reported."""
+    if ownership.unread and ownership.current() is not ownership.no_trace:
+        for x in all_in(node):
+            if isinstance(x, Variable):
+                variables.note_read(x)
+            elif isinstance(x, pytrees.Pytree):
+                pytrees.note_read(x)
 
 
 def items(

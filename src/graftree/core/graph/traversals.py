@@ -13,7 +13,7 @@ from typing import Any
 
 from graftree import _jax, config
 from graftree.core import filters, paths, walks
-from graftree.core.graph import flattening, nodes, watches
+from graftree.core.graph import flattening, nodes
 from graftree.core.graph.graphdefs import Path
 from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping, callables
@@ -246,7 +246,7 @@ def map(
         >>> zeros.kernel[...].sum()
         Array(0., dtype=float32)
     """
-    graphdef, leaves = watches.flatten_node(node, graph, "map")
+    graphdef, leaves = flattening.flatten(node, graph, "map")
     mapped = [f(*item) for item in zip(graphdef.paths(), leaves, strict=True)]
     return flattening.unflatten(graphdef, mapped, recreate_variables=recreate_variables)
 

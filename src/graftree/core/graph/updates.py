@@ -17,7 +17,7 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Filter
 from graftree.core import filters, paths, walks
-from graftree.core.graph import flattening, graphdefs, matching, nodes, watches
+from graftree.core.graph import flattening, graphdefs, matching, nodes
 from graftree.core.graph.graphdefs import Path
 from graftree.core.graph.matching import Match, StatePart
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
@@ -330,7 +330,7 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
         (True, False)
     """
     predicate = filters.to_predicate(only)
-    skeleton, leaves = watches.flatten_node(node, None, "set_metadata")
+    skeleton, leaves = flattening.flatten(node, None, "set_metadata")
     chosen = [
         (leaf, variable_metadata.changed(variables.metadata_of(leaf), (), metadata))
         for path, leaf in zip(skeleton.paths(), leaves, strict=True)

@@ -1,14 +1,7 @@
-"""Detects structural changes; caches the GraphDef of an object until there is one.
+"""Checks whether objects still are as they were, as cheaply as it can.
 
-The second time that an object is flattened in a mode, the result is kept with it: its
-skeleton and the places of its leaves, with a `StructureWatch` that checks whether they
-are still right. So objects that are flattened once, as inside a trace, pay nothing.
-Objects in a container, as in ``split((model, optimizer))``, have one result, found by
-all of them. If the static attributes of an object alternate, as by ``train()`` and
-``eval()``, several of its results are kept.
-
-A watch knows the rows of a skeleton and their objects, and checks later, as cheaply as
-it can, whether each object still matches its row:
+A watch knows the rows of a skeleton and their objects, and checks later whether each
+object still matches its row:
 
     what                                     how a change is seen
     attributes; metadata of Variables        one comparison with the structure counter;
@@ -23,6 +16,11 @@ it can, whether each object still matches its row:
 
 A watch holds Variables and containers, but no objects other than their members. So it
 usually keeps no model alive; `StructureWatch.reaches` checks that.
+
+Code that keeps a result about objects keeps a watch with it: `kept.py`, and the entries
+of `transforms/lifting/dispatch.py`. The rest of this file is what both need: results of
+objects that come together, several results of one object, and arrays that may be
+replaced.
 """
 
 from __future__ import annotations
@@ -34,251 +32,15 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
-from graftree import _jax, config
-from graftree.core import imprints, ownership, walks
+from graftree import _jax
+from graftree.core import imprints, ownership
 from graftree.core.graph import flattening, graphdefs, nodes
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static
-from graftree.core.objects import attributes, bookkeeping, callables, pytrees
+from graftree.core.objects import attributes, bookkeeping, callables
 from graftree.core.states import flat_states, states
 from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import MISSING, Variable
-
-
-def flatten_node(
-    node: Any, graph: bool | None, function: str
-) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton of an object and its leaves, from memory if nothing has changed.
-
-    Messages name ``function`` as the one that was called.
-    """
-    sharing = config.graph_mode(graph)
-    if ownership.unread and ownership.current() is not ownership.no_trace:
-        _note_read(node)
-    memos, members = _memos_of(node)
-    known = memos.get(sharing)
-    for memo in known or ():
-        if memo.watch.holds():
-            return memo.graphdef, memo.leaves()
-    made = ownership.clock.now
-    refs, met = RefMap(), []
-    if sharing:
-        graphdef, leaves = flattening.flatten_graph(node, refs, members=met)
-    else:
-        graphdef, leaves = flattening.flatten_tree(node, function)
-    memos[sharing] = ()
-    if known is None:  # it comes for the first time
-        return graphdef, leaves
-    if sharing and not members:
-        watch = StructureWatch(graphdef, met, IndexMap.from_refmap(refs), made)
-    else:
-        watch = StructureWatch.over(members or [node], made)
-    if watch.is_complete and not (members and watch.reaches(members)):
-        memo = Memo(node, graphdef, list(leaves), watch)
-        memos[sharing] = with_newest(memo, known)
-    return graphdef, leaves
-
-
-def _note_read(node: Any) -> None:
-    """Notes that a state is made of an object, with all writes into it."""
-    for x in _all_in(node):
-        if isinstance(x, Variable):
-            variables.note_read(x)
-        elif isinstance(x, pytrees.Pytree):
-            pytrees.note_read(x)
-
-
-def _all_in(node: Any) -> list[Any]:
-    """A value and all in it, each once."""
-    is_new = walks.Once()
-
-    def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
-        return [child[:2] for child in nodes.children(x)] if is_new(x) else None
-
-    return [x for _, x in walks.walk(node, below)]
-
-
-# One more mode of memos, for the leaves of objects that `jax.jit` gets.
-_AT_ONCE: Any = "at once"
-# Making one takes as long as several calls. So an object that changes all the time
-# gets only a few.
-_MOST_AT_ONCE = 16
-
-
-def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | None:
-    """JAX's leaves of an object, and its skeleton; ``None`` if they are not known.
-
-    The skeleton is the same one for all objects with one that is equal, and has its
-    number in front (`graphdefs.Interned`).
-
-    With these `jax.jit` finds its compiled program for such objects. So it need not
-    take each object and Variable apart.
-    """
-    memos = bookkeeping.memos_of(obj)
-    known, left = memos.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
-    for found in known:
-        if found.watch.holds():
-            return found.raw_leaves(), (found.number, found.graphdef)
-    if _jax.is_tracing():
-        return None
-    # Nothing is made for an object that comes once.
-    found = _made_at_once(obj) if 0 < left <= _MOST_AT_ONCE else None
-    known = with_newest(found, known) if found else known
-    memos[_AT_ONCE] = (known, left - 1) if left else ((), 0)
-    return found and (found.raw_leaves(), (found.number, found.graphdef))
-
-
-def _made_at_once(obj: Any) -> Memo | None:
-    made = ownership.clock.now
-    try:
-        graphdef, leaves = flattening.flatten_as_jax(obj)
-        watch = StructureWatch.over([obj], made)
-        number, graphdef = _at_once.intern(graphdef)
-        memo = Memo(obj, graphdef, leaves, watch, number)
-    except Exception:  # JAX may take apart what we can't, or will raise this itself
-        return None
-    is_cheap = watch.is_complete and watch.is_stamped
-    return memo if is_cheap and watch.holds() else None
-
-
-_at_once = graphdefs.Interned()
-
-
-def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
-    """The object that `flatten_at_once` took apart."""
-    _, graphdef = static
-    (row,) = graphdef.rows
-    leaves = [
-        flattening.make_variable(cell, x) if type(cell) is graphdefs.VariableDef else x
-        for cell, x in zip(row.cells, values, strict=True)
-    ]
-    return jax.tree.unflatten(row.metadata.treedef, leaves)
-
-
-pytrees.at_once.flatten = flatten_at_once
-pytrees.at_once.unflatten = unflatten_at_once
-
-
-class Together:
-    """The memos of objects that come together, as in ``(model, optimizer)``.
-
-    They are forgotten with the first object that is gone. Most programs have few.
-
-    Attributes:
-        latest: The entry used last; forgotten when anything is.
-    """
-
-    LIMIT = 64
-
-    def __init__(self) -> None:
-        # Reading, adding and removing an entry are atomic, so threads need no lock.
-        self._known: dict[Any, tuple[dict[Any, Any], list[weakref.ref[Any]]]] = {}
-        self.latest: Any = None
-
-    def find(self, key: Any, objects: Sequence[Any]) -> dict[Any, Any]:
-        """The memos of some objects, by the given key.
-
-        The key has for each object a value that stands for it as long as it lives.
-        """
-        memos, references = self._known.get(key, ({}, None))
-        if references is not None:
-            alive = [weak() for weak in references]
-            if all(map(operator.is_, alive, objects)):
-                return memos
-        for oldest in [*self._known][: 1 - self.LIMIT]:
-            self._forget(oldest)
-        # This may be gone before its objects are.
-        forget = functools.partial(_forget, weakref.WeakMethod(self._forget), key)
-        memos = {}
-        self._known[key] = memos, [weakref.ref(x, forget) for x in objects]
-        return memos
-
-    def _forget(self, key: Any) -> None:
-        self._known.pop(key, None)
-        self.latest = None
-
-
-def _forget(method: weakref.WeakMethod[Any], key: Any, _: Any) -> None:
-    forget = method()
-    if forget is not None:
-        forget(key)
-
-
-_combinations = Together()
-
-
-def _memos_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
-    """The memos of an object or container by mode; the objects of a container.
-
-    New ones if there is anything else in it, and in a trace, whose objects don't last.
-    """
-    if nodes.kind_of(node) is nodes.PYTREE:
-        return bookkeeping.memos_of(node), []
-    try:
-        found, treedef = nodes.flatten(node, ends_at_objects=True)
-    except (TypeError, ValueError):  # keys that JAX can't sort, for one
-        return {}, []
-    is_pure = all([nodes.kind_of(x) is nodes.PYTREE for x in found])
-    if not (found and is_pure) or _jax.is_tracing():
-        return {}, []
-    # Each stands for its object as long as that lives, and has a hash of its own.
-    key = treedef, *map(bookkeeping.state_of, found)
-    return _combinations.find(key, found), found
-
-
-class Memo:
-    """The skeleton of an object, and where its leaves are; its watch says if still."""
-
-    __slots__ = ("_are_variables", "_arrays", "_leaves", "graphdef", "number", "watch")
-
-    def __init__(
-        self,
-        root: Any,
-        graphdef: GraphDef[Any],
-        leaves: list[Any],
-        watch: StructureWatch,
-        number: int = 0,
-    ) -> None:
-        self.graphdef, self.number = graphdef, number
-        self.watch = watch
-        self._leaves = leaves
-        self._are_variables = all(map(variables.is_variable, leaves))
-        self._arrays: dict[int, Attribute] = {}
-        for number, path in enumerate(graphdef.paths()):
-            is_box = isinstance(leaves[number], Variable)
-            place = None if is_box else attribute_at(root, path)
-            if place is not None:
-                self._arrays[number], leaves[number] = place, None
-
-    def leaves(self) -> list[Any]:
-        """The leaves, in a new list."""
-        leaves = self._leaves.copy()
-        arrays = read_all(self._arrays.values())
-        for number, array in zip(self._arrays, arrays, strict=True):
-            leaves[number] = array
-        return leaves
-
-    def raw_leaves(self) -> list[Any]:
-        """The values of Variables, and the other leaves."""
-        if self._are_variables:
-            return variables.read_all(self._leaves)
-        return [*map(flattening.raw_of, self.leaves())]
-
-
-# How many results are kept that differ in static values.
-VARIANTS = 8
-
-
-def with_newest(newest: Any, known: Iterable[Any]) -> tuple[Any, ...]:
-    """A new result, and those known before that may be right again.
-
-    Each has a ``watch``.
-    """
-    kept = [x for x in known if x.watch.may_hold_again()]
-    return (newest, *kept[: VARIANTS - 1])
-
 
 _stamp_of = operator.attrgetter("stamp")
 
@@ -390,7 +152,7 @@ class StructureWatch:
 
     def reaches(self, objects: Sequence[Any]) -> bool:
         """Whether values that the watch holds refer back to one of these objects."""
-        return not {*map(id, objects)}.isdisjoint(map(id, _all_in(self.nodes)))
+        return not {*map(id, objects)}.isdisjoint(map(id, nodes.all_in(self.nodes)))
 
     def _look_alike(self, stamps: Sequence[int], *, with_statics: bool = True) -> bool:
         """Whether the objects with other stamps than before are as they were."""
@@ -602,3 +364,69 @@ def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
     if nodes.kind_of(owner) is not nodes.PYTREE:
         return None
     return Attribute(weakref.ref(owner), attributes.name_of(type(owner), path[-1]))
+
+
+# What else they need who keep results.
+
+
+class Together:
+    """The memos of objects that come together, as in ``(model, optimizer)``.
+
+    They are forgotten with the first object that is gone. Most programs have few.
+
+    Attributes:
+        latest: The entry used last; forgotten when anything is.
+    """
+
+    LIMIT = 64
+
+    def __init__(self) -> None:
+        # Reading, adding and removing an entry are atomic, so threads need no lock.
+        self._known: dict[Any, tuple[dict[Any, Any], list[weakref.ref[Any]]]] = {}
+        self.latest: Any = None
+
+    def find(self, key: Any, objects: Sequence[Any]) -> dict[Any, Any]:
+        """The memos of some objects, by the given key.
+
+        The key has for each object a value that stands for it as long as it lives.
+        """
+        memos, references = self._known.get(key, ({}, None))
+        if references is not None:
+            alive = [weak() for weak in references]
+            if all(map(operator.is_, alive, objects)):
+                return memos
+        for oldest in [*self._known][: 1 - self.LIMIT]:
+            self._forget(oldest)
+        # This may be gone before its objects are.
+        forget = functools.partial(_forget, weakref.WeakMethod(self._forget), key)
+        memos = {}
+        self._known[key] = memos, [weakref.ref(x, forget) for x in objects]
+        return memos
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._known.clear()
+        self.latest = None
+
+    def _forget(self, key: Any) -> None:
+        self._known.pop(key, None)
+        self.latest = None
+
+
+def _forget(method: weakref.WeakMethod[Any], key: Any, _: Any) -> None:
+    forget = method()
+    if forget is not None:
+        forget(key)
+
+
+# How many results are kept that differ in static values.
+VARIANTS = 8
+
+
+def with_newest(newest: Any, known: Iterable[Any]) -> tuple[Any, ...]:
+    """A new result, and those known before that may be right again.
+
+    Each has a ``watch``.
+    """
+    kept = [x for x in known if x.watch.may_hold_again()]
+    return (newest, *kept[: VARIANTS - 1])

@@ -58,7 +58,7 @@ class PytreeState:
         owner: The token of the trace that owns the object.
         built: Whether construction has ended; until then some checks are deferred.
         stamp: The number of the last structural change (see `ownership.touch`).
-        memos: The results about the object's structure, by mode (see `watches.py`).
+        memos: The results about the object's structure, by mode (see `kept.py`).
         aux: The static part of the object that JAX got last (see `pytrees.py`).
     """
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import jax
 import numpy as np
 
-from graftree import _jax_registries, _python, errors
+from graftree import _jax_registries, _python, config, errors
 from graftree.core import hooks, imprints, ownership, pickling
 from graftree.core.objects import (
     attributes,
@@ -603,7 +603,7 @@ class ToldApartChanging(ToldApart):
 def _register(cls: type[Pytree]) -> None:
     unflatten = types.MethodType(_unflatten_either, cls)
     _jax_registries.register_pytree(
-        cls, _flatten_with_keys, unflatten, _flatten, _flatten_at_once
+        cls, _flatten_with_keys, unflatten, _flatten_again, _flatten_at_once
     )
     hooks.class_defined.call(cls)
 
@@ -613,9 +613,30 @@ def _getters(cls: type, table: AttributeTable) -> Any:
 
 
 def _flatten(obj: Any) -> Any:
-    # The aux of the last time, if it is still true: then JAX need not compare it.
     if ownership.unread and ownership.current() is not ownership.no_trace:
         note_read(obj)
+    entries = obj.__dict__
+    try:
+        table, state = entries[_NODES], entries[_STATE]
+        _, data_of, statics_of, _ = table.known_getters or _getters(type(obj), table)
+        if len(entries) == table.size + 2:
+            values = statics_of(entries)
+            if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
+                values = callables.as_statics(values, obj)
+            return data_of(entries), (table, ToldApart.of(values), state.flags)
+    except KeyError:
+        pass  # something was written past `__setattr__`
+    bookkeeping.settle(obj)
+    return _flatten(obj)
+
+
+def _flatten_again(obj: Any) -> Any:
+    """`_flatten`, with the aux of the last time if that is still true.
+
+    Then JAX need not compare it.
+    """
+    if ownership.unread or not config.caches.are_used:
+        return _flatten(obj)
     entries = obj.__dict__
     try:
         table, aux = entries[_NODES], entries[_STATE].aux
@@ -625,32 +646,15 @@ def _flatten(obj: Any) -> Any:
             if children is not None:
                 return children, aux
     except KeyError:
-        pass  # something was written past `__setattr__`
-    return _flatten_anew(obj)
-
-
-def _flatten_anew(obj: Any) -> Any:
-    entries = obj.__dict__
-    try:
-        table, state = entries[_NODES], entries[_STATE]
-        _, data_of, statics_of, _ = table.known_getters or _getters(type(obj), table)
-        if len(entries) == table.size + 2:
-            values = statics_of(entries)
-            if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
-                values = callables.as_statics(values, obj)
-            statics = ToldApart.of(values)
-            aux = table, statics, state.flags
-            changing = type(statics) is ToldApartChanging
-            state.aux = bookkeeping.CHANGING if changing else aux
-            return data_of(entries), aux
-    except KeyError:
         pass  # as above
-    bookkeeping.settle(obj)
-    return _flatten_anew(obj)
+    children, aux = _flatten(obj)
+    changing = type(aux[1]) is ToldApartChanging
+    obj.__dict__[_STATE].aux = bookkeeping.CHANGING if changing else aux
+    return children, aux
 
 
 def _flatten_with_keys(obj: Any) -> Any:
-    children, aux = _flatten(obj)
+    children, aux = _flatten_again(obj)
     layout = aux[0].layout(_facts_of(type(obj)).naming)
     keys = [_key_entry(key) for _, key, is_data in layout if is_data]
     return list(zip(keys, children, strict=True)), aux
@@ -671,7 +675,8 @@ def _unflatten(cls: type, aux: Any, children: Any) -> Any:
 
 
 def _flatten_at_once(obj: Any) -> Any:
-    return at_once.flatten(obj) or _flatten(obj)
+    kept = at_once.flatten(obj) if config.caches.are_used else None
+    return kept or _flatten_again(obj)
 
 
 def _unflatten_either(cls: type, aux: Any, children: Any) -> Any:
@@ -682,7 +687,7 @@ def _unflatten_either(cls: type, aux: Any, children: Any) -> Any:
 
 # Two functions that give `jax.jit` all arrays and the structure of an object at once:
 # `flatten` gives them, or ``None`` for each object by itself; `unflatten`, the object.
-# Set by `watches.py`, which is defined above this file.
+# Set by `kept.py`, which is defined above this file.
 at_once: Any = SimpleNamespace(flatten=lambda _: None)
 
 

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import _jax, errors
+from graftree import _jax, config, errors
 from graftree.annotations import Filter, PRNGKey
 from graftree.core import filters
 from graftree.core.objects import methods, pytrees
@@ -258,7 +258,8 @@ class RngStream(RandomMethods, pytrees.Pytree):
         is_own = jax.random.fold_in is _fold_in and _code_of(_fold_in) is _fold_in_code
         with lock:
             key, count = self.key.get_value(), counter.get_value()
-            is_at_once = is_own and not isinstance(key, _jax.Tracer)
+            is_traced = isinstance(key, _jax.Tracer)
+            is_at_once = config.caches.are_used and is_own and not is_traced
             if jax.ShapeDtypeStruct in (type(key), type(count)):
                 raise _abstract_error(self.tag)
             key, count = (_draw_at_once if is_at_once else _draw)(key, count)

@@ -14,7 +14,7 @@ from graftree import _jax, errors
 from graftree.annotations import Key, Path
 from graftree.core import walks
 from graftree.core.states import flat_states, pairs
-from graftree.core.variables import operators, values, variables
+from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import MISSING, Variable, is_variable
 
 

@@ -8,9 +8,9 @@ programs within 1.5 ms.
 `fast` turns such a function into one program, in which a barrier keeps each operation
 apart from the others, and arrays go in and out in their usual order of axes. So XLA
 compiles each as it compiles a single one, and all bits are those of one operation after
-the other. It does nothing else: without it, layers are as correct, but slower. In a
-trace, where JAX records operations, the function runs as it is, or is recorded once for
-equal shapes.
+the other. It does nothing else: without it, as while ``graftree_caches`` is off, layers
+are as correct, but slower. In a trace, where JAX records operations, the function runs
+as it is, or is recorded once for equal shapes.
 
 Libraries that quantize, count or record put functions of their own in place of JAX's,
 for a while. So a layer looks a function up when it calls it, also the default of an
@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import _jax
+from graftree import _jax, config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,20 +60,26 @@ def fast(calls: str = "any", *, eager_transforms: bool = False) -> Callable[[F],
         eager = jax.jit(_apart(function), static_argnames=names)
         traced = jax.jit(function, static_argnames=names, inline=_EARLY)
 
+        def find(arrays: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+            """The program for a call; ``None`` if the function is called itself."""
+            if not _jax.can_call_apart():
+                return None
+            if _jax.current_trace() is _jax.no_trace:
+                program = eager if all(map(_has_values, arrays)) else None
+            elif not _are_traced(arrays):
+                program = None
+            elif _jax.recording_trace() is not None:
+                program = traced
+            else:
+                program = eager if eager_transforms else None
+            if program is None or not is_original():
+                return None
+            return program if all(map(_is_plain, settings.values())) else None
+
         @functools.wraps(function)
         def call(*arrays: Any, **settings: Any) -> Any:
-            program: Any = function
-            if _jax.can_call_apart():
-                if _jax.current_trace() is _jax.no_trace:
-                    program = eager if all(map(_has_values, arrays)) else function
-                elif _are_traced(arrays):
-                    is_recorded = _jax.recording_trace() is not None
-                    if is_recorded:
-                        program = traced
-                    elif eager_transforms:
-                        program = eager
-            is_usual = program is not function and is_original()
-            if is_usual and all(map(_is_plain, settings.values())):
+            program = find(arrays, settings) if config.caches.are_used else None
+            if program is not None:
                 try:
                     return program(*arrays, **settings)
                 except Exception:  # the function itself explains the error best

@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from graftree import config
+
 
 def named_after(
     function: Callable[..., Any],
@@ -184,17 +186,23 @@ def source_of(function: Callable[..., Any]) -> Source:
     """
     if type(function) is FunctionType and not vars(function):
         return function.__code__
+    known = _known_of(function) if config.caches.are_used else None
+    return known or _of_signature(function)
+
+
+def _known_of(function: Callable[..., Any]) -> Parameters | None:
     try:
         known = _known.get(function)
         if known is None:
             known = _known[function] = _of_signature(function)
+        return known
     except TypeError:  # no hash, or no weak references
-        known = _of_signature(function)
-    return known
+        return None
 
 
 _known: weakref.WeakKeyDictionary[Callable[..., Any], Parameters]
 _known = weakref.WeakKeyDictionary()
+config.caches.add(_known)
 
 
 def read(source: Source) -> Parameters:

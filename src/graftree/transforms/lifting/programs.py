@@ -12,10 +12,8 @@ compiled. The key of a program is its content:
                    by their content; functions and all else by identity
     numbers in it  by their bytes: 0.0 is not -0.0
 
-A program that can't be compared is compiled again: slow, but right.
-
-A program is a jaxpr as JAX records it, with its constants or without; an equation is
-one of its steps. Functions for tools are here too, and read only its public parts.
+A program that can't be compared is compiled again: slow, but right. So is each one
+while ``graftree_caches`` is off.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ import jax
 import jax.core
 import numpy as np
 
-from graftree import _jax
+from graftree import _jax, config
 from graftree.core.graph.differences import Exactly
-from graftree.transforms.lifting import debug_info
+from graftree.transforms.lifting import debug_info, jaxprs
 
 # How many programs are kept, those that were used last. A small one takes 0.5 MB.
 MOST = 1_024
@@ -66,8 +64,9 @@ def run(
 
     named = debug_info.named_after(function, inner, leading, name=name)
     program, shapes = jax.make_jaxpr(named, return_shape=True)(*operands)
-    _, captured = opened(program)
-    compiled = _compiled(program, named.__name__)
+    _, captured = jaxprs.opened(program)
+    earlier = kept.find(program, named.__name__) if config.caches.are_used else None
+    compiled = earlier or _compile(program, named.__name__)
     outputs = compiled(captured, jax.tree.leaves(operands))
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
@@ -79,7 +78,7 @@ def are_equal(first: Any, second: Any) -> bool:
         is_equal = _Key(order).of(first) == _Key(order).of(second)
     except TypeError:
         return False
-    constants = opened(first)[1], opened(second)[1]
+    constants = jaxprs.opened(first)[1], jaxprs.opened(second)[1]
     return is_equal and all(map(_is_same_constant, *constants))
 
 
@@ -90,22 +89,6 @@ def _is_same_constant(x: Any, y: Any) -> bool:
     return x is y or (have_numbers and x.dtype == y.dtype and np.array_equal(x, y))
 
 
-def _compiled(program: Any, name: str) -> Callable[..., list[Any]]:
-    """A function of constants and inputs that runs a program; an old one if known."""
-    try:
-        order = _jax.order_of_derivative()
-        key = name, order, _Key(order).of(program)
-        hash(key)
-    except TypeError:  # something has no hash
-        return _compile(program, name)
-    with _lock:
-        known = _known.pop(key, None)
-        _known[key] = compiled = known or _compile(program, name)
-        if len(_known) > MOST:
-            del _known[next(iter(_known))]
-    return compiled
-
-
 def _compile(program: Any, name: str) -> Callable[..., list[Any]]:
     """Computes a program from its constants and inputs, without keeping the constants.
 
@@ -113,8 +96,8 @@ def _compile(program: Any, name: str) -> Callable[..., list[Any]]:
     and goes on with the values read as long as any program holds the array, even after
     it was changed in place. So numbers within the program are copied.
     """
-    jaxpr, _ = opened(program)
-    free = part([*jaxpr.constvars, *jaxpr.invars], *_with_own_numbers(jaxpr))
+    jaxpr, _ = jaxprs.opened(program)
+    free = jaxprs.part([*jaxpr.constvars, *jaxpr.invars], *_with_own_numbers(jaxpr))
 
     def evaluate(constants: list[Any], values: list[Any]) -> list[Any]:
         return jax.core.eval_jaxpr(free, (), *constants, *values)
@@ -136,24 +119,55 @@ def _with_own_numbers(jaxpr: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _own_number(x: Any) -> Any:
-    if isinstance(x, Literal) and isinstance(x.val, np.ndarray):
-        return Literal(x.val.copy(), x.aval)
+    if isinstance(x, jaxprs.Literal) and isinstance(x.val, np.ndarray):
+        return jaxprs.Literal(x.val.copy(), x.aval)
     return x
 
 
 def _own_parts(x: Any) -> Any:
     if type(x) is tuple:
         return tuple(map(_own_parts, x))
-    if not isinstance(x, PROGRAMS):
+    if not isinstance(x, jaxprs.PROGRAMS):
         return x
-    jaxpr, constants = opened(x)
+    jaxpr, constants = jaxprs.opened(x)
     equations, outputs = _with_own_numbers(jaxpr)
     own = jaxpr.replace(eqns=equations, outvars=outputs)
     return own if x is jaxpr else x.replace(jaxpr=own, consts=constants)
 
 
-_known: dict[Hashable, Callable[..., list[Any]]] = {}
-_lock = threading.RLock()
+class KeptPrograms:
+    """The compiled programs, by their content; those used last."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[Hashable, Callable[..., list[Any]]] = {}
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def find(self, program: Any, name: str) -> Callable[..., list[Any]] | None:
+        """The function that runs a program; ``None`` if that can't be compared."""
+        try:
+            order = _jax.order_of_derivative()
+            key = name, order, _Key(order).of(program)
+            hash(key)
+        except TypeError:  # something has no hash
+            return None
+        with self._lock:
+            known = self._compiled.pop(key, None)
+            self._compiled[key] = compiled = known or _compile(program, name)
+            if len(self._compiled) > MOST:
+                del self._compiled[next(iter(self._compiled))]
+        return compiled
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        with self._lock:
+            self._compiled.clear()
+
+
+kept = KeptPrograms()
+config.caches.add(kept)
 
 
 # Keys.
@@ -181,7 +195,7 @@ class _Key:
 
     def of(self, program: Any) -> Hashable:
         """The key of a program, without the constants of the outermost one."""
-        jaxpr, _ = opened(program)
+        jaxpr, _ = jaxprs.opened(program)
         numbers = {x: i for i, x in enumerate([*jaxpr.constvars, *jaxpr.invars])}
         types = [x.aval for x in numbers]
         equations = [self._of_equation(x, numbers) for x in jaxpr.eqns]
@@ -211,14 +225,14 @@ class _Key:
 
     def _of_rules(self, equation: Any, names: Iterable[str]) -> Hashable:
         """The key of the rules for a derivative: of their present program."""
-        found = rule_of_derivative(equation)
+        found = jaxprs.rule_of_derivative(equation)
         if found is None:
             return tuple([_same(equation.params.get(name)) for name in names])
         program, constants = found
         return _Key(self._order - 1).of(program), *map(_same, constants)
 
     def _of_atom(self, x: Any, numbers: dict[Any, int]) -> Hashable:
-        if isinstance(x, Literal):
+        if isinstance(x, jaxprs.Literal):
             return x.aval, self._of_value(x.val)
         return numbers[x]
 
@@ -240,8 +254,8 @@ class _Key:
         if isinstance(x, _NUMBERS):
             x = np.asarray(x)
             return kind, x.dtype, x.shape, x.tobytes()
-        if isinstance(x, PROGRAMS):
-            return kind, self.of(x), *map(_same, opened(x)[1])
+        if isinstance(x, jaxprs.PROGRAMS):
+            return kind, self.of(x), *map(_same, jaxprs.opened(x)[1])
         if isinstance(x, (tuple, list)):
             return kind, *map(self._of_value, x)
         if isinstance(x, (dict, frozenset)):
@@ -265,123 +279,6 @@ def _same(x: Any) -> Exactly:
 
 
 _NUMBERS = (float, complex, np.ndarray, np.generic)
-
-
-# JAX's classes of programs, with their constants and without, and of their parts, as
-# they are in this one.
-_ONE = jax.make_jaxpr(lambda x: jax.lax.add(x, np.float32(1)))(np.float32(0))
-PROGRAMS: Any = (type(_ONE), type(_ONE.jaxpr))
-Var: Any
-Literal: Any
-Var, Literal = map(type, _ONE.jaxpr.eqns[0].invars)
-
-# The equations that call a program with their inputs, and the parameter that has it.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "composite": "jaxpr",
-}
-
-
-# Programs that count as one operation of a model.
-_KERNELS = ("pallas_call", "core_map", "run_state")
-
-
-def kind(equation: Any) -> str:
-    """The kind of an equation: the name of its operation."""
-    made_of = equation.params.get("_prim")
-    return equation.primitive.name if made_of is None else type(made_of).__name__
-
-
-def parameters(equation: Any) -> dict[str, Any]:
-    """The parameters of an equation, also of one that JAX makes from an object."""
-    return getattr(equation.params.get("_prim"), "params", equation.params)
-
-
-def programs_in(equation: Any) -> list[Any]:
-    """All programs in the parameters of an equation, without their constants."""
-    if equation.primitive.name in _KERNELS:
-        return []
-    return _programs([*parameters(equation).values()])
-
-
-def _programs(values: Any) -> list[Any]:
-    found = list[Any]()
-    for x in values:
-        if isinstance(x, PROGRAMS):
-            found.append(opened(x)[0])
-        elif isinstance(x, (tuple, list)):
-            found += _programs(x)
-    return found
-
-
-def called_program(equation: Any) -> Any:
-    """The program that an equation calls with its inputs, ``None`` if it calls none."""
-    return equation.params.get(_CALLS.get(equation.primitive.name))
-
-
-def opened(program: Any) -> tuple[Any, list[Any]]:
-    """A program without its constants, and these."""
-    return getattr(program, "jaxpr", program), [*getattr(program, "consts", ())]
-
-
-def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """The number of inputs of a ``scan`` that are constants, and that are the carry."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    parts = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()
-    consts, carry, _ = [len([*part]) for part in parts]
-    return consts, carry
-
-
-def part(inputs: list[Any], equations: list[Any], outputs: list[Any]) -> Any:
-    """A program of equations of another one, from some of its variables to others."""
-    return _ONE.jaxpr.replace(invars=inputs, eqns=equations, outvars=outputs)
-
-
-def evaluate(equation: Any, values: list[Any]) -> list[Any]:
-    """The outputs of one equation for the values of its inputs."""
-    given = [
-        (x, value)
-        for x, value in zip(equation.invars, values, strict=True)
-        if isinstance(x, Var)
-    ]
-    alone = part([x for x, _ in given], [equation], [*equation.outvars])
-    return jax.core.eval_jaxpr(alone, (), *[value for _, value in given])
-
-
-def needed_in(program: Any) -> list[Any]:
-    """The equations of a program that its outputs need."""
-    needed, equations = {x for x in program.outvars if isinstance(x, Var)}, []
-    for equation in reversed(program.eqns):
-        if equation.effects or needed & {*equation.outvars}:
-            needed |= {x for x in equation.invars if isinstance(x, Var)}
-            equations.append(equation)
-    return equations[::-1]
-
-
-def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
-    """The program of a rule that the user gave for a derivative, and its constants.
-
-    It is for the derivative by all inputs. ``None`` if it is unknown.
-    """
-    rule = equation.params.get("jvp_jaxpr_fun")
-    if rule is None or equation.params.get("symbolic_zeros", True):
-        return None
-    try:
-        count = len(equation.invars) - equation.params["num_consts"]
-        program, constants, _ = rule.call_wrapped(*[False] * count)
-    except Exception:  # the rule may never be needed
-        return None
-    return program, [*constants]
 
 
 class Compilations:

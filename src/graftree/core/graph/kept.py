@@ -1,0 +1,209 @@
+"""Keeps the GraphDef of an object until its structure changes: a cache.
+
+The second time that an object is flattened in a mode, the result is kept with it: its
+skeleton and where its leaves are, with a `StructureWatch` that checks whether they are
+still right. So objects that are flattened once pay nothing, and in a trace, whose
+objects don't last, nothing is kept. Objects in a container, as in
+``split((model, optimizer))``, have one result, found by all of them. If the static
+attributes of an object alternate, as by ``train()`` and ``eval()``, several of its
+results are kept.
+
+There are two ways in, each of which gives ``None`` where nothing is kept: `find`, for
+`split`, `state`, `graphdef` and `clone`; and `flatten_at_once`, for `jax.jit` over
+objects, which `pytrees.py` asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from graftree import _jax, config
+from graftree.core import ownership
+from graftree.core.graph import flattening, graphdefs, nodes, watches
+from graftree.core.graph.flattening import IndexMap, RefMap
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.watches import StructureWatch
+from graftree.core.objects import bookkeeping, pytrees
+from graftree.core.variables import variables
+from graftree.core.variables.variables import Variable
+
+
+def find(
+    node: Any, sharing: bool, function: str
+) -> tuple[GraphDef[Any], list[Any]] | None:
+    """The skeleton of an object or container and its leaves; ``None`` if not kept.
+
+    With ``sharing`` it is in graph mode. The first call for an object gives ``None``,
+    the second one makes what is kept. Messages name ``function`` as the one called.
+    """
+    if ownership.current() is not ownership.no_trace:
+        return None
+    results, members = _results_of(node)
+    known = results.get(sharing)
+    if known is None:
+        results[sharing] = ()
+        return None
+    for kept in known:
+        watch = kept.watch
+        # Usually nothing at all has changed: then no function need be called.
+        is_same = ownership.clock.now == watch.checked and not watch.has_contents
+        if is_same or watch.holds():
+            return kept.graphdef, kept.leaves()
+    counter, refs, rows = ownership.clock.now, RefMap(), []
+    results[sharing] = ()
+    if sharing:
+        graphdef, leaves = flattening.flatten_graph(node, refs, members=rows)
+    else:
+        graphdef, leaves = flattening.flatten_tree(node, function)
+    if sharing and not members:
+        watch = StructureWatch(graphdef, rows, IndexMap.from_refmap(refs), counter)
+    else:
+        watch = StructureWatch.over(members or [node], counter)
+    if watch.is_complete and not (members and watch.reaches(members)):
+        kept = KeptGraphDef(node, graphdef, list(leaves), watch)
+        results[sharing] = watches.with_newest(kept, known)
+    return graphdef, leaves
+
+
+def _results_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
+    """The results of an object or container by mode; the objects of a container.
+
+    New ones if there is anything else in it.
+    """
+    kind = nodes.KINDS.get(type(node)) or nodes.kind_of(node)
+    if kind is nodes.PYTREE:
+        state = node.__dict__.get(bookkeeping.STATE)
+        results = state and state.memos
+        return bookkeeping.memos_of(node) if results is None else results, []
+    try:
+        objects, treedef = nodes.flatten(node, ends_at_objects=True)
+    except (TypeError, ValueError):  # keys that JAX can't sort, for one
+        return {}, []
+    is_pure = all([nodes.kind_of(x) is nodes.PYTREE for x in objects])
+    if not (objects and is_pure):
+        return {}, []
+    # Each stands for its object as long as that lives, and has a hash of its own.
+    key = treedef, *map(bookkeeping.state_of, objects)
+    return _combinations.find(key, objects), objects
+
+
+_combinations = watches.Together()
+config.caches.add(_combinations)
+
+
+class KeptGraphDef:
+    """The skeleton of an object, and where its leaves are.
+
+    Args:
+        root: The object.
+        graphdef: Its skeleton.
+        leaves: Its leaves; changed here.
+        watch: Checks whether the object is as it was.
+        number: Of the skeleton, if it was interned.
+
+    Attributes:
+        graphdef: As given, like ``number`` and ``watch``.
+    """
+
+    __slots__ = ("_are_variables", "_arrays", "_leaves", "graphdef", "number", "watch")
+
+    def __init__(
+        self,
+        root: Any,
+        graphdef: GraphDef[Any],
+        leaves: list[Any],
+        watch: StructureWatch,
+        number: int = 0,
+    ) -> None:
+        self.graphdef, self.number = graphdef, number
+        self.watch = watch
+        self._leaves = leaves
+        self._are_variables = all(map(variables.is_variable, leaves))
+        # Another array may take the place of one in an attribute.
+        self._arrays: dict[int, watches.Attribute] = {}
+        for position, path in enumerate(graphdef.paths()):
+            is_box = isinstance(leaves[position], Variable)
+            attribute = None if is_box else watches.attribute_at(root, path)
+            if attribute is not None:
+                self._arrays[position], leaves[position] = attribute, None
+
+    def leaves(self) -> list[Any]:
+        """The leaves, in a new list."""
+        leaves = self._leaves.copy()
+        if self._arrays:
+            arrays = watches.read_all(self._arrays.values())
+            for position, array in zip(self._arrays, arrays, strict=True):
+                leaves[position] = array
+        return leaves
+
+    def raw_leaves(self) -> list[Any]:
+        """The values of Variables, and the other leaves."""
+        if self._are_variables:
+            return variables.read_all(self._leaves)
+        return [*map(flattening.raw_of, self.leaves())]
+
+
+# For plain `jax.jit`.
+
+# One more mode of results.
+_AT_ONCE: Any = "at once"
+# Making one takes as long as several calls. So an object that changes all the time
+# gets only a few.
+_MOST_AT_ONCE = 16
+
+
+def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | None:
+    """JAX's leaves of an object, and its skeleton; ``None`` if they are not kept.
+
+    The skeleton is the same one for all objects with one that is equal, and has its
+    number in front (`graphdefs.Interned`).
+
+    With these `jax.jit` finds its compiled program for such objects. So it need not
+    take each object and Variable apart.
+    """
+    results = bookkeeping.memos_of(obj)
+    known, left = results.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
+    for kept in known:
+        if kept.watch.holds():
+            return kept.raw_leaves(), (kept.number, kept.graphdef)
+    if _jax.is_tracing():
+        return None
+    # Nothing is made for an object that comes once.
+    kept = _kept_at_once(obj) if 0 < left <= _MOST_AT_ONCE else None
+    known = watches.with_newest(kept, known) if kept else known
+    results[_AT_ONCE] = (known, left - 1) if left else ((), 0)
+    return kept and (kept.raw_leaves(), (kept.number, kept.graphdef))
+
+
+def _kept_at_once(obj: Any) -> KeptGraphDef | None:
+    counter = ownership.clock.now
+    try:
+        graphdef, leaves = flattening.flatten_as_jax(obj)
+        watch = StructureWatch.over([obj], counter)
+        number, graphdef = _at_once.intern(graphdef)
+        kept = KeptGraphDef(obj, graphdef, leaves, watch, number)
+    except Exception:  # JAX may take apart what we can't, or will raise this itself
+        return None
+    is_cheap = watch.is_complete and watch.is_stamped
+    return kept if is_cheap and watch.holds() else None
+
+
+_at_once = graphdefs.Interned()
+
+
+def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
+    """The object that `flatten_at_once` took apart."""
+    _, graphdef = static
+    (row,) = graphdef.rows
+    leaves = [
+        flattening.make_variable(cell, x) if type(cell) is graphdefs.VariableDef else x
+        for cell, x in zip(row.cells, values, strict=True)
+    ]
+    return jax.tree.unflatten(row.metadata.treedef, leaves)
+
+
+pytrees.at_once.flatten = flatten_at_once
+pytrees.at_once.unflatten = unflatten_at_once
