@@ -49,6 +49,11 @@ class Target(NamedTuple):
         return self.path if self.name is None else (*self.path, self.name)
 
     @property
+    def is_known(self) -> bool:
+        """Whether its layer is of a class that has an adaptation."""
+        return type(self.layer) in (*lora_layers.ADAPTABLE, *lora_layers.PLAIN)
+
+    @property
     def known(self) -> lora_layers.Adaptable:
         """The adaptation of its class."""
         cls = type(self.layer)
