@@ -270,32 +270,33 @@ def _names(
             "For others merge it in PEFT, and load the merged weights.",
         )
     for weight, head in heads.items():
-        _check_tied(source, head, names.get(weight.removesuffix(".weight"), {}))
+        embed = weight.removesuffix(".weight")
+        _check_tied(source, head, names.get(embed, {}))
+        if _BASE in head:
+            _check_base(embed, source, layers[embed], head[_BASE])
     return names
 
 
 def _check_tied(
     source: Source, head: Mapping[str, str], embed: Mapping[str, str]
 ) -> None:
-    """Raises unless the factors of a tied head are those of the embedding."""
-    pairs = zip(
-        adapter_layers.FACTORS, reversed(adapter_layers.FACTORS_OF_EMBED), strict=True
-    )
-    for factor, of_embed in pairs:
-        if factor in head and not (
-            of_embed in embed
-            and np.array_equal(
-                _whole(source, head[factor]), _whole(source, embed[of_embed]).T
-            )
-        ):
+    """Raises unless the factors of a tied head are those of its embedding."""
+    of_embed = reversed(adapter_layers.FACTORS_OF_EMBED)
+    for factor, other in zip(adapter_layers.FACTORS, of_embed, strict=True):
+        x, y = (_whole(source, n.get(f)) for n, f in ((head, factor), (embed, other)))
+        if x is None or y is None or not np.array_equal(x, y.T):
             raise misuse(
-                f"{source.name}: {head[factor]!r} is of a head that is tied to an "
-                "embedding, but its factors are not. Nothing has changed.",
-                way_out="Merge it in PEFT, and load the merged weights.",
+                f"{source.name}: the factors of a tied head are not those of its "
+                "embedding. Nothing has changed.",
+                [f"{head.get(factor)}, {embed.get(other)}"],
+                "Merge it in PEFT, and load the merged weights.",
             )
 
 
-def _whole(source: Source, name: str) -> np.ndarray:
+def _whole(source: Source, name: str | None) -> np.ndarray | None:
+    """A tensor of a file, if there is one of that name."""
+    if name is None:
+        return None
     return source.read(name, [slice(None)] * len(source.tensors[name].shape))
 
 
@@ -333,8 +334,8 @@ def _check_base(
     stored, out = source.tensors[base], saving.out_of(layer.weight)
     is_same = stored.shape == out.stored.shape
     if is_same and not isinstance(layer.weight.arrays[0].value, jax.ShapeDtypeStruct):
-        own = _whole(source, base).astype(out.stored.dtype)
-        is_same = np.array_equal(out.make(), own)
+        own: Any = _whole(source, base)
+        is_same = np.array_equal(out.make(), own.astype(out.stored.dtype))
     if not is_same:
         raise misuse(
             f"{source.name}: the adapter has a weight of its own for {name!r}, which "
