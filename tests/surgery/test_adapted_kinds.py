@@ -235,21 +235,22 @@ def test_a_weight_counts_as_the_sum_and_is_merged_into_it(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_step_moves_the_factors_along_their_gradients_and_nothing_else(name):
+def test_a_step_moves_the_factors_along_their_gradients_and_nothing_else(name, mode):
     kind = KINDS[name]
     model, _ = adapted(kind)
     w, a, b = float64(weight_of(model), *factors_of(model))
     shape = kind.expected(kind.x, w).shape
     cost = np.float64(numbers(*shape))
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.LoRAParam)
+    surgery.freeze(model, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)))
+    sgd = optax.sgd(0.1)
+    optimizer = nnx.Optimizer(model, sgd, wrt=nnx.Param, graph=mode["graph"])
 
-    @nnx.jit
+    @nnx.jit(**mode)
     def step(model, optimizer):
         def loss(model):
             return jnp.sum(model.layer(kind.x) * cost.astype(np.float32))
 
-        wrt = nnx.DiffState(0, nnx.LoRAParam)
-        optimizer.update(model, nnx.grad(loss, argnums=wrt)(model))
+        optimizer.update(model, nnx.grad(loss, **mode)(model))
 
     step(model, optimizer)
     # The outputs are linear in the weight: one element at a time gives the gradient.

@@ -203,8 +203,6 @@ def _reason_against_own(target: Target, wrapped: Container[int]) -> str | None:
     kernel = target.kernel
     if id(kernel) in wrapped:
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
-    if "on_get_value" in variables.metadata_of(kernel):
-        return "it has a hook `on_get_value`"
     raw = kernel.get_raw_value()
     shape, dtype = getattr(raw, "shape", ()), getattr(raw, "dtype", None)
     if len(shape) - target.depth < 2:
