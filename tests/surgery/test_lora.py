@@ -352,7 +352,7 @@ REFUSED = {
     "grouped": "grouped: a Conv with feature_group_count=2",
     "masked": "masked: a Conv with a mask",
     "wrapped.layer_instance": "wrapped.layer_instance: SpectralNorm or WeightNorm",
-    "wrapped.layer_instance.kernel": "layer_instance.kernel: SpectralNorm",
+    "wrapped.layer_instance.kernel": "wrapped.layer_instance.kernel: SpectralNorm",
     "free": "free: an Einsum without an equation of its own",
     "scaled": "scaled: no product of inputs and a matrix: 'bde,de->bde'",
     "summed": "summed: no product of inputs and a matrix",

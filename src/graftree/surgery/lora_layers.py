@@ -330,7 +330,8 @@ def _of_einsum(layer: Any) -> Axes:
     sizes = dict(zip(letters, layer.kernel_shape, strict=True))
     by_role = roles(layer.einsum_str)
     order = tuple(["".join(by_role).index(x) for x in letters])
-    return Axes(*[tuple([sizes[x] for x in role]) for role in by_role], order)
+    batch, ins, outs = (tuple([sizes[x] for x in role]) for role in by_role)
+    return Axes(batch, ins, outs, order)
 
 
 ADAPTABLE: dict[type, Adaptable] = {

@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
     path: Path
     layer: Any
-    name: str | None = None
+    name: Any = None
     depth: int = 0
 
     @property
@@ -204,7 +204,8 @@ def _reason_against_own(target: Target, wrapped: Container[int]) -> str | None:
     if id(kernel) in wrapped:
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
     raw = kernel.get_raw_value()
-    shape, dtype = getattr(raw, "shape", ()), getattr(raw, "dtype", None)
+    shape: Any = getattr(raw, "shape", ())
+    dtype: Any = getattr(raw, "dtype", None)
     if len(shape) - target.depth < 2:
         return f"it is no matrix, and no array of matrices: its shape is {shape}"
     if not jnp.issubdtype(dtype, jnp.inexact):

@@ -205,12 +205,12 @@ def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
 def modules_of(layers: Mapping[str, AdaptableLayer]) -> dict[str, str]:
     """The layers that are adapted, by the modules whose factors PEFT writes."""
     modules: dict[str, str] = {}
-    for name, layer in reversed(layers.items()):
+    for name, layer in reversed([*layers.items()]):
         module = layer.module or name
         while module in modules:
             module += ".base_layer"
         modules[module] = name
-    return {module: modules[module] for module in reversed(modules)}
+    return {module: modules[module] for module in reversed([*modules])}
 
 
 def adaptation_of(target: Target) -> Adaptation:
