@@ -52,7 +52,8 @@ def set_policy(
     so make the optimizer afterwards.
 
     Normalization layers compute in float32 or wider, and return the same dtype as the
-    other layers; the softmax of attention is always float32.
+    other layers; the softmax of attention is always float32. A module without ``dtype``
+    reads the Params that are its attributes in the dtype of ``compute``.
 
     Args:
         model: A Module, or another object that holds layers.
@@ -67,7 +68,7 @@ def set_policy(
 
     Returns:
         The dtypes that were set, layer by layer, to print; and in ``unknown`` the
-        unknown layers: modules that have their own Params but no ``dtype``.
+        unknown layers: modules without ``dtype`` that have Params in containers.
 
     Raises:
         TypeError: If ``model`` is not an object with layers, or an exception's key is

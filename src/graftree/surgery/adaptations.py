@@ -44,13 +44,16 @@ def add_lora(
     Its own Variables stay at their paths; the new ones are below them, at
     ``lora.lora_a`` and ``lora.lora_b``, and are sharded like the axes that they share
     with the kernel. Since ``lora_b`` starts as zeros, the outputs do not change yet.
-    You can adapt `Linear`, `LinearGeneral` (so the four of attention), `Conv` and
-    `Embed`, also in a `Stack`.
+    You can adapt `Linear`, `LinearGeneral` (so the four of attention), `Einsum`, `Conv`
+    and `Embed`, also in a `Stack`. If you select a Param that a module of your own has
+    as an attribute, the module's code reads the sum instead: of its last two axes, with
+    factors for each entry of leading ones, at ``lora.<name>.lora_a``.
 
     Args:
         model: A Module, or another object or container of layers.
         where: The layers: a pattern of paths such as ``"**.attention.{query,value}"``
-            (see `at`), a class, a function of path and module, or a list of these.
+            (see `at`), a class, a function of path and module, or a list of these. What
+            selects no layer selects Params.
         rank: The rank of the adaptations.
         rngs: Gives each layer two keys of the stream ``params``, in the order of paths.
         alpha: The scale times the rank; ``None``: a scale of one.
@@ -61,7 +64,7 @@ def add_lora(
         param_type: The class of the new Variables.
 
     Returns:
-        The first path of each layer.
+        The first path of each layer, or Param.
 
     Raises:
         ValueError: If nothing is selected, or something that can't be adapted: another
