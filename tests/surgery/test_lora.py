@@ -356,7 +356,7 @@ REFUSED = {
     "free": "free: an Einsum without an equation of its own",
     "scaled": "scaled: no product of inputs and a matrix: 'bde,de->bde'",
     "summed": "summed: no product of inputs and a matrix",
-    "own.vector": "own.vector: it is no matrix, and no array of matrices",
+    "own.vector": "own.vector: it has fewer than two axes of its own",
     "own.number": "own.number: its dtype is int32",
     "many[0]": "many[0]: it is in a List, and no attribute of a module",
     "taken.w": "taken.w: its Box has an attribute `lora`",

@@ -511,8 +511,8 @@ def default(
             nothing.
 
     Warns:
-        UnknownLayerWarning: When a model is made that has layers with Params but
-            without ``dtype``.
+        UnknownLayerWarning: When a model is made that has Params in containers, in
+            layers without ``dtype``.
 
     Example:
         >>> with nnx.precision.default("params=f32, compute=bf16, output=f32"):

@@ -207,7 +207,7 @@ def _reason_against_own(target: Target, wrapped: Container[int]) -> str | None:
     shape: Any = getattr(raw, "shape", ())
     dtype: Any = getattr(raw, "dtype", None)
     if len(shape) - target.depth < 2:
-        return f"it is no matrix, and no array of matrices: its shape is {shape}"
+        return f"it has fewer than two axes of its own: its shape is {shape}"
     if not jnp.issubdtype(dtype, jnp.inexact):
         return f"its dtype is {dtype}"
     return None
