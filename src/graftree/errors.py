@@ -243,19 +243,19 @@ class OneAxisWarning(UserWarning):
 
 
 class UnknownLayerWarning(UserWarning):
-    """A model has layers in which a precision policy can set nothing.
+    """A model has Params in containers that a precision policy can't set.
 
     Example:
         >>> import warnings
         >>> warnings.simplefilter("error", nnx.errors.UnknownLayerWarning)
         >>> class Scale(nnx.Module):
         ...     def __init__(self):
-        ...         self.factor = nnx.Param(jnp.ones(2))
+        ...         self.factors = nnx.List([nnx.Param(jnp.ones(2))])
         >>> try:
         ...     nnx.precision.set_policy(Scale(), "params=f32, compute=bf16")
         ... except nnx.errors.UnknownLayerWarning as warning:
         ...     print(str(warning).splitlines()[1])
-          <root>  Scale  factor float32[2]
+          <root>  Scale  factors[0] float32[2]
     """
 
 

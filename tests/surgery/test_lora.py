@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import graftree as nnx
-from tests import meshes
+from tests import meshes, zoo
 from tests.comparisons import raises, unchanged
 
 surgery = nnx.surgery
@@ -254,6 +254,17 @@ def test_new_variables_are_sharded_like_the_axes_of_the_kernel():
     assert layer.kernel.sharding.spec == PartitionSpec("x", "y")
 
 
+def test_factors_of_an_einsum_are_sharded_by_the_letters_of_the_kernel():
+    with jax.set_mesh(meshes.mesh_of(x=2, y=2)):
+        options = {"kernel_metadata": {"out_sharding": ("y", "x", None)}}
+        layer = nnx.Einsum("btd,ndh->btnh", (2, 4, 3), **options, rngs=nnx.Rngs(0))
+    surgery.add_lora(layer, nnx.Einsum, rank=2, rngs=nnx.Rngs(1))
+    a, b = layer.lora.lora_a, layer.lora.lora_b
+    assert (a.out_sharding, b.out_sharding) == (("x", None), (None, "y", None))
+    surgery.merge_lora(layer)
+    assert layer.kernel.sharding.spec == PartitionSpec("y", "x", None)
+
+
 def test_abstract_models_get_abstract_variables_that_can_be_loaded():
     model = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
     surgery.add_lora(model, PATTERN, rank=2, rngs=nnx.Rngs(1))
@@ -322,6 +333,14 @@ def refused_model():
         grouped=nnx.Conv(2, 2, 1, feature_group_count=2, rngs=rngs),
         masked=nnx.Conv(2, 2, 1, mask=jnp.ones((1, 2, 2)), rngs=rngs),
         wrapped=nnx.WeightNorm(nnx.Linear(2, 2, rngs=rngs), rngs=rngs),
+        free=nnx.Einsum(None, (2, 2), rngs=rngs),
+        scaled=nnx.Einsum("bde,de->bde", (2, 2), rngs=rngs),
+        summed=nnx.Einsum("bd,dhk->bh", (2, 2, 2), rngs=rngs),
+        own=zoo.Box(
+            vector=nnx.Param(jnp.ones(2)), number=nnx.Param(jnp.ones((2, 2), int))
+        ),
+        many=nnx.List([nnx.Param(jnp.ones((2, 2)))]),
+        taken=zoo.Box(w=nnx.Param(jnp.ones((2, 2))), lora=1),
         fine=nnx.Linear(2, 2, rngs=rngs),
     )
 
@@ -333,6 +352,15 @@ REFUSED = {
     "grouped": "grouped: a Conv with feature_group_count=2",
     "masked": "masked: a Conv with a mask",
     "wrapped.layer_instance": "wrapped.layer_instance: SpectralNorm or WeightNorm",
+    "wrapped.layer_instance.kernel": "wrapped.layer_instance.kernel: SpectralNorm",
+    "free": "free: an Einsum without an equation of its own",
+    "scaled": "scaled: no product of inputs and a matrix: 'bde,de->bde'",
+    "summed": "summed: no product of inputs and a matrix",
+    "own.vector": "own.vector: it has fewer than two axes of its own",
+    "own.number": "own.number: its dtype is int32",
+    "many[0]": "many[0]: it is in a List, and no attribute of a module",
+    "taken.w": "taken.w: its Box has an attribute `lora`",
+    "adapted.lora.lora_a": "adapted.lora.lora_a: it is a part of LoRA itself",
 }
 
 
@@ -340,10 +368,105 @@ REFUSED = {
 def test_what_cannot_be_adapted_is_listed_and_nothing_is_changed(where):
     model, rngs = refused_model(), nnx.Rngs(1)
     selected = where if isinstance(where, list) else [where]
-    told = sorted(REFUSED[path] for path in selected if path in REFUSED)
-    told += ["Select layers of the classes Conv, Embed, Linear"]
+    told = [REFUSED[path] for path in sorted(selected) if path in REFUSED]
+    told += ["Select layers of the classes Conv, Einsum, Embed, Linear"]
     with unchanged(model, rngs), raises(ValueError, "some of what is selected", *told):
         surgery.add_lora(model, where, rank=1, rngs=rngs)
+
+
+def test_params_are_selected_where_no_layer_matches():
+    def model():
+        own = zoo.Box(w=nnx.Param(jnp.ones((2, 2))), b=nnx.Param(jnp.ones(2)))
+        return nnx.Dict(fc=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), own=own)
+
+    matrices = nnx.All(nnx.Param, lambda path, x: x.ndim == 2)
+    for where, paths in (
+        (lambda path, x: "fc" in path, [("fc",)]),  # and not its Params
+        ("fc.kernel", [("fc",)]),
+        (matrices, [("fc",), ("own", "w")]),
+        (["fc", "own.w"], [("fc",), ("own", "w")]),
+    ):
+        adapted = model()
+        found = surgery.add_lora(adapted, where, rank=1, rngs=nnx.Rngs(1))
+        assert found == paths
+        assert surgery.remove_lora(adapted, paths[-1][0]) == paths[-1:]
+    with raises(ValueError, "matches no layer", "near it: own.w"):
+        surgery.add_lora(model(), "own.ww", rank=1, rngs=nnx.Rngs(1))
+    twice = model()
+    surgery.add_lora(twice, "own.w", rank=1, rngs=nnx.Rngs(1))
+    with raises(ValueError, "own.w: it has LoRA already"):
+        surgery.add_lora(twice, "own.w", rank=1, rngs=nnx.Rngs(1))
+
+
+class Halved(nnx.Param):
+    def get_value(self, **options):
+        return super().get_value(**options) / 2
+
+
+def test_a_param_with_behaviour_of_its_own_is_read_by_it():
+    model = nnx.Dict(own=zoo.Scale())
+    model.own.w = Halved(jnp.full((2, 2), 4.0))
+    ones = nnx.initializers.ones
+    options = {"a_initializer": ones, "b_initializer": ones, "rngs": nnx.Rngs(0)}
+    surgery.add_lora(model, "own.w", rank=3, alpha=3, **options)
+    np.testing.assert_array_equal(model.own(1.0), np.full((2, 2), 4 / 2 + 3))
+    with raises(ValueError, "own.w: its kernel, a Halved, has behaviour of its own"):
+        surgery.merge_lora(model)
+
+
+def test_an_einsum_is_adapted_for_its_own_equation():
+    layer = nnx.Einsum("bi,io->bo", (3, 4), rngs=nnx.Rngs(0))
+    surgery.add_lora(layer, nnx.Einsum, rank=1, rngs=nnx.Rngs(1))
+    x = random(0, 2, 3)
+    np.testing.assert_array_equal(layer(x, "bi, io -> bo"), layer(x))
+    with raises(ValueError, "another equation: 'bi,io->ob'", "einsum_str=None"):
+        layer(x, "bi,io->ob")
+
+
+class Gated(nnx.Module):
+    """A block with Params of its own."""
+
+    def __init__(self, rngs):
+        self.gate = nnx.Param(jax.random.normal(rngs.params(), (4, 4)) / 2)
+        self.up = nnx.Param(jax.random.normal(rngs.params(), (2, 4, 4)) / 2)
+
+    def __call__(self, x):
+        each = jnp.einsum("...i,eio->...eo", x, self.up)
+        return x + jnp.tanh(x @ self.gate) * each.sum(-2)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_stack_trains_params_of_users_as_a_list_does(remat):
+    blocks = nnx.List([Gated(nnx.Rngs(i)) for i in range(3)])
+    models = nnx.Dict(blocks=nnx.clone(blocks)), nnx.Dict(blocks=blocks)
+    surgery.stack(models[1], "blocks", remat=remat)
+    names = ("gate", "up")
+    for model, where in zip(models, ("blocks[*].*", "blocks.layers.*"), strict=True):
+        surgery.add_lora(model, where, rank=2, rngs=nnx.Rngs(1))
+    for name, factor in ((n, f) for n in names for f in ("lora_a", "lora_b")):
+        each = [getattr(block.lora[name], factor) for block in models[0].blocks]
+        values = [random(i, *x.shape) / 4 for i, x in enumerate(each)]
+        for leaf, value in zip(each, values, strict=True):
+            leaf[...] = value
+        getattr(models[1].blocks.layers.lora[name], factor)[...] = np.stack(values)
+
+    def loss(model):
+        x = X
+        for layer in (
+            model.blocks if isinstance(model.blocks, nnx.List) else [model.blocks]
+        ):
+            x = layer(x)
+        return jnp.mean(x**2)
+
+    wrt = nnx.DiffState(0, nnx.LoRAParam)
+    gradient = nnx.jit(nnx.grad(loss, argnums=wrt))
+    listed, stacked = map(gradient, models)
+    for name in names:
+        for factor in ("lora_a", "lora_b"):
+            each = [listed.blocks[i].lora[name][factor][...] for i in range(3)]
+            found = stacked.blocks.layers.lora[name][factor][...]
+            size = np.abs(found).max()
+            np.testing.assert_allclose(found, np.stack(each), atol=1e-5 * size)
 
 
 def test_layers_with_lora_are_refused_the_second_time():

@@ -247,12 +247,135 @@ def test_attend_of_an_adapted_embedding_stays_as_peft_has_it(tmp_path):
         nnx.surgery.merge_lora(model)
 
 
-def test_an_embedding_whose_attend_is_adapted_is_not_saved(tmp_path):
+# A head that PEFT ties to the embedding, with the transposed factors.
+TIED = nnx.weights.Mapping(EMBED_TABLE, tied={"head.weight": "x.weight"})
+HEAD = "head.lora_A.weight", "head.lora_B.weight", "head.base_layer.weight"
+
+
+def test_an_embedding_and_its_attend_are_a_tied_head_in_peft(tmp_path):
     model = nnx.Dict(layer=nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
     nnx.surgery.add_lora(model, "layer", rank=2, rngs=nnx.Rngs(1))
-    with pytest.raises(ValueError, match="adapts_attend = False"):
-        nnx.weights.save_adapter(tmp_path, model, EMBED_TABLE)
+    model.layer.lora.lora_b[...] = numbers(2, 3)
+    nnx.weights.save_adapter(tmp_path, model, EMBED_TABLE)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["ensure_weight_tying"] is True
+    other = nnx.Dict(layer=nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
+    nnx.weights.load_adapter(tmp_path, other, EMBED_TABLE)
+    assert nnx.graphdef(other) == nnx.graphdef(model)
+    query = numbers(2, 3)
+    found, expected = [m.layer.attend(query) for m in (other, model)]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("wrong", [None, *HEAD])
+def test_factors_of_a_tied_head_must_be_those_of_the_embedding(wrong, tmp_path):
+    a, b, held = numbers(2, 5), numbers(3, 2), numbers(5, 3)
+    factors = {EMBED_A: a, EMBED_B: b, **dict(zip(HEAD, (b.T, a.T, held), strict=True))}
+    if wrong is not None:
+        factors[wrong] = factors[wrong] + 1
+    write_adapter(tmp_path, factors, ensure_weight_tying=True)
+    model = nnx.Dict(layer=nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
+    nnx.weights.load({"x.weight": held}, model, EMBED_TABLE)
+    check_refused(tmp_path, model, EMBED_TABLE, "head.lora_A")
+    if wrong is not None:
+        return check_refused(tmp_path, model, TIED, "tied head|a weight of its own")
+    nnx.weights.load_adapter(tmp_path, model, TIED)
+    query = numbers(2, 3)
+    # By the formula: the rows with their change, 6 / 2 times the product.
+    table = held + 3 * (b @ a).T
+    expected = query @ table.T
+    return np.testing.assert_allclose(model.layer.attend(query), expected, rtol=1e-4)
+
+
+def test_embeddings_are_all_tied_or_none(tmp_path):
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(a=nnx.Embed(5, 3, rngs=rngs), b=nnx.Embed(5, 3, rngs=rngs))
+    nnx.surgery.add_lora(model, nnx.Embed, rank=2, rngs=rngs)
+    model.b.lora.adapts_attend = False
+    with raises(ValueError, "of all embeddings, or of none", "a: True", "b: False"):
+        nnx.weights.save_adapter(tmp_path, model, {"a": "a", "b": "b"})
     assert not any(tmp_path.iterdir())
+
+
+class Experts(nnx.Module):
+    """Two arrays of matrices and a matrix; PEFT calls them target_parameters."""
+
+    def __init__(self):
+        self.up = nnx.Param(jnp.zeros((2, 3, 3)))
+        self.down = nnx.Param(jnp.zeros((2, 3, 5)))
+        self.mix = nnx.Param(jnp.zeros((5, 4)))
+
+
+# The order is that of PyTorch's module, whose last parameter is outermost.
+EXPERTS = {
+    "h.up": ("experts.up", "e o i -> e i o"),
+    "h.down": ("experts.down", "e i o -> e i o"),
+    "h.mix": ("experts.mix", "o i -> i o"),
+}
+TARGETS = {"target_parameters": ["h.down", "up", "h.mix"], "target_modules": []}
+
+
+def experts_factors(rank=2):
+    """Those of the parameters ``up``, ``down`` and ``mix``, as PEFT 0.21 names them."""
+    shapes = {
+        "h.base_layer.base_layer": (2 * rank, 3, 3, 2 * rank),
+        "h.base_layer": (2 * rank, 3, 5, 2 * rank),
+        "h": (rank, 5, 4, rank),
+    }
+    return {
+        f"{name}.lora_{letter}.weight": numbers(*shape)
+        for name, sizes in shapes.items()
+        for letter, shape in (("A", sizes[:2]), ("B", sizes[2:]))
+    }
+
+
+def test_target_parameters_count_as_in_peft(tmp_path):
+    factors = experts_factors()
+    write_adapter(tmp_path, factors, **TARGETS)
+    model = nnx.Dict(experts=Experts())
+    paths = nnx.weights.load_adapter(tmp_path, model, EXPERTS)
+    assert paths == [("experts", name) for name in ("down", "mix", "up")]
+    a, b, c, d, e, f = factors.values()
+    # `ParamWrapper.get_delta_weight`: ranks lie within experts in A, outside in B.
+    experts = "ore,eri->eio"
+    changes = {
+        "up": np.einsum(experts, b.reshape(3, 2, 2), a.reshape(2, 2, 3)),
+        "down": np.einsum(experts, d.reshape(5, 2, 2), c.reshape(2, 2, 3)),
+        "mix": (f @ e).T,
+    }
+    for name, change in changes.items():
+        np.testing.assert_allclose(getattr(model.experts, name), 3 * change, atol=1e-5)
+    before = (tmp_path / "adapter_model.safetensors").read_bytes()
+    nnx.weights.save_adapter(tmp_path, model, EXPERTS)
+    assert (tmp_path / "adapter_model.safetensors").read_bytes() == before
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_parameters"] == [*EXPERTS] and not config["target_modules"]
+    assert len(nnx.surgery.merge_lora(model)) == 3
+
+
+def test_ranks_and_scales_of_parameters_have_their_whole_names(tmp_path):
+    model = nnx.Dict(experts=Experts())
+    nnx.surgery.add_lora(model, "experts.up", rank=3, alpha=4, rngs=nnx.Rngs(0))
+    nnx.surgery.add_lora(model, "experts.mix", rank=2, alpha=5, rngs=nnx.Rngs(0))
+    nnx.weights.save_adapter(tmp_path, model, EXPERTS)
+    other = nnx.Dict(experts=Experts())
+    nnx.weights.load_adapter(tmp_path, other, EXPERTS)
+    assert nnx.graphdef(other) == nnx.graphdef(model)
+
+
+@tables.cases(
+    "table, told",
+    # Nothing says which of two axes of one size meets the inputs.
+    ({**EXPERTS, "h.up": "experts.up"}, "h.up.*Call them i and o"),
+    # `down` and `up` in the other order.
+    ({name: EXPERTS[name] for name in ("h.down", "h.up", "h.mix")}, "order of PyTorch"),
+    # One of them is not in the table.
+    ({name: EXPERTS[name] for name in ("h.up", "h.mix")}, "base_layer.base_layer"),
+)
+def test_target_parameters_that_do_not_fit_are_refused(table, told, tmp_path):
+    write_adapter(tmp_path, experts_factors(), **TARGETS)
+    model = nnx.Dict(experts=Experts())
+    check_refused(tmp_path, model, table, f"(?s){told}")
 
 
 def test_weights_that_peft_saves_beside_factors_must_be_those_of_the_model(tmp_path):

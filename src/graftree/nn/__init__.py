@@ -8,7 +8,8 @@
 - ``cells``: one time step; ``recurrent``: sequences of them, in both directions
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
   ``multi_head_attention``: the layer, and how it decodes
-- ``compute_dtypes``: the dtype of a layer's results; of its Params
+- ``compute_dtypes``: the dtype of a layer's results; of its Params; ``own_params``:
+  Params that the code of users reads as something else
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized
 - ``sequential``: one layer after the other
 """

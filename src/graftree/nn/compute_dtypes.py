@@ -21,6 +21,9 @@ from graftree.core.variables import kinds
 from graftree.core.variables.variables import Variable
 from graftree.nn import moments, reparametrization
 
+# The static attribute of a module whose own Params a policy has it read in a dtype.
+PARAMS_DTYPE = "_params_dtype"
+
 
 def compute_dtype(layer: Any) -> np.dtype[Any]:
     """The dtype in which a layer computes, as the word ``compute`` of a policy.
@@ -70,7 +73,8 @@ def is_param(x: Any) -> bool:
 
 def set_dtype(layer: Any) -> np.dtype[Any] | None:
     """The floating or complex dtype that an argument or a policy set in a layer."""
-    dtype = vars(layer).get("dtype") if isinstance(layer, Module) else None
+    attributes = vars(layer) if isinstance(layer, Module) else {}
+    dtype = attributes.get(PARAMS_DTYPE, attributes.get("dtype"))
     try:
         is_set = dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.inexact)
     except TypeError:  # an attribute of that name that holds something else

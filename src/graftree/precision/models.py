@@ -19,9 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Path
@@ -34,7 +32,7 @@ from graftree.core.objects.attributes import DataObject
 from graftree.core.text import descriptions
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
-from graftree.nn import compute_dtypes, moments, reparametrization
+from graftree.nn import compute_dtypes, moments, own_params, reparametrization
 from graftree.precision import dtype_policies
 from graftree.precision.dtype_policies import Exceptions, Policy
 
@@ -54,7 +52,8 @@ def set_policy(
     so make the optimizer afterwards.
 
     Normalization layers compute in float32 or wider, and return the same dtype as the
-    other layers; the softmax of attention is always float32.
+    other layers; the softmax of attention is always float32. A module without ``dtype``
+    reads the Params that are its attributes in the dtype of ``compute``.
 
     Args:
         model: A Module, or another object that holds layers.
@@ -69,7 +68,7 @@ def set_policy(
 
     Returns:
         The dtypes that were set, layer by layer, to print; and in ``unknown`` the
-        unknown layers: modules that have their own Params but no ``dtype``.
+        unknown layers: modules without ``dtype`` that have Params in containers.
 
     Raises:
         TypeError: If ``model`` is not an object with layers, or an exception's key is
@@ -129,7 +128,9 @@ class _Change:
         stored = self.settings.get("param_dtype")
         if self.casts:
             stored = self.casts[0][1]
-        policy = Policy(stored, self.settings.get("dtype"), self.policy.output)
+        own = self.settings.get(compute_dtypes.PARAMS_DTYPE)
+        compute = self.settings.get("dtype", own)
+        policy = Policy(stored, compute, self.policy.output)
         return SetLayer(self.path, type(self.module).__name__, policy)
 
 
@@ -202,18 +203,24 @@ class PolicyMap:
         """The changes to a module."""
         module, policy = self._modules[path], self._policies[path]
         given = (self._given or {}).get(id(module), frozenset())
-        found, params = dtype_settings(module, policy), self._params.get(path, [])
-        is_known, unknown, casts = "dtype" in found or not params, None, []
-        if not is_known and policy.compute is not None:
-            names = [_told(inner[len(path) :], variable) for inner, variable in params]
-            unknown = UnknownLayer(path, type(module).__name__, tuple(names))
-        if is_known and policy.params is not None and "param_dtype" not in given:
-            casts = [(variable, policy.params) for _, variable in params]
+        settings = dtype_settings(module, policy)
+        params = {x[len(path) :]: v for x, v in self._params.get(path, [])}
+        unknown, casts = None, []
+        if "dtype" not in settings and policy.compute is not None:
+            own = {(name,) for name in own_params.names_in(module)}
+            if own:
+                dtype = dtype_policies.scalar_type(policy.compute)
+                settings[compute_dtypes.PARAMS_DTYPE] = dtype
+            if others := [_told(x, v) for x, v in params.items() if x not in own]:
+                unknown = UnknownLayer(path, type(module).__name__, tuple(others))
+                params = {x: v for x, v in params.items() if x in own}
+        if policy.params is not None and "param_dtype" not in given:
+            casts = [(variable, policy.params) for variable in params.values()]
         if "dtype" in given:
             policy = dataclasses.replace(policy, output=None)
         if path == () and self._policy.output is not None:
             policy = dataclasses.replace(policy, output=self._output(policy))
-        settings = {name: x for name, x in found.items() if name not in given}
+        settings = {name: x for name, x in settings.items() if name not in given}
         return _Change(path, module, policy, settings, casts, unknown)
 
     def _output(self, policy: Policy) -> Any:
@@ -319,6 +326,8 @@ def _write(changes: list[_Change]) -> None:
             set_attribute(change.module, name, value)
         if change.policy != dtype_policies.KEEP:
             set_output(change.module, change.policy.output)
+        if compute_dtypes.PARAMS_DTYPE in change.settings:
+            own_params.update(change.module)
     for variable, raw in casts:
         if raw is not variable.get_raw_value():
             variable.set_raw_value(raw)
@@ -391,20 +400,7 @@ def cast(variable: Variable[Any], dtype: Any) -> Any:
     raw = variable.get_raw_value()
     if _jax.is_ref(raw):
         return raw if raw.dtype == dtype else _jax.new_ref(raw[...].astype(dtype))
-    if all(_in_dtype(x, dtype) is x for x in jax.tree.leaves(raw)):
-        return raw
-    return jax.tree.map(lambda x: _in_dtype(x, dtype), raw)
-
-
-def _in_dtype(x: Any, dtype: Any) -> Any:
-    is_array = isinstance(x, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))
-    if not is_array or not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == dtype:
-        return x
-    return (
-        x.update(dtype=dtype)
-        if isinstance(x, jax.ShapeDtypeStruct)
-        else x.astype(dtype)
-    )
+    return own_params.in_dtype(raw, dtype)
 
 
 # The layers that were set, and those that were not, to print.
@@ -427,12 +423,12 @@ class SetLayer:
 
 @dataclasses.dataclass(frozen=True)
 class UnknownLayer:
-    """A module with its own Params but no dtype in which it computes.
+    """A module with Params in containers, but no dtype in which it computes.
 
     Attributes:
         path: Its keys, from the model.
         kind: The name of its class.
-        params: Its Params, as in ``scale float32[8]``.
+        params: These Params, as in ``scales[0] float32[8]``.
     """
 
     path: Path
@@ -476,11 +472,12 @@ def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
     """The message about layers in which nothing can be set."""
     rows = [(paths.dotted(x.path), x.kind, ", ".join(x.params)) for x in unknown]
     return errors.message(
-        "A policy can set nothing in these layers: they have Params, but no attribute "
-        "`dtype`. They are as they were.",
+        "A policy can't set these Params: they are in containers, and their layers "
+        "have no attribute `dtype`. They are as they were.",
         where="\n".join(descriptions.aligned(descriptions.folded_rows(rows))),
-        way_out="Give their class `dtype` and `param_dtype`, which its methods use; or "
-        'say that they are to stay: exceptions={Class: "keep"}.',
+        way_out="Let each be an attribute of its layer, or give the class `dtype` and "
+        "`param_dtype`, which its methods use; or say that they are to stay: "
+        'exceptions={Class: "keep"}.',
     )
 
 
@@ -514,8 +511,8 @@ def default(
             nothing.
 
     Warns:
-        UnknownLayerWarning: When a model is made that has layers with Params but
-            without ``dtype``.
+        UnknownLayerWarning: When a model is made that has Params in containers, in
+            layers without ``dtype``.
 
     Example:
         >>> with nnx.precision.default("params=f32, compute=bf16, output=f32"):

@@ -19,7 +19,8 @@ into a filter.
 #   `Stack`, and back.
 # - `stacks.py`: `Stack`, equal layers by one loop, which is in `stack_loops.py`.
 # - `adaptations.py`: LoRA onto layers, into their kernels, or off again;
-#   `lora_layers.py`: the layers that can have it, and their new Variables.
+#   `lora_layers.py`: the layers that can have it; `lora_targets.py`: these,
+#   and Params of other modules, with their new Variables.
 
 from graftree import namespaces
 from graftree.surgery.adaptations import (

@@ -7,7 +7,7 @@ parts stay shared, and checkpoints of the plain model still fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,9 +21,9 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables import values, variables
 from graftree.nn import lora
 from graftree.nn.support import arguments
-from graftree.surgery import frozen_variables, lora_layers, selections
-from graftree.surgery.lora_layers import Factors, LowRank
-from graftree.surgery.selections import ModelPart
+from graftree.surgery import frozen_variables, lora_targets, selections
+from graftree.surgery.lora_layers import LowRank
+from graftree.surgery.lora_targets import Factors, Target
 
 
 def add_lora(
@@ -44,13 +44,16 @@ def add_lora(
     Its own Variables stay at their paths; the new ones are below them, at
     ``lora.lora_a`` and ``lora.lora_b``, and are sharded like the axes that they share
     with the kernel. Since ``lora_b`` starts as zeros, the outputs do not change yet.
-    You can adapt `Linear`, `LinearGeneral` (so the four of attention), `Conv` and
-    `Embed`, also in a `Stack`.
+    You can adapt `Linear`, `LinearGeneral` (so the four of attention), `Einsum`, `Conv`
+    and `Embed`, also in a `Stack`. If you select a Param that a module of your own has
+    as an attribute, the module's code reads the sum instead: of its last two axes, with
+    factors for each entry of leading ones, at ``lora.<name>.lora_a``.
 
     Args:
         model: A Module, or another object or container of layers.
         where: The layers: a pattern of paths such as ``"**.attention.{query,value}"``
-            (see `at`), a class, a function of path and module, or a list of these.
+            (see `at`), a class, a function of path and module, or a list of these. What
+            selects no layer selects Params.
         rank: The rank of the adaptations.
         rngs: Gives each layer two keys of the stream ``params``, in the order of paths.
         alpha: The scale times the rank; ``None``: a scale of one.
@@ -61,7 +64,7 @@ def add_lora(
         param_type: The class of the new Variables.
 
     Returns:
-        The first path of each layer.
+        The first path of each layer, or Param.
 
     Raises:
         ValueError: If nothing is selected, or something that can't be adapted: another
@@ -88,23 +91,30 @@ def add_lora(
     selections.check_model(model, call)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"{call} expects a positive integer as `rank`, got {rank!r}.")
-    found = selections.find(model, where, f"{call}: where", what="layer")
-    lora_layers.check(model, found, call)
-    lora_layers.check_owned(found)
+    targets = lora_targets.select(model, where, call)
+    lora_targets.check(model, targets, call)
+    lora_targets.check_owned(targets)
     scale = 1.0 if alpha is None else alpha / rank
     streams = [rngs.params] if isinstance(rngs, Rngs) else []
-    made = []
+    changes = []
     with arguments.undone_on_failure(*streams):
-        for _, layer in found:
+        for target in targets:
             keys = arguments.draw_key(rngs), arguments.draw_key(rngs)
-            dtype = layer.param_dtype if param_dtype is None else param_dtype
-            factors = Factors(layer, rank, dtype, param_type)
+            dtype = _param_dtype(target) if param_dtype is None else param_dtype
+            factors = Factors(target, rank, dtype, param_type)
             pair = factors.made(keys, (a_initializer, b_initializer))
-            made.append(LowRank(layer, *pair, scale=scale, param_dtype=dtype))
-    for (_, layer), adaptation in zip(found, made, strict=True):
-        layer.__class__ = lora_layers.ADAPTABLE[type(layer)].adapted
-        layer.lora = adaptation
-    return [path for path, _ in found]
+            changes.append(LowRank(target, *pair, scale=scale, param_dtype=dtype))
+    for target, change in zip(targets, changes, strict=True):
+        target.put_on(change)
+    return [target.own_path for target in targets]
+
+
+def _param_dtype(target: Target) -> Dtype:
+    """The dtype in which a layer stores its Params."""
+    if target.name is None:
+        return target.layer.param_dtype
+    dtype = target.kernel.get_raw_value().dtype
+    return jnp.dtype(jnp.float32) if dtype.itemsize == 1 else dtype
 
 
 def merge_lora(model: Any, where: Any = ...) -> list[Path]:
@@ -142,15 +152,15 @@ def merge_lora(model: Any, where: Any = ...) -> list[Path]:
         ('Linear', True)
     """
     call = "nnx.surgery.merge_lora"
-    found = _adapted(model, where, call)
-    _check_mergeable(model, found, call)
-    lora_layers.check_owned(found)
-    kernels = [lora_layers.kernel_of(layer) for _, layer in found]
-    merged = {id(layer): _merged(layer) for _, layer in found}
-    _check_finite(found, merged, call)
-    variables.write_all(kernels, [*merged.values()])
-    _take_off(found)
-    return [path for path, _ in found]
+    targets = _adapted(model, where, call)
+    _check_mergeable(model, targets, call)
+    lora_targets.check_owned(targets)
+    merged = [_merged(target) for target in targets]
+    _check_finite(targets, merged, call)
+    variables.write_all([target.kernel for target in targets], merged)
+    for target in targets:
+        target.take_off()
+    return [target.own_path for target in targets]
 
 
 def remove_lora(model: Any, where: Any = ...) -> list[Path]:
@@ -176,24 +186,25 @@ def remove_lora(model: Any, where: Any = ...) -> list[Path]:
         >>> list(nnx.state(model.layers[0]))
         ['bias', 'kernel']
     """
-    found = _adapted(model, where, "nnx.surgery.remove_lora")
-    lora_layers.check_owned(found)
-    _take_off(found)
-    return [path for path, _ in found]
+    targets = _adapted(model, where, "nnx.surgery.remove_lora")
+    lora_targets.check_owned(targets)
+    for target in targets:
+        target.take_off()
+    return [target.own_path for target in targets]
 
 
-def _take_off(layers: Sequence[ModelPart]) -> None:
-    for _, layer in layers:
-        del layer.lora
-        layer.__class__ = lora_layers.PLAIN[type(layer)]
-
-
-def _adapted(model: Any, where: Any, call: str) -> list[ModelPart]:
-    """The layers with LoRA in the selected parts of a model."""
+def _adapted(model: Any, where: Any, call: str) -> list[Target]:
+    """What has LoRA in the selected parts of a model."""
     selections.check_model(model, call)
     inside = selections.inside(model, where, call)
-    found = [part for part in inside if type(part.value) in lora_layers.PLAIN]
-    own = {id(layer.lora) for _, layer in found}
+    ids = {id(part.value) for part in inside}
+    targets = [
+        target
+        for part in selections.parts_of(model)
+        for target in lora_targets.adapted_in(part)
+        if {id(target.layer), id(target.kernel)} & ids
+    ]
+    own = {id(target.change) for target in targets}
     others = [part for part in inside if isinstance(part.value, lora.LoRA)]
     selections.refuse(
         others,
@@ -201,19 +212,19 @@ def _adapted(model: Any, where: Any, call: str) -> list[ModelPart]:
         f"{call}: LoRA that belongs to no layer that it knows.",
         "Select by `where` what nnx.surgery.add_lora changed.",
     )
-    if not found:
+    if not targets:
         there = "the model" if where is ... else patterns.describe(where)
         raise ValueError(f"{call}: no layer in {there} has LoRA.")
-    return found
+    return targets
 
 
-def _check_mergeable(model: Any, layers: Sequence[ModelPart], call: str) -> None:
+def _check_mergeable(model: Any, targets: Sequence[Target], call: str) -> None:
     """Raises unless all adaptations can be merged."""
     places = selections.places_of(model)
     wrapped = selections.ids_overwritten(model)
     selections.refuse(
-        layers,
-        lambda x: _reason_to_keep(x, places, id(x) in wrapped),
+        [(target.own_path, target) for target in targets],
+        lambda target: _reason_to_keep(target, places, wrapped),
         f"{call}: some adaptations can't be merged.",
         "Leave them as they are by `where`, or give the layer a kernel of its own: "
         "layer.kernel = nnx.clone(layer.kernel).",
@@ -221,15 +232,15 @@ def _check_mergeable(model: Any, layers: Sequence[ModelPart], call: str) -> None
 
 
 def _reason_to_keep(
-    layer: Any, places: Mapping[int, list[Path]], is_wrapped: bool
+    target: Target, places: Mapping[int, list[Path]], wrapped: Container[int]
 ) -> str | None:
     """The reason why an adaptation can't be merged, if there is one."""
-    kernel = lora_layers.kernel_of(layer)
+    kernel = target.kernel
     cls = type(kernel)
     if len(places[id(kernel)]) > 1:
         listed = ", ".join(map(paths.dotted, places[id(kernel)]))
         return f"its kernel is shared: {listed}"
-    if is_wrapped:
+    if id(target.layer) in wrapped:
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
     if behaviour := frozen_variables.own_behaviour(cls):
         return f"its kernel, a {cls.__name__}, has behaviour of its own: {behaviour}"
@@ -237,28 +248,27 @@ def _reason_to_keep(
         return "its kernel has a hook `on_get_value`"
     if values.is_stand_in(kernel.get_raw_value()):
         return "its kernel is abstract"
-    if not getattr(layer.lora, "adapts_attend", True):
+    if not getattr(target.change, "adapts_attend", True):
         return "its `attend` is not adapted, but would be; lora.adapts_attend = True"
     return None
 
 
-def _check_finite(
-    layers: Sequence[ModelPart], merged: Mapping[int, Any], call: str
-) -> None:
+def _check_finite(targets: Sequence[Target], merged: Sequence[Any], call: str) -> None:
     """Raises if a finite kernel would no longer be finite; ignores tracers."""
 
-    def reason_against(layer: Any) -> str | None:
-        new = merged[id(layer)]
+    def reason_against(pair: tuple[Target, Any]) -> str | None:
+        target, new = pair
         if isinstance(new, _jax.Tracer):
             return None
-        kernel = lora_layers.kernel_of(layer)[...]
+        kernel = target.kernel[...]
         lost = int(jnp.sum(jnp.isfinite(kernel) & ~jnp.isfinite(new)))
         most = float(jnp.finfo(new.dtype).max)
         words = f"{lost} of {new.size} numbers are no longer finite in {new.dtype}"
         return f"{words}, whose largest is {most:g}" if lost else None
 
+    pairs = zip(targets, merged, strict=True)
     selections.refuse(
-        layers,
+        [(pair[0].own_path, pair) for pair in pairs],
         reason_against,
         f"{call}: some kernels would overflow. Nothing has changed.",
         "Give these a wider dtype first: kernel.set_value(kernel[...].astype("
@@ -266,21 +276,22 @@ def _check_finite(
     )
 
 
-def _merged(layer: Any) -> jax.Array:
+def _merged(target: Target) -> jax.Array:
     """The kernel with its adaptation; its dtype and sharding stay."""
-    kernel = jnp.asarray(lora_layers.kernel_of(layer)[...])
+    kernel = jnp.asarray(target.kernel[...])
     # JAX promotes no float8.
     is_tiny = kernel.dtype.itemsize == 1
     wide = jnp.float32 if is_tiny else jnp.promote_types(kernel.dtype, jnp.float32)
-    a, b = (x[...].astype(wide) for x in (layer.lora.lora_a, layer.lora.lora_b))
-    _, in_sizes, out_sizes = lora_layers.sizes_of(layer)
-    apart = kernel.shape[: kernel.ndim - len(in_sizes) - len(out_sizes)]
-    rank = a.shape[-1]
+    pair = target.change.lora_a, target.change.lora_b
+    a, b = (x[...].astype(wide) for x in pair)
+    axes, rank = target.axes, a.shape[-1]
+    grouped = axes.grouped(kernel.shape)
+    apart = grouped[: kernel.ndim - len(axes.ins) - len(axes.outs)]
     a, b = a.reshape(*apart, -1, rank), b.reshape(*apart, rank, -1)
-    change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-    scale = getattr(layer.lora, "scale", 1.0)
-    merged = kernel.astype(wide) + scale * change.reshape(kernel.shape)
-    merged = merged.astype(kernel.dtype)
+    change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST).reshape(grouped)
+    change = change.transpose(axes.ungrouped(range(kernel.ndim)))
+    scale = getattr(target.change, "scale", 1.0)
+    merged = (kernel.astype(wide) + scale * change).astype(kernel.dtype)
     if isinstance(merged, _jax.Tracer) or not isinstance(
         kernel.sharding, NamedSharding
     ):

@@ -1,14 +1,21 @@
-"""Layers with a low-rank adaptation: those that can have it, and their new classes.
+"""What can have a low-rank adaptation, and how it computes with it.
 
-Each stays a layer of its kind, with the same Variables at the same paths, and gets one
-more attribute, ``lora``. Its kernel counts as ``kernel + scale * lora_a @ lora_b``,
-computed from left to right, so that the product of the two is never made:
+A kernel, or a Param of a user's own module, counts as ``kernel + scale * lora_a @
+lora_b``. Its module stays a layer of its kind, with the same Variables at the same
+paths, and gets one more attribute, ``lora``. Known layers get a class that computes
+from left to right, so that the product of the two is never made:
 
     layer            lora_a                      lora_b
     Linear           [in, rank]                  [rank, out]
     LinearGeneral    [*batch, *in, rank]         [*batch, rank, *out]
+    Einsum           [*batch, *in, rank]         [*batch, rank, *out]
     Conv             [*kernel_size, in, rank]    [rank, out]
     Embed            [num_embeddings, rank]      [rank, features]
+
+What the code of another module computes with its Param is not known, so it reads the
+sum (``nn/own_params.py``):
+
+    own Param        [*leading, in, rank]        [*leading, rank, out]
 
 A `Stack` adds leading axes in front.
 """
@@ -16,30 +23,25 @@ A `Stack` adds leading axes in front.
 from __future__ import annotations
 
 import functools
-import math
+import string
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
-from graftree import _jax
-from graftree.annotations import Dtype, Initializer, Path
-from graftree.core import paths
-from graftree.core.objects import bookkeeping
-from graftree.core.variables import metadata as variable_metadata, values, variables
+from graftree import errors
+from graftree.annotations import Dtype, Shape
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, linear, lora
 from graftree.nn.support import arguments, meshes
-from graftree.surgery import selections
 
 
 class LowRank(lora.LoRA):
     """The low-rank part of a layer: two Variables and a scale.
 
     Args:
-        layer: The layer.
+        target: The `Target` that is adapted.
         lora_a: The Variable that meets the inputs.
         lora_b: The Variable that gives the outputs.
         scale: A factor, ``alpha / rank``.
@@ -51,20 +53,21 @@ class LowRank(lora.LoRA):
 
     def __init__(
         self,
-        layer: Any,
+        target: Any,
         lora_a: Variable[Any],
         lora_b: Variable[Any],
         *,
         scale: float,
         param_dtype: Dtype,
     ):
-        _, ins, outs = sizes_of(layer)
+        _, ins, outs, _ = target.axes
         is_matrix = len(ins) == len(outs) == 1
         self.in_features = ins[0] if is_matrix else ins
         self.out_features = outs[0] if is_matrix else outs
         self.scale = scale
         self.adapts_attend = True
-        self.dtype = vars(layer)["dtype"]  # of an Embed, only if one was set
+        # Of an Embed, only if one was set.
+        self.dtype = vars(target.layer)["dtype"] if target.name is None else None
         self.param_dtype = param_dtype
         self.promote_dtype = arguments.promote_dtype
         self.lora_a = lora_a
@@ -74,6 +77,15 @@ class LowRank(lora.LoRA):
     def rank(self) -> int:
         """The size of the axis between the two Variables."""
         return self.lora_a.shape[-1]
+
+    def added_to(self, kernel: jax.Array) -> jax.Array:
+        """What a module's own Param counts as, in its own dtype."""
+        a, b = self.lora_a[...], self.lora_b[...]
+        is_tiny = kernel.dtype.itemsize == 1  # JAX promotes no float8
+        own = jnp.float32 if is_tiny else kernel.dtype
+        wide = jnp.promote_types(own, jnp.promote_types(a.dtype, b.dtype))
+        change = jnp.matmul(a.astype(wide), b.astype(wide)) * self.scale
+        return (kernel.astype(wide) + change.astype(wide)).astype(kernel.dtype)
 
     def operands(self, inputs: Any) -> tuple[Any, Any, Any]:
         """The inputs and the two arrays, the second one scaled, in one dtype."""
@@ -157,6 +169,61 @@ class LoRALinearGeneral(linear.LinearGeneral):
         return _chained(x, a, b, axis, num_batch, precision=self.precision, **options)
 
 
+class LoRAEinsum(linear.Einsum):
+    """An `Einsum` with a low-rank adaptation for its own equation."""
+
+    lora: LowRank
+
+    def __call__(
+        self, inputs: Any, einsum_str: str | None = None, out_sharding: Any = None
+    ) -> Any:
+        """Contracts ``inputs`` with the kernel, as the `Einsum` does.
+
+        Raises:
+            ValueError: If the equation is another one than that of the layer.
+        """
+        if einsum_str is not None and einsum_str.replace(" ", "") != self.einsum_str:
+            raise ValueError(
+                errors.message(
+                    f"An Einsum with LoRA for {self.einsum_str!r} was called with "
+                    f"another equation: {einsum_str!r}.",
+                    way_out="Make it with einsum_str=None before nnx.surgery.add_lora, "
+                    "and select its kernel by path; it then serves all equations.",
+                )
+            )
+        return _sum(super().__call__, self._change, inputs, out_sharding)
+
+    def _change(self, inputs: Any, **options: Any) -> jax.Array:
+        x, a, b = self.lora.operands(inputs)
+        first, second = _low_rank_equations(self.einsum_str)
+        hidden = self.einsum_op(first, x, a, precision=self.precision)
+        return self.einsum_op(second, hidden, b, precision=self.precision, **options)
+
+
+def roles(equation: str) -> tuple[str, str, str]:
+    """The letters of a kernel: of batch axes, of inputs and of outputs."""
+    operands, outputs = equation.split("->")
+    inputs, kernel = operands.split(",")
+    return (
+        "".join(x for x in kernel if x in inputs and x in outputs),
+        "".join(x for x in kernel if x in inputs and x not in outputs),
+        "".join(x for x in kernel if x not in inputs and x in outputs),
+    )
+
+
+def _low_rank_equations(equation: Any) -> tuple[str, str]:
+    """The equations that contract inputs with ``lora_a``, and that with ``lora_b``."""
+    operands, outputs = equation.split("->")
+    inputs, _ = operands.split(",")
+    batch, ins, outs = roles(equation)
+    rank = next(x for x in string.ascii_letters if x not in equation)
+    hidden = "".join(x for x in inputs if x not in ins) + rank
+    return (
+        f"{inputs},{batch}{ins}{rank}->{hidden}",
+        f"{hidden},{batch}{rank}{outs}->{outputs}",
+    )
+
+
 class LoRAConv(conv.Conv):
     """A `Conv` with a low-rank adaptation: one to ``rank`` channels, and from these."""
 
@@ -204,8 +271,39 @@ class LoRAEmbed(linear.Embed):
         return _chained(x, b.T, a.T, (x.ndim - 1,), 0, **options)
 
 
-# The sizes of the batch axes, of those that meet the inputs, and of the outputs.
-Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+class Axes(NamedTuple):
+    """The axes of a kernel, except leading ones of a `Stack`.
+
+    Attributes:
+        batch: The sizes of those in both factors.
+        ins: The sizes of those that meet inputs.
+        outs: The sizes of those that outputs have.
+        order: Which of these, numbered one after the other, each axis is.
+    """
+
+    batch: Shape
+    ins: Shape
+    outs: Shape
+    order: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the kernel."""
+        sizes = (*self.batch, *self.ins, *self.outs)
+        return tuple([sizes[i] for i in self.order]) if self.order else sizes
+
+    def grouped(self, entries: Sequence[Any]) -> tuple[Any, ...]:
+        """Entries for all axes of the kernel by role, behind those of leading axes."""
+        lead = len(entries) - len(self.shape)
+        order = self.order or range(len(self.shape))
+        own = entries[lead:]
+        return (*entries[:lead], *[own[order.index(i)] for i in range(len(own))])
+
+    def ungrouped(self, entries: Sequence[Any]) -> tuple[Any, ...]:
+        """The inverse of `grouped`."""
+        lead = len(entries) - len(self.shape)
+        order = self.order or range(len(self.shape))
+        return (*entries[:lead], *[entries[lead + i] for i in order])
 
 
 class Adaptable(NamedTuple):
@@ -213,194 +311,42 @@ class Adaptable(NamedTuple):
 
     Attributes:
         adapted: The class that a layer gets.
-        axes: ``layer -> (batch sizes, in sizes, out sizes)`` of the kernel.
+        axes: ``layer -> Axes`` of the kernel.
         kernel: The name of its kernel.
     """
 
     adapted: type
-    axes: Callable[[Any], Sizes]
+    axes: Callable[[Any], Axes]
     kernel: str = "kernel"
 
 
-def _of_general(layer: Any) -> Sizes:
+def _of_general(layer: Any) -> Axes:
     batch = tuple(layer.batch_axis[axis] for axis in sorted(layer.batch_axis))
-    return batch, layer.in_features, layer.out_features
+    return Axes(batch, layer.in_features, layer.out_features)
+
+
+def _of_einsum(layer: Any) -> Axes:
+    letters = layer.einsum_str.split("->")[0].split(",")[1]
+    sizes = dict(zip(letters, layer.kernel_shape, strict=True))
+    by_role = roles(layer.einsum_str)
+    order = tuple(["".join(by_role).index(x) for x in letters])
+    batch, ins, outs = (tuple([sizes[x] for x in role]) for role in by_role)
+    return Axes(batch, ins, outs, order)
 
 
 ADAPTABLE: dict[type, Adaptable] = {
     linear.Linear: Adaptable(
-        LoRALinear, lambda x: ((), (x.in_features,), (x.out_features,))
+        LoRALinear, lambda x: Axes((), (x.in_features,), (x.out_features,))
     ),
     linear.LinearGeneral: Adaptable(LoRALinearGeneral, _of_general),
+    linear.Einsum: Adaptable(LoRAEinsum, _of_einsum),
     conv.Conv: Adaptable(
-        LoRAConv, lambda x: ((), tuple(x.kernel_shape[:-1]), (x.out_features,))
+        LoRAConv, lambda x: Axes((), tuple(x.kernel_shape[:-1]), (x.out_features,))
     ),
     linear.Embed: Adaptable(
-        LoRAEmbed, lambda x: ((), (x.num_embeddings,), (x.features,)), "embedding"
+        LoRAEmbed, lambda x: Axes((), (x.num_embeddings,), (x.features,)), "embedding"
     ),
 }
 # The classes of layers with LoRA, and the classes that they get back.
 PLAIN: dict[type, type] = {x.adapted: plain for plain, x in ADAPTABLE.items()}
 PLAIN[lora.LoRALinear] = linear.Linear
-
-
-def is_adapted(layer: Any) -> bool:
-    """Whether `add_lora` has adapted a layer."""
-    return type(layer) in PLAIN and type(layer) is not lora.LoRALinear
-
-
-def plain_of(layer: Any) -> type:
-    """The class of a layer, or the one that it had without LoRA."""
-    return PLAIN.get(type(layer), type(layer))
-
-
-def is_adaptable(layer: Any) -> bool:
-    """Whether its class is adapted, or can be."""
-    return plain_of(layer) in ADAPTABLE
-
-
-def kernel_of(layer: Any) -> Variable[Any]:
-    """The kernel of a layer, with or without LoRA."""
-    return getattr(layer, ADAPTABLE[plain_of(layer)].kernel)
-
-
-def sizes_of(layer: Any) -> Sizes:
-    """The sizes of the axes of its kernel, except leading ones."""
-    return ADAPTABLE[plain_of(layer)].axes(layer)
-
-
-def _reason_against(layer: Any, is_wrapped: bool) -> str | None:
-    """The reason why a layer can't be adapted, if there is one."""
-    cls = type(layer)
-    if cls not in ADAPTABLE:
-        return _reason_against_class(cls)
-    name, kernel = ADAPTABLE[cls].kernel, kernel_of(layer)
-    expected = tuple(size for sizes in sizes_of(layer) for size in sizes)
-    shape = getattr(kernel, "shape", ())
-    if hasattr(layer, "lora"):
-        return f"this {cls.__name__} has an attribute `lora`"
-    if not isinstance(kernel, Variable) or tuple(shape[-len(expected) :]) != expected:
-        return f"its {name} is {shape}, and not {expected}"
-    if is_wrapped:
-        return "SpectralNorm or WeightNorm overwrites its weights in each call"
-    if cls is conv.Conv and layer.feature_group_count != 1:
-        return f"a Conv with feature_group_count={layer.feature_group_count}"
-    if cls is conv.Conv and layer.mask is not None:
-        return "a Conv with a mask"
-    return None
-
-
-def _reason_against_class(cls: type) -> str:
-    if cls in PLAIN or issubclass(cls, lora.LoRA):
-        return f"{cls.__name__} has LoRA already"
-    if issubclass(cls, tuple(ADAPTABLE)):
-        return f"{cls.__name__} is a subclass, which may compute something else"
-    return f"{cls.__name__} has no kernel that can be adapted"
-
-
-def check(model: Any, layers: Sequence[tuple[Path, Any]], call: str) -> None:
-    """Raises a ValueError unless all of the selected parts can be adapted."""
-    wrapped = selections.ids_overwritten(model)
-    known = ", ".join(sorted(cls.__name__ for cls in ADAPTABLE))
-    selections.refuse(
-        layers,
-        lambda x: _reason_against(x, id(x) in wrapped),
-        f"{call}: some of what is selected can't be adapted.",
-        f"Select layers of the classes {known}, for example by "
-        "nnx.All(nnx.Linear, nnx.surgery.at('blocks.**')).",
-    )
-
-
-def check_owned(layers: Sequence[selections.ModelPart]) -> None:
-    """Raises unless the current trace may change all of the layers."""
-    for path, layer in layers:
-        bookkeeping.check_owned(layer, paths.dotted(path))
-
-
-# The metadata that factors take over from their kernel.
-_INHERITED = frozenset(
-    {"out_sharding", "mesh", "sharding_rules", *variable_metadata.REQUIRED}
-)
-
-
-class Factors:
-    """Makes both Variables for a layer.
-
-    Args:
-        layer: The layer, which can be adapted.
-        rank: The rank of the adaptation.
-        dtype: The dtype of the Variables.
-        kind: Their class.
-    """
-
-    def __init__(self, layer: Any, rank: int, dtype: Dtype, kind: Any) -> None:
-        self._kernel = kernel_of(layer)
-        self._dtype = dtype
-        self._kind = kind
-        _, in_sizes, out_sizes = sizes_of(layer)
-        shape = tuple(self._kernel.shape)
-        self._apart = shape[: len(shape) - len(in_sizes) - len(out_sizes)]
-        self._num_inputs = len(in_sizes)
-        self._sizes = (*in_sizes, rank), (rank, *out_sizes)
-        rows, columns = math.prod(in_sizes), math.prod(out_sizes)
-        self._flat = (rows, rank), (rank, columns)
-
-    def made(
-        self, keys: Sequence[jax.Array], initializers: Sequence[Initializer]
-    ) -> list[Variable[Any]]:
-        """Makes ``lora_a`` and ``lora_b``."""
-        pairs = enumerate(zip(keys, initializers, strict=True))
-        return [self._placed(i, self._initial(i, *pair)) for i, pair in pairs]
-
-    def _initial(self, number: int, key: jax.Array, initializer: Initializer) -> Any:
-        shape, flat = (*self._apart, *self._sizes[number]), self._flat[number]
-
-        def make(key: jax.Array) -> jax.Array:
-            if not self._apart:
-                return jnp.reshape(initializer(key, flat, self._dtype), shape)
-            keys = jax.random.split(key, math.prod(self._apart))
-            made = jax.vmap(lambda key: initializer(key, flat, self._dtype))(keys)
-            return jnp.reshape(made, shape)
-
-        is_abstract = values.is_stand_in(self._kernel.get_raw_value())
-        return jax.eval_shape(make, key) if is_abstract else make(key)
-
-    def _placed(self, number: int, value: Any) -> Variable[Any]:
-        """A Variable with the annotation of the kernel, where the kernel is."""
-        given = variables.metadata_of(self._kernel)
-        entries = {name: given[name] for name in given if name in _INHERITED}
-        if "out_sharding" in entries:
-            entries["out_sharding"] = self._part(number, entries["out_sharding"])
-        own = getattr(self._kernel.get_value(), "sharding", None)
-        if isinstance(own, NamedSharding) and not isinstance(value, _jax.Tracer):
-            value = _moved(value, self._part(number, own))
-        elif entries.get("mesh") or not jax.sharding.get_abstract_mesh().empty:
-            return self._kind(value, **entries)
-        # It is where the kernel is. There may be no mesh now to place it.
-        eager = entries.pop("eager_sharding")
-        variable = self._kind(value, **entries, eager_sharding=False)
-        variable.set_metadata(eager_sharding=eager)
-        return variable
-
-    def _part(self, number: int, annotation: Any) -> Any:
-        """The part of a kernel's annotation for the axes that one of the two has."""
-        if isinstance(annotation, NamedSharding):
-            spec = self._part(number, annotation.spec)
-            return NamedSharding(annotation.mesh, spec)
-        if not isinstance(annotation, (tuple, list, PartitionSpec)) or not annotation:
-            return annotation if isinstance(annotation, PartitionSpec) else None
-        missing = len(self._kernel.shape) - len(annotation)
-        entries = (*annotation, *[None] * missing)
-        inputs = len(self._apart) + self._num_inputs
-        parts = (
-            (*entries[:inputs], None),
-            (*entries[: len(self._apart)], None, *entries[inputs:]),
-        )
-        is_spec = isinstance(annotation, PartitionSpec)
-        return PartitionSpec(*parts[number]) if is_spec else parts[number]
-
-
-def _moved(value: Any, sharding: NamedSharding) -> Any:
-    if isinstance(value, jax.ShapeDtypeStruct):
-        return value.update(sharding=sharding)
-    return jax.device_put(value, sharding)

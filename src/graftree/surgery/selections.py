@@ -8,7 +8,7 @@ only the first path.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from graftree import errors
@@ -104,7 +104,7 @@ def find(
     where: Any,
     call: str,
     *,
-    among: Callable[[Any], bool] = nodes.is_node_module,
+    among: Sequence[Callable[[Any], bool]] = (nodes.is_node_module,),
     what: str = "module",
 ) -> list[ModelPart]:
     """The parts that are selected.
@@ -113,7 +113,7 @@ def find(
         root: The model.
         where: A pattern, class or predicate, or a list of these.
         call: The function that was called, with its argument, for messages.
-        among: The parts to choose from.
+        among: The parts to choose from: of several kinds, the first one that matches.
         what: Their kind, in the singular.
 
     Raises:
@@ -121,21 +121,25 @@ def find(
         ValueError: If a pattern is malformed, or nothing matches; each selection of a
             list must match something.
     """
-    candidates = [part for part in parts_of(root) if among(part.value)]
+    every = parts_of(root)
+    known = [path for path, x in every if path and any(kind(x) for kind in among)]
     chosen: set[int] = set()
     for single in where if isinstance(where, (list, tuple)) else [where]:
         predicate = patterns.to_predicate(single)
-        if isinstance(predicate, patterns.Pattern):
-            found = {id(x) for x in _matched(root, predicate) if among(x)}
-        else:
-            found = {id(x) for path, x in candidates if predicate(path, x)}
-        if not found:
-            known = [path for path, _ in candidates if path]
+        matches: set[int] = set()
+        for kind in among:
+            if isinstance(predicate, patterns.Pattern):
+                matches = {id(x) for x in _matched(root, predicate) if kind(x)}
+            else:
+                matches = {id(x) for path, x in every if kind(x) and predicate(path, x)}
+            if matches:
+                break
+        if not matches:
             raise patterns.no_match_error(call, single, known, what=what)
-        chosen |= found
+        chosen |= matches
     if not chosen:
         raise patterns.no_match_error(call, where, [], what=what)
-    return [part for part in candidates if id(part.value) in chosen]
+    return [part for part in every if id(part.value) in chosen]
 
 
 def _matched(root: Any, pattern: patterns.Pattern) -> Iterator[Any]:
@@ -172,7 +176,7 @@ def inside(root: Any, where: Any, call: str) -> list[ModelPart]:
     every = parts_of(root)
     if where is ...:
         return every
-    found = find(root, where, f"{call}: where", among=lambda x: True, what="part")
+    found = find(root, where, f"{call}: where", among=(lambda x: True,), what="part")
     ids = {id(x) for _, part in found for _, x in parts_of(part)}
     return [part for part in every if id(part.value) in ids]
 

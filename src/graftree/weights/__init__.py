@@ -15,7 +15,7 @@ those that are left. `load_adapter` and `save_adapter` handle LoRA adapters of P
 #
 # - `loading.py`: a file into a model, each device its part; `saving.py`: a model into
 #   files, whole or not at all; `drafts.py`: a table to begin with; `adapters.py`: LoRA
-#   as PEFT has it.
+#   as PEFT has it, with the layers and parameters in `adapter_layers.py`.
 # - `tables.py`: the table, and its use on a model; `layouts.py`: the axes of a
 #   tensor, as in `"o i -> i o"`; `torch_layouts.py`: how PyTorch stores our layers.
 # - `sources.py`: the source at a path; `.npz` files; arrays of NumPy, JAX or PyTorch.

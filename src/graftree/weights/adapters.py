@@ -11,6 +11,12 @@ are stored; inputs and outputs are in the same order as there, heads included:
     [in, out]               [rank, in]           [out, rank]           GPT-2's Conv1D
     [out, in, *kernel]      [rank, in, *kernel]  [out, rank, 1, ...]
     [rows, features]        [rank, rows]         [features, rank]      an embedding
+    [experts, out, in]      [experts * rank, in] [out, rank * experts] a parameter
+
+A Param of a user's own module is a ``target_parameter`` there: the factors are named
+after its module. If several parameters of a module are adapted, PEFT wraps the module
+once for each, in the order in which it has them: ``experts.lora_A.weight`` belongs to
+the last one, ``experts.base_layer.lora_A.weight`` to the one before.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,11 +36,9 @@ from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
-from graftree.nn import linear
 from graftree.sharding import collectives
-from graftree.surgery import adaptations, lora_layers, selections
-from graftree.weights import loading, saving, sources, tables
-from graftree.weights.layouts import Axis, Layout, Solved, Unit
+from graftree.surgery import adaptations, lora_layers, lora_targets, selections
+from graftree.weights import adapter_layers, loading, saving, sources, tables
 from graftree.weights.stored_tensors import Source, misuse
 from graftree.weights.tables import Tensor
 
@@ -48,45 +52,13 @@ _NAME = re.compile(
 _BASE = "base_layer.weight"
 
 
-class _Adaptation(NamedTuple):
-    """The settings of an adapter for a layer: the rank, and the scale times it."""
-
-    rank: int
-    alpha: float
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}, alpha {self.alpha:g}"
-
-
-class _AdaptableLayer(NamedTuple):
-    """A layer that can be adapted.
-
-    Attributes:
-        path: Its path in the model.
-        layer: The layer.
-        weight: Its weight in a file.
-        layouts: Those of its factors.
-    """
-
-    path: Path
-    layer: Any
-    weight: Tensor
-    layouts: tuple[Layout, Layout]
-
-    @property
-    def factors(self) -> tuple[str, str]:
-        """The names of its factors in PEFT."""
-        if isinstance(self.layer, linear.Embed):
-            return "lora_embedding_A", "lora_embedding_B"
-        return "lora_A.weight", "lora_B.weight"
-
-
 def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     """Loads a LoRA adapter of PEFT onto a model, in place: all of it, or none.
 
     If the model has no adapted layers, the layers for which the adapter has factors are
     adapted, as by `nnx.surgery.add_lora`. If it has some, they must be the same layers,
-    with the same rank and scale. As in PEFT, the `attend` of an Embed is not adapted.
+    with the same rank and scale. As in PEFT, the `attend` of an Embed is adapted only
+    by an adapter with ``ensure_weight_tying``.
 
     Args:
         folder: Has an ``adapter_config.json`` and an ``adapter_model.safetensors``.
@@ -120,18 +92,23 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     """
     folder = pathlib.Path(folder).expanduser()
     config = _config(folder / CONFIG)
-    tensors = tables.as_mapping(mapping).tensors(model)
-    known = _layers(model, tensors)
+    table = tables.as_mapping(mapping)
+    tensors = table.tensors(model)
+    known = _configurable(config, adapter_layers.layers_of(model, tensors))
     with sources.open(folder / FILE) as source:
-        names = _names(source, known, tensors)
+        tied = table.tied if config.get("ensure_weight_tying") else {}
+        names = _names(source, known, tensors, tied)
         layers = {name: known[name] for name in names}
+        adapter_layers.check_axes(layers, "nnx.weights.load_adapter")
         kinds = {name: _configured(config, name) for name in layers}
         for name, layer in layers.items():
             _check_factors(name, source, layer, names[name], kinds[name].rank)
         adapted, is_new = _prepare(model, layers, kinds)
         try:
             factors = [
-                x for n, layer in layers.items() for x in _factors(layer, names[n])
+                x
+                for n, layer in layers.items()
+                for x in adapter_layers.factors_of(layer, names[n])
             ]
             arrays = loading.arrays_from(source, factors)
         except BaseException:  # also Ctrl-C: the model is as it was before
@@ -140,8 +117,9 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
             raise
     updates.write_at(model, arrays)
     for layer in layers.values():
-        if isinstance(layer.layer, lora_layers.LoRAEmbed):
-            layer.layer.lora.adapts_attend = False
+        if layer.factors is adapter_layers.FACTORS_OF_EMBED:
+            is_tied = bool(config.get("ensure_weight_tying"))
+            layer.target.change.adapts_attend = is_tied
     return adapted
 
 
@@ -155,6 +133,9 @@ def save_adapter(
 ) -> None:
     """Writes the LoRA factors of a model in the format of PEFT.
 
+    If an Embed is adapted, and so its `attend`, the config has ``ensure_weight_tying``:
+    PEFT then adapts a head that is tied to the embedding in the same way.
+
     Args:
         folder: Gets an ``adapter_config.json`` and an ``adapter_model.safetensors``.
         model: The model; its adapted layers are found.
@@ -164,7 +145,7 @@ def save_adapter(
 
     Raises:
         ValueError: If no layer is adapted, the table lacks an adapted one, or the
-            `attend` of an Embed is adapted too.
+            `attend` of some Embeds is adapted, and that of others not.
 
     Example:
         >>> import pathlib, tempfile
@@ -201,143 +182,86 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
     Raises:
         ValueError: If it can't be written.
     """
-    layers = _layers(model, tables.as_mapping(mapping).tensors(model))
-    adapted = {n: x for n, x in layers.items() if lora_layers.is_adapted(x.layer)}
-    known = {id(x.layer) for x in adapted.values()}
-    unknown = [
-        paths.dotted(path)
-        for path, x in selections.parts_of(model)
-        if lora_layers.is_adapted(x) and id(x) not in known
-    ]
+    layers = adapter_layers.layers_of(model, tables.as_mapping(mapping).tensors(model))
+    adapted = {name: x for name, x in layers.items() if x.is_adapted}
+    known = {x.path for x in adapted.values()}
+    unknown = [paths.dotted(x) for x in _adapted_paths(model) if x not in known]
     if unknown or not adapted:
         what = "the table lacks adapted layers" if unknown else "no layer is adapted"
         raise misuse(
             f"nnx.weights.save_adapter: {what}. Nothing was written.",
             unknown,
             "nnx.surgery.add_lora adapts layers; each needs a line in the table for "
-            "its weight.",
+            "its weight, which has one axis of inputs and one of outputs there.",
         )
-    wrong = [
-        paths.dotted(x.path)
+    embeds = [
+        x.target
         for x in adapted.values()
-        if isinstance(x.layer, lora_layers.LoRAEmbed) and x.layer.lora.adapts_attend
+        if x.factors is adapter_layers.FACTORS_OF_EMBED
     ]
-    if wrong:
+    ties = {x.change.adapts_attend for x in embeds}
+    if len(ties) > 1:
         raise misuse(
-            "nnx.weights.save_adapter: PEFT adapts what an embedding looks up, and not "
-            "its `attend`. Nothing was written.",
-            wrong,
-            "If the model does not call it, or should not adapt it, set "
-            "`lora.adapts_attend = False` there.",
+            "nnx.weights.save_adapter: PEFT adapts the `attend` of all embeddings, or "
+            "of none. Nothing was written.",
+            [f"{paths.dotted(x.path)}: {x.change.adapts_attend}" for x in embeds],
+            "Where the model does not call it, set `lora.adapts_attend` as in the "
+            "others.",
         )
     tensors = [
         tensor
-        for name, x in adapted.items()
-        for tensor in _factors(x, {f: f"{PREFIX}{name}.{f}" for f in x.factors})
-    ]
-    kinds = {name: _adaptation_of(x.layer) for name, x in adapted.items()}
-    return tensors, _written(kinds, [*layers])
-
-
-# ------------------------------------------------------------------------- the layers
-
-
-def _layers(model: Any, tensors: Sequence[Tensor]) -> dict[str, _AdaptableLayer]:
-    """The layers that can be adapted, by the names of their weights in files."""
-    modules = {x.path: x.value for x in selections.parts_of(model)}
-    found = {}
-    for tensor in tensors:
-        path = tensor.arrays[0].path[:-1]
-        layer = modules.get(path)
-        is_kernel = (
-            len(tensor.arrays) == 1
-            and tensor.name.endswith(".weight")
-            and lora_layers.is_adaptable(layer)
-            and lora_layers.kernel_of(layer) is tensor.arrays[0].leaf
+        for module, name in adapter_layers.modules_of(adapted).items()
+        for tensor in adapter_layers.factors_of(
+            adapted[name],
+            {f: f"{PREFIX}{module}.{f}" for f in adapted[name].factors},
         )
-        if is_kernel:
-            batch, _, outs = lora_layers.sizes_of(layer)
-            of_factors = _layouts(tensor.solved, len(outs))
-            if of_factors is not None and not batch:
-                name = tensor.name.removesuffix(".weight")
-                found[name] = _AdaptableLayer(path, layer, tensor, of_factors)
-    return found
+    ]
+    config = _written(adapted, [*layers])
+    return tensors, config | {"ensure_weight_tying": True in ties}
 
 
-def _layouts(weight: Solved, num_outputs: int) -> tuple[Layout, Layout] | None:
-    """The layouts of both factors of a weight, in the file and in our adapted layers.
-
-    Args:
-        weight: The layout of the weight, which is not fused.
-        num_outputs: How many of our axes, the last ones, are outputs.
-
-    Returns:
-        ``None`` if the weight in the file has not just one axis of outputs.
-    """
-    ours, groups = weight.layout.ours, [*weight.layout.groups]
-    split = len(ours) - num_outputs
-    ins = {name for names in ours[:split] for name in names}
-    outs = {name for names in ours[split:] for name in names}
-    names = [{x.name for unit in group for x in unit.axes} for group in groups]
-    of_outputs = [i for i, found in enumerate(names) if found & outs]
-    if len(of_outputs) != 1 or names[of_outputs[0]] & ins:
-        return None
-    out = groups.pop(of_outputs[0])
-    rank = "rank of LoRA"  # Not a name in the weight.
-    of_rank = (Unit((Axis(rank, False),), False),)
-    ones = [()] * len(groups[1:])
-
-    def made(file: Sequence[Any], ours: Sequence[Any], known: set[str]) -> Layout:
-        sizes = {name: weight.sizes[0][name] for name in known}
-        return Layout("the factor", tuple(file), tuple(ours), sizes)
-
-    return (
-        made([of_rank, *groups], [*ours[:split], (rank,)], ins),
-        made([out, of_rank, *ones], [(rank,), *ours[split:]], outs),
-    )
-
-
-def _factors(layer: _AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
-    """Both factors of a layer that is adapted, as tensors of a file."""
-    found, at = [], layer.weight.at
-    named = zip(layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True)
-    for factor, attribute, layout in named:
-        leaf = getattr(layer.layer.lora, attribute)
-        path = (*layer.path, "lora", attribute)
-        array = tables.Array(path, leaf, leaf.get_raw_value())
-        solved = layout.solve([tuple(leaf.shape)[len(at) :]])
-        found.append(Tensor(names[factor], (array,), at, solved))
-    return found
-
-
-def _adaptation_of(layer: Any) -> _Adaptation:
-    """Rank and scale of a layer that is adapted."""
-    return _Adaptation(layer.lora.rank, layer.lora.scale * layer.lora.rank)
+def _adapted_paths(model: Any) -> dict[Path, adapter_layers.Adaptation]:
+    """What `nnx.surgery.add_lora` has adapted in a model, with its settings."""
+    targets = [
+        x for y in selections.parts_of(model) for x in lora_targets.adapted_in(y)
+    ]
+    return {
+        target.own_path: adapter_layers.adaptation_of(target)
+        for target in targets
+        if isinstance(target.change, lora_layers.LowRank)
+    }
 
 
 # --------------------------------------------------------------- an adapter's contents
 
 
 def _names(
-    source: Source, layers: Mapping[str, _AdaptableLayer], tensors: Sequence[Tensor]
+    source: Source,
+    layers: Mapping[str, adapter_layers.AdaptableLayer],
+    tensors: Sequence[Tensor],
+    tied: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
     """The names of both factors of each layer; raises for those that are unknown."""
     fused = {tensor.name for tensor in tensors if len(tensor.arrays) > 1}
-    found: dict[str, dict[str, str]] = {}
+    modules = adapter_layers.modules_of(layers)
+    names: dict[str, dict[str, str]] = {}
+    heads: dict[str, dict[str, str]] = {}
     unknown = []
     for name in source.tensors:
         match = _NAME.fullmatch(name)
-        if match is not None and match["module"] in layers:
-            found.setdefault(match["module"], {})[match["factor"]] = name
+        weight = "" if match is None else f"{match['module']}.weight"
+        if match is not None and match["module"] in modules:
+            names.setdefault(modules[match["module"]], {})[match["factor"]] = name
+        elif match is not None and weight in tied:
+            heads.setdefault(tied[weight], {})[match["factor"]] = name
         else:
-            is_fused = match is not None and f"{match['module']}.weight" in fused
-            unknown.append(name + ": several layers in the model" * is_fused)
+            unknown.append(name + ": several layers in the model" * (weight in fused))
     unknown += [
         f"{name}: a factor is missing"
-        for name, x in found.items()
+        for name, x in names.items()
         if len({*x} - {_BASE}) < 2
     ]
-    if unknown or not found:
+    if unknown or not names:
         raise misuse(
             f"{source.name}: the adapter has layers that the model, or its table of "
             "weights, does not have. Nothing has changed.",
@@ -345,13 +269,41 @@ def _names(
             f"Layers that it may have: {', '.join([*layers][:8])}, ...\n"
             "For others merge it in PEFT, and load the merged weights.",
         )
-    return found
+    for weight, head in heads.items():
+        embed = weight.removesuffix(".weight")
+        _check_tied(source, head, names.get(embed, {}))
+        if _BASE in head:
+            _check_base(embed, source, layers[embed], head[_BASE])
+    return names
+
+
+def _check_tied(
+    source: Source, head: Mapping[str, str], embed: Mapping[str, str]
+) -> None:
+    """Raises unless the factors of a tied head are those of its embedding."""
+    of_embed = reversed(adapter_layers.FACTORS_OF_EMBED)
+    for factor, other in zip(adapter_layers.FACTORS, of_embed, strict=True):
+        x, y = (_whole(source, n.get(f)) for n, f in ((head, factor), (embed, other)))
+        if x is None or y is None or not np.array_equal(x, y.T):
+            raise misuse(
+                f"{source.name}: the factors of a tied head are not those of its "
+                "embedding. Nothing has changed.",
+                [f"{head.get(factor)}, {embed.get(other)}"],
+                "Merge it in PEFT, and load the merged weights.",
+            )
+
+
+def _whole(source: Source, name: str | None) -> np.ndarray | None:
+    """A tensor of a file, if there is one of that name."""
+    if name is None:
+        return None
+    return source.read(name, [slice(None)] * len(source.tensors[name].shape))
 
 
 def _check_factors(
     name: str,
     source: Source,
-    layer: _AdaptableLayer,
+    layer: adapter_layers.AdaptableLayer,
     names: Mapping[str, str],
     rank: int,
 ) -> None:
@@ -359,26 +311,31 @@ def _check_factors(
     stored = {factor: source.tensors[full].shape for factor, full in names.items()}
     if stored.pop(_BASE, None) is not None:
         _check_base(name, source, layer, names[_BASE])
-    _, ins, outs = lora_layers.sizes_of(layer.layer)
-    shapes = [(*ins, rank), (rank, *outs)]
-    solved = [x.solve([y]) for x, y in zip(layer.layouts, shapes, strict=True)]
+    batch, ins, outs, _ = layer.target.axes
+    shapes = {"lora_a": (*batch, *ins, rank), "lora_b": (*batch, rank, *outs)}
+    pairs = zip(layer.layouts, layer.attributes, strict=True)
+    solved = [layout.solve([shapes[attribute]]) for layout, attribute in pairs]
     expected = {f: x.file_shape for f, x in zip(layer.factors, solved, strict=True)}
     if stored != expected:
         raise misuse(
             f"{source.name}: the factors of {name!r} have other shapes. Nothing has "
             "changed.",
             [f"expected {expected}", f"got      {stored}"],
-            "Is it the adapter of another model?",
+            "Is it the adapter of another model? Of arrays of matrices, the layout in "
+            "the table says which axis meets inputs, as in 'e o i -> e o i'; "
+            "parameters of one module have the order of PyTorch's module there.",
         )
 
 
-def _check_base(name: str, source: Source, layer: _AdaptableLayer, base: str) -> None:
+def _check_base(
+    name: str, source: Source, layer: adapter_layers.AdaptableLayer, base: str
+) -> None:
     """Raises unless the weight of a layer in the adapter is that of the model."""
     stored, out = source.tensors[base], saving.out_of(layer.weight)
     is_same = stored.shape == out.stored.shape
     if is_same and not isinstance(layer.weight.arrays[0].value, jax.ShapeDtypeStruct):
-        given = source.read(base, [slice(None)] * len(stored.shape))
-        is_same = np.array_equal(out.make(), given.astype(out.stored.dtype))
+        own: Any = _whole(source, base)
+        is_same = np.array_equal(out.make(), own.astype(out.stored.dtype))
     if not is_same:
         raise misuse(
             f"{source.name}: the adapter has a weight of its own for {name!r}, which "
@@ -389,14 +346,16 @@ def _check_base(name: str, source: Source, layer: _AdaptableLayer, base: str) ->
 
 
 def _prepare(
-    model: Any, layers: Mapping[str, _AdaptableLayer], kinds: Mapping[str, _Adaptation]
+    model: Any,
+    layers: Mapping[str, adapter_layers.AdaptableLayer],
+    kinds: Mapping[str, adapter_layers.Adaptation],
 ) -> tuple[list[Path], bool]:
     """Adapts the layers, or checks that exactly these are adapted.
 
     Returns:
         Their paths, and whether they were not adapted before.
     """
-    wanted: dict[Path, _Adaptation] = {}
+    wanted: dict[Path, adapter_layers.Adaptation] = {}
     places: dict[Path, set[tuple[int, ...]]] = {}
     for name, layer in layers.items():
         places.setdefault(layer.path, set()).add(layer.weight.at)
@@ -406,7 +365,7 @@ def _prepare(
                 "adaptations need the same rank and scale."
             )
     for layer in layers.values():
-        shape = lora_layers.kernel_of(layer.layer).shape[: len(layer.weight.at)]
+        shape = layer.target.kernel.shape[: len(layer.weight.at)]
         count = len(places[layer.path])
         if count != math.prod(shape):
             raise ValueError(
@@ -414,11 +373,7 @@ def _prepare(
                 f"stacked at {paths.dotted(layer.path)}; nnx.surgery.unstack takes "
                 "them apart."
             )
-    adapted = {
-        path: _adaptation_of(x)
-        for path, x in selections.parts_of(model)
-        if lora_layers.is_adapted(x)
-    }
+    adapted = _adapted_paths(model)
     if adapted and adapted != wanted:
         differing = [
             f"{paths.dotted(path)}: the model has {adapted.get(path, 'none')}, the "
@@ -434,8 +389,8 @@ def _prepare(
             "this rank and alpha.",
         )
     if not adapted:
-        parts = [(x.path, x.layer) for x in layers.values()]
-        lora_layers.check(model, parts, "nnx.weights.load_adapter")
+        targets = {x.path: x.target for x in layers.values()}
+        lora_targets.check(model, [*targets.values()], "nnx.weights.load_adapter")
         for rank, alpha in {*wanted.values()}:
             where = [paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)]
             adaptations.add_lora(model, where, rank=rank, alpha=alpha, rngs=Rngs(0))
@@ -450,8 +405,8 @@ _KNOWN = frozenset(
     "ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode "
     "init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha "
     "lora_dropout lora_ga_config megatron_config megatron_core peft_type peft_version "
-    "qalora_group_size r rank_pattern revision runtime_config target_modules task_type "
-    "use_rslora velora_config".split()
+    "qalora_group_size r rank_pattern revision runtime_config target_modules "
+    "target_parameters task_type use_rslora velora_config".split()
 )
 _OFF = (None, False, "none", [], {})
 # Initializations that leave the weights of the model as they were.
@@ -485,8 +440,27 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
     return config
 
 
-def _configured(config: Mapping[str, Any], name: str) -> _Adaptation:
+def _configurable(
+    config: Mapping[str, Any], layers: Mapping[str, adapter_layers.AdaptableLayer]
+) -> dict[str, adapter_layers.AdaptableLayer]:
+    """The layers that an adapter may have: of the parameters, those that it targets."""
+    return {
+        name: layer
+        for name, layer in layers.items()
+        if layer.module is None or _is_targeted(config, name)
+    }
+
+
+def _is_targeted(config: Mapping[str, Any], name: str) -> bool:
+    """Whether a parameter of this name is a target, by PEFT's rule."""
+    targets = config.get("target_parameters") or ()
+    return any(name == x or name.endswith(f".{x}") for x in targets)
+
+
+def _configured(config: Mapping[str, Any], name: str) -> adapter_layers.Adaptation:
     """The settings of a config for a module; reads its patterns as PEFT does."""
+    if _is_targeted(config, f"{name}.weight"):
+        name = f"{name}.weight"
 
     def value(key: str, usual: Any) -> Any:
         for pattern, x in (config.get(key) or {}).items():
@@ -497,11 +471,15 @@ def _configured(config: Mapping[str, Any], name: str) -> _Adaptation:
     rank = int(value("rank_pattern", config.get("r", 8)))
     alpha = float(value("alpha_pattern", config["lora_alpha"]))
     by_root = math.sqrt(rank) if config.get("use_rslora") else 1
-    return _Adaptation(rank, alpha * by_root)
+    return adapter_layers.Adaptation(rank, alpha * by_root)
 
 
-def _written(kinds: Mapping[str, _Adaptation], known: Sequence[str]) -> dict[str, Any]:
-    """The config for PEFT, from the adapted modules and all that could be adapted."""
+def _written(
+    layers: Mapping[str, adapter_layers.AdaptableLayer], known: Sequence[str]
+) -> dict[str, Any]:
+    """The config for PEFT, from what is adapted and all that could be."""
+    kinds = {name: adapter_layers.adaptation_of(x.target) for name, x in layers.items()}
+    modules = [name for name, x in layers.items() if x.module is None]
     listed = [*kinds.values()]
     usual = max({*listed}, key=listed.count)
     return {
@@ -512,7 +490,8 @@ def _written(kinds: Mapping[str, _Adaptation], known: Sequence[str]) -> dict[str
         "alpha_pattern": {
             n: _number(x.alpha) for n, x in kinds.items() if x.alpha != usual.alpha
         },
-        "target_modules": _targets([*kinds], known),
+        "target_modules": _targets(modules, known),
+        "target_parameters": [name for name in layers if name not in modules] or None,
         "bias": "none",
         "lora_dropout": 0.0,
         "fan_in_fan_out": False,
