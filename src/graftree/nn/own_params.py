@@ -4,6 +4,7 @@ Their module computes with them in code that nobody else knows: it reads ``self.
 have it compute with a low-rank change, or in another dtype, its class is replaced by a
 subclass in which these attributes are descriptors. Reading one gives a read-only
 `CountedParam`; what is stored stays in ``vars``, as the same Variable at the same path.
+PyTorch does the same in ``torch.nn.utils.parametrize``.
 """
 
 from __future__ import annotations

@@ -635,7 +635,8 @@ def _flatten_again(obj: Any) -> Any:
 
     Then JAX need not compare it.
     """
-    if ownership.unread or not config.caches.are_used:
+    is_noted = ownership.unread and ownership.current() is not ownership.no_trace
+    if is_noted or not config.caches.are_used:
         return _flatten(obj)
     entries = obj.__dict__
     try:
