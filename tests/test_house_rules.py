@@ -195,7 +195,6 @@ def test_functions_import_only_packages_from_outside():
 # What one file has another one do at import, besides filling hooks.
 WRITTEN_FROM_ELSEWHERE = {
     "config.caches": "the caches to empty where they are switched off",
-    "pytrees.at_once": "the speed of plain jax.jit, by core/graph/kept.py",
     "imprints.PLAIN": "a method of an object itself, by core/objects/callables.py",
 }
 

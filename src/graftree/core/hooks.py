@@ -53,6 +53,14 @@ path_of_object: Hook[[Any], str] = Hook(lambda _: "")
 # objects, and the functions that run. From debugging/lost_updates.
 owner_when_unflattened: Hook[[], Any] = Hook(_jax.current_trace)
 
+# All arrays of an object and its structure at once, for `jax.jit`: what is kept of an
+# object knows all kinds of objects. From core/graph/kept.
+flatten_at_once: Hook[[Any], Any] = Hook(lambda _: None)
+
+# The object that the one above took apart.
+# From core/graph/kept.
+unflatten_at_once: Hook[[Any, Any], Any] = Hook(lambda *_: None)
+
 # A class of ours was defined, when JAX has to learn how files have its objects: classes
 # are written in all layers, also by users. From core/exporting.
 class_defined: Hook[[type], None] = Hook(lambda _: None)

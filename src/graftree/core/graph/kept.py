@@ -21,12 +21,12 @@ from typing import Any
 import jax
 
 from graftree import _jax, config
-from graftree.core import ownership
+from graftree.core import hooks, ownership
 from graftree.core.graph import flattening, graphdefs, nodes, watches
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.watches import StructureWatch
-from graftree.core.objects import bookkeeping, pytrees
+from graftree.core.objects import bookkeeping
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
@@ -155,6 +155,7 @@ _AT_ONCE: Any = "at once"
 _MOST_AT_ONCE = 16
 
 
+@hooks.flatten_at_once.fill
 def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | None:
     """JAX's leaves of an object, and its skeleton; ``None`` if they are not kept.
 
@@ -194,6 +195,7 @@ def _kept_at_once(obj: Any) -> KeptGraphDef | None:
 _at_once = graphdefs.Interned()
 
 
+@hooks.unflatten_at_once.fill
 def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
     """The object that `flatten_at_once` took apart."""
     _, graphdef = static
@@ -203,7 +205,3 @@ def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) 
         for cell, x in zip(row.cells, values, strict=True)
     ]
     return jax.tree.unflatten(row.metadata.treedef, leaves)
-
-
-pytrees.at_once.flatten = flatten_at_once
-pytrees.at_once.unflatten = unflatten_at_once

@@ -17,7 +17,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from types import BuiltinFunctionType, SimpleNamespace
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
@@ -676,20 +676,14 @@ def _unflatten(cls: type, aux: Any, children: Any) -> Any:
 
 
 def _flatten_at_once(obj: Any) -> Any:
-    kept = at_once.flatten(obj) if config.caches.are_used else None
+    kept = hooks.flatten_at_once.call(obj) if config.caches.are_used else None
     return kept or _flatten_again(obj)
 
 
 def _unflatten_either(cls: type, aux: Any, children: Any) -> Any:
     if type(aux[0]) is int:
-        return at_once.unflatten(aux, children)
+        return hooks.unflatten_at_once.call(aux, children)
     return _unflatten(cls, aux, children)
-
-
-# Two functions that give `jax.jit` all arrays and the structure of an object at once:
-# `flatten` gives them, or ``None`` for each object by itself; `unflatten`, the object.
-# Set by `kept.py`, which is defined above this file.
-at_once: Any = SimpleNamespace(flatten=lambda _: None)
 
 
 def _key_entry(key: Any) -> Any:
