@@ -37,7 +37,7 @@ class SourceLine(NamedTuple):
     line: int
 
 
-class Arguments(NamedTuple):
+class KnownArguments(NamedTuple):
     """The arguments of a traced function.
 
     Attributes:
@@ -62,7 +62,7 @@ class Watch:
 
     def __init__(self, function: _python.ActiveCall) -> None:
         self.function = function
-        self._arguments: Arguments | tuple[()] | None = None  # not known yet
+        self._arguments: KnownArguments | tuple[()] | None = None  # not known yet
 
     def note(self, writes: dict[int, Any], obj: Any, attribute: str) -> None:
         """Notes that an object is written now, if the write counts."""
@@ -115,7 +115,7 @@ _latest: list[Callable[[], ownership.RebuiltArguments | None]] = [lambda: None]
 
 def _arguments(
     function: _python.ActiveCall, frames: list[FrameType]
-) -> Arguments | None:
+) -> KnownArguments | None:
     """Those of the function that JAX called; ``None`` if nothing in them can be lost.
 
     If JAX's own function is no longer running, it has returned the rebuilt arguments.
@@ -132,7 +132,7 @@ def _arguments(
             names[id(x)] = "".join([step.text for step in steps])
             met.append(x)
     function_name = traced.f_code.co_qualname.rpartition("<locals>.")[2]
-    return Arguments(function_name, running_now[place + 1], names, _uncounted(met))
+    return KnownArguments(function_name, running_now[place + 1], names, _uncounted(met))
 
 
 def _below(met: Container[int]) -> walks.Below:

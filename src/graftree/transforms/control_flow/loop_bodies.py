@@ -32,7 +32,7 @@ from graftree import _jax
 from graftree.core.graph import differences, flattening, graphdefs, nodes
 from graftree.core.rng.streams import RngState
 from graftree.transforms.lifting import arguments, programs, refusals, signatures
-from graftree.transforms.lifting.leaves import Leaves, Part, Result, join
+from graftree.transforms.lifting.leaves import Leaves, Result, ResultPart, join
 from graftree.transforms.lifting.signatures import FUNCTIONS, LeafSpec, Signature
 from graftree.transforms.lifting.specs import TransformSpec
 from graftree.transforms.lifting.traced import TracedCall
@@ -354,7 +354,7 @@ class Loop:
     def _positions(self) -> dict[Any, int]:
         return {path: i for i, path in enumerate(self.signature.skeleton.paths())}
 
-    def _position(self, part: Part, position: int, shift: int = 0) -> int | None:
+    def _position(self, part: ResultPart, position: int, shift: int = 0) -> int | None:
         """The position of the argument in the place of a leaf of a part."""
         number, *path = part.signature.skeleton.paths()[position]
         return self._positions.get((number + shift, *path))

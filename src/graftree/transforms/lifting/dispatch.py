@@ -1,8 +1,8 @@
 """Calls at the cost of JAX's own: what is remembered of earlier calls.
 
 Between two steps of a training loop only the values of Variables change. So what a
-`caller.Call` learned about its arguments is kept as an `Entry` for the next call with
-the same objects. It is found by the objects in the arguments, and asks a
+`caller.Call` learned about its arguments is kept as a `DispatchEntry` for the next call
+with the same objects. It is found by the objects in the arguments, and asks a
 `StructureWatch` whether it still holds.
 
 The same objects may have several entries, which differ in static values, as of a model
@@ -59,7 +59,7 @@ from graftree.transforms.lifting.signatures import Signature
 MISS: Any = object()
 
 
-class Entry:
+class DispatchEntry:
     """What is known about calls with certain arguments.
 
     Of Variables that are arguments by themselves it only knows the form.
@@ -543,7 +543,9 @@ def _may_be_repeated() -> bool:
     return _jax.current_trace() is _jax.no_trace and not running.stack.observers
 
 
-def _made(call: caller.Call, tree: Any, flat: Sequence[Any], made: int) -> Entry | None:
+def _made(
+    call: caller.Call, tree: Any, flat: Sequence[Any], made: int
+) -> DispatchEntry | None:
     """An entry for a call; ``None`` if none would be right."""
     if _jax.is_tracing():
         return None
@@ -560,7 +562,7 @@ def _made(call: caller.Call, tree: Any, flat: Sequence[Any], made: int) -> Entry
     if not bare.may_be_kept:
         return None
     try:
-        return Entry(call, tree, flat, watch, bare)
+        return DispatchEntry(call, tree, flat, watch, bare)
     except (LookupError, StopIteration):
         return None  # Another thread has changed an object since it was taken apart.
 

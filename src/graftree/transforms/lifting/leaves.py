@@ -130,7 +130,7 @@ def join(groups: Sequence[Leaves]) -> tuple[Signature, list[Any], list[int]]:
 # The way out.
 
 
-class Part(NamedTuple):
+class ResultPart(NamedTuple):
     """A part of a result: some leaves of a signature, each in a group.
 
     Attributes:
@@ -155,7 +155,7 @@ class Part(NamedTuple):
         roots = self.signature.entry_names(self.root)
         return [paths.below(roots[x.entry], x.path) for x in leaf_specs]
 
-    def chosen(self, numbers: Sequence[int]) -> Part:
+    def chosen(self, numbers: Sequence[int]) -> ResultPart:
         """Some of the leaves, by their numbers here."""
         return self._replace(
             positions=tuple([self.positions[i] for i in numbers]),
@@ -188,7 +188,7 @@ class ResultSpec:
         keeps_structure: Whether ``structure`` came back without a change.
     """
 
-    parts: tuple[Part, Part, Part]
+    parts: tuple[ResultPart, ResultPart, ResultPart]
     structure: Signature | None
     out: Signature
     metadata: tuple[tuple[int, HashableMapping], ...] = ()
@@ -222,7 +222,7 @@ class Result(tuple[Any, ...]):
     spec = property(operator.itemgetter(1))
 
     @staticmethod
-    def of(spec: ResultSpec | Part | None, leaves: Iterable[Any]) -> Result:
+    def of(spec: ResultSpec | ResultPart | None, leaves: Iterable[Any]) -> Result:
         """The result with these leaves."""
         return Result(((*leaves,), spec))
 

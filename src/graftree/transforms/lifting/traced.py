@@ -25,7 +25,13 @@ from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.lifting import arguments, debug_info, decorators, refusals
 from graftree.transforms.lifting.guards import guarded, note
-from graftree.transforms.lifting.leaves import Leaves, Part, Result, ResultSpec, join
+from graftree.transforms.lifting.leaves import (
+    Leaves,
+    Result,
+    ResultPart,
+    ResultSpec,
+    join,
+)
 from graftree.transforms.lifting.prefixes import Occurrence, Prefix
 from graftree.transforms.lifting.signatures import FUNCTIONS, Labels, Signature
 from graftree.transforms.lifting.specs import HiddenAxisNames, TransformSpec
@@ -170,7 +176,7 @@ class TracedCall:
             spec.outputs, output, leaves, known, mode.structure, spec.labels
         )
         result = ResultSpec(
-            (Part(self.signature, tuple(changed), roles), new, returned),
+            (ResultPart(self.signature, tuple(changed), roles), new, returned),
             structure,
             output,
             metadata,
@@ -333,7 +339,7 @@ def _new(
     known: flattening.RefMap,
     opens_refs: bool,
     labels: Labels | None = None,
-) -> tuple[Part, list[Any]]:
+) -> tuple[ResultPart, list[Any]]:
     """The leaves of a signature that are not known outside, and their values.
 
     They are those of an output with ``labels``, else of arguments, where nothing can
@@ -350,7 +356,7 @@ def _new(
             numbers.append(group)
             values.append(raw[...] if opens_refs and _jax.is_ref(raw) else raw)
     root = None if labels is None else labels.output
-    return Part(signature, tuple(positions), tuple(numbers), root), values
+    return ResultPart(signature, tuple(positions), tuple(numbers), root), values
 
 
 def interior(f: Callable[..., Any], spec: TransformSpec) -> Callable[..., Any]:
