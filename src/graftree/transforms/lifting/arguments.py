@@ -87,7 +87,7 @@ def flatten(
         arguments = callables.opened_in(arguments)
         tree = (*arguments, *functions) if functions else arguments
         flat, treedef = nodes.flatten(arguments, ends_at_objects=sharing)
-    for x in () if sharing else flat:
+    for x in () if sharing else _one_of_each_type(flat):
         if nodes.kind_of(x) is nodes.PYTREE:
             raise nodes.not_a_pytree_error(x, "", transform)
     if functions:
@@ -95,6 +95,10 @@ def flatten(
         parts = [*treedef.children(), *below.children()]
         flat, treedef = [*flat, *objects], jax.tree_util.treedef_tuple(parts)
     return tree, flat, treedef
+
+
+def _one_of_each_type(values: Sequence[Any]) -> list[Any]:
+    return [*dict(zip(map(type, values), values, strict=True)).values()]
 
 
 def take_apart(
