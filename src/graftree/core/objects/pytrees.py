@@ -630,13 +630,17 @@ def _flatten(obj: Any) -> Any:
     return _flatten(obj)
 
 
+_caches = config.caches  # this runs for each object
+
+
 def _flatten_again(obj: Any) -> Any:
     """`_flatten`, with the aux of the last time if that is still true.
 
     Then JAX need not compare it.
     """
-    is_noted = ownership.unread and ownership.current() is not ownership.no_trace
-    if is_noted or not config.caches.are_used:
+    if not _caches.are_used or (
+        ownership.unread and ownership.current() is not ownership.no_trace
+    ):
         return _flatten(obj)
     entries = obj.__dict__
     try:
