@@ -254,9 +254,7 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
                 leaves[number] = value
             else:
                 left.append(pair)
-    kinds = {*map(type, leaves)}
-    are_whole = all([nodes.LEAF_TYPES[kind] for kind in kinds])
-    if left or not are_whole or type(MISSING) in kinds:
+    if left or not all([_IS_WHOLE[kind] for kind in {*map(type, leaves)}]):
         return _out_of_boxes(graphdef, leaves, left)
     return leaves
 
@@ -266,6 +264,12 @@ def _enter_place(_: Any, _key: Any, place: Any, value: Any) -> pairs.Level | Non
     if type(place) is not dict:
         return None
     return place, value if type(value) is dict else mapping_of(value)
+
+
+# Whether a value is a leaf as it is: there is one, and in no box.
+_IS_WHOLE = walks.ByType(
+    lambda kind: kind is not type(MISSING) and not _IS_MAPPING[kind]
+)
 
 
 def _out_of_boxes(
