@@ -493,3 +493,58 @@ def test_a_call_is_shortened_to_two_hundred_characters(caplog):
         for letter in "st":
             step(letter * 1000, X)
     assert "<call with text='ttt" in caplog.text and "t" * 200 not in caplog.text
+
+
+# ------------------------------ a static attribute that makes all traces, is told once
+
+
+@pytest.fixture
+def told():
+    messages, handler = [], logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger = logging.getLogger("graftree")
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
+
+
+def train(model, x):
+    return x
+
+
+def test_a_static_attribute_that_counts_is_told_of_once(mode, told):
+    step, model = nnx.jit(train, **mode), zoo.Box(inner=nnx.Dict(step=0))
+    for count in range(6):
+        assert len(told) == (count > 2)
+        model.inner.step = count
+        step(model, 1.0)
+    for words in ("train", "model.inner.step, the latest being 0, 1, 2", "Variable"):
+        assert words in told[0]
+
+
+def test_static_arguments_are_meant_so(mode, told):
+    step = nnx.jit(lambda x, n: x, static_argnames="n", **mode)
+    for count in range(5):
+        step(1.0, n=count)
+    assert told == []
+
+
+def test_nothing_is_told_of_shapes_settings_or_changes_of_several_kinds(mode, told):
+    step, model = nnx.jit(train, **mode), zoo.Box(inner=nnx.Dict(step=0))
+    for count in range(5):
+        step(model, np.ones(count))
+    for count in range(5):
+        model.inner.step, model.inner.other = count, -count
+        step(model, 1.0)
+    for count in range(5):
+        model.inner = nnx.Dict({f"step{count}": 1})
+        step(model, 1.0)
+    assert told == []
+
+
+def test_values_that_come_back_are_not_told_of(told):
+    step, model = nnx.jit(train), nnx.Dict(step=0)
+    for count in range(8):
+        model.step = count % 2
+        step(model, 1.0)
+    assert told == []

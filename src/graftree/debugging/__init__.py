@@ -6,9 +6,9 @@
         ...                                          # fails if it is
     with nnx.debugging.intercept(model, nnx.Linear, f):
         model(x)                                     # f sees the outputs of each Linear
-
     with nnx.debugging.disable_caches():
         model(x)                                     # is it a stale cache?
+
     @nnx.debugging.named                             # a method known by its name
     def encode(self, x): ...
 

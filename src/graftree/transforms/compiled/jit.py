@@ -139,7 +139,7 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
         kwargs: dict[str, Any],
         statics: decorators.Statics | None = None,
     ) -> caller.Call:
-        """The outside of a call; its static arguments may have been taken out."""
+        """The caller's side; its static arguments may have been taken out."""
         taken = dict(statics or ())
         bound = [x for number, x in enumerate(self.partial_args) if number not in taken]
         return caller.Call(self.fun, self._spec, (*bound, *args), kwargs, statics)

@@ -143,8 +143,6 @@ def in_groups(
     spec: specs.TransformSpec, made: Arguments, values: Sequence[Any]
 ) -> list[Leaves]:
     """JAX's arguments: one group of leaves per value of the prefix."""
-    if len(spec.inputs.values) == 1 and spec.inputs.is_uniform:
-        return [Leaves.of(values, made.signature, None)]
     numbers = spec.inputs.group(made.signature, made.leaves)
     if len(spec.inputs.values) == 1:
         return [Leaves.of(values, made.signature, None)]

@@ -51,7 +51,7 @@ from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.lifting import arguments, caller, specs
 from graftree.transforms.lifting.arguments import Arguments
-from graftree.transforms.lifting.leaves import Leaves, Result, ResultSpec
+from graftree.transforms.lifting.leaves import Leaves, ResultSpec
 from graftree.transforms.lifting.programs import compilations
 from graftree.transforms.lifting.signatures import Signature
 
@@ -128,8 +128,8 @@ class DispatchEntry:
             map(caller.is_spread, made.values())
         )
         # Of the latest result, usually the same one in each step: its static part, and
-        # the `_meaning` of that.
-        self._latest: tuple[Any, ...] = None, None, 0, None
+        # the `_meaning` of that. A call reads it once: another thread may set it.
+        self._latest: tuple[Any, ...] = None, None, 0, None, False
 
     def _numbered_sources(
         self, tree: Any, flat: Sequence[Any], made: Arguments, bare: int
@@ -201,64 +201,40 @@ class DispatchEntry:
         if compilations.count != compiled and self._traces is not None:
             errors.fenced(self._traces.called, self.signature, raw, compiled)
         leaves, returned = result
-        latest, targets, count, build = self._latest
+        latest, targets, count, build, is_linked = self._latest
         if latest is not returned or returned is None:
             if returned is None:  # for a prefix
                 leaves, returned = result = result.ungrouped()
-            targets, count, build = self._meaning(returned)
-            self._latest = returned, targets, count, build
-        if build is None or (boxes and targets):
-            return self._commit(result, targets, raw, boxes)
+            targets, count, build, is_linked = self._meaning(returned)
+            self._latest = returned, targets, count, build, is_linked
+        if targets is None:
+            return caller.commit(self._arguments(raw, boxes), result)
+        if boxes and targets:
+            targets = [boxes[x] if type(x) is int else x for x in targets]
+            # Those of objects were checked when the entry was made.
+            if not variables.may_replace_all(targets, ()):
+                return caller.commit(self._arguments(raw, boxes), result)
         if targets:
             variables.replace_all(targets, leaves[:count])
             leaves = leaves[count:]
+        if is_linked:
+            return build(leaves, self._objects_with(boxes))
         return build(leaves)
 
-    def _meaning(self, spec: ResultSpec) -> tuple[Any, int, Any]:
+    def _meaning(self, spec: ResultSpec) -> tuple[Any, int, Any, bool]:
         """What a result writes, with how many leaves, and what makes its output.
 
         The targets are Variables, and the numbers of bare ones; ``None`` if the result
-        does more than give these values and return leaves. The function is ``None`` if
-        that needs more than the leaves.
+        does more than give these values and return leaves. At the end, whether the
+        function takes the objects of the call, of which some are in the output.
         """
         count, kinds = len(spec.changed), _kinds(spec)
         if kinds is None or not self._may_replace:
-            return None, count, None
+            return None, count, None, False
         targets = [self._variables[position] for position in spec.changed]
-        if any([x is not None and x.outer_index is not None for x in kinds]):
-            return targets, count, None
-        return targets, count, _builder(spec.out.treedef, kinds)
-
-    def _commit(
-        self,
-        result: Result,
-        targets: Sequence[Any] | None,
-        values: Sequence[Any],
-        boxes: Sequence[Variable[Any]],
-    ) -> Any:
-        """`caller.commit`; less to do if only Variables are written and returned."""
-        if targets is not None:
-            targets = [boxes[x] if type(x) is int else x for x in targets]
-            # Those of objects were checked when the entry was made.
-            if boxes and targets and not variables.may_replace_all(targets, ()):
-                targets = None
-        if targets is None:
-            return caller.commit(self._arguments(values, boxes), result)
-        changed, _, out = result.parts()
-        variables.replace_all(targets, changed)
-        *_, build = self._latest
-        if build is not None:
-            return build(out)
-        objects, given = self._objects_with(boxes), iter(out)
-        out = [
-            next(given)
-            if kind is None
-            else flattening.make_variable(kind, next(given))
-            if kind.outer_index is None
-            else objects[kind.outer_index]
-            for kind in _kinds(result.spec) or ()
-        ]
-        return _builder(result.spec.out.treedef, ())(out)
+        is_linked = any([x is not None and x.outer_index is not None for x in kinds])
+        make = _linked_builder if is_linked else _builder
+        return targets, count, make(spec.out.treedef, kinds), is_linked
 
     def _arguments(
         self, values: Sequence[Any], boxes: Sequence[Variable[Any]]
@@ -306,6 +282,28 @@ def _builder(
         return unflatten
     make = _maker(kinds)
     return lambda arrays: unflatten(make(arrays))
+
+
+def _linked_builder(
+    treedef: Any, kinds: Sequence[VariableDef | None]
+) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    """`_builder` for an output with objects of the call, which it takes as well."""
+    unflatten = _builder(treedef, ())
+
+    def build(arrays: Sequence[Any], objects: Sequence[Any]) -> Any:
+        given = iter(arrays)
+        return unflatten(
+            [
+                next(given)
+                if kind is None
+                else flattening.make_variable(kind, next(given))
+                if kind.outer_index is None
+                else objects[kind.outer_index]
+                for kind in kinds
+            ]
+        )
+
+    return build
 
 
 def _maker(

@@ -441,7 +441,6 @@ class Prefix:
         count: The least number of positional arguments that it is for.
         reads_leaves: Whether a filter in it looks at the leaves, at more than their
             paths and classes.
-        is_uniform: Whether it is one value for everything; any other may not fit.
     """
 
     def __init__(
@@ -466,6 +465,7 @@ class Prefix:
         for leaf in leaves:
             values += leaf.values_of() if isinstance(leaf, PrefixMapping) else [leaf]
         self._binds = binds
+        # One value for everything; any other prefix may not fit.
         mappings = [leaf for leaf in leaves if isinstance(leaf, PrefixMapping)]
         is_alone = jax.tree_util.all_leaves([tree], is_leaf=_is_value)
         self._is_alone = is_alone and not mappings
@@ -477,7 +477,7 @@ class Prefix:
     def _take(self, distinct: tuple[Any, ...]) -> None:
         """Sets the distinct values."""
         self._numbers = {value: number for number, value in enumerate(distinct)}
-        self.is_uniform = len(distinct) == 1 and self._is_alone
+        self._is_uniform = len(distinct) == 1 and self._is_alone
         self.distinct = distinct if self._binds else ()
         self.values, self.donated = distinct, frozenset[int]()
         if self._donation is not None:
@@ -504,7 +504,7 @@ class Prefix:
 
     def group(self, signature: Signature, leaves: Sequence[Any]) -> list[int]:
         """The number of the group of each leaf of a signature."""
-        if self.is_uniform:
+        if self._is_uniform:
             numbers = [0] * len(leaves)
         else:
             values = self._match(signature.treedef, signature)
