@@ -177,6 +177,16 @@ def test_new_objects_of_a_known_structure_cost_less_in_tree_mode():
 
 
 @FEW_CALLS
+def test_a_structure_stays_known_however_many_of_its_objects_live():
+    step, models = nnx.jit(lambda model: model.w * 1, **modes.TREE), []
+    for _ in range(2 * Together.LIMIT):
+        models.append(zoo.Scale())
+        models.append(python_calls(step, models[-1]))
+    known = models[5::2]
+    assert max(known) < 2 * min(known)
+
+
+@FEW_CALLS
 def test_new_states_of_a_known_structure_cost_less(mode):
     step = nnx.jit(lambda state: jax.tree.map(lambda x: x * 0.5, state), **mode)
     state = nnx.state([zoo.Scale() for _ in range(4 * PARTS)])
@@ -607,7 +617,7 @@ def test_structures_of_new_objects_are_bounded():
     for number in range(Together.LIMIT + 3):
         for _ in range(2):
             assert step(zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag(number))) == 2
-    assert len(step._cache._kept._known) <= Together.LIMIT
+    assert len(step._cache._structures._known) <= Together.LIMIT
 
 
 @BOUNDS

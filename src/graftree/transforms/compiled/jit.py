@@ -8,7 +8,6 @@ arguments to a function.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Protocol, cast, overload
@@ -122,10 +121,11 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
                 return out
             if running.stack.observers and self.is_unseen(args):
                 return self.seen(args, kwargs)
+            is_usual = running.stack.apart is None
+            transformed = self.jitted_fn if is_usual else self._called
             if config.caches.are_used:
-                prepare = functools.partial(self.prepare, args, kwargs)
-                return self._cache.run(self._called, prepare)
-            return self.prepare(args, kwargs).run(self._called)
+                return self._cache.run(transformed, args, kwargs, self.prepare)
+            return self.prepare(args, kwargs).run(transformed)
         except Exception as error:
             _jax.hide_frames(error)
             if caller.is_of_donation(error):

@@ -83,22 +83,20 @@ def flatten(
     if of_call and not sharing:
         arguments, functions = tree[:2], tree[2:]
     flat, treedef = nodes.flatten(arguments, ends_at_objects=sharing)
-    if not callables.TYPES.isdisjoint(map(type, flat)):
+    kinds = {*map(type, flat)}
+    if not callables.TYPES.isdisjoint(kinds):
         arguments = callables.opened_in(arguments)
         tree = (*arguments, *functions) if functions else arguments
         flat, treedef = nodes.flatten(arguments, ends_at_objects=sharing)
-    for x in () if sharing else _one_of_each_type(flat):
-        if nodes.kind_of(x) is nodes.PYTREE:
-            raise nodes.not_a_pytree_error(x, "", transform)
+        kinds = {*map(type, flat)}
+    if not sharing and any([nodes.kind_of_type(x) is nodes.PYTREE for x in kinds]):
+        obj = next(x for x in flat if nodes.kind_of(x) is nodes.PYTREE)
+        raise nodes.not_a_pytree_error(obj, "", transform)
     if functions:
         objects, below = nodes.flatten(functions, ends_at_objects=True)
         parts = [*treedef.children(), *below.children()]
         flat, treedef = [*flat, *objects], jax.tree_util.treedef_tuple(parts)
     return tree, flat, treedef
-
-
-def _one_of_each_type(values: Sequence[Any]) -> list[Any]:
-    return [*dict(zip(map(type, values), values, strict=True)).values()]
 
 
 def take_apart(

@@ -49,7 +49,7 @@ from graftree.core.states import states
 from graftree.core.states.states import Containers
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.lifting import arguments, caller, specs
+from graftree.transforms.lifting import arguments, caller, decorators, specs
 from graftree.transforms.lifting.arguments import Arguments
 from graftree.transforms.lifting.leaves import Leaves, ResultSpec
 from graftree.transforms.lifting.programs import compilations
@@ -57,6 +57,9 @@ from graftree.transforms.lifting.signatures import Signature
 
 # Stands for the result of a call that has no entry.
 MISS: Any = object()
+
+# Makes the caller's side of a call of its arguments.
+Prepare = Callable[[tuple[Any, ...], dict[str, Any]], caller.Call]
 
 
 class DispatchEntry:
@@ -452,6 +455,9 @@ class DispatchCache:
         """Forgets all entries."""
         # Reading, adding and removing one is atomic, so threads need no lock.
         self._kept = watches.Together()
+        # In tree mode, for objects by their structure: not among the others, of which
+        # so many new ones may come that these would be forgotten.
+        self._structures = watches.Together()
 
     def repeat(
         self,
@@ -476,57 +482,97 @@ class DispatchCache:
         return MISS if flat is None else latest.call(transformed, flat)
 
     def run(
-        self, transformed: Callable[..., Any], prepare: Callable[[], caller.Call]
+        self,
+        transformed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        prepare: Prepare,
     ) -> Any:
         """The output of a call, by an entry if there is one; else makes one."""
         made = ownership.clock.now
-        call = prepare()
-        if not (self._may_keep and _may_be_repeated()):
-            return call.run(transformed)
-        if call.spec.mode.sharing:
-            tree, flat, treedef = call.read
-        else:  # here, too, an object is one leaf
-            tree, flat, treedef = arguments.flatten(call.tree, GRAPH, call.spec.name)
-        tokens = _tokens(flat)
-        if tokens is None:
-            return call.run(transformed)
-        objects = [*filter(nodes.is_node_module, flat)]
-        kept = self._kept.find((treedef, call.statics, *tokens), objects)
+        may_repeat = self._may_keep and _may_be_repeated()
+        read = self._read(args, kwargs) if may_repeat else None
+        if read is None:
+            return prepare(args, kwargs).run(transformed)
+        key, tree, flat = read
+        treedef, statics = key[:2]
+        objects = [x for x in flat if nodes.is_node_module(x)]
+        kept = self._kept.find(key, objects)
         entries = kept.get(_ENTRIES)
         for entry in entries or ():
             out = entry.call(transformed, flat)
             if out is not MISS:
                 self._kept.latest = entry
                 return out
-        if objects and entries is None:
+        sharing, is_new = self._spec.mode.sharing, bool(objects) and entries is None
+        if is_new:
             kept[_ENTRIES] = ()
-            if not call.spec.mode.sharing:
-                return self._run_new(call, transformed, made)
-        else:
+            if not sharing:
+                out = self._by_structure(transformed, tree, statics)
+                if out is not MISS:
+                    return out
+        call = prepare(args, kwargs)
+        if sharing and treedef is not None:
+            call.read = tree, flat, treedef  # once
+        if not is_new:
             entry = _made(call, tree, flat, made)
             if entry is not None:
                 kept[_ENTRIES] = watches.with_newest(entry, entries or ())
                 self._kept.latest = entry
+        elif not sharing:
+            self._keep_structure(call, made)
         return call.run(transformed)
 
-    def _run_new(
-        self, call: caller.Call, transformed: Callable[..., Any], made: int
+    def _read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], Any, Sequence[Any]] | None:
+        """The key of a call, its tree and the leaves of that; objects are leaves.
+
+        ``None`` if it can have no entry.
+        """
+        spec, statics = self._spec, ()
+        args = (*self._bound, *args)
+        if spec.statics:
+            args, kwargs, statics = decorators.take(
+                spec.statics, args, kwargs, spec.name
+            )
+        tree = spec.tree(args, kwargs)
+        flat: Any = (*args, *(self._held or ()))
+        treedef: Any = None
+        tokens = None if kwargs or self._held is None else _tokens(flat)
+        if tokens is None:  # there are containers
+            tree, flat, treedef = arguments.flatten(tree, GRAPH, spec.name, True)
+            tokens = _tokens(flat)
+        return None if tokens is None else ((treedef, statics, *tokens), tree, flat)
+
+    # In tree mode, objects that come for the first time: by their structure.
+
+    def _by_structure(
+        self, transformed: Callable[..., Any], tree: Any, statics: Any
     ) -> Any:
-        """`run` for objects that come for the first time, by their structure."""
-        _, flat, treedef = call.read
-        try:
-            kept = self._kept.find((treedef, call.statics), ())
-        except TypeError:
-            return call.run(transformed)  # a static value without a hash
-        for entry in kept.get(_ENTRIES, ()):
+        """The output of a call by an entry for such objects, else `MISS`."""
+        spec = self._spec
+        _, flat, treedef = arguments.flatten(tree, spec.mode, spec.name, True)
+        for entry in self._of_structure(treedef, statics).get(_ENTRIES, ()):
             out = entry.call(transformed, flat)
             if out is not MISS:
                 return out
+        return MISS
+
+    def _keep_structure(self, call: caller.Call, made: int) -> None:
+        """Makes an entry for such objects."""
+        _, flat, treedef = call.read
         are_leaves = all([nodes.kind_of(x) in _LEAVES for x in flat])
         if are_leaves and arguments.are_same(flat, call.arguments.leaves):
             entry = _made(call, None, flat, made)
-            kept[_ENTRIES] = () if entry is None else (entry,)
-        return call.run(transformed)
+            if entry is not None:
+                self._of_structure(treedef, call.statics)[_ENTRIES] = (entry,)
+
+    def _of_structure(self, treedef: Any, statics: Any) -> dict[Any, Any]:
+        try:
+            return self._structures.find((treedef, statics), ())
+        except TypeError:  # a static value without a hash
+            return {}
 
 
 _LEAVES = (Leaf.VARIABLE, Leaf.ARRAY, Leaf.STATIC)
@@ -619,10 +665,10 @@ class Calls(pickling.Rebuilt):
             if config.caches.are_used and self._is_called:
                 return self._by_cache(transformed, args, kwargs)
             self._is_called = True
-            return caller.Call(self._f, self.spec, args, kwargs).run(transformed)
+            return self._prepare(args, kwargs).run(transformed)
         except Exception as error:
             if caller.is_of_donation(error):  # of `pmap`
-                caller.Call(self._f, self.spec, args, kwargs).explain(error)
+                self._prepare(args, kwargs).explain(error)
             raise
 
     def _by_cache(
@@ -632,14 +678,15 @@ class Calls(pickling.Rebuilt):
         kwargs: dict[str, Any],
     ) -> Any:
         spec = self.spec
-
-        def prepare() -> caller.Call:
-            return caller.Call(self._f, spec, args, kwargs)
-
         # Keywords and defaults may become positions.
         is_complete = self._keeps_positions or len(args) >= spec.inputs.count
         if not (self._may_keep and is_complete) or kwargs:
-            return prepare().run(transformed)
+            return self._prepare(args, kwargs).run(transformed)
         running.note_arguments(spec, args, kwargs, spec.given_functions)
         out = self._cache.repeat(transformed, args, kwargs)
-        return self._cache.run(transformed, prepare) if out is MISS else out
+        if out is not MISS:
+            return out
+        return self._cache.run(transformed, args, kwargs, self._prepare)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> caller.Call:
+        return caller.Call(self._f, self.spec, args, kwargs)
