@@ -75,7 +75,7 @@ class Call:
         self.tree = spec.tree(args, kwargs)
 
     @functools.cached_property
-    def read(self) -> tuple[Any, list[Any], Any]:
+    def read(self) -> tuple[Any, Sequence[Any], Any]:
         """The tree with its callables taken apart; its leaves, and the treedef."""
         spec = self.spec
         return arguments.flatten(self.tree, spec.mode, spec.name, of_call=True)
