@@ -167,6 +167,16 @@ def test_states_are_containers_that_can_be_set():
     assert (state.a, state.b.c, state.d) == (0, 0, 3)
 
 
+@pytest.mark.parametrize("key", [3, (1, 2)])
+@tables.cases("make", lambda: nnx.Dict(a=param()), lambda: Block(a=param()))
+def test_a_name_that_is_no_string_is_an_error(make, key):
+    m = make()
+    state = {"b": {key: param(), "a": param(2.0)}}
+    with pytest.raises(ValueError, match="(?s)Cannot set key .*'b/.*Use strings"):
+        nnx.update({"b": m}, state)
+    assert values(m.a) == [1.0, 1.0]
+
+
 def test_a_list_is_not_made_longer():
     with pytest.raises(IndexError, match="out of range"):
         nnx.update([jnp.ones(1)], {1: jnp.ones(1)})

@@ -262,6 +262,12 @@ def _set(node: Any, owner: Pytree | None, value: Any, path: Path) -> Step:
         )
     check_owned(owner, key)
     if isinstance(node, Pytree):
+        if not isinstance(key, str) and not isinstance(node, Sequence):
+            raise ValueError(
+                f"Cannot set key {key!r} of a {type(node).__name__} (path "
+                f"{paths.to_string(path)!r}): its items are attributes, whose names "
+                "are strings. Use strings as its keys in the state."
+            )
         pytrees.check_assignment(node, attributes.name_of(type(node), key), value)
     return functools.partial(kind.set_key, node, key, value)
 
