@@ -195,7 +195,7 @@ def test_functions_import_only_packages_from_outside():
 # What one file has another one do at import, besides filling hooks.
 WRITTEN_FROM_ELSEWHERE = {
     "config.caches": "the caches to empty where they are switched off",
-    "imprints.PLAIN": "a method of an object itself, by core/objects/callables.py",
+    "fingerprints.PLAIN": "a method of an object itself, by core/objects/callables.py",
 }
 
 

@@ -1,11 +1,11 @@
 """Objects and their functional form, from values up to models.
 
     paths  filters  ownership             keys of leaves; which leaves to select; which
-    imprints  pickling  patterns          trace may write; has anything changed since;
-    walks  exporting  hooks               equal static values; what is in a pickle;
+    fingerprints  hashable_mappings       trace may write; has anything changed since;
+    patterns  pickling  walks  exporting  equal static values; what is in a pickle;
        |                                  which parts of a model to select; the walk;
        |                                  our objects in the files of ``jax.export``;
-       |                                  what files need from those above them
+  hooks|                                  what files need from those above them
        v
     text/          how objects print
     variables/     the box: a value, its metadata, the trace that owns it

@@ -30,7 +30,7 @@ import numpy as np
 from graftree import _jax, _jax_registries, errors
 from graftree.core import hooks
 from graftree.core.graph.graphdefs import GraphDef, GraphState
-from graftree.core.imprints import HashableMapping, Noted
+from graftree.core.hashable_mappings import HashableMapping, Snapshot
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import Level, State
@@ -193,7 +193,7 @@ def _encode(value: Any) -> Any:
         return ["float", value.hex()]
     if kind in (tuple, list):
         return [kind.__name__, *map(_encode, value)]
-    if kind is Noted:
+    if kind is Snapshot:
         return _encode(value.live)
     if kind in (dict, HashableMapping):
         return [kind.__name__, *[_encode_entry(*entry) for entry in value.items()]]

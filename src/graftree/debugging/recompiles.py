@@ -31,7 +31,7 @@ import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import hooks, imprints, paths
+from graftree.core import fingerprints, hooks, paths
 from graftree.core.graph import differences, flattening
 from graftree.core.graph.differences import ABSENT, Box, Met, MetadataKey, Node
 from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
@@ -246,7 +246,7 @@ def _unseen(facts: Facts) -> list[tuple[Path, Static]]:
     return [
         (path, fact)
         for path, fact in facts.items()
-        if isinstance(fact, Static) and not imprints.is_seen(fact[0])
+        if isinstance(fact, Static) and not fingerprints.is_seen(fact[0])
     ]
 
 

@@ -90,7 +90,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " is_graph_node is_node is_node_leaf is_node_module is_node_type"
         " is_pytree_node register_graph_node_type register_pytree_node_type",
         "core.paths": "jax_to_nnx_path=from_jax",
-        "core.imprints": "HashableMapping",
+        "core.hashable_mappings": "HashableMapping",
         "interop.graph_contexts": "ArrayRefOutput GRAPH_CONTEXT GraphContext"
         " NO_UPDATE NoUpdate Repeated"
         " UpdateContextManager=update_context",
@@ -360,7 +360,7 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
         "interop.flax_side.type_aliases": "Axis FrozenVariableDict Leaf MISSING Missing"
         " PytreeDeque SizeBytes is_key_like",
         "interop.flax_side.frozen_dicts": "FrozenDict",
-        "core.imprints": "HashableMapping",
+        "core.hashable_mappings": "HashableMapping",
         "config": "BaseConfigContext=ScopedDefault",
     },
     "training.train_state": {

@@ -31,7 +31,7 @@ from graftree.annotations import (
     PromoteDtypeFn,
     Shape,
 )
-from graftree.core.imprints import HashableMapping
+from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.modules.modules import Module
 from graftree.core.objects import bookkeeping, methods, pytrees
 from graftree.core.rng.streams import Rngs

@@ -16,7 +16,7 @@ import jax
 from graftree import _jax, errors
 from graftree.annotations import Filter, Path
 from graftree.core import filters, paths, patterns
-from graftree.core.imprints import HashableMapping
+from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.rng.streams import RngState
 from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.kinds import BatchStat, Cache, Intermediate, Param

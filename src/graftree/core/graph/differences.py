@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graftree.core import imprints, paths
+from graftree.core import fingerprints, paths
 from graftree.core.graph import graphdefs
 from graftree.core.graph.graphdefs import (
     ArrayRefDef,
@@ -88,7 +88,7 @@ def stands_for(now: GraphDef[Any], before: GraphDef[Any]) -> bool:
 
 def _are_different(old: Any, new: Any) -> bool:
     if type(old) is type(new) is Static:
-        return not imprints.are_same(old, new)
+        return not fingerprints.are_same(old, new)
     try:
         return bool(old != new)
     except Exception:  # of the comparison of data in a treedef

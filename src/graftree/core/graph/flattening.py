@@ -29,7 +29,7 @@ from graftree.core import paths, walks
 from graftree.core.graph import graphdefs, nodes
 from graftree.core.graph.graphdefs import LEAF, NODE, Cell, GraphDef, Tree, VariableDef
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
-from graftree.core.imprints import HashableMapping
+from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.objects import bookkeeping, callables, pytrees
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import MISSING, Variable
@@ -231,7 +231,7 @@ class _Flattener:
     def _define(self, variable: Any, index: int, outer: int | None) -> VariableDef:
         entries = variables.metadata_of(variable)
         if not entries.is_fixed:
-            entries = entries.noted()
+            entries = entries.snapshot()
         raw, ref = variable.get_raw_value(), None
         if _jax.is_ref(raw):
             known = self.refs.get(id(raw))
@@ -318,7 +318,7 @@ def _tree_of(
 def _cell_in_tree(number: int, leaf: Any) -> Cell:
     if not isinstance(leaf, Variable):
         return LEAF
-    metadata = variables.metadata_of(leaf).noted()
+    metadata = variables.metadata_of(leaf).snapshot()
     return VariableDef(type(leaf), number, None, metadata, None)
 
 

@@ -35,7 +35,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 
 from graftree import _jax
-from graftree.core import hooks, imprints, pickling
+from graftree.core import fingerprints, hooks, pickling
+from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.objects.callables import OwnMethod
 from graftree.core.states import flat_states
 from graftree.core.states.states import State
@@ -58,7 +59,7 @@ NODE, LEAF = Marker.NODE, Marker.LEAF
 
 
 class Static(tuple[Any, Any]):
-    """A static value, with the imprint that tells it from its equals.
+    """A static value, with the fingerprint that tells it from its equals.
 
     Args:
         value: The value.
@@ -67,8 +68,8 @@ class Static(tuple[Any, Any]):
     __slots__ = ()
 
     def __new__(cls, value: Any) -> Static:
-        # In this order for the reason that `imprints.told_apart` gives.
-        return tuple.__new__(cls, (imprints.imprint(value), value))
+        # In this order for the reason that `fingerprints.fingerprinted` gives.
+        return tuple.__new__(cls, (fingerprints.fingerprint(value), value))
 
     @property
     def value(self) -> Any:
@@ -120,7 +121,7 @@ class VariableDef(NamedTuple):
     type: type
     index: int
     outer_index: int | None
-    metadata: imprints.HashableMapping
+    metadata: HashableMapping
     array_refdef: ArrayRefDef | NodeRef | None
 
     def __repr__(self) -> str:
@@ -449,7 +450,7 @@ def _are_alike(one: GraphDef[Any], other: GraphDef[Any]) -> bool:
     is_alike = len(one.rows) == len(other.rows) and _is_cell_alike(one.root, other.root)
     return is_alike and all(
         _fixed(row) == _fixed(another)
-        and imprints.is_same(row.metadata, another.metadata)
+        and fingerprints.is_same(row.metadata, another.metadata)
         and all(map(_is_cell_alike, row.cells, another.cells))
         for row, another in zip(one.rows, other.rows, strict=True)
     )
@@ -460,7 +461,7 @@ _fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)  # all but metadata and cells
 
 def _is_cell_alike(cell: Cell, other: Cell) -> bool:
     if isinstance(cell, Static) and isinstance(other, Static):
-        return imprints.are_same(cell, other)
+        return fingerprints.are_same(cell, other)
     return cell == other
 
 

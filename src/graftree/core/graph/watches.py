@@ -11,7 +11,7 @@ object still matches its row:
     attributes that may be set unstamped     compared with their rows at each call
     objects of registered types              the same: the members that the type lists
     lists, dicts, ... in data attributes     they are compared with copies
-    static values that may be changed        their imprints are compared
+    static values that may be changed        their fingerprints are compared
     the value of a Variable, an array        not at all: it is not structure
 
 A watch holds Variables and containers, but no objects other than their members. So it
@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graftree import _jax
-from graftree.core import imprints, ownership
+from graftree.core import fingerprints, ownership
 from graftree.core.graph import flattening, graphdefs, nodes
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static
@@ -90,12 +90,12 @@ class StructureWatch:
         self.is_complete = True
         cells = [cell for row in self._rows for cell in row.cells]
         statics = [cell[1] for cell in cells if type(cell) is Static]
-        changing = [x for x in statics if type(x) not in imprints.PLAIN]
+        changing = [x for x in statics if type(x) not in fingerprints.PLAIN]
         listed = [*map(variables.metadata_of, self.variables), *changing]
-        self._statics = {id(x): x for x in listed if imprints.may_change(x)}
+        self._statics = {id(x): x for x in listed if fingerprints.may_change(x)}
         self._add_rows(objects)
         self.is_stamped = not self._unseen
-        is_as_was = imprints.unchanged(self._statics.values())
+        is_as_was = fingerprints.unchanged(self._statics.values())
         self._statics_are_as_were = is_as_was or bool  # which is false
         self.is_complete &= is_as_was is not None
         self._mirrors = [*map(_mirror, self._mirrored)]
@@ -170,7 +170,7 @@ class StructureWatch:
         if kind is nodes.PYTREE:
             is_same = metadata == row.metadata
         else:  # any value, and 3 equals 3.0
-            is_same = imprints.is_same(metadata, row.metadata)
+            is_same = fingerprints.is_same(metadata, row.metadata)
         if not is_same or len(children) != len(row.cells):
             return False
         below = place + 1
@@ -254,7 +254,7 @@ class StructureWatch:
             # Such objects have no stamps, and their members are read only from them.
             self._unseen.append(place)
             self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
-            if imprints.may_change(row.metadata):
+            if fingerprints.may_change(row.metadata):
                 self._statics[id(row.metadata)] = row.metadata
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
@@ -335,7 +335,7 @@ def _content_of(x: Any) -> tuple[list[Any], Any]:
         return [*x.values()], [*x]
     listed, treedef = _jax.flatten_one_level(x)
     # A treedef compares static data by `==`, for which 3 is 3.0.
-    static = imprints.imprint(treedef.node_data())
+    static = fingerprints.fingerprint(treedef.node_data())
     return [member for _, member in listed], (static, treedef)
 
 

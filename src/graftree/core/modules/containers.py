@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from graftree import _jax, _python, errors
-from graftree.core import imprints
+from graftree.core import fingerprints
 from graftree.core.modules import capturing, modules
 from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.attributes import Naming
@@ -276,7 +276,7 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Variable) and type(a) is type(b):
         a, b = a.get_value(), b.get_value()
     try:
-        return imprints.same_value(a, b)
+        return fingerprints.same_value(a, b)
     except ValueError:
         # A container whose elements compare to arrays; only identity could decide.
         return False

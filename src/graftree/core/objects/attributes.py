@@ -25,7 +25,7 @@ import jax
 
 from graftree import _jax, _python, config
 from graftree.core import ownership
-from graftree.core.imprints import HashableMapping
+from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.text import descriptions
 from graftree.core.variables.variables import Variable
 

@@ -31,7 +31,7 @@ NAMES = (NODES, STATE)
 # Writes into `vars` without a stamp, whether or not they are watched.
 put: Callable[[dict[str, Any], str, Any], None] = dict.__setitem__
 
-# Table, imprints and static values, and the two flags of the state.
+# Table, fingerprints and static values, and the two flags of the state.
 Aux = tuple[attributes.AttributeTable, tuple[Any, Any], tuple[bool, bool]]
 # No object has these tables. The second means that a static value may change in place.
 NO_AUX: Aux = (attributes.AttributeTable({}), ((), ()), (False, False))

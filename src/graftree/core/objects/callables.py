@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree import _jax, _python, errors
-from graftree.core import imprints, walks
+from graftree.core import fingerprints, walks
 from graftree.core.objects import attributes
 from graftree.core.variables.variables import Variable
 
@@ -59,17 +59,17 @@ class Opened:
 class Constant:
     """A value in a callable that is part of its structure; a pytree without leaves."""
 
-    __slots__ = ("_imprint", "value")
+    __slots__ = ("_fingerprint", "value")
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self._imprint = imprints.imprint(value)
+        self._fingerprint = fingerprints.fingerprint(value)
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Constant)
-            and self._imprint == other._imprint
-            and imprints.same_value(self.value, other.value)
+            and self._fingerprint == other._fingerprint
+            and fingerprints.same_value(self.value, other.value)
         )
 
     def __hash__(self) -> int:
@@ -289,7 +289,7 @@ class TheObject(enum.Enum):
 
 
 # As a function: it doesn't change, and its type tells it from its equals.
-imprints.PLAIN.add(OwnMethod)
+fingerprints.PLAIN.add(OwnMethod)
 
 # Exact types of callables that may be an object's own.
 MAY_BE_OWN = frozenset({types.MethodType, functools.partial})

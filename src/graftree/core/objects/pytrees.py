@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from graftree import _jax_registries, _python, config, errors
-from graftree.core import hooks, imprints, ownership, pickling
+from graftree.core import fingerprints, hooks, ownership, pickling
 from graftree.core.objects import (
     attributes,
     bookkeeping,
@@ -561,26 +561,30 @@ def _check_static_attributes(obj: Any) -> None:
             bookkeeping.check_static(type(obj), name, entries[name])
 
 
-class ToldApart(tuple[tuple[Any, ...], tuple[Any, ...]]):
-    """The imprints of static values, and the values, as a treedef keeps them."""
+class FingerprintedStatics(tuple[tuple[Any, ...], tuple[Any, ...]]):
+    """The fingerprints of static values, and the values, as a treedef keeps them."""
 
     __slots__ = ()
 
     def __reduce__(self) -> Any:
-        # Without the imprints: some are types that no pickle can name, as `function`.
-        return ToldApart.of, (tuple(map(pickling.by_name, self[1])),)
+        # Without fingerprints: some are types that no pickle can name, as `function`.
+        return FingerprintedStatics.of, (tuple(map(pickling.by_name, self[1])),)
 
     @staticmethod
-    def of(values: tuple[Any, ...]) -> ToldApart:
+    def of(values: tuple[Any, ...]) -> FingerprintedStatics:
         """Those of some values."""
         kinds = tuple(map(type, values))
-        if imprints.PLAIN.issuperset(kinds):  # almost always
-            return ToldApart((kinds, values))
-        kind = ToldApartChanging if imprints.any_may_change(values) else ToldApart
-        return kind(imprints.told_apart(values))
+        if fingerprints.PLAIN.issuperset(kinds):  # almost always
+            return FingerprintedStatics((kinds, values))
+        kind = (
+            ChangingStatics
+            if fingerprints.any_may_change(values)
+            else FingerprintedStatics
+        )
+        return kind(fingerprints.fingerprinted(values))
 
 
-class ToldApartChanging(ToldApart):
+class ChangingStatics(FingerprintedStatics):
     """The same where a value may change, and so compare itself in a way of its own."""
 
     __slots__ = ()
@@ -589,10 +593,10 @@ class ToldApartChanging(ToldApart):
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if type(other) is not ToldApartChanging:
+        if type(other) is not ChangingStatics:
             return NotImplemented
         mine, theirs = zip(*self, strict=True), zip(*other, strict=True)
-        is_same = map(imprints.are_same, mine, theirs)
+        is_same = map(fingerprints.are_same, mine, theirs)
         return len(self[0]) == len(other[0]) and all(is_same)
 
 
@@ -623,7 +627,11 @@ def _flatten(obj: Any) -> Any:
             values = statics_of(entries)
             if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
                 values = callables.as_statics(values, obj)
-            return data_of(entries), (table, ToldApart.of(values), state.flags)
+            return data_of(entries), (
+                table,
+                FingerprintedStatics.of(values),
+                state.flags,
+            )
     except KeyError:
         pass  # something was written past `__setattr__`
     bookkeeping.settle(obj)
@@ -653,7 +661,7 @@ def _flatten_again(obj: Any) -> Any:
     except KeyError:
         pass  # as above
     children, aux = _flatten(obj)
-    changing = type(aux[1]) is ToldApartChanging
+    changing = type(aux[1]) is ChangingStatics
     obj.__dict__[_STATE].aux = bookkeeping.CHANGING if changing else aux
     return children, aux
 

@@ -59,7 +59,7 @@ import jax
 import numpy as np
 
 from graftree import _jax, _python, config
-from graftree.core import imprints
+from graftree.core import fingerprints
 from graftree.core.text import descriptions
 from graftree.core.text.descriptions import Attr, Object
 
@@ -491,10 +491,10 @@ def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any]]:
         names = [str(entry.key) for entry in entries] if is_whole else [id(x)]
         return (type(x), frame.type, *names), [entry.value for entry in entries]
     # And it may call different values equal, also within a treedef.
-    is_foreign = imprints.may_change(x) or isinstance(x, jax.tree_util.PyTreeDef)
+    is_foreign = fingerprints.may_change(x) or isinstance(x, jax.tree_util.PyTreeDef)
     if is_foreign or not isinstance(x, Hashable):
         return (type(x), id(x)), ()
-    return (imprints.imprint(x), x), ()
+    return (fingerprints.fingerprint(x), x), ()
 
 
 class Siblings:

@@ -3,7 +3,7 @@
 Metadata is an immutable `HashableMapping`, replaced as a whole when it changes. So it
 can be shared between Variables and skeletons without copies, and "did the metadata
 change?" is a comparison by identity in the usual case. A list or dict in it may change
-in place: skeletons and treedefs have the metadata as it was `noted`.
+in place: skeletons and treedefs have the metadata as a `snapshot`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, overload
 
 from graftree import config
-from graftree.core.imprints import HashableMapping
+from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.variables import sharding
 
 HOOKS = (

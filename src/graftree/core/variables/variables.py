@@ -29,7 +29,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.core import hooks, ownership
-from graftree.core.imprints import HashableMapping, Noted
+from graftree.core.hashable_mappings import HashableMapping, Snapshot
 from graftree.core.text import descriptions, representations
 from graftree.core.variables import metadata as variable_metadata, sharding, values
 from graftree.core.variables.operators import ValueOperators, unwrap
@@ -94,7 +94,7 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
         entries, value = variable.__nnx_metadata__, variable._raw_value
         if leaf is not None:
             value = leaf(value)
-        return (value,), entries if entries.is_fixed else entries.noted()
+        return (value,), entries if entries.is_fixed else entries.snapshot()
 
     def with_keys(variable: Any) -> Any:
         (value,), entries = flatten(variable)
@@ -533,7 +533,7 @@ def rebuild(
     """A Variable made of its parts, by default the current trace's; nothing is run."""
     variable = object.__new__(cls)
     _set_raw(variable, raw)
-    _set_metadata(variable, entries.live if type(entries) is Noted else entries)
+    _set_metadata(variable, entries.live if type(entries) is Snapshot else entries)
     _set_owner(variable, ownership.current() if owner is MISSING else owner)
     _set_stamp(variable, 0)
     return variable
@@ -628,7 +628,7 @@ def replace_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
 
 
 def _store_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
-    _set_metadata(variable, entries.live if type(entries) is Noted else entries)
+    _set_metadata(variable, entries.live if type(entries) is Snapshot else entries)
     touch(variable)
 
 

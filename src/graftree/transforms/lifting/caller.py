@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from graftree import _jax, errors
-from graftree.core import imprints
+from graftree.core import fingerprints
 from graftree.core.graph.flattening import KEEP, Builder, IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef
 from graftree.core.objects import callables, running
@@ -83,13 +83,13 @@ class Call:
     @functools.cached_property
     def arguments(self) -> Arguments:
         """The arguments, with the objects in them taken apart."""
-        spec, unseen = self.spec, imprints.latest_unseen()
+        spec, unseen = self.spec, fingerprints.latest_unseen()
         made = Arguments.of(
             *self.read, spec.mode, spec.name, self.statics, spec.labels, self._f
         )
         if spec.signatures is None:
             return made
-        is_new = imprints.latest_unseen() is not unseen
+        is_new = fingerprints.latest_unseen() is not unseen
         number, known = spec.signatures.intern(made.signature, is_new)
         known.number = number
         return dataclasses.replace(made, signature=known)

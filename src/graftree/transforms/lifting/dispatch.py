@@ -381,7 +381,7 @@ class BareVariables:
         are_written: bool,
     ) -> None:
         self._are_written = are_written
-        self._metadata = [variables.metadata_of(x).noted() for x in boxes]
+        self._metadata = [variables.metadata_of(x).snapshot() for x in boxes]
         self._is_fixed = all([entries.is_fixed for entries in self._metadata])
         # Those live as long as the entry, so that nothing else gets these numbers.
         self._attached = frozenset(map(id, attached))

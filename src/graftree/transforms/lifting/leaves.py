@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree.core import paths
-from graftree.core.imprints import HashableMapping
+from graftree.core.hashable_mappings import HashableMapping
 from graftree.transforms.lifting import debug_info
 from graftree.transforms.lifting.signatures import LeafSpec, Signature
 

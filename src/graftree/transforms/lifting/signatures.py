@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree.core import imprints, paths
+from graftree.core import fingerprints, paths
 from graftree.core.graph import differences, graphdefs
 from graftree.core.objects import attributes, callables
 from graftree.core.text import descriptions
@@ -143,7 +143,7 @@ class Signature:
             return [where for where, _ in self.statics] == [
                 where for where, _ in other.statics
             ] and all(
-                imprints.are_same(one, another)
+                fingerprints.are_same(one, another)
                 for (_, one), (_, another) in zip(
                     self.statics, other.statics, strict=True
                 )

@@ -19,7 +19,7 @@ import numpy as np
 from graftree import _jax, errors
 from graftree.core.graph import differences, flattening
 from graftree.core.graph.graphdefs import GraphDef
-from graftree.core.imprints import HashableMapping
+from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.objects import bookkeeping, callables, pytrees, running
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable

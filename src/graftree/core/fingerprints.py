@@ -3,9 +3,9 @@
 ``1``, ``True`` and ``1.0`` are equal, and so are ``0.0`` and ``-0.0``, but a program
 may treat them differently. And a list or a configuration equals itself after a change
 in place. So wherever a static value is part of a key, or is compared with its earlier
-self, its *imprint* stands beside it: a value that differs in such cases.
+self, its *fingerprint* stands beside it: a value that differs in such cases.
 
-    value                                  imprint
+    value                                  fingerprint
     int, str, function, enum, dtype, ...   its type
     float, complex, NumPy scalar           its type, and the sign or the bytes
     a value of C that has a hash           its type and its hash, which never change
@@ -21,13 +21,12 @@ met again in it is a number. The methods of an object may fail: what they hide t
 looked for in the next way. What remains unseen counts as changed at each call: nothing
 is kept for it, and a compiled function is traced again (`Unseen`).
 
-A `HashableMapping` compares its values in this way. Where one is kept to be compared
-later, as in a skeleton, a value may have changed in place by then, so the mapping is
-kept as it is `noted`.
+A `StaticMapping` compares its values in this way: it says whether they may change.
 """
 
 from __future__ import annotations
 
+import abc
 import copyreg
 import dataclasses
 import enum
@@ -38,7 +37,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -52,18 +51,18 @@ _IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
 _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
 
 
-def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The imprints of some static values, and the values.
+def fingerprinted(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The fingerprints of some static values, and the values.
 
-    The imprints come first: values of different types need not be comparable.
+    The fingerprints come first: values of different types need not be comparable.
     """
     kinds = tuple(map(type, values))
     # Almost always: then it runs in C.
     is_plain = PLAIN.issuperset(kinds)
-    return kinds if is_plain else tuple(map(imprint, values)), values
+    return kinds if is_plain else tuple(map(fingerprint, values)), values
 
 
-def imprint(value: Any) -> Any:
+def fingerprint(value: Any) -> Any:
     """The key that tells a static value from its equals and from its earlier self."""
     kind = type(value)
     if _form_of(kind) is _PLAIN:
@@ -73,7 +72,7 @@ def imprint(value: Any) -> Any:
 
 
 def may_change(value: Any) -> bool:
-    """Whether the imprint of a static value may change."""
+    """Whether the fingerprint of a static value may change."""
     pending, met = [value], set[int]()
     for x in pending:
         form = _form_of(type(x))
@@ -84,7 +83,7 @@ def may_change(value: Any) -> bool:
                 met.add(id(x))
                 pending += [field for _, field in _compared_fields(x)]
         elif form is _MAPPING:
-            if x.noted() is not x:
+            if x.may_change():
                 return True
         elif form is _HASH:
             if _hash_of(x) is None:
@@ -95,12 +94,26 @@ def may_change(value: Any) -> bool:
 
 
 def any_may_change(values: tuple[Any, ...]) -> bool:
-    """Whether the imprint of one of some static values may change."""
+    """Whether the fingerprint of one of some static values may change."""
     return not PLAIN.issuperset(map(type, values)) and any(map(may_change, values))
 
 
+class StaticMapping(Mapping[Any, Any]):
+    """A mapping that never gets or loses an entry: equal to one with equal values."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def as_dict(self) -> dict[Any, Any]:
+        """Its entries as a new dict."""
+
+    @abc.abstractmethod
+    def may_change(self) -> bool:
+        """Whether the fingerprint of one of its values may change."""
+
+
 class Itself:
-    """Stands in an imprint for an object that is equal to itself only.
+    """Stands in an fingerprint for an object that is equal to itself only.
 
     Args:
         value: The object.
@@ -121,8 +134,8 @@ class Itself:
 class Present(Itself):
     """Compares a value as it is now with another one.
 
-    Imprints are of earlier times. Who compares with them uses one value in place of an
-    equal one, and it may have changed since. Its own ``==`` need not tell that.
+    Fingerprints are of earlier times. Who compares with them uses one value in place
+    of an equal one, and it may have changed since. Its own ``==`` need not tell that.
     """
 
     __slots__ = ()
@@ -141,7 +154,7 @@ class Unseen(Itself):
     """Stands for an object that can't be inspected.
 
     It is the same only where nothing could have changed it meanwhile, as in a trace.
-    So who keeps what is made of imprints asks `latest_unseen` before and after.
+    So who keeps what is made of fingerprints asks `latest_unseen` before and after.
     """
 
     __slots__ = ()
@@ -155,13 +168,13 @@ _latest = [object()]
 
 
 def latest_unseen() -> object:
-    """Another mark each time that an imprint has been made which can't tell all."""
+    """Another mark each time that an fingerprint has been made which can't tell all."""
     return _latest[0]
 
 
-def is_seen(imprint: Any) -> bool:
-    """Whether an imprint tells all changes of its value."""
-    return type(imprint) is not tuple or Unseen not in map(type, imprint)
+def is_seen(fingerprint: Any) -> bool:
+    """Whether an fingerprint tells all changes of its value."""
+    return type(fingerprint) is not tuple or Unseen not in map(type, fingerprint)
 
 
 def unchanged(values: Iterable[Any]) -> Callable[[], bool] | None:
@@ -169,7 +182,7 @@ def unchanged(values: Iterable[Any]) -> Callable[[], bool] | None:
 
     What is in a list, dict, set or dataclass is compared by identity, which takes a
     tenth of the time: each thing in it either doesn't change or is checked as well.
-    Others are compared by their imprints. ``None`` if a value can't be inspected.
+    Others are compared by their fingerprints. ``None`` if a value can't be inspected.
     """
     listed: dict[int, tuple[Any, Callable[[Any], list[Any]], list[Any]]] = {}
     others: dict[int, tuple[Any, Any]] = {}
@@ -179,7 +192,7 @@ def unchanged(values: Iterable[Any]) -> Callable[[], bool] | None:
             continue
         list_inside = _lister_of(x)
         if list_inside is None:
-            others[id(x)] = x, imprint(x)
+            others[id(x)] = x, fingerprint(x)
         else:
             inside = list_inside(x)
             listed[id(x)] = x, list_inside, inside
@@ -192,18 +205,18 @@ def unchanged(values: Iterable[Any]) -> Callable[[], bool] | None:
             now = list_inside(x)
             if len(now) != len(inside) or not all(map(operator.is_, now, inside)):
                 return False
-        return all(imprint(x) == before for x, before in others.values())
+        return all(fingerprint(x) == before for x, before in others.values())
 
     return check
 
 
 def _lister_of(value: Any) -> Callable[[Any], list[Any]] | None:
-    """A function that lists all that the imprint of a value depends on."""
+    """A function that lists all that the fingerprint of a value depends on."""
     form = _form_of(type(value))
     if form is _MEMBERS:
         return _entries if isinstance(value, dict) else lambda x: [type(x), *x]
     if form is _MAPPING:
-        return lambda x: _entries(x._entries)
+        return lambda x: _entries(x.as_dict())
     if form is _FIELDS and _has_fields_in_dict(value):
         names = [name for name, _ in _compared_fields(value)]
         missing = itertools.repeat(dataclasses.MISSING)
@@ -260,7 +273,7 @@ _ARRAY, _BUFFER, _HASH = Form("array", True), Form("buffer"), Form("hash")
 _MEMBERS, _MAPPING, _FIELDS = Form("members"), Form("mapping"), Form("fields")
 _OBJECT = Form("object")
 
-# Types whose imprint is the type itself, as far as they are known.
+# Types whose fingerprint is the type itself, as far as they are known.
 PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
 
 
@@ -272,7 +285,7 @@ def _form_of(kind: type) -> Form:
         return _BUFFER
     if issubclass(kind, jax.Array):
         return _ARRAY
-    if issubclass(kind, HashableMapping):
+    if issubclass(kind, StaticMapping):
         return _MAPPING
     for base in (float, complex):
         if issubclass(kind, base) and kind.__eq__ is base.__eq__:
@@ -412,11 +425,11 @@ def _unordered(x: Set[Any]) -> list[Any]:
     return [frozenset(inside), *[Unseen(x) for y in inside if not is_seen(y)][:1]]
 
 
-def _of_mapping(x: HashableMapping) -> _Listed:
-    entries = x._entries
+def _of_mapping(x: StaticMapping) -> _Listed:
+    entries = x.as_dict()
     # Equal mappings may have their entries in any order.
     names = sorted(entries) if {str}.issuperset(map(type, entries)) else [*entries]
-    return [HashableMapping], (tuple(names), tuple([entries[name] for name in names]))
+    return [StaticMapping], (tuple(names), tuple([entries[name] for name in names]))
 
 
 def _of_fields(x: Any) -> _Listed:
@@ -548,142 +561,25 @@ def _slots_of(kind: type) -> tuple[MemberDescriptorType, ...]:
 _LOOKS = _as_pickled, _as_collection, _as_buffer, _as_attributes
 
 
-class HashableMapping(Mapping[Any, Any]):
-    """An immutable mapping that compares by content and can be hashed.
-
-    Hashing needs hashable values. Values that are arrays compare element-wise, others
-    by type and value: ``1`` is not ``True`` here.
-
-    Example:
-        >>> from graftree.core.imprints import HashableMapping
-        >>> HashableMapping({"a": 1, "b": 2}) == HashableMapping({"b": 2, "a": 1})
-        True
-    """
-
-    __slots__ = ("__weakref__", "_entries", "_hash", "get", "is_fixed")
-
-    def __init__(self, entries: Mapping[Any, Any], /) -> None:
-        self._entries = dict(entries)
-        self._hash: int | None = None
-        # Whether it is known that no value changes in place.
-        self.is_fixed = False
-        # The dict's own, in C: each read and write of a Variable calls it.
-        self.get = self._entries.get
-
-    def __getitem__(self, key: str) -> Any:
-        return self._entries[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._entries
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash(frozenset(self._entries.items()))
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, HashableMapping):
-            return NotImplemented
-        mine, theirs = self._entries, other._entries
-        return mine.keys() == theirs.keys() and all(
-            is_same(value, theirs[key]) for key, value in mine.items()
-        )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._entries!r})"
-
-    def __reduce__(self) -> Any:
-        return type(self), (self._entries,)
-
-    def as_dict(self) -> dict[Any, Any]:
-        """The entries as a new dict, made in C."""
-        return self._entries.copy()
-
-    def noted(self) -> HashableMapping:
-        """The mapping as it is now: itself, if none of its values changes in place."""
-        if not self.is_fixed:
-            if any_may_change(tuple(self._entries.values())):
-                return Noted(self)
-            self.is_fixed = True
-        return self
-
-    def with_entry(self, key: str, value: Any) -> Self:
-        """A mapping of the same type in which ``key`` has this value."""
-        return type(self)({**self._entries, key: value})
-
-    def without(self, key: str) -> Self:
-        """A mapping of the same type that lacks ``key``."""
-        return type(self)({k: v for k, v in self._entries.items() if k != key})
-
-
-class Noted(HashableMapping):
-    """A mapping as it was at one time, although its values change in place.
-
-    Equal to a mapping, or a noted one, whose values are or were equal to these.
-
-    Args:
-        live: The mapping.
-
-    Attributes:
-        live: The same.
-    """
-
-    __slots__ = ("_content", "live")
-
-    def __init__(self, live: HashableMapping, /) -> None:
-        super().__init__(live)
-        self.live = live
-        self._content = imprint(live)
-
-    def __hash__(self) -> int:
-        hash(self.live)  # an error if a value has no hash; it may have changed by now
-        return hash(self._content)
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, HashableMapping):
-            return NotImplemented
-        theirs = other._content if isinstance(other, Noted) else imprint(other)
-        return self._content == theirs and all(
-            _have_same_content(value, other[key]) for key, value in self.items()
-        )
-
-    def __reduce__(self) -> Any:
-        return Noted, (self.live,)
-
-    def noted(self) -> HashableMapping:
-        """The mapping as it is now."""
-        return self.live.noted()
-
-
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two static values are equal and have equal imprints; never raises."""
-    return a is b or are_same((imprint(a), a), (imprint(b), b))
+    """Whether two static values are equal and have equal fingerprints; never raises."""
+    return a is b or are_same((fingerprint(a), a), (fingerprint(b), b))
 
 
 def are_same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-    """`is_same` of two values, each beside its imprint."""
-    return a[0] == b[0] and _have_same_content(a[1], b[1])
+    """`is_same` of two values, each beside its fingerprint."""
+    return a[0] == b[0] and have_same_content(a[1], b[1])
 
 
-def _have_same_content(a: Any, b: Any) -> bool:
-    """Whether two values with equal imprints are equal.
+def have_same_content(a: Any, b: Any) -> bool:
+    """Whether two values with equal fingerprints are equal.
 
     If their own comparison fails, or gives more than a bool, what is in them decides.
     """
     try:
         return same_value(a, b)
     except Exception:
-        return not _form_of(type(a)).is_fixed and is_seen(imprint(a))
+        return not _form_of(type(a)).is_fixed and is_seen(fingerprint(a))
 
 
 def same_value(a: Any, b: Any) -> bool:
