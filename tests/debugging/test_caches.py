@@ -62,7 +62,7 @@ def test_nothing_is_remembered_of_an_object(caches):
     nothing = made()._pytree__state
     for node in nodes:
         state = node._pytree__state
-        assert state.memos is nothing.memos and state.aux is nothing.aux
+        assert state.results is nothing.results and state.aux is nothing.aux
         assert type(vars(node)) is dict
 
 

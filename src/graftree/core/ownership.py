@@ -8,14 +8,14 @@ Arguments that JAX itself rebuilds for a function that it traces belong to
 `RebuiltArguments`, which stand for the trace and note each write: a value that nothing
 reads before the function returns is lost.
 
-The structure counter shows whether anything has changed since. Every structural
-mutation of an object (an attribute set or deleted, a container changed, metadata
-replaced; not the value of a Variable) takes the next number of one global counter and
-writes it on the object. No number is given twice, so equal numbers mean that nothing
-has changed in between.
+Versions show whether anything has changed since. Every structural mutation of an object
+(an attribute set or deleted, a container changed, metadata replaced; not the value of a
+Variable) takes the next number of one counter for all objects and writes it on the
+object. No number is given twice, so equal numbers mean that nothing has changed in
+between.
 
-The mutation comes first and the stamp after it: a reader of the counter before the
-stamp is written sees a number that will be outdated.
+The mutation comes first and the version after it: who reads the latest version before
+that is written sees a number that will be outdated.
 """
 
 from __future__ import annotations
@@ -215,27 +215,27 @@ _jax.register_leafless(Owner)
 _numbers = itertools.count(1)
 
 
-class _Clock:
-    """Holds the last number given out."""
+class _Versions:
+    """Holds the latest version of any object."""
 
-    __slots__ = ("now",)
+    __slots__ = ("latest",)
 
     def __init__(self) -> None:
-        self.now = 0
+        self.latest = 0
 
 
-clock = _Clock()
+versions = _Versions()
 
 
 def touch(obj: Any) -> None:
     """Gives ``obj`` the next number; call it after the mutation."""
     # next() is atomic, so that two threads never share a number.
-    obj.stamp = number = next(_numbers)
-    clock.now = number
+    obj.version = number = next(_numbers)
+    versions.latest = number
 
 
 def touch_slot(write: Callable[[Any, int], None], obj: Any) -> None:
-    """`touch` for an object whose stamp is written by a function."""
+    """`touch` for an object whose version is written by a function."""
     number = next(_numbers)
     write(obj, number)
-    clock.now = number
+    versions.latest = number

@@ -26,7 +26,7 @@ from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.interop import graph_contexts, older_functions
 from graftree.interop.graph_contexts import MergeContext, SplitContext
-from graftree.transforms.lifting import decorators, refusals
+from graftree.transforms.lifting import argument_errors, decorators
 from graftree.transforms.lifting.decorators import MISSING
 from graftree.transforms.lifting.prefixes import Prefix
 
@@ -273,7 +273,7 @@ def check_consistent_aliasing(
     checked = Prefix(prefix, "prefix", "to_tree", config.GRAPH_UPDATES)
     for occurrence in checked.occurrences(node, True):
         found.setdefault(id(occurrence[1]), []).append(occurrence)
-    refusals.check_consistent("to_tree", itertools.chain(*found.values()))
+    argument_errors.check_consistent("to_tree", itertools.chain(*found.values()))
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:

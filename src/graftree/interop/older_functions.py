@@ -25,7 +25,7 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.nn import conv
-from graftree.transforms.lifting import refusals
+from graftree.transforms.lifting import argument_errors
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -243,7 +243,7 @@ def check_no_aliases(
         Traceback (most recent call last):
         ValueError: Duplicate Param...
     """
-    refusals.check_none_twice(kwargs, fn_name)
+    argument_errors.check_none_twice(kwargs, fn_name)
     flat = jax.tree.leaves_with_path(kwargs, is_leaf=variables.is_variable)
     return {
         (jax.tree_util.GetAttrKey(path[0].key), *path[1:]): leaf

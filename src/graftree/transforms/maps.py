@@ -20,7 +20,13 @@ from graftree import _jax, config, errors
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
-from graftree.transforms.lifting import caller, debug_info, decorators, dispatch, guards
+from graftree.transforms.lifting import (
+    caller,
+    debug_info,
+    decorators,
+    dispatch,
+    tracer_leaks,
+)
 from graftree.transforms.lifting.leaves import Leaves
 from graftree.transforms.lifting.prefixes import Donation, Prefix
 from graftree.transforms.lifting.specs import Keywords, TransformSpec
@@ -101,7 +107,7 @@ def vmap(
                 _hint_at_rngs(error, groups, ins)
                 if out_axes is not None:
                     _hint_at_shared_writes(error, axis_name)
-                guards.hint(error, groups, ins)
+                tracer_leaks.hint(error, groups, ins)
                 raise
 
         return with_hints
@@ -207,7 +213,7 @@ def pmap(
             )
 
             def moved(*groups: Any) -> Any:
-                guards.refuse(groups, "pmap", "takes no array refs")
+                tracer_leaks.refuse(groups, "pmap", "takes no array refs")
                 boxes = [(x,) for x in _move(groups, ins, lambda axis: (axis, 0))]
                 return _move(mapped(*boxes), outs, lambda axis: (0, axis))
 
@@ -417,7 +423,7 @@ def shard_map(
         def sharded(*groups: Any) -> Any:
             if _jax.is_staging() is False:  # `None` where nobody knows: JAX may refuse
                 reason = "takes array refs under jax.jit only"
-                guards.refuse(groups, "shard_map", reason)
+                tracer_leaks.refuse(groups, "shard_map", reason)
             _check_parts(groups, ins, mesh)
             return mapped(*groups)
 

@@ -28,7 +28,7 @@ from graftree import _jax, config
 from graftree.core.graph import graphdefs, nodes
 from graftree.core.objects import methods, pytrees
 from graftree.core.variables import partitioning
-from graftree.transforms.lifting import debug_info, decorators, refusals
+from graftree.transforms.lifting import argument_errors, debug_info, decorators
 from graftree.transforms.lifting.caller import Call, lift, returning_arrays
 from graftree.transforms.lifting.decorators import P, R
 from graftree.transforms.lifting.leaves import Leaves, Result
@@ -82,7 +82,7 @@ def eval_shape(
     ).holding(f)
     call = Call(f, spec, args, kwargs)
     if not mode.structure and _is_shared(call.arguments.signature):
-        refusals.check_inputs((args, kwargs), "eval_shape")
+        argument_errors.check_inputs((args, kwargs), "eval_shape")
     inner = interior(f, spec)
 
     def traced(group: Leaves) -> Any:
@@ -123,7 +123,7 @@ def _with_refs(group: Leaves) -> Leaves:
         jax.new_ref(raw) if _is_of_ref(leaf_spec) else raw
         for leaf_spec, raw in group.pairs()
     ]
-    return Leaves((values, group.which))
+    return Leaves((values, group.spec))
 
 
 def _is_of_ref(leaf_spec: LeafSpec) -> bool:

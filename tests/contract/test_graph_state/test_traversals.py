@@ -368,7 +368,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_deep_chain_is_taken_apart(operation, deep):
-    for _ in range(3):  # the second time plans and memos are made
+    for _ in range(3):  # the second time plans and results are made
         OPERATIONS[operation](deep)
 
 

@@ -426,7 +426,7 @@ OURS = names_in(
     *(bookkeeping, attributes, pytrees, variables),
 ) | {
     # Those of earlier designs, and what one might think of next.
-    *("stamp", "class_hooks", "check_owned", "check_writable", "_value", "_owner"),
+    *("version", "class_hooks", "check_owned", "check_writable", "_value", "_owner"),
     *("_metadata", "attribute_key", "attribute_name", "attribute_sort_key"),
     *("data_descriptors", "declared_statuses", "empty_table", "is_module_class"),
     *("is_pytree_class", "find_data_descriptors"),

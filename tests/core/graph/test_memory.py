@@ -219,7 +219,7 @@ def test_the_memory_keeps_nothing_alive(whole, kind):
 
 
 class Registered:
-    """An object without stamps; a function of its own runs when it is listed."""
+    """An object without versions; a function of its own runs when it is listed."""
 
     def __init__(self):
         self.run = lambda: None
@@ -306,23 +306,23 @@ def test_a_change_while_an_object_is_taken_apart_is_seen_the_next_time():
     assert nnx.merge(*nnx.split(model)).k == 2
 
 
-def test_a_change_is_seen_if_another_thread_writes_its_stamp_last():
+def test_a_change_is_seen_if_another_thread_writes_its_version_last():
     # Issue 12, §7: both change the model; one takes its number before the model is
     # taken apart, and is interrupted before it writes it until the other is through.
     model, other = made(), zoo.Box(late=1)
     zoo.Box(later=1)
     before = remembered(model, graph=True)
     model.tag = static_values.Tag("b")
-    model._pytree__state.stamp = other._pytree__state.stamp
-    ownership.clock.now = other._pytree__state.stamp
+    model._pytree__state.version = other._pytree__state.version
+    ownership.versions.latest = other._pytree__state.version
     assert checked(model, graph=True) is not before
 
 
 def test_making_objects_from_a_state_is_no_structural_change():
     graphdef, state = nnx.split(made())
-    before = ownership.clock.now
+    before = ownership.versions.latest
     nnx.merge(graphdef, state)
-    assert ownership.clock.now == before
+    assert ownership.versions.latest == before
 
 
 @tables.cases(

@@ -183,7 +183,7 @@ def test_types_that_jax_takes_apart_in_another_way_are_left_to_it():
 
 
 @KNOWN
-def test_objects_without_stamps_are_taken_apart():
+def test_objects_without_versions_are_taken_apart():
     class Own(Net):
         def __setattr__(self, name, value):
             object.__setattr__(self, name, value)

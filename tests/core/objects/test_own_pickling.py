@@ -352,11 +352,11 @@ def test_objects_that_new_replaces_are_not_initialized():
 
 def test_failed_assignment_changes_nothing():
     node = zoo.Node(a=1)
-    graphdef, stamp = nnx.graphdef(node), node._pytree__state.stamp
+    graphdef, version = nnx.graphdef(node), node._pytree__state.version
     with pytest.raises(ValueError):
         node.b = [np.ones(1)]
     assert dict(node._pytree__nodes) == {"a": False} and not hasattr(node, "b")
-    assert nnx.graphdef(node) == graphdef and node._pytree__state.stamp == stamp
+    assert nnx.graphdef(node) == graphdef and node._pytree__state.version == version
 
 
 def test_descriptors_that_want_an_instance_are_assigned_to():

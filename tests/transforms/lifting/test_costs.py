@@ -20,8 +20,8 @@ import optax
 import pytest
 
 import graftree as nnx
-from graftree.core.graph import watches
-from graftree.core.graph.watches import Together
+from graftree.core.graph import validity_checks
+from graftree.core.graph.validity_checks import ObjectGroups
 from graftree.core.variables import variables
 from graftree.errors import LostUpdateWarning
 from graftree.transforms.lifting import programs
@@ -179,7 +179,7 @@ def test_new_objects_of_a_known_structure_cost_less_in_tree_mode():
 @FEW_CALLS
 def test_a_structure_stays_known_however_many_of_its_objects_live():
     step, models = nnx.jit(lambda model: model.w * 1, **modes.TREE), []
-    for _ in range(2 * Together.LIMIT):
+    for _ in range(2 * ObjectGroups.LIMIT):
         models.append(zoo.Scale())
         models.append(python_calls(step, models[-1]))
     known = models[5::2]
@@ -591,33 +591,33 @@ def test_broadcasts_by_filters_are_meant(no_warning):
 def remembered(step):
     """How many combinations of objects a function knows, and the variants of each."""
     known = step._cache._kept._known.values()
-    return [len(memos["entries"]) for memos, objects in known if objects]
+    return [len(results["entries"]) for results, objects in known if objects]
 
 
 @BOUNDS
 def test_variants_of_a_model_are_bounded(mode):
     step, model = nnx.jit(lambda model: model.w * model.k, **mode), zoo.Scale()
-    for model.k in range(watches.VARIANTS + 4):
+    for model.k in range(validity_checks.VARIANTS + 4):
         assert step(model) == step(model) == 2 * model.k
-    assert remembered(step) == [watches.VARIANTS]
+    assert remembered(step) == [validity_checks.VARIANTS]
 
 
 @BOUNDS
 def test_models_of_a_function_are_bounded():
     step = nnx.jit(lambda model: model.w * 1)
-    models = [zoo.Scale() for _ in range(Together.LIMIT + 3)]
+    models = [zoo.Scale() for _ in range(ObjectGroups.LIMIT + 3)]
     for _ in range(3):
         for model in models:
             assert step(model) == 2
-    assert len(remembered(step)) == Together.LIMIT
+    assert len(remembered(step)) == ObjectGroups.LIMIT
 
 
 def test_structures_of_new_objects_are_bounded():
     step = nnx.jit(lambda model: model.w * 1, **modes.TREE)
-    for number in range(Together.LIMIT + 3):
+    for number in range(ObjectGroups.LIMIT + 3):
         for _ in range(2):
             assert step(zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag(number))) == 2
-    assert len(step._cache._structures._known) <= Together.LIMIT
+    assert len(step._cache._structures._known) <= ObjectGroups.LIMIT
 
 
 @BOUNDS
@@ -638,14 +638,14 @@ def test_a_call_survives_a_change_by_another_thread_before_it_is_planned(monkeyp
     model = nnx.Dict(weight=jnp.array(2.0), extra=nnx.Dict(array=jnp.array(1.0)))
     double = nnx.jit(lambda model: model.weight * 2)
     double(model)
-    attribute_at = watches.attribute_at
+    attribute_at = validity_checks.attribute_at
 
     def interrupted(root, path):
         if hasattr(model, "extra"):
             del model.extra
         return attribute_at(root, path)
 
-    monkeypatch.setattr(watches, "attribute_at", interrupted)
+    monkeypatch.setattr(validity_checks, "attribute_at", interrupted)
     assert double(model) == 4  # the second call makes a plan
     monkeypatch.undo()
     model.weight = jnp.array(3.0)

@@ -8,7 +8,7 @@
 - ``flattening.py``: objects taken apart; the builder that makes them.
 - ``matching.py``: the places in an object or a GraphDef for the parts of a state, and
   how far they fit there, for strict loads.
-- ``watches.py``: checks whether objects still are as they were.
+- ``validity_checks.py``: checks whether objects still are as they were.
 - ``kept.py``: keeps the GraphDef of an object until its structure changes: a cache.
 - ``differences.py``: the differences between two structures, by path, for messages.
 - ``functional.py``: `split`, `merge`, `state`, `clone`, `call`, ...

@@ -67,23 +67,23 @@ def stands_for(now: GraphDef[Any], before: GraphDef[Any]) -> bool:
     Their numbers there are the outer ones here. Metadata of Variables may differ.
     """
     kinds = (VariableDef, ArrayRefDef)
-    cells = [cell for row in before.rows for cell in row.cells]
+    fields = [field for spec in before.specs for field in spec.fields]
     definitions: dict[int | None, Any] = {
-        cell.index: cell for cell in cells if isinstance(cell, kinds)
+        field.index: field for field in fields if isinstance(field, kinds)
     }
 
-    def as_before(cell: Any) -> Any:
-        return definitions.get(cell.outer_index) if isinstance(cell, kinds) else cell
+    def as_before(field: Any) -> Any:
+        return definitions.get(field.outer_index) if isinstance(field, kinds) else field
 
-    rows = [
-        row._replace(
-            index=row.outer_index,
+    specs = [
+        spec._replace(
+            index=spec.outer_index,
             outer_index=None,
-            cells=tuple(map(as_before, row.cells)),
+            fields=tuple(map(as_before, spec.fields)),
         )
-        for row in now.rows
+        for spec in now.specs
     ]
-    return GraphDef.of(now.root, rows, now.num_leaves) == before
+    return GraphDef.of(now.root, specs, now.num_leaves) == before
 
 
 def _are_different(old: Any, new: Any) -> bool:
@@ -316,7 +316,7 @@ def _is_metadata(path: Path) -> bool:
 
 def _facts_of(path: Path, what: Any, identity: bool) -> dict[Path, Any]:
     index = getattr(what, "outer_index", None) if identity else None
-    if isinstance(what, graphdefs.NodeRow):
+    if isinstance(what, graphdefs.NodeSpec):
         return {path: Node(what.type, index, what.metadata)}
     if isinstance(what, graphdefs.VariableDef):
         box = Box(what.type, index, what.array_refdef is not None)

@@ -2,16 +2,17 @@
 
 `flatten_graph` walks an object depth first, children in the order of their keys, and
 enters each object that is tracked by identity once. A value that JAX takes apart is one
-row: an object in tree mode, where shared ones are an error (`flatten_tree`), or the
+node spec: an object in tree mode, where shared ones are an error (`flatten_tree`), or
+    the
 arguments of a call (`flatten_leaves`). Tracked objects are numbered in the order of the
 visit:
 
     RefMap     object -> number, by identity; filled by `flatten_graph`
     IndexMap   number -> object; filled by `unflatten`
 
-A `Builder` makes objects from rows. It may reuse existing objects: it first builds
-everything new, then writes into the existing ones. So it either succeeds, or changes
-nothing that existed.
+A `Builder` makes objects from node specs. It may reuse existing objects: it first
+builds everything new, then writes into the existing ones. So it either succeeds, or
+changes nothing that existed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from graftree import _jax, config
 from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import graphdefs, nodes
-from graftree.core.graph.graphdefs import LEAF, NODE, Cell, GraphDef, Tree, VariableDef
+from graftree.core.graph.graphdefs import LEAF, NODE, Field, GraphDef, Tree, VariableDef
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.objects import bookkeeping, callables, pytrees
@@ -112,7 +113,7 @@ def flatten_graph(
 ) -> tuple[GraphDef[Any], list[Any]]:
     """Graph-mode `flatten` without paths; the leaves are Variables, refs and arrays.
 
-    Fills ``members`` with the object or container of each row.
+    Fills ``members`` with the object or container of each node spec.
     """
     kind = nodes.kind_of(node)
     if kind is Leaf.ARRAY or kind is Leaf.STATIC:
@@ -122,8 +123,8 @@ def flatten_graph(
         RefMap() if ref_outer_index is None else ref_outer_index,
         members,
     )
-    root = flattener.cell_of(node, kind)
-    return GraphDef.of(root, flattener.rows, len(flattener.leaves)), flattener.leaves
+    root = flattener.field_of(node, kind)
+    return GraphDef.of(root, flattener.specs, len(flattener.leaves)), flattener.leaves
 
 
 def flatten_leaves(
@@ -141,24 +142,24 @@ def flatten_leaves(
     `flatten_graph` does.
     """
     flattener = _Flattener(refs, outer, members)
-    flattener.rows.append(None)
+    flattener.specs.append(None)
     flattener.members.append(None)
-    cells: list[Cell] = []
+    fields: list[Field] = []
     for x in given:
         kind = nodes.kind_of(x)
         is_object = kind is Leaf.VARIABLE or kind is Leaf.REF
         if is_object or (sharing and isinstance(kind, GraphKind)):
-            cells.append(flattener.cell_of(x, kind))
+            fields.append(flattener.field_of(x, kind))
         else:
-            cells.append(LEAF)
+            fields.append(LEAF)
             flattener.leaves.append(x)
-    counts = len(flattener.rows), len(flattener.leaves)
-    flattener.rows[0] = graphdefs.tree_row(Tree(treedef), tuple(cells), *counts)
-    return GraphDef.of(NODE, flattener.rows, counts[1]), flattener.leaves
+    counts = len(flattener.specs), len(flattener.leaves)
+    flattener.specs[0] = graphdefs.tree_spec(Tree(treedef), tuple(fields), *counts)
+    return GraphDef.of(NODE, flattener.specs, counts[1]), flattener.leaves
 
 
 class _Flattener:
-    """One walk over objects; collects the rows of a skeleton, and the leaves."""
+    """One walk over objects; collects the node specs of a skeleton, and the leaves."""
 
     def __init__(
         self,
@@ -169,21 +170,21 @@ class _Flattener:
         # The dicts behind the maps: using them directly saves a tenth of the walk.
         self.refs = refs._entries
         self.outer = outer._entries
-        self.rows: list[Any] = []
+        self.specs: list[Any] = []
         self.members = [] if members is None else members
         self.leaves: list[Any] = []
         # The nodes above, of which children remain. No recursion, whose depth Python
         # limits.
-        self._open: list[_OpenRow] = []
+        self._open: list[_OpenNode] = []
 
-    def cell_of(self, x: Any, kind: nodes.Kind) -> Cell:
-        """The cell of a node, Variable or ref; lists it and all below it."""
+    def field_of(self, x: Any, kind: nodes.Kind) -> Field:
+        """The field of a node, Variable or ref; lists it and all below it."""
         root, pending, leaves = self._enter(x, kind), self._open, self.leaves
         # This runs for each attribute of a model, so each function call counts.
         kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
         own = callables.MAY_BE_OWN
         while pending:
-            node, number, before, children, cells = pending[-1]
+            node, number, before, children, fields = pending[-1]
             for _, value, is_data in children:
                 kind = kinds.get(type(value)) or nodes.kind_of(value)
                 if is_data is False or (is_data is None and kind is Leaf.STATIC):
@@ -191,22 +192,22 @@ class _Flattener:
                     known = statics.get((type(value), value)) if is_atom else None
                     if type(value) in own:
                         value = callables.as_static(value, self.members[number])
-                    cells.append(known or graphdefs.static_of(value))
+                    fields.append(known or graphdefs.static_of(value))
                 elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
-                    cells.append(LEAF)
+                    fields.append(LEAF)
                     leaves.append(value)
                 else:
-                    cells.append(self._enter(value, kind))
-                if cells[-1] is NODE:
+                    fields.append(self._enter(value, kind))
+                if fields[-1] is NODE:
                     break
             else:
                 pending.pop()
-                counts = len(self.rows) - number, len(leaves) - before
-                self.rows[number] = _make_row((*node, tuple(cells), *counts))
+                counts = len(self.specs) - number, len(leaves) - before
+                self.specs[number] = _make_node_spec((*node, tuple(fields), *counts))
         return root
 
-    def _enter(self, x: Any, kind: nodes.Kind) -> Cell:
-        """The cell of a node, Variable or ref; the children of a node are to come."""
+    def _enter(self, x: Any, kind: nodes.Kind) -> Field:
+        """The field of a node, Variable or ref; the children of a node are to come."""
         index = outer = None
         if not isinstance(kind, TreeKind):
             known = self.refs.get(id(x))
@@ -219,10 +220,10 @@ class _Flattener:
                     return graphdefs.ArrayRefDef(index, outer)
                 return self._define(x, index, outer)
         children, metadata = kind.flatten(x)
-        counts = len(self.rows), len(self.leaves)
+        counts = len(self.specs), len(self.leaves)
         node = type(x), index, outer, metadata, tuple([child[0] for child in children])
-        self._open.append(_OpenRow(node, *counts, iter(children), []))
-        self.rows.append(None)
+        self._open.append(_OpenNode(node, *counts, iter(children), []))
+        self.specs.append(None)
         self.members.append(x)
         if len(self._open) % _DEEP == 0:
             _check_for_cycles(self._open, self.members)
@@ -252,38 +253,38 @@ class _Flattener:
 
 
 # The constructor of a named tuple is a function in Python.
-_make_row = functools.partial(tuple.__new__, graphdefs.NodeRow)
+_make_node_spec = functools.partial(tuple.__new__, graphdefs.NodeSpec)
 
 
-class _OpenRow(NamedTuple):
-    """A row whose cells are being listed.
+class _OpenNode(NamedTuple):
+    """A node spec whose fields are being listed.
 
     Attributes:
         node: The facts about it: type, numbers, metadata, keys.
-        number: Its place among the rows.
+        number: Its place among the node specs.
         before: The number of leaves before it.
         children: The rest of its children.
-        cells: The cells found so far.
+        fields: The fields found so far.
     """
 
     node: tuple[Any, ...]
     number: int
     before: int
     children: Iterator[nodes.Child]
-    cells: list[Cell]
+    fields: list[Field]
 
 
 # A search for cycles takes time, so it begins where an object is deeper than most.
 _DEEP = 100
 
 
-def _check_for_cycles(open_rows: Sequence[_OpenRow], members: Sequence[Any]) -> None:
+def _check_for_cycles(open_nodes: Sequence[_OpenNode], members: Sequence[Any]) -> None:
     """Refuses containers that contain themselves, which have no identity here."""
     above, path = walks.Above(), ()
-    for row in open_rows:
-        nodes.check_above(above, members[row.number], path)
-        *_, keys = row.node
-        path = (*path, *keys[len(row.cells) - 1 : len(row.cells)])
+    for spec in open_nodes:
+        nodes.check_above(above, members[spec.number], path)
+        *_, keys = spec.node
+        path = (*path, *keys[len(spec.fields) - 1 : len(spec.fields)])
 
 
 def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
@@ -309,13 +310,13 @@ def _tree_of(
 ) -> tuple[GraphDef[Any], list[Any]]:
     keys = tuple([path for path, _ in listed])
     order = tuple([i for _, (i, _) in listed])
-    cells = tuple([_cell_in_tree(*place) for _, place in listed])
+    fields = tuple([_cell_in_tree(*place) for _, place in listed])
     tree, count = Tree(treedef, order), len(listed)
-    row = graphdefs.NodeRow(type(node), None, None, tree, keys, cells, 1, count)
-    return GraphDef.of(NODE, (row,), count), [leaf for _, (_, leaf) in listed]
+    spec = graphdefs.NodeSpec(type(node), None, None, tree, keys, fields, 1, count)
+    return GraphDef.of(NODE, (spec,), count), [leaf for _, (_, leaf) in listed]
 
 
-def _cell_in_tree(number: int, leaf: Any) -> Cell:
+def _cell_in_tree(number: int, leaf: Any) -> Field:
     if not isinstance(leaf, Variable):
         return LEAF
     metadata = variables.metadata_of(leaf).snapshot()
@@ -384,67 +385,67 @@ class Builder:
         """The object of a skeleton; reused parts of it are complete after `commit`."""
         if graphdef.root is not NODE:
             return self._value(graphdef.root, iter(leaves))
-        return self._made(graphdef.rows[0], self.members(graphdef, leaves))
+        return self._made(graphdef.specs[0], self.members(graphdef, leaves))
 
     def members(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The contents of the cells of the root, as by `build`."""
-        given, rows = iter(leaves), graphdef.rows
-        blank, cells, order = graphdef.blueprint()
+        """The contents of the fields of the root, as by `build`."""
+        given, specs = iter(leaves), graphdef.specs
+        blank, fields, order = graphdef.blueprint()
         contents = [values.copy() for values in blank]
         # Objects come before the values below them, which may refer to them.
-        for row in rows:
-            if row.index is not None:
-                obj = MISSING if row.outer_index is None else self._existing(row)
+        for spec in specs:
+            if spec.index is not None:
+                obj = MISSING if spec.outer_index is None else self._existing(spec)
                 if obj is MISSING:
-                    kind: Any = nodes.kind_of_type(row.type)
-                    obj = kind.create_empty(row.metadata)
-                self.found[row.index] = obj
-        for number, place, cell in cells:
-            if type(cell) is VariableDef:
-                contents[number][place] = self._variable(cell, next(given))
-            elif type(cell) is graphdefs.Static:
-                contents[number][place] = self._own_method(cell.value, rows[number])
+                    kind: Any = nodes.kind_of_type(spec.type)
+                    obj = kind.create_empty(spec.metadata)
+                self.found[spec.index] = obj
+        for number, place, field in fields:
+            if type(field) is VariableDef:
+                contents[number][place] = self._variable(field, next(given))
+            elif type(field) is graphdefs.Static:
+                contents[number][place] = self._own_method(field.value, specs[number])
             else:
-                contents[number][place] = self._value(cell, given)
+                contents[number][place] = self._value(field, given)
         for number, above, place in order[:-1]:
-            contents[above][place] = self._made(rows[number], contents[number])
+            contents[above][place] = self._made(specs[number], contents[number])
         return contents[0]
 
-    def _made(self, row: graphdefs.NodeRow, values: list[Any]) -> Any:
-        """The object or container of a row, with these values in its cells."""
-        if type(row.metadata) is Tree:
-            treedef, order = row.metadata
+    def _made(self, spec: graphdefs.NodeSpec, values: list[Any]) -> Any:
+        """The object or container of a node spec, with these values in its fields."""
+        if type(spec.metadata) is Tree:
+            treedef, order = spec.metadata
             if order is not None:
                 placed = dict(zip(order, values, strict=True))
                 values = [placed[number] for number in range(len(values))]
             return jax.tree.unflatten(treedef, values)
-        kind: Any = nodes.kind_of_type(row.type)
-        if row.index is None:
-            return kind.unflatten([*zip(row.keys, values, strict=True)], row.metadata)
-        obj = self.found[row.index]
-        if self.existing and obj is self.existing.get(row.outer_index, MISSING):
-            self.fills.append((obj, kind, row.metadata, row.keys, values))
+        kind: Any = nodes.kind_of_type(spec.type)
+        if spec.index is None:
+            return kind.unflatten([*zip(spec.keys, values, strict=True)], spec.metadata)
+        obj = self.found[spec.index]
+        if self.existing and obj is self.existing.get(spec.outer_index, MISSING):
+            self.fills.append((obj, kind, spec.metadata, spec.keys, values))
         else:
             # At once: a container around it may read it.
-            kind.fill(obj, row.metadata, row.keys, values)
+            kind.fill(obj, spec.metadata, spec.keys, values)
         return obj
 
-    def _value(self, cell: Any, given: Iterator[Any]) -> Any:
-        if type(cell) is graphdefs.NodeRef:
-            return self.found[cell.index]
+    def _value(self, field: Any, given: Iterator[Any]) -> Any:
+        if type(field) is graphdefs.NodeRef:
+            return self.found[field.index]
         leaf = next(given)
-        if type(cell) is VariableDef:
-            return self._variable(cell, leaf)
-        if cell is LEAF:
+        if type(field) is VariableDef:
+            return self._variable(field, leaf)
+        if field is LEAF:
             return leaf
         # A frozen array instead of a ref is allowed and stays an array.
-        ref = self.existing[cell.outer_index] if leaf is KEEP else leaf
-        self.found[cell.index] = ref
+        ref = self.existing[field.outer_index] if leaf is KEEP else leaf
+        self.found[field.index] = ref
         return ref
 
-    def _own_method(self, method: callables.OwnMethod, row: graphdefs.NodeRow) -> Any:
-        """The method of the object of a row: the one that it has, or a new one."""
-        obj: Any = None if row.index is None else self.found[row.index]
+    def _own_method(self, method: callables.OwnMethod, spec: graphdefs.NodeSpec) -> Any:
+        """The method of the object of a spec: the one that it has, or a new one."""
+        obj: Any = None if spec.index is None else self.found[spec.index]
         for held in vars(obj).values():
             if callables.as_static(held, obj) == method:
                 return held
@@ -466,7 +467,7 @@ class Builder:
             self.found[definition.array_refdef.index] = variable.get_raw_value()
         return variable
 
-    def _existing(self, node: graphdefs.NodeRow | VariableDef) -> Any:
+    def _existing(self, node: graphdefs.NodeSpec | VariableDef) -> Any:
         """The object that is reused for an entry of a skeleton, or `MISSING`."""
         obj = self.existing.get(node.outer_index, MISSING)
         if obj is not MISSING and type(obj) is not node.type:

@@ -1,22 +1,22 @@
 """GraphDef: the structure of an object, hashable and comparable.
 
-A skeleton is a tuple of rows, one for each object or container, in preorder. A row has
-a *cell* for each key. For
+A skeleton is a tuple of node specs, one for each object or container, in preorder. A
+node spec has a *field* for each key. For
 
     class Model:  a = Param, b = [array, 3], c = (the same Param as a), k = 5 (static)
 
-    rows                    keys                  cells
-    NodeRow(Model, 0)       ("a", "b", "c", "k")  VariableDef(Param, 1), NODE,
-                                                  NodeRef(1), Static(5)
-    NodeRow(list, None)     (0, 1)                LEAF, Static(3)
+    node specs               keys                  fields
+    NodeSpec(Model, 0)       ("a", "b", "c", "k")  VariableDef(Param, 1), NODE,
+                                                   NodeRef(1), Static(5)
+    NodeSpec(list, None)     (0, 1)                LEAF, Static(3)
 
-A NODE cell is the next row; a LEAF, a VariableDef and an ArrayRefDef take the next
-leaf. The number of an object that is tracked by identity is its ``index``;
+A NODE field is the next node spec; a LEAF, a VariableDef and an ArrayRefDef take the
+next leaf. The number of an object that is tracked by identity is its ``index``;
 ``outer_index`` is the number of the object that it stands for outside a transform, if
 there is one.
 
-A value that JAX takes apart is one row, whose metadata is a `Tree`: an object in tree
-mode, or the arguments of a call. Its keys are paths, and it has no static cells.
+A value that JAX takes apart is one node spec, whose metadata is a `Tree`: an object in
+tree mode, or the arguments of a call. Its keys are paths, and it has no static fields.
 
 All are tuples, so that equality and hashing run in C. A `GraphState` has its GraphDef.
 """
@@ -49,7 +49,7 @@ Path = tuple[Any, ...]
 
 
 class Marker(enum.Enum):
-    """The meaning of a cell without further data."""
+    """The meaning of a field without further data."""
 
     NODE = "node"
     LEAF = "leaf"
@@ -132,7 +132,7 @@ class VariableDef(NamedTuple):
         )
 
 
-Cell = VariableDef | ArrayRefDef | NodeRef | Static | Marker
+Field = VariableDef | ArrayRefDef | NodeRef | Static | Marker
 
 
 class Tree(NamedTuple):
@@ -140,14 +140,14 @@ class Tree(NamedTuple):
 
     Attributes:
         treedef: JAX's.
-        order: For each cell its place in the treedef; ``None`` if they are in order.
+        order: For each field its place in the treedef; ``None`` if they are in order.
     """
 
     treedef: Any
     order: tuple[int, ...] | None = None
 
 
-class NodeRow(NamedTuple):
+class NodeSpec(NamedTuple):
     """An object, or (``index`` is ``None``) a container.
 
     Attributes:
@@ -156,8 +156,8 @@ class NodeRow(NamedTuple):
         outer_index: The number of the object outside that it stands for.
         metadata: The data that its type gives besides its children.
         keys: The keys of its children, in order.
-        cells: The cells at these keys.
-        num_rows: The number of rows that it takes, with all below it.
+        fields: The fields at these keys.
+        num_nodes: The number of node specs that it takes, with all below it.
         num_leaves: The number of leaves in it, with all below it.
     """
 
@@ -166,8 +166,8 @@ class NodeRow(NamedTuple):
     outer_index: int | None
     metadata: Any
     keys: tuple[Any, ...]
-    cells: tuple[Cell, ...]
-    num_rows: int
+    fields: tuple[Field, ...]
+    num_nodes: int
     num_leaves: int
 
 
@@ -218,8 +218,8 @@ class GraphDef(Generic[Node]):
         num_leaves: How many leaves fill the skeleton.
 
     Attributes:
-        root: The cell of the object.
-        rows: The rows of all objects and containers in it.
+        root: The field of the object.
+        specs: The node specs of all objects and containers in it.
 
     Raises:
         dataclasses.FrozenInstanceError: On assignment to an attribute.
@@ -231,9 +231,9 @@ class GraphDef(Generic[Node]):
         (True, True, 2)
     """
 
-    __slots__ = ("__weakref__", "_cache", "num_leaves", "root", "rows")
-    root: Cell
-    rows: tuple[NodeRow, ...]
+    __slots__ = ("__weakref__", "_cache", "num_leaves", "root", "specs")
+    root: Field
+    specs: tuple[NodeSpec, ...]
     num_leaves: int
 
     def __init__(
@@ -243,15 +243,15 @@ class GraphDef(Generic[Node]):
         num_leaves: int,
     ) -> None:
         made = GraphDef.of(*_read(nodes, attributes), num_leaves)
-        for name in ("root", "rows", "num_leaves", "_cache"):
+        for name in ("root", "specs", "num_leaves", "_cache"):
             object.__setattr__(self, name, getattr(made, name))
 
     @staticmethod
-    def of(root: Cell, rows: Sequence[NodeRow], num_leaves: int) -> GraphDef[Any]:
-        """The skeleton of these rows."""
+    def of(root: Field, specs: Sequence[NodeSpec], num_leaves: int) -> GraphDef[Any]:
+        """The skeleton of these node specs."""
         made, store = object.__new__(GraphDef), object.__setattr__
         store(made, "root", root)
-        store(made, "rows", tuple(rows))
+        store(made, "specs", tuple(specs))
         store(made, "num_leaves", num_leaves)
         store(made, "_cache", {})
         return made
@@ -266,7 +266,7 @@ class GraphDef(Generic[Node]):
         # `is` and this cache make a GraphDef cheap as the key of a compile cache.
         found = self._cache.get("hash")
         if found is None:
-            found = self._cache["hash"] = hash((self.root, self.rows))
+            found = self._cache["hash"] = hash((self.root, self.specs))
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -275,7 +275,7 @@ class GraphDef(Generic[Node]):
         if not isinstance(other, GraphDef):
             return NotImplemented
         try:
-            return self.root == other.root and self.rows == other.rows
+            return self.root == other.root and self.specs == other.specs
         except Exception:  # of the comparison of a static value
             return _are_alike(self, other)
 
@@ -287,7 +287,7 @@ class GraphDef(Generic[Node]):
         return "\n".join([*lines, "  ],", f"  num_leaves={self.num_leaves}", ")"])
 
     def __reduce__(self) -> Any:
-        return GraphDef.of, (self.root, self.rows, self.num_leaves)
+        return GraphDef.of, (self.root, self.specs, self.num_leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphDef[Node]:
         return self
@@ -299,7 +299,7 @@ class GraphDef(Generic[Node]):
 
     @property
     def attributes(self) -> list[tuple[Any, Any]]:
-        """The keys of all attributes and members, in preorder, with their cells."""
+        """The keys of all attributes and members, in preorder, with their fields."""
         return _listed(self)[1]
 
     def apply(self, state: Any, *states: Any, graph: bool | None = None) -> Any:
@@ -323,21 +323,21 @@ class GraphDef(Generic[Node]):
         return hooks.apply_graphdef.call(self, (state, *states), graph)
 
     def listed(self) -> list[tuple[Path, Any]]:
-        """Each row, and each other cell, with its path, in preorder."""
-        rows, found = iter(self.rows), []
-        # The rest of each row above. No recursion, whose depth Python limits.
+        """Each node spec, and each other field, with its path, in preorder."""
+        specs, found = iter(self.specs), []
+        # The rest of each node spec above. No recursion, whose depth Python limits.
         pending: list[Iterator[tuple[Path, Any]]] = [iter([((), self.root)])]
         while pending:
             for item in pending[-1]:
                 path, what = item
                 if what is NODE:
-                    row = next(rows)
-                    found.append((path, row))
-                    if type(row.metadata) is Tree:
-                        below = [(*path, *keys) for keys in row.keys]
+                    spec = next(specs)
+                    found.append((path, spec))
+                    if type(spec.metadata) is Tree:
+                        below = [(*path, *keys) for keys in spec.keys]
                     else:
-                        below = [(*path, key) for key in row.keys]
-                    pending.append(zip(below, row.cells, strict=True))
+                        below = [(*path, key) for key in spec.keys]
+                    pending.append(zip(below, spec.fields, strict=True))
                     break
                 found.append(item)
             else:
@@ -348,22 +348,23 @@ class GraphDef(Generic[Node]):
         """The way from the leaves to the object; cached."""
         if "blueprint" in self._cache:
             return self._cache["blueprint"]
-        rows, below = self.rows, iter(range(1, len(self.rows)))
-        made = Blueprint([[None] * len(row.cells) for row in rows], [], [])
-        # Rows with those above and the rest of their cells. No recursion, whose depth
-        # Python limits.
-        pending = [(0, 0, 0, enumerate(rows[0].cells))]
+        specs, below = self.specs, iter(range(1, len(self.specs)))
+        made = Blueprint([[None] * len(spec.fields) for spec in specs], [], [])
+        # Node specs with those above and the rest of their fields. No recursion, whose
+        # depth Python limits.
+        pending = [(0, 0, 0, enumerate(specs[0].fields))]
         while pending:
-            number, above, place_above, cells = pending[-1]
-            for place, cell in cells:
-                if cell is NODE:
-                    row = next(below)
-                    pending.append((row, number, place, enumerate(rows[row].cells)))
+            number, above, place_above, fields = pending[-1]
+            for place, field in fields:
+                if field is NODE:
+                    child = next(below)
+                    rest = enumerate(specs[child].fields)
+                    pending.append((child, number, place, rest))
                     break
-                if type(cell) is Static and type(cell[1]) is not OwnMethod:
-                    made.contents[number][place] = cell[1]
+                if type(field) is Static and type(field[1]) is not OwnMethod:
+                    made.contents[number][place] = field[1]
                 else:
-                    made.cells.append((number, place, cell))
+                    made.fields.append((number, place, field))
             else:
                 pending.pop()
                 made.order.append((number, above, place_above))
@@ -399,45 +400,45 @@ class GraphDef(Generic[Node]):
         return places
 
     def tops(self) -> list[Any]:
-        """For each cell of the root its row, or itself if it has none."""
-        pairs = zip(self.rows[0].cells, self.starts(), strict=False)
-        return [self.rows[row] if cell is NODE else cell for cell, (row, _) in pairs]
+        """For each field of the root its node spec, or itself if it has none."""
+        pairs = zip(self.specs[0].fields, self.starts(), strict=False)
+        return [self.specs[n] if field is NODE else field for field, (n, _) in pairs]
 
     def starts(self) -> list[tuple[int, int]]:
-        """For each cell of the root how many rows and leaves come before it; cached.
+        """For each field of the root how many specs and leaves come before it; cached.
 
         Those of the end are the last.
         """
         found = self._cache.get("starts")
         if found is None:
-            row, leaf = 1, 0
-            found = self._cache["starts"] = [(row, leaf)]
-            for cell in self.rows[0].cells:
-                if cell is NODE:
-                    top = self.rows[row]
-                    row, leaf = row + top.num_rows, leaf + top.num_leaves
-                elif _is_leaf(cell):
+            node, leaf = 1, 0
+            found = self._cache["starts"] = [(node, leaf)]
+            for field in self.specs[0].fields:
+                if field is NODE:
+                    spec = self.specs[node]
+                    node, leaf = node + spec.num_nodes, leaf + spec.num_leaves
+                elif _is_leaf(field):
                     leaf += 1
-                found.append((row, leaf))
+                found.append((node, leaf))
         return found
 
     def part(self, treedef: Any, start: int, stop: int) -> GraphDef[Any]:
-        """The skeleton of a part of a value that JAX took apart: of some root cells."""
-        rows, num_leaves = self._below(start, stop)
-        cells = self.rows[0].cells[start:stop]
-        return _of_tree(Tree(treedef), cells, self.rows[rows], num_leaves)
+        """The skeleton of some root fields of a value that JAX took apart."""
+        specs, num_leaves = self._below(start, stop)
+        fields = self.specs[0].fields[start:stop]
+        return _of_tree(Tree(treedef), fields, self.specs[specs], num_leaves)
 
     def with_part(self, start: int, stop: int, part: GraphDef[Any]) -> GraphDef[Any]:
-        """The skeleton with another part there, of as many cells."""
-        top, *rows = self.rows
-        cells, (below, replaced) = [*top.cells], self._below(start, stop)
-        cells[start:stop] = part.rows[0].cells
-        rows[below.start - 1 : below.stop - 1] = part.rows[1:]
+        """The skeleton with another part there, of as many fields."""
+        top, *specs = self.specs
+        fields, (below, replaced) = [*top.fields], self._below(start, stop)
+        fields[start:stop] = part.specs[0].fields
+        specs[below.start - 1 : below.stop - 1] = part.specs[1:]
         num_leaves = self.num_leaves - replaced + part.num_leaves
-        return _of_tree(top.metadata, tuple(cells), rows, num_leaves)
+        return _of_tree(top.metadata, tuple(fields), specs, num_leaves)
 
     def _below(self, start: int, stop: int) -> tuple[slice, int]:
-        """The place of the rows of some cells of the root, and the number of leaves."""
+        """Where the specs of some fields of the root are, and how many leaves."""
         (first, before), (end, after) = self.starts()[start], self.starts()[stop]
         return slice(first, end), after - before
 
@@ -447,22 +448,23 @@ jax.tree_util.register_static(GraphDef)
 
 def _are_alike(one: GraphDef[Any], other: GraphDef[Any]) -> bool:
     """Whether two skeletons are equal, where static values fail to be compared."""
-    is_alike = len(one.rows) == len(other.rows) and _is_cell_alike(one.root, other.root)
-    return is_alike and all(
-        _fixed(row) == _fixed(another)
-        and fingerprints.is_same(row.metadata, another.metadata)
-        and all(map(_is_cell_alike, row.cells, another.cells))
-        for row, another in zip(one.rows, other.rows, strict=True)
+    if len(one.specs) != len(other.specs):
+        return False
+    return _is_field_alike(one.root, other.root) and all(
+        _fixed(spec) == _fixed(another)
+        and fingerprints.is_same(spec.metadata, another.metadata)
+        and all(map(_is_field_alike, spec.fields, another.fields))
+        for spec, another in zip(one.specs, other.specs, strict=True)
     )
 
 
-_fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)  # all but metadata and cells
+_fixed = operator.itemgetter(0, 1, 2, 4, 6, 7)  # all but metadata and fields
 
 
-def _is_cell_alike(cell: Cell, other: Cell) -> bool:
-    if isinstance(cell, Static) and isinstance(other, Static):
-        return fingerprints.are_same(cell, other)
-    return cell == other
+def _is_field_alike(field: Field, other: Field) -> bool:
+    if isinstance(field, Static) and isinstance(other, Static):
+        return fingerprints.are_same(field, other)
+    return field == other
 
 
 _DEFINITIONS = (VariableDef, ArrayRefDef)
@@ -476,89 +478,91 @@ class Blueprint(NamedTuple):
     """The way from leaves to an object.
 
     Attributes:
-        contents: For each row its static values in their places.
-        cells: The other cells, in the order of leaves: their row, place and cell.
-        order: The rows, each after those below it: its number, the row above, and its
+        contents: For each node spec its static values in their places.
+        fields: The other fields, in the order of leaves: their spec, place and field.
+        order: The specs, each after those below it: its number, the spec above, and its
             place there.
     """
 
     contents: list[list[Any]]
-    cells: list[tuple[int, int, Cell]]
+    fields: list[tuple[int, int, Field]]
     order: list[tuple[int, int, int]]
 
 
-def tree_row(
-    tree: Tree, cells: tuple[Cell, ...], num_rows: int, num_leaves: int
-) -> NodeRow:
-    """The row of a value that JAX took apart, with numbered members."""
-    keys = tuple([(number,) for number in range(len(cells))])
-    return NodeRow(tuple, None, None, tree, keys, cells, num_rows, num_leaves)
+def tree_spec(
+    tree: Tree, fields: tuple[Field, ...], num_nodes: int, num_leaves: int
+) -> NodeSpec:
+    """The node spec of a value that JAX took apart, with numbered members."""
+    keys = tuple([(number,) for number in range(len(fields))])
+    return NodeSpec(tuple, None, None, tree, keys, fields, num_nodes, num_leaves)
 
 
 def _of_tree(
-    tree: Tree, cells: tuple[Cell, ...], rows: Sequence[NodeRow], num_leaves: int
+    tree: Tree, fields: tuple[Field, ...], specs: Sequence[NodeSpec], num_leaves: int
 ) -> GraphDef[Any]:
-    top = tree_row(tree, cells, len(rows) + 1, num_leaves)
-    return GraphDef.of(NODE, (top, *rows), num_leaves)
+    top = tree_spec(tree, fields, len(specs) + 1, num_leaves)
+    return GraphDef.of(NODE, (top, *specs), num_leaves)
 
 
 def _listed(graphdef: GraphDef[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """`GraphDef.nodes` and `GraphDef.attributes`."""
     nodes: list[Any] = []
     attributes: list[tuple[Any, Any]] = []
-    is_tree = bool(graphdef.rows) and type(graphdef.rows[0].metadata) is Tree
+    is_tree = bool(graphdef.specs) and type(graphdef.specs[0].metadata) is Tree
     for path, what in graphdef.listed():
-        is_row = isinstance(what, NodeRow)
+        is_node_spec = isinstance(what, NodeSpec)
         is_attribute = what is LEAF or isinstance(what, Static)
         if not is_attribute:
-            nodes.append(_node_def(what) if is_row else what)
-        # In a tree the root is a row, so a cell is an attribute though it has no path.
-        if path or is_attribute or (is_tree and not is_row):
+            nodes.append(_node_def(what) if is_node_spec else what)
+        # In a tree the root is a spec: a field is an attribute though it has no path.
+        if path or is_attribute or (is_tree and not is_node_spec):
             key = path if is_tree else path[-1] if path else None
             attributes.append((key, what if is_attribute else NODE))
     return nodes, attributes
 
 
-def _node_def(row: NodeRow) -> NodeDef | TreeNodeDef:
-    tree = row.metadata
+def _node_def(spec: NodeSpec) -> NodeDef | TreeNodeDef:
+    tree = spec.metadata
     if type(tree) is Tree:
-        order = range(len(row.keys)) if tree.order is None else tree.order
-        path_index = tuple(zip(row.keys, order, strict=True))
-        return TreeNodeDef(row.type, tree.treedef, path_index)
-    return NodeDef(row.type, row.index, row.outer_index, len(row.keys), row.metadata)
+        order = range(len(spec.keys)) if tree.order is None else tree.order
+        path_index = tuple(zip(spec.keys, order, strict=True))
+        return TreeNodeDef(spec.type, tree.treedef, path_index)
+    count = len(spec.keys)
+    return NodeDef(spec.type, spec.index, spec.outer_index, count, spec.metadata)
 
 
 def _read(
     nodes: Sequence[Any], attributes: Sequence[tuple[Any, Any]]
-) -> tuple[Cell, Sequence[Any]]:
-    """The root and the rows that are listed so; the inverse of `_listed`."""
+) -> tuple[Field, Sequence[Any]]:
+    """The root and the node specs that are listed so; the inverse of `_listed`."""
     top = nodes[0] if nodes else LEAF
     if isinstance(top, TreeNodeDef):
         definitions = iter(nodes[1:])
-        cells = [next(definitions) if x is NODE else x for _, x in attributes]
+        fields = [next(definitions) if x is NODE else x for _, x in attributes]
         tree = Tree(top.treedef, tuple([place for _, place in top.path_index]))
-        keys, count = tuple([path for path, _ in top.path_index]), len(cells)
-        row = NodeRow(top.type, None, None, tree, keys, tuple(cells), 1, count)
-        return NODE, [row]
+        keys, count = tuple([path for path, _ in top.path_index]), len(fields)
+        spec = NodeSpec(top.type, None, None, tree, keys, tuple(fields), 1, count)
+        return NODE, [spec]
     remaining = [*nodes]
-    # Backwards, so that the members of a node come before it. For each cell read: its
-    # key, itself, its rows.
-    found: list[tuple[Any, Any, list[NodeRow]]] = []
+    # Backwards, so that the members of a node come before it. For each field read: its
+    # key, itself, its node specs.
+    found: list[tuple[Any, Any, list[NodeSpec]]] = []
     listed = [(None, NODE), *attributes] if nodes else attributes
     for key, what in reversed(listed):
-        cell, rows = (remaining.pop() if what is NODE else what), []
-        if isinstance(cell, NodeDef):
-            kind, index, outer, count, metadata = cell
+        field, specs = (remaining.pop() if what is NODE else what), []
+        if isinstance(field, NodeDef):
+            kind, index, outer, count, metadata = field
             members = [found.pop() for _ in range(count)]
-            rows = [row for _, _, below in members for row in below]
-            keys, cells = tuple([x[0] for x in members]), tuple([x[1] for x in members])
+            specs = [spec for _, _, below in members for spec in below]
+            keys = tuple([x[0] for x in members])
+            fields = tuple([x[1] for x in members])
             num_leaves = sum(below[0].num_leaves for *_, below in members if below)
-            counts = len(rows) + 1, num_leaves + sum(map(_is_leaf, cells))
-            row = NodeRow(kind, index, outer, metadata, keys, cells, *counts)
-            cell, rows = NODE, [row, *rows]
-        found.append((key, cell, rows))
-    ((_, root, rows),) = found
-    return root, rows
+            counts = len(specs) + 1, num_leaves + sum(map(_is_leaf, fields))
+            spec = NodeSpec(kind, index, outer, metadata, keys, fields, *counts)
+            field, specs = NODE, [spec, *specs]
+        found.append((key, field, specs))
+    ((_, root, specs),) = found
+    return root, specs
 
 
 class Interned(pickling.Rebuilt):

@@ -1,7 +1,7 @@
 """Keeps the GraphDef of an object until its structure changes: a cache.
 
 The second time that an object is flattened in a mode, the result is kept with it: its
-skeleton and where its leaves are, with a `StructureWatch` that checks whether they are
+skeleton and where its leaves are, with a `ValidityCheck` that checks whether they are
 still right. So objects that are flattened once pay nothing, and in a trace, whose
 objects don't last, nothing is kept. Objects in a container, as in
 ``split((model, optimizer))``, have one result, found by all of them. If the static
@@ -22,10 +22,10 @@ import jax
 
 from graftree import _jax, config
 from graftree.core import hooks, ownership
-from graftree.core.graph import flattening, graphdefs, nodes, watches
+from graftree.core.graph import flattening, graphdefs, nodes, validity_checks
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
-from graftree.core.graph.watches import StructureWatch
+from graftree.core.graph.validity_checks import ValidityCheck
 from graftree.core.objects import bookkeeping
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -41,30 +41,32 @@ def find(
     """
     if ownership.current() is not ownership.no_trace:
         return None
-    results, members = _results_of(node)
+    results, contents = _results_of(node)
     known = results.get(sharing)
     if known is None:
         results[sharing] = ()
         return None
     for kept in known:
-        watch = kept.watch
+        validity = kept.validity
         # Usually nothing at all has changed: then no function need be called.
-        is_same = ownership.clock.now == watch.checked and not watch.has_contents
-        if is_same or watch.holds():
+        is_same = (
+            ownership.versions.latest == validity.checked and not validity.has_contents
+        )
+        if is_same or validity.holds():
             return kept.graphdef, kept.leaves()
-    counter, refs, rows = ownership.clock.now, RefMap(), []
+    version, refs, members = ownership.versions.latest, RefMap(), []
     results[sharing] = ()
     if sharing:
-        graphdef, leaves = flattening.flatten_graph(node, refs, members=rows)
+        graphdef, leaves = flattening.flatten_graph(node, refs, members=members)
     else:
         graphdef, leaves = flattening.flatten_tree(node, function)
-    if sharing and not members:
-        watch = StructureWatch(graphdef, rows, IndexMap.from_refmap(refs), counter)
+    if sharing and not contents:
+        validity = ValidityCheck(graphdef, members, IndexMap.from_refmap(refs), version)
     else:
-        watch = StructureWatch.over(members or [node], counter)
-    if watch.is_complete and not (members and watch.reaches(members)):
-        kept = KeptGraphDef(node, graphdef, list(leaves), watch)
-        results[sharing] = watches.with_newest(kept, known)
+        validity = ValidityCheck.over(contents or [node], version)
+    if validity.is_complete and not (contents and validity.reaches(contents)):
+        kept = KeptGraphDef(node, graphdef, list(leaves), validity)
+        results[sharing] = validity_checks.with_newest(kept, known)
     return graphdef, leaves
 
 
@@ -76,8 +78,8 @@ def _results_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
     kind = nodes.KINDS.get(type(node)) or nodes.kind_of(node)
     if kind is nodes.PYTREE:
         state = node.__dict__.get(bookkeeping.STATE)
-        results = state and state.memos
-        return bookkeeping.memos_of(node) if results is None else results, []
+        results = state and state.results
+        return bookkeeping.results_of(node) if results is None else results, []
     try:
         objects, treedef = nodes.flatten(node, ends_at_objects=True)
     except (TypeError, ValueError):  # keys that JAX can't sort, for one
@@ -90,7 +92,7 @@ def _results_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
     return _combinations.find(key, objects), objects
 
 
-_combinations = watches.Together()
+_combinations = validity_checks.ObjectGroups()
 config.caches.add(_combinations)
 
 
@@ -101,32 +103,39 @@ class KeptGraphDef:
         root: The object.
         graphdef: Its skeleton.
         leaves: Its leaves; changed here.
-        watch: Checks whether the object is as it was.
+        validity: Checks whether the object is as it was.
         number: Of the skeleton, if it was interned.
 
     Attributes:
-        graphdef: As given, like ``number`` and ``watch``.
+        graphdef: As given, like ``number`` and ``validity``.
     """
 
-    __slots__ = ("_are_variables", "_arrays", "_leaves", "graphdef", "number", "watch")
+    __slots__ = (
+        "_are_variables",
+        "_arrays",
+        "_leaves",
+        "graphdef",
+        "number",
+        "validity",
+    )
 
     def __init__(
         self,
         root: Any,
         graphdef: GraphDef[Any],
         leaves: list[Any],
-        watch: StructureWatch,
+        validity: ValidityCheck,
         number: int = 0,
     ) -> None:
         self.graphdef, self.number = graphdef, number
-        self.watch = watch
+        self.validity = validity
         self._leaves = leaves
         self._are_variables = all(map(variables.is_variable, leaves))
         # Another array may take the place of one in an attribute.
-        self._arrays: dict[int, watches.Attribute] = {}
+        self._arrays: dict[int, validity_checks.Attribute] = {}
         for position, path in enumerate(graphdef.paths()):
             is_box = isinstance(leaves[position], Variable)
-            attribute = None if is_box else watches.attribute_at(root, path)
+            attribute = None if is_box else validity_checks.attribute_at(root, path)
             if attribute is not None:
                 self._arrays[position], leaves[position] = attribute, None
 
@@ -134,7 +143,7 @@ class KeptGraphDef:
         """The leaves, in a new list."""
         leaves = self._leaves.copy()
         if self._arrays:
-            arrays = watches.read_all(self._arrays.values())
+            arrays = validity_checks.read_all(self._arrays.values())
             for position, array in zip(self._arrays, arrays, strict=True):
                 leaves[position] = array
         return leaves
@@ -165,31 +174,31 @@ def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | N
     With these `jax.jit` finds its compiled program for such objects. So it need not
     take each object and Variable apart.
     """
-    results = bookkeeping.memos_of(obj)
+    results = bookkeeping.results_of(obj)
     known, left = results.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
     for kept in known:
-        if kept.watch.holds():
+        if kept.validity.holds():
             return kept.raw_leaves(), (kept.number, kept.graphdef)
     if _jax.is_tracing():
         return None
     # Nothing is made for an object that comes once.
     kept = _kept_at_once(obj) if 0 < left <= _MOST_AT_ONCE else None
-    known = watches.with_newest(kept, known) if kept else known
+    known = validity_checks.with_newest(kept, known) if kept else known
     results[_AT_ONCE] = (known, left - 1) if left else ((), 0)
     return kept and (kept.raw_leaves(), (kept.number, kept.graphdef))
 
 
 def _kept_at_once(obj: Any) -> KeptGraphDef | None:
-    counter = ownership.clock.now
+    counter = ownership.versions.latest
     try:
         graphdef, leaves = flattening.flatten_as_jax(obj)
-        watch = StructureWatch.over([obj], counter)
+        validity = ValidityCheck.over([obj], counter)
         number, graphdef = _at_once.intern(graphdef)
-        kept = KeptGraphDef(obj, graphdef, leaves, watch, number)
+        kept = KeptGraphDef(obj, graphdef, leaves, validity, number)
     except Exception:  # JAX may take apart what we can't, or will raise this itself
         return None
-    is_cheap = watch.is_complete and watch.is_stamped
-    return kept if is_cheap and watch.holds() else None
+    is_cheap = validity.is_complete and validity.has_versions
+    return kept if is_cheap and validity.holds() else None
 
 
 _at_once = graphdefs.Interned()
@@ -199,9 +208,11 @@ _at_once = graphdefs.Interned()
 def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
     """The object that `flatten_at_once` took apart."""
     _, graphdef = static
-    (row,) = graphdef.rows
+    (spec,) = graphdef.specs
     leaves = [
-        flattening.make_variable(cell, x) if type(cell) is graphdefs.VariableDef else x
-        for cell, x in zip(row.cells, values, strict=True)
+        flattening.make_variable(field, x)
+        if type(field) is graphdefs.VariableDef
+        else x
+        for field, x in zip(spec.fields, values, strict=True)
     ]
-    return jax.tree.unflatten(row.metadata.treedef, leaves)
+    return jax.tree.unflatten(spec.metadata.treedef, leaves)

@@ -401,7 +401,7 @@ def _create_pytree(metadata: PytreeMetadata) -> Any:
 def _fill_pytree(
     obj: Any, metadata: PytreeMetadata, _: Sequence[Any], values: Sequence[Any]
 ) -> None:
-    # New, so there is nothing to stamp. The layout has the order of the keys.
+    # New, so there is nothing to version. The layout has the order of the keys.
     names = metadata.table.getters(attributes.facts_of(metadata.type).naming)[0]
     vars(obj).update(zip(names, values, strict=True))
 

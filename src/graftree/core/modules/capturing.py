@@ -481,7 +481,7 @@ def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded
         )
         recorded.append((path, buffers))
         further = [buffer for buffer in outer_buffers if type(buffer) not in entries]
-        # Last, since it stamps the Module.
+        # Last, since it gives a new version to the Module.
         pytrees.store_attribute(module, BUFFERS, (*buffers, *further), True)
     return recorded
 

@@ -473,14 +473,15 @@ class Facts:
         naming: How attributes are named in paths.
         empty_table: Where the tables of its instances begin. One per class: a table
             remembers one extension, which is that of the class.
-        is_stamping: Whether setting and deleting attributes always stamps the object.
+        sets_version: Whether setting and deleting attributes always gives a new version
+            to the object.
         checks_itself: Whether it has a ``_check_valid_context`` of its own, to call
             before each change of an instance.
     """
 
     __slots__ = (
         *("is_pytree", "descriptors", "statuses", "naming", "empty_table"),
-        *("is_stamping", "checks_itself"),
+        *("sets_version", "checks_itself"),
     )
 
     def __init__(self, cls: type) -> None:
@@ -489,7 +490,7 @@ class Facts:
         self.statuses = declared_statuses(cls, warn=False)
         self.naming = _first(_namings, cls, PLAIN)
         self.empty_table = AttributeTable({})
-        self.is_stamping = _OURS.issuperset((cls.__setattr__, cls.__delattr__))
+        self.sets_version = _OURS.issuperset((cls.__setattr__, cls.__delattr__))
         check = getattr(cls, "_check_valid_context", None)
         self.checks_itself = check is not None and check not in _OURS
 
@@ -509,8 +510,8 @@ def _first(entries: dict[type, Any], cls: type, default: Any) -> Any:
     return next((entries[base] for base in cls.__mro__ if base in entries), default)
 
 
-# Stamped when a class changes in a way that instances made before depend on.
-changes: Any = SimpleNamespace(stamp=0)
+# Gets a new version when a class changes in a way that instances made before depend on.
+changes: Any = SimpleNamespace(version=0)
 
 
 def forget() -> None:
@@ -531,7 +532,7 @@ def named_by(naming: Naming) -> Callable[[F], F]:
 
 
 def of_ours(method: F) -> F:
-    """Declares a method to be ours: it stamps the object, or checks its trace."""
+    """Declares a method to be ours: it sets the version, or checks the trace."""
     _OURS.add(method)
     return method
 

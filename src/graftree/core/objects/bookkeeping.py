@@ -1,7 +1,7 @@
 """The data of a Pytree besides its attributes, and how its ``vars`` are watched.
 
     vars(obj)["_pytree__nodes"]   the table: attribute name -> is it data?
-    vars(obj)["_pytree__state"]   the owning trace, the structure stamp, setup flags
+    vars(obj)["_pytree__state"]   the owning trace, the structure version, setup flags
 
 The metaclass puts them there as it makes an object. An object made without it gets them
 when they are first needed, and an attribute written without ``Pytree.__setattr__`` gets
@@ -28,7 +28,7 @@ NODES = "_pytree__nodes"
 STATE = "_pytree__state"
 NAMES = (NODES, STATE)
 
-# Writes into `vars` without a stamp, whether or not they are watched.
+# Writes into `vars` without a version, whether or not they are watched.
 put: Callable[[dict[str, Any], str, Any], None] = dict.__setitem__
 
 # Table, fingerprints and static values, and the two flags of the state.
@@ -51,18 +51,18 @@ def _flag(number: int, doc: str) -> property:
 
 
 class PytreeState:
-    """The bookkeeping of one object; owner and stamp are not part of its structure.
+    """The bookkeeping of one object; owner and version are not part of its structure.
 
     Attributes:
         flags: `initializing` and `is_setup`.
         owner: The token of the trace that owns the object.
         built: Whether construction has ended; until then some checks are deferred.
-        stamp: The number of the last structural change (see `ownership.touch`).
-        memos: The results about the object's structure, by mode (see `kept.py`).
+        version: The number of the last structural change (see `ownership.touch`).
+        results: The results about the object's structure, by mode (see `kept.py`).
         aux: The static part of the object that JAX got last (see `pytrees.py`).
     """
 
-    __slots__ = ("__weakref__", "aux", "built", "flags", "memos", "owner", "stamp")
+    __slots__ = ("__weakref__", "aux", "built", "flags", "owner", "results", "version")
 
     initializing = _flag(0, "Whether a lazy initialization runs (of the Linen bridge).")
     is_setup = _flag(1, "Whether a lazy ``setup`` has run.")
@@ -73,8 +73,8 @@ class PytreeState:
         self.owner: Any = ownership.current()
         self.flags = initializing, is_setup
         self.built = True
-        self.stamp = 0
-        self.memos: dict[bool, Any] | None = None
+        self.version = 0
+        self.results: dict[bool, Any] | None = None
         self.aux = NO_AUX
 
     @property
@@ -191,17 +191,17 @@ def separate(copied: Any, original: Any) -> None:
 
 
 def mark_changed(state: PytreeState) -> None:
-    """Stamps an object, and lets go of the static values that it had."""
+    """Gives an object a new version, and lets go of the static values that it had."""
     ownership.touch(state)
     state.aux = NO_AUX
 
 
-def memos_of(obj: Any) -> dict[bool, Any]:
-    """The memos of an object, by mode."""
+def results_of(obj: Any) -> dict[bool, Any]:
+    """The results of an object, by mode."""
     state = state_of(obj)
-    if state.memos is None:
-        state.memos = {}
-    return state.memos
+    if state.results is None:
+        state.results = {}
+    return state.results
 
 
 def settle(obj: Any) -> attributes.AttributeTable:
@@ -236,7 +236,7 @@ def check_static(cls: type, name: str, value: Any) -> None:
 
 
 class WatchedDict(dict[str, Any]):
-    """The ``vars`` of an object; each write into it stamps the object.
+    """The ``vars`` of an object; each write into it gives a new version to the object.
 
     Python itself reads and sets attributes past these methods.
     """
@@ -251,7 +251,7 @@ class WatchedDict(dict[str, Any]):
         return self
 
 
-def _stamping(name: str) -> Callable[..., Any]:
+def _versioned_method(name: str) -> Callable[..., Any]:
     write = getattr(dict, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -268,7 +268,7 @@ def _stamping(name: str) -> Callable[..., Any]:
 
 
 for _name in "__setitem__ __delitem__ clear pop popitem setdefault update".split():
-    setattr(WatchedDict, _name, _stamping(_name))
+    setattr(WatchedDict, _name, _versioned_method(_name))
 
 
 def _as_dict(x: WatchedDict) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
@@ -285,12 +285,12 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def watch(obj: Any) -> bool:
-    """Stamps all writes into ``vars(obj)`` from now on; returns whether it can.
+    """Makes each write into ``vars(obj)`` a new version; returns whether it can.
 
     It cannot if other code holds the present dict, or if the class has its own
     ``__setattr__`` or ``__delattr__``, which may call that of `object`.
     """
-    if not attributes.facts_of(type(obj)).is_stamping:
+    if not attributes.facts_of(type(obj)).sets_version:
         return False
     if type(obj.__dict__) is WatchedDict:
         return True

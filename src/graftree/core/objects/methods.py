@@ -15,7 +15,7 @@ Pytrees are read through `_read` while it is there; classes stay as they are.
 A program traced in view of observers may hold values that they gave in place of an
 output, so it must not be used elsewhere; and they have not seen programs traced before.
 Our transforms give JAX functions of the context, which go with it. Everything else that
-JAX compiles is kept apart by a number (`Apart`).
+JAX compiles is kept apart by a number (`TraceNamespace`).
 """
 
 from __future__ import annotations
@@ -285,7 +285,9 @@ def observed(
     stack.shows_methods |= shows_methods
     reading = _reading_methods() if shows_methods else contextlib.nullcontext()
     shown = stack.shows_methods, stack.shows_draws
-    apart = Apart(*shown) if keeps_apart else contextlib.nullcontext(stack.apart)
+    apart = (
+        TraceNamespace(*shown) if keeps_apart else contextlib.nullcontext(stack.apart)
+    )
     try:
         with apart as stack.apart, reading:
             yield
@@ -304,7 +306,7 @@ def _observe(frame: ModuleCall, method: Callable[..., Any]) -> Any:
     return call()
 
 
-class Apart:
+class TraceNamespace:
     """Keeps apart the traces made in view of some observers; a context.
 
     Its number serves later contexts, too, with the programs that JAX compiled for it;
@@ -326,7 +328,7 @@ class Apart:
         self._own = {_jax.recording_trace()}
         self._is_kept = False
 
-    def __enter__(self) -> Apart:
+    def __enter__(self) -> TraceNamespace:
         self._programs.__enter__()
         return self
 

@@ -6,7 +6,7 @@ table of statuses are the treedef. `bookkeeping.py` has the data of an object be
 its attributes and the facts about its class.
 
 Invariants: a static attribute contains no array; only the owning trace sets or
-deletes attributes; every structural change is stamped (see `ownership.touch`).
+deletes attributes; every structural change sets a new version (see `ownership.touch`).
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
 
 
 def store_attribute(obj: Any, name: str, value: Any, status: bool) -> None:
-    """Sets an attribute whose status is known, and stamps the object."""
+    """Sets an attribute whose status is known; the object gets a new version."""
     entries = obj.__dict__
     old = entries.get(name, attributes.MISSING)
     _put(entries, name, value)
@@ -432,9 +432,9 @@ def check_assignment(obj: Pytree, name: str, value: Any) -> None:
 def replace_attributes(
     obj: Pytree, table: AttributeTable, values: Iterable[tuple[str, Any]]
 ) -> None:
-    """Gives an object exactly these attributes, in the order of the table; stamps it.
+    """Gives an object exactly these attributes, in the order of the table.
 
-    Like a single assignment, it leaves the stamp if only arrays are replaced by arrays.
+    Like a single assignment, it leaves the version if arrays replace only arrays.
     """
     state, entries = bookkeeping.state_of(obj), bookkeeping.complete(obj)
     old, new = dict(entries), dict(values)
@@ -576,11 +576,8 @@ class FingerprintedStatics(tuple[tuple[Any, ...], tuple[Any, ...]]):
         kinds = tuple(map(type, values))
         if fingerprints.PLAIN.issuperset(kinds):  # almost always
             return FingerprintedStatics((kinds, values))
-        kind = (
-            ChangingStatics
-            if fingerprints.any_may_change(values)
-            else FingerprintedStatics
-        )
+        may_change = fingerprints.any_may_change(values)
+        kind = ChangingStatics if may_change else FingerprintedStatics
         return kind(fingerprints.fingerprinted(values))
 
 
@@ -627,11 +624,8 @@ def _flatten(obj: Any) -> Any:
             values = statics_of(entries)
             if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
                 values = callables.as_statics(values, obj)
-            return data_of(entries), (
-                table,
-                FingerprintedStatics.of(values),
-                state.flags,
-            )
+            statics = FingerprintedStatics.of(values)
+            return data_of(entries), (table, statics, state.flags)
     except KeyError:
         pass  # something was written past `__setattr__`
     bookkeeping.settle(obj)

@@ -211,9 +211,9 @@ class _Below:
     def find(self, wanted: Any) -> Steps | None:
         """The path to an object, ``None`` if it isn't there."""
         number, found = id(wanted), self._found
-        if number not in found and self._listed != ownership.clock.now:
+        if number not in found and self._listed != ownership.versions.latest:
             # It may have been put there since.
-            self._listed = ownership.clock.now
+            self._listed = ownership.versions.latest
             self._pending += self._list((), self._entries())
         while number not in found and self._pending:
             obj, steps = self._pending.popleft()
@@ -352,7 +352,7 @@ Maker = Callable[[type, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any
 class _CallStack(threading.local):
     top: ModuleCall | None = None
     # Those of `methods.observed`; whether they see all public methods, and calls of
-    # random streams; and the context of their traces, a `methods.Apart`.
+    # random streams; and the context of their traces, a `methods.TraceNamespace`.
     observers: tuple[Callable[..., Any], ...] = ()
     shows_methods: bool = False
     shows_draws: bool = False

@@ -1,12 +1,12 @@
 """Variables: typed mutable boxes for values inside objects.
 
 A `Variable` has four slots: its raw value (an array, an array ref, or any pytree), its
-metadata, the trace that owns it, and a stamp. It is the only thing that can change
+metadata, the trace that owns it, and a version. It is the only thing that can change
 inside a transform without changing structure. Invariants:
 
 - only the owning trace writes (ref-backed Variables excepted: their writes are effects
   that JAX itself tracks), and no one writes a read-only one;
-- writing the value is not a structural change and moves no stamp; replacing metadata
+- writing the value is not a structural change and moves no version; replacing metadata
   is and does;
 - as a JAX pytree it has one child, the raw value; class and metadata are static.
 
@@ -42,21 +42,21 @@ _KEY = jax.tree_util.GetAttrKey("value")
 class _Slots(descriptions.PrintedVariable):
     """The slots of a Variable."""
 
-    __slots__ = ("__nnx_metadata__", "_raw_value", "owner", "stamp")
+    __slots__ = ("__nnx_metadata__", "_raw_value", "owner", "version")
 
 
-_metadata, _raw, _owner, _stamp = map(vars(_Slots).__getitem__, _Slots.__slots__)
-del _Slots.owner, _Slots.stamp  # `_register` needs the others by name
+_metadata, _raw, _owner, _version = map(vars(_Slots).__getitem__, _Slots.__slots__)
+del _Slots.owner, _Slots.version  # `_register` needs the others by name
 
 # The metadata as it is stored: immutable, not a copy.
 metadata_of: Callable[[Variable[Any]], HashableMapping] = _metadata.__get__
 owner_of: Callable[[Variable[Any]], Any] = _owner.__get__
-stamp_of: Callable[[Variable[Any]], int] = _stamp.__get__
+version_of: Callable[[Variable[Any]], int] = _version.__get__
 
 # An assignment would go through `Variable.__setattr__`, and cost five times as much.
 _set_raw: Callable[[Any, Any], None] = _raw.__set__
-_set_metadata, _set_owner, _set_stamp = (
-    slot.__set__ for slot in (_metadata, _owner, _stamp)
+_set_metadata, _set_owner, _set_version = (
+    slot.__set__ for slot in (_metadata, _owner, _version)
 )
 
 
@@ -175,7 +175,7 @@ class Variable(
         _set_raw(self, given)
         _set_metadata(self, entries)
         _set_owner(self, ownership.current())
-        _set_stamp(self, 0)
+        _set_version(self, 0)
         if "on_create_value" in entries:
             given = variable_metadata.run_hooks(entries["on_create_value"], self, given)
         given = self.create_value(given)
@@ -523,8 +523,8 @@ is_variable: Callable[[Any], bool] = Variable.__instancecheck__
 
 
 def touch(variable: Variable[Any]) -> None:
-    """`stamps.touch` for a Variable."""
-    ownership.touch_slot(_set_stamp, variable)
+    """`ownership.touch` for a Variable."""
+    ownership.touch_slot(_set_version, variable)
 
 
 def rebuild(
@@ -535,7 +535,7 @@ def rebuild(
     _set_raw(variable, raw)
     _set_metadata(variable, entries.live if type(entries) is Snapshot else entries)
     _set_owner(variable, ownership.current() if owner is MISSING else owner)
-    _set_stamp(variable, 0)
+    _set_version(variable, 0)
     return variable
 
 
@@ -614,7 +614,7 @@ def store(variable: Variable[Any], raw: Any) -> None:
 
 
 def _replace_raw(variable: Variable[Any], raw: Any) -> None:
-    """Stores a raw value; which ref a Variable holds is structure, so it is stamped."""
+    """Stores a raw value; another ref is a new structure, so a new version."""
     old = variable._raw_value
     _set_raw(variable, raw)
     if raw is not old and (_jax.is_ref(raw) or _jax.is_ref(old)):

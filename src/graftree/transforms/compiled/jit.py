@@ -16,17 +16,17 @@ import jax
 
 from graftree import _jax, config
 from graftree.core import hooks, ownership, pickling
-from graftree.core.graph import flattening, functional, graphdefs, watches
+from graftree.core.graph import flattening, functional, graphdefs, validity_checks
 from graftree.core.objects import callables, running
 from graftree.core.text.descriptions import is_deleted
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.stages import Lowered, Traced
 from graftree.transforms.lifting import arguments, caller, debug_info, decorators
+from graftree.transforms.lifting.argument_errors import labeled
 from graftree.transforms.lifting.arguments import Arguments
 from graftree.transforms.lifting.decorators import Options, P, R
 from graftree.transforms.lifting.dispatch import MISS, DispatchCache
 from graftree.transforms.lifting.prefixes import Donation, Prefix
-from graftree.transforms.lifting.refusals import labeled
 from graftree.transforms.lifting.specs import Keywords, TransformSpec
 from graftree.transforms.lifting.traced import interior
 
@@ -372,7 +372,7 @@ class _JitPartial(JitWrapped):
         def traced(*groups: Any) -> Any:
             result = interior(*groups)
             for position, _ in result.ungrouped().spec.metadata:
-                name = groups[0].which.signature.leaf_specs[position].name
+                name = groups[0].spec.signature.leaf_specs[position].name
                 raise ValueError(
                     f"Variable metadata changed inside jit: that of {name}.\n"
                     "Use nnx.jit, which passes such changes on, or change the metadata "
@@ -493,7 +493,7 @@ class _Snapshot(pickling.Rebuilt):
     """The structure of an object, and the data needed to restore it."""
 
     def __init__(self, node: Any) -> None:
-        made, numbers, members = ownership.clock.now, flattening.RefMap(), []
+        made, numbers, members = ownership.versions.latest, flattening.RefMap(), []
         self._node = node
         self._numbers = numbers
         # With one map for both, each object gets its number as its outer number, too.
@@ -501,14 +501,16 @@ class _Snapshot(pickling.Rebuilt):
             node, numbers, numbers, members
         )
         by_number = flattening.IndexMap.from_refmap(numbers)
-        self._watch = watches.StructureWatch(self._graphdef, members, by_number, made)
-        self._is_watched = self._watch.is_complete and all(
+        self._validity = validity_checks.ValidityCheck(
+            self._graphdef, members, by_number, made
+        )
+        self._is_watched = self._validity.is_complete and all(
             isinstance(leaf, Variable) for leaf in self._leaves
         )
 
     def holds(self) -> bool:
         """Whether the object is known to be built as it was."""
-        return self._is_watched and self._watch.holds()
+        return self._is_watched and self._validity.holds()
 
     def is_same(self, *, with_arrays: bool = False) -> bool:
         """Whether it is built as it was, of the same objects, perhaps also arrays."""

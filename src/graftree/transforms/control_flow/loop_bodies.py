@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from graftree import _jax
 from graftree.core.graph import differences, flattening, graphdefs, nodes
 from graftree.core.rng.streams import RngState
-from graftree.transforms.lifting import arguments, programs, refusals, signatures
+from graftree.transforms.lifting import argument_errors, arguments, programs, signatures
 from graftree.transforms.lifting.leaves import Leaves, Result, ResultPart, join
 from graftree.transforms.lifting.signatures import FUNCTIONS, LeafSpec, Signature
 from graftree.transforms.lifting.specs import TransformSpec
@@ -347,7 +347,9 @@ class Loop:
                 unmeant = unmeant - {*range(*self.signature.span(number).leaves)}
         if unmeant:
             leaf_specs = self.signature.leaf_specs
-            refusals.warn_of_broadcasts([leaf_specs[i].name for i in sorted(unmeant)])
+            argument_errors.warn_of_broadcasts(
+                [leaf_specs[i].name for i in sorted(unmeant)]
+            )
         return result.with_changes(kept)
 
     @functools.cached_property

@@ -29,7 +29,12 @@ from graftree.core.graph.graphdefs import LEAF
 from graftree.core.objects import callables
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.derivatives import cotangents
-from graftree.transforms.lifting import arguments, debug_info, decorators, refusals
+from graftree.transforms.lifting import (
+    argument_errors,
+    arguments,
+    debug_info,
+    decorators,
+)
 from graftree.transforms.lifting.arguments import Arguments
 from graftree.transforms.lifting.caller import Call
 from graftree.transforms.lifting.decorators import MISSING, P, R
@@ -192,7 +197,7 @@ class CustomVjp(Rebuilt, callables.Holder, decorators.Method[P, R]):
         # Defaults are arguments with a cotangent, as in JAX.
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
-            refusals.check_arguments(given, _NAME)
+            argument_errors.check_arguments(given, _NAME)
         spec = self._argnums.spec(len(given)).holding(self.fun, self.fwd)
         call = Call(self.fun, spec, given, {})
         signature, (chosen, *rest) = call.arguments.signature, call.groups
@@ -260,7 +265,7 @@ class _Lifted:
 
     def __post_init__(self, groups: Sequence[Leaves]) -> None:
         self.mode, (chosen, others) = self.spec.mode, groups
-        _, self.signature, self.positions = chosen.which
+        _, self.signature, self.positions = chosen.spec
         count = len(self.signature.treedef.children()[0].children())
         self.diff = [number for number in range(count) if number not in self.nondiff]
         # The changes of `fun`, if traced before `fwd`, which must return the same.
@@ -331,7 +336,7 @@ class _Lifted:
     def _bwd(self, residuals: tuple[dict[int, Any], Leaves], result: Result) -> Any:
         (kept, stored), signature, mode = residuals, self.signature, self.mode
         (residual,), _ = arguments.unpack(
-            stored.which.signature, stored.values, IndexMap()
+            stored.spec.signature, stored.values, IndexMap()
         )[0]
         residual = callables.closed(residual)
         given = self.fixed | kept | self.refs
@@ -451,7 +456,7 @@ def _shapes(groups: Sequence[Leaves]) -> dict[int, Any]:
         aval = jax.typeof(x)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
-    leaf_specs = groups[0].which.signature.leaf_specs
+    leaf_specs = groups[0].spec.signature.leaf_specs
     return {
         position: jax.tree.map(shape, value)
         for group in groups

@@ -24,8 +24,8 @@ from graftree.transforms.lifting import (
     debug_info,
     decorators,
     dispatch,
-    guards,
     programs,
+    tracer_leaks,
 )
 from graftree.transforms.lifting.caller import Call, lift, returning_arrays
 from graftree.transforms.lifting.decorators import P, R
@@ -222,7 +222,7 @@ def _decorator(
                 # The group of False comes first, then that of True.
                 def transformed(*groups: Leaves) -> Any:
                     nonlocal found
-                    guards.refuse(groups[1:], name, guards.NO_GRADIENT)
+                    tracer_leaks.refuse(groups[1:], name, tracer_leaks.NO_GRADIENT)
                     try:
                         (value, result), group = gradient(*groups)
                     except Exception as error:
@@ -235,7 +235,7 @@ def _decorator(
                 value, group = found
                 numbers, leaves = which.positions(count), group.by_position()
                 grads = cotangents.arguments(
-                    group.which.signature, leaves, mode, numbers
+                    group.spec.signature, leaves, mode, numbers
                 )
                 grads = grads[0] if which.is_single else grads
                 if name == "value_and_grad":
@@ -278,7 +278,7 @@ def both_sides(
     args, kwargs = _by_position(f, which, args, kwargs)
     spec = which.spec(len(args))
     call = Call(f, spec, args, kwargs)
-    guards.refuse(call.groups[1:], name, guards.NO_GRADIENT)
+    tracer_leaks.refuse(call.groups[1:], name, tracer_leaks.NO_GRADIENT)
     return call, _interior_of_gradient(f, spec, _reader(has_aux))
 
 
@@ -378,7 +378,7 @@ def remat(
             return call
 
         def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-            return returning_arrays(guards.by_content(inner, checkpointed))
+            return returning_arrays(tracer_leaks.by_content(inner, checkpointed))
 
         statics = decorators.choose(function, "static", static_argnums)
         spec = TransformSpec.uniform(

@@ -14,7 +14,12 @@ import jax
 
 from graftree import _jax, config
 from graftree.transforms.derivatives import cotangents
-from graftree.transforms.lifting import debug_info, decorators, guards, refusals
+from graftree.transforms.lifting import (
+    argument_errors,
+    debug_info,
+    decorators,
+    tracer_leaks,
+)
 from graftree.transforms.lifting.caller import Call
 from graftree.transforms.lifting.leaves import Leaves, Result, join
 from graftree.transforms.lifting.prefixes import Prefix
@@ -212,7 +217,7 @@ def _vjp(
 ) -> Any:
     call = Call(f, spec, primals, {})
     group, *held = call.groups
-    guards.refuse([group], "vjp", guards.NO_GRADIENT)
+    tracer_leaks.refuse([group], "vjp", tracer_leaks.NO_GRADIENT)
     inner = _interior(f, spec, has_aux, held)
     values, pull_back, result = jax.vjp(inner, group, has_aux=True)
     out, aux, form = _commit(call, result, has_aux)
@@ -257,9 +262,9 @@ def _jvp(
     call = Call(f, spec, tuple(primals), {})
     group, *held = call.groups
     if not mode.sharing:
-        refusals.check_inputs((tangents, {}), "jvp", Labels("tangents"))
+        argument_errors.check_inputs((tangents, {}), "jvp", Labels("tangents"))
     given = tuple(tangents), {}
-    _, signature, positions = group.which
+    _, signature, positions = group.spec
     arguments, wanted = signature.of_arguments(), [*group.by_position()]
     found = cotangents.leaves(arguments, given, mode, "the tangents", wanted)
     directions = Leaves.of(found, signature, positions)

@@ -20,10 +20,10 @@ A function that holds objects is taken apart like an argument
 - ``caller.py``, ``traced.py``: the two sides of a call.
 - ``signatures.py``: the static part; ``arguments.py``: trees taken apart, and built
   again; ``leaves.py``: the form in which leaves travel.
-- ``debug_info.py``: JAX's messages about a traced function name the user's.
-- ``jaxprs.py``: programs as JAX records them, read and put together again.
-- ``decorators.py``: forms of use; static and donated arguments.
-- ``refusals.py``: errors and warnings; ``guards.py``: no tracer stays in a static
+- ``debug_info.py``: JAX's messages about a traced function name the user's. -
+``jaxprs.py``: programs as JAX records them, read and put together again. -
+``decorators.py``: forms of use; static and donated arguments. - ``argument_errors.py``:
+errors and warnings; ``tracer_leaks.py``: no tracer stays in a static
   attribute, no array ref comes where JAX takes none.
 
 Two rooms are for speed, and nothing but time depends on them (``config.caches``):

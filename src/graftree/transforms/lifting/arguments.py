@@ -12,9 +12,9 @@ import jax
 from graftree.config import Propagation
 from graftree.core.graph import flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap, RefMap
-from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
+from graftree.core.graph.graphdefs import Field, GraphDef, NodeRef
 from graftree.core.objects import callables
-from graftree.transforms.lifting import debug_info, refusals
+from graftree.transforms.lifting import argument_errors, debug_info
 from graftree.transforms.lifting.signatures import ARGS, Labels, Signature
 
 
@@ -28,7 +28,7 @@ class Arguments:
         objects: The objects by their number.
         skeleton: The one made from them; that of the signature may be an equal one that
             came first.
-        members: The object or container of each row of it, if known.
+        members: The object or container of each node spec of it, if known.
     """
 
     signature: Signature
@@ -57,7 +57,7 @@ class Arguments:
         parameters = debug_info.source_of(function) if function else None
         signature = Signature(skeleton, statics, labels, parameters)
         if not mode.sharing and any(map(is_repeated, signature.entries)):
-            refusals.check_inputs(tree[:2], transform, labels)
+            argument_errors.check_inputs(tree[:2], transform, labels)
         objects = IndexMap.from_refmap(refs)
         return Arguments(signature, leaves, objects, skeleton, members)
 
@@ -66,7 +66,7 @@ class Arguments:
         return [*map(flattening.raw_of, self.leaves)]
 
 
-def is_repeated(entry: Cell) -> bool:
+def is_repeated(entry: Field) -> bool:
     """Whether an entry is an object of an earlier entry."""
     return isinstance(entry, NodeRef)
 

@@ -25,7 +25,7 @@ from graftree.core.graph.graphdefs import ArrayRefDef
 from graftree.core.objects import callables, running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables
-from graftree.transforms.lifting import arguments, decorators, refusals, specs
+from graftree.transforms.lifting import argument_errors, arguments, decorators, specs
 from graftree.transforms.lifting.arguments import Arguments
 from graftree.transforms.lifting.leaves import Leaves, Result, join
 from graftree.transforms.lifting.programs import compilations
@@ -103,7 +103,7 @@ class Call:
             self.explain()
         # Before the function runs: it can't if its values have different axes.
         if spec.may_differ(made.signature):
-            refusals.check_consistent(spec.name, spec.occurrences(self.read[0]))
+            argument_errors.check_consistent(spec.name, spec.occurrences(self.read[0]))
         return groups
 
     def run(self, transformed: Callable[..., Any]) -> Any:
@@ -132,7 +132,7 @@ class Call:
         inputs, made = self.spec.inputs, self.arguments
         groups = inputs.group(made.signature, made.leaves)
         donated = [group in inputs.donated for group in groups]
-        shared = refusals.shared_buffer(
+        shared = argument_errors.shared_buffer(
             made.values(), made.signature.leaf_specs, donated, self.spec.name
         )
         if shared is not None:

@@ -3,11 +3,11 @@
 Between two steps of a training loop only the values of Variables change. So what a
 `caller.Call` learned about its arguments is kept as a `DispatchEntry` for the next call
 with the same objects. It is found by the objects in the arguments, and asks a
-`StructureWatch` whether it still holds.
+`ValidityCheck` whether it still holds.
 
 The same objects may have several entries, which differ in static values, as of a model
-in training and in evaluation. A watch holds again when these have their old values.
-Entries refer to the objects of the caller weakly, and go with them.
+in training and in evaluation. A validity check holds again when these have their old
+values. Entries refer to the objects of the caller weakly, and go with them.
 
 In tree mode JAX sees the contents of an object: its Variables and arrays are leaves,
 the rest is in the treedef. So a call with new objects is recognized by the treedefs of
@@ -41,7 +41,7 @@ import jax
 from graftree import _jax, config, errors
 from graftree.config import GRAPH
 from graftree.core import ownership, paths, pickling
-from graftree.core.graph import flattening, nodes, watches
+from graftree.core.graph import flattening, nodes, validity_checks
 from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import bookkeeping, callables, running
@@ -71,12 +71,12 @@ class DispatchEntry:
         call: The call that the entry is made of.
         tree: Its tree; ``None`` if the objects in it were taken apart, too.
         flat: The leaves of the tree: objects, Variables, arrays and other values.
-        watch: Checks whether the objects in them are as they were.
+        validity: Checks whether the objects in them are as they were.
         bare: The form of the Variables in them.
 
     Attributes:
         signature: The static part of the arguments.
-        watch: See above.
+        validity: See above.
         is_flat: Whether the positional arguments are all of the leaves.
         read: Gives the leaves of other arguments; ``None`` if they may not fit.
     """
@@ -86,12 +86,12 @@ class DispatchEntry:
         call: caller.Call,
         tree: Any,
         flat: Sequence[Any],
-        watch: watches.StructureWatch,
+        validity: validity_checks.ValidityCheck,
         bare: BareVariables,
     ) -> None:
         self._spec, made = call.spec, call.arguments
         self.signature, self._traces = made.signature, call.spec.traces
-        self.watch = watch
+        self.validity = validity
         self._types = [*map(type, flat)]
         self._roots = [
             (place, weakref.ref(x))
@@ -124,8 +124,8 @@ class DispatchEntry:
         # Most calls have one group, which takes all of them in order.
         in_order = [*range(len(self._sources))]
         self._groups = [
-            (None if sources == in_order else _picker(sources), which)
-            for sources, which in caller.in_groups(call.spec, made, self._sources)
+            (None if sources == in_order else _picker(sources), leaves_spec)
+            for sources, leaves_spec in caller.in_groups(call.spec, made, self._sources)
         ]
         self._may_donate_twice = bool(call.spec.inputs.donated) and any(
             map(caller.is_spread, made.values())
@@ -141,11 +141,13 @@ class DispatchEntry:
 
         These are the values of Variables, in objects and then bare ones; then leaves of
         the arguments, attributes of objects, and leaves that stay: the contents of a
-        container are the same as long as the watch holds.
+        container are the same as long as the check holds.
         """
         places = _places(tree, made.signature)
         others = zip(places, made.leaves, self._variables, strict=True)
-        self._attributes = [x for x in places if isinstance(x, watches.Attribute)]
+        self._attributes = [
+            x for x in places if isinstance(x, validity_checks.Attribute)
+        ]
         self._constants = [x for at, x, own in others if at is None and own is None]
         kinds = enumerate(map(nodes.kind_of, flat))
         given = (n for n, kind in kinds if kind in (Leaf.ARRAY, Leaf.STATIC))
@@ -184,19 +186,19 @@ class DispatchEntry:
             values = self._bare.read(boxes)
             if values is None:
                 return MISS
-        watch = self.watch
-        if ownership.clock.now != watch.checked or watch.has_contents:
-            if not watch.holds():
+        validity = self.validity
+        if ownership.versions.latest != validity.checked or validity.has_contents:
+            if not validity.holds():
                 return MISS
         if self._attributes or self._constants:
-            arrays = watches.read_all(self._attributes)
+            arrays = validity_checks.read_all(self._attributes)
             flat = [*flat, *arrays, *self._constants]
         raw = variables.read_all(self._attached)
         raw += values
         raw += self._pick_others(flat)
         groups = []
-        for pick, which in self._groups:
-            groups.append(Leaves((raw if pick is None else pick(raw), which)))
+        for pick, leaves_spec in self._groups:
+            groups.append(Leaves((raw if pick is None else pick(raw), leaves_spec)))
         if self._may_donate_twice and caller.donates_twice(self._spec, groups):
             return MISS
         compiled = compilations.count
@@ -352,7 +354,7 @@ def _places(tree: Any, signature: Signature) -> list[Any]:
         if leaf.variable
         else _GIVEN
         if path in given_paths
-        else watches.attribute_at(tree, path)
+        else validity_checks.attribute_at(tree, path)
         for path, leaf in zip(located, leaf_specs, strict=True)
     ]
 
@@ -430,8 +432,8 @@ def _content_of(x: Any) -> Any:
 
 
 # The name of the entries for some objects in what is kept for these. There are as many
-# as `watches.with_newest` keeps, and none at first: an entry costs more than a call
-# without one, and is made when objects come a second time.
+# as `validity_checks.with_newest` keeps, and none at first: an entry costs more than a
+# call without one, and is made when objects come a second time.
 _ENTRIES = "entries"
 
 
@@ -454,10 +456,10 @@ class DispatchCache:
     def clear(self) -> None:
         """Forgets all entries."""
         # Reading, adding and removing one is atomic, so threads need no lock.
-        self._kept = watches.Together()
+        self._kept = validity_checks.ObjectGroups()
         # In tree mode, for objects by their structure: not among the others, of which
         # so many new ones may come that these would be forgotten.
-        self._structures = watches.Together()
+        self._structures = validity_checks.ObjectGroups()
 
     def repeat(
         self,
@@ -489,7 +491,7 @@ class DispatchCache:
         prepare: Prepare,
     ) -> Any:
         """The output of a call, by an entry if there is one; else makes one."""
-        made = ownership.clock.now
+        made = ownership.versions.latest
         may_repeat = self._may_keep and _may_be_repeated()
         read = self._read(args, kwargs) if may_repeat else None
         if read is None:
@@ -517,7 +519,7 @@ class DispatchCache:
         if not is_new:
             entry = _made(call, tree, flat, made)
             if entry is not None:
-                kept[_ENTRIES] = watches.with_newest(entry, entries or ())
+                kept[_ENTRIES] = validity_checks.with_newest(entry, entries or ())
                 self._kept.latest = entry
         elif not sharing:
             self._keep_structure(call, made)
@@ -597,16 +599,18 @@ def _made(
     roots = [*filter(nodes.is_node_module, flat)]
     boxes = [x for x in flat if nodes.kind_of(x) is Leaf.VARIABLE]
     if boxes or not sharing or own.skeleton is None:
-        watch = watches.StructureWatch.over(roots, made)
+        validity = validity_checks.ValidityCheck.over(roots, made)
     else:
-        watch = watches.StructureWatch(own.skeleton, own.members, own.objects, made)
-    if not watch.is_complete or watch.reaches(roots):
+        validity = validity_checks.ValidityCheck(
+            own.skeleton, own.members, own.objects, made
+        )
+    if not validity.is_complete or validity.reaches(roots):
         return None
-    bare = BareVariables(boxes, watch.variables, bool(call.spec.inputs.donated))
+    bare = BareVariables(boxes, validity.variables, bool(call.spec.inputs.donated))
     if not bare.may_be_kept:
         return None
     try:
-        return DispatchEntry(call, tree, flat, watch, bare)
+        return DispatchEntry(call, tree, flat, validity, bare)
     except (LookupError, StopIteration):
         return None  # Another thread has changed an object since it was taken apart.
 
@@ -619,7 +623,7 @@ def _tokens(flat: Sequence[Any]) -> list[Any] | None:
         if kind is nodes.PYTREE:
             # An object that lives as long as the root does, with a hash of its own.
             tokens.append(bookkeeping.state_of(x))
-        elif isinstance(kind, nodes.GraphKind) and watches.may_be_weak(x):
+        elif isinstance(kind, nodes.GraphKind) and validity_checks.may_be_weak(x):
             tokens.append(id(x))  # it may have no hash; that it is alive is seen
         elif kind is Leaf.ARRAY:
             tokens.append(None)
@@ -628,7 +632,7 @@ def _tokens(flat: Sequence[Any]) -> list[Any] | None:
         elif kind is Leaf.VARIABLE:
             tokens.append(type(x))
         else:
-            return None  # a ref on its own, or a type without stamps
+            return None  # a ref on its own, or a type without versions
     return tokens
 
 

@@ -23,7 +23,7 @@ from graftree.transforms.lifting import debug_info
 from graftree.transforms.lifting.signatures import LeafSpec, Signature
 
 
-class Which(NamedTuple):
+class LeavesSpec(NamedTuple):
     """Some leaves of a signature.
 
     Attributes:
@@ -56,7 +56,7 @@ class Leaves(tuple[Any, ...]):
 
     Attributes:
         values: The raw values.
-        which: The leaves whose values they are.
+        spec: The leaves whose values they are.
     """
 
     __slots__ = ()
@@ -66,7 +66,7 @@ class Leaves(tuple[Any, ...]):
         values: Sequence[Any], signature: Signature, positions: tuple[int, ...] | None
     ) -> Leaves:
         """The group of these values."""
-        return Leaves((values, Which(signature.number, signature, positions)))
+        return Leaves((values, LeavesSpec(signature.number, signature, positions)))
 
     @staticmethod
     def picked(
@@ -77,45 +77,45 @@ class Leaves(tuple[Any, ...]):
         return Leaves.of(chosen, signature, tuple(positions))
 
     values = property(operator.itemgetter(0))
-    which = property(operator.itemgetter(1))
+    spec = property(operator.itemgetter(1))
 
     def by_position(self) -> dict[int, Any]:
         """The values by the number of the leaf."""
-        positions = self.which.positions
+        positions = self.spec.positions
         if positions is None:
             return dict(enumerate(self.values))
         return dict(zip(positions, self.values, strict=True))
 
     def called_as(self, source: debug_info.Source) -> Leaves:
         """The same as arguments of another function, in messages."""
-        _, signature, positions = self.which
+        _, signature, positions = self.spec
         signature = dataclasses.replace(signature, parameters=source)
         return Leaves.of(self.values, signature, positions)
 
     def pairs(self) -> list[tuple[LeafSpec, Any]]:
         """The leaves with their values."""
-        return [*zip(self.which.leaf_specs(), self.values, strict=True)]
+        return [*zip(self.spec.leaf_specs(), self.values, strict=True)]
 
 
 def _flatten_leaves_with_keys(group: Leaves) -> Any:
     # Runs on errors and once per trace: names in messages, jaxprs and profiles. JAX
     # prints the entries of a path as they are.
-    values, which = group
-    return [*zip(which.names(), values, strict=True)], which
+    values, spec = group
+    return [*zip(spec.names(), values, strict=True)], spec
 
 
 jax.tree_util.register_pytree_with_keys(
     Leaves,
     _flatten_leaves_with_keys,
-    lambda which, values: Leaves((values, which)),
+    lambda spec, values: Leaves((values, spec)),
     tuple,
 )
 
 
 def join(groups: Sequence[Leaves]) -> tuple[Signature, list[Any], list[int]]:
     """The signature of the groups of a call; of each leaf its value and its group."""
-    signature = groups[0].which.signature
-    if groups[0].which.positions is None:
+    signature = groups[0].spec.signature
+    if groups[0].spec.positions is None:
         values = list(groups[0].values)
         return signature, values, [0] * len(values)
     values = [None] * len(signature.leaf_specs)

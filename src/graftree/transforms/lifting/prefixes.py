@@ -26,7 +26,7 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
 from graftree.core.text import descriptions
 from graftree.core.variables import variables
-from graftree.transforms.lifting import refusals
+from graftree.transforms.lifting import argument_errors
 from graftree.transforms.lifting.decorators import Chosen
 from graftree.transforms.lifting.signatures import Signature
 
@@ -412,7 +412,7 @@ def _graph_prefix(node: Any, value_of: Value) -> Any:
     found = treedef.unflatten(
         [of_object(path, x) if is_leaf(x) else value_of(path, x) for path, x in located]
     )
-    refusals.check_consistent(
+    argument_errors.check_consistent(
         "prefix", [x for x in occurrences if nodes.is_variable_or_ref(x[1])]
     )
     return found

@@ -3,7 +3,7 @@
 Signature   the skeleton of a tree, whose root JAX takes apart
 LeafSpec        one leaf of it: its place, its name, its definition
 
-An *entry* is a cell of the root: an object, a Variable, or a plain leaf.
+An *entry* is a field of the root: an object, a Variable, or a plain leaf.
 """
 
 from __future__ import annotations
@@ -152,12 +152,12 @@ class Signature:
     @property
     def treedef(self) -> Any:
         """JAX's, with objects and other leaves as leaves."""
-        return self.skeleton.rows[0].metadata.treedef
+        return self.skeleton.specs[0].metadata.treedef
 
     @property
-    def entries(self) -> tuple[graphdefs.Cell, ...]:
-        """The cell at each leaf of the treedef."""
-        return self.skeleton.rows[0].cells
+    def entries(self) -> tuple[graphdefs.Field, ...]:
+        """The field at each leaf of the treedef."""
+        return self.skeleton.specs[0].fields
 
     @functools.cached_property
     def has_callables(self) -> bool:
@@ -323,7 +323,7 @@ class Signature:
 
 def _type_text(argument: graphdefs.GraphDef[Any]) -> str:
     """The type of an argument, and how many leaves it has."""
-    kind, _ = argument.rows[0].metadata.treedef.node_data() or (None, None)
+    kind, _ = argument.specs[0].metadata.treedef.node_data() or (None, None)
     if kind is None:  # the argument is an object or leaf
         (top,) = argument.tops()
         if top is graphdefs.LEAF:

@@ -23,8 +23,12 @@ from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.objects import bookkeeping, callables, pytrees, running
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.lifting import arguments, debug_info, decorators, refusals
-from graftree.transforms.lifting.guards import guarded, note
+from graftree.transforms.lifting import (
+    argument_errors,
+    arguments,
+    debug_info,
+    decorators,
+)
 from graftree.transforms.lifting.leaves import (
     Leaves,
     Result,
@@ -35,6 +39,7 @@ from graftree.transforms.lifting.leaves import (
 from graftree.transforms.lifting.prefixes import Occurrence, Prefix
 from graftree.transforms.lifting.signatures import FUNCTIONS, Labels, Signature
 from graftree.transforms.lifting.specs import HiddenAxisNames, TransformSpec
+from graftree.transforms.lifting.tracer_leaks import guarded, note
 
 
 class TracedCall:
@@ -77,7 +82,7 @@ class TracedCall:
         )
         self._loses_structure = not (spec.mode.structure or spec.is_detached)
         if self._loses_structure:
-            self._pytrees = refusals.pytrees_in(self.tree)
+            self._pytrees = argument_errors.pytrees_in(self.tree)
 
     def run(
         self,
@@ -168,7 +173,7 @@ class TracedCall:
         self._check_output(out if carried is None else carried[1], refs)
         output = Signature(skeleton)
         if spec.may_differ(self.signature, structure, output):
-            refusals.check_consistent(spec.name, self._occurrences(out))
+            argument_errors.check_consistent(spec.name, self._occurrences(out))
         roles = tuple([self.roles[position] for position in changed])
         now, numbers = structure or self.signature, self._numbers
         new, added = _new(spec.inputs, now, held, numbers, True)
@@ -227,7 +232,9 @@ class TracedCall:
             variable = self.objects[definition.index]
             if type(variable) is not definition.type:
                 name = f"{self.spec.name}: {leaf_spec.name}"
-                raise refusals.changed_class_error(variable, definition.type, name)
+                raise argument_errors.changed_class_error(
+                    variable, definition.type, name
+                )
             raw = variable.get_raw_value()
             # A ref that is the same one was written in place, if at all.
             is_forced = position in forced and not _jax.is_ref(raw)
@@ -288,8 +295,8 @@ class TracedCall:
             leaves = arguments.leaves_of(self.signature, self.values, self.objects)
             numbers = flattening.IndexMap()
             before, _ = arguments.unpack(self.signature, leaves, numbers, are_raw=False)
-            refusals.warn_of_lost_structure(
-                self.spec.name, refusals.pytrees_in(before), self._pytrees
+            argument_errors.warn_of_lost_structure(
+                self.spec.name, argument_errors.pytrees_in(before), self._pytrees
             )
 
     # Values that may not leave.
@@ -304,7 +311,7 @@ class TracedCall:
                 for leaf_spec in self.signature.leaf_specs
                 if leaf_spec.definition is not None
             ]
-            refusals.check_outputs(named, out, spec.mode, spec.name)
+            argument_errors.check_outputs(named, out, spec.mode, spec.name)
         if spec.returns_captured and structure:
             return
         new = [obj for obj in refs if obj not in self._numbers]
@@ -313,11 +320,11 @@ class TracedCall:
             if isinstance(obj, pytrees.Pytree) and structure:
                 is_owned = bookkeeping.state_of(obj).is_owned()
             if not is_owned and structure:
-                raise refusals.extracted_error(obj, spec.name)
+                raise argument_errors.extracted_error(obj, spec.name)
             if not is_owned:
-                raise refusals.captured_error(obj, out, spec.name)
+                raise argument_errors.captured_error(obj, out, spec.name)
         if not (structure or spec.is_detached):
-            refusals.check_no_refs(new, out, spec.name)
+            argument_errors.check_no_refs(new, out, spec.name)
 
     @functools.cached_property
     def _given(self) -> list[Occurrence]:

@@ -1,23 +1,25 @@
 """Checks whether objects still are as they were, as cheaply as it can.
 
-A watch knows the rows of a skeleton and their objects, and checks later whether each
-object still matches its row:
+A `ValidityCheck` knows the node specs of a skeleton and their objects, and checks later
+whether each object still matches its spec:
 
     what                                     how a change is seen
-    attributes; metadata of Variables        one comparison with the structure counter;
-                                             if that moved, one stamp per object; those
-                                             with another stamp are compared with their
-                                             rows, since they may be as before
-    attributes that may be set unstamped     compared with their rows at each call
+    attributes; metadata of Variables        one comparison with the latest version of
+                                             any object; if that moved, one version per
+                                             object; those with another version are
+                                             compared with their specs, since they may
+                                             be as before
+    attributes that may be set unseen        compared with their specs at each call
     objects of registered types              the same: the members that the type lists
     lists, dicts, ... in data attributes     they are compared with copies
     static values that may be changed        their fingerprints are compared
     the value of a Variable, an array        not at all: it is not structure
 
-A watch holds Variables and containers, but no objects other than their members. So it
-usually keeps no model alive; `StructureWatch.reaches` checks that.
+A check holds Variables and containers, but no objects other than their members. So it
+usually keeps no model alive; `ValidityCheck.reaches` checks that.
 
-Code that keeps a result about objects keeps a watch with it: `kept.py`, and the entries
+Code that keeps a result about objects keeps a validity check with it: `kept.py`, and
+    the entries
 of `transforms/lifting/dispatch.py`. The rest of this file is what both need: results of
 objects that come together, several results of one object, and arrays that may be
 replaced.
@@ -42,28 +44,29 @@ from graftree.core.states import flat_states, states
 from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import MISSING, Variable
 
-_stamp_of = operator.attrgetter("stamp")
+_version_of = operator.attrgetter("version")
 
 
-class StructureWatch:
-    """Checks whether objects still match the rows of their skeleton.
+class ValidityCheck:
+    """Checks whether objects still match the node specs of their skeleton.
 
     Args:
         skeleton: Of the objects.
-        members: For each row its object or container; ``None`` if JAX took it apart.
+        members: For each node spec its object or container; ``None`` if JAX took it
+            apart.
         objects: The objects by the numbers in the skeleton.
-        made: The structure counter, read before the skeleton was made.
+        made: The latest version of any object, read before the skeleton was made.
 
     Attributes:
         is_complete: Whether all of it can be watched. Arrays in objects of types that
             were registered as graph nodes can't be. And if another thread changed
             anything meanwhile, it might have been one of these.
-        is_stamped: Whether all objects have stamps. Comparing others with their rows
-            takes longer than flattening them with JAX.
+        has_versions: Whether all objects have versions. Comparing others with their
+            node specs takes longer than flattening them with JAX.
         nodes: The objects that are members of containers.
         variables: The Variables in them.
-        checked: The structure counter when nothing had changed.
-        has_contents: Whether there is more to compare than stamps.
+        checked: The latest version when nothing had changed.
+        has_contents: Whether there is more to compare than versions.
     """
 
     def __init__(
@@ -74,63 +77,66 @@ class StructureWatch:
         made: int,
     ) -> None:
         self.checked = made
-        self._rows: tuple[Any, ...] = skeleton.rows
-        # Containers, and graph nodes as weak references, by row; all objects by number.
+        self._specs: tuple[Any, ...] = skeleton.specs
+        # Containers, and graph nodes as weak references, by node spec; all objects by
+        # number.
         self._members = [*members]
         self._numbered = dict(objects)
-        self._stamped: list[Any] = [attributes.changes]
-        self._places = [0]  # of their rows
+        self._versioned: list[Any] = [attributes.changes]
+        self._places = [0]  # of their node specs
         self._states: dict[int, tuple[Any, type]] = {}
         self._data: dict[tuple[int, Any], Any] = {}  # not arrays
         self.variables = [x for x in self._numbered.values() if isinstance(x, Variable)]
         self._mirrored: list[dict[Any, Any]] = []
-        self._unseen: list[int] = []  # rows without a stamp
+        self._unseen: list[int] = []  # node specs without a version
         self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
         self.is_complete = True
-        cells = [cell for row in self._rows for cell in row.cells]
-        statics = [cell[1] for cell in cells if type(cell) is Static]
+        fields = [field for spec in self._specs for field in spec.fields]
+        statics = [field[1] for field in fields if type(field) is Static]
         changing = [x for x in statics if type(x) not in fingerprints.PLAIN]
         listed = [*map(variables.metadata_of, self.variables), *changing]
         self._statics = {id(x): x for x in listed if fingerprints.may_change(x)}
-        self._add_rows(objects)
-        self.is_stamped = not self._unseen
+        self._add_nodes(objects)
+        self.has_versions = not self._unseen
         is_as_was = fingerprints.unchanged(self._statics.values())
         self._statics_are_as_were = is_as_was or bool  # which is false
         self.is_complete &= is_as_was is not None
         self._mirrors = [*map(_mirror, self._mirrored)]
-        self._stamps = [*map(_stamp_of, self._stamped)]
-        self._variable_stamps = [*map(variables.stamp_of, self.variables)]
+        self._versions = [*map(_version_of, self._versioned)]
+        self._variable_versions = [*map(variables.version_of, self.variables)]
         self._comparisons += [
             functools.partial(self._is_as_was, place) for place in self._unseen
         ]
         self.has_contents = bool(self._mirrored or self._statics or self._comparisons)
         # Some types make their members when they list them, so these are always new.
         self.is_complete &= all(map(self._is_as_was, self._unseen))
-        latest = max(*self._stamps, *self._variable_stamps, ownership.clock.now)
+        latest = max(
+            *self._versions, *self._variable_versions, ownership.versions.latest
+        )
         self.is_complete &= latest == made
 
     @staticmethod
-    def over(objects: Sequence[Any], made: int) -> StructureWatch:
-        """A watch over some objects."""
+    def over(objects: Sequence[Any], made: int) -> ValidityCheck:
+        """A validity check over some objects."""
         refs, members = RefMap(), []
         skeleton, _ = flattening.flatten_leaves(
             None, objects, True, refs, RefMap(), members=members
         )
-        return StructureWatch(skeleton, members, IndexMap.from_refmap(refs), made)
+        return ValidityCheck(skeleton, members, IndexMap.from_refmap(refs), made)
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
-        now = ownership.clock.now
+        now = ownership.versions.latest
         if now != self.checked:
             # Not whether they are larger: of two threads that change an object at once,
             # the one with the smaller number may be the last to write it.
-            found = [*map(_stamp_of, self._stamped)]
-            if found != self._stamps:
+            found = [*map(_version_of, self._versioned)]
+            if found != self._versions:
                 if not self._look_alike(found):
                     return False
-                # A change made after the stamps were read has a stamp of its own.
-                self._stamps = found
+                # A change made after the versions were read has a version of its own.
+                self._versions = found
             if self._variables_differ():
                 return False
             self.checked = now
@@ -142,7 +148,7 @@ class StructureWatch:
 
     def may_hold_again(self) -> bool:
         """Whether nothing has changed but the values of static attributes."""
-        found = [*map(_stamp_of, self._stamped)]
+        found = [*map(_version_of, self._versioned)]
         return (
             self._look_alike(found, with_statics=False)
             and not self._variables_differ()
@@ -151,52 +157,54 @@ class StructureWatch:
         )
 
     def reaches(self, objects: Sequence[Any]) -> bool:
-        """Whether values that the watch holds refer back to one of these objects."""
+        """Whether values that the check holds refer back to one of these objects."""
         return not {*map(id, objects)}.isdisjoint(map(id, nodes.all_in(self.nodes)))
 
-    def _look_alike(self, stamps: Sequence[int], *, with_statics: bool = True) -> bool:
-        """Whether the objects with other stamps than before are as they were."""
-        are_changed = map(operator.ne, stamps, self._stamps)
+    def _look_alike(
+        self, versions: Sequence[int], *, with_statics: bool = True
+    ) -> bool:
+        """Whether the objects with other versions than before are as they were."""
+        are_changed = map(operator.ne, versions, self._versions)
         changed = itertools.compress(self._places, are_changed)
         return all(self._is_as_was(place, with_statics) for place in changed)
 
     def _is_as_was(self, place: int, with_statics: bool = True) -> bool:
-        """Whether an object matches its row and is made of the same objects."""
-        row, obj = self._rows[place], _alive(self._members[place])
-        if obj is None or type(obj) is not row.type or not self._has_its_dict(place):
+        """Whether an object matches its node spec and is made of the same objects."""
+        spec, obj = self._specs[place], _alive(self._members[place])
+        if obj is None or type(obj) is not spec.type or not self._has_its_dict(place):
             return False
         kind: Any = nodes.kind_of(obj)
         children, metadata = kind.flatten(obj)
         if kind is nodes.PYTREE:
-            is_same = metadata == row.metadata
+            is_same = metadata == spec.metadata
         else:  # any value, and 3 equals 3.0
-            is_same = fingerprints.is_same(metadata, row.metadata)
-        if not is_same or len(children) != len(row.cells):
+            is_same = fingerprints.is_same(metadata, spec.metadata)
+        if not is_same or len(children) != len(spec.fields):
             return False
         below = place + 1
-        for (key, value, is_data), known, cell in zip(
-            children, row.keys, row.cells, strict=True
+        for (key, value, is_data), known, field in zip(
+            children, spec.keys, spec.fields, strict=True
         ):
             if key != known:
                 return False
-            if cell is NODE:
+            if field is NODE:
                 # A missing value is `None`, too.
                 is_same = value is _alive(self._members[below]) and (
-                    value is not None or self._rows[below].type is type(None)
+                    value is not None or self._specs[below].type is type(None)
                 )
-                below += self._rows[below].num_rows
-            elif cell is LEAF:
+                below += self._specs[below].num_nodes
+            elif field is LEAF:
                 before = self._data.get((place, key), MISSING)
                 is_array = nodes.kind_of(value) is nodes.Leaf.ARRAY
                 is_same = is_array or not _differs(value, before)
-            elif type(cell) is Static:
+            elif type(field) is Static:
                 is_static = (
                     is_data is False or nodes.kind_of(value) is nodes.Leaf.STATIC
                 )
                 value = callables.as_static(value, obj)
-                is_same = is_static and not (with_statics and _differs(value, cell[1]))
+                is_same = is_static and not (with_statics and _differs(value, field[1]))
             else:
-                is_same = value is _alive(self._numbered.get(cell.index))
+                is_same = value is _alive(self._numbered.get(field.index))
             if not is_same:
                 return False
         return True
@@ -210,7 +218,7 @@ class StructureWatch:
         return type(entries) is kind and entries.get(bookkeeping.STATE) is state
 
     def _variables_differ(self) -> bool:
-        return [*map(variables.stamp_of, self.variables)] != self._variable_stamps
+        return [*map(variables.version_of, self.variables)] != self._variable_versions
 
     def _mirrors_hold(self) -> bool:
         # Python compares by identity first. So if a Variable is compared with another
@@ -225,37 +233,37 @@ class StructureWatch:
 
     # Making it.
 
-    def _add_rows(self, objects: Mapping[int, Any]) -> None:
+    def _add_nodes(self, objects: Mapping[int, Any]) -> None:
         skipped = 0
-        for place, row in enumerate(self._rows):
+        for place, spec in enumerate(self._specs):
             member = self._members[place]
             if place >= skipped:
-                if row.index is not None:
+                if spec.index is not None:
                     self._add_object(place, member)
                 elif member is not None and self._add_container(place, member, objects):
-                    skipped = place + row.num_rows
-            if row.index is not None:
+                    skipped = place + spec.num_nodes
+            if spec.index is not None:
                 weak = _Weak(member) if may_be_weak(member) else None
-                self._members[place] = self._numbered[row.index] = weak
+                self._members[place] = self._numbered[spec.index] = weak
 
     def _add_object(self, place: int, obj: Any) -> None:
-        row = self._rows[place]
+        spec = self._specs[place]
         if nodes.kind_of(obj) is nodes.PYTREE:
             state = bookkeeping.state_of(obj)
-            self._stamped.append(state)
+            self._versioned.append(state)
             self._places.append(place)
             if not bookkeeping.watch(obj):
                 self._unseen.append(place)
             self._states[place] = state, type(vars(obj))
-            for key, value, _ in nodes.children(obj) if LEAF in row.cells else ():
+            for key, value, _ in nodes.children(obj) if LEAF in spec.fields else ():
                 if nodes.kind_of(value) is nodes.Leaf.STATIC:
                     self._data[place, key] = value
         else:
-            # Such objects have no stamps, and their members are read only from them.
+            # Such objects have no versions, and their members are read only from them.
             self._unseen.append(place)
-            self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
-            if fingerprints.may_change(row.metadata):
-                self._statics[id(row.metadata)] = row.metadata
+            self.is_complete &= LEAF not in spec.fields and may_be_weak(obj)
+            if fingerprints.may_change(spec.metadata):
+                self._statics[id(spec.metadata)] = spec.metadata
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
         """Adds a container; returns whether that covers all values below it, too."""
@@ -267,13 +275,13 @@ class StructureWatch:
         if not (isinstance(x, tuple) or x is None):
             self._comparisons.append(_comparison(content))
         below = place + 1
-        for cell in self._rows[place].cells:
-            if cell is NODE:
-                if self._rows[below].index is not None:
+        for field in self._specs[place].fields:
+            if field is NODE:
+                if self._specs[below].index is not None:
                     self.nodes.append(self._members[below])
-                below += self._rows[below].num_rows
-            elif type(cell) is graphdefs.NodeRef:
-                self.nodes.append(objects[cell.index])
+                below += self._specs[below].num_nodes
+            elif type(field) is graphdefs.NodeRef:
+                self.nodes.append(objects[field.index])
         return False
 
 
@@ -369,8 +377,8 @@ def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
 # What else they need who keep results.
 
 
-class Together:
-    """The memos of objects that come together, as in ``(model, optimizer)``.
+class ObjectGroups:
+    """The results of objects that come together, as in ``(model, optimizer)``.
 
     They are forgotten with the first object that is gone. Most programs have few.
 
@@ -386,22 +394,22 @@ class Together:
         self.latest: Any = None
 
     def find(self, key: Any, objects: Sequence[Any]) -> dict[Any, Any]:
-        """The memos of some objects, by the given key.
+        """The results of some objects, by the given key.
 
         The key has for each object a value that stands for it as long as it lives.
         """
-        memos, references = self._known.get(key, ({}, None))
+        results, references = self._known.get(key, ({}, None))
         if references is not None:
             alive = [weak() for weak in references]
             if all(map(operator.is_, alive, objects)):
-                return memos
+                return results
         for oldest in [*self._known][: 1 - self.LIMIT]:
             self._forget(oldest)
         # This may be gone before its objects are.
         forget = functools.partial(_forget, weakref.WeakMethod(self._forget), key)
-        memos = {}
-        self._known[key] = memos, [weakref.ref(x, forget) for x in objects]
-        return memos
+        results = {}
+        self._known[key] = results, [weakref.ref(x, forget) for x in objects]
+        return results
 
     def clear(self) -> None:
         """Forgets all of them."""
@@ -426,7 +434,7 @@ VARIANTS = 8
 def with_newest(newest: Any, known: Iterable[Any]) -> tuple[Any, ...]:
     """A new result, and those known before that may be right again.
 
-    Each has a ``watch``.
+    Each has a ``validity``.
     """
-    kept = [x for x in known if x.watch.may_hold_again()]
+    kept = [x for x in known if x.validity.may_hold_again()]
     return (newest, *kept[: VARIANTS - 1])
