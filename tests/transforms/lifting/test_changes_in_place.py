@@ -23,6 +23,7 @@ import pytest
 import graftree as nnx
 from tests import static_values, tables, zoo
 from tests.changes import param
+from tests.modes import BY_NAME
 from tests.transforms.lifting.test_costs import PARTS, python_calls
 
 
@@ -51,6 +52,61 @@ CHANGES = {
 
 def nested():
     return [{"a": 1, "b": ([], None)}, Config((0,))]
+
+
+# Makes of a function of one argument one that is traced at each call.
+TRACED_EACH = {
+    "grad": lambda f, mode: nnx.grad(f, **mode),
+    "vmap": lambda f, mode: nnx.vmap(f, in_axes=None, axis_size=2, **mode),
+    "remat": lambda f, mode: nnx.remat(f, **mode),
+    "cond": lambda f, mode: lambda x: nnx.cond(True, f, f, x, **mode),
+    "switch": lambda f, mode: lambda x: nnx.switch(0, [f, f], x, **mode),
+    "custom_vjp": lambda f, mode: with_derivative(f, mode),
+    "eval_shape": lambda f, mode: lambda x: nnx.eval_shape(f, x, **mode),
+    "checkify": lambda f, mode: nnx.checkify(f, **mode),
+}
+
+
+def with_derivative(f, mode):
+    function = nnx.custom_vjp(f, **mode)
+    function.defvjp(lambda x: (f(x), None), lambda residuals, out: (None,))
+    return function
+
+
+def logging_model():
+    return Logging(nnx.Param(jnp.ones(2)))
+
+
+class Logging(nnx.Module):
+    def __init__(self, kernel):
+        self.kernel, self.log = kernel, nnx.static([1])
+
+
+def log_of(x):
+    return x.log if isinstance(x, Logging) else x["kernel"].log
+
+
+@pytest.mark.parametrize("name", TRACED_EACH)
+@pytest.mark.parametrize("mode", BY_NAME.values(), ids=BY_NAME)
+@tables.cases("make", logging_model, lambda: nnx.State({"kernel": param(log=[1])}))
+def test_a_write_to_a_list_reaches_that_of_the_argument(name, mode, make):
+    # Arguments of earlier calls were equal to it, and have lists of their own.
+    writes = False
+
+    def call(x):
+        if writes:
+            log_of(x).append(2)
+        kernel = x.kernel if isinstance(x, Logging) else x["kernel"]
+        return (kernel[...] ** 2).sum()
+
+    function = TRACED_EACH[name](call, mode)
+    earlier, argument = [make() for _ in range(4)], make()
+    for x in earlier:
+        function(x)
+    writes = True
+    function(argument)
+    assert [log_of(x) for x in earlier] == [[1]] * 4
+    assert log_of(argument) == [1, 2]
 
 
 def number(value):

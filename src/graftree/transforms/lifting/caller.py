@@ -92,6 +92,9 @@ class Call:
         is_new = fingerprints.latest_unseen() is not unseen
         number, known = spec.signatures.intern(made.signature, is_new)
         known.number = number
+        if known.may_change_in_place:
+            made.signature.number = number
+            return made
         return dataclasses.replace(made, signature=known)
 
     @functools.cached_property

@@ -384,21 +384,20 @@ class BareVariables:
     ) -> None:
         self._are_written = are_written
         self._metadata = [variables.metadata_of(x).snapshot() for x in boxes]
-        self._is_fixed = all([entries.is_fixed for entries in self._metadata])
         # Those live as long as the entry, so that nothing else gets these numbers.
         self._attached = frozenset(map(id, attached))
         has_refs = any([entries["ref"] for entries in self._metadata])
-        self.may_be_kept = not has_refs and self._fit(boxes)
+        # A list in their metadata is another one in the next call.
+        are_fixed = all([entries.is_fixed for entries in self._metadata])
+        self.may_be_kept = are_fixed and not has_refs and self._fit(boxes)
 
     def read(self, boxes: Sequence[Variable[Any]]) -> list[Any] | None:
         """Their raw values; ``None`` if they are not like the earlier ones."""
         metadata = [x.__nnx_metadata__ for x in boxes]
         if metadata != self._metadata:
             return None
-        # Those of the next call are usually the same objects, which is seen at once;
-        # but changes in them are not.
-        if self._is_fixed:
-            self._metadata = metadata
+        # Those of the next call are usually the same objects, which is seen at once.
+        self._metadata = metadata
         return variables.read_all(boxes) if self._fit(boxes) else None
 
     def _fit(self, boxes: Sequence[Variable[Any]]) -> bool:
@@ -565,6 +564,9 @@ class DispatchCache:
         """Makes an entry for such objects."""
         _, flat, treedef = call.read
         are_leaves = all([nodes.kind_of(x) in _LEAVES for x in flat])
+        # Equal objects have lists of their own, which the function may write to.
+        if call.arguments.signature.may_change_in_place:
+            return
         if are_leaves and arguments.are_same(flat, call.arguments.leaves):
             entry = _made(call, None, flat, made)
             if entry is not None:

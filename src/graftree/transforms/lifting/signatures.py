@@ -8,6 +8,7 @@ An *entry* is a field of the root: an object, a Variable, or a plain leaf.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,6 +136,8 @@ class Signature:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Signature):
             return NotImplemented
+        if self.number is not None and other.number is not None:
+            return self.number == other.number
         if self.skeleton != other.skeleton or self.parameters != other.parameters:
             return False
         try:
@@ -170,6 +173,41 @@ class Signature:
             if kind is None or not issubclass(kind, attributes.DataObject):
                 pending += treedef.children()
         return False
+
+    @functools.cached_property
+    def may_change_in_place(self) -> bool:
+        """Whether it has static values of kinds that can be changed in place.
+
+        Then an equal signature must not stand for it: the function gets the values that
+        are in it, and a write to one of them would reach another object.
+        """
+        return any(map(fingerprints.may_change, self._static_values()))
+
+    def _static_values(self) -> Iterator[Any]:
+        for _, static in self.statics:
+            yield static.value
+        treedefs: list[Any] = []
+        for spec in self.skeleton.specs:
+            metadata = spec.metadata
+            if isinstance(metadata, graphdefs.Tree):
+                treedefs.append(metadata.treedef)
+            elif isinstance(metadata, tuple):  # JAX's treedef of a container is first
+                treedefs += [x for x in metadata if isinstance(x, type(self.treedef))]
+            elif not isinstance(metadata, type):
+                yield metadata
+            for field in spec.fields:
+                if isinstance(field, graphdefs.Static):
+                    yield field.value
+                elif isinstance(field, graphdefs.VariableDef):
+                    yield field.metadata
+        for treedef in treedefs:
+            treedefs += treedef.children()
+            kind, data = treedef.node_data() or (type(None), ((), ((), ())))
+            if issubclass(kind, attributes.DataObject):
+                _, (_, values), *_ = data
+                yield from values
+            elif kind not in _CONTAINERS:
+                yield data
 
     @functools.cached_property
     def entry_paths(self) -> list[Any]:
@@ -346,6 +384,11 @@ def name_of(path: Any) -> str:
         return f"{name_of(path[:-1])}, metadata {keys[-1]!r}"
     return paths.below(start, tuple(keys))
 
+
+# What JAX keeps of these are their keys.
+_CONTAINERS = frozenset(
+    {type(None), dict, collections.OrderedDict, collections.defaultdict}
+)
 
 _KWARGS, _FUNCTIONS = jax.tree_util.SequenceKey(1), jax.tree_util.SequenceKey(2)
 
