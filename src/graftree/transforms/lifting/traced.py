@@ -175,8 +175,9 @@ class TracedCall:
         if spec.may_differ(self.signature, structure, output):
             argument_errors.check_consistent(spec.name, self._occurrences(out))
         roles = tuple([self.roles[position] for position in changed])
-        now, numbers = structure or self.signature, self._numbers
-        new, added = _new(spec.inputs, now, held, numbers, True)
+        new, added = ResultPart(self.signature, (), ()), []
+        if structure is not None:
+            new, added = _new(spec.inputs, structure, held, self._numbers, True)
         returned, values = _new(
             spec.outputs, output, leaves, known, mode.structure, spec.labels
         )
@@ -354,7 +355,7 @@ def _new(
     travels.
     """
     positions, numbers, values = [], [], []
-    groups = prefix.group(signature, leaves) if leaves else ()
+    groups = prefix.group(signature, leaves)
     for position, (leaf, group) in enumerate(zip(leaves, groups, strict=True)):
         is_plain = labels is None and signature.leaf_specs[position].is_plain
         if leaf not in known and not is_plain:
