@@ -520,7 +520,7 @@ def _of_arguments(signature: signatures.Signature, parts: traces.Parts) -> Facts
     marks = [np.asarray(position) for position in range(len(parts))]
     tree, _ = arguments.unpack(signature, marks, flattening.IndexMap())
     args, kwargs, *third = tree
-    name, places = signature.name_of_argument, signature.places()
+    name, places = signature.name_of_argument, signature.positions()
     starts = [*map(name, places), *signature.labels.functions]
     functions = third[0] if third else ()
 

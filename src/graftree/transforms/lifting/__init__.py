@@ -1,4 +1,4 @@
-"""The way of objects into a trace and back, the same for every transform.
+"""Takes objects into a trace and back, in the same way for every transform.
 
     caller.py                                      traced.py
     Call: pack   arguments -> Leaves -> JAX -> TracedCall: unpack   fresh objects

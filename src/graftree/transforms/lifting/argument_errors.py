@@ -26,11 +26,11 @@ def shared_buffer(
     donated: Sequence[bool],
     transform: str,
 ) -> SharedBufferError | None:
-    """The error for leaves that share a buffer which one of them donates."""
-    seen: dict[Any, int] = {}
+    """Makes the error for leaves that share a buffer which one of them donates."""
+    first_positions: dict[Any, int] = {}
     for position, value in enumerate(values):
         for buffer in _buffers(value):
-            first = seen.setdefault(buffer, position)
+            first = first_positions.setdefault(buffer, position)
             if first != position and (donated[first] or donated[position]):
                 pair = [(leaf_specs[i].name, donated[i]) for i in (first, position)]
                 return _shared_buffer_error(pair, transform)
@@ -38,16 +38,16 @@ def shared_buffer(
 
 
 def _buffers(value: Any) -> list[tuple[Any, int]]:
-    found: list[tuple[Any, int]] = []
+    buffers: list[tuple[Any, int]] = []
     for x in jax.tree.leaves(value):
         if isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer | _jax.Ref):
             with contextlib.suppress(RuntimeError):  # a buffer of it is gone
-                found += [
+                buffers += [
                     (shard.device, shard.data.unsafe_buffer_pointer())
                     for shard in x.addressable_shards
                     if x.size
                 ]
-    return found
+    return buffers
 
 
 class SharedBufferError(jax.errors.JaxRuntimeError, ValueError):
@@ -55,16 +55,16 @@ class SharedBufferError(jax.errors.JaxRuntimeError, ValueError):
 
 
 def _shared_buffer_error(
-    places: Sequence[tuple[str, bool]], transform: str
+    arrays: Sequence[tuple[str, bool]], transform: str
 ) -> SharedBufferError:
-    twice = all(is_donated for _, is_donated in places)
-    what = "the same buffer twice" if twice else "a buffer that is needed once more"
+    twice = all(is_donated for _, is_donated in arrays)
+    shared = "the same buffer twice" if twice else "a buffer that is needed once more"
     return SharedBufferError(
         errors.message(
-            f"nnx.{transform} can't donate {what}: two arrays of the arguments share "
+            f"nnx.{transform} can't donate {shared}: two arrays of the arguments share "
             "it.",
             where="\n".join(
-                [name + ", donated" * is_donated for name, is_donated in places]
+                [name + ", donated" * is_donated for name, is_donated in arrays]
             ),
             way_out="Give one of them a copy, x[...] = jnp.copy(x[...]); or a whole "
             "model or state, nnx.clone(model, arrays=True). Or make both one Variable: "
@@ -74,7 +74,7 @@ def _shared_buffer_error(
 
 
 def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The Variables and refs of labeled trees, with paths such as ``.args[0].kernel``.
+    """Lists the Variables and refs of labeled trees, with paths as ``.args[0].kernel``.
 
     Every occurrence is listed; objects are entered once, so that cycles end.
     """
@@ -85,14 +85,14 @@ def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
             return []
         kind = nodes.kind_of(x)
         if isinstance(kind, nodes.GraphKind):
-            listed = kind.flatten(x)[0]
+            children = kind.flatten(x)[0]
             return [
                 (paths.key_text(key), y)
-                for key, y, is_data in listed
+                for key, y, is_data in children
                 if is_data is not False
             ]
-        listed = [] if isinstance(kind, nodes.Leaf) else _jax.flatten_one_level(x)[0]
-        return [(paths.keystr((entry,)), y) for entry, y in listed]
+        children = [] if isinstance(kind, nodes.Leaf) else _jax.flatten_one_level(x)[0]
+        return [(paths.keystr((entry,)), y) for entry, y in children]
 
     return [
         ("".join(path), x)
@@ -155,16 +155,16 @@ def check_no_refs(objects: Iterable[Any], out: Any, transform: str) -> None:
 
 def _each_once(flat: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Each object with its first path, in the order of the first paths."""
-    found: dict[int, tuple[str, Any]] = {}
+    first_paths: dict[int, tuple[str, Any]] = {}
     for path, leaf in flat:
-        found.setdefault(id(leaf), (path, leaf))
-    return [*found.values()]
+        first_paths.setdefault(id(leaf), (path, leaf))
+    return [*first_paths.values()]
 
 
 def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
-    found = nodes.find_duplicate(flat)
-    if found is not None:
-        obj, first, second = found
+    duplicate = nodes.find_duplicate(flat)
+    if duplicate is not None:
+        obj, first, second = duplicate
         raise ValueError(
             nodes.duplicate_report(obj, first, second)
             + f"\nnnx.{transform} with graph_updates=False does not support Variable "
@@ -186,12 +186,12 @@ def check_consistent(
     transform: str, occurrences: Iterable[tuple[tuple[Any, ...], Any, Any]]
 ) -> None:
     """Refuses a Variable that occurs twice with different prefixes."""
-    seen: dict[int, list[tuple[str, Any]]] = {}
+    occurrences_by_id: dict[int, list[tuple[str, Any]]] = {}
     for path, leaf, prefix in occurrences:
-        listed = seen.setdefault(id(leaf), [])
-        listed.append((paths.to_string(path, "<root>"), prefix))
-        if listed[0][1] != prefix:
-            lines = "\n".join(f"  {where}: {given}" for where, given in listed)
+        same_leaf = occurrences_by_id.setdefault(id(leaf), [])
+        same_leaf.append((paths.to_string(path, "<root>"), prefix))
+        if same_leaf[0][1] != prefix:
+            lines = "\n".join(f"  {path}: {value}" for path, value in same_leaf)
             raise ValueError(
                 "Inconsistent aliasing detected. The following nodes have different "
                 f"prefixes in nnx.{transform}:\nNode: {type(leaf).__name__}\n"
@@ -201,7 +201,7 @@ def check_consistent(
 
 
 def captured_error(variable: Any, out: Any, transform: str) -> ValueError:
-    """The error for returning a Variable of an outer trace."""
+    """Makes the error for returning a Variable of an outer trace."""
     path = next(path for path, leaf in labeled({"out": out}) if leaf is variable)
     return ValueError(
         f"Cannot return captured Variable of type {type(variable).__name__} from "
@@ -211,7 +211,7 @@ def captured_error(variable: Any, out: Any, transform: str) -> ValueError:
 
 
 def extracted_error(obj: Any, transform: str) -> ValueError:
-    """The error for an object of an outer trace in the output or the arguments."""
+    """Makes the error for an object of an outer trace in the output or arguments."""
     return ValueError(
         f"Cannot extract graph node from different trace level: a "
         f"{type(obj).__name__} that nnx.{transform} did not get as an argument is in "
@@ -220,17 +220,17 @@ def extracted_error(obj: Any, transform: str) -> ValueError:
     )
 
 
-def changed_class_error(variable: Any, before: type, where: str) -> ValueError:
-    """The error for a Variable whose class a function changed; it can't reach outside.
+def changed_class_error(variable: Any, old_class: type, argument: str) -> ValueError:
+    """Makes the error for a Variable whose class a function changed.
 
     Args:
         variable: The Variable.
-        before: The class that it had.
-        where: The name of the transform, a colon, and that of the argument.
+        old_class: The class that it had.
+        argument: The name of the transform, a colon, and that of the argument.
     """
     return ValueError(
-        f"Cannot change the class of a Variable inside nnx.{where} was a "
-        f"{before.__name__}, and is a {type(variable).__name__} now.\n"
+        f"Cannot change the class of a Variable inside nnx.{argument} was a "
+        f"{old_class.__name__}, and is a {type(variable).__name__} now.\n"
         "Do it before the call, e.g. nnx.surgery.freeze(model), or where the model is "
         "made."
     )
@@ -240,13 +240,13 @@ def changed_class_error(variable: Any, before: type, where: str) -> ValueError:
 
 
 def pytrees_in(tree: Any) -> list[Any]:
-    """The distinct objects with a structure of their own in a tree of arguments.
+    """Lists the distinct objects with a structure of their own in arguments.
 
     Containers around them don't count: values put into these are never seen outside.
     """
     leaves = jax.tree.leaves(tree, is_leaf=nodes.is_graph_node)
-    found = {id(x): x for x in leaves if nodes.is_node_module(x)}
-    return [*found.values()]
+    pytrees = {id(x): x for x in leaves if nodes.is_node_module(x)}
+    return [*pytrees.values()]
 
 
 def warn_of_lost_structure(
@@ -254,18 +254,18 @@ def warn_of_lost_structure(
 ) -> None:
     """Warns about objects whose structure has changed."""
     for old, new in zip(before, now, strict=True):
-        found = differences.between(
+        changes = differences.between(
             *[
                 differences.facts(graphdef, leaves=leaves)
                 for graphdef, leaves in map(flattening.flatten_graph, (old, new))
             ]
         )
-        if found:
-            listed = "\n  ".join(differences.in_words(found, "before", "now"))
+        if changes:
+            lines = "\n  ".join(differences.in_words(changes, "before", "now"))
             _python.warn_user(
                 f"nnx.{transform} without graph updates drops a change of a "
                 f"{type(new).__name__}. Only the values of Variables reach the caller."
-                f"\n  {listed}\nPass graph=True, graph_updates=True, or keep what "
+                f"\n  {lines}\nPass graph=True, graph_updates=True, or keep what "
                 "changes in a Variable.",
                 errors.LostUpdateWarning,
             )

@@ -20,7 +20,7 @@ from graftree.transforms.lifting.signatures import ARGS, Labels, Signature
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arguments:
-    """The arguments of a call: their signature, their leaves, their numbered objects.
+    """Arguments of a call: their signature, their leaves, their numbered objects.
 
     Attributes:
         signature: The static part.
@@ -48,7 +48,7 @@ class Arguments:
         labels: Labels = ARGS,
         function: Callable[..., Any] | None = None,
     ) -> Arguments:
-        """Those of a tree that `flatten` took apart."""
+        """Makes them of a tree that `flatten` took apart."""
         refs, members = RefMap(), []
         sharing = mode.sharing or len(tree) > 2
         skeleton, leaves = flattening.flatten_leaves(
@@ -62,7 +62,7 @@ class Arguments:
         return Arguments(signature, leaves, objects, skeleton, members)
 
     def values(self) -> list[Any]:
-        """The raw values that JAX gets instead of Variables."""
+        """Reads the raw values that JAX gets instead of Variables."""
         return [*map(flattening.raw_of, self.leaves)]
 
 
@@ -93,9 +93,9 @@ def flatten(
         obj = next(x for x in flat if nodes.kind_of(x) is nodes.PYTREE)
         raise nodes.not_a_pytree_error(obj, "", transform)
     if functions:
-        objects, below = nodes.flatten(functions, ends_at_objects=True)
-        parts = [*treedef.children(), *below.children()]
-        flat, treedef = [*flat, *objects], jax.tree_util.treedef_tuple(parts)
+        objects, treedef_of_functions = nodes.flatten(functions, ends_at_objects=True)
+        treedefs = [*treedef.children(), *treedef_of_functions.children()]
+        flat, treedef = [*flat, *objects], jax.tree_util.treedef_tuple(treedefs)
     return tree, flat, treedef
 
 
@@ -106,7 +106,7 @@ def take_apart(
     outer: RefMap,
     transform: str,
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton and the leaves of an output, or of a part of the arguments.
+    """Takes an output, or a part of the arguments, apart: into skeleton and leaves.
 
     Fills the numbering ``refs``. The skeleton records the numbers in ``outer``, which
     objects have outside.
@@ -136,7 +136,7 @@ def unpack(
 def leaves_of(
     signature: Signature, values: Sequence[Any], objects: IndexMap
 ) -> list[Any]:
-    """The leaves of a tree that `unpack` made: Variables and refs, else raw values."""
+    """Lists the leaves that `unpack` made: Variables and refs, else raw values."""
     return [
         value if leaf_spec.definition is None else objects[leaf_spec.definition.index]
         for leaf_spec, value in zip(signature.leaf_specs, values, strict=True)

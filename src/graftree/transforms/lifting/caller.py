@@ -1,4 +1,4 @@
-"""The caller's side: arguments in, and after success all changes at once.
+"""Caller's side: arguments in, and after success all changes at once.
 
     Call      takes the arguments of one call apart, into groups of leaves for JAX
     commit    writes a result of the traced function to the caller's objects
@@ -34,7 +34,7 @@ from graftree.transforms.lifting.traced import interior
 
 
 class Call:
-    """The caller's side of one call.
+    """Caller's side of one call.
 
     Args:
         f: The function.
@@ -76,26 +76,26 @@ class Call:
 
     @functools.cached_property
     def read(self) -> tuple[Any, Sequence[Any], Any]:
-        """The tree with its callables taken apart; its leaves, and the treedef."""
+        """Tree with its callables taken apart; its leaves, and the treedef."""
         spec = self.spec
         return arguments.flatten(self.tree, spec.mode, spec.name, of_call=True)
 
     @functools.cached_property
     def arguments(self) -> Arguments:
-        """The arguments, with the objects in them taken apart."""
+        """Arguments with the objects in them taken apart."""
         spec, unseen = self.spec, fingerprints.latest_unseen()
-        made = Arguments.of(
+        call_arguments = Arguments.of(
             *self.read, spec.mode, spec.name, self.statics, spec.labels, self._f
         )
         if spec.signatures is None:
-            return made
+            return call_arguments
+        signature = call_arguments.signature
         is_new = fingerprints.latest_unseen() is not unseen
-        number, known = spec.signatures.intern(made.signature, is_new)
-        known.number = number
-        if known.may_change_in_place:
-            made.signature.number = number
-            return made
-        return dataclasses.replace(made, signature=known)
+        number, first = spec.signatures.intern(signature, is_new)
+        signature.number = first.number = number
+        if first.may_change_in_place:
+            return call_arguments
+        return dataclasses.replace(call_arguments, signature=first)
 
     @functools.cached_property
     def groups(self) -> list[Leaves]:
@@ -110,7 +110,7 @@ class Call:
         return groups
 
     def run(self, transformed: Callable[..., Any]) -> Any:
-        """The output of JAX's transformed function; the whole of a call."""
+        """Calls JAX's transformed function, and commits its result: a whole call."""
         groups, traces = self.groups, self.spec.traces
         compiled = compilations.count
         result = transformed(*groups)
@@ -143,16 +143,18 @@ class Call:
 
 
 def in_groups(
-    spec: specs.TransformSpec, made: Arguments, values: Sequence[Any]
+    spec: specs.TransformSpec, call_arguments: Arguments, values: Sequence[Any]
 ) -> list[Leaves]:
     """JAX's arguments: one group of leaves per value of the prefix."""
-    numbers = spec.inputs.group(made.signature, made.leaves)
+    numbers = spec.inputs.group(call_arguments.signature, call_arguments.leaves)
     if len(spec.inputs.values) == 1:
-        return [Leaves.of(values, made.signature, None)]
+        return [Leaves.of(values, call_arguments.signature, None)]
     positions: list[list[int]] = [[] for _ in spec.inputs.values]
     for position, number in enumerate(numbers):
         positions[number].append(position)
-    return [Leaves.picked(values, made.signature, chosen) for chosen in positions]
+    return [
+        Leaves.picked(values, call_arguments.signature, chosen) for chosen in positions
+    ]
 
 
 def donates_twice(spec: specs.TransformSpec, groups: Sequence[Leaves]) -> bool:
@@ -161,8 +163,8 @@ def donates_twice(spec: specs.TransformSpec, groups: Sequence[Leaves]) -> bool:
     JAX finds this out on one device while another one donates its part, and older
     versions crash.
     """
-    given = [x for number in spec.inputs.donated for x in groups[number].values]
-    arrays = [x for x in given if _jax.is_concrete(type(x))]
+    values = [x for number in spec.inputs.donated for x in groups[number].values]
+    arrays = [x for x in values if _jax.is_concrete(type(x))]
     return len({*map(id, arrays)}) < len(arrays) and any(map(is_spread, arrays))
 
 
@@ -208,9 +210,9 @@ def commit(call: Arguments, result: Result, axis: Any = None) -> Any:
         builder = Builder(IndexMap(), objects, takes_raw=True)
         # Nothing can change a plain argument, so there is no value for it.
         changed_specs = [x for x in spec.structure.leaf_specs if not x.is_plain]
-        given = iter(_filled(changed_specs, structure, objects, axis))
+        remaining = iter(_filled(changed_specs, structure, objects, axis))
         filled = [
-            KEEP if x.is_plain else next(given) for x in spec.structure.leaf_specs
+            KEEP if x.is_plain else next(remaining) for x in spec.structure.leaf_specs
         ]
         builder.members(spec.structure.skeleton, filled)
     filled = _filled(spec.out.leaf_specs, out, objects, axis)
@@ -233,13 +235,13 @@ def _filled(
     existing: Mapping[int, Any],
     axis: Any,
 ) -> list[Any]:
-    """The leaves for a builder: KEEP where a Variable exists outside; new refs."""
-    given = iter(leaves)
+    """Lists the leaves for a builder: KEEP for Variables of the caller; new refs."""
+    remaining = iter(leaves)
     refs: dict[int, Any] = {}
     filled: list[Any] = []
     for leaf_spec in leaf_specs:
         definition = leaf_spec.definition
-        value = next(given) if leaf_spec.outer_index is None else KEEP
+        value = next(remaining) if leaf_spec.outer_index is None else KEEP
         if axis is not None and value is not KEEP:
             # When it was made, the value lacked the axis that is named now.
             metadata = getattr(definition, "metadata", {})
@@ -252,7 +254,7 @@ def _filled(
 def _opened(
     definition: Any, value: Any, refs: dict[int, Any], existing: Mapping[int, Any]
 ) -> Any:
-    """The ref outside for one that is in the output: its own, or a new one."""
+    """Finds the caller's ref for one in the output: its own, or a new one."""
     if isinstance(definition, ArrayRefDef):
         if definition.outer_index is not None:
             refs[definition.index] = existing[definition.outer_index]
@@ -307,7 +309,7 @@ class _Transformed(Rebuilt):
         return transform(interior(f, spec), inputs, spec.result_prefix)
 
     def called(self) -> Callable[..., Any]:
-        """The function to call; for observers, made in the call: see `__call__`."""
+        """Returns what to call, for observers a new one: see `__call__`."""
         return self.function if running.stack.apart is None else self
 
     def __call__(self, *groups: Leaves) -> Any:

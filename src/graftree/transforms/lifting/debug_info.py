@@ -53,14 +53,14 @@ def named_after(
 
 
 def name_of(function: Any) -> str:
-    """The name of a function, or of another callable."""
+    """Finds the name of a function, or of another callable."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 
 def _written(function: Any) -> _Written:
-    """The function that the user wrote, below all decorators."""
+    """Finds the function that the user wrote, below all decorators."""
     name = name_of(function)
     while not hasattr(function := inspect.unwrap(function), "__code__"):
         if isinstance(function, functools.partial):
@@ -96,7 +96,7 @@ class _Nameless(str):
 
 
 class _GroupsSignature(inspect.Signature):
-    """The signature of a function of groups, which have no names."""
+    """Signature of a function of groups, which have no names."""
 
     def __init__(self, leading: tuple[str, ...], source: Source | None) -> None:
         super().__init__([_GROUPS])
@@ -108,11 +108,11 @@ class _GroupsSignature(inspect.Signature):
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """All of them as one, which has no name either."""
+        """All parameters as one, which has no name either."""
         return MappingProxyType({_Nameless(): _GROUPS})
 
     def bind(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The arguments of a call, as those of an ``inspect.BoundArguments``."""
+        """Binds arguments, as for an ``inspect.BoundArguments``."""
         if kwargs:
             raise TypeError(f"got an unexpected keyword argument: {[*kwargs]}")
         if self._source is not None:
@@ -137,13 +137,13 @@ def named(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
     """Each argument with its name in the function."""
-    known = read(source_of(function))
-    by_position = [(known.at(i), x) for i, x in enumerate(args)]
-    return by_position + [(known.called(key), x) for key, x in kwargs.items()]
+    parameters = read(source_of(function))
+    by_position = [(parameters.at(i), x) for i, x in enumerate(args)]
+    return by_position + [(parameters.called(key), x) for key, x in kwargs.items()]
 
 
 class Parameters(NamedTuple):
-    """The names of the parameters of a function.
+    """Names of the parameters of a function.
 
     Attributes:
         positional: Of those that may be passed by position.
@@ -158,7 +158,7 @@ class Parameters(NamedTuple):
     others: str | None = None
 
     def at(self, position: int) -> str:
-        """The name of a positional argument."""
+        """Finds the name of a positional argument."""
         count = len(self.positional)
         if position < count:
             return self.positional[position]
@@ -167,7 +167,7 @@ class Parameters(NamedTuple):
         return f"{self.rest}[{position - count}]"
 
     def called(self, keyword: str) -> str:
-        """The name of a keyword argument."""
+        """Finds the name of a keyword argument."""
         if keyword in self.named:
             return keyword
         return f"{self.others or 'kwargs'}[{keyword!r}]"
@@ -180,22 +180,22 @@ Source = CodeType | Parameters
 
 
 def source_of(function: Callable[..., Any]) -> Source:
-    """The source of the names of the parameters of a function.
+    """Finds where the names of the parameters of a function can be read.
 
     It is equal for functions whose parameters have the same names and kinds.
     """
     if type(function) is FunctionType and not vars(function):
         return function.__code__
-    known = _known_of(function) if config.caches.are_used else None
-    return known or _of_signature(function)
+    parameters = _known_of(function) if config.caches.are_used else None
+    return parameters or _of_signature(function)
 
 
 def _known_of(function: Callable[..., Any]) -> Parameters | None:
     try:
-        known = _known.get(function)
-        if known is None:
-            known = _known[function] = _of_signature(function)
-        return known
+        parameters = _known.get(function)
+        if parameters is None:
+            parameters = _known[function] = _of_signature(function)
+        return parameters
     except TypeError:  # no hash, or no weak references
         return None
 
@@ -206,7 +206,7 @@ config.caches.add(_known)
 
 
 def read(source: Source) -> Parameters:
-    """The names from a source."""
+    """Reads the names from their source."""
     if not isinstance(source, CodeType):
         return source
     names = source.co_varnames
@@ -220,12 +220,12 @@ def read(source: Source) -> Parameters:
 
 def _of_signature(function: Callable[..., Any]) -> Parameters:
     try:
-        given = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return UNKNOWN
 
     def names(*kinds: Any) -> tuple[str, ...]:
-        return tuple([p.name for p in given if p.kind in kinds])
+        return tuple([p.name for p in parameters if p.kind in kinds])
 
     kind = inspect.Parameter
     return Parameters(

@@ -1,4 +1,4 @@
-"""The common parts of transforms as decorators: forms of use, and chosen arguments.
+"""Common parts of transforms as decorators: forms of use, and chosen arguments.
 
 Signatures and bound methods stay as they are. Arguments are chosen by position or by
 name: the static and the donated ones.
@@ -31,7 +31,7 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
 
 
 class Method(Generic[P, R]):
-    """The base of transformed functions that a class may hold as its methods."""
+    """Base of transformed functions that a class may hold as its methods."""
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> typing.Self: ...
@@ -61,7 +61,7 @@ class Method(Generic[P, R]):
 
 
 class Transform(Protocol[Options]):
-    """The type of a transform that keeps the type of its function.
+    """Type of a transform that keeps the type of its function.
 
     It takes the function first, or is a decorator without it.
     """
@@ -86,7 +86,7 @@ def keeps_type(
 def decorate(
     f: Any, transform: str, make: Callable[[Any], Any], takes_methods: bool = False
 ) -> Any:
-    """The result of a transform, used with parentheses or without."""
+    """Applies a transform that is used with parentheses or without."""
     if f is MISSING:
         return functools.partial(
             decorate, transform=transform, make=make, takes_methods=takes_methods
@@ -216,7 +216,7 @@ class Chosen:
         return bool(self.argnums or self.argnames)
 
     def positions(self, count: int) -> set[int]:
-        """The positions, counted from the start."""
+        """Counts the positions from the start."""
         for number in self.argnums:
             if number < -count:
                 raise ValueError(
@@ -272,10 +272,10 @@ def check_disjoint(static: Chosen, donated: Chosen) -> None:
             )
 
 
-def _as_tuple(given: Any) -> tuple[Any, ...]:
-    if given is None:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
         return ()
-    return (given,) if isinstance(given, (int, str)) else tuple(given)
+    return (value,) if isinstance(value, (int, str)) else tuple(value)
 
 
 def take(
@@ -285,27 +285,27 @@ def take(
     if not chosen:
         return args, kwargs, ()
     numbers = chosen.positions(len(args))
-    given: list[tuple[int | str, Any]] = [(i, args[i]) for i in sorted(numbers)]
-    given += [(name, kwargs[name]) for name in chosen.argnames if name in kwargs]
-    for where, value in given:
-        _check_static(where, value, transform)
+    statics: list[tuple[int | str, Any]] = [(i, args[i]) for i in sorted(numbers)]
+    statics += [(name, kwargs[name]) for name in chosen.argnames if name in kwargs]
+    for position, value in statics:
+        _check_static(position, value, transform)
     rest = tuple(x for i, x in enumerate(args) if i not in numbers)
     named = {k: v for k, v in kwargs.items() if k not in chosen.argnames}
-    return rest, named, tuple([(where, Static(value)) for where, value in given])
+    return rest, named, tuple([(key, Static(value)) for key, value in statics])
 
 
-def _check_static(where: int | str, value: Any, transform: str) -> None:
+def _check_static(position: int | str, value: Any, transform: str) -> None:
     if type(value) in attributes.ATOMS:
         return
-    place = f"argument {where!r}: {type(value).__name__}"
-    held = _data_in(value)
-    if held is not None:
-        inside = "" if held is value else f", which contains {type(held).__name__}"
+    argument = f"argument {position!r}: {type(value).__name__}"
+    data = _data_in(value)
+    if data is not None:
+        contained = "" if data is value else f", which contains {type(data).__name__}"
         raise errors.StaticArgumentError(
             errors.message(
                 f"Data can't be static in nnx.{transform}: the compiled function would "
                 "go on with the values of its first call.",
-                where=place + inside,
+                where=argument + contained,
                 way_out="Pass it as an ordinary argument: leave it out of "
                 "static_argnums and static_argnames.",
             )
@@ -316,7 +316,7 @@ def _check_static(where: int | str, value: Any, transform: str) -> None:
         raise errors.StaticArgumentError(
             errors.message(
                 f"Non-hashable static arguments are not supported in nnx.{transform}.",
-                where=place,
+                where=argument,
                 way_out="Pass a hashable value, such as a tuple instead of a "
                 "list, or pass it as an ordinary argument.",
             )
@@ -340,13 +340,13 @@ def _data_in(value: Any) -> Any:
 
 
 def put(tree: Any, statics: Statics) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, with the static ones back in their places."""
+    """Puts the static arguments of a call back in their positions."""
     if not statics:
         return tree
     args, kwargs = list(tree[0]), dict(tree[1])
-    for where, static in statics:
-        if isinstance(where, int):
-            args.insert(where, static.value)
+    for position, static in statics:
+        if isinstance(position, int):
+            args.insert(position, static.value)
         else:
-            kwargs[where] = static.value
+            kwargs[position] = static.value
     return tuple(args), kwargs

@@ -169,7 +169,7 @@ class DispatchEntry:
         return numbers
 
     def call(self, transformed: Callable[..., Any], flat: Sequence[Any]) -> Any:
-        """The output of a call with these leaves; `MISS` if the entry isn't right.
+        """Runs a call with these leaves; returns `MISS` if the entry isn't right.
 
         All steps are here: as a method, each would cost a twentieth of a small model's
         call, without JAX's part.
@@ -244,7 +244,7 @@ class DispatchEntry:
     def _arguments(
         self, values: Sequence[Any], boxes: Sequence[Variable[Any]]
     ) -> Arguments:
-        """The arguments of a call, as `caller.Call` has them."""
+        """Makes the arguments of a call, as `caller.Call` has them."""
         pairs = zip(self._variables, self._sources, strict=True)
         leaves = [
             boxes[x] if type(x) is int else values[n] if x is None else x
@@ -254,7 +254,7 @@ class DispatchEntry:
         return Arguments(self.signature, leaves, flattening.IndexMap(objects))
 
     def _objects_with(self, boxes: Sequence[Variable[Any]]) -> list[Any]:
-        """The objects of a call, by their numbers."""
+        """Lists the objects of a call, by their numbers."""
         return [
             boxes[x] if type(x) is int else x() if isinstance(x, weakref.ref) else x
             for x in self._objects
@@ -262,7 +262,7 @@ class DispatchEntry:
 
 
 def _kinds(spec: ResultSpec) -> list[VariableDef | None] | None:
-    """The definitions of the leaves of an output; ``None`` for plain ones.
+    """Lists the definitions of the leaves of an output; ``None`` for plain ones.
 
     None at all if more happened than new values of Variables and returned leaves.
     """
@@ -368,7 +368,7 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 class BareVariables:
-    """The form that Variables as arguments must have for an entry.
+    """Form that Variables as arguments must have for an entry.
 
     Args:
         boxes: Those of the call that it is made of; their types are compared elsewhere.
@@ -437,7 +437,7 @@ _ENTRIES = "entries"
 
 
 class DispatchCache:
-    """The entries of one transformed function.
+    """Entries of one transformed function.
 
     Args:
         spec: The transform.
@@ -466,7 +466,7 @@ class DispatchCache:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The output of a call like the one before, else `MISS`."""
+        """Runs a call like the one before; returns `MISS` if it is another one."""
         latest = self._kept.latest
         if latest is None:
             return MISS
@@ -489,7 +489,7 @@ class DispatchCache:
         kwargs: dict[str, Any],
         prepare: Prepare,
     ) -> Any:
-        """The output of a call, by an entry if there is one; else makes one."""
+        """Runs a call, by an entry if there is one; else makes one."""
         made = ownership.versions.latest
         may_repeat = self._may_keep and _may_be_repeated()
         read = self._read(args, kwargs) if may_repeat else None
@@ -527,7 +527,7 @@ class DispatchCache:
     def _read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], Any, Sequence[Any]] | None:
-        """The key of a call, its tree and the leaves of that; objects are leaves.
+        """Reads the key of a call, its tree and the leaves of that; objects are leaves.
 
         ``None`` if it can have no entry.
         """
@@ -551,7 +551,7 @@ class DispatchCache:
     def _by_structure(
         self, transformed: Callable[..., Any], tree: Any, statics: Any
     ) -> Any:
-        """The output of a call by an entry for such objects, else `MISS`."""
+        """Runs a call by an entry for such objects; returns `MISS` if there is none."""
         spec = self._spec
         _, flat, treedef = arguments.flatten(tree, spec.mode, spec.name, True)
         for entry in self._of_structure(treedef, statics).get(_ENTRIES, ()):
@@ -618,7 +618,7 @@ def _made(
 
 
 def _tokens(flat: Sequence[Any]) -> list[Any] | None:
-    """The tokens for these leaves in a key; ``None`` if some leaf has none."""
+    """Makes tokens of these leaves for a key; ``None`` if some leaf has none."""
     tokens: list[Any] = []
     for x in flat:
         kind = nodes.kind_of(x)
@@ -639,7 +639,7 @@ def _tokens(flat: Sequence[Any]) -> list[Any] | None:
 
 
 class Calls(pickling.Rebuilt):
-    """The calls of one function in one transform that traces it each time.
+    """Calls of one function in one transform that traces it each time.
 
     Args:
         f: The function.
@@ -666,7 +666,7 @@ class Calls(pickling.Rebuilt):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The output of a call; ``transformed`` takes the groups of leaves."""
+        """Runs a call; ``transformed`` takes the groups of leaves."""
         try:
             if config.caches.are_used and self._is_called:
                 return self._by_cache(transformed, args, kwargs)

@@ -41,13 +41,13 @@ _KERNELS = ("pallas_call", "core_map", "run_state")
 
 
 def kind(equation: Any) -> str:
-    """The kind of an equation: the name of its operation."""
+    """Names the operation of an equation."""
     made_of = equation.params.get("_prim")
     return equation.primitive.name if made_of is None else type(made_of).__name__
 
 
 def parameters(equation: Any) -> dict[str, Any]:
-    """The parameters of an equation, also of one that JAX makes from an object."""
+    """Lists the parameters of an equation, also of one made from an object."""
     return getattr(equation.params.get("_prim"), "params", equation.params)
 
 
@@ -59,17 +59,17 @@ def programs_in(equation: Any) -> list[Any]:
 
 
 def _programs(values: Any) -> list[Any]:
-    found = list[Any]()
+    programs = list[Any]()
     for x in values:
         if isinstance(x, PROGRAMS):
-            found.append(opened(x)[0])
+            programs.append(opened(x)[0])
         elif isinstance(x, (tuple, list)):
-            found += _programs(x)
-    return found
+            programs += _programs(x)
+    return programs
 
 
 def called_program(equation: Any) -> Any:
-    """The program that an equation calls with its inputs, ``None`` if it calls none."""
+    """Finds the program that an equation calls with its inputs, if there is one."""
     return equation.params.get(_CALLS.get(equation.primitive.name))
 
 
@@ -79,11 +79,11 @@ def opened(program: Any) -> tuple[Any, list[Any]]:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """The number of inputs of a ``scan`` that are constants, and that are the carry."""
+    """Counts the inputs of a ``scan`` that are constants, and that are the carry."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
-    parts = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()
-    consts, carry, _ = [len([*part]) for part in parts]
+    structure = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()
+    consts, carry, _ = [len([*part]) for part in structure]
     return consts, carry
 
 
@@ -93,18 +93,18 @@ def part(inputs: list[Any], equations: list[Any], outputs: list[Any]) -> Any:
 
 
 def evaluate(equation: Any, values: list[Any]) -> list[Any]:
-    """The outputs of one equation for the values of its inputs."""
-    given = [
+    """Evaluates one equation for the values of its inputs."""
+    operands = [
         (x, value)
         for x, value in zip(equation.invars, values, strict=True)
         if isinstance(x, Var)
     ]
-    alone = part([x for x, _ in given], [equation], [*equation.outvars])
-    return jax.core.eval_jaxpr(alone, (), *[value for _, value in given])
+    alone = part([x for x, _ in operands], [equation], [*equation.outvars])
+    return jax.core.eval_jaxpr(alone, (), *[value for _, value in operands])
 
 
 def needed_in(program: Any) -> list[Any]:
-    """The equations of a program that its outputs need."""
+    """Lists the equations of a program that its outputs need."""
     needed, equations = {x for x in program.outvars if isinstance(x, Var)}, []
     for equation in reversed(program.eqns):
         if equation.effects or needed & {*equation.outvars}:
@@ -114,7 +114,7 @@ def needed_in(program: Any) -> list[Any]:
 
 
 def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
-    """The program of a rule that the user gave for a derivative, and its constants.
+    """Finds the program of a rule that the user gave for a derivative.
 
     It is for the derivative by all inputs. ``None`` if it is unknown.
     """

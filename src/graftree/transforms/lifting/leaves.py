@@ -37,14 +37,14 @@ class LeavesSpec(NamedTuple):
     positions: tuple[int, ...] | None
 
     def leaf_specs(self) -> Sequence[LeafSpec]:
-        """These leaves."""
+        """Lists these leaves."""
         leaf_specs = self.signature.leaf_specs
         if self.positions is None:
             return leaf_specs
         return [leaf_specs[position] for position in self.positions]
 
     def names(self) -> list[str]:
-        """Their names as arguments of the function."""
+        """Names them as arguments of the function."""
         return [leaf_spec.name_in_function for leaf_spec in self.leaf_specs()]
 
 
@@ -65,14 +65,14 @@ class Leaves(tuple[Any, ...]):
     def of(
         values: Sequence[Any], signature: Signature, positions: tuple[int, ...] | None
     ) -> Leaves:
-        """The group of these values."""
+        """Makes the group of these values."""
         return Leaves((values, LeavesSpec(signature.number, signature, positions)))
 
     @staticmethod
     def picked(
         values: Sequence[Any], signature: Signature, positions: Sequence[int]
     ) -> Leaves:
-        """The group of those at these positions, of the values of all leaves."""
+        """Makes the group of the leaves at these positions, of the values of all."""
         chosen = [values[position] for position in positions]
         return Leaves.of(chosen, signature, tuple(positions))
 
@@ -80,20 +80,20 @@ class Leaves(tuple[Any, ...]):
     spec = property(operator.itemgetter(1))
 
     def by_position(self) -> dict[int, Any]:
-        """The values by the number of the leaf."""
+        """Maps the position of each leaf to its value."""
         positions = self.spec.positions
         if positions is None:
             return dict(enumerate(self.values))
         return dict(zip(positions, self.values, strict=True))
 
     def called_as(self, source: debug_info.Source) -> Leaves:
-        """The same as arguments of another function, in messages."""
+        """Names the leaves as arguments of another function, in messages."""
         _, signature, positions = self.spec
         signature = dataclasses.replace(signature, parameters=source)
         return Leaves.of(self.values, signature, positions)
 
     def pairs(self) -> list[tuple[LeafSpec, Any]]:
-        """The leaves with their values."""
+        """Lists the leaves with their values."""
         return [*zip(self.spec.leaf_specs(), self.values, strict=True)]
 
 
@@ -113,7 +113,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def join(groups: Sequence[Leaves]) -> tuple[Signature, list[Any], list[int]]:
-    """The signature of the groups of a call; of each leaf its value and its group."""
+    """Finds the signature of the groups of a call, and each leaf's value and group."""
     signature = groups[0].spec.signature
     if groups[0].spec.positions is None:
         values = list(groups[0].values)
@@ -146,7 +146,7 @@ class ResultPart(NamedTuple):
     root: str | None = None
 
     def names(self) -> list[str]:
-        """The names of the leaves, as in ``[0].kernel`` of an output."""
+        """Names the leaves, as in ``[0].kernel`` of an output."""
         leaf_specs = [self.signature.leaf_specs[i] for i in self.positions]
         if self.root is None:
             # In quotes, as programs expect of JAX's errors about States.
@@ -163,7 +163,7 @@ class ResultPart(NamedTuple):
         )
 
     def of_group(self, group: int, values: Sequence[Any]) -> Result:
-        """The leaves that are in one group, of these values."""
+        """Takes out the leaves that are in one group, of these values."""
         numbers = [i for i, other in enumerate(self.groups) if other == group]
         return Result.of(self.chosen(numbers), [values[i] for i in numbers])
 
@@ -173,7 +173,7 @@ _ATTRIBUTE, _QUOTED = r"\.(\w+)", r"['\1']"
 
 @dataclasses.dataclass(frozen=True)
 class ResultSpec:
-    """The static part of a result.
+    """Static part of a result.
 
     JAX has it in its cache, so a cached call needs no bookkeeping.
 
@@ -197,11 +197,11 @@ class ResultSpec:
 
     @property
     def changed(self) -> tuple[int, ...]:
-        """The positions of the leaves whose Variables changed."""
+        """Positions of the leaves whose Variables changed."""
         return self.parts[0].positions
 
     def names(self) -> list[str]:
-        """The names of all leaves."""
+        """Names all leaves."""
         return [name for part in self.parts for name in part.names()]
 
 
@@ -223,29 +223,29 @@ class Result(tuple[Any, ...]):
 
     @staticmethod
     def of(spec: ResultSpec | ResultPart | None, leaves: Iterable[Any]) -> Result:
-        """The result with these leaves."""
+        """Makes the result with these leaves."""
         return Result(((*leaves,), spec))
 
     def parts(self) -> list[Sequence[Any]]:
-        """The leaves that changed, of the structure, of the output."""
+        """Divides the leaves: those that changed, of the structure, of the output."""
         leaves, spec = self
         changed, structure, _ = [len(part.positions) for part in spec.parts]
         end = changed + structure
         return [leaves[:changed], leaves[changed:end], leaves[end:]]
 
     def with_changes(self, numbers: Sequence[int]) -> Result:
-        """The same with some of the leaves that changed, by their numbers."""
+        """Leaves out the others of the leaves that changed; takes numbers of those."""
         (part, *others), (changed, *rest) = self.spec.parts, self.parts()
         spec = dataclasses.replace(self.spec, parts=(part.chosen(numbers), *others))
         return Result.of(spec, [changed[i] for i in numbers] + [*rest[0], *rest[1]])
 
     def with_spec(self, **changes: Any) -> Result:
-        """The same leaves with another meaning."""
+        """Gives the leaves another meaning."""
         leaves, spec = self
         return Result((leaves, dataclasses.replace(spec, **changes)))
 
     def grouped(self, counts: Sequence[int]) -> Result:
-        """The same with so many groups in each part, for a prefix by `prefix`."""
+        """Divides each part into so many groups, for a prefix by `prefix`."""
         parts = [
             Result.of(None, [part.of_group(number, values) for number in range(count)])
             for part, values, count in zip(
@@ -260,7 +260,7 @@ class Result(tuple[Any, ...]):
         return Result.of(None, [None, *[Result.of(None, part) for part in values]])
 
     def ungrouped(self) -> Result:
-        """The result without groups."""
+        """Puts the groups together again."""
         if self.spec is not None:
             return self
         (_, spec), *parts = self.leaves

@@ -43,10 +43,10 @@ class PrefixMapping(abc.ABC):
 
     @abc.abstractmethod
     def map_prefix(self, path: Any, variable: Any) -> Any:
-        """The value for the leaf at ``path`` inside the object."""
+        """Finds the value for the leaf at ``path`` inside the object."""
 
     def values_of(self) -> tuple[Any, ...]:
-        """The values that it assigns."""
+        """Lists the values that it assigns."""
         return ()
 
     def reads_leaves(self) -> bool:
@@ -54,7 +54,7 @@ class PrefixMapping(abc.ABC):
         return True
 
     def refusal(self, argument: str) -> str:
-        """The message where another mode is in force than that of the prefix."""
+        """Explains that another mode is in force than that of the prefix."""
         return (
             f"`{argument}` cannot contain `{type(self).__name__}` objects without "
             "graph=True and graph_updates=True (there, nnx.prefix makes a prefix)"
@@ -101,8 +101,8 @@ def _reads_leaves(predicate: Any) -> bool:
     if kind is filters.Not:
         return _reads_leaves(predicate.predicate)
     if kind is filters.OfType:
-        found: Any = predicate.type
-        classes = found if isinstance(found, tuple) else (found,)
+        matched_type: Any = predicate.type
+        classes = matched_type if isinstance(matched_type, tuple) else (matched_type,)
         # An array may be replaced by one of another class each time.
         return not all([issubclass(x, variables.Variable) for x in classes])
     return kind not in _BY_PATH
@@ -134,11 +134,11 @@ class _FilterMapping(PrefixMapping):
 
     @property
     def filters(self) -> tuple[Any, ...]:
-        """The filters, in order."""
+        """Filters, in order."""
         return self._filters
 
     def values_of(self) -> tuple[Any, ...]:
-        """The prefix values, in the order of the filters."""
+        """Prefix values, in the order of the filters."""
         return self._values
 
     def reads_leaves(self) -> bool:
@@ -146,7 +146,7 @@ class _FilterMapping(PrefixMapping):
         return any(map(_reads_leaves, self._predicates))
 
     def map_prefix(self, path: Any, variable: Any) -> Any:
-        """The value of the first filter that matches the leaf."""
+        """Finds the value of the first filter that matches the leaf."""
         for matches, value in zip(self._predicates, self._values, strict=True):
             if matches(path, variable):
                 return value
@@ -180,7 +180,7 @@ class StateAxes(_FilterMapping, Mapping[Any, Any]):
 
     @property
     def axes(self) -> tuple[Any, ...]:
-        """The axes, in the order of the filters."""
+        """Axes, in the order of the filters."""
         return self._values
 
     def __getitem__(self, key: Any) -> Any:
@@ -215,43 +215,43 @@ class StateSharding(_FilterMapping):
 
     @property
     def shardings(self) -> tuple[Any, ...]:
-        """The shardings, in the order of the filters."""
+        """Shardings, in the order of the filters."""
         return self._values
 
 
 def check(tree: Any, argument: str, transform: str, mode: Propagation) -> list[Any]:
-    """The leaves of a prefix tree."""
+    """Lists the leaves of a prefix tree."""
     # Trees may have a prefix of their own form, with objects.
     kinds = (PrefixMapping, variables.Variable, *([Pytree] if mode.sharing else []))
     flat, _ = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda x: x is None or isinstance(x, kinds)
     )
     for path, leaf in flat:
-        kind, place = type(leaf).__name__, argument + paths.keystr(path)
+        kind, path = type(leaf).__name__, argument + paths.keystr(path)
         if isinstance(leaf, variables.Variable):
             raise ValueError(
-                f"Variables prefixes are not supported: found a {kind} at {place} of "
+                f"Variables prefixes are not supported: found a {kind} at {path} of "
                 f"nnx.{transform}. Give one prefix for the whole Variable."
             )
         if mode.sharing and isinstance(leaf, Pytree):
-            raise node_error(leaf, place, transform)
+            raise node_error(leaf, path, transform)
         if isinstance(leaf, PrefixMapping) and leaf.mode != mode:
             raise ValueError(
-                f"{leaf.refusal(argument)}: found one at {place} of nnx.{transform}."
+                f"{leaf.refusal(argument)}: found one at {path} of nnx.{transform}."
             )
     return [leaf for _, leaf in flat]
 
 
-def node_error(node: Any, place: str, transform: str) -> ValueError:
-    """The error for an object where a prefix should be."""
+def node_error(node: Any, path: str, transform: str) -> ValueError:
+    """Makes the error for an object where a prefix should be."""
     when = " when graph=True"
     ways_out = "Give one prefix for the whole object, or make one with nnx.prefix."
-    if place.startswith("argnums"):
+    if path.startswith("argnums"):
         when = ""
         ways_out = "Give the number of an argument, or nnx.DiffState(number, filter)."
     return ValueError(
         f"Graph nodes are not allowed as prefixes{when}: found a "
-        f"{type(node).__name__} at {place} of nnx.{transform}. {ways_out}"
+        f"{type(node).__name__} at {path} of nnx.{transform}. {ways_out}"
     )
 
 
@@ -299,7 +299,7 @@ def prefix(
 
 
 class TreeState(PrefixMapping):
-    """The prefix of one object, by the paths of its leaves; made by `prefix`.
+    """Prefix of one object, by the paths of its leaves; made by `prefix`.
 
     It is a pytree of the values.
 
@@ -325,11 +325,11 @@ class TreeState(PrefixMapping):
 
     @property
     def state(self) -> states.State[Any, Any]:
-        """The values by path, as a new State."""
+        """Values by path, as a new State."""
         return states.from_flat_state(self._values.items())
 
     def map_prefix(self, path: Any, variable: Any) -> Any:
-        """The value for the leaf at ``path``.
+        """Finds the value for the leaf at ``path``.
 
         Raises:
             ValueError: If there was none when the prefix was made.
@@ -342,7 +342,7 @@ class TreeState(PrefixMapping):
         return self._values[path]
 
     def values_of(self) -> tuple[Any, ...]:
-        """The prefix values."""
+        """Prefix values."""
         return tuple(self._values.values())
 
     def reads_leaves(self) -> bool:
@@ -350,7 +350,7 @@ class TreeState(PrefixMapping):
         return False
 
     def refusal(self, argument: str) -> str:
-        """The message where another mode is in force."""
+        """Explains that another mode is in force."""
         return (
             "`TreeState` objects are only allowed as prefixes "
             "when graph=True and graph_updates=False"
@@ -409,13 +409,13 @@ def _graph_prefix(node: Any, value_of: Value) -> Any:
     is_leaf = nodes.is_graph_node
     flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_leaf)
     located = [(paths.from_jax(path), x) for path, x in flat]
-    found = treedef.unflatten(
+    values = treedef.unflatten(
         [of_object(path, x) if is_leaf(x) else value_of(path, x) for path, x in located]
     )
     argument_errors.check_consistent(
         "prefix", [x for x in occurrences if nodes.is_variable_or_ref(x[1])]
     )
-    return found
+    return values
 
 
 # The group that each leaf gets by a prefix.
@@ -485,7 +485,7 @@ class Prefix:
             self.donated = frozenset(range(1, len(self.values), 2))
 
     def holding(self, value: Any) -> Prefix:
-        """The prefix with this value for what the functions hold."""
+        """Adds this value for what the functions hold."""
         if not self._is_of_call:
             return self
         extended = copy.copy(self)
@@ -503,7 +503,7 @@ class Prefix:
             ) from error
 
     def group(self, signature: Signature, leaves: Sequence[Any]) -> list[int]:
-        """The number of the group of each leaf of a signature."""
+        """Finds the number of the group of each leaf of a signature."""
         if self._is_uniform:
             numbers = [0] * len(leaves)
         else:
@@ -518,7 +518,7 @@ class Prefix:
         return [2 * number + flag for number, flag in zip(numbers, flags, strict=True)]
 
     def occurrences(self, tree: Any, sharing: bool) -> Iterator[Occurrence]:
-        """The Variables in a tree, each wherever it occurs; none if none is bound."""
+        """Lists the Variables in a tree, each wherever it occurs; none if unbound."""
         if not self._binds:
             return
         is_leaf = nodes.is_graph_node if sharing else nodes.is_variable_or_ref
@@ -533,7 +533,7 @@ class Prefix:
                         yield start + inner, leaf, _resolve(value, inner, leaf)
 
     def _match(self, treedef: Any, signature: Signature | None = None) -> list[Any]:
-        """The value for each leaf of a treedef; checks its place if it is known."""
+        """Finds the value for each leaf of a treedef; checks that it may be there."""
         full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
         matched: list[tuple[Any, bool]] = []
 
@@ -586,7 +586,7 @@ def _resolve(value: Any, path: Any, leaf: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Donation:
-    """The choice of the leaves of a call that are donated.
+    """Chooses the leaves of a call that are donated.
 
     Attributes:
         chosen: The donated arguments.
@@ -607,13 +607,15 @@ class Donation:
     def _entries(self, signature: Signature) -> list[bool]:
         """For each entry, whether its argument is donated."""
         args, kwargs, *functions = signature.treedef.children()
-        statics = [where for where, _ in signature.statics if isinstance(where, int)]
+        statics = [
+            position for position, _ in signature.statics if isinstance(position, int)
+        ]
         total = len(args.children()) + len(statics)
         donated = {*self.chosen.positions(total), *self.chosen.argnames}
         treedefs = [*args.children(), *kwargs.children()]
         flags = [
-            where in donated
-            for where, treedef in zip(signature.places(), treedefs, strict=True)
+            position in donated
+            for position, treedef in zip(signature.positions(), treedefs, strict=True)
             for _ in range(treedef.num_leaves)
         ]
         # What a function holds is not given away.

@@ -44,7 +44,7 @@ def run(
     leading: Sequence[str] = (),
     name: str | None = None,
 ) -> Any:
-    """The output of a traced function for some operands.
+    """Runs a traced function for some operands.
 
     In a function that JAX compiles it becomes part of that program.
 
@@ -107,7 +107,7 @@ def _compile(program: Any, name: str) -> Callable[..., list[Any]]:
 
 
 def _with_own_numbers(jaxpr: Any) -> tuple[list[Any], list[Any]]:
-    """The equations and outputs of a program, with copies of the numbers in them."""
+    """Equations and outputs of a program, with copies of the numbers in them."""
     equations = [
         equation.replace(
             invars=[*map(_own_number, equation.invars)],
@@ -131,12 +131,12 @@ def _own_parts(x: Any) -> Any:
         return x
     jaxpr, constants = jaxprs.opened(x)
     equations, outputs = _with_own_numbers(jaxpr)
-    own = jaxpr.replace(eqns=equations, outvars=outputs)
-    return own if x is jaxpr else x.replace(jaxpr=own, consts=constants)
+    copied = jaxpr.replace(eqns=equations, outvars=outputs)
+    return copied if x is jaxpr else x.replace(jaxpr=copied, consts=constants)
 
 
 class KeptPrograms:
-    """The compiled programs, by their content; those used last."""
+    """Compiled programs by their content; those used last."""
 
     def __init__(self) -> None:
         self._compiled: dict[Hashable, Callable[..., list[Any]]] = {}
@@ -146,7 +146,7 @@ class KeptPrograms:
         return len(self._compiled)
 
     def find(self, program: Any, name: str) -> Callable[..., list[Any]] | None:
-        """The function that runs a program; ``None`` if that can't be compared."""
+        """Finds the function that runs a program, if that can be compared."""
         try:
             order = _jax.order_of_derivative()
             key = name, order, _Key(order).of(program)
@@ -154,8 +154,8 @@ class KeptPrograms:
         except TypeError:  # something has no hash
             return None
         with self._lock:
-            known = self._compiled.pop(key, None)
-            self._compiled[key] = compiled = known or _compile(program, name)
+            known_program = self._compiled.pop(key, None)
+            self._compiled[key] = compiled = known_program or _compile(program, name)
             if len(self._compiled) > MOST:
                 del self._compiled[next(iter(self._compiled))]
         return compiled
@@ -194,7 +194,7 @@ class _Key:
         self._contexts: dict[int, Any] = {}
 
     def of(self, program: Any) -> Hashable:
-        """The key of a program, without the constants of the outermost one."""
+        """Makes the key of a program, without the constants of the outermost one."""
         jaxpr, _ = jaxprs.opened(program)
         numbers = {x: i for i, x in enumerate([*jaxpr.constvars, *jaxpr.invars])}
         types = [x.aval for x in numbers]
@@ -224,11 +224,11 @@ class _Key:
         )
 
     def _of_rules(self, equation: Any, names: Iterable[str]) -> Hashable:
-        """The key of the rules for a derivative: of their present program."""
-        found = jaxprs.rule_of_derivative(equation)
-        if found is None:
+        """Makes the key of the rules for a derivative: of their present program."""
+        rule = jaxprs.rule_of_derivative(equation)
+        if rule is None:
             return tuple([_same(equation.params.get(name)) for name in names])
-        program, constants = found
+        program, constants = rule
         return _Key(self._order - 1).of(program), *map(_same, constants)
 
     def _of_atom(self, x: Any, numbers: dict[Any, int]) -> Hashable:
@@ -237,15 +237,15 @@ class _Key:
         return numbers[x]
 
     def _of_context(self, context: Any) -> Hashable:
-        """The key of a context, which many equations share."""
-        known = self._contexts.get(id(context))
-        if known is None:
+        """Makes the key of a context, which many equations share."""
+        key = self._contexts.get(id(context))
+        if key is None:
             slots = getattr(type(context), "__slots__", ())
             names = [x for x in slots if x != "__weakref__"]
-            found = tuple([self._of_value(getattr(context, x, None)) for x in names])
+            parts = tuple([self._of_value(getattr(context, x, None)) for x in names])
             # Only identity could compare a value with unknown parts.
-            known = self._contexts[id(context)] = found or _same(context)
-        return known
+            key = self._contexts[id(context)] = parts or _same(context)
+        return key
 
     def _of_value(self, x: Any) -> Hashable:
         kind = type(x)

@@ -1,7 +1,7 @@
-"""The static part of the arguments or the output of a call.
+"""Static part of the arguments or the output of a call.
 
-Signature   the skeleton of a tree, whose root JAX takes apart
-LeafSpec        one leaf of it: its place, its name, its definition
+    Signature   skeleton of a tree, whose root JAX takes apart
+    LeafSpec    one leaf of it: its path, its name, its definition
 
 An *entry* is a field of the root: an object, a Variable, or a plain leaf.
 """
@@ -25,7 +25,7 @@ from graftree.transforms.lifting import debug_info
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """The names of positional arguments in messages.
+    """Names of positional arguments in messages.
 
     Attributes:
         args: All of them; the second one is ``args[1]``.
@@ -42,7 +42,7 @@ class Labels:
     functions: Sequence[str] = ("fun",)
 
     def of(self, number: int) -> str:
-        """The name of one argument."""
+        """Names one argument."""
         if number == FUNCTIONS:
             return ", ".join(self.functions)
         return self.named.get(number, f"{self.args}[{number}]")
@@ -68,17 +68,17 @@ class LeafSpec(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its place in the arguments of the call, as in ``args[0].kernel``."""
+        """Name in the call, as in ``args[0].kernel``."""
         return paths.below(self.signature.labeled[self.entry], self.path)
 
     @property
     def name_in_function(self) -> str:
-        """Its place for the function, as in ``net.kernel``."""
+        """Name in the function, as in ``net.kernel``."""
         return paths.below(self.signature.names_in_function[self.entry], self.path)
 
     @property
     def variable(self) -> graphdefs.VariableDef | None:
-        """Its definition, if it is a Variable."""
+        """Definition, if it is a Variable."""
         definition = self.definition
         return definition if isinstance(definition, graphdefs.VariableDef) else None
 
@@ -95,12 +95,12 @@ class LeafSpec(NamedTuple):
 
     @property
     def outer_index(self) -> int | None:
-        """The number of the object outside that it stands for, if there is one."""
+        """Number of the caller's object that it stands for, if there is one."""
         return None if self.definition is None else self.definition.outer_index
 
 
 class Span(NamedTuple):
-    """The place of an argument in a signature, as (start, stop)."""
+    """Where an argument is in a signature, as (start, stop)."""
 
     entries: tuple[int, int]
     leaves: tuple[int, int]
@@ -108,7 +108,7 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(repr=False, eq=False)
 class Signature:
-    """The static part of a tree of arguments or outputs.
+    """Static part of a tree of arguments or outputs.
 
     Attributes:
         skeleton: Of the tree.
@@ -117,7 +117,7 @@ class Signature:
         parameters: The source of their names in the function.
         number: Its own, once it is known to be `Interned`. JAX compares it first.
         has_no_contents: Whether its static values are known to have no content that
-            could change (`static_contents`).
+            could change (see `tracer_leaks.note`).
     """
 
     skeleton: graphdefs.GraphDef[Any]
@@ -143,8 +143,8 @@ class Signature:
         try:
             return self.statics == other.statics
         except Exception:  # of the comparison of a static argument
-            return [where for where, _ in self.statics] == [
-                where for where, _ in other.statics
+            return [position for position, _ in self.statics] == [
+                position for position, _ in other.statics
             ] and all(
                 fingerprints.are_same(one, another)
                 for (_, one), (_, another) in zip(
@@ -159,7 +159,7 @@ class Signature:
 
     @property
     def entries(self) -> tuple[graphdefs.Field, ...]:
-        """The field at each leaf of the treedef."""
+        """Fields at the leaves of the treedef."""
         return self.skeleton.specs[0].fields
 
     @functools.cached_property
@@ -212,8 +212,8 @@ class Signature:
     @functools.cached_property
     def entry_paths(self) -> list[Any]:
         """JAX's paths of the entries."""
-        places = jax.tree.unflatten(self.treedef, range(self.treedef.num_leaves))
-        return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
+        numbered = jax.tree.unflatten(self.treedef, range(self.treedef.num_leaves))
+        return [path for path, _ in jax.tree_util.tree_flatten_with_path(numbered)[0]]
 
     @functools.cached_property
     def leaf_specs(self) -> tuple[LeafSpec, ...]:
@@ -227,18 +227,18 @@ class Signature:
 
     def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
         """Its facts, for `differences`, by paths that `name_of` prints."""
-        found: dict[Any, Any] = {}
+        facts: dict[Any, Any] = {}
         if not jax.tree_util.treedef_is_leaf(self.treedef):
-            found[root or "arguments",] = differences.Form(self.treedef)
+            facts[root or "arguments",] = differences.Form(self.treedef)
         names = self.entry_names(root)
 
         def located(path: Any) -> Any:
             return (names[path[0]], *path[1:]) if path else None
 
-        return found | differences.facts(self.skeleton, located, identity=identity)
+        return facts | differences.facts(self.skeleton, located, identity=identity)
 
     def entry_names(self, root: str | None = None) -> list[str]:
-        """The names of its entries."""
+        """Names its entries."""
         if root is None:
             return self.labeled
         return [root + paths.keystr(path) for path in self.entry_paths]
@@ -247,7 +247,7 @@ class Signature:
 
     @functools.cached_property
     def labeled(self) -> list[str]:
-        """The names of the entries in our messages, as in ``args[0]``."""
+        """Names of the entries in our messages, as in ``args[0]``."""
         return [
             str(self.labels.functions[path[1].idx]) + paths.keystr(path[2:])
             if path[:1] == (_FUNCTIONS,)
@@ -259,35 +259,35 @@ class Signature:
 
     @functools.cached_property
     def names_in_function(self) -> list[str]:
-        """The names of the entries in the function, as in ``net`` or ``rest[0]``.
+        """Names of the entries in the function, as in ``net`` or ``rest[0]``.
 
         JAX uses them, too.
         """
         if self.parameters is None:
             return self.labeled
-        places, names = self.places(), list[str]()
-        for number, (kind, argument, *rest) in enumerate(self.entry_paths):
+        positions, names = self.positions(), list[str]()
+        for index, (kind, argument, *rest) in enumerate(self.entry_paths):
             if kind == _FUNCTIONS:
-                names.append(self.labeled[number])
+                names.append(self.labeled[index])
                 continue
-            where = argument.key if kind == _KWARGS else places[argument.idx]
-            names.append(self.name_of_argument(where) + paths.keystr(tuple(rest)))
+            position = argument.key if kind == _KWARGS else positions[argument.idx]
+            names.append(self.name_of_argument(position) + paths.keystr(tuple(rest)))
         return names
 
-    def places(self) -> list[int | str]:
-        """The positions and keywords of the arguments, without the static ones."""
+    def positions(self) -> list[int | str]:
+        """Lists positions and keywords of the arguments, without the static ones."""
         args, kwargs, *_ = self.treedef.children()
         # Static arguments are not in the treedef, but have positions.
-        statics, count = {where for where, _ in self.statics}, len(args.children())
+        statics, count = dict(self.statics), len(args.children())
         free = [i for i in range(count + len(statics)) if i not in statics]
         return [*free[:count], *kwargs.node_data()[1]]
 
-    def name_of_argument(self, where: int | str) -> str:
-        """The name of a positional or keyword argument in the function."""
-        known = debug_info.read(self.parameters or debug_info.UNKNOWN)
-        if isinstance(where, str):
-            return known.called(where)
-        return known.at(where + self.labels.skipped)
+    def name_of_argument(self, position: int | str) -> str:
+        """Finds the name of a positional or keyword argument in the function."""
+        parameters = debug_info.read(self.parameters or debug_info.UNKNOWN)
+        if isinstance(position, str):
+            return parameters.called(position)
+        return parameters.at(position + self.labels.skipped)
 
     def __repr__(self) -> str:
         # JAX prints it where it explains its cache misses.
@@ -296,17 +296,17 @@ class Signature:
         args, kwargs, *_ = self.treedef.children()
         treedefs, start = [*args.children(), *kwargs.children()], 0
         texts: dict[Any, str] = {}
-        for where, treedef in zip(self.places(), treedefs, strict=True):
+        for position, treedef in zip(self.positions(), treedefs, strict=True):
             stop = start + treedef.num_leaves
-            texts[where] = f": {_type_text(self.skeleton.part(treedef, start, stop))}"
-            start = stop
-        for where, static in self.statics:
-            texts[where] = f"={descriptions.safe_repr(static.value)}"
-        listed = [
-            self.name_of_argument(where) + texts[where]
-            for where in sorted(texts, key=lambda x: (isinstance(x, str), x))
+            argument = self.skeleton.part(treedef, start, stop)
+            texts[position], start = f": {_type_text(argument)}", stop
+        for position, static in self.statics:
+            texts[position] = f"={descriptions.safe_repr(static.value)}"
+        arguments = [
+            self.name_of_argument(position) + texts[position]
+            for position in sorted(texts, key=lambda x: (isinstance(x, str), x))
         ]
-        return _shortened(f"<call with {', '.join(listed)}>")
+        return _shortened(f"<call with {', '.join(arguments)}>")
 
     @functools.cached_property
     def has_references(self) -> bool:
@@ -320,15 +320,15 @@ class Signature:
         )
 
     def numbers(self, entry: int) -> Iterator[int]:
-        """The numbers of the objects that are new in an entry or one after it."""
-        for path, what in self.skeleton.listed():
-            if path and path[0] >= entry and not isinstance(what, graphdefs.NodeRef):
-                index = getattr(what, "index", None)
+        """Lists the numbers of the objects that are new in an entry or one after it."""
+        for path, spec in self.skeleton.listed():
+            if path and path[0] >= entry and not isinstance(spec, graphdefs.NodeRef):
+                index = getattr(spec, "index", None)
                 if index is not None:
                     yield index
 
     def span(self, argument: int | None) -> Span:
-        """The entries and leaves of a positional argument, or of `FUNCTIONS`."""
+        """Finds the entries and leaves of a positional argument, or of `FUNCTIONS`."""
         if argument is None:
             return Span((0, 0), (0, 0))
         if argument == FUNCTIONS:
@@ -342,12 +342,12 @@ class Signature:
         return Span((start, stop), (starts[start][1], starts[stop][1]))
 
     def of_argument(self, number: int) -> Signature:
-        """The part of it that is one positional argument."""
+        """Takes out the part that is one positional argument."""
         treedef = self._treedef_of(number)
         return Signature(self.skeleton.part(treedef, *self.span(number).entries))
 
     def of_arguments(self) -> Signature:
-        """The part of it without what the functions hold."""
+        """Leaves out what the functions hold."""
         args, kwargs, *functions = self.treedef.children()
         if not functions:
             return self
@@ -360,7 +360,7 @@ class Signature:
 
 
 def _type_text(argument: graphdefs.GraphDef[Any]) -> str:
-    """The type of an argument, and how many leaves it has."""
+    """Describes the type of an argument, and how many leaves it has."""
     kind, _ = argument.specs[0].metadata.treedef.node_data() or (None, None)
     if kind is None:  # the argument is an object or leaf
         (top,) = argument.tops()

@@ -25,7 +25,7 @@ from graftree.transforms.lifting.signatures import ARGS, Labels, Signature
 
 
 class Keywords(enum.Enum):
-    """The rule for keyword arguments."""
+    """Rule for keyword arguments."""
 
     STAY = "stay"
     BECOME_POSITIONAL = "become positional"  # those have a prefix
@@ -34,7 +34,7 @@ class Keywords(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class TransformSpec:
-    """The rules of one transform.
+    """Rules of one transform.
 
     Attributes:
         name: The public name of the transform.
@@ -78,12 +78,12 @@ class TransformSpec:
 
     @staticmethod
     def uniform(name: str, mode: Propagation, **options: Any) -> TransformSpec:
-        """The spec of a transform that treats all leaves alike."""
+        """Makes the spec of a transform that treats all leaves alike."""
         both = Prefix(None, "args", name, mode)
         return TransformSpec(name, mode, both, both, **options)
 
     def holding(self, *functions: Any) -> TransformSpec:
-        """The spec for these functions: what they hold is an argument without a number.
+        """Makes the spec for these functions, whose contents are one more argument.
 
         It comes after all others in the tree of a call.
         """
@@ -95,22 +95,22 @@ class TransformSpec:
 
     @property
     def given_functions(self) -> tuple[Any, ...]:
-        """The functions, if they hold objects."""
+        """Functions, if they hold objects."""
         return () if self.functions is None else self.functions.functions
 
     @property
     def held_leaves(self) -> tuple[Any, ...] | None:
-        """The objects in its functions; ``None`` if they may be others each time."""
+        """Objects in its functions; ``None`` if they may be others each time."""
         return () if self.functions is None else self.functions.leaves
 
     def tree(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """The tree of a call."""
+        """Makes the tree of a call."""
         if self.functions is None:
             return args, kwargs
         return args, kwargs, self.functions.now()
 
     def occurrences(self, tree: Any) -> Iterator[Occurrence]:
-        """The Variables in ``(args, kwargs)``, each wherever it occurs."""
+        """Lists the Variables in ``(args, kwargs)``, each wherever it occurs."""
         for path, leaf, prefix in self.inputs.occurrences(tree, self.mode.sharing):
             yield path[1:], leaf, prefix  # without the index of args or kwargs
 
@@ -139,12 +139,12 @@ class TransformSpec:
 
     @property
     def keyword_rule(self) -> Keywords:
-        """The rule for keyword arguments in its mode."""
+        """Rule for keyword arguments in its mode."""
         return self.keywords[self.mode.structure]
 
 
 class HiddenAxisNames:
-    """The names of mapped axes, taken out of Variables.
+    """Names of mapped axes, taken out of Variables.
 
     If the function raises they are not put back: its objects are dropped then.
     """
@@ -190,6 +190,6 @@ def _by_identity(
 
 
 def _from_start(axis: int, variable: variables.Variable[Any]) -> int:
-    """The axis counted from the start; the value lacks it inside."""
+    """Counts the axis from the start; the value lacks it in the function."""
     rank = len(getattr(variable.get_raw_value(), "shape", ()))
     return axis + rank + 1 if axis < 0 else axis

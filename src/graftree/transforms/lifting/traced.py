@@ -1,4 +1,4 @@
-"""The traced side of a call: new objects for the function, and its changes to them.
+"""Traced side of a call: new objects for the function, and its changes to them.
 
 A Variable whose value is still the object that came in was not changed, is not returned
 and not written.
@@ -43,7 +43,7 @@ from graftree.transforms.lifting.tracer_leaks import guarded, note
 
 
 class TracedCall:
-    """The traced side of one call: the arguments as fresh objects of the trace.
+    """Traced side of one call: the arguments as fresh objects of the trace.
 
     Attributes:
         signature: The static part of the arguments.
@@ -90,7 +90,7 @@ class TracedCall:
         number: int = 0,
         around: Callable[[Any], Callable[..., Any]] = lambda f: f,
     ) -> Any:
-        """The output of the function for these arguments.
+        """Calls the function with these arguments.
 
         Args:
             f: The function.
@@ -131,7 +131,7 @@ class TracedCall:
     # The way out.
 
     def leave(self, out: Any) -> Result:
-        """The result: the function's changes to its arguments, and its output."""
+        """Makes the result: the function's changes to its arguments, and its output."""
         result = self.collect(out)
         if not self.spec.has_prefixes:
             return result
@@ -207,7 +207,7 @@ class TracedCall:
         )
 
     def current(self, position: int) -> Any:
-        """The raw value of a leaf now: its Variable's, else the one that came in."""
+        """Reads a leaf as it is now: its Variable, else the value that came in."""
         definition = self.signature.leaf_specs[position].definition
         if definition is None:
             return self.values[position]
@@ -224,7 +224,7 @@ class TracedCall:
     def _find_changes(
         self, forced: frozenset[int]
     ) -> tuple[dict[int, Any], tuple[tuple[int, HashableMapping], ...]]:
-        """The values of Variables that changed, and the metadata that did."""
+        """Finds the values of Variables that changed, and the metadata that did."""
         changed, metadata = {}, []
         for position, leaf_spec in enumerate(self.signature.leaf_specs):
             definition = leaf_spec.variable
@@ -250,13 +250,13 @@ class TracedCall:
 
     @functools.cached_property
     def _numbers(self) -> flattening.RefMap:
-        """The numbers of the objects."""
+        """Numbers of the objects."""
         return flattening.RefMap.from_indexmap(self.objects)
 
     def _find_structure(
         self, refs: flattening.RefMap, forced: frozenset[int]
     ) -> tuple[Signature | None, list[Any], bool]:
-        """The arguments now, ``None`` if they stay outside; are they unchanged?"""
+        """Takes the arguments apart, ``None`` if they stay; are they unchanged?"""
         leaf_specs = self.signature.leaf_specs
         may_stay = all([leaf_specs[p].definition is not None for p in forced])
         skeleton, leaves, is_kept = self._arguments_now(refs)
@@ -268,7 +268,7 @@ class TracedCall:
     def _arguments_now(
         self, refs: flattening.RefMap
     ) -> tuple[GraphDef[Any], list[Any], bool]:
-        """The arguments, taken apart; are they what came in, built as it was?
+        """Takes the arguments apart; are they what came in, built as it was?
 
         Metadata of Variables travels on its own.
         """
@@ -329,11 +329,11 @@ class TracedCall:
 
     @functools.cached_property
     def _given(self) -> list[Occurrence]:
-        """The Variables in the arguments as they came."""
+        """Variables in the arguments as they came."""
         return [*self.spec.occurrences(self.tree)]
 
     def _occurrences(self, out: Any) -> list[Occurrence]:
-        """The Variables in the arguments as they are now, and in the output."""
+        """Lists the Variables in the arguments as they are now, and in the output."""
         # A changed structure that doesn't propagate needs no prefix, and may lack one.
         spec, structure = self.spec, self.spec.mode.structure
         inputs = spec.occurrences(self.tree) if structure else self._given
@@ -348,7 +348,7 @@ def _new(
     opens_refs: bool,
     labels: Labels | None = None,
 ) -> tuple[ResultPart, list[Any]]:
-    """The leaves of a signature that are not known outside, and their values.
+    """Lists leaves of a signature that the caller does not have, with their values.
 
     They are those of an output with ``labels``, else of arguments, where nothing can
     change a plain leaf. JAX doesn't let refs out; with ``opens_refs`` their content
@@ -368,7 +368,7 @@ def _new(
 
 
 def interior(f: Callable[..., Any], spec: TransformSpec) -> Callable[..., Any]:
-    """The function that JAX traces: it takes groups of leaves and returns a result."""
+    """Makes the function that JAX traces: from groups of leaves to a result."""
 
     def traced(*groups: Leaves) -> Any:
         call = TracedCall(spec, *join(groups))

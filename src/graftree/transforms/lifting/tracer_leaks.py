@@ -48,15 +48,15 @@ def note(arguments: Any) -> list[Note]:
     def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
         if not is_new(x):
             return None
-        listed = []
+        children = []
         for key, value, is_data in nodes.children(x):
             kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
             if is_data is False or (is_data is None and kind is nodes.Leaf.STATIC):
                 if type(value) not in attributes.ATOMS:
                     statics.append(((*path, key), value))
             elif not isinstance(kind, nodes.Leaf):
-                listed.append((key, value))
-        return listed
+                children.append((key, value))
+        return children
 
     collections.deque(walks.walk(arguments, below), maxlen=0)
 
@@ -85,19 +85,19 @@ def guarded(noted: Sequence[Note], transform: str) -> Iterator[None]:
     try:
         yield
     finally:
-        found = [note for note in noted if _has_new_tracer(*note[1:])]
-        for _, holder, items in found:
+        leaks = [note for note in noted if _has_new_tracer(*note[1:])]
+        for _, holder, items in leaks:
             _restore(holder, items)
-        if found:
-            _warn([path for path, *_ in found], transform)
+        if leaks:
+            _warn([path for path, *_ in leaks], transform)
 
 
-def _warn(places: list[Any], transform: str) -> None:
+def _warn(paths: list[Any], transform: str) -> None:
     _python.warn_user(
         errors.message(
             f"nnx.{transform}: a traced value was put into a static attribute, where "
             "it would outlive the trace. It was taken out again.",
-            where="\n".join(map(_describe, places)),
+            where="\n".join(map(_describe, paths)),
             way_out="Return the value, or keep it in a Variable: nnx.Variable(...), "
             "or Module.sow under nnx.capture.",
         ),
@@ -112,7 +112,7 @@ def _describe(path: Any) -> str:
 
 
 def _content(x: Any) -> Any:
-    """The list, dict or set that an object is, or that holds its attributes."""
+    """Finds the list, dict or set that an object is, or that holds its attributes."""
     return x if isinstance(x, (list, dict, set)) else getattr(x, "__dict__", None)
 
 
@@ -122,11 +122,11 @@ def _items(holder: Any) -> Any:
 
 
 def _has_new_tracer(holder: Any, items: Any) -> bool:
-    now = _items(holder)
-    if isinstance(now, dict):
-        now, items = [*now.values()], [*items.values()]
-    known = {*map(id, items)}
-    leaves = jax.tree.leaves([x for x in now if id(x) not in known])
+    current = _items(holder)
+    if isinstance(current, dict):
+        current, items = [*current.values()], [*items.values()]
+    known_ids = {*map(id, items)}
+    leaves = jax.tree.leaves([x for x in current if id(x) not in known_ids])
     return any([isinstance(x, _jax.Tracer) for x in leaves])
 
 
@@ -139,7 +139,7 @@ def _restore(holder: Any, items: Any) -> None:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _RefPlace:
-    """The place of a ref in a pytree: its number."""
+    """Stands for a ref in a pytree, by its number."""
 
     number: int
 
@@ -150,13 +150,15 @@ def by_content(
 ) -> Callable[..., Any]:
     """A JAX transform of a function whose arguments may have refs."""
 
-    def run(contents: list[Any], *taken: Any) -> tuple[Any, list[Any]]:
+    def run(contents: list[Any], *arguments_without_refs: Any) -> tuple[Any, list[Any]]:
         refs = [*map(_jax.new_ref, contents)]
 
         def fill(x: Any) -> Any:
             return refs[x.number] if isinstance(x, _RefPlace) else x
 
-        filled = jax.tree.map(fill, taken, is_leaf=lambda x: isinstance(x, _RefPlace))
+        filled = jax.tree.map(
+            fill, arguments_without_refs, is_leaf=lambda x: isinstance(x, _RefPlace)
+        )
         out = function(*filled)
         return out, [ref[...] for ref in refs]
 
@@ -165,9 +167,13 @@ def by_content(
     def outer(*arguments: Any) -> Any:
         # One ref at two places is one ref inside, too.
         refs = {id(x): x for x in jax.tree.leaves(arguments) if _jax.is_ref(x)}
-        places = {key: _RefPlace(number) for number, key in enumerate(refs)}
-        taken = jax.tree.map(lambda x: places.get(id(x), x), arguments)
-        out, contents = transformed([ref[...] for ref in refs.values()], *taken)
+        stand_ins = {key: _RefPlace(number) for number, key in enumerate(refs)}
+        arguments_without_refs = jax.tree.map(
+            lambda x: stand_ins.get(id(x), x), arguments
+        )
+        out, contents = transformed(
+            [ref[...] for ref in refs.values()], *arguments_without_refs
+        )
         for ref, content in zip(refs.values(), contents, strict=True):
             if _jax.is_differentiated(content) and not _jax.is_differentiated(ref):
                 # The function cut it off, or JAX would have refused its write.
@@ -221,11 +227,11 @@ def _broadcast_error(names: Sequence[str]) -> ValueError:
 
 
 def _refs(groups: Iterable[Leaves]) -> list[str]:
-    """The names of the refs in groups."""
-    found = [group for group in groups if any(map(_jax.is_ref, group.values))]
+    """Names the refs in groups."""
+    with_refs = [group for group in groups if any(map(_jax.is_ref, group.values))]
     return [
         leaf_spec.name
-        for group in found
+        for group in with_refs
         for leaf_spec, x in group.pairs()
         if _jax.is_ref(x)
     ]
