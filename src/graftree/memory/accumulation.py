@@ -430,7 +430,7 @@ def _is_array(x: Any) -> bool:
 def _kept(args: Sequence[Any], argnums: Any, whole: Sequence[int]) -> set[int]:
     """The positions of the arguments that are not batches."""
     name, count = _CALL.removeprefix("nnx."), len(args)
-    kept = {*grad.chosen(name, argnums).positions(count)}
+    kept = {*grad.parse_argnums(name, argnums).positions(count)}
     kept |= {cotangents.position(i, count, "whole", name) for i in whole}
     return kept | {i for i, x in enumerate(args) if _has_objects(x)}
 

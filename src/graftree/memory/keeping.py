@@ -268,7 +268,7 @@ class SavePolicy(RematPolicy):
             )
         )
 
-    def watched(
+    def apply(
         self,
         checkpoint: Callable[..., Any],
         inner: Callable[..., Any],
