@@ -358,7 +358,7 @@ class _Lifted:
     def _states(
         self, structure: Signature | None, updates: dict[int, Any], new: Sequence[Any]
     ) -> Any:
-        """Makes States (for graph updates) of the arguments as the function left them."""
+        """Makes States of the arguments as the function left them (graph updates)."""
         zeros = jax.tree.map(jax.custom_derivatives.zero_from_primal, self.shapes)
         derivatives, signature = zeros | updates, structure or self.signature
         if structure is not None:
