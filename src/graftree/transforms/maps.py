@@ -214,8 +214,7 @@ def pmap(
 
             def moved(*groups: Any) -> Any:
                 tracer_leaks.refuse(groups, "pmap", "takes no array refs")
-                moved_groups = _move(groups, ins, lambda axis: (axis, 0))
-                singletons = [(group,) for group in moved_groups]
+                singletons = [(x,) for x in _move(groups, ins, lambda axis: (axis, 0))]
                 return _move(mapped(*singletons), outs, lambda axis: (0, axis))
 
             return moved

@@ -303,7 +303,7 @@ def jit_partial(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> JitWrapped[..., R]:
-    """`jit` with the first arguments bound: all the objects that the function uses.
+    """Compiles a function, like `jit`, with the objects that it uses bound to it.
 
     The values of their Variables may change between calls, and calls update them. Any
     other change in them makes the next call trace again.

@@ -149,7 +149,7 @@ class Lowered(Stage[R]):
         return self._stage
 
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled[R]:
-        """Compiles it.
+        """Compiles the function.
 
         Args:
             compiler_options: Options of XLA.

@@ -287,7 +287,9 @@ def while_loop(
     with _jax.hidden_frames:
         # The condition would not see the body's writes to a ref.
         functions = {"body_fun": body_fun, "cond_fun": cond_fun}
-        return _looped("while_loop", mode, steps, functions, init_val, moves_refs=True)
+        return _run_loop(
+            "while_loop", mode, steps, functions, init_val, moves_refs=True
+        )
 
 
 @overload
@@ -364,7 +366,7 @@ def fori_loop(
     mode = config.propagation(graph, graph_updates)
     with _jax.hidden_frames:
         functions = {"body_fun": body_fun}
-        return _looped("fori_loop", mode, steps, functions, init_val, skipped=1)
+        return _run_loop("fori_loop", mode, steps, functions, init_val, skipped=1)
 
 
 _CARRY_SPEC = CarrySpec(
@@ -374,7 +376,7 @@ _CARRY_SPEC = CarrySpec(
 )
 
 
-def _looped(
+def _run_loop(
     name: str,
     mode: config.Propagation,
     steps: Callable[[Loop, Step], Leaves],

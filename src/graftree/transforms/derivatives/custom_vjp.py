@@ -71,7 +71,7 @@ def custom_vjp(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """A function whose gradient you define, with ``jax.custom_vjp``.
+    """Makes a function whose gradient you define, with ``jax.custom_vjp``.
 
     Give the rules by ``f.defvjp(fwd, bwd)``. ``fwd`` has the arguments of ``fun`` and
     returns its output and a residual: any pytree, with objects in it. ``bwd`` gets the
