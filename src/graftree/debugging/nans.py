@@ -171,7 +171,9 @@ class NanReport:
     def _when_finite(self) -> list[str]:
         lines = ["All results are finite."]
         if self._deliberate is not None:
-            lines = ["No result has NaN, nor an infinity that arose. One has this:"]
+            lines = [
+                "No result contains NaN or a newly created infinity. One contains:"
+            ]
             lines.append(f"  inf, {_in_a_line(self._deliberate)}")
         if self._lost is not None:
             lines.append(f"NaN, which reached no result, {_in_a_line(self._lost)}")

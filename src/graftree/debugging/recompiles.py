@@ -179,9 +179,9 @@ def _jitted(f: Any, function: str) -> JitWrapped[..., Any]:
                 errors.message(
                     f"nnx.debugging.{function} expects a function made by nnx.jit, got "
                     f"{text}.",
-                    way_out="Only such functions note why they are traced: pass the "
-                    "one that is decorated with @nnx.jit.\nOf functions made by "
-                    "jax.jit, JAX itself tells: "
+                    way_out="Only these functions record why they are traced: pass the "
+                    "one that is decorated with @nnx.jit.\nFor functions made by "
+                    "jax.jit, use JAX's own log: "
                     'jax.config.update("jax_explain_cache_misses", True).',
                 )
             )

@@ -421,8 +421,8 @@ def _stops(stop: Any) -> Stops:
         is_right = np.iterable(stop) and entry.ndim == 1 and entry.size
         if not is_right or entry.dtype.kind not in "iu":
             raise TypeError(
-                f"stop={stop!r}: tokens and sequences of tokens are needed, as in "
-                "stop=[2] or stop=[2, [13, 13]]."
+                "stop must contain token ids, or lists of token ids, as in stop=[2] or "
+                f"stop=[2, [13, 13]]; got {stop!r}."
             )
         if entry.min() < 0 or entry.max() > _LARGEST:
             raise ValueError(
@@ -587,8 +587,8 @@ def _check_unchanged(old: Any, new: Any) -> None:
         lines = differences.in_words(changes, "before a call", "after it", paths.dotted)
         raise ValueError(
             errors.message(
-                "nnx.decoding: a call of the model changes what there is, not only "
-                "values, and a compiled loop has no room for that.",
+                "nnx.decoding: calling the model adds, replaces or reshapes Variables, "
+                "which a compiled loop does not allow.",
                 where="\n".join(lines),
                 way_out="Make Variables in __init__ or init_cache, with the shapes "
                 "that they keep, and write to them: v[...] = x. Let sow be silent "

@@ -368,7 +368,7 @@ def _selecting(
         try:
             hash(x)
         except TypeError:
-            raise TypeError(f"{call} expects what has a hash, got {x!r}.") from None
+            raise TypeError(f"{call} expects a hashable value, got {x!r}.") from None
     wheres = [patterns.Pattern(x) if isinstance(x, str) else x for x in values]
     return SavePolicy(tuple([Selection(call, x, is_offloaded) for x in wheres]))
 
@@ -378,7 +378,7 @@ def _selections(policy: Any) -> tuple[Selection, ...]:
         return policy.selections
     if not callable(policy):
         raise TypeError(
-            "A policy is combined with another one, also of "
+            "A policy can only be combined with another policy, including those in "
             f"jax.checkpoint_policies, got {type(policy).__name__}."
         )
     return (Selection("", policy),)
