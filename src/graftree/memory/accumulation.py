@@ -122,8 +122,12 @@ def value_and_grad(
             total, count = sums or (loss, jnp.int32(1))
             return _PartResult(total, count, grads), aux
 
-        calls = [functools.partial(call, gradient) for gradient in (plain, checked)]
-        (loss, _, grads), aux = _mean(*calls, objects, split_batch, num_parts)
+        plain_call, checked_call = (
+            functools.partial(call, x) for x in (plain, checked)
+        )
+        (loss, _, grads), aux = _mean(
+            plain_call, checked_call, objects, split_batch, num_parts
+        )
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return run
