@@ -71,7 +71,7 @@ def test_infinity_of_the_program_in_a_result_is_told_but_is_no_finding():
     report = find_nans(lambda x: jnp.where(x > 1, x, -jnp.inf))(jnp.ones(2))
     assert not report
     assert str(report).startswith(
-        "No result has NaN, nor an infinity that arose. One has this:\n"
+        "No result contains NaN or a newly created infinity. One contains:\n"
         "  inf, a constant of the program, test_nans.py:"
     )
 

@@ -239,7 +239,7 @@ def test_tokens_and_sequences_may_be_stops(model):
 
 @pytest.mark.parametrize("stop", [2, "###", ["###"], [[]], [[[1]]], [1.5], None])
 def test_stops_are_tokens(model, stop):
-    with pytest.raises(TypeError, match=r"stop=.*as in.*stop=\[2, \[13, 13\]\]"):
+    with pytest.raises(TypeError, match=r"stop must.*as in.*stop=\[2, \[13, 13\]\]"):
         generate(model, PROMPTS, max_new_tokens=5, stop=stop)
 
 

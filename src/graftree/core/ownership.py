@@ -39,7 +39,7 @@ class RebuiltArguments:
     Args:
         trace: The token of the trace.
         watch: Decides which writes count, and reports those that nothing has read:
-            a ``debugging.lost_updates.Watch``.
+            a ``debugging.lost_updates.WriteLog``.
 
     Attributes:
         writes: The writes not read since, by the `id` of the object.

@@ -37,8 +37,8 @@ class SourceLine(NamedTuple):
     line: int
 
 
-class KnownArguments(NamedTuple):
-    """The arguments of a traced function.
+class TracedArguments(NamedTuple):
+    """Arguments of a traced function.
 
     Attributes:
         function: Its name.
@@ -53,19 +53,19 @@ class KnownArguments(NamedTuple):
     uncounted: set[int]
 
 
-class Watch:
-    """Watches the arguments of one call of a function that JAX traces.
+class WriteLog:
+    """Records the writes to the arguments of one call of a function that JAX traces.
 
     Args:
-        function: Of JAX, the function that calls the traced one: where it runs.
+        function: The call, in JAX, of the function that calls the traced one.
     """
 
     def __init__(self, function: _python.ActiveCall) -> None:
         self.function = function
-        self._arguments: KnownArguments | tuple[()] | None = None  # not known yet
+        self._arguments: TracedArguments | tuple[()] | None = None  # until needed
 
     def note(self, writes: dict[int, Any], obj: Any, attribute: str) -> None:
-        """Notes that an object is written now, if the write counts."""
+        """Records that an object is being written, if the write counts."""
         frames = [*_python.frames_above(1)]
         if self._arguments is None:
             self._arguments = _arguments(self.function, frames) or ()
@@ -73,9 +73,9 @@ class Watch:
             return
         name = self._arguments.names.get(id(obj), f"a {type(obj).__name__}")
         frame = next(filter(_python.is_users, frames), frames[-1])
-        place = SourceLine(frame.f_code.co_filename, frame.f_lineno)
+        source_line = SourceLine(frame.f_code.co_filename, frame.f_lineno)
         written = f"{name}.{attribute}" if attribute else name
-        writes.setdefault(id(obj), {})[written] = place
+        writes.setdefault(id(obj), {})[written] = source_line
 
     def report(self, writes: dict[int, Any]) -> None:
         """Warns of writes that are lost: the arguments are gone."""
@@ -85,18 +85,18 @@ class Watch:
             return
         names: dict[SourceLine, list[str]] = {}
         for written in writes.values():
-            for name, place in written.items():
-                names.setdefault(place, []).append(name)
-        for place, written in names.items():
-            text = _message(arguments.function, place, written)
+            for name, source_line in written.items():
+                names.setdefault(source_line, []).append(name)
+        for source_line, written in names.items():
+            text = _message(arguments.function, source_line, written)
             warnings.warn_explicit(
-                text, errors.LostUpdateWarning, *place, registry=_reported
+                text, errors.LostUpdateWarning, *source_line, registry=_reported
             )
 
 
 @hooks.owner_when_unflattened.fill
 def _owner() -> Any:
-    """The owner of an object being unflattened; called by functions that JAX calls."""
+    """Finds the owner of an object being unflattened; called by functions JAX calls."""
     trace = ownership.current()
     if trace is ownership.no_trace:
         return trace
@@ -105,7 +105,7 @@ def _owner() -> Any:
         return trace
     latest, function = _latest[0](), _python.ActiveCall.of(frame)
     if latest is None or latest.trace is not trace or latest.watch.function != function:
-        latest = ownership.RebuiltArguments(trace, Watch(function))
+        latest = ownership.RebuiltArguments(trace, WriteLog(function))
         _latest[:] = [weakref.ref(latest)]
     return latest
 
@@ -115,8 +115,8 @@ _latest: list[Callable[[], ownership.RebuiltArguments | None]] = [lambda: None]
 
 def _arguments(
     function: _python.ActiveCall, frames: list[FrameType]
-) -> KnownArguments | None:
-    """Those of the function that JAX called; ``None`` if nothing in them can be lost.
+) -> TracedArguments | None:
+    """Finds the arguments JAX passed; ``None`` if nothing in them can be lost.
 
     If JAX's own function is no longer running, it has returned the rebuilt arguments.
     They are then the user's, like all objects made by the user.
@@ -124,55 +124,58 @@ def _arguments(
     running_now = [_python.ActiveCall.of(frame) for frame in frames]
     if function not in running_now or any(map(_jax.is_analysis, frames)):
         return None
-    place = running_now.index(function)
-    traced = next(x for x in reversed(frames[:place]) if not _jax.is_of_jax(x))
-    met, names = [], dict[int, str]()
+    index = running_now.index(function)
+    traced = next(x for x in reversed(frames[:index]) if not _jax.is_of_jax(x))
+    objects, names = [], dict[int, str]()
     for name, value in [*_python.locals_of(traced).items()]:
         for steps, x in walks.walk(value, _below(names), (ModuleStep(name, name),)):
             names[id(x)] = "".join([step.text for step in steps])
-            met.append(x)
+            objects.append(x)
     function_name = traced.f_code.co_qualname.rpartition("<locals>.")[2]
-    return KnownArguments(function_name, running_now[place + 1], names, _uncounted(met))
+    return TracedArguments(
+        function_name, running_now[index + 1], names, _uncounted(objects)
+    )
 
 
-def _below(met: Container[int]) -> walks.Below:
-    """Makes a walk into values not met before; it stops after some number of values."""
-    left = itertools.count(running.MOST_SEEN, -1)
+def _below(visited: Container[int]) -> walks.Below:
+    """Makes a walk into values not visited yet, which stops after many values."""
+    remaining = itertools.count(running.MOST_SEEN, -1)
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
-        return None if id(x) in met or next(left) < 0 else running.contents(x)
+        return None if id(x) in visited or next(remaining) < 0 else running.contents(x)
 
     return below
 
 
 def _uncounted(objects: Sequence[Any]) -> set[int]:
-    """The state of streams, except those in a Module that is being trained."""
-    counted, known = set[int](), set[int]()
+    """Collects the state of streams, except those in a Module in training mode."""
+    counted, visited = set[int](), set[int]()
     for module in objects:  # the outermost comes first
-        if isinstance(module, Module) and id(module) not in known:
-            inside = [x for _, x in walks.walk(module, _below(()))]
-            known |= {*map(id, inside)}
-            if not _is_evaluated(inside):
-                counted |= {*map(id, inside)}
+        if isinstance(module, Module) and id(module) not in visited:
+            members = [x for _, x in walks.walk(module, _below(()))]
+            visited |= {*map(id, members)}
+            if not _is_evaluated(members):
+                counted |= {*map(id, members)}
     return {id(x) for x in objects if isinstance(x, RngState)} - counted
 
 
 def _is_evaluated(objects: Sequence[Any]) -> bool:
     """Whether layers behave differently in training, and none is in training now."""
     modules = [vars(x) for x in objects if isinstance(x, Module)]
-    flags = [entries.get(flag) for entries in modules for flag in _FLAGS]
+    flags = [attributes.get(flag) for attributes in modules for flag in _FLAGS]
     return any(flags) and False not in flags
 
 
 _reported: dict[Any, Any] = {}
 
 
-def _message(function: str, place: SourceLine, names: list[str]) -> str:
+def _message(function: str, source_line: SourceLine, names: list[str]) -> str:
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return errors.message(
         f"`{function}` writes to its arguments, and the writes are lost: JAX gave it "
         "copies, which it does not return.",
-        where=f"{', '.join(names[:_MOST])}{more}\nwritten at {place.file}:{place.line}",
+        where=f"{', '.join(names[:_MOST])}{more}\nwritten at "
+        f"{source_line.file}:{source_line.line}",
         way_out="Use the transform of the same name from graftree, as nnx.jit for "
         "jax.jit: it carries updates\nback. Or return the object or nnx.state(object), "
         "and update the caller's by nnx.update.",

@@ -78,13 +78,13 @@ def intercept(
     filter: Filter,
     f: Callable[[Path, Any, tuple[Any, ...], Any], Any],
 ) -> Iterator[None]:
-    """A context in which a function sees the outputs of the modules of a model.
+    """Shows the outputs of the modules of a model to a function, in a context.
 
     It is called after each call of a module, or of another public method on an object,
     whose name then ends the path. Under ``nnx.jit`` and other transforms it is called
     while they are traced, with traced values: compiled functions are traced again in
-    the context, and those traced in it are not used outside. Don't keep
-    such values; ``jax.debug.callback`` brings them out.
+    the context, and those traced in it are not used after it. Don't keep
+    these values; ``jax.debug.callback`` brings them out.
 
     It does not see copies of the model that plain JAX or `merge` make, methods bound
     before the context, and calls that return before they run, such as coroutines.
@@ -132,13 +132,13 @@ def intercept(
 
 
 def _path_below(model: Any, frame: running.ModuleCall) -> Path | None:
-    """The path of an object in the model, ``None`` if it is not in it."""
+    """Finds the path of an object in the model, ``None`` if it is not in it."""
     steps = running.steps_below(model, frame.steps)
     return None if steps is None else running.keys_of(steps)
 
 
 def _with_method(path: Path, frame: running.ModuleCall) -> Path:
-    """The path of an object, and the name of a method other than ``__call__``."""
+    """Appends the name of a method, other than ``__call__``, to a path."""
     return path if frame.method == "__call__" else (*path, frame.method)
 
 
@@ -233,7 +233,7 @@ def record(
     kwargs: dict[str, Any],
     counter: Counter,
 ) -> list[CallInfo]:
-    """The calls of methods of an object and those in it, in the order they begin."""
+    """Lists the calls of methods of an object and those in it, as they begin."""
     recorder = _CallLog(obj, counter)
 
     def run(root: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -251,7 +251,7 @@ def record(
 
 
 class _CallLog:
-    """Notes each call the first time that it is made."""
+    """Records each call the first time that it is made."""
 
     root: Any
     paths: Mapping[int, Path]
@@ -260,8 +260,8 @@ class _CallLog:
         self._ids = {path: id(x) for path, x in outlines.first_paths(original)}
         self._counter = counter
         self._marks = Marks()
-        self._known: dict[Any, CallInfo | None] = {}
-        self._apart: dict[Any, Callable[[], Computation]] = {}
+        self._infos: dict[Any, CallInfo | None] = {}
+        self._traces_alone: dict[Any, Callable[[], Computation]] = {}
 
     def observe(self, frame: running.ModuleCall, call: Callable[[], Any]) -> Any:
         path = self._path_of(frame)
@@ -269,14 +269,14 @@ class _CallLog:
             return call()
         inputs = outlines.outline_arguments(frame.args, frame.kwargs)
         key = path, frame.method, inputs
-        if key in self._known:
+        if key in self._infos:
             return self._marked(key, call)
-        order = len(self._known)
-        self._known[key] = None
+        order = len(self._infos)
+        self._infos[key] = None
         if self._counter.asked:
-            self._apart[key] = _apart(frame)
+            self._traces_alone[key] = _trace_alone(frame)
         output = self._marked(key, call)
-        self._known[key] = CallInfo(
+        self._infos[key] = CallInfo(
             order,
             self._ids[path],
             type(frame.module),
@@ -290,36 +290,40 @@ class _CallLog:
         return self._marks.call(key, call) if self._counter.asked else call()
 
     def _path_of(self, frame: running.ModuleCall) -> Path | None:
-        """The path of the object in the model, ``None`` if it is not in it."""
-        known = self.paths.get(id(frame.module))
-        if known is not None:
-            return known
-        # Objects inside transforms are new ones.
+        """Finds the path of the object in the model, ``None`` if it is not in it."""
+        path = self.paths.get(id(frame.module))
+        if path is not None:
+            return path
+        # Objects in transforms are new ones.
         steps = running.steps_below(self.root, frame.steps)
         if steps is None:
             return None
         return self.paths.get(id(running.reach(self.root, steps)))
 
     def calls(self, program: Any) -> list[CallInfo]:
-        """The calls, with their costs in a program."""
-        parts = self._marks.parts(program)
+        """Lists the calls, with their costs in a program."""
+        marked = self._marks.computations(program)
         return [
-            dataclasses.replace(call, **self._counter.count(self._part(parts, key)))
-            for key, call in self._known.items()
+            dataclasses.replace(
+                call, **self._counter.count(self._computation(marked, key))
+            )
+            for key, call in self._infos.items()
             if call is not None
         ]
 
-    def _part(self, parts: Mapping[Any, Computation], key: Any) -> Computation | None:
-        """The computation of a call, if it is known."""
-        if key in parts or key not in self._apart:
-            return parts.get(key)
+    def _computation(
+        self, marked: Mapping[Any, Computation], key: Any
+    ) -> Computation | None:
+        """Returns the computation of a call; ``None`` if it can't be traced."""
+        if key in marked or key not in self._traces_alone:
+            return marked.get(key)
         try:
-            return self._apart[key]()
+            return self._traces_alone[key]()
         except Exception:  # it may need the names of axes that are mapped over
             return None
 
 
-def _apart(frame: running.ModuleCall) -> Callable[[], Computation]:
+def _trace_alone(frame: running.ModuleCall) -> Callable[[], Computation]:
     """Gives the computation of a call, traced by itself."""
     marks, method = Marks(), frame.method
 
@@ -327,7 +331,7 @@ def _apart(frame: running.ModuleCall) -> Callable[[], Computation]:
         marks.call(method, lambda: getattr(obj, method)(*args, **kwargs))
 
     trace = abstract(run, (frame.module, *frame.args), {**frame.kwargs})
-    return lambda: marks.parts(trace())[method]
+    return lambda: marks.computations(trace())[method]
 
 
 # The costs of calls.
@@ -335,65 +339,65 @@ def _apart(frame: running.ModuleCall) -> Callable[[], Computation]:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """The computation of a call, as a program.
+    """Computation of a call, as a program.
 
     Attributes:
         program: It has no constants.
-        held: How many of its inputs, the first ones, are arrays held by the program
-            around it.
+        num_constants: How many of its inputs, the first ones, are constants of the
+            enclosing program.
     """
 
     program: Any
-    held: int
+    num_constants: int
 
     @classmethod
     def of(
         cls, equations: list[Any], outputs: list[Any], constants: Set[Any]
     ) -> Computation:
-        """The computation of some variables, as far as these equations make them."""
+        """Builds the computation of some variables, as far as these equations go."""
         needed = jaxprs.needed_in(jaxprs.part([], equations, outputs))
-        made = {x for equation in needed for x in equation.outvars}
-        read = [x for equation in needed for x in equation.invars]
-        given = dict.fromkeys([x for x in read if isinstance(x, jaxprs.Var)])
-        held = [x for x in given if x in constants]
-        inputs = [x for x in given if x not in made and x not in constants]
-        outputs = [x for x in outputs if _is_among(x, made)]
-        return cls(jaxprs.part([*held, *inputs], needed, outputs), len(held))
+        computed = {x for equation in needed for x in equation.outvars}
+        operands = [x for equation in needed for x in equation.invars]
+        variables = dict.fromkeys([x for x in operands if isinstance(x, jaxprs.Var)])
+        used = [x for x in variables if x in constants]
+        inputs = [x for x in variables if x not in computed and x not in constants]
+        outputs = [x for x in outputs if _is_among(x, computed)]
+        return cls(jaxprs.part([*used, *inputs], needed, outputs), len(used))
 
     @property
     def smooth(self) -> Computation:
-        """The computation of those outputs that have a derivative."""
+        """Computation of those outputs that have a derivative."""
         outputs = [x for x in self.program.outvars if _is_float(x.aval)]
-        held = {*self.program.invars[: self.held]}
-        return Computation.of(self.program.eqns, outputs, held)
+        constants = {*self.program.invars[: self.num_constants]}
+        return Computation.of(self.program.eqns, outputs, constants)
 
     @property
     def inputs(self) -> list[jax.ShapeDtypeStruct]:
-        """The types of the inputs."""
+        """Types of the inputs."""
         return [*map(content_type, self.program.invars)]
 
     def __call__(self, *values: Any) -> list[Any]:
-        given = [
+        operands = [
             jax.new_ref(value) if _is_ref(x.aval) else value
             for x, value in zip(self.program.invars, values, strict=True)
         ]
-        return jax.core.eval_jaxpr(self.program, (), *given)
+        return jax.core.eval_jaxpr(self.program, (), *operands)
 
 
 def _is_among(x: Any, variables: Set[Any]) -> bool:
     return isinstance(x, jaxprs.Var) and x in variables
 
 
-def _is_ref(kind: Any) -> bool:
-    return hasattr(kind, "inner_aval")
+def _is_ref(aval: Any) -> bool:
+    return hasattr(aval, "inner_aval")
 
 
 def content_type(x: Any) -> jax.ShapeDtypeStruct:
-    """The type of a value or a variable of a program; for a ref, of its content."""
-    kind: Any = x.aval if isinstance(x, jaxprs.Var) else jax.typeof(x)
-    kind = kind.inner_aval if _is_ref(kind) else kind
-    is_weak = getattr(kind, "weak_type", False)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=is_weak)
+    """Reads the type of a value or a program's variable; of a ref, its content's."""
+    aval: Any = x.aval if isinstance(x, jaxprs.Var) else jax.typeof(x)
+    aval = aval.inner_aval if _is_ref(aval) else aval
+    is_weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
 
 
 # The mark in the scopes of a program, and the name of outputs.
@@ -409,47 +413,47 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        # For each mark, the call and the number of its outputs that have a name.
+        # For each mark, the call and how many of its outputs have a name.
         self._calls: dict[str, tuple[Hashable, int]] = {}
         # JAX drops values that nothing uses.
         self._named: list[Any] = []
 
     def call(self, key: Hashable, call: Callable[[], Any]) -> Any:
-        """The output of a call."""
+        """Makes a call, and returns its output."""
         mark = f"{_MARK}{next(_numbers)}"
         self._calls[mark] = key, 0
         with jax.named_scope(mark):
             output = call()
             arrays = [x for x in jax.tree.leaves(output) if _is_traced_array(x)]
-            # A call that computes nothing is found by the name of a number.
+            # A number with a name marks a call that computes nothing.
             with_name = _jax.ad_checkpoint().checkpoint_name
             named = [with_name(x, _OUTPUT) for x in [*arrays, 0]]
         self._calls[mark] = key, len(named)
         self._named += named
         return output
 
-    def parts(self, program: Any) -> dict[Hashable, Computation]:
-        """The computations of calls, by their keys: of each the first in the program.
+    def computations(self, program: Any) -> dict[Hashable, Computation]:
+        """Finds the computations of calls, by their keys: of each the first one.
 
         Differentiated or mapped calls are left out: they differ from the original. JAX
         may also have taken them apart, so that not all outputs are there.
         """
-        found: dict[Hashable, Computation] = {}
+        computations: dict[Hashable, Computation] = {}
         jaxpr, _ = jaxprs.opened(program)
         pending = [(jaxpr, frozenset(jaxpr.constvars))]
         while pending:
             jaxpr, constants = pending.pop(0)
             for mark, (equations, outputs) in _marked(jaxpr.eqns).items():
                 key, count = self._calls.get(mark, (None, None))
-                if key not in found and len(outputs) == count:
-                    found[key] = Computation.of(equations, outputs, constants)
+                if key not in computations and len(outputs) == count:
+                    computations[key] = Computation.of(equations, outputs, constants)
             pending += [
                 (inner, _constants_of(inner, equation, constants))
                 for equation in jaxpr.eqns
                 if _is_as_traced(equation)
                 for inner in jaxprs.programs_in(equation)
             ]
-        return found
+        return computations
 
 
 def _is_traced_array(x: Any) -> bool:
@@ -457,16 +461,16 @@ def _is_traced_array(x: Any) -> bool:
 
 
 def _marked(equations: list[Any]) -> dict[str, tuple[list[Any], list[Any]]]:
-    """The equations of calls among these, and their outputs, by mark."""
-    found: dict[str, tuple[list[Any], list[Any]]] = {}
+    """Finds the equations of calls among these, and their outputs, by mark."""
+    marked: dict[str, tuple[list[Any], list[Any]]] = {}
     for equation in equations:
         marks = _marks_of(equation)
         for mark in marks:
-            found.setdefault(mark, ([], []))[0].append(equation)
+            marked.setdefault(mark, ([], []))[0].append(equation)
         is_output = keeping.given_name(equation) == _OUTPUT
         if is_output and marks and _is_as_traced(equation):
-            found[marks[-1]][1].append(equation.invars[0])
-    return found
+            marked[marks[-1]][1].append(equation.invars[0])
+    return marked
 
 
 def _is_as_traced(equation: Any) -> bool:
@@ -475,20 +479,19 @@ def _is_as_traced(equation: Any) -> bool:
 
 
 def _marks_of(equation: Any) -> list[str]:
-    """The calls that an equation belongs to, without those inside a transform."""
-    scopes = _jax.scopes_of(equation)
-    outside = itertools.takewhile(lambda scope: not scope[1], scopes)
-    return [name for name, _ in outside if name.startswith(_MARK)]
+    """Lists the calls that an equation belongs to, up to the first transform."""
+    scopes = itertools.takewhile(lambda scope: not scope[1], _jax.scopes_of(equation))
+    return [name for name, _ in scopes if name.startswith(_MARK)]
 
 
 def _constants_of(
     inner: Any, equation: Any, constants: frozenset[Any]
 ) -> frozenset[Any]:
-    """The variables of a program in an equation that are constants."""
+    """Collects the variables of a program in an equation that are constants."""
     # Other inputs of an equation, such as the number of a branch, come first.
     pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
-    given = [x for x, outer in pairs if _is_among(outer, constants)]
-    return frozenset([*inner.constvars, *given])
+    passed = [x for x, operand in pairs if _is_among(operand, constants)]
+    return frozenset([*inner.constvars, *passed])
 
 
 class Counter:
@@ -506,44 +509,47 @@ class Counter:
     def __init__(self, flops: bool, vjp_flops: bool) -> None:
         self.asked = ["flops"] * flops + ["vjp_flops"] * vjp_flops
         # Equal blocks are counted once.
-        self._known: dict[Any, int] = {}
+        self._costs: dict[Any, int] = {}
 
-    def count(self, part: Computation | None) -> dict[str, int]:
-        """The cost of a call, by name; zero if nothing is known of it."""
-        return {name: self._of(name, part) for name in self.asked}
+    def count(self, computation: Computation | None) -> dict[str, int]:
+        """Counts the cost of a call, by name; zero without a computation."""
+        return {name: self._of(name, computation) for name in self.asked}
 
-    def _of(self, name: str, part: Computation | None) -> int:
-        if part is None:
+    def _of(self, name: str, computation: Computation | None) -> int:
+        if computation is None:
             return 0
-        key = name, str(part.program), part.held
-        if key not in self._known:
+        key = name, str(computation.program), computation.num_constants
+        if key not in self._costs:
             try:
-                program = (part, part.inputs) if name == "flops" else _derivative(part)
-                self._known[key] = _flops(*program)
-            except Exception:  # it has no derivative, or needs the axes around it
-                self._known[key] = 0
-        return self._known[key]
+                if name == "flops":
+                    self._costs[key] = _flops(computation, computation.inputs)
+                else:
+                    self._costs[key] = _flops(*_derivative(computation))
+            except Exception:  # it has no derivative, or needs enclosing axes
+                self._costs[key] = 0
+        return self._costs[key]
 
 
-def _is_float(kind: Any) -> bool:
-    return jnp.issubdtype(kind.dtype, jnp.inexact)
+def _is_float(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-def _derivative(part: Computation) -> tuple[Callable[..., Any], list[Any]]:
-    """The part with its derivative, and the types of its inputs and cotangents."""
-    part = part.smooth
-    numbered = [*enumerate(part.inputs)][part.held :]
-    chosen = [i for i, x in numbered if _is_float(x)]
+def _derivative(computation: Computation) -> tuple[Callable[..., Any], list[Any]]:
+    """Adds the derivative; returns a function and the types of its arguments."""
+    computation = computation.smooth
+    inputs = [*enumerate(computation.inputs)][computation.num_constants :]
+    chosen = [i for i, x in inputs if _is_float(x)]
 
     def both(inputs: list[Any], cotangents: list[Any]) -> Any:
         def forward(*values: Any) -> Any:
             filled = dict(zip(chosen, values, strict=True))
-            return part(*[filled.get(i, x) for i, x in enumerate(inputs)])
+            return computation(*[filled.get(i, x) for i, x in enumerate(inputs)])
 
-        out, pull = jax.vjp(forward, *[inputs[number] for number in chosen])
+        out, pull = jax.vjp(forward, *[inputs[i] for i in chosen])
         return out, pull(cotangents)
 
-    return both, [part.inputs, jax.eval_shape(part, *part.inputs)]
+    types = computation.inputs
+    return both, [types, jax.eval_shape(computation, *types)]
 
 
 def _flops(function: Callable[..., Any], inputs: list[Any]) -> int:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +51,7 @@ _ELEMENTWISE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The place where non-finite values arose, or came in.
+    """Origin of non-finite values: where they arose, or came in.
 
     Attributes:
         number: Findings are numbered in the order of the operations.
@@ -58,7 +59,7 @@ class Finding:
         source: ``"operation"``, ``"argument"`` or ``"constant"``.
         operation: The name of JAX's operation; for a constant, the one that takes it.
         argument: Where it was in the arguments, as in ``model.layers[0].kernel``.
-        place: The modules and transforms around the operation.
+        name_stack: The modules and transforms that enclose the operation.
         line: The line of the user's program, as in ``train.py:41 loss``.
         within: The steps of loops, and branches, that it is in.
         inputs: The inputs, described.
@@ -72,7 +73,7 @@ class Finding:
     source: str
     operation: str = ""
     argument: str = ""
-    place: NameStack = NameStack()
+    name_stack: NameStack = NameStack()
     line: str = ""
     within: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
@@ -82,7 +83,7 @@ class Finding:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it stands in the program."""
+        """Whether it is written in the program."""
         return self.source == "constant"
 
 
@@ -103,16 +104,16 @@ class Tracked(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The surroundings of the operations of a program."""
+    """Where in the user's program some operations are."""
 
-    place: NameStack = NameStack()
+    name_stack: NameStack = NameStack()
     line: str = ""
     within: tuple[str, ...] = ()
 
     def of(self, equation: Any, *within: str) -> Context:
-        """The context of an equation, and of the programs in it."""
+        """Returns the context of an equation, and of the programs in it."""
         return Context(
-            self.place.of(equation),
+            self.name_stack.of(equation),
             _line_of(equation) or self.line,
             (*self.within, *within),
         )
@@ -120,7 +121,7 @@ class Context(NamedTuple):
 
 OUTERMOST = Context()
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 # JAX's form of a frame: file, line, column if it is known, and function.
@@ -129,19 +130,19 @@ _MOST_FRAMES = 100
 
 
 def _line_of(equation: Any) -> str:
-    """The line of the user's program; parts that JAX or we compile apart have none."""
+    """Finds the line of the user's program; JAX's and our own parts have none."""
     # Innermost last, if this JAX has them.
     for frame in reversed(_jax.summary_of(equation, _MOST_FRAMES).split("\n")):
-        found = _FRAME.fullmatch(frame)
-        if found is not None and not frame.startswith(_OWN):
-            file, line, function = found.groups()
+        match = _FRAME.fullmatch(frame)
+        if match is not None and not frame.startswith(_PACKAGE):
+            file, line, function = match.groups()
             name = function.rsplit(".<locals>.", 1)[-1]
             return f"{os.path.basename(file)}:{line} {name}"
     return ""
 
 
 def _as_function(program: Any) -> Callable[[list[Any]], list[Any]]:
-    """A program, closed over its constants, as a compiled function."""
+    """Compiles a program, closed over its constants, as a function."""
     jaxpr, constants = jaxprs.opened(program)
     return jax.jit(lambda values: jax.core.eval_jaxpr(jaxpr, constants, *values))
 
@@ -163,23 +164,23 @@ class Search:
     # Values that come in.
 
     def argument(self, value: Any, name: str) -> Tracked:
-        """An argument of the whole program."""
-        return self._given(value, "argument", describe, argument=name)
+        """Tracks an argument of the whole program."""
+        return self._incoming(value, "argument", describe, argument=name)
 
     def _constant(self, value: Any) -> Tracked:
-        return self._given(value, "constant", lambda x, _: form_of(x))
+        return self._incoming(value, "constant", lambda x, _: form_of(x))
 
-    def _given(
+    def _incoming(
         self, value: Any, source: str, in_words: Callable[..., str], **facts: Any
     ) -> Tracked:
         if _jax.is_ref(value):
             # The caller's ref is not written.
             value = self._copies.setdefault(id(value), _jax.new_ref(value[...]))
-        found = {
+        sources = {
             kind: self.note(kind, source, output=in_words(value, kind), **facts)
             for kind in kinds_in(value)
         }
-        return self._hold(value, found)
+        return self._track(value, sources)
 
     def note(self, kind: str, source: str, **facts: Any) -> Finding:
         """Adds a finding."""
@@ -187,25 +188,25 @@ class Search:
         self.findings.append(finding)
         return finding
 
-    def _hold(self, value: Any, sources: Sources) -> Tracked:
-        held = Tracked(value, sources)
+    def _track(self, value: Any, sources: Sources) -> Tracked:
+        tracked = Tracked(value, sources)
         if _jax.is_ref(value):
-            self._refs[id(value)] = held
-        return held
+            self._refs[id(value)] = tracked
+        return tracked
 
-    def current(self, held: Tracked) -> Tracked:
-        """A value as it is now; a ref may have been written."""
-        return self._refs[id(held.value)] if _jax.is_ref(held.value) else held
+    def current(self, tracked: Tracked) -> Tracked:
+        """Returns the current state of a value; a ref may have been written."""
+        return self._refs[id(tracked.value)] if _jax.is_ref(tracked.value) else tracked
 
     # Programs.
 
     def run(
         self, program: Any, inputs: Sequence[Tracked], context: Context = OUTERMOST
     ) -> list[Tracked]:
-        """The outputs of a program."""
+        """Runs a program, and returns its outputs."""
         opened, constants = jaxprs.opened(program)
-        held = [*map(self._constant, constants), *inputs]
-        values = dict(zip([*opened.constvars, *opened.invars], held, strict=True))
+        operands = [*map(self._constant, constants), *inputs]
+        values = dict(zip([*opened.constvars, *opened.invars], operands, strict=True))
 
         def read(variable: Any) -> Tracked:
             if isinstance(variable, jaxprs.Literal):
@@ -240,9 +241,9 @@ class Search:
         self, equation: Any, inputs: list[Tracked], context: Context
     ) -> list[Tracked]:
         index, *rest = inputs
-        number = int(jax.device_get(index.value))
-        inner = context.of(equation, f"branch {number} of cond")
-        return self.run(equation.params["branches"][number], rest, inner)
+        branch = int(jax.device_get(index.value))
+        inner = context.of(equation, f"branch {branch} of cond")
+        return self.run(equation.params["branches"][branch], rest, inner)
 
     # Loops.
 
@@ -251,8 +252,8 @@ class Search:
     ) -> list[Tracked]:
         is_scan = equation.primitive.name == "scan"
         evaluate = functools.partial(jaxprs.evaluate, equation)
-        rows = inputs[sum(jaxprs.scan_counts(equation.params)) :] if is_scan else []
-        if _refs(rows):
+        scanned = inputs[sum(jaxprs.scan_counts(equation.params)) :] if is_scan else []
+        if _refs(scanned):
             # Only JAX can take slices of refs.
             return self._check(equation, inputs, evaluate(_values(inputs)), context)
         if equation.params.get("length") == 0:
@@ -269,15 +270,16 @@ class Search:
         length, body = params["length"], params["jaxpr"]
         constants, carried = jaxprs.scan_counts(params)
         start = constants + carried
-        fixed, carry, rows = inputs[:constants], inputs[constants:start], inputs[start:]
+        fixed, carry = inputs[:constants], inputs[constants:start]
+        scanned = inputs[start:]
         step = _as_function(body)
-        listed: dict[int, list[Tracked]] = {}
+        stacked: dict[int, list[Tracked]] = {}
         for i in reversed(range(length)) if params["reverse"] else range(length):
             inner = context.of(equation, f"iteration {i} of {length} of scan")
-            row = [_row(row, i) for row in rows]
-            outputs = self._step(body, step, [*fixed, *carry, *row], inner)
-            carry, listed[i] = outputs[:carried], outputs[carried:]
-        columns = zip(*[listed[i] for i in range(length)], strict=True)
+            slices = [_slice(x, i) for x in scanned]
+            outputs = self._step(body, step, [*fixed, *carry, *slices], inner)
+            carry, stacked[i] = outputs[:carried], outputs[carried:]
+        columns = zip(*[stacked[i] for i in range(length)], strict=True)
         return carry + [*map(_stack, columns)]
 
     def _while(
@@ -300,7 +302,7 @@ class Search:
     def _step(
         self, body: Any, step: Any, inputs: list[Tracked], context: Context
     ) -> list[Tracked]:
-        """One step of a loop; a closer look runs it by operations."""
+        """Runs one step of a loop; a closer look runs it by operations."""
         inputs = [*map(self.current, inputs)]
         return self._run_compiled(inputs, step, lambda: self.run(body, inputs, context))
 
@@ -310,42 +312,42 @@ class Search:
         compiled: Callable[[list[Any]], list[Any]],
         look_closer: Callable[[], list[Tracked]],
     ) -> list[Tracked]:
-        """The outputs of a compiled part, looked at closer if they need explaining."""
-        before = [(ref, ref[...]) for ref in _refs(inputs)]
+        """Runs a compiled part; looks closer if its outputs need explaining."""
+        saved = [(ref, ref[...]) for ref in _refs(inputs)]
         outputs = compiled(_values(inputs))
         if self._explains(inputs, outputs):
             return self._inherit(inputs, outputs)
-        for ref, content in before:
+        for ref, content in saved:
             ref[...] = content
         return look_closer()
 
     def _explains(self, inputs: list[Tracked], outputs: list[Any]) -> bool:
         """Whether all non-finite numbers in some outputs may come from the inputs."""
         kinds = {kind for x in [*outputs, *_refs(inputs)] for kind in kinds_in(x)}
-        return all(any(_is_reason(held, kind) for held in inputs) for kind in kinds)
+        return all(any(_is_reason(x, kind) for x in inputs) for kind in kinds)
 
     def _inherit(self, inputs: list[Tracked], outputs: list[Any]) -> list[Tracked]:
-        """The outputs of a loop with the findings of its inputs."""
-        found = _earliest(inputs)
-        return self._hold_all(inputs, outputs, lambda value: _known(found, value))
+        """Gives the outputs of a loop the findings of its inputs."""
+        earliest = _earliest(inputs)
+        return self._track_all(inputs, outputs, lambda value: _within(earliest, value))
 
     def _check(
         self, equation: Any, inputs: list[Tracked], outputs: list[Any], context: Context
     ) -> list[Tracked]:
-        """The outputs of an operation with the findings that they come from."""
+        """Gives the outputs of an operation the findings that they come from."""
         judge = _Judge(self, equation, inputs, context)
-        return self._hold_all(inputs, outputs, judge.sources)
+        return self._track_all(inputs, outputs, judge.sources)
 
-    def _hold_all(
+    def _track_all(
         self,
         inputs: list[Tracked],
         outputs: list[Any],
         sources: Callable[[Any], Sources],
     ) -> list[Tracked]:
-        """The outputs with their findings; also notes those of refs as they are now."""
+        """Gives the outputs their findings, and the refs those of their new content."""
         for ref in _refs(inputs):
-            self._hold(ref, sources(ref))
-        return [self._hold(value, sources(value)) for value in outputs]
+            self._track(ref, sources(ref))
+        return [self._track(value, sources(value)) for value in outputs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,10 +357,10 @@ class _Judge:
     search: Search
     equation: Any
     inputs: list[Tracked]
-    around: Context
+    context: Context
 
     def sources(self, value: Any) -> Sources:
-        """The findings of the NaN and of the infinities in an output."""
+        """Finds where the NaN and the infinities in an output come from."""
         judges = {NAN: self._nan, INF: self._inf}
         return {kind: judges[kind](value) for kind in kinds_in(value)}
 
@@ -376,7 +378,7 @@ class _Judge:
         return source
 
     def _source(self, kind: str) -> Finding | None:
-        """The finding that the inputs have; a constant is reported as used here."""
+        """Returns the finding of the inputs; reports a constant as used here."""
         source = _earliest(self.inputs).get(kind)
         if source is None or not source.is_constant or source.operation:
             return source
@@ -390,7 +392,7 @@ class _Judge:
 
     def _facts(self) -> dict[str, Any]:
         name = self.equation.primitive.name
-        return {"operation": name, **self.around.of(self.equation)._asdict()}
+        return {"operation": name, **self.context.of(self.equation)._asdict()}
 
     def _arisen(self, kind: str, value: Any, **facts: Any) -> Finding:
         return self.search.note(
@@ -404,38 +406,38 @@ class _Judge:
         )
 
     def _example(self, value: Any, kind: str) -> str:
-        """The first number of a kind, and the numbers it was made from."""
+        """Writes the first number of a kind, and the numbers it was made from."""
         if not self._is_elementwise(value):
             return ""
-        place = first_place(value, kind)
-        *numbers, out = [number_at(x, place) for x in [*_values(self.inputs), value]]
+        index = first_index(value, kind)
+        *numbers, out = [number_at(x, index) for x in [*_values(self.inputs), value]]
         numbers += [f"y={y}" for y in [self.equation.params.get("y")] if y is not None]
         name = self.equation.primitive.name
         return f"{name}({', '.join(numbers)}) = {out}"
 
 
-def _is_reason(held: Tracked, kind: str) -> bool:
+def _is_reason(tracked: Tracked, kind: str) -> bool:
     # An infinity that is written in the program doesn't explain others.
-    source = held.sources.get(kind)
+    source = tracked.sources.get(kind)
     return source is not None and (kind == NAN or not source.is_constant)
 
 
 def _earliest(inputs: Iterable[Tracked]) -> dict[str, Finding]:
-    """The first finding of each kind; constants count only if there is no other."""
-    found = [source for held in inputs for source in held.sources.values()]
-    found.sort(key=lambda x: (x.is_constant, x.number), reverse=True)
-    return {x.kind: x for x in found}
+    """Picks the first finding of each kind; a constant only if there is no other."""
+    findings = [finding for x in inputs for finding in x.sources.values()]
+    findings.sort(key=lambda x: (x.is_constant, x.number), reverse=True)
+    return {x.kind: x for x in findings}
 
 
-def _known(sources: Sources, value: Any) -> Sources:
-    """Those findings that explain numbers in a value."""
+def _within(sources: Sources, value: Any) -> Sources:
+    """Picks the findings that explain numbers in a value."""
     return {kind: sources[kind] for kind in kinds_in(value) if kind in sources}
 
 
-def _row(held: Tracked, i: int) -> Tracked:
-    """A row of an array, with the findings of the numbers in it."""
-    value = jax.lax.index_in_dim(held.value, i, keepdims=False)
-    return Tracked(value, _known(held.sources, value))
+def _slice(tracked: Tracked, i: int) -> Tracked:
+    """Takes a slice of an array, with the findings of the numbers in it."""
+    value = jax.lax.index_in_dim(tracked.value, i, keepdims=False)
+    return Tracked(value, _within(tracked.sources, value))
 
 
 def _stack(column: Sequence[Tracked]) -> Tracked:
@@ -443,7 +445,7 @@ def _stack(column: Sequence[Tracked]) -> Tracked:
 
 
 def _values(inputs: Iterable[Tracked]) -> list[Any]:
-    return [held.value for held in inputs]
+    return [x.value for x in inputs]
 
 
 def _refs(inputs: Iterable[Tracked]) -> list[Any]:
@@ -465,19 +467,19 @@ def _last_uses(program: Any) -> list[list[Any]]:
 
 
 def kinds_in(x: Any) -> list[str]:
-    """The kinds of non-finite numbers in an array."""
+    """Lists the kinds of non-finite numbers in an array."""
     x = _content(x)
     if not is_inexact(x):
         return []
     if isinstance(x, jax.Array) and not _is_on_host(x):
-        found = jax.device_get(_has_kinds(x))
+        has_kinds = jax.device_get(_has_kinds(x))
     else:
         # No program to compile, for each shape.
         numbers = np.asarray(x)
         if np.isfinite(numbers).all():
             return []
-        found = np.isnan(numbers).any(), np.isinf(numbers).any()
-    return [kind for kind, is_there in zip((NAN, INF), found, strict=True) if is_there]
+        has_kinds = np.isnan(numbers).any(), np.isinf(numbers).any()
+    return [*itertools.compress((NAN, INF), has_kinds)]
 
 
 @jax.jit
@@ -507,14 +509,14 @@ def arising(out: Any, inputs: list[Any]) -> bool:
 
     The inputs have the shape of the output, or none.
     """
-    found = jnp.isinf(out)
+    is_new = jnp.isinf(out)
     for x in filter(is_inexact, inputs):
-        found &= jnp.isfinite(x)
-    return bool(found.any())
+        is_new &= jnp.isfinite(x)
+    return bool(is_new.any())
 
 
 def form_of(x: Any) -> str:
-    """The dtype and the shape of an array, as in ``float32[2,3]``."""
+    """Writes the dtype and the shape of an array, as in ``float32[2,3]``."""
     x = _content(x)
     return descriptions.describe_form(_dtype(x), np.shape(x))
 
@@ -531,34 +533,34 @@ def describe(x: Any, kind: str = "") -> str:
         return f"{form} {_text(numbers[()])}"
     finite = numbers[np.isfinite(numbers)]
     if finite.size == numbers.size:
-        known = ", all finite" if is_inexact(x) else ""
-        return f"{form} in [{_text(finite.min())}, {_text(finite.max())}]{known}"
+        remark = ", all finite" if is_inexact(x) else ""
+        return f"{form} in [{_text(finite.min())}, {_text(finite.max())}]{remark}"
     counts = {
         "nan": np.isnan(numbers).sum(),
         "+inf": np.isposinf(numbers).sum(),
         "-inf": np.isneginf(numbers).sum(),
     }
     text = ", ".join([f"{count:,} {name}" for name, count in counts.items() if count])
-    first = f", first {kind} at {[*first_place(x, kind)]}" if kind else ""
+    first = f", first {kind} at {[*first_index(x, kind)]}" if kind else ""
     return f"{form}: {text} of {numbers.size:,}{first}"
 
 
-def first_place(x: Any, kind: str) -> tuple[int, ...]:
-    """The index of the first NaN, or of the first infinity."""
+def first_index(x: Any, kind: str) -> tuple[int, ...]:
+    """Finds the index of the first NaN, or of the first infinity."""
     numbers = np.asarray(_numbers(x))
-    found = np.isnan(numbers) if kind == NAN else np.isinf(numbers)
-    return tuple(map(int, np.unravel_index(np.argmax(found), found.shape)))
+    mask = np.isnan(numbers) if kind == NAN else np.isinf(numbers)
+    return tuple(map(int, np.unravel_index(np.argmax(mask), mask.shape)))
 
 
-def number_at(x: Any, place: tuple[int, ...]) -> str:
-    """The number at an index; an axis of size one, or a missing one, broadcasts."""
+def number_at(x: Any, index: tuple[int, ...]) -> str:
+    """Writes the number at an index; axes of size one, and missing ones, broadcast."""
     numbers = np.asarray(_numbers(x))
-    index = np.minimum(place[: numbers.ndim], np.subtract(numbers.shape, 1))
-    return _text(numbers[tuple(index.astype(int))])
+    broadcast = np.minimum(index[: numbers.ndim], np.subtract(numbers.shape, 1))
+    return _text(numbers[tuple(broadcast.astype(int))])
 
 
 def _numbers(x: Any) -> np.ndarray | None:
-    """The numbers of an array; sizes instead of complex ones. ``None`` without any."""
+    """Reads the numbers of an array, absolute if complex; ``None`` without any."""
     x = _content(x)
     is_here = getattr(x, "is_fully_addressable", True)
     if not is_here or not jnp.issubdtype(_dtype(x), jnp.number):
@@ -567,8 +569,8 @@ def _numbers(x: Any) -> np.ndarray | None:
     if np.iscomplexobj(numbers):
         return np.abs(numbers)
     # NumPy does little with the smallest types of others.
-    is_own = numbers.dtype.kind in "iuf" and numbers.dtype.itemsize > 2
-    return numbers if is_own else numbers.astype(np.float32)
+    is_of_numpy = numbers.dtype.kind in "iuf" and numbers.dtype.itemsize > 2
+    return numbers if is_of_numpy else numbers.astype(np.float32)
 
 
 def _text(number: Any) -> str:

@@ -78,10 +78,10 @@ def _search(
     call, interior = recordings.both_sides(_NAME, f, args, kwargs)
     (group,) = call.groups
     # As in the paths of operations, the object of a method goes by its class.
-    kind = type(args[0]).__name__ if args else ""
+    class_name = type(args[0]).__name__ if args else ""
     named = [
-        (leaf, re.sub(r"^self\b", kind, slot.name_in_function))
-        for slot, value in group.pairs()
+        (leaf, re.sub(r"^self\b", class_name, leaf_spec.name_in_function))
+        for leaf_spec, value in group.pairs()
         for leaf in jax.tree.leaves(value)
     ]
     _check_concrete(named)
@@ -91,9 +91,9 @@ def _search(
     with methods.observed(lambda _, call: call(), shows_methods=True):
         program = jax.make_jaxpr(interior)(*call.groups)
     search = Search()
-    held = [search.argument(value, name) for value, name in named]
-    results = search.run(program, held)
-    refs = [search.current(x) for x in held if _jax.is_ref(x.value)]
+    inputs = [search.argument(value, name) for value, name in named]
+    results = search.run(program, inputs)
+    refs = [search.current(x) for x in inputs if _jax.is_ref(x.value)]
     return NanReport([*results, *refs], search.findings)
 
 
@@ -115,7 +115,7 @@ def _check_concrete(named: Any) -> None:
 
 
 class NanReport:
-    """The result of `find_nans`; true if a result has NaN, or an infinity that arose.
+    """Result of `find_nans`; true if a result has NaN, or an infinity that arose.
 
     Its text is a few lines.
 
@@ -137,13 +137,13 @@ class NanReport:
     """
 
     def __init__(self, results: Sequence[Tracked], findings: Sequence[Finding]) -> None:
-        reached = {found for held in results for found in held.sources.values()}
+        reached = {finding for x in results for finding in x.sources.values()}
         in_order = sorted(reached, key=lambda x: x.number)
         alarms = [x for x in in_order if not _is_deliberate(x)]
         self.first_nan = next((x for x in alarms if x.kind == NAN), None)
         roots = [*map(_root, alarms)]
         self.first = min(roots, key=lambda x: x.number, default=None)
-        self._given = next(filter(_is_deliberate, in_order), None)
+        self._deliberate = next(filter(_is_deliberate, in_order), None)
         self._arguments = {x.argument for x in findings if x.source == "argument"}
         lost = (x for x in findings if x.kind == NAN and not x.is_constant)
         self._lost = None if alarms else next(lost, None)
@@ -153,31 +153,33 @@ class NanReport:
 
     @property
     def path(self) -> str:
-        """The place of ``first``: the path of the module, or of the argument."""
+        """Where ``first`` is: the path of the module, or of the argument."""
         return "" if self.first is None else _path_of(self.first)
 
     def __repr__(self) -> str:
         if self.first is None:
             return "\n".join(self._when_finite())
-        kind = "NaN" if self.first.kind == NAN else "inf"
-        lines = self._told(self.first, f"First non-finite value: {kind}")
+        name = "NaN" if self.first.kind == NAN else "inf"
+        lines = self._describe(self.first, f"First non-finite value: {name}")
         nan = self.first_nan
         if nan is not None and nan is not self.first:
-            lines += self._told(nan, "First NaN:")
+            lines += self._describe(nan, "First NaN:")
         elif nan is None:
             lines.append("No result has NaN.")
         return "\n".join(lines)
 
     def _when_finite(self) -> list[str]:
         lines = ["All results are finite."]
-        if self._given is not None:
-            lines = ["No result has NaN, nor an infinity that arose. One has this:"]
-            lines.append(f"  inf, {_in_a_line(self._given)}")
+        if self._deliberate is not None:
+            lines = [
+                "No result contains NaN or a newly created infinity. One contains:"
+            ]
+            lines.append(f"  inf, {_in_a_line(self._deliberate)}")
         if self._lost is not None:
             lines.append(f"NaN, which reached no result, {_in_a_line(self._lost)}")
         return lines
 
-    def _told(self, finding: Finding, title: str) -> list[str]:
+    def _describe(self, finding: Finding, title: str) -> list[str]:
         if finding.source == "argument":
             lines = [f"{title} {_in_a_line(finding)}", f"  it is   {finding.output}"]
             others = len(self._arguments) - 1
@@ -200,7 +202,7 @@ _CLOSED = frozenset(
 
 
 def _facts(finding: Finding) -> list[str]:
-    """The place of an operation, its inputs and its output."""
+    """Lists where an operation is, its inputs and its output."""
     inputs = [*finding.inputs[:_MOST_INPUTS]]
     if len(finding.inputs) > _MOST_INPUTS:
         inputs.append(f"and {len(finding.inputs) - _MOST_INPUTS} more")
@@ -217,17 +219,17 @@ def _facts(finding: Finding) -> list[str]:
 
 def _where(finding: Finding) -> str:
     path = _path_of(finding)
-    if finding.place.is_backward:
+    if finding.name_stack.is_backward:
         path = f"{path} (backward)".lstrip()
-    return ", ".join([part for part in (path, *finding.within) if part])
+    return ", ".join(filter(None, (path, *finding.within)))
 
 
 def _in_a_line(finding: Finding) -> str:
     if finding.source == "argument":
         return f"in the argument `{finding.argument}`"
-    what = f"in the output of `{finding.operation}`"
-    what = "a constant of the program" if finding.is_constant else what
-    return ", ".join(filter(None, [what, _where(finding), finding.line]))
+    origin = f"in the output of `{finding.operation}`"
+    origin = "a constant of the program" if finding.is_constant else origin
+    return ", ".join(filter(None, [origin, _where(finding), finding.line]))
 
 
 def _is_deliberate(finding: Finding) -> bool:
@@ -235,11 +237,11 @@ def _is_deliberate(finding: Finding) -> bool:
 
 
 def _root(finding: Finding) -> Finding:
-    """The finding that a finding comes from: itself, or that of its infinities."""
+    """Returns the finding that one comes from: itself, or that of its infinities."""
     cause = finding.cause
     return finding if cause is None or cause.is_constant else cause
 
 
 def _path_of(finding: Finding) -> str:
-    """The path of the module that a finding is in, or of the argument that it is."""
-    return finding.argument or finding.place.path("self")
+    """Finds the path of the module that a finding is in, or of the argument."""
+    return finding.argument or finding.name_stack.path("self")

@@ -25,7 +25,7 @@ from graftree.core.variables.variables import Variable
 
 @dataclasses.dataclass(frozen=True)
 class ArrayRepr:
-    """The shape and dtype of an array.
+    """Shape and dtype of an array.
 
     Attributes:
         shape: The shape.
@@ -41,7 +41,7 @@ class ArrayRepr:
 
     @classmethod
     def from_array(cls, x: Any) -> ArrayRepr:
-        """The shape and dtype of an array, or of a value like one."""
+        """Takes the shape and dtype of an array, or of a value like one."""
         return cls(tuple(x.shape), x.dtype)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ def is_array(x: Any) -> bool:
 
 
 def outline(x: Any) -> Any:
-    """A value as a table shows it: shapes and texts in dicts, lists and tuples."""
+    """Turns a value into shapes and texts, in dicts, lists and tuples."""
     if x is None or isinstance(x, (str, ArrayRepr)):
         return x
     if isinstance(x, type):
@@ -76,14 +76,14 @@ def outline(x: Any) -> Any:
 
 
 def _outline_node(x: Any) -> Any:
-    found = {child.key: outline(child.value) for child in nodes.children(x)}
-    if [*found] == [*range(len(found))]:
-        return [*found.values()]
-    return {str(key): value for key, value in found.items()}
+    outlined = {child.key: outline(child.value) for child in nodes.children(x)}
+    if [*outlined] == [*range(len(outlined))]:
+        return [*outlined.values()]
+    return {str(key): value for key, value in outlined.items()}
 
 
 def outline_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The arguments of a call, as a table shows them."""
+    """Writes the arguments of a call, as a table shows them."""
     if len(args) == 1 and not kwargs:
         return write("None" if args[0] is None else outline(args[0]))
     lines = _list_lines(map(outline, args))
@@ -107,7 +107,7 @@ def _lines(x: Any) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Markup of a text that may look like markup itself."""
+    """Escapes a text that may look like markup."""
     from rich import markup
 
     return markup.escape(text)
@@ -139,7 +139,7 @@ def _mapping_lines(x: Mapping[str, Any]) -> list[str]:
 
 
 class ObjectInfo(NamedTuple):
-    """The Variables of an object, as a table shows them.
+    """Variables of an object, as a table shows them.
 
     Attributes:
         path: The first path to the object.
@@ -160,7 +160,7 @@ class ObjectInfo(NamedTuple):
 
 
 def first_paths(root: Any) -> list[tuple[Path, Any]]:
-    """An object and those in it with the first path to each, parents first.
+    """Lists an object and those in it with the first path to each, parents first.
 
     This includes functions that are items of a container, as in a `Sequential`.
     """
@@ -177,7 +177,7 @@ def _is_layer(key: Key, x: Any) -> bool:
 
 
 def of_all(root: Any) -> dict[int, ObjectInfo]:
-    """The objects of a model by ``id``; of a shared one, its first path counts.
+    """Describes the objects of a model by ``id``; the first path to each counts.
 
     A shared Variable belongs only to its first owner.
     """
@@ -191,18 +191,18 @@ def of_all(root: Any) -> dict[int, ObjectInfo]:
 
 def _name(x: Any) -> str:
     is_object = isinstance(x, DataObject) or nodes.is_node(x)
-    own = "" if is_object else descriptions.callable_name(x)
-    return own or type(x).__name__
+    function_name = "" if is_object else descriptions.callable_name(x)
+    return function_name or type(x).__name__
 
 
 def _count(variable: Variable, path: Path, infos: Mapping[Path, ObjectInfo]) -> None:
-    kind = type(variable)
-    kind = RngState if issubclass(kind, RngState) else kind
+    variable_type = type(variable)
+    variable_type = RngState if issubclass(variable_type, RngState) else variable_type
     size = representations.size_of(variable.get_raw_value())
     owners = [infos.get(path[:end]) for end in range(len(path))]
     for info in owners:
         if info is not None and size.elements:  # containers have none
-            before = info.stats.get(kind, representations.Size())
-            info.stats[kind] = representations.total([before, size])
+            total = info.stats.get(variable_type, representations.Size())
+            info.stats[variable_type] = representations.total([total, size])
     if owners and owners[-1] is not None:
-        owners[-1].variable_groups.setdefault(kind, {})[path[-1]] = variable
+        owners[-1].variable_groups.setdefault(variable_type, {})[path[-1]] = variable

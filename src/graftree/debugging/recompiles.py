@@ -1,6 +1,6 @@
 """Explains why functions are traced again: `explain_recompile`, `at_most_traces`.
 
-A function made by `nnx.jit` notes what each of its traces depended on. A trace is
+A function made by `nnx.jit` records what each of its traces depended on. A trace is
 compared with the earlier one that differs from it least.
 
 The facts of a trace are a mapping, so that `differences.between` finds the differences
@@ -47,7 +47,7 @@ _MOST_TRACES, _MOST_ROWS = 6, 5
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
-    """The answer of `explain_recompile`, which prints as a table.
+    """Result of `explain_recompile`, which prints as a table.
 
     Attributes:
         name: The name of the function.
@@ -59,8 +59,8 @@ class Explanation:
     Example:
         >>> double = nnx.jit(lambda x: 2 * x)
         >>> doubled = [double(x) for x in (jnp.ones(2), jnp.ones(3))]
-        >>> found = nnx.debugging.explain_recompile(double)
-        >>> found.traces, [(row.path, row.was, row.now) for row in found.rows]
+        >>> report = nnx.debugging.explain_recompile(double)
+        >>> report.traces, [(row.path, row.was, row.now) for row in report.rows]
         (2, [('x', '(2,)', '(3,)')])
     """
 
@@ -70,7 +70,7 @@ class Explanation:
     rows: tuple[Cause, ...]
 
     def table(self, remark: str = "") -> str:
-        """The text of it, with a remark in the title."""
+        """Draws the table, with a remark in the title."""
         times = _times(self.traces)
         title = f"{self.name} was {f'traced {times}' if self.traces else 'not traced'}"
         if self.recompiles:
@@ -95,7 +95,7 @@ def explain_recompile(f: Callable[..., Any]) -> Explanation:
     another structure of a model, another configuration of JAX. Each trace is compared
     with the nearest earlier one, and each difference is listed with its path.
 
-    You need not switch anything on first. The latest 16 traces of a function are known,
+    You need not switch anything on first. The latest 16 traces of a function are kept,
     as long as JAX keeps their compiled programs.
 
     Args:
@@ -154,16 +154,16 @@ def at_most_traces(f: Callable[..., Any], n: int) -> Iterator[None]:
           2      1        x     dtype  int32  float32
     """
     jitted = _jitted(f, "at_most_traces")
-    before = jitted.traces.count
+    start = jitted.traces.count
     yield
-    count = jitted.traces.count - before
+    count = jitted.traces.count - start
     if count > n:
         remark = f" in a block that allows {n}"
-        raise AssertionError(_explain(jitted, after=before).table(remark))
+        raise AssertionError(_explain(jitted, after=start).table(remark))
 
 
 def _jitted(f: Any, function: str) -> JitWrapped[..., Any]:
-    """The result of `nnx.jit`, taken out of wrappers that bind arguments to it."""
+    """Takes the result of `nnx.jit` out of wrappers that bind arguments to it."""
     inner = f
     while not isinstance(inner, JitWrapped):
         if isinstance(inner, functools.partial):
@@ -173,15 +173,15 @@ def _jitted(f: Any, function: str) -> JitWrapped[..., Any]:
         elif hasattr(inner, "__wrapped__"):
             inner = inner.__wrapped__
         else:
-            kind = type(f).__name__
-            given = f"{f.__name__} ({kind})" if hasattr(f, "__name__") else kind
+            text = type(f).__name__
+            text = f"{f.__name__} ({text})" if hasattr(f, "__name__") else text
             raise TypeError(
                 errors.message(
                     f"nnx.debugging.{function} expects a function made by nnx.jit, got "
-                    f"{given}.",
-                    way_out="Only such functions note why they are traced: pass the "
-                    "one that is decorated with @nnx.jit.\nOf functions made by "
-                    "jax.jit, JAX itself tells: "
+                    f"{text}.",
+                    way_out="Only these functions record why they are traced: pass the "
+                    "one that is decorated with @nnx.jit.\nFor functions made by "
+                    "jax.jit, use JAX's own log: "
                     'jax.config.update("jax_explain_cache_misses", True).',
                 )
             )
@@ -189,8 +189,8 @@ def _jitted(f: Any, function: str) -> JitWrapped[..., Any]:
 
 
 def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
-    """The explanation of the traces with higher numbers than ``after``."""
-    known: list[tuple[int, Facts]] = []
+    """Explains the traces with higher numbers than ``after``."""
+    earlier: list[tuple[int, Facts]] = []
     rows: list[Cause] = []
     recompiles = 0
     for trace in [*jitted.traces.latest]:
@@ -199,14 +199,14 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
             rows += [Cause(number, None, "", _GONE, "", "")] * (number > max(after, 1))
             continue
         if number > max(after, 1):
-            rows += _nearest(number, known, facts)
-        known.append((number, facts))
+            rows += _nearest(number, earlier, facts)
+        earlier.append((number, facts))
         if number > after:
             compiled = of_placements(trace)
             recompiles += len(compiled[1:])
             for count in range(1, len(compiled)):
-                earlier = [(number, facts) for facts in compiled[:count]]
-                rows += _nearest(number, earlier, compiled[count])
+                others = [(number, facts) for facts in compiled[:count]]
+                rows += _nearest(number, others, compiled[count])
     name = decorators.name_of(jitted)
     return Explanation(name, jitted.traces.count - after, recompiles, tuple(rows))
 
@@ -214,35 +214,35 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
 def _nearest(
     number: int, earlier: Sequence[tuple[int, Facts]], facts: Facts
 ) -> list[Cause]:
-    """The differences from the nearest earlier facts; of equally near, the latest."""
+    """Lists the differences from the nearest earlier facts; in a tie, the latest."""
     if not earlier:
         return [Cause(number, None, "", _DROPPED, "", "")]
-    listed = []
-    for against, before in reversed(earlier):
-        found = [
+    candidates = []
+    for against, old_facts in reversed(earlier):
+        causes = [
             Cause(number, against, *row)
-            for path, was, now in differences.between(before, facts)
-            for row in _rows(path, was, now, before, facts)
+            for path, old, new in differences.between(old_facts, facts)
+            for row in _rows(path, old, new, old_facts, facts)
         ]
-        found = found or [
-            Cause(number, against, _where(path, facts), _what(path, x, x), *words)
-            for path, x in _unseen(facts)
+        causes = causes or [
+            Cause(number, against, _path_text(path, facts), _kind(path, x, x), *words)
+            for path, x in _not_inspectable(facts)
             for words in [(type(x.value).__name__, "can't be inspected")]
         ]
-        kind = _SAME if _are_equal(before, facts) else _OTHER
-        listed.append(found or [Cause(number, against, "", kind, "", "")])
-    return min(listed, key=lambda found: (len(_alike(found)), len(found)))
+        remark = _SAME if _are_equal(old_facts, facts) else _OTHER
+        candidates.append(causes or [Cause(number, against, "", remark, "", "")])
+    return min(candidates, key=lambda causes: (len(_alike(causes)), len(causes)))
 
 
-def _are_equal(before: Facts, facts: Facts) -> bool:
+def _are_equal(old_facts: Facts, facts: Facts) -> bool:
     try:
-        return before == facts
+        return old_facts == facts
     except Exception:  # of the comparison of a static value
         return False
 
 
-def _unseen(facts: Facts) -> list[tuple[Path, Static]]:
-    """The static values that can't be inspected, by path."""
+def _not_inspectable(facts: Facts) -> list[tuple[Path, Static]]:
+    """Lists the static values that can't be inspected, by path."""
     return [
         (path, fact)
         for path, fact in facts.items()
@@ -282,7 +282,7 @@ def _table(rows: Sequence[Cause]) -> list[str]:
 
 
 def _alike(rows: Sequence[Cause]) -> list[list[Cause]]:
-    """Rows in groups that differ only in where in the model something is."""
+    """Groups rows that differ only in where in the model something is."""
     groups: dict[Any, list[Cause]] = {}
     for row in rows:
         key = (row.path.rpartition(".")[2], *row[3:])
@@ -291,12 +291,12 @@ def _alike(rows: Sequence[Cause]) -> list[list[Cause]]:
 
 
 def _cells(group: Sequence[Cause]) -> tuple[str, ...]:
-    trace, against, path, what, *pair = group[0]
+    trace, against, path, kind, *values = group[0]
     start = str(trace), "-" if against is None else str(against)
-    if what in _REMARKS:
-        return (*start, _REMARKS[what])
+    if kind in _REMARKS:
+        return (*start, _REMARKS[kind])
     more = f" (+{len(group) - 1} alike)" if len(group) > 1 else ""
-    return (*start, path + more, what, *map(_shortened, pair))
+    return (*start, path + more, kind, *map(_shortened, values))
 
 
 def _shortened(text: str, most: int = 40) -> str:
@@ -328,57 +328,58 @@ class Cause(NamedTuple):
 
 
 def _rows(
-    path: Path, was: Any, now: Any, before: Facts, after: Facts
+    path: Path, old: Any, new: Any, old_facts: Facts, new_facts: Facts
 ) -> Iterator[tuple[str, str, str, str]]:
-    start, what = _where(path, before, after), _what(path, was, now)
+    start, kind = _path_text(path, old_facts, new_facts), _kind(path, old, new)
     if path[-1] is TYPE:
-        yield from [(start, *words) for words in _aspects(was, now)]
+        yield from [(start, *words) for words in _aspects(old, new)]
         return
-    parts = [("", was, now)]
-    if isinstance(was, Static) and isinstance(now, Static):
-        parts = _narrowed(was, now)
-        owner = getattr(before.get(path[:-1]), "type", object)
+    pairs = [("", old, new)]
+    if isinstance(old, Static) and isinstance(new, Static):
+        pairs = _narrowed(old, new)
+        owner = getattr(old_facts.get(path[:-1]), "type", object)
         if path[-1] == "_length" and issubclass(owner, List):
-            start, what = start.removesuffix("._length"), "length"
-    for below, old, new in parts:
-        words, new_words = _word(path, old, before), _word(path, new, after)
+            start, kind = start.removesuffix("._length"), "length"
+    for subpath, old_part, new_part in pairs:
+        words = _word(path, old_part, old_facts)
+        new_words = _word(path, new_part, new_facts)
         if words == new_words:
             new_words = "another one, not equal"
-        yield start + below, what, words, new_words
+        yield start + subpath, kind, words, new_words
 
 
-def _aspects(was: Any, now: Any) -> list[tuple[str, str, str]]:
-    """The aspects in which two types differ; if there are none, their texts."""
-    before, after = map(aspects, (was, now))
-    found = [
-        (what, _word_of_value(before.get(what)), _word_of_value(after.get(what)))
-        for what in before | after
-        if before.get(what) != after.get(what)
+def _aspects(old: Any, new: Any) -> list[tuple[str, str, str]]:
+    """Lists the aspects in which two types differ; if there are none, their texts."""
+    olds, news = map(aspects, (old, new))
+    differing = [
+        (aspect, _word_of_value(olds.get(aspect)), _word_of_value(news.get(aspect)))
+        for aspect in olds | news
+        if olds.get(aspect) != news.get(aspect)
     ]
-    return found or [("type", _word_of_value(was), _word_of_value(now))]
+    return differing or [("type", _word_of_value(old), _word_of_value(new))]
 
 
-def _where(path: Path, *all_facts: Facts) -> str:
-    """A path as the user writes it: ``net.blocks[3].rate``, ``batch['x']``."""
+def _path_text(path: Path, *all_facts: Facts) -> str:
+    """Writes a path as the user does: ``net.blocks[3].rate``, ``batch['x']``."""
     start, *keys = path
     if isinstance(start, Setting):
         name = start.removeprefix("abstract_").removesuffix("_state")
         return name.removesuffix("_context_manager")
     text = str(start)
-    for number, key in enumerate(keys, 1):
+    for length, key in enumerate(keys, 1):
         if isinstance(key, (Aspect, MetadataKey)):
             break
-        above = [facts.get(path[:number]) for facts in all_facts]
+        owners = [facts.get(path[:length]) for facts in all_facts]
         is_item = any(
-            isinstance(fact, Node) and issubclass(fact.type, Mapping) for fact in above
+            isinstance(fact, Node) and issubclass(fact.type, Mapping) for fact in owners
         )
         text += f"[{key!r}]" if is_item else paths.key_text(key)
     return text
 
 
-def _what(path: Path, was: Any, now: Any) -> str:
-    """The kind of difference at a path."""
-    last, pair = path[-1], (was, now)
+def _kind(path: Path, old: Any, new: Any) -> str:
+    """Names the kind of difference at a path."""
+    last, pair = path[-1], (old, new)
     if isinstance(last, Setting):
         return "JAX configuration"
     if isinstance(last, Aspect):
@@ -390,8 +391,8 @@ def _what(path: Path, was: Any, now: Any) -> str:
     is_static = all(isinstance(fact, Static) for fact in pair)
     if len(path) == 1:
         return "static argument" if is_static else "argument"
-    if was is ABSENT or now is ABSENT:
-        return "added" if was is ABSENT else "removed"
+    if old is ABSENT or new is ABSENT:
+        return "added" if old is ABSENT else "removed"
     return "static attribute" if is_static else "type"
 
 
@@ -405,14 +406,14 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
         case _ if fact is ABSENT and len(path) == 1:
             return "not passed"
         case Met(path=earlier) if earlier is not None:
-            return f"the same as {_where(earlier, facts)}"
-        case Node(type=kind) if kind is type(None):
+            return f"the same as {_path_text(earlier, facts)}"
+        case Node(type=node_type) if node_type is type(None):
             return "None"
         case Box(is_ref=True):
             return f"{differences.describe(fact)} in a ref"
         case _ if fact is LEAF and (*path, TYPE) in facts:
-            found = aspects(facts[*path, TYPE])
-            return descriptions.describe_form(found["dtype"], found["shape"])
+            array = aspects(facts[*path, TYPE])
+            return descriptions.describe_form(array["dtype"], array["shape"])
         case Static() if not isinstance(fact.value, type) and (
             name := descriptions.callable_and_place(fact.value)
         ):
@@ -424,8 +425,8 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
 def _word_of_value(value: Any) -> str:
     match value:
         case traces.Placed(sharding=sharding, is_committed=is_committed):
-            place = _word_of_sharding(sharding)
-            return place if is_committed else f"{place}, uncommitted"
+            text = _word_of_sharding(sharding)
+            return text if is_committed else f"{text}, uncommitted"
         case jax.sharding.NamedSharding():
             return _word_of_sharding(value)
         case _ if isinstance(value, (jax.sharding.AbstractMesh, jax.sharding.Mesh)):
@@ -445,9 +446,11 @@ def _word_of_sharding(sharding: Any) -> str:
 
 def _word_of_mesh(mesh: Any) -> str:
     axes = getattr(mesh, "shape", mesh)
-    kinds = {kind.name for kind in getattr(mesh, "axis_types", None) or ()}
+    axis_types = {
+        axis_type.name for axis_type in getattr(mesh, "axis_types", None) or ()
+    }
     text = ", ".join(f"{name}={size}" for name, size in axes.items()) or "no axes"
-    return f"{text} ({', '.join(sorted(kinds))})" if kinds else text
+    return f"{text} ({', '.join(sorted(axis_types))})" if axis_types else text
 
 
 def _without_address(text: str) -> str:
@@ -457,29 +460,29 @@ def _without_address(text: str) -> str:
 # Static values.
 
 
-def _narrowed(was: Static, now: Static) -> Iterator[tuple[str, Static, Static]]:
-    """The place where two static values differ: the text of a path, and both parts."""
-    olds, news = _members(was.value), _members(now.value)
-    is_alike = type(was.value) is type(now.value) and olds.keys() == news.keys()
+def _narrowed(old: Static, new: Static) -> Iterator[tuple[str, Static, Static]]:
+    """Finds where two static values differ: the text of a path, and both parts."""
+    olds, news = _members(old.value), _members(new.value)
+    is_alike = type(old.value) is type(new.value) and olds.keys() == news.keys()
     pairs = [(key, Static(x), Static(news[key])) for key, x in olds.items() if is_alike]
     differing = [(key, x, y) for key, x, y in pairs if x != y]
     if not differing:
-        yield "", was, now
+        yield "", old, new
     for key, x, y in differing:
-        for below, old, new in _narrowed(x, y):
-            yield key + below, old, new
+        for subpath, old_part, new_part in _narrowed(x, y):
+            yield key + subpath, old_part, new_part
 
 
 def _members(x: Any) -> dict[str, Any]:
-    """The members of a value by the texts of their keys, if it is known to have any."""
+    """Lists the members of a value by the texts of their keys, if there are any."""
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
         names = [field.name for field in dataclasses.fields(x) if field.compare]
         return {f".{name}": getattr(x, name) for name in names}
     if isinstance(x, tuple) and (names := getattr(x, "_fields", None)):
         return {f".{name}": member for name, member in zip(names, x, strict=False)}
     if isinstance(x, (dict, tuple, list)):
-        listed = x.items() if isinstance(x, dict) else enumerate(x)
-        return {f"[{key!r}]": member for key, member in listed}
+        items = x.items() if isinstance(x, dict) else enumerate(x)
+        return {f"[{key!r}]": member for key, member in items}
     return {}
 
 
@@ -487,11 +490,11 @@ Facts = dict[Path, Any]
 
 
 class Aspect(str):
-    """The last key of a path to a further fact about an argument or leaf."""
+    """Last key of a path to a further fact about an argument or leaf."""
 
 
 class Setting(str):
-    """The only key of a path to a part of JAX's configuration or context."""
+    """Only key of a path to a part of JAX's configuration or context."""
 
 
 # The way an argument was passed; JAX's name for the abstract value of an array.
@@ -499,7 +502,7 @@ PASSED, TYPE = Aspect("passed"), Aspect("type")
 
 
 def of_trace(trace: traces.Trace) -> Facts | None:
-    """Everything that a trace of a function depended on; ``None`` if it isn't kept."""
+    """Lists all that a trace of a function depended on; ``None`` if it isn't kept."""
     signature = trace.signature()
     if signature is None:
         return None
@@ -508,55 +511,56 @@ def of_trace(trace: traces.Trace) -> Facts | None:
 
 
 def of_placements(trace: traces.Trace) -> list[Facts]:
-    """The places of arguments for each compilation of a trace, if there are several."""
+    """Lists the placements of each compilation of a trace, if there are several."""
     signature, placements = trace.signature(), [*trace.placements]
     if signature is None or len(placements) < 2:
         return []
     return [_of_arguments(signature, placement) for placement in placements]
 
 
-def _of_arguments(signature: signatures.Signature, parts: traces.Parts) -> Facts:
-    """The facts about arguments, which are combined with marks for their leaves."""
-    marks = [np.asarray(position) for position in range(len(parts))]
+def _of_arguments(
+    signature: signatures.Signature, array_facts: traces.ArrayFacts
+) -> Facts:
+    """Lists the facts about arguments and the arrays in their leaves."""
+    marks = [np.asarray(position) for position in range(len(array_facts))]
     tree, _ = arguments.unpack(signature, marks, flattening.IndexMap())
     args, kwargs, *third = tree
-    name, places = signature.name_of_argument, signature.positions()
-    starts = [*map(name, places), *signature.labels.functions]
+    name, keys_of_arguments = signature.name_of_argument, signature.positions()
+    starts = [*map(name, keys_of_arguments), *signature.labels.functions]
     functions = third[0] if third else ()
 
     def located(path: Path) -> Path | None:
         return (starts[path[0]], *path[1:]) if path else None
 
-    found: Facts = {(name(where),): value for where, value in signature.statics}
-    for where in (*dict(signature.statics), *places):
-        how = "by position" if isinstance(where, int) else "by keyword"
-        found[name(where), PASSED] = how
+    facts: Facts = {(name(key),): value for key, value in signature.statics}
+    for key in (*dict(signature.statics), *keys_of_arguments):
+        how = "by position" if isinstance(key, int) else "by keyword"
+        facts[name(key), PASSED] = how
     # In one walk, since arguments may share objects.
-    given = (*args, *kwargs.values(), *functions)
-    graphdef, leaves = flattening.flatten_graph(given)
+    graphdef, leaves = flattening.flatten_graph((*args, *kwargs.values(), *functions))
     for path, fact in differences.facts(graphdef, located).items():
-        found[path] = fact
+        facts[path] = fact
         if isinstance(fact, Node) and fact.type is GraphDef:
             treedef, _ = fact.metadata
             skeleton = treedef.unflatten(())
-            found |= differences.facts(skeleton, differences.below(path))
-    for (number, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
+            facts |= differences.facts(skeleton, differences.below(path))
+    for (argument, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
         # If the value is a container, there is a fact about each array in it.
-        for below, x in parts[int(flattening.raw_of(leaf))]:
-            start = (starts[number], *keys, *below)
-            if below:
-                found[start] = LEAF
-            found[*start, TYPE] = x
-    return found
+        for subpath, x in array_facts[int(flattening.raw_of(leaf))]:
+            start = (starts[argument], *keys, *subpath)
+            if subpath:
+                facts[start] = LEAF
+            facts[*start, TYPE] = x
+    return facts
 
 
 def aspects(x: Any) -> dict[str, Any]:
-    """The aspects that JAX compares in the type or placement of an array or ref."""
+    """Lists what JAX compares in the type or placement of an array or ref."""
     if isinstance(x, traces.Placed):
         return {"sharding": x}
     aval = getattr(x, "inner_aval", x)
-    found = {word: getattr(aval, name, None) for name, word in _ASPECTS.items()}
-    return {**found, "sharding": _sharding_in(aval)}
+    attributes = {word: getattr(aval, name, None) for name, word in _ASPECTS.items()}
+    return {**attributes, "sharding": _sharding_in(aval)}
 
 
 _ASPECTS = {
@@ -569,7 +573,7 @@ _ASPECTS = {
 
 
 def _sharding_in(aval: Any) -> Any:
-    """The sharding that is part of a type, over the axes of a mesh."""
+    """Finds the sharding that is part of a type, over the axes of a mesh."""
     sharding: Any = getattr(aval, "sharding", None)
     mesh = getattr(sharding, "mesh", None)
     if mesh is None or mesh.empty:
@@ -590,11 +594,11 @@ def _warn_of_values(
 ) -> bool:
     """Warns of the attribute, if the latest traces differ only in one."""
     # Listing facts takes as long as tracing some layers.
-    facts = [found for found in map(of_trace, latest) if found is not None]
+    facts = [x for x in map(of_trace, latest) if x is not None]
     changes = [differences.between(x, y) for x, y in itertools.pairwise(facts)]
-    distinct = {change.path for found in changes for change in found}
-    if not distinct and facts and (unseen := _unseen(facts[-1])):
-        path, fact = unseen[0]
+    distinct = {change.path for changed in changes for change in changed}
+    if not distinct and facts and (statics := _not_inspectable(facts[-1])):
+        path, fact = statics[0]
         _logger.warning(
             "%s is traced and compiled at each call, because the static attribute %s "
             "can't be inspected: any %s counts as changed. Give the class a hash, "
@@ -608,7 +612,7 @@ def _warn_of_values(
     if len(distinct) != 1 or [*map(len, changes)] != [1] * (len(latest) - 1):
         return False
     (path,) = distinct
-    values = [changes[0][0].before, *[found[0].after for found in changes]]
+    values = [changes[0][0].before, *[changed[0].after for changed in changes]]
     # A static argument is static on purpose.
     if len(path) < 2 or not all(isinstance(value, Static) for value in values):
         return False

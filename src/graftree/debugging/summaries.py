@@ -139,15 +139,15 @@ def tabulate(
     infos = outlines.of_all(obj)
     counter = Counter(compute_flops, compute_vjp_flops)
     calls = _calls(obj, method, input_args, input_kwargs, counter)
-    kept = [
+    shown = [
         (call, infos[call.object_id])
         for call in (_uncalled(obj) if calls is None else calls)
         if (depth is None or len(call.path) <= depth) and row_filter(call)
     ]
     columns = [] if calls is None else ["inputs", "outputs", *counter.asked]
     drawing = _Drawing(rich, columns, infos[id(obj)].stats, column_kwargs)
-    rows = [drawing.cells(*row) for row in kept]
-    rows = _folded(kept, rows) if calls is None else rows
+    rows = [drawing.cells(*pair) for pair in shown]
+    rows = _folded(shown, rows) if calls is None else rows
     title = f"{type(obj).__name__} Summary"
     return _print(rich, drawing.table(rows, title, table_kwargs), console_kwargs)
 
@@ -161,10 +161,12 @@ def _check(obj: Any, method: str, has_inputs: bool) -> None:
     is_call = method == "__call__"
     is_listed = is_call and isinstance(obj, _CONTAINERS) and not has_inputs
     if not is_listed and not callable(getattr(obj, method, None)):
-        known = ", ".join(sorted(capturing.method_names(type(obj)))) or "none"
+        methods = ", ".join(sorted(capturing.method_names(type(obj)))) or "none"
         hint = ": name one in tabulate(..., method=...)" if is_call else ""
         name = type(obj).__name__
-        raise KeyError(f"{name} has no method {method!r}{hint}. Its methods: {known}.")
+        raise KeyError(
+            f"{name} has no method {method!r}{hint}. Its methods: {methods}."
+        )
 
 
 _CONTAINERS = (List, Dict, State, list, tuple, dict)
@@ -177,7 +179,7 @@ def _calls(
     kwargs: dict[str, Any],
     counter: Counter,
 ) -> list[CallInfo] | None:
-    """The calls for some inputs; ``None`` if there are no inputs, and some are needed.
+    """Records the calls for some inputs; ``None`` if needed inputs are not there.
 
     Needed inputs count only if neither a method nor costs are asked for.
     """
@@ -206,28 +208,28 @@ def _parameters(obj: Any) -> list[inspect.Parameter]:
 
 
 def _uncalled(obj: Any) -> list[CallInfo]:
-    """A row for each object in a model, and each function in a list, without a call."""
+    """Lists each object in a model, and each function in a list, as if called."""
     return [
-        CallInfo(number, id(x), type(x), path, "", None)
-        for number, (path, x) in enumerate(outlines.first_paths(obj))
+        CallInfo(order, id(x), type(x), path, "", None)
+        for order, (path, x) in enumerate(outlines.first_paths(obj))
     ]
 
 
 def _folded(
-    kept: Sequence[tuple[CallInfo, outlines.ObjectInfo]], rows: Sequence[Sequence[str]]
+    shown: Sequence[tuple[CallInfo, outlines.ObjectInfo]], rows: Sequence[Sequence[str]]
 ) -> list[list[str]]:
-    """One row for those that differ only in indices, as in ``blocks/0-11/up``."""
+    """Folds rows that differ only in indices, as in ``blocks/0-11/up``."""
     named = [
         ("/".join(f"[{k}]" if type(k) is int else str(k) for k in call.path), *cells)
-        for (call, _), (_, *cells) in zip(kept, rows, strict=True)
+        for (call, _), (_, *cells) in zip(shown, rows, strict=True)
     ]
-    found = []
-    for (path, kind, *sizes), numbers in descriptions.groups_of_rows(named):
+    folded = []
+    for (path, type_name, *sizes), numbers in descriptions.groups_of_rows(named):
         if len(numbers) > 1:
-            kind = f"{len(numbers)} x {kind}"
+            type_name = f"{len(numbers)} x {type_name}"
             sizes = [size and f"{size} each" for size in sizes]
-        found.append([outlines.escape(_RANGE.sub(r"\1", path)), kind, *sizes])
-    return found
+        folded.append([outlines.escape(_RANGE.sub(r"\1", path)), type_name, *sizes])
+    return folded
 
 
 _RANGE = re.compile(r"(?:(?<=/)|^)\[([\d*-]+)\](?=/|$)")
@@ -275,7 +277,7 @@ class _Drawing:
 
     @property
     def _types(self) -> list[type]:
-        return sorted(self.totals, key=lambda kind: kind.__name__)
+        return sorted(self.totals, key=lambda variable_type: variable_type.__name__)
 
     def table(
         self, rows: Sequence[Sequence[str]], title: str, options: Mapping[str, Any]
@@ -294,20 +296,24 @@ class _Drawing:
             table.add_column(name, **self.column_options)
         last = {"footer": self.rich.text.Text("Total", justify="right")}
         table.add_column(names[-1], **{**last, **self.column_options})
-        for kind in self._types:
-            footer = {"footer": self._text(_total(self.totals[kind]))}
-            table.add_column(kind.__name__, **{**footer, **self.column_options})
+        for variable_type in self._types:
+            footer = {"footer": self._text(_total(self.totals[variable_type]))}
+            table.add_column(
+                variable_type.__name__, **{**footer, **self.column_options}
+            )
         for cells in rows:
             table.add_row(*map(self._text, cells))
         return table
 
     def _caption(self) -> str:
-        """The total, and the parts of it."""
+        """Writes the total, and its parts."""
         groups = {"Trainable": Param, "Frozen": Frozen, "Random": RngState}
         groups["Other"] = Variable
         sizes = dict.fromkeys(groups, representations.Size(0, 0))
-        for kind, size in self.totals.items():
-            name = next(name for name, type in groups.items() if issubclass(kind, type))
+        for variable_type, size in self.totals.items():
+            name = next(
+                name for name, type in groups.items() if issubclass(variable_type, type)
+            )
             sizes[name] = representations.total([sizes[name], size])
         if not self.columns:
             del sizes["Random"]  # no parameters; a table of calls counts them, as Flax
@@ -318,40 +324,43 @@ class _Drawing:
         return lines
 
     def cells(self, call: CallInfo, info: outlines.ObjectInfo) -> list[str]:
-        """The texts of a row."""
+        """Writes the cells of a row."""
         costs = {"flops": str(call.flops), "vjp_flops": str(call.vjp_flops)}
         outputs = outlines.write(call.outputs)
-        known = {"inputs": call.inputs_repr, "outputs": outputs, **costs}
+        texts = {"inputs": call.inputs_repr, "outputs": outputs, **costs}
         return [
             outlines.escape(paths.to_string(call.path)),
             outlines.escape(info.name),
-            *[known[name] for name in self.columns],
-            *[_cell(info, kind) for kind in self._types],
+            *[texts[name] for name in self.columns],
+            *[_cell(info, variable_type) for variable_type in self._types],
         ]
 
     def _text(self, markup: str) -> Any:
         return self.rich.text.Text.from_markup(markup, emoji=False)
 
 
-def _cell(info: outlines.ObjectInfo, kind: type) -> str:
-    parts = []
-    own = {str(k): _outline(v) for k, v in info.variable_groups.get(kind, {}).items()}
-    if own:
-        parts.append(outlines.write(own))
-    if kind in info.stats:
-        parts.append(f"[bold]{_total(info.stats[kind])}[/bold]")
-    return "\n\n".join(parts)
+def _cell(info: outlines.ObjectInfo, variable_type: type) -> str:
+    paragraphs = []
+    variables = info.variable_groups.get(variable_type, {})
+    if variables:
+        outline = {str(name): _outline(x) for name, x in variables.items()}
+        paragraphs.append(outlines.write(outline))
+    if variable_type in info.stats:
+        paragraphs.append(f"[bold]{_total(info.stats[variable_type])}[/bold]")
+    return "\n\n".join(paragraphs)
 
 
 def _outline(variable: Variable) -> Any:
-    """The value of a Variable, among its metadata if it has any of its own."""
+    """Outlines the value of a Variable, among any metadata of its own."""
     metadata = variable.get_metadata(exclude_required=True)
     if isinstance(variable, Frozen):
         was = metadata.pop(FROZEN_TYPE)
         metadata |= {} if was is Param else {FROZEN_TYPE: was.__name__}
     value = outlines.outline(variable.get_raw_value())
-    known = {name: outlines.outline(x) for name, x in metadata.items() if x is not None}
-    return {**known, "value": value} if known else value
+    outlined = {
+        name: outlines.outline(x) for name, x in metadata.items() if x is not None
+    }
+    return {**outlined, "value": value} if outlined else value
 
 
 def _total(size: representations.Size) -> str:

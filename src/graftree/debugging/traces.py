@@ -1,13 +1,13 @@
-"""The traces of a compiled function: their dependencies, to explain why each was made.
+"""Traces of a compiled function: their dependencies, to explain why each was made.
 
-A `Trace` is noted when a function was traced: the signature of the call, the types of
-its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled a trace:
-the devices of the leaves, since JAX compiles a trace again for others. The reports on
-them are in ``recompiles.py``; `Traces` calls it where traces repeat.
+A `Trace` is recorded when a function was traced: the signature of the call, the types
+of its leaves, the configuration of JAX. The placements of the leaves are added when JAX
+compiles the trace, which it does again for others. The reports are made in
+``recompiles.py``; `Traces` calls it where traces repeat.
 
 That takes microseconds, and nothing in a call that isn't traced. It holds no arrays,
 tracers or objects: signatures are referred to weakly, and live as long as JAX keeps
-their compiled programs. A value that is a pytree of the user's own is known by its
+their compiled programs. A value that is a pytree of the user's own stands for its
 leaves: no code of the user's is called, neither to build one nor to compare two.
 """
 
@@ -33,7 +33,7 @@ LIMIT, PLACEMENTS = 16, 8
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """The place of an array.
+    """Where an array is.
 
     Attributes:
         sharding: Its sharding.
@@ -56,39 +56,45 @@ class ArrayFact(NamedTuple):
     fact: Any
 
 
-# For each leaf of the arguments its arrays.
-Parts = tuple[tuple[ArrayFact, ...], ...]
+# The arrays in each leaf of the arguments.
+ArrayFacts = tuple[tuple[ArrayFact, ...], ...]
 
 
-def parts(values: Sequence[Any], fact_of: Callable[[Any], Any]) -> Parts:
-    """Facts about the arrays in raw values."""
-    listed = []
+def array_facts(values: Sequence[Any], fact_of: Callable[[Any], Any]) -> ArrayFacts:
+    """Collects facts about the arrays in raw values."""
+    facts = []
     for value in values:
         if isinstance(value, jax.Array):
-            listed.append((ArrayFact((), fact_of(value)),))
+            facts.append((ArrayFact((), fact_of(value)),))
             continue
-        found, _ = jax.tree_util.tree_flatten_with_path(value)
-        below = [(_plain(path, number), x) for number, (path, x) in enumerate(found)]
-        listed.append(tuple([ArrayFact(path, fact_of(x)) for path, x in below]))
-    return tuple(listed)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(value)
+        facts.append(
+            tuple(
+                [
+                    ArrayFact(_plain(path, index), fact_of(leaf))
+                    for index, (path, leaf) in enumerate(leaves)
+                ]
+            )
+        )
+    return tuple(facts)
 
 
-def _plain(path: Sequence[Any], number: int) -> tuple[Any, ...]:
-    """A path of JAX's, with a number in place of keys of the user's own types."""
-    return tuple([_plain_key(entry, number) for entry in path])
+def _plain(path: Sequence[Any], index: int) -> tuple[Any, ...]:
+    """Replaces keys of the user's own types in a path of JAX's by an index."""
+    return tuple([_plain_key(key, index) for key in path])
 
 
-def _plain_key(entry: Any, number: int) -> str | int:
+def _plain_key(jax_key: Any, index: int) -> str | int:
     for name in ("key", "idx", "name"):
-        key = getattr(entry, name, None)
+        key = getattr(jax_key, name, None)
         if isinstance(key, (str, int)) and type(key) in (str, int):
             return key
-    return number
+    return index
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """The dependencies of one trace of a function.
+    """What one trace of a function depended on.
 
     Attributes:
         number: Counted from 1.
@@ -100,9 +106,9 @@ class Trace:
 
     number: int
     signature: weakref.ref[Signature]
-    types: Parts
+    types: ArrayFacts
     settings: Mapping[str, Any]
-    placements: list[Parts] = dataclasses.field(default_factory=list)
+    placements: list[ArrayFacts] = dataclasses.field(default_factory=list)
 
 
 # So many traces in a row, of which each differs from the one before in its signature.
@@ -113,7 +119,7 @@ Warn = Callable[[Sequence[Trace], Callable[..., Any]], bool]
 
 
 class Traces(Rebuilt):
-    """The traces of one compiled function.
+    """Record of the traces of one compiled function.
 
     Args:
         warn: Called when the latest traces differ only in signatures, until it warns.
@@ -121,34 +127,34 @@ class Traces(Rebuilt):
     Attributes:
         count: How many there were; those of calls that raised are not counted.
         latest: The latest traces, in order.
-        is_told: Whether the user was warned.
+        has_warned: Whether the user was warned.
     """
 
     def __init__(self, warn: Warn) -> None:
         programs.count_compilations()
         self.count = 0
-        self.is_told = False
+        self.has_warned = False
         self.latest: collections.deque[Trace] = collections.deque(maxlen=LIMIT)
         self._warn = warn
 
     def add(
         self, signature: Signature, values: Sequence[Any], function: Callable[..., Any]
     ) -> None:
-        """Notes a trace of a function for these raw values, which are tracers."""
+        """Records a trace of a function for these raw values, which are tracers."""
         if _jax.config.jax_disable_jit:
             return  # the function ran as it is
         settings = _jax.trace_context()
         self.count += 1
-        types = parts(values, jax.typeof)
+        types = array_facts(values, jax.typeof)
         self.latest.append(Trace(self.count, weakref.ref(signature), types, settings))
         repeated = [*self.latest][-COUNT:]
-        if len(repeated) < COUNT or self.is_told:
+        if len(repeated) < COUNT or self.has_warned:
             return
-        if not any([_is_otherwise(*pair) for pair in itertools.pairwise(repeated)]):
-            self.is_told = self._warn(repeated, function)
+        if not any([_differ_otherwise(*pair) for pair in itertools.pairwise(repeated)]):
+            self.has_warned = self._warn(repeated, function)
 
     def called(self, signature: Signature, values: Sequence[Any], count: int) -> None:
-        """Notes the places of the raw values of a call, if JAX compiled for it.
+        """Records where the raw values of a call are, if JAX compiled for it.
 
         Args:
             signature: That of the call.
@@ -158,13 +164,13 @@ class Traces(Rebuilt):
         is_part = any([isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)])
         if is_part or not programs.compilations.are_there_since(count):
             return  # part of another program, or for another thread
-        types = parts(values, jax.typeof)
+        types = array_facts(values, jax.typeof)
         for trace in reversed([*self.latest]):  # another thread may add one meanwhile
             if trace.signature() is signature and trace.types == types:
-                placement = parts(values, _placed)
-                known = trace.placements
-                if placement not in known and len(known) < PLACEMENTS:
-                    known.append(placement)
+                placement = array_facts(values, _placed)
+                placements = trace.placements
+                if placement not in placements and len(placements) < PLACEMENTS:
+                    placements.append(placement)
                 return
 
 
@@ -172,8 +178,8 @@ def _placed(x: Any) -> Placed | None:
     return Placed(x.sharding, x.committed) if isinstance(x, jax.Array) else None
 
 
-def _is_otherwise(one: Trace, other: Trace) -> bool:
-    """Whether anything but their signatures tells two traces apart, or nothing."""
+def _differ_otherwise(one: Trace, other: Trace) -> bool:
+    """Whether two traces differ in more than their signatures, or in nothing."""
     return (
         one.signature() is other.signature()
         or one.types != other.types

@@ -35,7 +35,7 @@ from graftree.nn.support import arguments, meshes
 
 
 class KeyValueCache(Module):
-    """The keys and values of an attention layer, for a batch of sequences.
+    """Keys and values of an attention layer, for a batch of sequences.
 
     The token at a position is kept in the slot of that number; with a window shorter
     than ``max_length``, in a ring of ``window`` slots. A token with a negative position
@@ -132,11 +132,13 @@ class KeyValueCache(Module):
         if self.is_ring:
             return self._extend_ring(key, value, positions)
         keys, values = self._write(key, value, positions)
-        sees = positions[:, None, :, None] >= self._seen(positions)[:, None, None]
+        sees = (
+            positions[:, None, :, None] >= self._key_positions(positions)[:, None, None]
+        )
         return keys, values, sees
 
-    def _seen(self, positions: jax.Array) -> jax.Array:
-        """The positions of the keys that `extend` returns, ``int[batch or 1, seen]``.
+    def _key_positions(self, positions: jax.Array) -> jax.Array:
+        """Gives the positions of the keys that `extend` returns, ``[batch|1, seen]``.
 
         They are negative where there is no token yet, or padding.
         """
@@ -159,24 +161,24 @@ class KeyValueCache(Module):
         is_kept = positions > jnp.maximum(last - size, -1)
         slots = jnp.where(is_kept, positions % size, -1)
         keys, values = self._write(key, value, slots)
-        seen = self._seen(positions)
+        key_positions = self._key_positions(positions)
         if positions.shape[1] == 1:
-            return keys, values, (seen >= 0)[:, None, None]
+            return keys, values, (key_positions >= 0)[:, None, None]
         # No mask can remove it again: padding may have become NaN in the layer below.
         is_token = (positions >= 0)[:, :, None, None]
         key, value = jnp.where(is_token, key, 0), jnp.where(is_token, value, 0)
-        back = positions[:, :, None] - seen[:, None]
-        sees = (seen[:, None] >= 0) & (back >= 0) & (back < size)
+        distance = positions[:, :, None] - key_positions[:, None]
+        sees = (key_positions[:, None] >= 0) & (distance >= 0) & (distance < size)
         keys = jnp.concatenate([old_key, key], axis=1)
         values = jnp.concatenate([old_value, value], axis=1)
         return keys, values, sees[:, None]
 
     def _check(self, key: Any, value: Any, positions: Any) -> None:
-        wanted = (self.key.shape[0], key.shape[1], *self.key.shape[2:])
-        if key.shape != wanted or value.shape != wanted:
+        expected = (self.key.shape[0], key.shape[1], *self.key.shape[2:])
+        if key.shape != expected or value.shape != expected:
             raise ValueError(
                 f"KeyValueCache of shape {self.key.shape} can't take a key and a value "
-                f"of shapes {key.shape} and {value.shape}; both need {wanted}."
+                f"of shapes {key.shape} and {value.shape}; both need {expected}."
             )
         if positions.shape != key.shape[:2]:
             raise ValueError(
@@ -226,7 +228,7 @@ class KeyValueCache(Module):
 
 
 def _last_known(positions: Any) -> int:
-    """The last of some positions, or -1 in a trace or on machines of others."""
+    """Returns the last of some positions, or -1 if this process can't read them."""
     if isinstance(positions, _jax.Tracer) or not positions.size:
         return -1
     if not getattr(positions, "is_fully_addressable", True):
@@ -235,7 +237,7 @@ def _last_known(positions: Any) -> int:
 
 
 def _in_ring(newest: jax.Array, slots: int) -> jax.Array:
-    """The position in each slot, negative where there is none yet.
+    """Computes the position in each slot, negative where there is none yet.
 
     Args:
         newest: The newest position of each sequence, ``[batch, 1]``.
@@ -258,7 +260,7 @@ def attend(
     key_value_seq_lengths: Integer[ArrayLike, " batch"] | None = None,
     **options: Any,
 ) -> Num[Array, "batch length heads head_dim"]:
-    """Causal attention of a language model, with or without a cache.
+    """Computes causal attention for a language model, with or without a cache.
 
     One ``__call__`` then serves training, where a call has the whole sequence, and
     decoding, where it has the next tokens. The dtype of the cache doesn't change that
@@ -327,7 +329,7 @@ def attend(
         if mask is not None:
             sees = sees & mask.astype(bool)
         if lengths is not None:
-            is_token = cache._seen(positions) < lengths[:, None]
+            is_token = cache._key_positions(positions) < lengths[:, None]
             sees = sees & is_token[:, None, None]
         # The dtype of a cache says how it keeps numbers, and not how to compute.
         keys, values = keys.astype(key.dtype), values.astype(value.dtype)
@@ -358,7 +360,7 @@ def _check_window(cache: KeyValueCache, window: int | None) -> None:
 def _over_slots(
     name: str, x: Any, query: jax.Array, cache: KeyValueCache
 ) -> jax.Array | None:
-    """A mask or bias whose last axis is that of the slots, or of size one."""
+    """Checks that the last axis of a mask or bias is that of the slots, or one."""
     if x is None:
         return None
     x, slots = jnp.asarray(x), cache.key.shape[1]

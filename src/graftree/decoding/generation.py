@@ -1,11 +1,11 @@
 """Prompts in, tokens out: one compiled program for all prompts of similar length.
 
-    generate    _begin, then _go_on to the end, in one program
-    stream      _begin in a first program, then _go_on for a few tokens in a second
+    generate    _prefill, then _decode to the end, in one program
+    stream      _prefill in a first program, then _decode for a few tokens in a second
                 one, again and again
 
-`_begin` reads the prompts, `_go_on` is the loop, and a `_Progress` goes from one to the
-other. The model keeps the tokens so far in a cache (`caches.py`).
+`_prefill` reads the prompts, `_decode` is the loop, and a `_Progress` goes from one to
+the other. The model keeps the tokens so far in a cache (`caches.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GREEDY = sampling.Sampler(temperature=0)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """The tokens that `generate` returns, and that `stream` yields in parts.
+    """Tokens that `generate` returns, and that `stream` yields in parts.
 
     Its arrays are NumPy's, or JAX's where `generate` is part of a larger program.
 
@@ -48,10 +48,10 @@ class Generated:
 
     Example:
         >>> tokens, lengths = jnp.array([[4, 5, 0], [6, 7, 8]]), jnp.array([2, 3])
-        >>> made = nnx.decoding.Generated(tokens, lengths, jnp.array([1, 0]))
-        >>> made.lists()
+        >>> generated = nnx.decoding.Generated(tokens, lengths, jnp.array([1, 0]))
+        >>> generated.lists()
         [[4, 5], [6, 7, 8]]
-        >>> made.lists(with_stop=False)
+        >>> generated.lists(with_stop=False)
         [[4], [6, 7, 8]]
     """
 
@@ -60,7 +60,7 @@ class Generated:
     stop_lengths: Any = 0
 
     def lists(self, *, with_stop: bool = True) -> list[list[int]]:
-        """The tokens that count, a list for each prompt.
+        """Lists the tokens that count, for each prompt.
 
         Args:
             with_stop: Whether to include the stop that ended a sequence.
@@ -143,10 +143,10 @@ def generate(
         [[4, 5, 6], [6, 7]]
     """
     task = _task("nnx.decoding.generate", **locals())
-    parts = _whole(model, task)
-    if isinstance(parts[0], _jax.Tracer):
-        return Generated(*parts)
-    return Generated(*map(np.asarray, parts))
+    arrays = _generate(model, task)
+    if isinstance(arrays[0], _jax.Tracer):
+        return Generated(*arrays)
+    return Generated(*map(np.asarray, arrays))
 
 
 def stream(
@@ -219,14 +219,14 @@ def stream(
     task = _task("nnx.decoding.stream", **locals())
     if chunk < 1:
         raise ValueError(f"nnx.decoding.stream: chunk is at least 1, got {chunk}.")
-    return _parts(model, task, chunk)
+    return _stream(model, task, chunk)
 
 
-def _parts(model: Any, task: _Task, chunk: int) -> Iterator[Generated]:
+def _stream(model: Any, task: _Task, chunk: int) -> Iterator[Generated]:
     progress = _first(model, task)
     for start in range(0, task.count, chunk):
-        progress, found, is_running = _next(model, task, progress, start, chunk)
-        tokens, counts, stop_lengths = map(np.asarray, found)
+        progress, arrays, is_running = _next(model, task, progress, start, chunk)
+        tokens, counts, stop_lengths = map(np.asarray, arrays)
         size = min(chunk, task.count - start)
         lengths = np.clip(counts - start, 0, size)
         ended = np.where(lengths > 0, stop_lengths, 0)
@@ -244,7 +244,7 @@ Stops = tuple[tuple[int, ...], ...]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """The arguments of a call, without the model."""
+    """Arguments of a call, without the model."""
 
     tokens: jax.Array
     lengths: jax.Array
@@ -309,7 +309,7 @@ def _check_static(call: str, **settings: Any) -> None:
 def _prompts(
     call: str, prompts: Any, pad: int | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """The tokens of all prompts, their lengths, and the largest of these."""
+    """Reads the tokens of all prompts, their lengths, and the largest of these."""
     if isinstance(prompts, jax.Array):
         prompts = np.asarray(prompts)  # in a trace, JAX's own rows would be traced
     rows = prompts if isinstance(prompts, Iterable) else [prompts]
@@ -326,7 +326,7 @@ def _prompts(
 def _traced_prompts(
     call: str, prompts: jax.Array, pad: int | None
 ) -> tuple[jax.Array, jax.Array, int]:
-    """The same of a traced array, whose longest prompt has at most its length."""
+    """Reads a traced array like `_prompts`; its length bounds the longest prompt."""
     if prompts.ndim != 2 or not jnp.issubdtype(prompts.dtype, jnp.integer):
         raise TypeError(
             f"{call} takes prompts of integers, [batch, length], and in a transform as "
@@ -341,7 +341,7 @@ def _traced_prompts(
 
 
 def _tokens(call: str, row: Any, pad: int | None) -> np.ndarray:
-    """The tokens of a prompt."""
+    """Reads the tokens of a prompt."""
     try:
         tokens = np.asarray(row)
     except jax.errors.TracerArrayConversionError:
@@ -390,14 +390,14 @@ def _check_model(call: str, model: Any) -> None:
     )
 
 
-def _padded_length(longest: int, wanted: int | None, limit: int | None) -> int:
-    if wanted is None:
-        wanted = max(16, 1 << (longest - 1).bit_length())
-    elif wanted < longest:
+def _padded_length(longest: int, length: int | None, limit: int | None) -> int:
+    if length is None:
+        length = max(16, 1 << (longest - 1).bit_length())
+    elif length < longest:
         raise ValueError(
-            f"padded_length={wanted} is less than the longest prompt, {longest} tokens."
+            f"padded_length={length} is less than the longest prompt, {longest} tokens."
         )
-    return wanted if limit is None else max(longest, min(wanted, limit))
+    return length if limit is None else max(longest, min(length, limit))
 
 
 def _check(limit: int | None, longest: int, max_new_tokens: int) -> None:
@@ -415,14 +415,14 @@ def _check(limit: int | None, longest: int, max_new_tokens: int) -> None:
 
 
 def _stops(stop: Any) -> Stops:
-    """The stops as sequences, none of them twice."""
+    """Reads the stops as sequences, none of them twice."""
     entries = [np.asarray(entry) for entry in stop] if np.iterable(stop) else [stop]
     for entry in map(np.atleast_1d, entries):
         is_right = np.iterable(stop) and entry.ndim == 1 and entry.size
         if not is_right or entry.dtype.kind not in "iu":
             raise TypeError(
-                f"stop={stop!r}: tokens and sequences of tokens are needed, as in "
-                "stop=[2] or stop=[2, [13, 13]]."
+                "stop must contain token ids, or lists of token ids, as in stop=[2] or "
+                f"stop=[2, [13, 13]]; got {stop!r}."
             )
         if entry.min() < 0 or entry.max() > _LARGEST:
             raise ValueError(
@@ -433,7 +433,7 @@ def _stops(stop: Any) -> Stops:
 
 
 def _functions(processors: Any) -> tuple[sampling.Processor, ...]:
-    """The processors as pytrees: a function is static, other objects have arrays."""
+    """Makes pytrees of the processors: functions are static, objects have arrays."""
     if not np.iterable(processors) or not all(map(callable, processors)):
         raise TypeError(
             "processors= takes a list of functions (logits, history) -> logits, got "
@@ -449,65 +449,66 @@ def _functions(processors: Any) -> tuple[sampling.Processor, ...]:
 
 
 class _Progress(NamedTuple):
-    """The progress so far, of ``count`` tokens for each row."""
+    """What is decoded so far, of ``count`` tokens for each row."""
 
     step: jax.Array  # tokens of the rows that run
-    token: jax.Array  # the last one of each row, which the model has not read
-    made: jax.Array  # int32[batch, count]
+    token: jax.Array  # the last one of each row, not yet read by the model
+    tokens: jax.Array  # int32[batch, count]
     counts: jax.Array  # those that count, int32[batch]
     is_running: jax.Array  # bool[batch]
     cache: Any
 
 
 @jit.jit
-def _whole(model: Any, task: _Task) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _generate(model: Any, task: _Task) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Makes all tokens; returns them, how many count, and the lengths of stops."""
-    progress = _go_on(model, task, _begin(model, task), task.count)
-    return progress.made, progress.counts, _stopped(progress, task.stop)
+    progress = _decode(model, task, _prefill(model, task), task.count)
+    return progress.tokens, progress.counts, _stopped(progress, task.stop)
 
 
 @jit.jit
 def _first(model: Any, task: _Task) -> Any:
     """Makes the first token."""
-    progress = _begin(model, task)
-    _check_apart(model, progress.cache)
+    progress = _prefill(model, task)
+    _check_separate(model, progress.cache)
     # No rounds: a call of the model that is not allowed fails before the first one.
-    return functional.split(_go_on(model, task, progress, 1))
+    return functional.split(_decode(model, task, progress, 1))
 
 
 @jit.jit(static_argnums=4, donate_argnums=2)
 def _next(
-    model: Any, task: _Task, parts: Any, start: Any, chunk: int
+    model: Any, task: _Task, progress: Any, start: Any, chunk: int
 ) -> tuple[Any, tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
     """Makes tokens until there are ``chunk`` from ``start`` on; returns these."""
     until = jnp.minimum(start + chunk, task.count)
-    progress = _go_on(model, task, functional.merge(*parts), until)
-    found = jnp.take(progress.made, start + jnp.arange(chunk), axis=1, mode="clip")
-    given = found, progress.counts, _stopped(progress, task.stop)
-    return functional.split(progress), given, progress.is_running.any()
+    progress = _decode(model, task, functional.merge(*progress), until)
+    tokens = jnp.take(progress.tokens, start + jnp.arange(chunk), axis=1, mode="clip")
+    arrays = tokens, progress.counts, _stopped(progress, task.stop)
+    return functional.split(progress), arrays, progress.is_running.any()
 
 
-def _begin(model: Any, task: _Task) -> _Progress:
+def _prefill(model: Any, task: _Task) -> _Progress:
     """Reads the prompts, and chooses the first token of each."""
     batch, length = task.tokens.shape
     cache = model.init_cache(batch, length + task.count)
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    held = [x for _, x in traversals.iter_graph(cache, graph=True)]
-    if any(isinstance(x, KeyValueCache) and x.is_ring for x in held):
+    objects = [x for _, x in traversals.iter_graph(cache, graph=True)]
+    if any(isinstance(x, KeyValueCache) and x.is_ring for x in objects):
         # In a ring, padding would take the slots of tokens.
         positions = jnp.where(positions < task.lengths[:, None], positions, -1)
     logits = model(task.tokens, positions=positions, cache=cache)
     last = jnp.take_along_axis(logits, (task.lengths - 1)[:, None, None], axis=1)[:, 0]
     zeros = jnp.zeros(batch, jnp.int32)
-    made = jnp.zeros((batch, task.count), jnp.int32)
-    nothing = _Progress(jnp.int32(0), zeros, made, zeros, jnp.ones(batch, bool), cache)
-    return _choose(task, task.processors, last, nothing)
+    tokens = jnp.zeros((batch, task.count), jnp.int32)
+    is_running = jnp.ones(batch, bool)
+    progress = _Progress(jnp.int32(0), zeros, tokens, zeros, is_running, cache)
+    return _choose(task, task.processors, last, progress)
 
 
-def _go_on(model: Any, task: _Task, progress: _Progress, until: Any) -> _Progress:
+def _decode(model: Any, task: _Task, progress: _Progress, until: Any) -> _Progress:
     """Makes tokens until there are that many, or all sequences have ended."""
 
-    def goes_on(carry: tuple[_Progress, Any, Any]) -> jax.Array:
+    def is_unfinished(carry: tuple[_Progress, Any, Any]) -> jax.Array:
         progress, *_ = carry
         return (progress.step < until) & progress.is_running.any()
 
@@ -515,55 +516,59 @@ def _go_on(model: Any, task: _Task, progress: _Progress, until: Any) -> _Progres
         progress, model, processors = carry
         at = (task.lengths + progress.step - 1)[:, None]
         objects = {"model": model, "cache": progress.cache}
-        before = _structure(objects)
+        structure = _structure(objects)
         logits = model(progress.token[:, None], positions=at, cache=progress.cache)
-        _check_kept(before, _structure(objects))
+        _check_unchanged(structure, _structure(objects))
         progress = _choose(task, processors, logits[:, 0], progress)
         return progress, model, processors
 
-    return loops.while_loop(goes_on, advance, (progress, model, task.processors))[0]
+    return loops.while_loop(is_unfinished, advance, (progress, model, task.processors))[
+        0
+    ]
 
 
 def _choose(
     task: _Task, processors: Any, logits: jax.Array, progress: _Progress
 ) -> _Progress:
-    """Takes the next token of each row, and ends the rows that it stops."""
-    step, _, made, counts, is_running, cache = progress
+    """Samples the next token of each row, and ends the rows that it stops."""
+    step, _, tokens, counts, is_running, cache = progress
     if processors:
         logits = sampling.process(processors, logits, _history(task, progress))
     token = task.sampler(logits, jax.random.fold_in(task.key, step))
-    made = made.at[:, step].set(jnp.where(is_running, token, 0))
-    found = _Progress(step + 1, token, made, counts + is_running, is_running, cache)
-    return found._replace(is_running=is_running & (_stopped(found, task.stop) == 0))
+    tokens = tokens.at[:, step].set(jnp.where(is_running, token, 0))
+    counts = counts + is_running
+    progress = _Progress(step + 1, token, tokens, counts, is_running, cache)
+    is_stopped = _stopped(progress, task.stop) > 0
+    return progress._replace(is_running=is_running & ~is_stopped)
 
 
 def _history(task: _Task, progress: _Progress) -> sampling.History:
-    """The prompts and the new tokens, without the padding between."""
+    """Joins the prompts and the new tokens, without the padding between."""
     lengths = task.lengths + progress.counts
-    tokens = jnp.concatenate([task.tokens, progress.made], axis=1)
-    places = jnp.arange(tokens.shape[1])[None]
+    tokens = jnp.concatenate([task.tokens, progress.tokens], axis=1)
+    indices = jnp.arange(tokens.shape[1])[None]
     padding = task.tokens.shape[1] - task.lengths[:, None]
-    places = jnp.where(places < task.lengths[:, None], places, places + padding)
-    tokens = jnp.take_along_axis(tokens, places, axis=1, mode="clip")
+    indices = jnp.where(indices < task.lengths[:, None], indices, indices + padding)
+    tokens = jnp.take_along_axis(tokens, indices, axis=1, mode="clip")
     history = sampling.History(tokens, lengths, task.lengths)
     return dataclasses.replace(history, tokens=jnp.where(history.is_token, tokens, 0))
 
 
 def _stopped(progress: _Progress, stop: Stops) -> jax.Array:
-    """The length of the longest stop that each row ends with; 0 if with none."""
+    """Computes the length of the longest stop that each row ends with; 0 for none."""
     counts = progress.counts
-    found = jnp.zeros_like(counts)
+    lengths = jnp.zeros_like(counts)
     for length, group in itertools.groupby(stop, len):
-        places = counts[:, None] + jnp.arange(-length, 0)[None]
-        last = jnp.take_along_axis(progress.made, places, axis=1, mode="clip")
+        indices = counts[:, None] + jnp.arange(-length, 0)[None]
+        last = jnp.take_along_axis(progress.tokens, indices, axis=1, mode="clip")
         is_stop = (last[:, None] == jnp.array([[*group]])).all(-1).any(-1)
-        found = jnp.where(is_stop & (counts >= length), length, found)
-    return found
+        lengths = jnp.where(is_stop & (counts >= length), length, lengths)
+    return lengths
 
 
 def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
-    """The types and forms of arrays and Variables by path; and which Variables."""
-    forms, held = {}, {}
+    """Lists the types of arrays and Variables by path; and which Variables."""
+    forms, variables = {}, {}
     skeleton, leaves = flattening.flatten(objects, None, "nnx.decoding")
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         raw = flattening.raw_of(leaf)
@@ -571,19 +576,19 @@ def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
         is_variable = isinstance(leaf, Variable)
         forms[path] = f"{type(leaf).__name__ if is_variable else 'array'}({form})"
         if is_variable:
-            held[path] = differences.Exactly(leaf)
-    return forms, held
+            variables[path] = differences.Exactly(leaf)
+    return forms, variables
 
 
-def _check_kept(before: Any, after: Any) -> None:
-    """Raises if a call left anything other than new values."""
-    forms, held = map(differences.between, before, after)
-    if found := forms or held:
-        lines = differences.in_words(found, "before a call", "after it", paths.dotted)
+def _check_unchanged(old: Any, new: Any) -> None:
+    """Raises if a call changed anything other than values."""
+    forms, variables = map(differences.between, old, new)
+    if changes := forms or variables:
+        lines = differences.in_words(changes, "before a call", "after it", paths.dotted)
         raise ValueError(
             errors.message(
-                "nnx.decoding: a call of the model changes what there is, not only "
-                "values, and a compiled loop has no room for that.",
+                "nnx.decoding: calling the model adds, replaces or reshapes Variables, "
+                "which a compiled loop does not allow.",
                 where="\n".join(lines),
                 way_out="Make Variables in __init__ or init_cache, with the shapes "
                 "that they keep, and write to them: v[...] = x. Let sow be silent "
@@ -592,10 +597,10 @@ def _check_kept(before: Any, after: Any) -> None:
         )
 
 
-def _check_apart(model: Any, cache: Any) -> None:
+def _check_separate(model: Any, cache: Any) -> None:
     """Raises if a Variable is part of both."""
-    held = [set(_structure({"it": x})[1].values()) for x in (model, cache)]
-    if held[0] & held[1]:
+    of_model, of_cache = ({*_structure({"it": x})[1].values()} for x in (model, cache))
+    if of_model & of_cache:
         raise ValueError(
             errors.message(
                 "nnx.decoding.stream: init_cache gives Variables that are part of the "

@@ -1,4 +1,4 @@
-"""The choice of the next token: processors change logits, a `Sampler` draws.
+"""Chooses the next token: processors change logits, a `Sampler` draws.
 
 Sampler             draws from the distribution that logits stand for
 History             the tokens so far, which processors see
@@ -68,11 +68,11 @@ class Sampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it is known to always take the likeliest token."""
+        """Whether it always takes the likeliest token: at a temperature of 0."""
         return isinstance(self.temperature, (int, float)) and self.temperature == 0
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        """A pytree, so that programs are compiled once for all temperatures but 0."""
+        """Flattens it so that programs are compiled once for all temperatures but 0."""
         temperature = None if self.is_greedy else self.temperature
         return (temperature, self.top_p, self.min_p), (self.top_k, self.is_greedy)
 
@@ -120,10 +120,10 @@ class Sampler:
             # The largest is 0. Shares of 0.1 and 0.4 are 1 to 4, however rounded.
             is_left = logits >= jnp.log(self.min_p) - 1e-6
             logits = jnp.where(is_left, logits, -jnp.inf)
-        place = jax.random.categorical(key, logits)
+        index = jax.random.categorical(key, logits)
         if tokens is not None:
-            place = jnp.take_along_axis(tokens, place[..., None], axis=-1)[..., 0]
-        return place.astype(jnp.int32)
+            index = jnp.take_along_axis(tokens, index[..., None], axis=-1)[..., 0]
+        return index.astype(jnp.int32)
 
 
 def _check(
@@ -132,12 +132,12 @@ def _check(
     """Raises if a setting is out of its range; arrays may be traced, and pass."""
     value = getattr(settings, name)
     if isinstance(value, (int, float)) and not is_right(value):
-        kind = type(settings).__name__
-        raise ValueError(f"The {name} of a {kind} is {words}, got {value}.")
+        class_name = type(settings).__name__
+        raise ValueError(f"The {name} of a {class_name} is {words}, got {value}.")
 
 
 def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """The logits over the temperature, which may be tiny, the largest being zero."""
+    """Divides logits by the temperature, which may be tiny; the largest becomes 0."""
     largest = logits.max(axis=-1, keepdims=True)
     logits = logits - jnp.where(jnp.isfinite(largest), largest, 0.0)
     return logits / jnp.maximum(temperature, jnp.finfo(logits.dtype).tiny)
@@ -146,16 +146,16 @@ def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
 def _reach(ordered: jax.Array, top_p: Any) -> jax.Array:
     """Whether each logit, in descending order, is needed for a probability."""
     shares = jax.nn.softmax(ordered, axis=-1)
-    before = jnp.cumsum(shares, axis=-1) - shares
+    sum_of_larger = jnp.cumsum(shares, axis=-1) - shares
     # Ten shares of 0.01 are 0.1, however their sum is rounded. 1.0 keeps all.
-    is_needed = (before < top_p * (1 - 1e-6)) | jnp.asarray(top_p >= 1)
+    is_needed = (sum_of_larger < top_p * (1 - 1e-6)) | jnp.asarray(top_p >= 1)
     return is_needed.at[..., 0].set(True)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The tokens so far, as processors of `generate` and `stream` get them.
+    """Tokens so far, as processors of `generate` and `stream` get them.
 
     Attributes:
         tokens: The prompts and the new tokens, ``int32[batch, size]``; zeros follow the
@@ -186,7 +186,7 @@ class History:
 
     @property
     def last(self) -> Int[Array, " batch"]:
-        """The last token of each row."""
+        """Last token of each row."""
         last = self.lengths[:, None] - 1
         return jnp.take_along_axis(self.tokens, last, axis=1)[:, 0]
 
@@ -260,13 +260,14 @@ class RepetitionPenalty:
 def process(
     processors: Sequence[Processor], logits: jax.Array, history: History
 ) -> jax.Array:
-    """Applies one after the other; the logits are float32 or wider."""
+    """Applies processors one after the other, to logits in float32 or wider."""
     logits = wide(logits)
     for i, processor in enumerate(processors):
-        found = processor(logits, history)
-        shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", bool)
+        processed = processor(logits, history)
+        shape = getattr(processed, "shape", None)
+        dtype = getattr(processed, "dtype", bool)
         if shape != logits.shape or not jnp.issubdtype(dtype, jnp.floating):
-            got = type(found).__name__ if shape is None else jax.typeof(found)
+            got = type(processed).__name__ if shape is None else jax.typeof(processed)
             raise TypeError(
                 errors.message(
                     f"processors[{i}] returns logits, {jax.typeof(logits)}, and gave "
@@ -274,10 +275,10 @@ def process(
                     way_out="Ban tokens by jnp.where(is_allowed, logits, -jnp.inf).",
                 )
             )
-        logits = found
+        logits = processed
     return logits
 
 
 def wide(logits: jax.Array) -> jax.Array:
-    """The logits in float32, or as they are if they are wider."""
+    """Widens logits to float32; leaves wider ones as they are."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

@@ -102,28 +102,32 @@ def value_and_grad(
     """
     num_parts = _checked(micro_batches)
     read = functools.partial(_read, has_aux=has_aux, has_count=has_count)
-    of_part = grad.read_value_and_grad(f, read, argnums)
+    plain = grad.read_value_and_grad(f, read, argnums)
     check = functools.partial(read, is_check=True)
-    of_checked = grad.read_value_and_grad(f, check, argnums)
+    checked = grad.read_value_and_grad(f, check, argnums)
 
     @decorators.wraps(f)
     def run(*args: Any) -> Any:
-        kept = _kept(args, argnums, whole)
-        batches = {i: x for i, x in enumerate(args) if i not in kept}
+        unsplit = _unsplit(args, argnums, whole)
+        batches = {i: x for i, x in enumerate(args) if i not in unsplit}
         objects = {i: x for i, x in enumerate(args) if _has_objects(x)}
         # Values that aren't traced in a part, such as flags, stay as they are.
-        others = {i: args[i] for i in kept if i not in objects}
-        parts = _parted(batches, num_parts)
+        others = {i: args[i] for i in unsplit if i not in objects}
+        split_batch = _split(batches, num_parts)
 
-        def call(gradient: Callable[..., Any], objects: Any, part: Any) -> Any:
-            every = {**objects, **part, **others}
+        def call(gradient: Callable[..., Any], objects: Any, micro_batch: Any) -> Any:
+            every = {**objects, **micro_batch, **others}
             (loss, (sums, aux)), grads = gradient(*[every[i] for i in range(len(args))])
             _check_aux(aux, objects)
             total, count = sums or (loss, jnp.int32(1))
-            return _Part(total, count, grads), aux
+            return _PartResult(total, count, grads), aux
 
-        plain, checked = (functools.partial(call, x) for x in (of_part, of_checked))
-        (loss, _, grads), aux = _mean(plain, checked, objects, parts, num_parts)
+        plain_call, checked_call = (
+            functools.partial(call, x) for x in (plain, checked)
+        )
+        (loss, _, grads), aux = _mean(
+            plain_call, checked_call, objects, split_batch, num_parts
+        )
         return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return run
@@ -151,7 +155,7 @@ def _checked(micro_batches: Any) -> int:
 def _read(
     out: Any, *, has_aux: bool, has_count: bool, is_check: bool = False
 ) -> tuple[Any, Any]:
-    """The mean loss of a part; its sum and count, if it has them, and the rest."""
+    """Reads the mean loss of a part; its sum and count, if there, and the rest."""
     loss, aux = cotangents.pair(out) if has_aux else (out, None)
     if not has_count:
         return loss, (None, aux)
@@ -187,7 +191,7 @@ def _sum_and_count(loss: Any, has_aux: bool) -> tuple[jax.Array, jax.Array]:
 
 @jax.custom_jvp
 def _constant(count: jax.Array) -> jax.Array:
-    """The same number, which must not depend on what is differentiated."""
+    """Returns the number, which must not depend on what is differentiated."""
     return count
 
 
@@ -208,8 +212,8 @@ def _refuse_dependence(*_: Any) -> Any:
 # Sums over the parts.
 
 
-class _Part(NamedTuple):
-    """What is computed for a part; also the types of that, and the means in the end.
+class _PartResult(NamedTuple):
+    """Results of a part; also the types of these, and the means in the end.
 
     Attributes:
         total: The sum of the losses; their mean, where the count is one for each part.
@@ -226,67 +230,68 @@ def _mean(
     call: Callable[..., Any],
     checked_call: Callable[..., Any],
     objects: Any,
-    parts: Any,
+    split_batch: Any,
     num_parts: int,
-) -> tuple[_Part, Any]:
-    """The mean loss of all parts with its gradients; the second outputs, stacked."""
-    form, is_settled = _foreseen(checked_call, objects, parts, num_parts)
+) -> tuple[_PartResult, Any]:
+    """Computes the mean loss and its gradients; stacks the second outputs."""
+    form, is_settled = _trace_part(checked_call, objects, split_batch, num_parts)
     sums, outputs = [*map(_zeros, jax.tree.leaves(form.sums))], []
     if num_parts == 1 or not is_settled:
         # It gives the objects the structure that they keep from then on.
-        part, aux = call(objects, _part(parts, 0))
-        sums = _added(sums, part)
+        result, aux = call(objects, _micro_batch(split_batch, 0))
+        sums = _added(sums, result)
         outputs.append(jax.tree.map(lambda x: jnp.asarray(x)[None], aux))
-        parts = jax.tree.map(lambda x: x[:, 1:], parts)
+        split_batch = jax.tree.map(lambda x: x[:, 1:], split_batch)
 
-    def step(carry: Any, part: Any) -> Any:
+    def step(carry: Any, micro_batch: Any) -> Any:
         objects, sums = carry
-        one, aux = call(objects, part)
-        return (objects, _added(sums, one)), aux
+        result, aux = call(objects, micro_batch)
+        return (objects, _added(sums, result)), aux
 
     if len(outputs) < num_parts:
         carry = loop_bodies.Carry
         loop = loops.scan(step, in_axes=(carry, 1), out_axes=(carry, 0))
-        (_, sums), aux = loop((objects, sums), parts)
+        (_, sums), aux = loop((objects, sums), split_batch)
         outputs.append(aux)
     aux = jax.tree.map(lambda *x: jnp.concatenate(x) if x[1:] else x[0], *outputs)
-    return _quotients(sums, form.part), aux
+    return _quotients(sums, form.result), aux
 
 
-def _quotients(sums: Sequence[jax.Array], form: _Part) -> _Part:
-    """The sums divided by the count, in the form and the dtypes of a part."""
+def _quotients(sums: Sequence[jax.Array], form: _PartResult) -> _PartResult:
+    """Divides the sums by the count, in the form and the dtypes of a part."""
     total, count, *grads = sums
     divisor = _divisor(count)
     means = [total / count.astype(total.dtype), count]
     means += [x / divisor.astype(x.dtype) for x in grads]
-    kinds, treedef = jax.tree.flatten(form)
-    cast = [x.astype(kind.dtype) for x, kind in zip(means, kinds, strict=True)]
+    types, treedef = jax.tree.flatten(form)
+    cast = [x.astype(aval.dtype) for x, aval in zip(means, types, strict=True)]
     return treedef.unflatten(cast)
 
 
-def _part(parts: Any, number: int) -> Any:
-    return jax.tree.map(lambda x: x[:, number], parts)
+def _micro_batch(split_batch: Any, index: int) -> Any:
+    return jax.tree.map(lambda x: x[:, index], split_batch)
 
 
-def _zeros(kind: Any) -> jax.Array:
-    x = _jax.as_varying(jnp.zeros(kind.shape, kind.dtype), _jax.varying(kind))
-    # A loop goes on with arrays that are divided as before.
-    return jax.sharding.reshard(x, kind.sharding) if any(kind.sharding.spec) else x
+def _zeros(aval: Any) -> jax.Array:
+    x = _jax.as_varying(jnp.zeros(aval.shape, aval.dtype), _jax.varying(aval))
+    # The carry of a loop must be sharded like what is added to it.
+    return jax.sharding.reshard(x, aval.sharding) if any(aval.sharding.spec) else x
 
 
-def _added(sums: Sequence[jax.Array], part: _Part) -> list[jax.Array]:
-    return [total + x for total, x in zip(sums, _sums_of(part), strict=True)]
+def _added(sums: Sequence[jax.Array], result: _PartResult) -> list[jax.Array]:
+    return [total + x for total, x in zip(sums, _sums_of(result), strict=True)]
 
 
-def _sums_of(part: _Part) -> list[jax.Array]:
-    """What is summed: the gradients are those of the sum, in float32 or wider."""
-    divisor, grads = _divisor(part.count), map(_widened, jax.tree.leaves(part.grads))
+def _sums_of(result: _PartResult) -> list[jax.Array]:
+    """Lists what is summed: gradients are those of the sum, in float32 or wider."""
+    divisor = _divisor(result.count)
+    grads = map(_widened, jax.tree.leaves(result.grads))
     weighted = [x * divisor.astype(x.dtype) for x in grads]
-    return [_widened(part.total), _widened(part.count), *weighted]
+    return [_widened(result.total), _widened(result.count), *weighted]
 
 
 def _widened(x: Any) -> jax.Array:
-    """A number with room for sums: in float32, int32 or wider."""
+    """Widens a number, so that sums have room: to float32, int32 or wider."""
     x = jnp.asarray(x)
     is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
     return x.astype(
@@ -295,7 +300,7 @@ def _widened(x: Any) -> jax.Array:
 
 
 def _divisor(count: jax.Array) -> jax.Array:
-    """A count to divide by, in float32 or wider; one, if nothing counts."""
+    """Makes a count to divide by, in float32 or wider; one, if nothing counts."""
     is_inexact = jnp.issubdtype(count.dtype, jnp.inexact)
     count = _widened(count) if is_inexact else count.astype(float)
     return jnp.where(count == 0, jnp.ones_like(count), count)
@@ -305,16 +310,16 @@ def _divisor(count: jax.Array) -> jax.Array:
 
 
 class _Forms(NamedTuple):
-    """The types of what is computed for a part, and of what is summed."""
+    """Types of the results of a part, and of what is summed."""
 
-    part: _Part
+    result: _PartResult
     sums: list[Any]
 
 
-def _foreseen(
-    call: Callable[..., Any], objects: Any, parts: Any, num_parts: int
+def _trace_part(
+    call: Callable[..., Any], objects: Any, split_batch: Any, num_parts: int
 ) -> tuple[_Forms, bool]:
-    """The types of a part, and whether it leaves all structures as they are.
+    """Finds the types of a part's results, and whether structures stay the same.
 
     Raises:
         ValueError: If later parts change structures too.
@@ -322,26 +327,27 @@ def _foreseen(
     changes: list[Any] = []
     forms: Any = None
 
-    def watched(objects: Any, part: Any) -> None:
+    def compare(objects: Any, micro_batch: Any) -> None:
         nonlocal forms
         structure = _structure(objects)
         for _ in range(min(num_parts, 2)):
-            one, _ = call(objects, part)
-            forms = _Forms(*jax.tree.map(jax.typeof, (one, _sums_of(one))))
-            before, structure = structure, _structure(objects)
-            kinds, identities = map(differences.between, before, structure)
-            changes.append(kinds or identities)
+            result, _ = call(objects, micro_batch)
+            forms = _Forms(*jax.tree.map(jax.typeof, (result, _sums_of(result))))
+            previous, structure = structure, _structure(objects)
+            facts, identities = map(differences.between, previous, structure)
+            changes.append(facts or identities)
             if not changes[-1]:
                 break
 
-    recordings.eval_shape(watched, objects, jax.eval_shape(lambda: _part(parts, 0)))
+    micro_batch = jax.eval_shape(lambda: _micro_batch(split_batch, 0))
+    recordings.eval_shape(compare, objects, micro_batch)
     if changes[-1] and num_parts > 1:
         raise _growth_error(changes[-1])
-    _check_devices(forms.part)
+    _check_devices(forms.result)
     return forms, len(changes) == 1
 
 
-def _check_devices(form: _Part) -> None:
+def _check_devices(form: _PartResult) -> None:
     """Raises if gradients are sums over devices (`shard_map`), but counts are not."""
     axes = _jax.varying(form.count)
     if all(axes <= _jax.varying(x) for x in jax.tree.leaves(form.grads)):
@@ -361,25 +367,27 @@ _Structure = tuple[dict[Path, Any], dict[Path, Any]]
 
 
 def _structure(objects: Mapping[int, Any]) -> _Structure:
-    """Facts that a loop must find again after a step: structure, places, objects."""
+    """Lists what a loop must leave as it is: facts, and the objects by path."""
     facts: dict[Path, Any] = {}
-    found: dict[Path, Any] = {}
-    for number, x in objects.items():
-        root = (f"args[{number}]",)
+    identities: dict[Path, Any] = {}
+    for position, x in objects.items():
+        root = (f"args[{position}]",)
         if config.propagation(None, None).structure:
             facts |= differences.facts(
                 functional.graphdef(x), differences.below(root), identity=False
             )
-        for path, part in _objects_in(x):
-            found[*root, *path] = differences.Exactly(part)
-            if isinstance(part, Variable):
-                held = jax.tree.structure(part.get_raw_value())
-                facts[*root, *path, "value"] = differences.Form(held)
-    return facts, found
+        for path, obj in _objects_in(x):
+            identities[*root, *path] = differences.Exactly(obj)
+            if isinstance(obj, Variable):
+                treedef = jax.tree.structure(obj.get_raw_value())
+                facts[*root, *path, "value"] = differences.Form(treedef)
+    return facts, identities
 
 
-def _growth_error(found: Sequence[Any]) -> ValueError:
-    lines = differences.in_words(found, "before a part", "after it", signatures.name_of)
+def _growth_error(changes: Sequence[Any]) -> ValueError:
+    lines = differences.in_words(
+        changes, "before a part", "after it", signatures.name_of
+    )
     return ValueError(
         errors.message(
             f"{_CALL}: each part of the batch changes the structure of an argument, "
@@ -394,15 +402,15 @@ def _growth_error(found: Sequence[Any]) -> ValueError:
 
 def _check_aux(aux: Any, objects: Any) -> None:
     """Raises unless the second outputs of the parts can be stacked."""
-    given = {id(x) for _, x in _objects_in(objects)}
-    listed = jax.tree_util.tree_leaves_with_path(aux, is_leaf=nodes.is_graph_node)
+    argument_ids = {id(x) for _, x in _objects_in(objects)}
+    leaves = jax.tree_util.tree_leaves_with_path(aux, is_leaf=nodes.is_graph_node)
     wrong = []
-    for path, x in listed:
-        place = f"aux{paths.keystr(path)}: a {type(x).__name__}"
+    for path, x in leaves:
+        line = f"aux{paths.keystr(path)}: a {type(x).__name__}"
         if not (nodes.is_graph_node(x) or _is_array(x)):
-            wrong.append(place)
-        elif any(id(part) in given for _, part in _objects_in(x)):
-            wrong.append(f"{place} with parts of an argument")
+            wrong.append(line)
+        elif any(id(obj) in argument_ids for _, obj in _objects_in(x)):
+            wrong.append(f"{line} with parts of an argument")
     if wrong:
         raise TypeError(
             errors.message(
@@ -416,8 +424,8 @@ def _check_aux(aux: Any, objects: Any) -> None:
 
 
 def _objects_in(x: Any) -> list[tuple[Path, Any]]:
-    found = traversals.iter_graph(x, graph=True)
-    return [(path, part) for path, part in found if nodes.is_graph_node(part)]
+    items = traversals.iter_graph(x, graph=True)
+    return [(path, obj) for path, obj in items if nodes.is_graph_node(obj)]
 
 
 def _is_array(x: Any) -> bool:
@@ -427,28 +435,28 @@ def _is_array(x: Any) -> bool:
 # The kinds of arguments.
 
 
-def _kept(args: Sequence[Any], argnums: Any, whole: Sequence[int]) -> set[int]:
-    """The positions of the arguments that are not batches."""
+def _unsplit(args: Sequence[Any], argnums: Any, whole: Sequence[int]) -> set[int]:
+    """Lists the positions of the arguments that are not batches."""
     name, count = _CALL.removeprefix("nnx."), len(args)
-    kept = {*grad.chosen(name, argnums).positions(count)}
-    kept |= {cotangents.position(i, count, "whole", name) for i in whole}
-    return kept | {i for i, x in enumerate(args) if _has_objects(x)}
+    positions = {*grad.parse_argnums(name, argnums).positions(count)}
+    positions |= {cotangents.position(i, count, "whole", name) for i in whole}
+    return positions | {i for i, x in enumerate(args) if _has_objects(x)}
 
 
 def _has_objects(x: Any) -> bool:
-    found = jax.tree.leaves(x, is_leaf=nodes.is_graph_node)
-    return any(map(nodes.is_graph_node, found))
+    leaves = jax.tree.leaves(x, is_leaf=nodes.is_graph_node)
+    return any(map(nodes.is_graph_node, leaves))
 
 
-def _parted(batches: dict[int, Any], count: int) -> dict[int, Any]:
-    """The batches, with an axis for the parts as their second one."""
-    listed = jax.tree.leaves_with_path(batches)
+def _split(batches: dict[int, Any], count: int) -> dict[int, Any]:
+    """Splits the batches: their second axis is that of the parts."""
+    leaves = jax.tree.leaves_with_path(batches)
     wrong = [
         f"args{paths.keystr(path)}: {_described(x)}"
-        for path, x in listed
+        for path, x in leaves
         if not (_is_array(x) and jnp.shape(x)) or len(x) % count
     ]
-    if wrong or not listed:
+    if wrong or not leaves:
         raise ValueError(
             errors.message(
                 f"{_CALL} can't split the batch into {count} parts.",

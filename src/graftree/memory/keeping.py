@@ -6,7 +6,7 @@
 
 A name is an equation in the program that JAX traces; it is gone once that is compiled.
 JAX gives a policy no path. So outputs of a module are named after it while a policy
-asks for that module, and traces made meanwhile are kept apart from JAX's other ones.
+asks for that module, and these traces are kept apart from JAX's other ones.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def name(x: T, name: str) -> T:
 
 
 def save(*where: Any) -> SavePolicy:
-    """A policy for `nnx.remat` and `nnx.Stack`: keeps only these values.
+    """Makes a policy for `nnx.remat` and `nnx.Stack` that keeps only these values.
 
     A path begins at the argument of the function that the module is in. So in
     ``nnx.remat(Block.__call__)`` and in a `Stack`, where all layers are one program, it
@@ -164,14 +164,14 @@ def with_name(x: Any, name: str) -> Any:
     )
 
 
-def is_naming(kind: str) -> bool:
-    """Whether an operation of a kind gives a value a name."""
+def is_naming(primitive: str) -> bool:
+    """Whether an operation gives a value a name."""
     # The other one belongs to JAX's option jax_remat3.
-    return kind in ("name", "CheckpointName")
+    return primitive in ("name", "CheckpointName")
 
 
 def given_name(equation: Any) -> str | None:
-    """The name that an equation gives to a value, if it gives one."""
+    """Reads the name that an equation gives to a value, if it gives one."""
     if not is_naming(jaxprs.kind(equation)):
         return None
     return jaxprs.parameters(equation).get("name")
@@ -182,12 +182,12 @@ def _is_object(x: Any) -> bool:
 
 
 class Output(str):
-    """The name of an output of a module, as in ``blocks[3].attention()``.
+    """Name of an output of a module, as in ``blocks[3].attention()``.
 
     Attributes:
         path: The keys to the module, and the method if that isn't ``__call__``.
         policy: The policy that asks for it.
-        asking: The numbers of the parts of the policy that ask for it.
+        asking: The indices of the selections of the policy that ask for it.
     """
 
     __slots__ = ("asking", "path", "policy")
@@ -198,15 +198,15 @@ class Output(str):
 
     @classmethod
     def of(cls, path: Path, module: Any, policy: Any, asking: frozenset[int]) -> Output:
-        """Makes one."""
+        """Names an output of the module at a path."""
         self = cls(f"{paths.dotted(path, type(module).__name__)}()")
         self.path, self.policy, self.asking = path, policy, asking
         return self
 
 
 @dataclasses.dataclass(frozen=True)
-class Selected:
-    """Values that are kept.
+class Selection:
+    """Selects values to keep.
 
     Attributes:
         call: The function that was called, for messages.
@@ -240,22 +240,22 @@ class Selected:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SavePolicy(RematPolicy):
-    """The values that `nnx.remat` keeps; the first part that knows a value decides."""
+    """Says which values `nnx.remat` keeps; the first selection that has one decides."""
 
-    parts: tuple[Selected, ...]
+    selections: tuple[Selection, ...]
 
     def __or__(self, other: Any) -> SavePolicy:
-        return SavePolicy((*self.parts, *_parts(other)))
+        return SavePolicy((*self.selections, *_selections(other)))
 
     def __ror__(self, other: Any) -> SavePolicy:
-        return SavePolicy((*_parts(other), *self.parts))
+        return SavePolicy((*_selections(other), *self.selections))
 
     def __repr__(self) -> str:
         texts = [
-            repr(part.where)
-            if part.is_of_jax
-            else f"{part.call}({patterns.describe(part.where)})"
-            for part in self.parts
+            repr(selection.where)
+            if selection.is_of_jax
+            else f"{selection.call}({patterns.describe(selection.where)})"
+            for selection in self.selections
         ]
         return " | ".join(texts)
 
@@ -268,7 +268,7 @@ class SavePolicy(RematPolicy):
             )
         )
 
-    def watched(
+    def apply(
         self,
         checkpoint: Callable[..., Any],
         inner: Callable[..., Any],
@@ -277,38 +277,38 @@ class SavePolicy(RematPolicy):
         """See `RematPolicy`: wanted values get names, and missing ones raise."""
 
         def run(*groups: Any) -> Any:
-            _check_memory(self.parts)
+            _check_memory(self.selections)
             namer = _Namer(self, running.stack.top)
 
             def named(*groups: Any) -> Any:
                 with methods.observed(namer):
                     return inner(*groups)
 
-            # Traced here to read the names; the trace around it gets the same.
-            decided = debug_info.named_after(inner, named)
-            traced = checkpoint(decided, policy=_Decision(self))
+            # Traced here to read the names; the enclosing trace gets the same.
+            with_names = debug_info.named_after(inner, named)
+            traced = checkpoint(with_names, policy=_Decision(self))
             program, shapes = jax.make_jaxpr(traced, return_shape=True)(*groups)
             jaxpr, captured = jaxprs.opened(program)
             name = descriptions.callable_name(function) or debug_info.name_of(function)
-            self._check_found(jaxprs.needed_in(jaxpr), namer.seen, name)
+            self._check_matches(jaxprs.needed_in(jaxpr), namer.paths, name)
             out = jax.core.eval_jaxpr(jaxpr, captured, *jax.tree.leaves(groups))
             return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
         return run
 
-    def _check_found(
-        self, equations: Iterable[Any], seen: Iterable[Path], function: str
+    def _check_matches(
+        self, equations: Iterable[Any], paths: Iterable[Path], function: str
     ) -> None:
-        """Raises if a part of it has no effect; warns if that is not certain."""
+        """Raises if a selection has no effect; warns if that is not certain."""
         names, hides_some = _names_in(equations)
-        given = [(str(x),) for x in names if not isinstance(x, Output)]
-        for number, part in enumerate(self.parts):
-            if part.is_of_jax or any(self.matches(number, x) for x in names):
+        of_values = [(str(x),) for x in names if not isinstance(x, Output)]
+        for index, selection in enumerate(self.selections):
+            if selection.is_of_jax or any(self.matches(index, x) for x in names):
                 continue
             error = patterns.no_match_error(
-                f"{part.call}: where",
-                part.where,
-                [*given, *seen],
+                f"{selection.call}: where",
+                selection.where,
+                [*of_values, *paths],
                 what="name and no module",
                 owner=function,
             )
@@ -317,19 +317,19 @@ class SavePolicy(RematPolicy):
             warnings.warn(f"{error}\nIt may be in a custom_vjp.", stacklevel=2)
 
     def asking(self, path: Path, module: Any) -> frozenset[int]:
-        """The numbers of the parts that ask for the outputs of a module."""
-        numbered = enumerate(self.parts)
-        return frozenset([i for i, part in numbered if part.has_output(path, module)])
+        """Lists the indices of the selections that ask for the outputs of a module."""
+        selections = enumerate(self.selections)
+        return frozenset([i for i, x in selections if x.has_output(path, module)])
 
-    def matches(self, number: int, name: str) -> bool:
-        """Whether one of its parts asks for a name in a program."""
+    def matches(self, index: int, name: str) -> bool:
+        """Whether one of its selections asks for a name in a program."""
         if isinstance(name, Output):
-            return name.policy == self and number in name.asking
-        return self.parts[number].has_name(name)
+            return name.policy == self and index in name.asking
+        return self.selections[index].has_name(name)
 
 
 def _names_in(equations: Iterable[Any]) -> tuple[list[str], bool]:
-    """The names that equations give, also those in loops and calls.
+    """Lists the names that equations give, also those in loops and calls.
 
     Also whether there is a function with a derivative of its own, which JAX will trace
     only when it differentiates. Names of values that nothing uses don't count.
@@ -337,15 +337,15 @@ def _names_in(equations: Iterable[Any]) -> tuple[list[str], bool]:
     names, hides_some, pending = list[str](), False, list(equations)
     while pending:
         equation = pending.pop()
-        given = given_name(equation)
-        if given is not None:
-            names.append(given)
-        kind = equation.primitive.name
-        hides_some |= kind.startswith("custom_vjp")
+        name = given_name(equation)
+        if name is not None:
+            names.append(name)
+        primitive = equation.primitive.name
+        hides_some |= primitive.startswith("custom_vjp")
         # For these, JAX differentiates another program.
-        if not kind.startswith(("custom_jvp", "custom_vjp")):
-            parts = jaxprs.programs_in(equation)
-            pending += [x for part in parts for x in jaxprs.needed_in(part)]
+        if not primitive.startswith(("custom_jvp", "custom_vjp")):
+            programs = jaxprs.programs_in(equation)
+            pending += [x for program in programs for x in jaxprs.needed_in(program)]
     return names, hides_some
 
 
@@ -358,47 +358,47 @@ def _selecting(
         TypeError: If something selects nothing, or can't be part of a key.
         ValueError: If there is nothing, or a pattern is malformed.
     """
-    given = jax.tree.leaves(where, is_leaf=lambda x: not isinstance(x, (list, tuple)))
-    if not given:
+    values = jax.tree.leaves(where, is_leaf=lambda x: not isinstance(x, (list, tuple)))
+    if not values:
         raise ValueError(f"{call} expects a name or a pattern of paths, got none.")
-    for x in given:
+    for x in values:
         if any(x is policy for policy in vars(jax.checkpoint_policies).values()):
             raise TypeError(f"{call} expects names; add a policy of JAX with `|`.")
         patterns.to_predicate(x)
         try:
             hash(x)
         except TypeError:
-            raise TypeError(f"{call} expects what has a hash, got {x!r}.") from None
-    read = [patterns.Pattern(x) if isinstance(x, str) else x for x in given]
-    return SavePolicy(tuple([Selected(call, x, is_offloaded) for x in read]))
+            raise TypeError(f"{call} expects a hashable value, got {x!r}.") from None
+    wheres = [patterns.Pattern(x) if isinstance(x, str) else x for x in values]
+    return SavePolicy(tuple([Selection(call, x, is_offloaded) for x in wheres]))
 
 
-def _parts(policy: Any) -> tuple[Selected, ...]:
+def _selections(policy: Any) -> tuple[Selection, ...]:
     if isinstance(policy, SavePolicy):
-        return policy.parts
+        return policy.selections
     if not callable(policy):
         raise TypeError(
-            "A policy is combined with another one, also of "
+            "A policy can only be combined with another policy, including those in "
             f"jax.checkpoint_policies, got {type(policy).__name__}."
         )
-    return (Selected("", policy),)
+    return (Selection("", policy),)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-    """The policy in JAX's form: called with an operation and its input types."""
+    """A policy in JAX's form: called with an operation and its input types."""
 
     policy: SavePolicy
 
     def __call__(self, primitive: Any, *types: Any, **params: Any) -> Any:
-        for number, part in enumerate(self.policy.parts):
-            if part.is_of_jax:
-                answer = part.where(primitive, *types, **params)
+        for index, selection in enumerate(self.policy.selections):
+            if selection.is_of_jax:
+                answer = selection.where(primitive, *types, **params)
                 if answer is not False and answer is not _jax.ad_checkpoint().Recompute:
                     return answer
             elif is_naming(primitive.name):
-                if self.policy.matches(number, params["name"]):
-                    return _offloaded() if part.is_offloaded else True
+                if self.policy.matches(index, params["name"]):
+                    return _offloaded() if selection.is_offloaded else True
         return False
 
 
@@ -406,12 +406,12 @@ class _Namer:
     """An observer of calls, which names the outputs that a policy asks for.
 
     Attributes:
-        seen: The paths of the calls.
+        paths: The paths of the calls.
     """
 
     def __init__(self, policy: SavePolicy, limit: running.ModuleCall | None) -> None:
         self._policy, self._limit = policy, limit
-        self.seen: dict[Path, None] = {}
+        self.paths: dict[Path, None] = {}
 
     def __call__(self, frame: running.ModuleCall, call: Callable[[], Any]) -> Any:
         out = call()
@@ -419,7 +419,7 @@ class _Namer:
         if frame.method != "__call__":
             path = (*path, frame.method)
             selected = inspect.getattr_static(type(selected), frame.method, None)
-        self.seen[path] = None
+        self.paths[path] = None
         asking = self._policy.asking(path, selected)
         if not asking:
             return out
@@ -432,12 +432,12 @@ _HOST = "pinned_host"
 
 
 def _offloaded() -> Any:
-    """JAX's answer for a value that is kept in the memory of the host."""
+    """Makes JAX's answer for a value that is kept in the memory of the host."""
     return _jax.ad_checkpoint().Offloadable(src="device", dst=_HOST)
 
 
 def kinds_of_memory() -> list[str]:
-    """The memories of the devices that a program is for, as far as known."""
+    """Lists the memories of the devices that a program is for, or seems to be."""
     mesh, chosen = _jax.concrete_mesh(), _jax.config.jax_default_device
     if mesh is not None:
         chosen = mesh.devices.flat[0]
@@ -446,9 +446,9 @@ def kinds_of_memory() -> list[str]:
     return [memory.kind for memory in chosen.addressable_memories()]
 
 
-def _check_memory(parts: Iterable[Selected]) -> None:
+def _check_memory(selections: Iterable[Selection]) -> None:
     """Raises if the host has no memory for the values kept there."""
-    offloaded = [part for part in parts if part.is_offloaded]
+    offloaded = [x for x in selections if x.is_offloaded]
     kinds = kinds_of_memory() if offloaded else (_HOST,)
     if _HOST not in kinds:
         raise ValueError(

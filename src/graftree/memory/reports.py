@@ -54,7 +54,7 @@ class SavedValue:
 
 @dataclasses.dataclass(frozen=True)
 class SavedReport:
-    """The values kept for the backward pass; prints as a table.
+    """Values kept for the backward pass; prints as a table.
 
     Attributes:
         values: The arrays, in the order of the program: arguments first.
@@ -71,21 +71,21 @@ class SavedReport:
 
     @property
     def bytes(self) -> int:
-        """The bytes kept besides arguments and constants, which exist anyway.
+        """Bytes kept besides arguments and constants, which exist anyway.
 
         Arrays in the memory of the host do not count.
         """
         return sum(
-            [x.bytes for x in self.values if not (_is_given(x) or x.is_offloaded)]
+            [x.bytes for x in self.values if not (_exists_anyway(x) or x.is_offloaded)]
         )
 
     @property
     def offloaded_bytes(self) -> int:
-        """The bytes that are kept in the memory of the host."""
+        """Bytes that are kept in the memory of the host."""
         return sum([x.bytes for x in self.values if x.is_offloaded])
 
     def __str__(self) -> str:
-        made = [x for x in self.values if not _is_given(x)]
+        computed = [x for x in self.values if not _exists_anyway(x)]
         cells = [
             (
                 x.path or "-",
@@ -93,28 +93,28 @@ class SavedReport:
                 descriptions.describe(x),
                 "host" if x.is_offloaded else "device",
             )
-            for x in made
+            for x in computed
         ]
         rows = []
-        for row, numbers in descriptions.groups_of_rows(cells):
-            size = sum([made[number].bytes for number in numbers])
-            rows.append((*row, str(len(numbers)), f"{size:,}"))
-        given = sum([x.bytes for x in self.values if _is_given(x)])
-        total = [("total", "", "", "", str(len(made)), f"{self.bytes:,}")]
+        for row, indices in descriptions.groups_of_rows(cells):
+            size = sum([computed[i].bytes for i in indices])
+            rows.append((*row, str(len(indices)), f"{size:,}"))
+        existing = sum([x.bytes for x in self.values if _exists_anyway(x)])
+        total = [("total", "", "", "", str(len(computed)), f"{self.bytes:,}")]
         if self.offloaded_bytes:
             size = f"{self.offloaded_bytes:,}"
             total.insert(0, ("total on the host", "", "", "", "", size))
         head = ("module", "kept", "type", "memory", "count", "bytes")
         lines = descriptions.aligned([head, *rows, *total])
-        return "\n".join([*lines, f"and {given:,} bytes of arguments and constants"])
+        return "\n".join([*lines, f"and {existing:,} bytes of arguments and constants"])
 
 
 # Values that exist in any case.
-_GIVEN = ("argument", "constant")
+_EXISTING = ("argument", "constant")
 
 
-def _is_given(value: SavedValue) -> bool:
-    return value.why in _GIVEN
+def _exists_anyway(value: SavedValue) -> bool:
+    return value.why in _EXISTING
 
 
 _HOST = jax.memory.Space.Host
@@ -181,23 +181,23 @@ def saved(
         closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
     program, _ = jaxprs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
-    kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
-    given = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
-    paths = [re.sub(r"^self\b", owner, x) for x in given]
+    residuals = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
+    names = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
+    paths = [re.sub(r"^self\b", owner, x) for x in names]
     arguments = dict(zip(program.invars, paths, strict=False))
-    whole = _Subprogram(program, recordings.NameStack(), owner)
-    # Each variable once; numbers held by the program are free.
-    distinct = dict.fromkeys(x for x in kept if not isinstance(x, jaxprs.Literal))
-    values = [_value(whole, x, arguments) for x in distinct]
-    return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
+    root = _Subprogram(program, recordings.NameStack(), owner)
+    # Each variable once; numbers in the program itself are free.
+    distinct = dict.fromkeys(x for x in residuals if not isinstance(x, jaxprs.Literal))
+    values = [_value(root, x, arguments) for x in distinct]
+    return SavedReport(tuple(sorted(values, key=lambda x: not _exists_anyway(x))))
 
 
-def _value(whole: _Subprogram, variable: Any, arguments: dict[Any, str]) -> SavedValue:
-    origin, aval = whole.origin(variable), variable.aval
+def _value(root: _Subprogram, variable: Any, arguments: dict[Any, str]) -> SavedValue:
+    origin, aval = root.origin(variable), variable.aval
     path, why = origin.path, origin.why
     if origin.variable in arguments:
         path = arguments[origin.variable]
-    if why in _GIVEN and origin.variable is not variable:
+    if why in _EXISTING and origin.variable is not variable:
         why = f"copy of {why}"
     size = math.prod(aval.shape) * aval.dtype.itemsize
     is_offloaded = getattr(aval, "memory_space", None) == _HOST
@@ -205,14 +205,14 @@ def _value(whole: _Subprogram, variable: Any, arguments: dict[Any, str]) -> Save
 
 
 class _Origin(NamedTuple):
-    """The operation that a value comes from."""
+    """Operation that a value comes from."""
 
     variable: Any
     path: str
     why: str
 
 
-# In these, each output is the input of the same number.
+# In these, each output is the input at the same position.
 _ALIASES = ("reduce_precision", "device_put", "copy", "copy_p", "optimization_barrier")
 
 
@@ -221,60 +221,60 @@ class _Subprogram:
 
     Args:
         program: The program.
-        place: The place of the call.
+        name_stack: Where the call is.
         owner: The name of the object whose method was traced.
-        around: The part that calls it.
-        given: Its inputs there; ``None`` for values that a loop carries.
+        caller: The program that calls it.
+        operands: Its inputs there; ``None`` for values that a loop carries.
     """
 
     def __init__(
         self,
         program: Any,
-        place: recordings.NameStack,
+        name_stack: recordings.NameStack,
         owner: str,
-        around: _Subprogram | None = None,
-        given: Sequence[Any] = (),
+        caller: _Subprogram | None = None,
+        operands: Sequence[Any] = (),
     ) -> None:
-        self._place, self._owner, self._around = place, owner, around
-        self._given = dict(zip(program.invars, given, strict=False))
+        self._name_stack, self._owner, self._caller = name_stack, owner, caller
+        self._operands = dict(zip(program.invars, operands, strict=False))
         self._constants = {*program.constvars}
-        self._made = {
-            x: (equation, number)
+        self._outputs = {
+            x: (equation, position)
             for equation in program.eqns
-            for number, x in enumerate(equation.outvars)
+            for position, x in enumerate(equation.outvars)
         }
 
     def origin(self, variable: Any) -> _Origin:
-        """The origin of a value."""
+        """Finds the origin of a value."""
         if isinstance(variable, jaxprs.Literal) or variable in self._constants:
-            return _Origin(variable, self._path(self._place), "constant")
-        if variable in self._made:
-            return self._origin_in(variable, *self._made[variable])
-        outer = self._given.get(variable)
-        if self._around is None:
+            return _Origin(variable, self._path(self._name_stack), "constant")
+        if variable in self._outputs:
+            return self._origin_in(variable, *self._outputs[variable])
+        operand = self._operands.get(variable)
+        if self._caller is None:
             return _Origin(variable, "", "argument")
-        if outer is None:
-            return _Origin(variable, self._path(self._place), "carry")
-        return self._around.origin(outer)
+        if operand is None:
+            return _Origin(variable, self._path(self._name_stack), "carry")
+        return self._caller.origin(operand)
 
-    def _origin_in(self, variable: Any, equation: Any, number: int) -> _Origin:
-        """The origin of an output of an equation."""
-        kind, place = equation.primitive.name, self._place.of(equation)
+    def _origin_in(self, variable: Any, equation: Any, position: int) -> _Origin:
+        """Finds the origin of an output of an equation."""
+        primitive, name_stack = equation.primitive.name, self._name_stack.of(equation)
         name = keeping.given_name(equation)
         if name is not None:
             why = "output" if isinstance(name, keeping.Output) else f"named {name!r}"
-            return _Origin(variable, self._path(place), why)
-        if kind in _ALIASES:
-            return self.origin(equation.invars[number])
+            return _Origin(variable, self._path(name_stack), why)
+        if primitive in _ALIASES:
+            return self.origin(equation.invars[position])
         inner = jaxprs.programs_in(equation)
         if len(inner) != 1 or len(inner[0].outvars) != len(equation.outvars):
-            return _Origin(variable, self._path(place), kind)
-        given = [*equation.invars]
-        if kind == "scan":
+            return _Origin(variable, self._path(name_stack), primitive)
+        operands = [*equation.invars]
+        if primitive == "scan":
             constants, carried = jaxprs.scan_counts(equation.params)
-            given[constants : constants + carried] = [None] * carried
-        part = _Subprogram(inner[0], place, self._owner, self, given)
-        return part.origin(inner[0].outvars[number])
+            operands[constants : constants + carried] = [None] * carried
+        body = _Subprogram(inner[0], name_stack, self._owner, self, operands)
+        return body.origin(inner[0].outvars[position])
 
-    def _path(self, place: recordings.NameStack) -> str:
-        return place.path(self._owner)
+    def _path(self, name_stack: recordings.NameStack) -> str:
+        return name_stack.path(self._owner)

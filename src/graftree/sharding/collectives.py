@@ -1,4 +1,4 @@
-"""The processes of one program agree, then act together: all go on, or all raise.
+"""Lets the processes of one program act together: all go on, or all raise.
 
 A process that fails alone, before the others wait for it, would leave them waiting. So
 each function here is called by all processes, with a name that says which call it is.
@@ -62,7 +62,7 @@ def gathered(
     topic: str = "",
     among: Sequence[int] | None = None,
 ) -> list[Any]:
-    """What a function returns in each process, in their order.
+    """Runs a function in each process; returns all results, in their order.
 
     Args:
         name: The call, for messages; the same in all processes.
@@ -116,7 +116,7 @@ def by_first(name: str, act: Callable[[], T]) -> T:
 
 
 class Barriers:
-    """The waits of a library that works for us in all processes, one after the other.
+    """Waits of a library that works for us in all processes, one after the other.
 
     Args:
         name: For messages; the same in all processes.
@@ -165,7 +165,7 @@ class _Report(NamedTuple):
     is_cause: bool = True
 
 
-# How many collectives there were, by the name of their row. Calls meet by number.
+# How many collectives there were, by sequence. Calls meet by number.
 _counts = collections.Counter[str]()
 _counting = threading.Lock()
 
@@ -176,31 +176,32 @@ class _Meeting:
     Args:
         name: The call.
         topic: See `gathered`.
-        members: The numbers of the processes; ``None`` for all, in a row by topic.
+        members: The numbers of the processes; ``None`` for all, in sequence by topic.
     """
 
     def __init__(self, name: str, topic: str, members: list[int] | None) -> None:
         everyone = [*range(jax.process_count())]
         self._name, self._members = name, members or everyone
-        self._own = jax.process_index()
+        self._index = jax.process_index()
         in_order = threading.current_thread() is threading.main_thread()
-        row = "" if in_order and members is not None else f"{name} {topic}"
-        row += "" if self._members == everyone else f" {self._members}"
+        sequence = "" if in_order and members is not None else f"{name} {topic}"
+        sequence += "" if self._members == everyone else f" {self._members}"
         with _counting:
-            self._number = _counts[row]
-            _counts[row] += 1
-        self._row = f"graftree/{hashlib.sha256(row.encode()).hexdigest()[:12]}"
-        self._folder = f"{self._row}/{self._number}"
+            self._number = _counts[sequence]
+            _counts[sequence] += 1
+        digest = hashlib.sha256(sequence.encode()).hexdigest()[:12]
+        self._sequence = f"graftree/{digest}"
+        self._folder = f"{self._sequence}/{self._number}"
         self._store = _jax_processes.store()
         self._start = time.monotonic()
-        self._has_told = False
+        self._has_logged = False
 
     def fail(self, error: BaseException) -> None:
         """Posts that this process failed; waits for nobody."""
-        kind = type(error)
-        parts = kind.__module__, kind.__qualname__, str(error)
+        error_type = type(error)
+        fields = error_type.__module__, error_type.__qualname__, str(error)
         is_cause = not _is_of_another(error)
-        report = json.dumps(_Report(self._name, error=parts, is_cause=is_cause))
+        report = json.dumps(_Report(self._name, error=fields, is_cause=is_cause))
         if self._store is None:
             _through_devices(report)
             return
@@ -213,16 +214,16 @@ class _Meeting:
             _logger.debug("Could not post an error.", exc_info=True)
 
     def _earlier_failures(self) -> list[str]:
-        """Lines on the failures of others, which may be why this process failed."""
+        """Describes the failures of others, which may be why this process failed."""
         store: Any = self._store
         lines = []
         for member in self._members:
             text = store.look(f"{self._folder}/{member}")
             report = _Report(*json.loads(text)) if text else None
-            is_own = member == self._own
-            if not is_own and report and report.error and report.is_cause:
-                _, kind, what = report.error
-                lines.append(f"Process {member} has failed too: {kind}: {what}")
+            is_other = member != self._index
+            if is_other and report and report.error and report.is_cause:
+                _, error_type, text = report.error
+                lines.append(f"Process {member} has failed too: {error_type}: {text}")
         return lines
 
     def do(self, act: Callable[[], None]) -> None:
@@ -235,7 +236,7 @@ class _Meeting:
         self.values(json.dumps(_Report(self._name)))
 
     def values(self, report: str) -> list[Any]:
-        """The values of all members, of which this process has made its own."""
+        """Posts a report; returns the values of all members."""
         if self._store is None:
             texts = _through_devices(report)
         else:
@@ -255,33 +256,33 @@ class _Meeting:
         return [None if x is None else x.value for x in reports]
 
     def _collected(self, report: str) -> list[str | None]:
-        """The reports of all members; without some, if the first of them has failed."""
+        """Collects the reports of all members; not all, if the first one has failed."""
         store: Any = self._store
         self._post(report)
         first, *others = self._members
-        if self._own != first:
+        if self._index != first:
             return json.loads(self._awaited("all", first, LONGEST_WAIT + 2 * PATIENCE))
         texts: list[str | None] = [report]
         for member in others:
-            left = LONGEST_WAIT - (time.monotonic() - self._start)
-            texts.append(self._awaited(str(member), member, left))
+            remaining = LONGEST_WAIT - (time.monotonic() - self._start)
+            texts.append(self._awaited(str(member), member, remaining))
         store.post(f"{self._folder}/all", json.dumps(texts))
-        # All have come, so they have read the ones before.
-        store.drop(f"{self._row}/{self._number - 1}")
+        # All have come, so they have read the previous ones.
+        store.drop(f"{self._sequence}/{self._number - 1}")
         return texts
 
     def _post(self, report: str) -> None:
         store: Any = self._store
         first = self._members[0]
-        if self._own != first:
-            store.post(f"{self._folder}/{self._own}", report)
+        if self._index != first:
+            store.post(f"{self._folder}/{self._index}", report)
         elif _Report(*json.loads(report)).error:
             # It collects nothing: its error is the answer.
             nobody = [None] * (len(self._members) - 1)
             store.post(f"{self._folder}/all", json.dumps([report, *nobody]))
 
     def _awaited(self, entry: str, member: int, seconds: float) -> str:
-        """What a member has posted; if it does not, a report that says why."""
+        """Waits for what a member posts; if it does not, a report that says why."""
         store: Any = self._store
         key, end = f"{self._folder}/{entry}", time.monotonic() + seconds
         while True:
@@ -296,7 +297,7 @@ class _Meeting:
                 text = self._absence(member, entry, why)
             if text is not None:
                 return text
-            self._tell(member)
+            self._log_wait(member)
 
     def _absence(self, member: int, entry: str, why: str) -> str:
         report = json.dumps(_Report(self._name, None, ("", "", why), False))
@@ -306,53 +307,58 @@ class _Meeting:
         texts[self._members.index(member)] = report
         return json.dumps(texts)
 
-    def _tell(self, member: int) -> None:
+    def _log_wait(self, member: int) -> None:
         """Logs once that this process waits."""
-        if not self._has_told and time.monotonic() > self._start + PATIENCE:
-            self._has_told = True
+        if not self._has_logged and time.monotonic() > self._start + PATIENCE:
+            self._has_logged = True
             _logger.warning(
-                "Process %d waits in %s for process %d.", self._own, self._name, member
+                "Process %d waits in %s for process %d.",
+                self._index,
+                self._name,
+                member,
             )
 
     def _check(self, reports: Sequence[_Report | None]) -> None:
         """Raises unless all members have done their part of the same call."""
-        rows = [
+        pairs = [
             (member, report)
             for member, report in zip(self._members, reports, strict=True)
             if report is not None
         ]
-        for member, report in rows:
+        for member, report in pairs:
             if report.error and not report.is_there:
                 raise errors.ProcessError(
                     f"{self._name}: process {member} {report.error[-1]}.\nNo process "
                     "can go on: all must make the same calls in the same order."
                 )
-        for member, report in sorted(rows, key=lambda row: not row[1].is_cause):
+        for member, report in sorted(pairs, key=lambda pair: not pair[1].is_cause):
             if report.error:
                 raise _same_error(report.name, member, *report.error)
-        if len({report.name for _, report in rows}) > 1:
+        if len({report.name for _, report in pairs}) > 1:
             raise errors.ProcessError(
                 errors.message(
                     "The processes of the program make different calls.",
-                    where="\n".join(f"process {i}: {x.name}" for i, x in rows[:20]),
+                    where="\n".join(f"process {i}: {x.name}" for i, x in pairs[:20]),
                     way_out="All of them must make the same calls in the same order. "
                     "One may have skipped a step, or gone on after an error.",
                 )
             )
 
 
-def _same_error(name: str, member: int, module: str, kind: str, text: str) -> Exception:
-    """An error like that of another process: ``except`` does the same in all."""
-    what = f"{name} failed in process {member}: {kind}: {text}"
+def _same_error(
+    name: str, member: int, module: str, qualname: str, text: str
+) -> Exception:
+    """Makes an error like that of another process: ``except`` does the same in all."""
+    message = f"{name} failed in process {member}: {qualname}: {text}"
     source = {"builtins": builtins, errors.__name__: errors}.get(module)
-    like = getattr(source, kind, None)
+    error_type = getattr(source, qualname, None)
     # KeyboardInterrupt, for one, is not caught as others are.
-    if not (isinstance(like, type) and issubclass(like, Exception)):
-        like = errors.ProcessError
+    if not (isinstance(error_type, type) and issubclass(error_type, Exception)):
+        error_type = errors.ProcessError
     try:
-        error = like(what)
+        error = error_type(message)
     except TypeError:  # UnicodeDecodeError, for one, is made of other things
-        error = errors.ProcessError(what)
+        error = errors.ProcessError(message)
     vars(error)[_OF_ANOTHER] = True
     return error
 
@@ -371,7 +377,7 @@ def _is_of_another(error: BaseException | None) -> bool:
 
 
 def _through_devices(report: str) -> list[str | None]:
-    """The reports of all processes, through their devices; without a limit of time."""
+    """Exchanges reports through the devices; without a limit of time."""
     from jax.experimental import multihost_utils
 
     data = report.encode()
@@ -390,12 +396,12 @@ def _note_of(member: int) -> str:
 
 
 def _leave_note() -> None:
-    """Says that this program has ended, and its last error, to those that may wait."""
+    """Tells those that may wait that this program has ended, and its last error."""
     try:
         store = _jax_processes.store() if jax.distributed.is_initialized() else None
         if store is not None:
-            number = _jax_processes.own_number() or 0
-            store.post(_note_of(number), _last_words())
+            index = _jax_processes.own_number() or 0
+            store.post(_note_of(index), _last_words())
     except Exception:  # a program that ends well must not seem to have failed
         _logger.debug("Could not tell of the end.", exc_info=True)
 

@@ -3,7 +3,7 @@
 `constrain` places values inside a model by the names of their axes. `init` makes a
 model where it belongs: each device computes its own part.
 
-`report` is a table of the places of a model's arrays, by path, with the bytes on each
+`report` is a table of where a model's arrays are, by path, with the bytes on each
 device.
 """
 
@@ -75,22 +75,25 @@ def constrain(x: T, names: Sequence[Any]) -> T:
     leaves, treedef = jax.tree.flatten_with_path(x)
     for path, leaf in leaves:
         if problem := _misfit(names, spec, np.shape(leaf), mesh):
-            place = f"at {paths.dotted(paths.from_jax(path))}\n" if path else ""
-            where = f"{place}array of shape {np.shape(leaf)}\n{_surroundings(mesh)}"
-            what = f"nnx.sharding.constrain: {problem}."
-            raise ValueError(errors.message(what, where=where, way_out=_WAY_OUT))
+            text = f"at {paths.dotted(paths.from_jax(path))}\n" if path else ""
+            text += f"array of shape {np.shape(leaf)}\n{_meanings(mesh)}"
+            message = f"nnx.sharding.constrain: {problem}."
+            raise ValueError(errors.message(message, where=text, way_out=_WAY_OUT))
     return treedef.unflatten([_place(leaf, spec, mesh) for _, leaf in leaves])
 
 
 def _place(leaf: Any, spec: PartitionSpec, mesh: Any) -> Any:
-    kinds = {*mesh.axis_types} & _PUT.keys()
-    places = {kind: NamedSharding(mesh, _only(kind, spec, mesh)) for kind in kinds}
-    for place in places.values():
-        leaf = variable_sharding.on_mesh(leaf, place)
-    if len(places) > 1:
-        return _place_both(leaf, places[AxisType.Explicit], places[AxisType.Auto])
-    for kind, place in places.items():
-        leaf = _PUT[kind](leaf, place)
+    shardings = {
+        axis_type: NamedSharding(mesh, _only(axis_type, spec, mesh))
+        for axis_type in {*mesh.axis_types} & _PUT.keys()
+    }
+    for sharding in shardings.values():
+        leaf = variable_sharding.on_mesh(leaf, sharding)
+    if len(shardings) > 1:
+        explicit, auto = shardings[AxisType.Explicit], shardings[AxisType.Auto]
+        return _place_both(leaf, explicit, auto)
+    for axis_type, sharding in shardings.items():
+        leaf = _PUT[axis_type](leaf, sharding)
     return leaf
 
 
@@ -102,20 +105,20 @@ _PUT = {
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _place_both(x: jax.Array, explicit: NamedSharding, auto: NamedSharding) -> Any:
-    """Compiled together: by itself, one would forget the effect of the other."""
+    """Places a value by both at once: each alone would forget the other's effect."""
     return jax.lax.with_sharding_constraint(jax.sharding.reshard(x, explicit), auto)
 
 
-def _only(kind: AxisType, spec: PartitionSpec, mesh: Any) -> PartitionSpec:
-    """The spec without axes of the mesh that are of another type."""
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+def _only(axis_type: AxisType, spec: PartitionSpec, mesh: Any) -> PartitionSpec:
+    """Leaves out axes of the mesh that are of another type."""
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
 
-    def entry(of: Any) -> Any:
-        if isinstance(of, tuple):
-            return tuple(axis for axis in of if kinds[axis] == kind) or None
-        return of if kinds.get(of, kind) == kind else None
+    def reduced(entry: Any) -> Any:
+        if isinstance(entry, tuple):
+            return tuple(axis for axis in entry if types[axis] == axis_type) or None
+        return entry if types.get(entry, axis_type) == axis_type else None
 
-    return PartitionSpec(*map(entry, spec))
+    return PartitionSpec(*map(reduced, spec))
 
 
 def init(
@@ -163,20 +166,21 @@ def init(
             _explain(make, mesh, error)
             raise
         _check_annotations(abstract, mesh)
-        places = jax.tree.map(lambda x: x.sharding, pure_dicts.as_pure(abstract))
-        kept: dict[int, Any] = {}  # those that no device can hold, by their places
+        shardings = jax.tree.map(lambda x: x.sharding, pure_dicts.as_pure(abstract))
+        on_host: dict[int, Any] = {}  # values that no device can hold, by index
 
         def arrays() -> Any:
             state = pure_dicts.as_pure(functional.state(make()))
             leaves, treedef = jax.tree.flatten(state)
-            kept.update({i: x for i, x in enumerate(leaves) if _is_on_host(x)})
-            for i, x in kept.items():
+            on_host.update({i: x for i, x in enumerate(leaves) if _is_on_host(x)})
+            for i, x in on_host.items():
                 leaves[i] = jnp.zeros(np.shape(x), bool)
             return treedef.unflatten(leaves)
 
         with jax.set_mesh(mesh):
-            made, treedef = jax.tree.flatten(jax.jit(arrays, out_shardings=places)())
-            leaves = [kept.get(i, x) for i, x in enumerate(made)]
+            state = jax.jit(arrays, out_shardings=shardings)()
+            leaves, treedef = jax.tree.flatten(state)
+            leaves = [on_host.get(i, x) for i, x in enumerate(leaves)]
             return functional.merge(graphdef, treedef.unflatten(leaves))
 
 
@@ -287,7 +291,7 @@ def _check_annotations(
         raise ValueError(
             errors.message(
                 "nnx.sharding.init: the annotations don't fit the mesh.",
-                where="\n".join([*lines, _surroundings(mesh)]),
+                where="\n".join([*lines, _meanings(mesh)]),
                 way_out=_WAY_OUT,
             )
         ) from cause
@@ -307,7 +311,7 @@ def _problem_of_annotation(
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
-    """The axes of the mesh that divide an axis of an array."""
+    """Lists the axes of the mesh that divide an axis of an array."""
     axes = entry if isinstance(entry, tuple) else (entry,)
     return tuple(axis for axis in axes if isinstance(axis, str))
 
@@ -315,7 +319,7 @@ def axes_of(entry: Any) -> tuple[str, ...]:
 def _misfit(
     names: Sequence[Any], spec: PartitionSpec, shape: tuple[int, ...], mesh: Any
 ) -> str | None:
-    """The fault in an array with axes of these names; ``None`` if there is none.
+    """Describes the fault in an array with axes of these names, if there is one.
 
     Args:
         names: An annotation.
@@ -323,29 +327,30 @@ def _misfit(
         shape: The shape of the array.
         mesh: The mesh.
     """
-    taken: dict[str, Any] = {}
+    name_by_axis: dict[str, Any] = {}
     for name, entry in zip(names, spec, strict=True):
         for axis in axes_of(entry):
             if axis not in mesh.axis_names:
                 return f"{name!r} means {axis!r}, no axis of the mesh"
-            if axis in taken:
-                return f"{taken[axis]!r} and {name!r} both stand for the axis {axis!r}"
-            taken[axis] = name
+            if axis in name_by_axis:
+                other = name_by_axis[axis]
+                return f"{other!r} and {name!r} both stand for the axis {axis!r}"
+            name_by_axis[axis] = name
     if len(names) > len(shape):
         return f"{len(names)} names {tuple(names)} for the shape {shape}"
-    for number, entry in enumerate(spec):
-        parts = math.prod(mesh.shape[axis] for axis in axes_of(entry))
-        if shape[number] % parts:
+    for i, entry in enumerate(spec):
+        count = math.prod(mesh.shape[axis] for axis in axes_of(entry))
+        if shape[i] % count:
             axes = ", ".join(axes_of(entry))
             return (
-                f"axis {number} ({names[number]!r}) has the size {shape[number]}, "
-                f"which {parts} devices can't divide (axis {axes} of the mesh)"
+                f"axis {i} ({names[i]!r}) has the size {shape[i]}, "
+                f"which {count} devices can't divide (axis {axes} of the mesh)"
             )
     return None
 
 
-def _surroundings(mesh: Any) -> str:
-    """Lines that list the possible meanings of names."""
+def _meanings(mesh: Any) -> str:
+    """Lists the possible meanings of names."""
     rules = ", ".join(
         f"{a!r} -> {b!r}" for a, b in variable_sharding.get_logical_axis_rules()
     )
@@ -361,7 +366,7 @@ _WAY_OUT = (
 
 @dataclasses.dataclass(frozen=True)
 class PlacedArray:
-    """An array.
+    """One array of a report.
 
     Attributes:
         path: Where it is, as in ``blocks[3].mlp.kernel``.
@@ -385,7 +390,7 @@ class PlacedArray:
 
 
 class Report:
-    """The result of `report`; prints as a table.
+    """Result of `report`; prints as a table.
 
     Attributes:
         rows: A `PlacedArray` for each array.
@@ -422,7 +427,7 @@ class Report:
     __repr__ = __str__
 
     def draw(self, path: str) -> None:
-        """Draws the places of the parts of an array; needs ``rich``.
+        """Draws where the parts of an array are; needs ``rich``.
 
         Args:
             path: The path of an array of one or two axes, as in the table.
@@ -436,23 +441,23 @@ class Report:
             >>> report = nnx.sharding.report({"x": nnx.sharding.init(make, mesh)})
             >>> report.draw("x")  # doctest: +SKIP
         """
-        found = {row.path: row.array for row in self.rows}
-        if path not in found:
-            raise KeyError(f"There is no array at {path!r}: {', '.join(found)}.")
-        jax.debug.visualize_array_sharding(found[path])
+        arrays = {row.path: row.array for row in self.rows}
+        if path not in arrays:
+            raise KeyError(f"There is no array at {path!r}: {', '.join(arrays)}.")
+        jax.debug.visualize_array_sharding(arrays[path])
 
 
 def _fullest(rows: Sequence[PlacedArray]) -> int:
-    """The bytes on the fullest device; arrays without a place are on all devices."""
-    held = collections.Counter[Any]()
+    """Counts the bytes on the fullest device; abstract arrays are on all devices."""
+    local_bytes = collections.Counter[Any]()
     everywhere = 0
     for row in rows:
         sharding = getattr(row.array, "sharding", None)
         if sharding is None:
             everywhere += row.local_bytes
         for device in getattr(sharding, "device_set", ()):
-            held[device] += row.local_bytes
-    return everywhere + max(held.values(), default=0)
+            local_bytes[device] += row.local_bytes
+    return everywhere + max(local_bytes.values(), default=0)
 
 
 def report(tree: Any) -> Report:
@@ -477,12 +482,12 @@ def report(tree: Any) -> Report:
         total                                                   96                48
     """
     skeleton, leaves = flattening.flatten(tree, None, "report")
-    found: dict[int, PlacedArray] = {}
+    rows: dict[int, PlacedArray] = {}
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
-        for below, array in jax.tree.leaves_with_path(flattening.raw_of(leaf)):
+        for subpath, array in jax.tree.leaves_with_path(flattening.raw_of(leaf)):
             if hasattr(array, "shape") and hasattr(array, "dtype"):
-                found.setdefault(id(array), _placed_array((*path, *below), array))
-    return Report([*found.values()])
+                rows.setdefault(id(array), _placed_array((*path, *subpath), array))
+    return Report([*rows.values()])
 
 
 def _placed_array(path: tuple[Any, ...], array: Any) -> PlacedArray:
@@ -502,6 +507,6 @@ def _placed_array(path: tuple[Any, ...], array: Any) -> PlacedArray:
 
 
 def _in_words(spec: Any) -> str:
-    """The axes that divide an array."""
+    """Writes the axes that divide an array."""
     is_divided = any(entry is not None for entry in spec or ())
     return f"({', '.join(map(repr, spec))})" if is_divided else "(replicated)"

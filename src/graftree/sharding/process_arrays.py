@@ -50,23 +50,23 @@ def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
         >>> batch["x"].sharding.shard_shape(batch["x"].shape)
         (2, 3)
     """
-    listed, treedef = jax.tree.flatten_with_path(batch)
+    leaves, treedef = jax.tree.flatten_with_path(batch)
     members = sorted({device.process_index for device in sharding.device_set})
     if members == [jax.process_index()]:
-        _check_rows(listed, sharding)
+        _check_rows(leaves, sharding)
     else:
-        _check_rows_of_all(listed, sharding, members)
-    return treedef.unflatten([joined_rows(leaf, sharding) for _, leaf in listed])
+        _check_rows_of_all(leaves, sharding, members)
+    return treedef.unflatten([joined_rows(leaf, sharding) for _, leaf in leaves])
 
 
 _BATCH = "nnx.sharding.global_batch"
 
 
-def _check_rows(listed: Sequence[Any], sharding: jax.sharding.Sharding) -> None:
+def _check_rows(leaves: Sequence[Any], sharding: jax.sharding.Sharding) -> None:
     """Raises if the rows of this process can't be divided among its devices."""
     problems = [
         f"{paths.dotted(paths.from_jax(path), 'the batch')} {problem}"
-        for path, leaf in listed
+        for path, leaf in leaves
         if (problem := _problem_of_rows(leaf, sharding)) is not None
     ]
     if problems:
@@ -81,16 +81,16 @@ def _check_rows(listed: Sequence[Any], sharding: jax.sharding.Sharding) -> None:
 
 
 def _check_rows_of_all(
-    listed: Sequence[Any], sharding: jax.sharding.Sharding, members: Sequence[int]
+    leaves: Sequence[Any], sharding: jax.sharding.Sharding, members: Sequence[int]
 ) -> None:
     """Raises, in all processes, unless their rows can be joined."""
     forms = [
         f"{paths.dotted(paths.from_jax(path), 'the batch')} {_form(leaf)}"
-        for path, leaf in listed
+        for path, leaf in leaves
     ]
 
     def act() -> list[str]:
-        _check_rows(listed, sharding)
+        _check_rows(leaves, sharding)
         return forms
 
     everyone = collectives.gathered(_BATCH, act, topic=f"{forms}", among=members)
@@ -101,20 +101,19 @@ def _check_rows_of_all(
     )
 
 
-def _check_same(what: str, everyone: Mapping[int, list[str]], way_out: str) -> None:
+def _check_same(message: str, everyone: Mapping[int, list[str]], way_out: str) -> None:
     """Raises unless all processes have the same lines."""
     [first, *_] = everyone.values()
-    differences = {number: x for number, x in everyone.items() if x != first}
-    if not differences:
+    differing = {member: lines for member, lines in everyone.items() if lines != first}
+    if not differing:
         return
-    number = next(iter(differences))
-    kept = {min(everyone): first, number: differences[number]}
-    common = {*first} & {*differences[number]}
-    lines = [
-        f"process {i}: {', '.join([x for x in own if x not in common][:6]) or 'none'}"
-        for i, own in kept.items()
+    member, other = next(iter(differing.items()))
+    common = {*first} & {*other}
+    texts = [
+        f"process {i}: {', '.join([x for x in lines if x not in common][:6]) or 'none'}"
+        for i, lines in {min(everyone): first, member: other}.items()
     ]
-    raise ValueError(errors.message(what, where="\n".join(lines), way_out=way_out))
+    raise ValueError(errors.message(message, where="\n".join(texts), way_out=way_out))
 
 
 def _form(leaf: Any) -> str:
@@ -122,7 +121,7 @@ def _form(leaf: Any) -> str:
 
 
 def joined_rows(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Joins the rows of each process, which are known to fit, into one array."""
+    """Joins the rows of each process, which were checked, into one array."""
     if not _is_key(leaf):
         return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
     data = np.asarray(jax.random.key_data(leaf))
@@ -136,7 +135,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
-    """The reason why a leaf has no place or can't be divided, if there is one."""
+    """Says why a leaf can't be placed or divided, if it can't."""
     if not _is_key(leaf):
         leaf = np.asarray(leaf)
         if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_):
@@ -146,27 +145,25 @@ def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
     spec = sharding.spec
     if len(spec) > leaf.ndim:
         return f"has the shape {leaf.shape}, and the sharding is for {len(spec)} axes"
-    for number, entry in enumerate(spec):
+    for i, entry in enumerate(spec):
         axes = placement.axes_of(entry)
-        parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
-        of_process = _own_parts(sharding.mesh, entry, parts) if axes else 1
-        size = leaf.shape[number]
-        if size % of_process:
-            what = (
-                f"{size} rows" if number == 0 else f"the size {size} of axis {number}"
-            )
+        count = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        local_count = _local_count(sharding.mesh, entry, count) if axes else 1
+        size = leaf.shape[i]
+        if size % local_count:
+            text = f"{size} rows" if i == 0 else f"the size {size} of axis {i}"
             return (
-                f"has {what} in this process, no multiple of its {of_process} parts of "
-                f"the axis {', '.join(axes)} of the mesh"
+                f"has {text} in this process, no multiple of its {local_count} parts "
+                f"of the axis {', '.join(axes)} of the mesh"
             )
     return None
 
 
-def _own_parts(mesh: Any, entry: Any, parts: int) -> int:
-    """The number of parts of an axis that are on devices of this process."""
+def _local_count(mesh: Any, entry: Any, count: int) -> int:
+    """Counts the parts of an axis that are on devices of this process."""
     one_each = NamedSharding(mesh, PartitionSpec(entry))
-    where: Any = one_each.addressable_devices_indices_map((parts,))
-    return len({rows.indices(parts) for (rows,) in where.values()})
+    indices: Any = one_each.addressable_devices_indices_map((count,))
+    return len({rows.indices(count) for (rows,) in indices.values()})
 
 
 def fetch(tree: Any) -> Any:

@@ -49,7 +49,7 @@ def vmap(
 ) -> Any:
     """Maps a function over axes of its arguments with ``jax.vmap``.
 
-    Inside, mapped Variables lack their axis. Values that the function writes to them
+    The function sees mapped Variables without their axis. Values that it writes to them
     come back on the same axis; Variables with the axis ``None`` are shared by all
     elements, and the values written to them must not depend on the element.
 
@@ -113,9 +113,9 @@ def vmap(
         return with_hints
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = spec.holding(function)
-        calls = dispatch.Calls(function, own)
-        return caller.lift(function, transform, own, calls.run)
+        function_spec = spec.holding(function)
+        calls = dispatch.Calls(function, function_spec)
+        return caller.lift(function, transform, function_spec, calls.run)
 
     return decorators.decorate(f, "vmap", make)
 
@@ -198,11 +198,11 @@ def pmap(
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
             # JAX takes a tuple of plain axes for those of single leaves if there are as
             # many leaves as arguments. So groups and axes go in tuples of their own.
-            def unboxed(*boxes: Any) -> Any:
-                return inner(*[x for (x,) in boxes])
+            def unwrapped(*singletons: Any) -> Any:
+                return inner(*[group for (group,) in singletons])
 
             mapped = jax.pmap(
-                debug_info.named_after(inner, unboxed),
+                debug_info.named_after(inner, unwrapped),
                 axis_name,
                 in_axes=tuple([(_or_front(axis),) for axis in ins]),
                 out_axes=jax.tree.map(_or_front, outs),
@@ -214,8 +214,8 @@ def pmap(
 
             def moved(*groups: Any) -> Any:
                 tracer_leaks.refuse(groups, "pmap", "takes no array refs")
-                boxes = [(x,) for x in _move(groups, ins, lambda axis: (axis, 0))]
-                return _move(mapped(*boxes), outs, lambda axis: (0, axis))
+                singletons = [(x,) for x in _move(groups, ins, lambda axis: (axis, 0))]
+                return _move(mapped(*singletons), outs, lambda axis: (0, axis))
 
             return moved
 
@@ -268,21 +268,23 @@ def _or_front(axis: Any) -> Any:
     return None if axis is None else max(axis, 0)
 
 
-def _move(groups: Any, axes: Any, places: Callable[[int], tuple[int, int]]) -> Any:
+def _move(
+    groups: Any, axes: Any, source_and_target: Callable[[int], tuple[int, int]]
+) -> Any:
     def move(axis: Any, group: Any) -> Any:
         if axis is None or axis >= 0:
             return group
-        return jax.tree.map(lambda x: jnp.moveaxis(x, *places(axis)), group)
+        return jax.tree.map(lambda x: jnp.moveaxis(x, *source_and_target(axis)), group)
 
     return jax.tree.map(move, axes, groups, is_leaf=lambda axis: axis is None)
 
 
 def _without(statics: decorators.Chosen, in_axes: Any) -> Any:
-    """The axes without those of static arguments."""
+    """Leaves out the axes of static arguments."""
     if not statics or not isinstance(in_axes, (tuple, list)):
         return in_axes
-    numbers = statics.positions(len(in_axes))
-    return tuple(axis for i, axis in enumerate(in_axes) if i not in numbers)
+    static_positions = statics.positions(len(in_axes))
+    return tuple(x for i, x in enumerate(in_axes) if i not in static_positions)
 
 
 @decorators.keeps_type
@@ -294,7 +296,7 @@ def transform_metadata(
     partition: str | None,
     graph: bool | None = None,
 ) -> Any:
-    """Keeps the sharding annotations of Variables correct inside a mapped function.
+    """Keeps the sharding annotations of Variables correct in a mapped function.
 
     `vmap` does that itself if you pass it ``transform_metadata``; this is for any
     transform that removes an axis, such as ``jax.vmap`` and ``jax.lax.scan``. Wrap the
@@ -338,8 +340,9 @@ def transform_metadata(
     )
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = spec.holding(function)
-        return caller.lift(function, lambda inner, ins, outs: inner, own)
+        return caller.lift(
+            function, lambda inner, ins, outs: inner, spec.holding(function)
+        )
 
     # It takes methods bound to a Module, which are arguments.
     return decorators.decorate(f, name, make, takes_methods=True)
@@ -359,10 +362,10 @@ def shard_map(
 ) -> Any:
     """Runs a function on each device of a mesh with ``jax.shard_map``.
 
-    Inside, Variables and arrays have the shapes of the parts that their specs give to
-    one device. A value that the function writes to a Variable comes back with its
-    spec. With graph updates, all Variables with a spec come back sharded by it, even
-    those that the function did not write.
+    The function sees Variables and arrays with the shapes of the parts that their specs
+    give to one device. A value that it writes to a Variable comes back with its spec.
+    With graph updates, all Variables with a spec come back sharded by it, even those
+    that the function did not write.
 
     Args:
         f: The function; it takes only positional arguments.

@@ -7,8 +7,8 @@ where each array would be (`sharding/placement.py` has the rest).
 
 `both_sides` is for tools that read programs: it takes any function and any arguments,
 and writes nothing. Arguments that are neither arrays nor objects are constants there;
-of the output, arrays and objects count. A `NameStack` is the place of an operation in a
-program: the names of modules are the scopes in which their methods are traced
+of the output, arrays and objects count. A `NameStack` says where in a program an
+operation is: the names of modules are the scopes in which their methods are traced
 (`core/objects/running.py`).
 """
 
@@ -99,11 +99,11 @@ def eval_shape(
 def _is_shared(signature: Signature) -> bool:
     """Whether two values in the arguments have an object in common."""
     owners: dict[int, int] = {}
-    for path, what in signature.skeleton.listed():
-        index = getattr(what, "index", None)
+    for path, spec in signature.skeleton.listed():
+        index = getattr(spec, "index", None)
         if (
-            isinstance(what, graphdefs.NodeRef)
-            and owners.get(what.index, path[0]) != path[0]
+            isinstance(spec, graphdefs.NodeRef)
+            and owners.get(spec.index, path[0]) != path[0]
         ):
             return True
         if index is not None:
@@ -111,7 +111,7 @@ def _is_shared(signature: Signature) -> bool:
     return False
 
 
-# JAX returns no refs. So they are made inside, and read before they leave.
+# JAX returns no refs. So they are made in the trace, and read before it ends.
 
 
 def _abstract(raw: Any) -> Any:
@@ -134,7 +134,7 @@ def _is_of_ref(leaf_spec: LeafSpec) -> bool:
 
 
 def _placed(result: Result) -> Result:
-    """The result with shardings for the Variables in the output."""
+    """Adds shardings to the Variables in the output."""
     *others, out = result.parts()
     placed = [
         partitioning.place_abstract(
@@ -148,7 +148,7 @@ def _placed(result: Result) -> Result:
 
 
 class JaxprOptions(TypedDict, total=False):
-    """The keyword arguments of `make_jaxpr`."""
+    """Keyword arguments of `make_jaxpr`."""
 
     graph: bool | None
     graph_updates: bool | None
@@ -273,14 +273,14 @@ def checkify(
         return returning_arrays(jax_checkify(inner, errors=chosen))
 
     def make(function: Any) -> Any:
-        own = spec.holding(function)
+        function_spec = spec.holding(function)
 
         def run(checked: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            call = Call(function, own, args, kwargs)
+            call = Call(function, function_spec, args, kwargs)
             error, result = checked(*call.groups)
             return error, call.commit(result)
 
-        return lift(function, transform, own, run)
+        return lift(function, transform, function_spec, run)
 
     return decorators.decorate(f, "checkify", make)
 
@@ -288,7 +288,7 @@ def checkify(
 def opened(
     f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A function and its arguments: objects are passed, not closed over.
+    """Opens a callable, so that its objects are passed, not closed over.
 
     A method is one whose calls are tracked, so that its operations have its name.
     """
@@ -306,12 +306,12 @@ def opened(
 def both_sides(
     name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Call, Callable[..., Any]]:
-    """The call of a function, and the function that JAX traces; both for one tool."""
+    """Makes the call of a function, and the function that JAX traces, for a tool."""
 
     @decorators.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _map(
-            lambda x: x.value if isinstance(x, _Kept) else x, args, kwargs
+            lambda x: x.value if isinstance(x, _Constant) else x, args, kwargs
         )
         leaves = jax.tree.leaves(f(*args, **kwargs), is_leaf=nodes.is_graph_node)
         return [x for x in leaves if _is_data(x)]
@@ -322,23 +322,25 @@ def both_sides(
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
     )
-    args, kwargs = _map(lambda x: x if _is_data(x) else _Kept(x), args, kwargs)
+    args, kwargs = _map(lambda x: x if _is_data(x) else _Constant(x), args, kwargs)
     return Call(run, spec, args, kwargs), interior(run, spec)
 
 
-class _Kept:
+class _Constant:
     """An argument that JAX doesn't see."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-jax.tree_util.register_static(_Kept)
+jax.tree_util.register_static(_Constant)
 
 
 def _map(change: Callable[[Any], Any], *trees: Any) -> Any:
     return jax.tree.map(
-        change, trees, is_leaf=lambda x: nodes.is_graph_node(x) or isinstance(x, _Kept)
+        change,
+        trees,
+        is_leaf=lambda x: nodes.is_graph_node(x) or isinstance(x, _Constant),
     )
 
 
@@ -347,51 +349,51 @@ def _is_data(x: Any) -> bool:
     return nodes.is_graph_node(x) or is_abstract or _jax.is_data_type(type(x))
 
 
-# JAX's name for the forward pass that is done again.
-_AGAIN = "rematted_computation"
+# JAX's name for a forward pass that is computed again.
+_RECOMPUTED = "rematted_computation"
 # Names that JAX gives; products go by the formulas of einsum.
 _OF_JAX = re.compile(r"checkpoint|p?jit(\(.*\))?|closed_call|.*->.*")
 
 
 @dataclasses.dataclass(frozen=True)
 class NameStack:
-    """A place in a program: the names of modules and of transforms around it."""
+    """Where in a program an operation is: enclosing modules and transforms, by name."""
 
     names: tuple[str, ...] = ()
     transforms: frozenset[str] = frozenset()
 
     def of(self, equation: Any) -> NameStack:
-        """The place of an equation, and of the programs in it."""
+        """Returns the name stack of an equation, and of the programs in it."""
         return self.within(_jax.scopes_of(equation))
 
     def within(self, scopes: Iterable[tuple[str, bool]]) -> NameStack:
-        """The place within more names, each with whether it is that of a transform."""
+        """Adds inner names, each with whether it is that of a transform."""
         names, transforms = self.names, {*self.transforms}
         for is_transform, run in itertools.groupby(scopes, lambda scope: scope[1]):
-            found = [part for name, _ in run for part in name.split("/")]
+            inner = [word for name, _ in run for word in name.split("/")]
             if is_transform:
-                transforms |= {*found}
+                transforms |= {*inner}
                 continue
-            transforms |= {_AGAIN} & {*found}
-            found = tuple([name for name in found if name != _AGAIN])
-            # A transform may begin with the path that is known already.
-            names = found if found[: len(names)] == names else names + found
+            transforms |= {_RECOMPUTED} & {*inner}
+            modules = tuple([word for word in inner if word != _RECOMPUTED])
+            # A transform may begin by repeating the path that leads to it.
+            names = modules if modules[: len(names)] == names else names + modules
         return NameStack(names, frozenset(transforms))
 
     @property
     def direction(self) -> str:
-        """In which pass it is."""
-        if _AGAIN in self.transforms:
+        """Pass that it belongs to: forward, backward or recomputed."""
+        if _RECOMPUTED in self.transforms:
             return "recomputed"
         return "backward" if self.is_backward else "forward"
 
     @property
     def is_backward(self) -> bool:
-        """Whether it is of a backward pass, or done again for one."""
+        """Whether it is of a backward pass, or recomputed for one."""
         return "transpose" in self.transforms
 
     def path(self, owner: str) -> str:
-        """The path of the module, as in ``net.blocks[3].mlp``; empty in none.
+        """Returns the path of the module, as in ``net.blocks[3].mlp``; empty in none.
 
         Args:
             owner: The name of the object whose method was traced.

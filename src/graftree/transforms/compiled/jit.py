@@ -90,17 +90,17 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
         self.graph = mode.sharing
         self.partial_args = bound
         self._spec = spec
-        given = {name: value for name, value in options.items() if value is not None}
-        given["donate_argnums"] = sorted(spec.inputs.donated)
+        jax_options = {name: x for name, x in options.items() if x is not None}
+        jax_options["donate_argnums"] = sorted(spec.inputs.donated)
         if spec.has_prefixes:
-            given["in_shardings"] = spec.inputs.values
-            given["out_shardings"] = spec.result_prefix
-        self._jax_options = given
+            jax_options["in_shardings"] = spec.inputs.values
+            jax_options["out_shardings"] = spec.result_prefix
+        self._jax_options = jax_options
         self.jitted_fn = self._compiled()
         self._cache = DispatchCache(spec, bound)
 
     def interior(self) -> Callable[..., Any]:
-        """The function that JAX traces."""
+        """Makes the function that JAX traces."""
         return interior(self.fun, self._spec)
 
     def _compiled(self) -> Any:
@@ -139,9 +139,17 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
         kwargs: dict[str, Any],
         statics: decorators.Statics | None = None,
     ) -> caller.Call:
-        """The caller's side; its static arguments may have been taken out."""
-        taken = dict(statics or ())
-        bound = [x for number, x in enumerate(self.partial_args) if number not in taken]
+        """Prepares a call, on the caller's side.
+
+        Args:
+            args: Arguments of the function.
+            kwargs: Its keyword arguments.
+            statics: Static arguments that are not among these.
+        """
+        static_arguments = dict(statics or ())
+        bound = [
+            x for i, x in enumerate(self.partial_args) if i not in static_arguments
+        ]
         return caller.Call(self.fun, self._spec, (*bound, *args), kwargs, statics)
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
@@ -155,8 +163,8 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
             traced = self._function().trace(*call.groups)
-            taken = {where for where, _ in call.arguments.signature.statics}
-            bound = len({*range(len(self.partial_args))} - taken)
+            static_keys = {key for key, _ in call.arguments.signature.statics}
+            bound = len({*range(len(self.partial_args))} - static_keys)
             return Traced(traced, self, bound)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
@@ -170,7 +178,7 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
             return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The output with ``jax.ShapeDtypeStruct`` instead of arrays.
+        """Returns the output with ``jax.ShapeDtypeStruct`` instead of arrays.
 
         Args:
             *args: See `trace`.
@@ -181,7 +189,7 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
 
 
 class _Jit(Protocol[Options]):
-    """The type of `jit`; see `decorators.Transform`."""
+    """Type of `jit`; see `decorators.Transform`."""
 
     @overload
     def __call__(
@@ -295,7 +303,7 @@ def jit_partial(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> JitWrapped[..., R]:
-    """`jit` with the first arguments bound: all the objects that the function uses.
+    """Compiles a function, like `jit`, with the objects that it uses bound to it.
 
     The values of their Variables may change between calls, and calls update them. Any
     other change in them makes the next call trace again.
@@ -343,8 +351,8 @@ def jit_partial(
     tree = arguments.flatten((partial_args, {}), mode, "jit_partial", of_call=True)
     Arguments.of(*tree, mode, "jit_partial")
 
-    def make(parts: tuple[Any, ...]) -> JitWrapped[..., R]:
-        function, *bound = parts
+    def make(fun_and_args: tuple[Any, ...]) -> JitWrapped[..., R]:
+        function, *bound = fun_and_args
         return _JitPartial(
             "jit_partial",
             function,
@@ -359,8 +367,8 @@ def jit_partial(
             inline=inline,
         )
 
-    parts = fun, *partial_args
-    return callables.remember(make(parts), make, parts)
+    fun_and_args = fun, *partial_args
+    return callables.remember(make(fun_and_args), make, fun_and_args)
 
 
 class _JitPartial(JitWrapped):
@@ -442,13 +450,13 @@ def cached_partial(
         )
     copies = _Copies(cached_args)
 
-    def make(parts: tuple[Any, ...]) -> Callable[..., R]:
-        function, *bound = parts
+    def make(fun_and_args: tuple[Any, ...]) -> Callable[..., R]:
+        function, *bound = fun_and_args
         return cached_partial(function, *bound, graph=True, graph_updates=True)
 
     @decorators.wraps(f)
     def call(*args: Any, **kwargs: Any) -> R:
-        copied, snapshot = copies.now()
+        copied, snapshot = copies.current()
         values = snapshot.values()
         out = f(*copied, *args, **kwargs)
         if not snapshot.is_same():
@@ -465,35 +473,35 @@ def cached_partial(
 
 
 class _Copies(pickling.Rebuilt):
-    """Copies of objects that share their Variables, for as long as they are right."""
+    """Copies of unchanged objects, with which they share their Variables."""
 
     def __init__(self, originals: tuple[Any, ...]) -> None:
         self._originals = originals
         self._owner = ownership.current()
         self._latest = self._make()
 
-    def now(self) -> tuple[tuple[Any, ...], _Snapshot]:
-        """The copies, and how they are built."""
-        before, copied, snapshot = self._latest
-        if not before.is_same(with_arrays=True):
-            before, copied, snapshot = self._make()
+    def current(self) -> tuple[tuple[Any, ...], _Snapshot]:
+        """Returns the copies, and how they are built."""
+        originals, copied, snapshot = self._latest
+        if not originals.is_same(with_arrays=True):
+            originals, copied, snapshot = self._make()
         elif not snapshot.holds():
             snapshot = _Snapshot(copied)
         if ownership.current() is self._owner:  # else they belong to a trace that ends
-            self._latest = before, copied, snapshot
+            self._latest = originals, copied, snapshot
         return copied, snapshot
 
     def _make(self) -> tuple[_Snapshot, tuple[Any, ...], _Snapshot]:
-        before = _Snapshot(self._originals)
+        originals = _Snapshot(self._originals)
         copied = functional.clone(self._originals, variables=False, graph=True)
-        return before, copied, _Snapshot(copied)
+        return originals, copied, _Snapshot(copied)
 
 
 class _Snapshot(pickling.Rebuilt):
-    """The structure of an object, and the data needed to restore it."""
+    """Structure of an object, and the data needed to restore it."""
 
     def __init__(self, node: Any) -> None:
-        made, numbers, members = ownership.versions.latest, flattening.RefMap(), []
+        version, numbers, members = ownership.versions.latest, flattening.RefMap(), []
         self._node = node
         self._numbers = numbers
         # With one map for both, each object gets its number as its outer number, too.
@@ -502,33 +510,35 @@ class _Snapshot(pickling.Rebuilt):
         )
         by_number = flattening.IndexMap.from_refmap(numbers)
         self._validity = validity_checks.ValidityCheck(
-            self._graphdef, members, by_number, made
+            self._graphdef, members, by_number, version
         )
-        self._is_watched = self._validity.is_complete and all(
+        self._is_checkable = self._validity.is_complete and all(
             isinstance(leaf, Variable) for leaf in self._leaves
         )
 
     def holds(self) -> bool:
-        """Whether the object is known to be built as it was."""
-        return self._is_watched and self._validity.holds()
+        """Whether a validity check shows that the object is built as it was."""
+        return self._is_checkable and self._validity.holds()
 
     def is_same(self, *, with_arrays: bool = False) -> bool:
         """Whether it is built as it was, of the same objects, perhaps also arrays."""
         if self.holds():
             return True
-        now, leaves = flattening.flatten_graph(
+        graphdef, leaves = flattening.flatten_graph(
             self._node, flattening.RefMap(), self._numbers
         )
         are_same = map(operator.is_, leaves, self._leaves)
-        return now == self._graphdef and (not with_arrays or all(are_same))
+        return graphdef == self._graphdef and (not with_arrays or all(are_same))
 
     def values(self) -> list[Any]:
-        """The raw values of all leaves, as they are now."""
+        """Lists the current raw values of all leaves."""
         return [*map(flattening.raw_of, self._leaves)]
 
     def restore(self, values: list[Any]) -> None:
         """Restores the object, except for values with donated buffers."""
         leaves = zip(self.values(), values, strict=True)
-        kept = [x if any(map(is_deleted, jax.tree.leaves(v))) else v for x, v in leaves]
+        restored = [
+            x if any(map(is_deleted, jax.tree.leaves(v))) else v for x, v in leaves
+        ]
         refs = flattening.IndexMap.from_refmap(self._numbers)
-        flattening.unflatten(self._graphdef, kept, outer_index_outer_ref=refs)
+        flattening.unflatten(self._graphdef, restored, outer_index_outer_ref=refs)

@@ -1,8 +1,8 @@
-"""The stages of compilation: `Traced`, `Lowered`, `Compiled`, as in ``jax.stages``.
+"""Stages of compilation: `Traced`, `Lowered`, `Compiled`, as in ``jax.stages``.
 
-JAX's stages know groups of leaves and a result (`inside`). The stages here describe the
+JAX's stages know groups of leaves and a result (`traced`). The stages here describe the
 arguments and the output of the user's function: each leaf is replaced by JAX's data on
-it, and the objects around it are new ones of the same structure.
+it, and the objects that contain it are new ones of the same structure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class Stage(Generic[R]):
-    """The data that all stages give; static arguments are left out, as JAX does.
+    """Describes arguments and output at any stage; without static ones, as in JAX.
 
     Args:
         stage: The stage of JAX.
@@ -50,25 +50,25 @@ class Stage(Generic[R]):
 
     @property
     def in_tree(self) -> Any:
-        """The structure of ``(args, kwargs)``."""
+        """Structure of ``(args, kwargs)``."""
         return jax.tree.structure(self.in_avals)
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
-        """The numbers of the arrays that are donated, counted over all arguments."""
+        """Positions of the donated arrays, counted over all arguments."""
         _, packed = _unpack(self._stage.args_info)
         infos = jax.tree.leaves(packed.leaves)
-        return tuple(number for number, info in enumerate(infos) if info.donated)
+        return tuple(i for i, info in enumerate(infos) if info.donated)
 
     @property
     def out_info(self) -> Any:
-        """The output with shape and dtype of each array."""
+        """Output with shape and dtype of each array."""
         avals = jax.tree.map(_describe, self._stage.in_avals)
         return _output(self._stage.out_info, avals)
 
     @property
     def out_tree(self) -> Any:
-        """The structure of the output."""
+        """Structure of the output."""
         return jax.tree.structure(self.out_info)
 
 
@@ -88,23 +88,23 @@ class Traced(Stage[R]):
 
     @property
     def traced(self) -> Any:
-        """The stage of JAX: a function of groups of leaves."""
+        """Stage of JAX: a function of groups of leaves."""
         return self._stage
 
     @property
     def jaxpr(self) -> Any:
-        """The traced program: a function of the arrays in the arguments."""
+        """Traced program: a function of the arrays in the arguments."""
         return (self._exported or self._stage).jaxpr
 
     @property
     def fun_name(self) -> str:
-        """The name of the function."""
+        """Name of the function."""
         return self._stage.fun_name
 
     def lower(
         self, *, lowering_platforms: tuple[str, ...] | None = None, **options: Any
     ) -> Lowered[R]:
-        """The function in the language of the compiler.
+        """Lowers the function to the language of the compiler.
 
         Args:
             lowering_platforms: For which platforms; ``None`` for the one in use.
@@ -124,7 +124,7 @@ class Traced(Stage[R]):
             return Lowered(lowered, self.jit_wrapped)
 
     def _trace_for_export(self) -> Any:
-        """The stage of a function of pytrees that computes the same."""
+        """Traces a function of pytrees that computes the same."""
         name, wrapped, avals = self.fun_name, self.jit_wrapped, self._stage.in_avals
         signature = _unpack(avals)[1].signature
         _check_arrays(name, signature)
@@ -145,11 +145,11 @@ class Lowered(Stage[R]):
 
     @property
     def lowered(self) -> Any:
-        """The stage of JAX: a function of groups of leaves."""
+        """Stage of JAX: a function of groups of leaves."""
         return self._stage
 
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled[R]:
-        """Compiles it.
+        """Compiles the function.
 
         Args:
             compiler_options: Options of XLA.
@@ -158,7 +158,7 @@ class Lowered(Stage[R]):
             return Compiled(self._stage.compile(compiler_options), self.jit_wrapped)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """A text for people, in no stable form.
+        """Returns a text for people, in no stable form.
 
         Args:
             dialect: As in ``jax.stages.Lowered``.
@@ -167,7 +167,7 @@ class Lowered(Stage[R]):
         return self._stage.as_text(dialect, debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
-        """The program as an object, in no stable form.
+        """Returns the program as an object, in no stable form.
 
         Args:
             dialect: As in ``jax.stages.Lowered``.
@@ -175,7 +175,7 @@ class Lowered(Stage[R]):
         return self._stage.compiler_ir(dialect)
 
     def cost_analysis(self) -> Any:
-        """The compiler's estimates: operations, bytes."""
+        """Returns the compiler's estimates: operations, bytes."""
         return self._stage.cost_analysis()
 
 
@@ -212,23 +212,23 @@ class Compiled(Stage[R]):
 
     @property
     def compiled(self) -> Any:
-        """The stage of JAX: a function of groups of leaves."""
+        """Stage of JAX: a function of groups of leaves."""
         return self._stage
 
     def as_text(self) -> str:
-        """A text for people, in no stable form."""
+        """Returns a text for people, in no stable form."""
         return self._stage.as_text()
 
     def cost_analysis(self) -> Any:
-        """The compiler's estimates: operations, bytes."""
+        """Returns the compiler's estimates: operations, bytes."""
         return self._stage.cost_analysis()
 
     def memory_analysis(self) -> Any:
-        """The compiler's estimates: bytes of arguments, output, temporaries."""
+        """Returns the compiler's estimates: bytes of arguments, output, temporaries."""
         return self._stage.memory_analysis()
 
     def runtime_executable(self) -> Any:
-        """The executable, in no stable form."""
+        """Returns the executable, in no stable form."""
         return self._stage.runtime_executable()
 
     @property
@@ -243,25 +243,25 @@ class Compiled(Stage[R]):
 
     @property
     def input_layouts(self) -> Any:
-        """The older name of `input_formats`."""
+        """Older name of `input_formats`."""
         return self.input_formats
 
     @property
     def output_shardings(self) -> Any:
-        """The output with the sharding of each array."""
+        """Output with the sharding of each array."""
         stage = self._stage
         return _output(stage.output_shardings, stage.input_shardings)
 
     @property
     def output_formats(self) -> Any:
-        """The output with the memory layout and sharding of each array."""
+        """Output with the memory layout and sharding of each array."""
         return _output(self._stage.output_formats, self._stage.input_formats)
 
 
 def _mismatch_error(compiled: Signature, called: Signature) -> TypeError:
-    """The error for a call with arguments of another structure."""
-    found = differences.between(compiled.facts(), called.facts())
-    lines = differences.in_words(found, "when compiled", "now", signatures.name_of)
+    """Explains that a call has arguments of another structure."""
+    changes = differences.between(compiled.facts(), called.facts())
+    lines = differences.in_words(changes, "when compiled", "now", signatures.name_of)
     return TypeError(
         "Function compiled with input pytree does not match the input pytree it was "
         "called with.\n  "
@@ -281,7 +281,7 @@ def _donation_error(name: str) -> TypeError:
 
 
 def _unpack(inputs: Any) -> tuple[Any, Arguments]:
-    """JAX's data on the groups of a call: as ``(args, kwargs)``, and as a call."""
+    """Builds ``(args, kwargs)``, and `Arguments`, with JAX's data on a call."""
     signature, values, _ = join(inputs[0])
     objects = flattening.IndexMap()
     tree, _ = arguments.unpack(signature, values, objects)
@@ -290,17 +290,17 @@ def _unpack(inputs: Any) -> tuple[Any, Arguments]:
 
 
 def _arguments(inputs: Any) -> Any:
-    """``(args, kwargs)`` with JAX's data on the groups of a call."""
+    """Builds ``(args, kwargs)`` with JAX's data on the groups of a call."""
     return _unpack(inputs)[0]
 
 
 def _output(result: Any, inputs: Any) -> Any:
-    """The output of the function with JAX's data on a result."""
+    """Builds the output of the function with JAX's data on a result."""
     return caller.commit(_unpack(inputs)[1], result)
 
 
 def _describe(aval: Any) -> Any:
-    """Shape, dtype and sharding of an abstract value; of a ref, those of its array."""
+    """Gives an abstract value's shape, dtype and sharding; of a ref, its array's."""
     aval = getattr(aval, "inner_aval", aval)
     is_typed = jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
     return jax.ShapeDtypeStruct(
@@ -313,12 +313,12 @@ def _describe(aval: Any) -> Any:
 
 def _check_arrays(name: str, signature: Signature) -> None:
     """Refuses arguments that are array refs, or have some."""
-    found = [leaf_spec.name for leaf_spec in signature.leaf_specs if leaf_spec.is_ref]
-    if found:
+    names = [leaf_spec.name for leaf_spec in signature.leaf_specs if leaf_spec.is_ref]
+    if names:
         raise TypeError(
             errors.message(
                 f"{name} takes array refs, which exported functions can't take.",
-                where="\n".join(found),
+                where="\n".join(names),
                 way_out="Export it for arrays: for nnx.to_arrays(model).",
             )
         )

@@ -1,6 +1,6 @@
 """Control flow inside compiled programs.
 
 - ``loops.py``: `scan`, `while_loop`, `fori_loop`; ``loop_bodies.py``: a step of all
-  three, and the values that go round.
+  three, and the carried values.
 - ``cond_switch.py``: `cond`, `switch`.
 """

@@ -1,6 +1,6 @@
 """``cond`` and ``switch``: the data decide which of several functions runs.
 
-The branches share the operands as values of the trace around them. Each makes its own
+The branches share the operands as values of the enclosing trace. Each rebuilds its own
 objects from these, and returns the values of all their Variables, so that branches may
 write different ones. Static parts must be equal after every branch. JAX would report a
 difference in terms of our internals; `_Branches` reports it first, in the user's terms.
@@ -74,10 +74,10 @@ def switch(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> R:
-    """Calls one of many functions, by its number, with ``jax.lax.switch``.
+    """Calls one of many functions, by its index, with ``jax.lax.switch``.
 
     Args:
-        index: Which function, an integer; a number that is too small means the first,
+        index: Which function, an integer; one that is too small means the first,
             one that is too large the last.
         branches: The functions; see `cond`.
         *operands: Any arguments, with objects in them.
@@ -100,7 +100,7 @@ def switch(
     """
     if not branches:
         raise ValueError("Empty branch sequence: nnx.switch needs a function.")
-    named = {f"branches[{number}]": f for number, f in enumerate(branches)}
+    named = {f"branches[{i}]": f for i, f in enumerate(branches)}
     with _jax.hidden_frames:
         return _choose("switch", "index", index, named, operands, graph, graph_updates)
 
@@ -114,7 +114,7 @@ def _choose(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    """Calls a branch, by JAX's function ``name``, which chooses by ``argument``."""
+    """Calls the branch that ``index`` chooses, by JAX's function ``name``."""
     spec = TransformSpec.uniform(
         name,
         config.propagation(graph, graph_updates),
@@ -133,23 +133,23 @@ def _choose(
     )
     call = caller.Call(functions[0], spec, operands, {})
     (group,) = call.groups
-    return call.commit(_without_kept(run(index, group), group.values))
+    return call.commit(_without_unwritten(run(index, group), group.values))
 
 
 _signatures = graphdefs.Interned()
 
 
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
-    """A function that calls another; the same one for the same function and mode."""
+    """Wraps a function; the wrapper is the same for the same function and mode."""
     try:
-        known = _branches.setdefault(f, {})
-    except TypeError:  # it can't be referred to weakly
+        wrappers_by_graph = _branches.setdefault(f, {})
+    except TypeError:  # it takes no weak references
         return lambda *operands: f(*operands)
-    if graph not in known:
-        # It must not keep the function alive, as it lives only as long as that.
+    if graph not in wrappers_by_graph:
+        # The wrapper lives as long as the function, so it must not keep that alive.
         get: Any = weakref.ref(f)
-        known[graph] = lambda *operands: get()(*operands)
-    return known[graph]
+        wrappers_by_graph[graph] = lambda *operands: get()(*operands)
+    return wrappers_by_graph[graph]
 
 
 _branches: weakref.WeakKeyDictionary[Any, dict[bool, Callable[..., Any]]]
@@ -157,7 +157,7 @@ _branches = weakref.WeakKeyDictionary()
 
 
 class _Branches:
-    """The branches of one call while they are traced."""
+    """Traces the branches of one call, and compares what they return."""
 
     def __init__(self, spec: TransformSpec, groups: Sequence[Leaves]) -> None:
         self.spec = spec
@@ -168,21 +168,23 @@ class _Branches:
         self.first: tuple[str, Any] | None = None
 
     def choose(self, index: Any, functions: dict[str, Callable[..., Any]]) -> Any:
-        """The result of the branch that the value chooses."""
+        """Runs JAX's conditional, and returns the chosen branch's result."""
         # JAX traces a function once, even if several branches share it.
         wrappers: dict[int, Callable[[], Any]] = {}
         branches = [
-            wrappers.setdefault(id(f), self._wrap(name, f, number))
-            for number, (name, f) in enumerate(functions.items())
+            wrappers.setdefault(id(f), self._wrap(name, f, position))
+            for position, (name, f) in enumerate(functions.items())
         ]
         if self.spec.name == "cond":
             result: Any = jax.lax.cond(index, *branches)
         else:
             result = jax.lax.switch(index, branches)
-        kept = sorted({*result.spec.changed} - self.written)
-        return result.with_spec(kept=tuple(kept), keeps_structure=self.keeps_structure)
+        unwritten = sorted({*result.spec.changed} - self.written)
+        return result.with_spec(
+            kept=tuple(unwritten), keeps_structure=self.keeps_structure
+        )
 
-    def _wrap(self, name: str, f: Any, number: int) -> Callable[[], Any]:
+    def _wrap(self, name: str, f: Any, position: int) -> Callable[[], Any]:
         def branch() -> Any:
             # Containers are new for each branch: it may write into them.
             groups = jax.tree.unflatten(self.treedef, self.leaves)
@@ -191,7 +193,7 @@ class _Branches:
             in_objects = frozenset(
                 i for i, leaf_spec in leaf_specs if not leaf_spec.is_plain
             )
-            result = call.collect(call.run(f, number), forced=in_objects)
+            result = call.collect(call.run(f, position), forced=in_objects)
             returned = result.spec
             self.written |= set(returned.changed) - set(returned.kept)
             self.keeps_structure &= returned.keeps_structure
@@ -209,32 +211,34 @@ class _Branches:
         first_name, first = self.first
         if jax.tree.structure(first) == jax.tree.structure(result):
             return
-        found = differences.between(_facts(first, operands), _facts(result, operands))
         lines = differences.in_words(
-            found, f"in {first_name}", f"in {name}", signatures.name_of
+            differences.between(_facts(first, operands), _facts(result, operands)),
+            f"in {first_name}",
+            f"in {name}",
+            signatures.name_of,
         )
         lines = lines or ["which operands are where"]
-        listed = "\n".join(f"  - {line}" for line in lines)
+        bullets = "\n".join(f"  - {line}" for line in lines)
         raise TypeError(
             f"The branches of nnx.{self.spec.name} must return the same structure "
             "and do the same to that of the operands, but "
-            f"{first_name} and {name} differ:\n{listed}"
+            f"{first_name} and {name} differ:\n{bullets}"
         )
 
 
 def _facts(result: Result, operands: signatures.Signature) -> dict[Any, Any]:
-    """The facts in a result about the operands and the output."""
+    """Lists the facts of a result about the operands and the output."""
     returned, (changes, _, out) = result.spec, result.parts()
-    found = (returned.structure or operands).facts(identity=False)
+    facts = (returned.structure or operands).facts(identity=False)
     names = operands.entry_names()
-    for position, entries in returned.metadata:
+    for position, metadata in returned.metadata:
         leaf_spec = operands.leaf_specs[position]
-        found |= differences.metadata(
-            (names[leaf_spec.entry], *leaf_spec.path), entries
+        facts |= differences.metadata(
+            (names[leaf_spec.entry], *leaf_spec.path), metadata
         )
     for position, value in zip(returned.changed, changes, strict=True):
-        found[operands.leaf_specs[position].name, "value"] = _form(value)
-    found |= returned.out.facts("out")
+        facts[operands.leaf_specs[position].name, "value"] = _form(value)
+    facts |= returned.out.facts("out")
     names = returned.out.entry_names("out")
     new = [
         leaf_spec
@@ -243,23 +247,23 @@ def _facts(result: Result, operands: signatures.Signature) -> dict[Any, Any]:
     ]
     for leaf_spec, value in zip(new, out, strict=True):
         if leaf_spec.variable:
-            found[(names[leaf_spec.entry], *leaf_spec.path, "value")] = _form(value)
-    return found
+            facts[(names[leaf_spec.entry], *leaf_spec.path, "value")] = _form(value)
+    return facts
 
 
 def _form(value: Any) -> differences.Form:
     return differences.Form(jax.tree.structure(value))
 
 
-def _without_kept(result: Result, before: Sequence[Any]) -> Result:
-    """The result without arrays of Variables that no branch writes.
+def _without_unwritten(result: Result, values: Sequence[Any]) -> Result:
+    """Drops the arrays of Variables that no branch writes.
 
-    They are as before; to write them would undo what another thread has written since.
+    Their values are unchanged; to write them would undo another thread's writes.
     """
     written = [
-        number
-        for number, position in enumerate(result.spec.changed)
+        index
+        for index, position in enumerate(result.spec.changed)
         if position not in result.spec.kept
-        or not all(isinstance(x, jax.Array) for x in jax.tree.leaves(before[position]))
+        or not all(isinstance(x, jax.Array) for x in jax.tree.leaves(values[position]))
     ]
     return result.with_changes(written)

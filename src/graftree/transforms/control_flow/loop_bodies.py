@@ -1,19 +1,19 @@
-"""The inside of a loop: some leaves go round, some are scanned, the others stay.
+"""The body of a loop: some leaves are carried, some are scanned, the others stay.
 
 A loop is a call with one step, which `Loop.run` gives to JAX's loop as its body. There,
-`TracedCall` rebuilds all arguments from the leaves that go round, the slices of those
-that are scanned, and those that stay as they are. The step's changes, and the place of
-each changed leaf after the loop, are noted in Python (JAX traces it once, with the
-loop), and put together after the loop.
+`TracedCall` rebuilds all arguments from the carried leaves, the slices of the scanned
+ones, and the rest. The step's changes, and where each changed leaf is after the loop,
+are recorded in Python (JAX traces it once, with the loop), and put together after the
+loop.
 
 The carry comes back from each step. So do arguments that are carried by filters,
-without being returned, if no part of them is scanned. Their structure must
-be the same in all steps, and their objects the same ones. There is one exception: in a
-`scan` with graph updates a step may set static attributes, as `model.train()` does.
-Then the second step, which finds them set, must be the same program.
+without being returned, if no part of them is scanned. Their structure must be the same
+in all steps, and their objects the same ones. There is one exception: in a `scan` with
+graph updates a step may set static attributes, as `model.train()` does. Then the second
+step, which sees them set, must be the same program.
 
-An array ref stays outside the loop, and the steps write to it in place. Where JAX can't
-do that, its content goes round or is scanned, each step has its own ref, and the last
+An array ref stays out of the loop, and the steps write to it in place. Where JAX can't
+do that, its content is carried or scanned, each step has its own ref, and the last
 content is written to the caller's.
 """
 
@@ -54,12 +54,12 @@ class Carry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """The place of the carry in the arguments and in the output of the step.
+class CarrySpec:
+    """Where the carry is in a step's arguments and output, and what may change in it.
 
     Attributes:
-        argument: The number of the positional argument; ``None`` if there is no carry.
-        output: The number in a tuple of outputs; ``None`` if it is the whole output.
+        argument: Index of the positional argument; ``None`` if there is no carry.
+        output: Index in a tuple of outputs; ``None`` if it is the whole output.
         takes_changes: Whether a Variable that is itself a leaf of the carry may come
             back as another one, and a step may set static attributes, if all do the
             same.
@@ -72,42 +72,42 @@ class Place:
     identity: str = ""
 
     def may_be_new(self, node: Any) -> bool:
-        """Whether another object may be where this one is at the top of the carry."""
+        """Whether another object may replace this one at the top of the carry."""
         return self.takes_changes and isinstance(node, graphdefs.VariableDef)
 
     def split(self, out: Any) -> tuple[Any, Any]:
-        """The carry of an output, and the output without it."""
+        """Splits an output into the carry and the rest."""
         if self.argument is None:
             return None, out
         if self.output is None:
             return out, None
-        number = self.output
-        if not isinstance(out, (tuple, list)) or len(out) <= number:
+        index = self.output
+        if not isinstance(out, (tuple, list)) or len(out) <= index:
             raise ValueError(
-                f"The function must return a tuple with the carry at index {number}, "
+                f"The function must return a tuple with the carry at index {index}, "
                 f"as out_axes says, got {type(out).__name__}."
             )
-        return out[number], (*out[:number], None, *out[number + 1 :])
+        return out[index], (*out[:index], None, *out[index + 1 :])
 
     def start_in(self, out: Signature) -> int:
-        """The number of the first entry of the carry in an output."""
+        """Returns the index of the first entry of the carry in an output."""
         if self.output is None:
             return 0
-        parts = out.treedef.children()[: self.output]
-        return sum(part.num_leaves for part in parts)
+        outputs = out.treedef.children()[: self.output]
+        return sum(output.num_leaves for output in outputs)
 
 
 class CarryStructureError(TypeError, ValueError):
     """A step changed the structure of the carry; either type, as in Flax NNX."""
 
 
-class _Now(NamedTuple):
-    """The value that a step left in the place of an argument.
+class _FlattenedArgument(NamedTuple):
+    """An argument as a step left it, taken apart.
 
     Attributes:
         signature: Its static part.
         olds: The objects up to it before the step.
-        news: The objects up to it now.
+        news: The objects up to it after the step.
         leaves: Its leaves.
     """
 
@@ -117,61 +117,65 @@ class _Now(NamedTuple):
     leaves: list[Any]
 
 
-class _FoundAt(NamedTuple):
-    """The place of a leaf after the loop.
+class _Source(NamedTuple):
+    """Says where a leaf is after the loop.
 
     Attributes:
-        number: Of a list that every step returned; without an axis, of an argument.
+        index: In the list that every step returns; without an axis, in the arguments.
         axis: The one on which it is stacked.
     """
 
-    number: int
+    index: int
     axis: int | None = None
 
 
-# ``step(run, carried, scanned)``: the leaves for the next step, and those to stack. The
-# function is called as ``run(call)``.
+# ``step(run, carried, scanned)`` returns the leaves for the next step, and those to
+# stack. It calls the function as ``run(call)``.
 Step = Callable[..., tuple[Leaves, list[Any]]]
 
 
 class Loop:
     """One loop, while it is traced.
 
-    In the prefix of its inputs, integers are scanned axes, `Carry` goes round, and
-    ``None`` stays: without graph updates the Variables there go round, too. The content
-    of refs goes round where JAX can't leave them outside (``moves_refs``).
+    In the prefix of its inputs, integers are scanned axes, `Carry` is carried, and
+    ``None`` stays: without graph updates the Variables there are carried, too. The
+    content of refs is carried where JAX can't keep them out of the loop
+    (``moves_refs``).
 
     Attributes:
-        initial: The leaves that go round, as they are before the first step.
-        scanned: The leaves that are scanned, with their axis in front.
+        initial: The carried leaves, as they are before the first step.
+        scanned: The scanned leaves, with their axis in front.
     """
 
     def __init__(
         self,
         spec: TransformSpec,
-        place: Place,
+        carry_spec: CarrySpec,
         groups: Sequence[Leaves],
         moves_refs: bool = False,
     ) -> None:
         self.spec = spec
-        self.place = place
+        self.carry_spec = carry_spec
         self.signature, self.values, self.roles = join(groups)
-        self._span = self.signature.span(place.argument)
+        self._span = self.signature.span(carry_spec.argument)
         axes = [spec.inputs.values[role] for role in self.roles]
 
-        def is_round(number: int) -> bool:
-            own = axes[slice(*self.signature.span(number).leaves)]
+        def is_carried(argument: int) -> bool:
+            argument_axes = axes[slice(*self.signature.span(argument).leaves)]
             # If a part is scanned, each step gets a new object.
-            is_carried = Carry in own and not any([isinstance(x, int) for x in own])
-            return number == place.argument or (spec.mode.structure and is_carried)
+            is_scanned = any([isinstance(axis, int) for axis in argument_axes])
+            by_filters = Carry in argument_axes and not is_scanned
+            return argument == carry_spec.argument or (
+                spec.mode.structure and by_filters
+            )
 
-        numbers = [*range(len(self.signature.treedef.children()[0].children()))]
+        positions = [*range(len(self.signature.treedef.children()[0].children()))]
         if spec.functions is not None:
-            numbers.append(FUNCTIONS)  # what they hold goes round like an argument
-        # The static part of each argument that goes round, by its position.
-        self._before = {
-            number: self.signature.of_argument(number)
-            for number in filter(is_round, numbers)
+            positions.append(FUNCTIONS)  # what they hold is carried like an argument
+        # The static part of each carried argument, by its position.
+        self._initial_signatures = {
+            argument: self.signature.of_argument(argument)
+            for argument in filter(is_carried, positions)
         }
         # JAX slices refs along their first axis only.
         self._moved = [
@@ -179,7 +183,7 @@ class Loop:
             for i, (x, axis) in enumerate(zip(self.values, axes, strict=True))
             if _jax.is_ref(x) and (axis if isinstance(axis, int) else moves_refs)
         ]
-        self._carried = [i for i, x in enumerate(axes) if self._goes_round(i, x)]
+        self._carried = [i for i, x in enumerate(axes) if self._is_carried(i, x)]
         self._scanned = {i: x for i, x in enumerate(axes) if isinstance(x, int)}
         contents = list(self.values)
         for i in self._moved:
@@ -192,7 +196,7 @@ class Loop:
         self.initial = Leaves.picked(contents, self.signature, self._carried)
         self.scanned = Leaves.picked(contents, self.signature, [*self._scanned])
 
-    def _goes_round(self, position: int, axis: Any) -> bool:
+    def _is_carried(self, position: int, axis: Any) -> bool:
         if isinstance(axis, int):
             return False
         if _jax.is_ref(self.values[position]):
@@ -201,7 +205,7 @@ class Loop:
         return axis is Carry or (is_variable and not self.spec.mode.structure)
 
     def run(self, loop: Callable[[Step], tuple[Leaves, Any]]) -> Any:
-        """The argument of `Call.commit`, after JAX's loop over a step.
+        """Runs JAX's loop over a step, and returns the argument of `Call.commit`.
 
         ``loop`` gets the step; it returns the leaves that the last one left, and all
         stacked ones.
@@ -214,7 +218,7 @@ class Loop:
             scanned: Leaves | None = None,
         ) -> tuple[Leaves, list[Any]]:
             values, stacked, notes[:], after = self._outcome(f, carried, scanned)
-            if after != self._before:
+            if after != self._initial_signatures:
                 self._check_settled(f, carried, scanned, after)
             return values, stacked
 
@@ -222,10 +226,10 @@ class Loop:
         assert notes, "JAX traces the step before the loop ends"
         last = carried.by_position()
 
-        def value(source: _FoundAt) -> Any:
+        def value(source: _Source) -> Any:
             if source.axis is None:
-                return last.get(source.number, self.values[source.number])
-            return _moved(stacked[source.number], 0, source.axis)
+                return last.get(source.index, self.values[source.index])
+            return _moved(stacked[source.index], 0, source.axis)
 
         returned, sources, refs = notes
         for position, source in zip(self._moved, refs, strict=True):
@@ -233,7 +237,7 @@ class Loop:
         return Result.of(returned, map(value, sources))
 
     def traced(self, carried: Leaves, scanned: Leaves | None = None) -> TracedCall:
-        """The arguments of one step."""
+        """Puts together the arguments of one step."""
         values = list(self.values)
         for group in (carried, scanned):
             if group is not None:
@@ -246,21 +250,23 @@ class Loop:
     def _outcome(
         self, f: Callable[[TracedCall], Any], carried: Leaves, scanned: Leaves | None
     ) -> tuple[Leaves, list[Any], list[Any], dict[int, Signature]]:
-        """One step: leaves for the next one, leaves to stack, notes, and what goes on.
+        """Traces one step.
 
-        The notes are the static part of the result, and where the leaves are that
-        changed, of the structure, of the output, and of refs that were moved. At the
-        end come the static parts of the arguments that go round, as they are now.
+        Returns:
+            The leaves for the next step; the leaves to stack; notes; and the static
+            parts of the carried arguments after it. The notes are the static part of
+            the result, and where the leaves are that changed, of the structure, of the
+            output, and of refs that were moved.
         """
         call = self.traced(carried, scanned)
         out = f(call)
-        carry, others = self.place.split(out)
-        after, objects, leaves = self._take(call, carry)
+        carry, others = self.carry_spec.split(out)
+        after, objects, leaves = self._flatten_carried(call, carry)
         result = self._without_dropped(call.collect(out, carried=(objects, others)))
         changed, structure, output = result.spec.parts
-        shift = self._span.entries[0] - self.place.start_in(result.spec.out)
+        shift = self._span.entries[0] - self.carry_spec.start_in(result.spec.out)
         replaced = [self._position(structure, i) for i in structure.positions]
-        places = [
+        positions = [
             *changed.positions,
             *replaced,
             *[self._position(output, i, shift) for i in output.positions],
@@ -275,23 +281,23 @@ class Loop:
             values[position] = call.values[position][...]
         stacked: list[Any] = []
 
-        def place(value: Any, axis: Any, position: int | None) -> _FoundAt:
+        def source_of(value: Any, axis: Any, position: int | None) -> _Source:
             if isinstance(axis, int):
                 stacked.append(value)
-                return _FoundAt(len(stacked) - 1, axis)
+                return _Source(len(stacked) - 1, axis)
             if position is None:
                 raise CarryStructureError(
                     f"nnx.{self.spec.name}: the structure of a carried or broadcast "
                     "argument must not change, but it has new data.\nAdd it before the "
                     "loop, or give the argument an axis."
                 )
-            return _FoundAt(position)
+            return _Source(position)
 
         ins, outs = self.spec.inputs.values, self.spec.outputs.values
         axes = [ins[group] for group in changed.groups + structure.groups]
         axes += [outs[group] for group in output.groups]
-        sources = [*map(place, result.leaves, axes, places)]
-        refs = [place(values[i], self._scanned.get(i), i) for i in self._moved]
+        sources = [*map(source_of, result.leaves, axes, positions)]
+        refs = [source_of(values[i], self._scanned.get(i), i) for i in self._moved]
         notes = [result.spec, sources, refs]
         following = Leaves.picked(values, self.signature, self._carried)
         return following, stacked, notes, after
@@ -305,19 +311,19 @@ class Loop:
     ) -> None:
         """Raises unless the second step, after the changes of the first, is equal.
 
-        It must leave the values that go round with the structure it found, by the same
-        program. Then all steps do.
+        It must leave the carried values with the structure that it got them with, by
+        the same program. Then all steps do.
         """
-        before = self._before
-        changed = next(number for number in before if after[number] != before[number])
+        initial = self._initial_signatures
+        changed = next(x for x in initial if after[x] != initial[x])
         error = self._structure_error(changed, after[changed])
-        # What the loop knows of the leaves stays right: they are where they were.
+        # What the copy knows of the leaves stays right: they are where they were.
         second, skeleton = copy.copy(self), self.signature.skeleton
-        for number, now in after.items():
-            span = self.signature.span(number).entries
-            skeleton = skeleton.with_part(*span, now.skeleton)
+        for argument, signature in after.items():
+            span = self.signature.span(argument).entries
+            skeleton = skeleton.with_part(*span, signature.skeleton)
         second.signature = dataclasses.replace(self.signature, skeleton=skeleton)
-        second._before = after
+        second._initial_signatures = after
 
         def program_of(loop: Loop) -> Any:
             def program(*groups: Any) -> Any:
@@ -332,105 +338,114 @@ class Loop:
             raise error
 
     def _without_dropped(self, result: Result) -> Result:
-        """The result without changes that are not kept; warns of those.
+        """Drops the changes that don't survive the loop, and warns of those.
 
-        With graph updates, changes of values that all steps share are not.
+        With graph updates, these are the changes of values that all steps share.
         """
         if not self.spec.mode.structure:
             return result
         axes, tree = self.spec.inputs.values, self.spec.inputs.tree[0]
-        part = result.spec.parts[0]
-        kept = [i for i, group in enumerate(part.groups) if axes[group] is not None]
-        unmeant = {*part.positions} - {part.positions[i] for i in kept}
-        for number, axis in enumerate(tree if isinstance(tree, tuple) else ()):
-            if axis is not None:  # by filters, it is meant
-                unmeant = unmeant - {*range(*self.signature.span(number).leaves)}
-        if unmeant:
+        changes = result.spec.parts[0]
+        surviving = [
+            i for i, group in enumerate(changes.groups) if axes[group] is not None
+        ]
+        dropped = {*changes.positions} - {changes.positions[i] for i in surviving}
+        for argument, axis in enumerate(tree if isinstance(tree, tuple) else ()):
+            if axis is not None:  # filters drop it on purpose
+                dropped = dropped - {*range(*self.signature.span(argument).leaves)}
+        if dropped:
             leaf_specs = self.signature.leaf_specs
             argument_errors.warn_of_broadcasts(
-                [leaf_specs[i].name for i in sorted(unmeant)]
+                [leaf_specs[i].name for i in sorted(dropped)]
             )
-        return result.with_changes(kept)
+        return result.with_changes(surviving)
 
     @functools.cached_property
     def _positions(self) -> dict[Any, int]:
         return {path: i for i, path in enumerate(self.signature.skeleton.paths())}
 
-    def _position(self, part: ResultPart, position: int, shift: int = 0) -> int | None:
-        """The position of the argument in the place of a leaf of a part."""
-        number, *path = part.signature.skeleton.paths()[position]
-        return self._positions.get((number + shift, *path))
+    def _position(
+        self, result_part: ResultPart, position: int, shift: int = 0
+    ) -> int | None:
+        """Finds the argument's leaf at the path of a leaf of a part of the result."""
+        entry, *path = result_part.signature.skeleton.paths()[position]
+        return self._positions.get((entry + shift, *path))
 
-    # The arguments that go round.
+    # The carried arguments.
 
-    def _take(
+    def _flatten_carried(
         self, call: TracedCall, carry: Any
     ) -> tuple[dict[int, Signature], list[Any], list[Any]]:
         """Takes apart the arguments and the carry after a step.
 
         Returns:
-            The static part of each argument that goes round; of the carry the Variables
-            and refs, and the leaves.
+            The static part of each carried argument; of the carry the Variables and
+            refs, and the leaves.
         """
-        after, objects, leaves = {**self._before}, [], []
-        for number in self._before:
-            is_carry = number == self.place.argument
-            value = carry if is_carry else call.argument(number)
-            now = self._take_apart(call, number, value)
+        after, objects, leaves = {**self._initial_signatures}, [], []
+        for argument in self._initial_signatures:
+            is_carry = argument == self.carry_spec.argument
+            value = carry if is_carry else call.argument(argument)
+            flattened = self._flatten(call, argument, value)
             if is_carry:
-                self._check_carry(number, now)
-                objects, leaves = filter(nodes.is_variable_or_ref, now.news), now.leaves
-            # New data is stacked or refused where it is given a place.
-            if is_carry or self._may_settle(number, now):
-                after[number] = now.signature
+                self._check_carry(argument, flattened)
+                objects = filter(nodes.is_variable_or_ref, flattened.news)
+                leaves = flattened.leaves
+            # New data is stacked or refused by `source_of`.
+            if is_carry or self._may_settle(argument, flattened):
+                after[argument] = flattened.signature
         return after, [*objects], leaves
 
-    def _take_apart(self, call: TracedCall, number: int, value: Any) -> _Now:
-        """Takes apart the value now in the place of an argument.
+    def _flatten(
+        self, call: TracedCall, argument: int, value: Any
+    ) -> _FlattenedArgument:
+        """Takes apart the value that an argument has after a step.
 
         Its objects are numbered as in the arguments. So equal signatures have objects
-        with equal numbers at equal places, and these must be the same.
+        with equal numbers at equal paths, and these must be the same.
         """
         first, stop = [
             next(self.signature.numbers(start), len(call.objects))
-            for start in self.signature.span(number).entries
+            for start in self.signature.span(argument).entries
         ]
-        olds = [call.objects[number] for number in range(stop)]
-        refs = flattening.RefMap([(olds[number], number) for number in range(first)])
+        olds = [call.objects[i] for i in range(stop)]
+        refs = flattening.RefMap([(olds[i], i) for i in range(first)])
         skeleton, leaves = arguments.take_apart(
             value, self.spec.mode, refs, flattening.RefMap(), self.spec.name
         )
-        return _Now(Signature(skeleton), olds, [*refs], leaves)
+        return _FlattenedArgument(Signature(skeleton), olds, [*refs], leaves)
 
-    def _check_carry(self, number: int, now: _Now) -> None:
+    def _check_carry(self, argument: int, flattened: _FlattenedArgument) -> None:
         """Raises unless the carry has the structure and the objects that it had."""
-        identified = self._identified(self._before[number], now.olds)
+        initial = self._initial_signatures[argument]
+        identified = self._identified(initial, flattened.olds)
         if not arguments.are_same(
-            identified, self._identified(now.signature, now.news)
+            identified, self._identified(flattened.signature, flattened.news)
         ):
             raise self._identity_error()
-        if self._before[number] != now.signature and not self._may_settle(number, now):
-            raise self._structure_error(number, now.signature)
+        changed = initial != flattened.signature
+        if changed and not self._may_settle(argument, flattened):
+            raise self._structure_error(argument, flattened.signature)
         if self.spec.mode.structure:
-            tops = now.signature.skeleton.tops()
-            free = {top.index for top in tops if self.place.may_be_new(top)}
-            pairs = enumerate(zip(now.olds, now.news, strict=True))
+            tops = flattened.signature.skeleton.tops()
+            free = {top.index for top in tops if self.carry_spec.may_be_new(top)}
+            pairs = enumerate(zip(flattened.olds, flattened.news, strict=True))
             if not all([x is y or index in free for index, (x, y) in pairs]):
                 raise self._identity_error()
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
-        """Objects that must be the same, even if something else is wrong."""
+        """Lists the objects that must be the same, even if something else is wrong."""
         if not self.spec.mode.structure:
             return [*filter(nodes.is_variable_or_ref, objects)]
         tops = [top for top in signature.skeleton.tops() if top is not graphdefs.LEAF]
-        return [objects[x.index] for x in tops if not self.place.may_be_new(x)]
+        return [objects[x.index] for x in tops if not self.carry_spec.may_be_new(x)]
 
     def _identity_error(self) -> ValueError:
         if self.spec.mode.structure:
             return ValueError(
-                f"{self.place.identity}, but nnx.{self.spec.name} got other objects "
-                "back than it gave to the function.\nChange them in place, or split "
-                "them and carry their State."
+                f"{self.carry_spec.identity}, but nnx.{self.spec.name} got other "
+                "objects back than it gave to the function.\nChange them in place, or "
+                "split them and carry their State."
             )
         return ValueError(
             f"{self.spec.name} Variable identity must be preserved across "
@@ -438,32 +453,32 @@ class Loop:
             "in other places.\nWrite to them in place (`variable[...] = value`)."
         )
 
-    def _structure_error(self, number: int, after: Signature) -> TypeError:
-        """For an argument that has another structure after a step."""
-        is_carry = number == self.place.argument
-        name = "carry" if is_carry else self.signature.labels.of(number)
-        before = self._before[number]
-        found = differences.between(before.facts(name), after.facts(name))
-        lines = differences.in_words(found, "before", "after", signatures.name_of)
-        listed = "\n  ".join(lines or ["which objects are shared"])
+    def _structure_error(self, argument: int, after: Signature) -> TypeError:
+        """Explains that a step changed the structure of an argument."""
+        is_carry = argument == self.carry_spec.argument
+        name = "carry" if is_carry else self.signature.labels.of(argument)
+        initial = self._initial_signatures[argument].facts(name)
+        changed = differences.between(initial, after.facts(name))
+        lines = differences.in_words(changed, "before", "after", signatures.name_of)
+        changes = "\n  ".join(lines or ["which objects are shared"])
         return CarryStructureError(
             f"nnx.{self.spec.name}: the structure of the carry must stay the same in a "
-            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
-            "and metadata of carried Variables, can't be added, removed or changed "
-            "there."
+            f"loop, but a step changed it.\n  {changes}\nAttributes of carried "
+            "objects, and metadata of carried Variables, can't be added, removed or "
+            "changed there."
         )
 
     # A step may set static attributes of carried objects, as `model.train()` does.
 
-    def _may_settle(self, number: int, now: _Now) -> bool:
+    def _may_settle(self, argument: int, flattened: _FlattenedArgument) -> bool:
         """Whether only static attributes can have changed in an argument."""
-        before = self._before[number]
+        initial = self._initial_signatures[argument]
         return (
-            self.place.takes_changes
+            self.carry_spec.takes_changes
             and self.spec.mode.structure
-            and len(now.olds) == len(now.news)
-            and before.treedef == now.signature.treedef
-            and before.skeleton.leaves() == now.signature.skeleton.leaves()
+            and len(flattened.olds) == len(flattened.news)
+            and initial.treedef == flattened.signature.treedef
+            and initial.skeleton.leaves() == flattened.signature.skeleton.leaves()
         )
 
 

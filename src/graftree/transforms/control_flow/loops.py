@@ -12,7 +12,7 @@ import jax
 from graftree import _jax, config
 from graftree.core.graph.graphdefs import Interned
 from graftree.core.variables.variables import Variable
-from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
+from graftree.transforms.control_flow.loop_bodies import Carry, CarrySpec, Loop, Step
 from graftree.transforms.lifting import caller, debug_info, decorators, programs
 from graftree.transforms.lifting.dispatch import Calls
 from graftree.transforms.lifting.leaves import Leaves
@@ -95,8 +95,8 @@ def scan(
             tuple(axes) if isinstance(axes, list) else axes
             for axes in (in_axes, out_axes)
         )
-        place = _find_place(inputs, outputs)
-        names = {} if place.argument is None else {place.argument: "carry"}
+        carry_spec = _carry_spec(inputs, outputs)
+        names = {} if carry_spec.argument is None else {carry_spec.argument: "carry"}
         spec = TransformSpec(
             "scan",
             mode,
@@ -110,16 +110,19 @@ def scan(
         )
         _check_axes(spec.inputs, "in_axes")
         _check_axes(spec.outputs, "out_axes")
-        return _scanned(function, spec.holding(function), place, options)
+        return _scanned(function, spec.holding(function), carry_spec, options)
 
     return decorators.decorate(f, "scan", make)
 
 
 def _scanned(
-    f: Callable[..., Any], spec: TransformSpec, place: Place, options: dict[str, Any]
+    f: Callable[..., Any],
+    spec: TransformSpec,
+    carry_spec: CarrySpec,
+    options: dict[str, Any],
 ) -> Callable[..., Any]:
     def traced(*groups: Leaves) -> Any:
-        loop = Loop(spec, place, groups)
+        loop = Loop(spec, carry_spec, groups)
 
         def steps(step: Step) -> Any:
             def body(carried: Leaves, scanned: Leaves) -> Any:
@@ -148,8 +151,8 @@ def _scanned(
     return scanned
 
 
-def _find_place(in_axes: Any, out_axes: Any) -> Place:
-    """Finds the place of the carry; checks the axes."""
+def _carry_spec(in_axes: Any, out_axes: Any) -> CarrySpec:
+    """Reads from the axes where the carry is; checks them."""
     argument = _find_carry(in_axes, "in_axes")
     output = _find_carry(out_axes, "out_axes")
     if (argument is None) != (output is None):
@@ -158,7 +161,7 @@ def _find_place(in_axes: Any, out_axes: Any) -> Place:
             f"Carry. Got in_axes={in_axes!r}, out_axes={out_axes!r} in nnx.scan."
         )
     _check_outputs(out_axes)
-    return Place(
+    return CarrySpec(
         argument,
         None if out_axes is Carry else output,
         takes_changes=True,
@@ -167,23 +170,23 @@ def _find_place(in_axes: Any, out_axes: Any) -> Place:
 
 
 def _find_carry(axes: Any, argument: str) -> int | None:
-    """The place of `Carry` in a tuple of axes; 0 if it is all of them."""
+    """Finds the index of `Carry` in a tuple of axes; 0 if it is all of them."""
     if axes is Carry:
         return 0
-    entries = axes if isinstance(axes, tuple) else (axes,)
-    found = [i for i, axis in enumerate(entries) if axis is Carry]
-    if len(found) > 1:
+    axis_list = axes if isinstance(axes, tuple) else (axes,)
+    indices = [i for i, axis in enumerate(axis_list) if axis is Carry]
+    if len(indices) > 1:
         raise ValueError(
             f"Found multiple Carry definitions at {argument}={axes!r} in nnx.scan: "
             "there is one carry. Put its parts into a tuple."
         )
-    for axis in entries:
+    for axis in axis_list:
         if axis is not Carry and any(x is Carry for x in jax.tree.leaves(axis)):
             raise ValueError(
                 f"Carry must be a whole argument or output, found it nested in "
                 f"{argument}={axes!r} of nnx.scan."
             )
-    return found[0] if found else None
+    return indices[0] if indices else None
 
 
 def _check_axes(prefix: Prefix, argument: str) -> None:
@@ -199,11 +202,13 @@ def _check_axes(prefix: Prefix, argument: str) -> None:
 def _check_outputs(out_axes: Any) -> None:
     for axis in jax.tree.leaves(out_axes, is_leaf=lambda x: x is None):
         is_mapping = isinstance(axis, StateAxes)
-        inner, what = (axis.axes, "StateAxes with ") if is_mapping else ([axis], "")
+        inner, mapping_text = (
+            (axis.axes, "StateAxes with ") if is_mapping else ([axis], "")
+        )
         for verb, name, wrong in ("broadcast", "None", None), ("carry", "Carry", Carry):
             if wrong in inner and axis is not Carry:
                 raise ValueError(
-                    f"Cannot {verb} output state. Got {what}{name} in "
+                    f"Cannot {verb} output state. Got {mapping_text}{name} in "
                     f"out_axes={out_axes!r} of nnx.scan. Outputs are stacked: use an "
                     "axis, or carry the state."
                 )
@@ -267,22 +272,24 @@ def while_loop(
     """
 
     def steps(loop: Loop, step: Step) -> Any:
-        def go_on(carried: Leaves) -> Any:
+        def condition(carried: Leaves) -> Any:
             answer = loop.traced(carried).run(cond_fun, number=1)
             return answer.get_value() if isinstance(answer, Variable) else answer
 
         def once(carried: Leaves) -> Leaves:
             return step(lambda call: call.run(body_fun), carried)[0]
 
-        going = debug_info.named_after(cond_fun, go_on, has_own_names=True)
-        named = debug_info.named_after(body_fun, once)
-        return jax.lax.while_loop(going, named, loop.initial)
+        condition = debug_info.named_after(cond_fun, condition, has_own_names=True)
+        body = debug_info.named_after(body_fun, once)
+        return jax.lax.while_loop(condition, body, loop.initial)
 
     mode = config.propagation(graph, graph_updates)
     with _jax.hidden_frames:
         # The condition would not see the body's writes to a ref.
         functions = {"body_fun": body_fun, "cond_fun": cond_fun}
-        return _looped("while_loop", mode, steps, functions, init_val, moves_refs=True)
+        return _run_loop(
+            "while_loop", mode, steps, functions, init_val, moves_refs=True
+        )
 
 
 @overload
@@ -346,10 +353,10 @@ def fori_loop(
 
     def steps(loop: Loop, step: Step) -> Any:
         def once(i: Any, carried: Leaves) -> Leaves:
-            def around(body: Callable[..., Any]) -> Callable[[Any], Any]:
+            def at_i(body: Callable[..., Any]) -> Callable[[Any], Any]:
                 return lambda value: body(i, value)
 
-            return step(lambda call: call.run(body_fun, 0, around), carried)[0]
+            return step(lambda call: call.run(body_fun, 0, at_i), carried)[0]
 
         first = debug_info.read(debug_info.source_of(body_fun)).at(0)
         named = debug_info.named_after(body_fun, once, [first])
@@ -359,17 +366,17 @@ def fori_loop(
     mode = config.propagation(graph, graph_updates)
     with _jax.hidden_frames:
         functions = {"body_fun": body_fun}
-        return _looped("fori_loop", mode, steps, functions, init_val, skipped=1)
+        return _run_loop("fori_loop", mode, steps, functions, init_val, skipped=1)
 
 
-_PLACE = Place(
+_CARRY_SPEC = CarrySpec(
     argument=0,
     identity="The body must return the same reference and pytree structure as the "
     "initial value",
 )
 
 
-def _looped(
+def _run_loop(
     name: str,
     mode: config.Propagation,
     steps: Callable[[Loop, Step], Leaves],
@@ -378,7 +385,7 @@ def _looped(
     moves_refs: bool = False,
     skipped: int = 0,
 ) -> Any:
-    """The last value of a loop whose only argument is the carry."""
+    """Runs a loop whose only argument is the carry; returns its last value."""
     spec = TransformSpec(
         name,
         mode,
@@ -392,7 +399,7 @@ def _looped(
     body = functions["body_fun"]
 
     def traced(*groups: Leaves) -> Any:
-        loop = Loop(spec, _PLACE, groups, moves_refs)
+        loop = Loop(spec, _CARRY_SPEC, groups, moves_refs)
         return loop.run(lambda step: (steps(loop, step), ()))
 
     run = functools.partial(programs.run, body, traced, name=name)

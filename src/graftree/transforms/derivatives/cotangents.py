@@ -7,7 +7,7 @@ twice, the first State has all of it.
 
     tree, arguments       leaves in, derivatives in the form of a signature out
     leaves                the inverse
-    Argnums               the arguments that are differentiated, or not
+    Argnums               which arguments are differentiated, or not
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from graftree.transforms.lifting.signatures import Signature
 
 
 class DerivativeOptions(TypedDict, total=False):
-    """The keyword arguments of `vjp`, less ``has_aux``; `grad` has more."""
+    """Keyword arguments of `vjp`, less ``has_aux``; `grad` has more."""
 
     reduce_axes: Sequence[Any]
     graph: bool | None
@@ -52,59 +52,65 @@ class FormError(TypeError, ValueError):
 # Leaves in, derivatives out.
 
 
-def tree(signature: Signature, given: Mapping[int, Any], mode: Propagation) -> Any:
-    """Derivatives, given by the number of the leaf, in the form of a whole signature.
+def tree(
+    signature: Signature, derivatives: Mapping[int, Any], mode: Propagation
+) -> Any:
+    """Puts derivatives, by position of the leaf, into the form of a whole signature.
 
-    States lack the others, and ``None`` is in their place elsewhere.
+    Leaves without a derivative are left out of States, and are ``None`` elsewhere.
     """
-    found = jax.tree.unflatten(signature.treedef, _roots(signature, given, mode))
-    return callables.closed(found) if signature.has_callables else found
+    result = jax.tree.unflatten(signature.treedef, _roots(signature, derivatives, mode))
+    return callables.closed(result) if signature.has_callables else result
 
 
 def arguments(
     signature: Signature,
-    given: Mapping[int, Any],
+    derivatives: Mapping[int, Any],
     mode: Propagation,
     argnums: Iterable[int] | None = None,
 ) -> tuple[Any, ...]:
-    """Derivatives in the form of some positional arguments, or of all."""
-    roots, found = _roots(signature, given, mode), []
+    """Puts derivatives into the form of some positional arguments, or of all."""
+    roots, trees = _roots(signature, derivatives, mode), []
     treedefs = signature.treedef.children()[0].children()
-    for number in range(len(treedefs)) if argnums is None else argnums:
-        start, stop = signature.span(number).entries
-        found.append(jax.tree.unflatten(treedefs[number], roots[start:stop]))
+    for argument in range(len(treedefs)) if argnums is None else argnums:
+        start, stop = signature.span(argument).entries
+        trees.append(jax.tree.unflatten(treedefs[argument], roots[start:stop]))
     # Derivatives of a method are in a method of the derivative of its object.
-    return tuple(callables.closed(found) if signature.has_callables else found)
+    return tuple(callables.closed(trees) if signature.has_callables else trees)
 
 
 def _roots(
-    signature: Signature, given: Mapping[int, Any], mode: Propagation
+    signature: Signature, derivatives: Mapping[int, Any], mode: Propagation
 ) -> list[Any]:
-    """The derivative for each object or plain leaf of a signature."""
-    values = [given.get(number) for number in range(len(signature.leaf_specs))]
-    for number, leaf_spec in enumerate(signature.leaf_specs):
+    """Makes the derivative for each object or plain leaf of a signature."""
+    values = [
+        derivatives.get(position) for position in range(len(signature.leaf_specs))
+    ]
+    for position, leaf_spec in enumerate(signature.leaf_specs):
         definition = leaf_spec.variable
         # The builder needs the ref of a Variable, so there must be a Variable.
-        if definition and (number in given or definition.array_refdef is not None):
-            values[number] = flattening.make_variable(definition, values[number])
+        if definition and (
+            position in derivatives or definition.array_refdef is not None
+        ):
+            values[position] = flattening.make_variable(definition, values[position])
     if not mode.structure:
         # All are built: an object may refer to one of an earlier argument.
         builder = Builder(IndexMap(), {}, recreate_variables=False)
         return builder.members(signature.skeleton, values)
-    found: list[list[tuple[Any, Any]]] = [[] for _ in signature.entries]
-    for number, leaf_spec in enumerate(signature.leaf_specs):
-        if number in given:
-            found[leaf_spec.entry].append((leaf_spec.path, values[number]))
+    flat_states: list[list[tuple[Any, Any]]] = [[] for _ in signature.entries]
+    for position, leaf_spec in enumerate(signature.leaf_specs):
+        if position in derivatives:
+            flat_states[leaf_spec.entry].append((leaf_spec.path, values[position]))
     return [
-        None if entry is LEAF and not listed else _state(listed)
-        for entry, listed in zip(signature.entries, found, strict=True)
+        None if entry is LEAF and not flat_state else _state(flat_state)
+        for entry, flat_state in zip(signature.entries, flat_states, strict=True)
     ]
 
 
-def _state(found: Sequence[tuple[Any, Any]]) -> Any:
-    if found and found[0][0] == ():
-        return found[0][1]  # a Variable by itself is its own State
-    return states.from_flat_state(found)
+def _state(flat_state: Sequence[tuple[Any, Any]]) -> Any:
+    if flat_state and flat_state[0][0] == ():
+        return flat_state[0][1]  # a Variable by itself is its own State
+    return states.from_flat_state(flat_state)
 
 
 # Derivatives in, leaves out.
@@ -112,49 +118,56 @@ def _state(found: Sequence[tuple[Any, Any]]) -> Any:
 
 def leaves(
     signature: Signature,
-    given: Any,
+    derivative: Any,
     mode: Propagation,
-    what: str,
-    wanted: Iterable[int],
+    name: str,
+    positions: Iterable[int],
 ) -> list[Any]:
-    """The derivatives of some leaves of a signature, from a tree of the user.
+    """Lists the derivatives of some leaves of a signature, from a tree of the user.
 
     ``None`` may stand for an object, and is then the derivative of each of its leaves.
     """
     if signature.has_callables:
-        given = callables.opened_in(given)
+        derivative = callables.opened_in(derivative)
     try:
-        roots = signature.treedef.flatten_up_to(given)
+        roots = signature.treedef.flatten_up_to(derivative)
     except ValueError as error:
-        raise FormError(f"Wrong structure of {what}: {error}") from None
+        raise FormError(f"Wrong structure of {name}: {error}") from None
     paths = signature.skeleton.paths()
-    chosen = [paths[number] for number in wanted]
-    expected = {path for path in chosen if roots[path[0]] is not None}
-    found: dict[Any, Any] = {}
-    seen: set[int] = set()
+    leaf_paths = [paths[position] for position in positions]
+    expected = {path for path in leaf_paths if roots[path[0]] is not None}
+    leaves_by_path: dict[Any, Any] = {}
+    earlier_ids: set[int] = set()
     tops = [*signature.skeleton.tops()]
-    for number, top in enumerate(tops):
-        listed = _leaves_of(top, roots[number], mode, what)
-        listed = [((number, *path), x) for path, x in listed]
+    for entry, (top, root) in enumerate(zip(tops, roots, strict=True)):
+        root_leaves = [
+            ((entry, *path), x) for path, x in _leaves_of(top, root, mode, name)
+        ]
         # A value that an earlier object shares with this one counts only there.
-        found |= {p: x for p, x in listed if p in expected or id(x) not in seen}
-        seen |= {id(x) for _, x in listed}
-    if found.keys() != expected:
-        unexpected = [path for path in found if path not in expected]
+        leaves_by_path |= {
+            p: x for p, x in root_leaves if p in expected or id(x) not in earlier_ids
+        }
+        earlier_ids |= {id(x) for _, x in root_leaves}
+    if leaves_by_path.keys() != expected:
+        unexpected = [path for path in leaves_by_path if path not in expected]
         lines = differences.missing_and_unexpected(
-            [path[1:] for path in chosen if path in expected and path not in found],
+            [
+                path[1:]
+                for path in leaf_paths
+                if path in expected and path not in leaves_by_path
+            ],
             [path[1:] for path in unexpected],
         )
         if any(is_repeated(tops[path[0]]) for path in unexpected):
             lines.append("An object that occurs twice has one: pass it twice, too.")
-        raise FormError("\n".join([f"Wrong leaves in {what}:", *lines]))
-    return [flattening.raw_of(found.get(path)) for path in chosen]
+        raise FormError("\n".join([f"Wrong leaves in {name}:", *lines]))
+    return [flattening.raw_of(leaves_by_path.get(path)) for path in leaf_paths]
 
 
 def _leaves_of(
-    top: Any, x: Any, mode: Propagation, what: str
+    top: Any, x: Any, mode: Propagation, name: str
 ) -> Iterable[tuple[Any, Any]]:
-    """The leaves, with their paths, of the derivative for an object or plain leaf."""
+    """Lists the leaves, with paths, of the derivative for an object or plain leaf."""
     if x is None:
         return ()
     if top is LEAF:
@@ -166,13 +179,15 @@ def _leaves_of(
         return [((), x)]
     if not mode.structure:
         if nodes.is_graph_node(x):
-            graphdef, found = flattening.flatten_graph(x)
-            return zip(graphdef.paths(), found, strict=True)
+            graphdef, values = flattening.flatten_graph(x)
+            return zip(graphdef.paths(), values, strict=True)
         if is_repeated(top):
             return [((), x)]
-    kind = getattr(top, "type", None)
-    expected = kind.__name__ if kind and not mode.structure else "State or Variable"
-    raise FormError(f"Expected {expected}, got {type(x).__name__}, in {what}.")
+    node_type = getattr(top, "type", None)
+    expected = (
+        node_type.__name__ if node_type and not mode.structure else "State or Variable"
+    )
+    raise FormError(f"Expected {expected}, got {type(x).__name__}, in {name}.")
 
 
 # Arguments, and the output.
@@ -185,7 +200,7 @@ def refuse_axes(reduce_axes: Sequence[Any]) -> None:
 
 
 def pair(out: Any) -> tuple[Any, Any]:
-    """The differentiated part of an output with ``has_aux``, and the rest."""
+    """Splits an output with ``has_aux`` into the differentiated part and the rest."""
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise TypeError(
             "With has_aux=True the function must return a pair (output, aux), got "
@@ -218,76 +233,76 @@ def _article_of(out: Any) -> str:
     return "None" if out is None else f"a {type(out).__name__}"
 
 
-def position(number: int, count: int, argument: str, transform: str) -> int:
-    """The position that a number means among so many arguments, from the start.
+def position(argnum: int, count: int, argument: str, transform: str) -> int:
+    """Returns the position, from the start, that ``argnum`` means among ``count`` ones.
 
     Raises:
         TypeError: If there are fewer arguments.
     """
-    if not -count <= number < count:
-        least = number + 1 if number >= 0 else -number
+    if not -count <= argnum < count:
+        least = argnum + 1 if argnum >= 0 else -argnum
         raise TypeError(
-            f"{argument}={number} of nnx.{transform} requires at least {least} "
+            f"{argument}={argnum} of nnx.{transform} requires at least {least} "
             f"positional arguments, but got only {count}."
         )
-    return number % count
+    return argnum % count
 
 
 class Argnums(Rebuilt):
-    """The positional arguments that ``argnums`` or ``nondiff_argnums`` name.
+    """What ``argnums`` or ``nondiff_argnums`` says about the positional arguments.
 
     Args:
-        given: Their numbers, and DiffStates; or a single one.
-        argument: The name of this argument.
+        argnums: Integers and DiffStates; or a single one.
+        argument: Which of the two it is.
         transform: The public name of the transform.
         mode: The changes that propagate.
-        named: The prefix of those that are given by number.
+        named: The prefix of arguments that integers name.
         others: The prefix of all other arguments.
 
     Attributes:
         mode: The changes that propagate.
         is_single: Whether it is a single one.
-        numbers: Their numbers, as given.
-        spec: Gives the spec of a call with so many positional arguments.
+        argnums: The integers, those of DiffStates too.
+        spec: Returns the spec of a call with so many positional arguments.
     """
 
     def __init__(
         self,
-        given: Any,
+        argnums: Any,
         argument: str,
         transform: str,
         mode: Propagation,
         named: Any,
         others: Any,
     ) -> None:
-        if isinstance(given, Pytree):
+        if isinstance(argnums, Pytree):
             # Before it is taken for a sequence; it is not a prefix in any mode.
-            raise prefixes.node_error(given, argument, transform)
+            raise prefixes.node_error(argnums, argument, transform)
         self._argument, self._transform, self.mode = argument, transform, mode
         self._others = others
-        self.is_single = isinstance(given, DiffState) or hasattr(given, "__index__")
-        listed: Any = [given] if self.is_single else given
-        prefixes.check(tuple(listed), argument, transform, mode)
-        self._prefixes = [x if isinstance(x, DiffState) else named for x in listed]
-        self.numbers = self._distinct(
-            [x.argnum if isinstance(x, DiffState) else int(x) for x in listed]
+        self.is_single = isinstance(argnums, DiffState) or hasattr(argnums, "__index__")
+        entries: Any = [argnums] if self.is_single else argnums
+        prefixes.check(tuple(entries), argument, transform, mode)
+        self._prefixes = [x if isinstance(x, DiffState) else named for x in entries]
+        self.argnums = self._distinct(
+            [x.argnum if isinstance(x, DiffState) else int(x) for x in entries]
         )
         self.spec = functools.cache(self._spec)
 
-    def _distinct(self, numbers: list[int]) -> tuple[int, ...]:
-        for number in numbers:
-            if numbers.count(number) > 1:
+    def _distinct(self, argnums: list[int]) -> tuple[int, ...]:
+        for argnum in argnums:
+            if argnums.count(argnum) > 1:
                 raise ValueError(
-                    f"argnum {number} is repeated in {self._argument} of "
+                    f"argnum {argnum} is repeated in {self._argument} of "
                     f"nnx.{self._transform}."
                 )
-        return tuple(numbers)
+        return tuple(argnums)
 
     def positions(self, count: int) -> tuple[int, ...]:
-        """Their positions among so many arguments, counted from the start."""
+        """Returns the positions, from the start, among ``count`` arguments."""
         argument, name = self._argument, self._transform
         return self._distinct(
-            [position(number, count, argument, name) for number in self.numbers]
+            [position(argnum, count, argument, name) for argnum in self.argnums]
         )
 
     def _spec(self, count: int) -> specs.TransformSpec:

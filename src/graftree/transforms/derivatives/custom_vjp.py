@@ -49,7 +49,7 @@ _RESIDUAL = Labels(named={0: "residual"})
 
 
 class CustomVjpOptions(TypedDict, total=False):
-    """The keyword arguments of `custom_vjp`."""
+    """Keyword arguments of `custom_vjp`."""
 
     nondiff_argnums: tuple[int | DiffState, ...]
     graph: bool | None
@@ -71,7 +71,7 @@ def custom_vjp(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """A function whose gradient you define, with ``jax.custom_vjp``.
+    """Makes a function whose gradient you define, with ``jax.custom_vjp``.
 
     Give the rules by ``f.defvjp(fwd, bwd)``. ``fwd`` has the arguments of ``fun`` and
     returns its output and a residual: any pytree, with objects in it. ``bwd`` gets the
@@ -173,7 +173,7 @@ class CustomVjp(Rebuilt, callables.Holder, decorators.Method[P, R]):
             callables.remember(self, self._with_functions, functions)
 
     def _with_functions(self, functions: tuple[Any, ...]) -> CustomVjp[..., Any]:
-        """The same with other functions, which hold the objects of a trace."""
+        """Makes a copy with other functions, which hold the objects of a trace."""
         fun, fwd, bwd = functions
         function = CustomVjp(fun, self.nondiff_argnums, self._mode)
         function.defvjp(fwd, bwd, bool(self.symbolic_zeros))
@@ -189,48 +189,46 @@ class CustomVjp(Rebuilt, callables.Holder, decorators.Method[P, R]):
             return self.seen(args, kwargs)
         if self.fwd is None or self.bwd is None:
             # JAX raises one, programs with graph updates expect the other.
-            kind = ValueError if self._mode.structure else AttributeError
-            raise kind(
+            error_type = ValueError if self._mode.structure else AttributeError
+            raise error_type(
                 f"No VJP defined for custom_vjp function {name} using defvjp: call "
                 f"{name}.defvjp(fwd, bwd) first."
             )
         # Defaults are arguments with a cotangent, as in JAX.
-        given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
+        positional = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
-            argument_errors.check_arguments(given, _NAME)
-        spec = self._argnums.spec(len(given)).holding(self.fun, self.fwd)
-        call = Call(self.fun, spec, given, {})
+            argument_errors.check_arguments(positional, _NAME)
+        spec = self._argnums.spec(len(positional)).holding(self.fun, self.fwd)
+        call = Call(self.fun, spec, positional, {})
         signature, (chosen, *rest) = call.arguments.signature, call.groups
         others = {k: x for group in rest for k, x in group.by_position().items()}
         operands = {k: x for k, x in others.items() if _is_operand(x)}
         groups = [_group(signature, chosen.by_position()), _group(signature, operands)]
         lifted = _Lifted(
             *(self.fun, self.fwd, self.bwd, bool(self.symbolic_zeros), spec, groups),
-            nondiff=self._nondiff(signature, len(given)),
+            nondiff=self._nondiff(signature, len(positional)),
             fixed={k: x for k, x in others.items() if k not in operands},
         )
         return call.commit(lifted.function()(*groups))
 
     def kept(self) -> dict[str, Any]:
-        """The arguments of `defvjp`; see `Rebuilt.kept`."""
+        """Names the arguments of `defvjp`; see `Rebuilt.kept`."""
         return {name: vars(self)[name] for name in ("fwd", "bwd", "symbolic_zeros")}
 
     def _nondiff(self, signature: Signature, count: int) -> list[int]:
-        """The positions of arguments without a cotangent, as given."""
-        positions = zip(
-            self._argnums.positions(count), self.nondiff_argnums, strict=True
-        )
-        found = [i for i, x in positions if not isinstance(x, DiffState)]
-        for number in found if self._mode.structure else ():
-            for top in signature.of_argument(number).skeleton.tops():
+        """Lists the positions of arguments without a cotangent, as given."""
+        pairs = zip(self._argnums.positions(count), self.nondiff_argnums, strict=True)
+        positions = [i for i, x in pairs if not isinstance(x, DiffState)]
+        for argument in positions if self._mode.structure else ():
+            for top in signature.of_argument(argument).skeleton.tops():
                 if top is not LEAF:
                     raise TypeError(
                         "Passing integers to nondiff_argnums for graph nodes arguments "
                         "in nnx.custom_vjp is not supported: argument "
-                        f"{number} has a {getattr(top, 'type', Any).__name__}.\n"
-                        f"Use nnx.DiffState({number}, False), or return None for it."
+                        f"{argument} has a {getattr(top, 'type', Any).__name__}.\n"
+                        f"Use nnx.DiffState({argument}, False), or return None for it."
                     )
-        return found
+        return positions
 
 
 def _group(signature: Signature, values: Mapping[int, Any]) -> Leaves:
@@ -245,7 +243,7 @@ def _is_operand(value: Any) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class _Lifted:
-    """One call: the functions that JAX gets, and their facts about the arguments.
+    """Functions that JAX gets for one call, with what they know of the arguments.
 
     It doesn't hold the operands: JAX keeps the functions for as long as the gradient.
 
@@ -267,7 +265,9 @@ class _Lifted:
         self.mode, (chosen, others) = self.spec.mode, groups
         _, self.signature, self.positions = chosen.spec
         count = len(self.signature.treedef.children()[0].children())
-        self.diff = [number for number in range(count) if number not in self.nondiff]
+        self.diff = [
+            argument for argument in range(count) if argument not in self.nondiff
+        ]
         # The changes of `fun`, if traced before `fwd`, which must return the same.
         self.changed: frozenset[int] | None = None
         self.shapes = _shapes(groups) if self.mode.structure else {}
@@ -276,7 +276,7 @@ class _Lifted:
         self.takes_updates = not self.mode.structure and _takes_updates(self.bwd)
 
     def function(self) -> Callable[..., Any]:
-        """The function to call with the groups ``chosen`` and ``others``."""
+        """Makes the function to call with the groups ``chosen`` and ``others``."""
         function = jax.custom_vjp(
             debug_info.named_after(self.fun, lambda *groups: self._fun(*groups))
         )
@@ -284,12 +284,12 @@ class _Lifted:
             debug_info.named_after(
                 self.fwd, lambda *groups: self._fwd(*groups), has_own_names=True
             ),
-            debug_info.named_after(self.bwd, lambda *given: self._bwd(*given)),
+            debug_info.named_after(self.bwd, lambda *operands: self._bwd(*operands)),
             symbolic_zeros=self.symbolic_zeros,
         )
         if self.mode.structure or self.takes_updates:
             return function
-        return lambda *groups: self._telling(function(*groups))
+        return lambda *groups: self._warning_of_lost_gradients(function(*groups))
 
     def _traced(self, chosen: Leaves, others: Leaves) -> TracedCall:
         others = _group(self.signature, others.by_position() | self.fixed)
@@ -312,38 +312,40 @@ class _Lifted:
                 f"{type(pair).__name__} from {debug_info.name_of(self.fwd)}."
             )
         out, residual = pair
-        kept = others.by_position() if self.nondiff else {}
-        kept = {k: v for k, v in kept.items() if k not in self.refs}
+        nondiff_leaves = others.by_position() if self.nondiff else {}
+        nondiff_leaves = {k: v for k, v in nondiff_leaves.items() if k not in self.refs}
         tree = arguments.flatten(((residual,), {}), GRAPH, _NAME, of_call=True)
-        apart = Arguments.of(*tree, GRAPH, _NAME, labels=_RESIDUAL)
-        stored = Leaves.of(apart.values(), apart.signature, None)
+        residual_arguments = Arguments.of(*tree, GRAPH, _NAME, labels=_RESIDUAL)
+        stored = Leaves.of(
+            residual_arguments.values(), residual_arguments.signature, None
+        )
         result = call.collect(out, forced=self.changed or frozenset())
         self._check_changed(result.spec.changed)
-        return result.with_spec(kept=()), (kept, stored)
+        return result.with_spec(kept=()), (nondiff_leaves, stored)
 
     def _check_changed(self, changed: tuple[int, ...]) -> None:
         extra = () if self.changed is None else {*changed} - self.changed
         if extra:
             leaf_specs = self.signature.leaf_specs
-            listed = ", ".join(leaf_specs[position].name for position in sorted(extra))
+            names = ", ".join(leaf_specs[position].name for position in sorted(extra))
             raise TypeError(
                 f"Custom VJP fwd rule {debug_info.name_of(self.fwd)} wrote what "
-                f"{debug_info.name_of(self.fun)} does not write: {listed}.\n"
+                f"{debug_info.name_of(self.fun)} does not write: {names}.\n"
                 "Where both are traced, as in a gradient of nnx.jit, they must write "
                 "the same Variables."
             )
 
     def _bwd(self, residuals: tuple[dict[int, Any], Leaves], result: Result) -> Any:
-        (kept, stored), signature, mode = residuals, self.signature, self.mode
+        (nondiff_leaves, stored), signature, mode = residuals, self.signature, self.mode
         (residual,), _ = arguments.unpack(
             stored.spec.signature, stored.values, IndexMap()
         )[0]
         residual = callables.closed(residual)
-        given = self.fixed | kept | self.refs
-        nondiff = cotangents.arguments(signature, given, mode, self.nondiff)
+        leaves = self.fixed | nondiff_leaves | self.refs
+        nondiff = cotangents.arguments(signature, leaves, mode, self.nondiff)
         returned, (changed, new, out) = result.spec, result.parts()
         updates = dict(zip(returned.changed, changed, strict=True))
-        # For inputs in the output, the cotangents are elsewhere.
+        # The cotangents of inputs in the output are among those of the inputs.
         arrived = dict(zip(returned.parts[2].positions, out, strict=True))
         g = cotangents.tree(returned.out, arrived, mode)
         keywords = {}
@@ -356,59 +358,61 @@ class _Lifted:
     def _states(
         self, structure: Signature | None, updates: dict[int, Any], new: Sequence[Any]
     ) -> Any:
-        """With graph updates: States of the arguments as the function left them."""
+        """Makes States of the arguments as the function left them (graph updates)."""
         zeros = jax.tree.map(jax.custom_derivatives.zero_from_primal, self.shapes)
-        given, signature = zeros | updates, structure or self.signature
+        derivatives, signature = zeros | updates, structure or self.signature
         if structure is not None:
             values = iter(new)
             by_index = {
-                leaf_spec.definition.index: given.get(position)
+                leaf_spec.definition.index: derivatives.get(position)
                 for position, leaf_spec in enumerate(self.signature.leaf_specs)
                 if leaf_spec.definition is not None
             }
-            given = {
+            derivatives = {
                 position: next(values)
                 if leaf_spec.outer_index is None
                 else by_index[leaf_spec.outer_index]
                 for position, leaf_spec in enumerate(structure.leaf_specs)
                 if not leaf_spec.is_plain
             }
-        return cotangents.arguments(signature, given, self.mode, self.diff)
+        return cotangents.arguments(signature, derivatives, self.mode, self.diff)
 
-    def _read(self, given: Any) -> Leaves:
-        """The cotangents of ``chosen``, from what the user's rule returns."""
+    def _read(self, returned: Any) -> Leaves:
+        """Reads the cotangents of ``chosen`` from what the user's rule returns."""
         name = debug_info.name_of(self.bwd)
-        if not isinstance(given, (tuple, list)) or len(given) != len(self.diff):
-            length = f" of length {len(given)}" if hasattr(given, "__len__") else ""
+        if not isinstance(returned, (tuple, list)) or len(returned) != len(self.diff):
+            length = (
+                f" of length {len(returned)}" if hasattr(returned, "__len__") else ""
+            )
             raise cotangents.FormError(
                 f"Custom VJP bwd rule {name} must produce a tuple of {len(self.diff)}: "
                 "a cotangent for each differentiable argument. Got "
-                f"{type(given).__name__}{length}."
+                f"{type(returned).__name__}{length}."
             )
-        found: dict[int, Any] = dict.fromkeys(self.positions)
-        for number, cotangent in zip(self.diff, given, strict=True):
+        by_position: dict[int, Any] = dict.fromkeys(self.positions)
+        for argument, cotangent in zip(self.diff, returned, strict=True):
             if cotangent is None:
                 continue
-            start, stop = self.signature.span(number).leaves
+            start, stop = self.signature.span(argument).leaves
             wanted = [p for p in self.positions if start <= p < stop]
             leaves = cotangents.leaves(
-                self.signature.of_argument(number),
+                self.signature.of_argument(argument),
                 cotangent,
                 self.mode,
-                f"the cotangent that {name} returns for argument {number}",
+                f"the cotangent that {name} returns for argument {argument}",
                 [position - start for position in wanted],
             )
-            found.update(zip(wanted, leaves, strict=True))
-        return _group(self.signature, found)
+            by_position.update(zip(wanted, leaves, strict=True))
+        return _group(self.signature, by_position)
 
-    def _telling(self, result: Result) -> Result:
-        """A result that warns if a gradient of written values is needed, and lost.
+    def _warning_of_lost_gradients(self, result: Result) -> Result:
+        """Makes a result that warns if a gradient of written values is lost.
 
-        It is lost if the rule for the way back doesn't take it.
+        It is lost if the backward rule doesn't take it.
         """
         changed, *others = result.parts()
 
-        def telling(position: int, value: Any) -> Any:
+        def warning(position: int, value: Any) -> Any:
             return _without_cotangent(
                 value,
                 "A gradient depends on what a function of nnx.custom_vjp wrote; this "
@@ -420,7 +424,7 @@ class _Lifted:
                 "keyword argument\n`updates_g`, or use graph_updates=True.",
             )
 
-        guarded = map(telling, result.spec.changed, changed)
+        guarded = map(warning, result.spec.changed, changed)
         return Result.of(result.spec, itertools.chain(guarded, *others))
 
 
@@ -434,14 +438,14 @@ def _takes_updates(bwd: Callable[..., Any]) -> bool:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _without_cotangent(value: Any, message: str) -> Any:
-    """The value; the message is given where JAX has a cotangent for it."""
+    """Returns the value; JAX gives the message where it has a cotangent for it."""
     return value
 
 
 def _drop_cotangent(message: str, _: None, cotangent: Any) -> tuple[None]:
     # The backward pass of a loop has a cotangent for every part of the carry. That of
     # a count or a key is a float0, and nothing depends on it.
-    if any(part.dtype != jax.dtypes.float0 for part in jax.tree.leaves(cotangent)):
+    if any(leaf.dtype != jax.dtypes.float0 for leaf in jax.tree.leaves(cotangent)):
         _python.warn_user(message, errors.LostUpdateWarning)
     return (None,)
 
@@ -450,7 +454,7 @@ _without_cotangent.defvjp(lambda value, _: (value, None), _drop_cotangent)
 
 
 def _shapes(groups: Sequence[Leaves]) -> dict[int, Any]:
-    """Shapes and dtypes of the leaves inside objects, by position."""
+    """Lists shapes and dtypes of the leaves in objects, by position."""
 
     def shape(x: Any) -> jax.ShapeDtypeStruct:
         aval = jax.typeof(x)

@@ -38,7 +38,7 @@ X = TypeVar("X")
 
 
 class GradOptions(DerivativeOptions, total=False):
-    """The keyword arguments of `grad` and `value_and_grad`, less ``has_aux``."""
+    """Keyword arguments of `grad` and `value_and_grad`, less ``has_aux``."""
 
     argnums: int | DiffState | Sequence[int | DiffState]
     holomorphic: bool
@@ -173,7 +173,7 @@ def value_and_grad(
     return _decorator(f, "value_and_grad", mode, argnums, _reader(has_aux), options)
 
 
-# Takes the output of a function apart: what is differentiated, and a rest.
+# Splits the output of a function into what is differentiated and the rest.
 Reader = Callable[[Any], tuple[Any, Any]]
 
 
@@ -184,7 +184,7 @@ def _reader(has_aux: bool) -> Reader | None:
 def read_value_and_grad(
     f: Callable[..., Any], read: Reader, argnums: Any
 ) -> Callable[..., Any]:
-    """For a tool: `value_and_grad`, in the default mode, for outputs that it reads.
+    """Makes `value_and_grad`, in the default mode, for outputs that a tool reads.
 
     The function returns ``((value, rest), gradients)`` of what ``read`` makes of the
     output of ``f``; ``read`` is traced with ``f``.
@@ -201,7 +201,7 @@ def _decorator(
     read: Reader | None,
     options: Any,
 ) -> Any:
-    which = chosen(name, argnums, mode)
+    selection = parse_argnums(name, argnums, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         calls: dict[int, dispatch.Calls] = {}  # by the number of arguments
@@ -209,11 +209,11 @@ def _decorator(
         @decorators.wraps(function)
         def differentiated(*args: Any, **kwargs: Any) -> Any:
             with _jax.hidden_frames:
-                found: Any = None
-                args, kwargs = _by_position(function, which, args, kwargs)
+                value_and_group: Any = None
+                args, kwargs = _by_position(function, selection, args, kwargs)
                 count = len(args)
                 if count not in calls:
-                    spec = which.spec(count).holding(function)
+                    spec = selection.spec(count).holding(function)
                     calls[count] = dispatch.Calls(function, spec)
                 spec = calls[count].spec
                 inner = _interior_of_gradient(function, spec, read, is_scalar=True)
@@ -221,23 +221,23 @@ def _decorator(
 
                 # The group of False comes first, then that of True.
                 def transformed(*groups: Leaves) -> Any:
-                    nonlocal found
+                    nonlocal value_and_group
                     tracer_leaks.refuse(groups[1:], name, tracer_leaks.NO_GRADIENT)
                     try:
                         (value, result), group = gradient(*groups)
                     except Exception as error:
                         sharding.explain(error)
                         raise
-                    found = value, group
+                    value_and_group = value, group
                     return result
 
                 _, aux = calls[count].run(transformed, args, kwargs)
-                value, group = found
-                numbers, leaves = which.positions(count), group.by_position()
+                value, group = value_and_group
+                positions, leaves = selection.positions(count), group.by_position()
                 grads = cotangents.arguments(
-                    group.spec.signature, leaves, mode, numbers
+                    group.spec.signature, leaves, mode, positions
                 )
-                grads = grads[0] if which.is_single else grads
+                grads = grads[0] if selection.is_single else grads
                 if name == "value_and_grad":
                     return ((value, aux) if read else value), grads
                 return (grads, aux) if read else grads
@@ -247,18 +247,20 @@ def _decorator(
     return decorators.decorate(f, name, make)
 
 
-def chosen(name: str, argnums: Any, mode: config.Propagation | None = None) -> Argnums:
-    """The arguments to differentiate; for a tool, in the default mode.
+def parse_argnums(
+    name: str, argnums: Any, mode: config.Propagation | None = None
+) -> Argnums:
+    """Reads ``argnums``; for a tool, in the default mode.
 
     Raises:
         ValueError: If an argument is repeated, or there is none.
     """
     mode = mode or config.propagation(None, None)
     named = DiffState(0, Param) if mode.structure else True
-    which = Argnums(argnums, "argnums", name, mode, named=named, others=False)
-    if not which.numbers:
+    selection = Argnums(argnums, "argnums", name, mode, named=named, others=False)
+    if not selection.argnums:
         raise ValueError(f"argnums of nnx.{name} is empty.")
-    return which
+    return selection
 
 
 def both_sides(
@@ -269,14 +271,14 @@ def both_sides(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Call, Callable[..., Any]]:
-    """For a tool: a call, and the function that JAX differentiates for it.
+    """Prepares a call for a tool, and the function that JAX differentiates for it.
 
     The function takes the call's two groups, of which the second is differentiated. It
     returns the value, which may be any arrays, and a rest to ignore.
     """
-    which = chosen(name, argnums)
-    args, kwargs = _by_position(f, which, args, kwargs)
-    spec = which.spec(len(args))
+    selection = parse_argnums(name, argnums)
+    args, kwargs = _by_position(f, selection, args, kwargs)
+    spec = selection.spec(len(args))
     call = Call(f, spec, args, kwargs)
     tracer_leaks.refuse(call.groups[1:], name, tracer_leaks.NO_GRADIENT)
     return call, _interior_of_gradient(f, spec, _reader(has_aux))
@@ -284,14 +286,14 @@ def both_sides(
 
 def _by_position(
     f: Callable[..., Any],
-    which: Argnums,
+    selection: Argnums,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, with graph updates by position."""
-    if not which.mode.structure:
+    """Puts the arguments into positions, with graph updates."""
+    if not selection.mode.structure:
         return args, kwargs
-    least = max(which.numbers) + 1
+    least = max(selection.argnums) + 1
     return decorators.to_positions(f, args, kwargs, least), {}
 
 
@@ -312,7 +314,7 @@ def _interior_of_gradient(
     return debug_info.named_after(f, traced)
 
 
-# Values kept for the way back.
+# Values kept for the backward pass.
 
 
 @decorators.keeps_type
@@ -370,10 +372,10 @@ def remat(
                 # JAX recognizes a function and reuses the values it captured.
                 new = debug_info.named_after(f, lambda *args: f(*args))
                 if isinstance(policy, RematPolicy):
-                    found = policy.watched(checkpoint, new, function)
+                    transformed = policy.apply(checkpoint, new, function)
                 else:
-                    found = checkpoint(new, policy=policy)
-                return programs.run(function, found, *args)
+                    transformed = checkpoint(new, policy=policy)
+                return programs.run(function, transformed, *args)
 
             return call
 
@@ -397,13 +399,13 @@ class RematPolicy(abc.ABC):
     """A policy of `remat` that needs more than JAX gives it; see `graftree.memory`."""
 
     @abc.abstractmethod
-    def watched(
+    def apply(
         self,
         checkpoint: Callable[..., Any],
         inner: Callable[..., Any],
         function: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """``checkpoint(inner, policy=...)``, with the values that it finds and keeps.
+        """Returns ``checkpoint(inner, policy=...)``, and records the values it keeps.
 
         Args:
             checkpoint: A transform of JAX, which traces ``inner`` when it is called.

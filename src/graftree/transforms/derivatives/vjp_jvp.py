@@ -96,8 +96,8 @@ def vjp(
         Array([5.], dtype=float32)
     """
     cotangents.refuse_axes(reduce_axes)
-    made = _decorate(f, "vjp", _vjp, has_aux, graph, graph_updates)
-    return made(*primals) if primals else made
+    product = _decorate(f, "vjp", _vjp, has_aux, graph, graph_updates)
+    return product(*primals) if primals else product
 
 
 def jvp(
@@ -140,9 +140,9 @@ def jvp(
         >>> float(y), float(dy)
         (9.0, 6.0)
     """
-    made = _decorate(f, "jvp", _jvp, has_aux, graph, graph_updates)
-    given = [x is not decorators.MISSING for x in (f, primals, tangents)]
-    return made(primals, tangents) if given[0] and any(given[1:]) else made
+    product = _decorate(f, "jvp", _jvp, has_aux, graph, graph_updates)
+    has_f, *has_vectors = [x is not decorators.MISSING for x in (f, primals, tangents)]
+    return product(primals, tangents) if has_f and any(has_vectors) else product
 
 
 def _decorate(
@@ -153,7 +153,7 @@ def _decorate(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    """``product`` of a function: a call gives it the function and its spec."""
+    """Makes ``product`` of a function: a call gives it the function and its spec."""
     mode = config.propagation(graph, graph_updates)
     if mode.structure:
         raise NotImplementedError(
@@ -169,23 +169,23 @@ def _decorate(
     )
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = spec.holding(function)
+        function_spec = spec.holding(function)
 
         @decorators.wraps(function)
-        def made(*args: Any, **kwargs: Any) -> Any:
+        def multiplied(*args: Any, **kwargs: Any) -> Any:
             with _jax.hidden_frames:
-                return product(function, own, has_aux, *args, **kwargs)
+                return product(function, function_spec, has_aux, *args, **kwargs)
 
-        return made
+        return multiplied
 
     return decorators.decorate(f, name, make)
 
 
 def _interior(
-    f: Callable[..., Any], spec: TransformSpec, has_aux: bool, held: Sequence[Leaves]
+    f: Callable[..., Any], spec: TransformSpec, has_aux: bool, others: Sequence[Leaves]
 ) -> Callable[..., Any]:
     def traced(group: Leaves) -> Any:
-        call = TracedCall(spec, *join([group, *held]))
+        call = TracedCall(spec, *join([group, *others]))
         out = call.run(f)
         result = call.collect(cotangents.pair(out) if has_aux else out)
         *_, returned = result.spec.parts
@@ -203,22 +203,22 @@ def _interior(
 def _commit(
     call: Call, result: Result, has_aux: bool
 ) -> tuple[Any, tuple[Any, ...], Signature]:
-    """The output, the auxiliary output if there is one, and the form of the first."""
+    """Returns the output, any auxiliary output, and the form of the first."""
     out, form = call.commit(result), result.spec.out
     if not has_aux:
         return out, (), form
     treedef = form.treedef.children()[0]
-    part = form.skeleton.part(treedef, 0, treedef.num_leaves)
-    return out[0], (out[1],), Signature(part)
+    skeleton = form.skeleton.part(treedef, 0, treedef.num_leaves)
+    return out[0], (out[1],), Signature(skeleton)
 
 
 def _vjp(
     f: Callable[..., Any], spec: TransformSpec, has_aux: bool, *primals: Any
 ) -> Any:
     call = Call(f, spec, primals, {})
-    group, *held = call.groups
+    group, *others = call.groups
     tracer_leaks.refuse([group], "vjp", tracer_leaks.NO_GRADIENT)
-    inner = _interior(f, spec, has_aux, held)
+    inner = _interior(f, spec, has_aux, others)
     values, pull_back, result = jax.vjp(inner, group, has_aux=True)
     out, aux, form = _commit(call, result, has_aux)
     pulled = _Pullback(call.arguments.signature, form, len(values), spec.mode)
@@ -228,7 +228,7 @@ def _vjp(
 
 @dataclasses.dataclass(frozen=True)
 class _Pullback:
-    """The work of a ``vjp_fn`` around the function that JAX gives."""
+    """Does the work of a ``vjp_fn`` around the function that JAX gives."""
 
     primals: Signature
     out: Signature
@@ -240,8 +240,8 @@ class _Pullback:
             values = cotangents.leaves(
                 self.out, cotangent, self.mode, "the cotangent", range(self.size)
             )
-            (found,) = pull_back(values)
-            leaves = found.by_position()
+            (gradients,) = pull_back(values)
+            leaves = gradients.by_position()
             return cotangents.arguments(self.primals, leaves, self.mode)
 
 
@@ -253,23 +253,24 @@ def _jvp(
     tangents: Any,
 ) -> Any:
     mode = spec.mode
-    for what, given in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(given, (tuple, list)):
+    for argument, value in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(value, (tuple, list)):
             raise TypeError(
-                f"The {what} of nnx.jvp must be a tuple or a list, got "
-                f"{type(given).__name__}."
+                f"The {argument} of nnx.jvp must be a tuple or a list, got "
+                f"{type(value).__name__}."
             )
     call = Call(f, spec, tuple(primals), {})
-    group, *held = call.groups
+    group, *others = call.groups
     if not mode.sharing:
         argument_errors.check_inputs((tangents, {}), "jvp", Labels("tangents"))
-    given = tuple(tangents), {}
     _, signature, positions = group.spec
     arguments, wanted = signature.of_arguments(), [*group.by_position()]
-    found = cotangents.leaves(arguments, given, mode, "the tangents", wanted)
-    directions = Leaves.of(found, signature, positions)
+    values = cotangents.leaves(
+        arguments, (tuple(tangents), {}), mode, "the tangents", wanted
+    )
+    directions = Leaves.of(values, signature, positions)
     _check_tangents(group, directions)
-    inner = _interior(f, spec, has_aux, held)
+    inner = _interior(f, spec, has_aux, others)
     _, derivatives, result = jax.jvp(inner, (group,), (directions,), has_aux=True)
     out, aux, form = _commit(call, result, has_aux)
     tangent = cotangents.tree(form, dict(enumerate(derivatives)), mode)
