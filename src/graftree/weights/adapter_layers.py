@@ -23,7 +23,7 @@ FACTORS_OF_EMBED = "lora_embedding_A", "lora_embedding_B"
 
 
 class Adaptation(NamedTuple):
-    """The settings of an adapter for a layer: the rank, and the scale times it."""
+    """Settings of an adapter for a layer: the rank, and the scale times it."""
 
     rank: int
     alpha: float
@@ -58,7 +58,7 @@ class AdaptableLayer(NamedTuple):
 
     @property
     def factors(self) -> tuple[str, str]:
-        """The names of its factors in PEFT."""
+        """Names of its factors in PEFT."""
         if self.target.name is None and isinstance(self.target.layer, linear.Embed):
             return FACTORS_OF_EMBED
         return FACTORS
@@ -177,12 +177,12 @@ _RANK = Unit((Axis(_RANK_NAME, False),), False)
 
 
 def _names_of(group: Sequence[Unit]) -> set[str]:
-    """The names of the axes in a group of a file's axes."""
+    """Returns the names of the axes in a group of a file's axes."""
     return {axis.name for unit in group for axis in unit.axes}
 
 
 def _layout(weight: Solved, file: Sequence[Any], ours: Sequence[Any]) -> Layout:
-    """The layout of a factor, in the file and in our adapted layers."""
+    """Makes the layout of a factor, in the file and in our adapted layers."""
     names = {name for axis in ours for name in axis} - {_RANK_NAME}
     sizes = {name: weight.sizes[0][name] for name in names}
     return Layout("the factor", tuple(file), tuple(ours), sizes)
@@ -192,10 +192,10 @@ def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
     """Both factors of what is adapted, as tensors of a file."""
     tensors, at = [], layer.weight.at
     named = zip(layer.factors, layer.attributes, layer.layouts, strict=True)
-    below = () if layer.target.name is None else (layer.target.name,)
+    subpath = () if layer.target.name is None else (layer.target.name,)
     for factor, attribute, layout in named:
         leaf = getattr(layer.target.change, attribute)
-        path = (*layer.target.path, "lora", *below, attribute)
+        path = (*layer.target.path, "lora", *subpath, attribute)
         array = tables.Array(path, leaf, leaf.get_raw_value())
         solved = layout.solve([tuple(leaf.shape)[len(at) :]])
         tensors.append(Tensor(names[factor], (array,), at, solved))
@@ -203,7 +203,7 @@ def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
 
 
 def modules_of(layers: Mapping[str, AdaptableLayer]) -> dict[str, str]:
-    """The layers that are adapted, by the modules whose factors PEFT writes."""
+    """Returns the adapted layers, by the modules whose factors PEFT writes."""
     modules: dict[str, str] = {}
     for name, layer in reversed([*layers.items()]):
         module = layer.module or name

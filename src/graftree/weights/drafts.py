@@ -36,7 +36,7 @@ _MEANING: dict[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """The result of `draft`; prints as the source of a table, for you to complete.
+    """Result of `draft`; prints as the source of a table, for you to complete.
 
     Attributes:
         entries: The lines for which there is a choice, with the best one.
@@ -102,8 +102,8 @@ def draft(path: Any, model: Any) -> Draft:
     fits = [
         (_likeness(name, path), name, path)
         for name, tensors in theirs.items()
-        for path, part in ours.items()
-        if tensors == part and not _contradict(name, path)
+        for path, layer in ours.items()
+        if tensors == layer and not _contradict(name, path)
     ]
     fits.sort(key=lambda fit: -fit[0])
     chosen: dict[str, str] = {}
@@ -131,11 +131,11 @@ _Layer = tuple[str, Iterable[tuple[int, ...]], Mapping[str, _Shape]]
 _Part = tuple[frozenset[tuple[str, _Shape]], tuple[int, ...]]
 
 
-def _left(parts: Mapping[str, _Part], chosen: Container[str]) -> dict[str, _Shape]:
-    """The tensors of those that were not chosen."""
+def _left(layers: Mapping[str, _Part], chosen: Container[str]) -> dict[str, _Shape]:
+    """Returns the tensors of the layers that were not chosen."""
     return {
         f"{prefix}.{name}" if name else prefix: shape
-        for prefix, (tensors, _) in parts.items()
+        for prefix, (tensors, _) in layers.items()
         if prefix not in chosen
         for name, shape in sorted(tensors)
     }
@@ -161,7 +161,7 @@ _TENSOR_NAMES = {"weight", "bias", "running_mean", "running_var"}
 
 
 def _of_file(shapes: Mapping[str, _Shape]) -> Iterator[_Layer]:
-    """The layers of a file, judged by the names of tensors."""
+    """Returns the layers of a file, judged by the names of tensors."""
     kinds = _kinds(shapes)
     for name, shape in shapes.items():
         prefix, _, last = name.rpartition(".")
@@ -177,22 +177,22 @@ def _of_file(shapes: Mapping[str, _Shape]) -> Iterator[_Layer]:
 
 
 def _kinds(names: Iterable[str]) -> set[str]:
-    """The prefixes below which numbers tell kinds of layers apart.
+    """Returns the prefixes below which numbers tell kinds of layers apart.
 
     Such as ``layer.0.SelfAttention`` and ``layer.1.DenseReluDense`` of T5: below most
     numbers are other names than below the one before.
     """
-    below: dict[str, dict[int, set[str]]] = {}
+    by_prefix: dict[str, dict[int, set[str]]] = {}
     for name in names:
         steps = name.split(".")
         for i, step in enumerate(steps):
             if step.isdecimal():
-                numbers = below.setdefault(_without_numbers(steps[:i]), {})
+                numbers = by_prefix.setdefault(_without_numbers(steps[:i]), {})
                 rest = _without_numbers(steps[i + 1 :])
                 numbers.setdefault(int(step), set()).add(rest)
     kinds = set[str]()
-    for prefix, numbers in below.items():
-        pairs = [*itertools.pairwise(numbers[number] for number in sorted(numbers))]
+    for prefix, numbers in by_prefix.items():
+        pairs = [*itertools.pairwise(numbers[i] for i in sorted(numbers))]
         differ = [2 * len(one & other) < len(one | other) for one, other in pairs]
         if 2 * sum(differ) > len(pairs):
             kinds.add(prefix)
@@ -204,12 +204,12 @@ def _without_numbers(steps: Iterable[str]) -> str:
 
 
 def _letters() -> Iterator[str]:
-    """The places of indices, from left to right."""
+    """Yields the names of indices, from left to right."""
     return itertools.chain(map("{{{}}}".format, "ijklm"), itertools.repeat("{n}"))
 
 
 def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
-    """The layers of a model as PyTorch stores them, and the arrays beside them.
+    """Returns the layers of a model as PyTorch stores them, and the arrays beside them.
 
     All layers of a Stack are below it, with a range as their key.
     """
@@ -242,9 +242,9 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
 
 
 def _shape(layer: Any, tensor: torch_layouts.TorchTensor, depth: int) -> _Shape:
-    """The shape that PyTorch has for a tensor of a layer, without those stacked."""
-    held = [operator.attrgetter(path)(layer) for path in tensor.attributes]
-    shapes = [tuple(x.shape)[depth:] for x in held]
+    """Returns the shape of a layer's tensor in PyTorch, without the stacked axes."""
+    arrays = [operator.attrgetter(path)(layer) for path in tensor.attributes]
+    shapes = [tuple(x.shape)[depth:] for x in arrays]
     return layouts.solved(tensor.layout, shapes).file_shape
 
 
@@ -259,7 +259,7 @@ def _spelled(path: Path) -> str:
 
 
 def _likeness(name: str, path: str) -> float:
-    """The similarity of a name in a file and a path, from 0 to 1; ends count most."""
+    """Rates how alike a name in a file and a path are, 0 to 1; ends count most."""
     theirs, ours = _meanings(name), _meanings(path)
     common = len({*theirs} & {*ours}) / max(1, len({*theirs} | {*ours}))
     ends = difflib.SequenceMatcher(None, theirs[-1:], ours[-1:]).ratio()

@@ -75,14 +75,14 @@ def open_file(path: str) -> Source:
                 raise refusal(file.name, "booleans that are neither 0 nor 1", name)
             return array
 
-        listed = {name: stored for name, (stored, _, _) in tensors.items()}
-        return Source(file.name, listed, read, files.pop_all(), metadata)
+        stored_by_name = {name: stored for name, (stored, _, _) in tensors.items()}
+        return Source(file.name, stored_by_name, read, files.pop_all(), metadata)
 
 
 def _header_size(file: OpenFile) -> int:
     if file.size < 8:
-        what = f"it has {file.size} bytes, and a header alone has more"
-        raise refusal(file.name, what)
+        fault = f"it has {file.size} bytes, and a header alone has more"
+        raise refusal(file.name, fault)
     size = int.from_bytes(file.read_bytes(0, 8), "little")
     is_wrong = size > MAX_SIZE or 8 + size > file.size
     if is_wrong and (other := stored_tensors.found_in(file.name)):
@@ -109,41 +109,43 @@ def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
     def size(text: str) -> int:
         # At most the digits of 2**64: converting more would take long.
         if text.startswith("-") or len(text) > 20:
-            what = f"its header has the number {quoted(text[:21])}, which is not a size"
-            raise refusal(file, what)
+            fault = (
+                f"its header has the number {quoted(text[:21])}, which is not a size"
+            )
+            raise refusal(file, fault)
         return int(text)
 
     if not data.startswith(b"{"):
-        found = quoted(data[:20].decode(errors="replace"))
-        raise refusal(file, f"its header should begin with a brace, and has {found}")
+        start = quoted(data[:20].decode(errors="replace"))
+        raise refusal(file, f"its header should begin with a brace, and has {start}")
     content = _json(data, file, "its header", size)
     metadata = None
     if METADATA in content:
         metadata = content.pop(METADATA)
         if not isinstance(metadata, dict) or not all(map(is_text, metadata.values())):
-            what = f"its metadata is {_shown(metadata)}, and should be text by name"
-            raise refusal(file, what)
+            fault = f"its metadata is {_shown(metadata)}, and should be text by name"
+            raise refusal(file, fault)
     for name in content:
         if not is_text(name):
             raise refusal(file, "its header has half a character", name)
-    found = {name: _tensor(fields, name, file) for name, fields in content.items()}
-    tensors = dict(sorted(found.items(), key=lambda item: item[1][1:]))
+    entries = [(name, _tensor(fields, name, file)) for name, fields in content.items()]
+    tensors = dict(sorted(entries, key=lambda item: item[1][1:]))
     _check_ranges(tensors, data_size, file)
     return tensors, metadata
 
 
 def _json(
-    data: bytes, file: str, what: str, parse_int: Callable[[str], int] | None = None
+    data: bytes, file: str, subject: str, parse_int: Callable[[str], int] | None = None
 ) -> Any:
     """Reads JSON in which no key is repeated."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            seen = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise refusal(file, f"{what} has the key {quoted(twice)} twice")
-        return found
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            keys = set()
+            twice = next(key for key, _ in pairs if key in keys or keys.add(key))
+            raise refusal(file, f"{subject} has the key {quoted(twice)} twice")
+        return mapping
 
     try:
         text = data.decode("utf-8")
@@ -155,11 +157,11 @@ def _json(
     except RecursionError:
         said = "nests too deeply"
     except json.JSONDecodeError as error:
-        found = quoted(error.doc[error.pos : error.pos + 20])
-        said = f"is not JSON: {error.msg} at character {error.pos}, which has {found}"
+        rest = quoted(error.doc[error.pos : error.pos + 20])
+        said = f"is not JSON: {error.msg} at character {error.pos}, which has {rest}"
     except ValueError as error:
         said = f"is not JSON: {error}"
-    raise refusal(file, f"{what} {said}")
+    raise refusal(file, f"{subject} {said}")
 
 
 def is_text(value: Any) -> bool:
@@ -179,8 +181,8 @@ def _shown(value: Any) -> str:
 def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
     """Reads the entry of a tensor: its dtype and shape, and its begin and end."""
 
-    def refused(what: str, way_out: str = stored_tensors.SUSPECT) -> Exception:
-        return refusal(file, what, name, way_out)
+    def refused(fault: str, way_out: str = stored_tensors.SUSPECT) -> Exception:
+        return refusal(file, fault, name, way_out)
 
     if not isinstance(fields, dict):
         raise refused(f"it is {_shown(fields)}, and should have fields")
@@ -205,8 +207,8 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
         way_out = "That isn't read. Store it as U8 or in a wider dtype."
         raise refused(f"dtype {dtype}, of which a byte has no whole element", way_out)
     if dtype not in DTYPES:
-        known = f"Known are {' '.join(DTYPES)}."
-        raise refused(f"the unknown dtype {quoted(dtype)}", known)
+        way_out = f"Known are {' '.join(DTYPES)}."
+        raise refused(f"the unknown dtype {quoted(dtype)}", way_out)
     stored = Stored(DTYPES[dtype], tuple(shape))
     nbytes, (begin, end) = stored.nbytes, offsets
     # No array has these sizes either, even with another axis of 0.
@@ -220,29 +222,31 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
 
 def _check_ranges(tensors: _Tensors, data_size: int, file: str) -> None:
     """Raises unless the tensors follow each other and fill the data."""
-    before, expected = "", 0
+    previous, expected = "", 0
     for name, (_, begin, end) in tensors.items():
-        what = ""
+        fault = ""
         if begin < expected:
-            overlap = f"{begin} to {end} overlap those of {quoted(before)}"
-            what = f"its bytes {overlap}, up to {expected}"
+            overlap = f"{begin} to {end} overlap those of {quoted(previous)}"
+            fault = f"its bytes {overlap}, up to {expected}"
         elif begin > expected:
-            what = f"before it, the bytes {expected} to {begin} belong to no tensor"
+            fault = f"before it, the bytes {expected} to {begin} belong to no tensor"
         elif end > data_size:
-            what = f"it ends at byte {end}, and the file has {data_size} bytes of data"
-            what += ": it is cut off"
-        if what:
-            raise refusal(file, what, name)
-        before, expected = name, end
+            fault = f"it ends at byte {end}, and the file has {data_size} bytes of data"
+            fault += ": it is cut off"
+        if fault:
+            raise refusal(file, fault, name)
+        previous, expected = name, end
     if more := data_size - expected:
-        what = f"its tensors have {expected} bytes, and {more} more follow that belong "
-        raise refusal(file, what + "to none")
+        fault = (
+            f"its tensors have {expected} bytes, and {more} more follow that belong "
+        )
+        raise refusal(file, fault + "to none")
 
 
 def header_of(
     tensors: Iterable[tuple[str, Stored]], metadata: Mapping[str, str] | None
 ) -> bytes:
-    """The header of a file with these tensors in this order."""
+    """Makes the header of a file with these tensors in this order."""
     content: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name, stored in tensors:
@@ -265,61 +269,61 @@ def open_index(path: str) -> Source:
     Raises:
         WeightsError: If the index or one of the files is wrong, or they don't agree.
     """
-    places = places_of(path)
+    file_of = files_of_tensors(path)
     with contextlib.ExitStack() as files:
         opened = {
             file: files.enter_context(open_file(_path_of(path, file)))
-            for file in dict.fromkeys(places.values())
+            for file in dict.fromkeys(file_of.values())
         }
-        _check_places(places, opened, path)
+        _check_listed(file_of, opened, path)
 
         def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
-            return opened[places[name]].read(name, index, stored.shape)
+            return opened[file_of[name]].read(name, index, stored.shape)
 
-        tensors = {name: opened[file].tensors[name] for name, file in places.items()}
+        tensors = {name: opened[file].tensors[name] for name, file in file_of.items()}
         return Source(path, tensors, read, files.pop_all())
 
 
-def places_of(path: str) -> dict[str, str]:
-    """The file of each tensor, from an index."""
+def files_of_tensors(path: str) -> dict[str, str]:
+    """Reads the file of each tensor from an index."""
     with contextlib.closing(OpenFile(path)) as file:
         if file.size > MAX_INDEX_SIZE:
-            what = f"it has {file.size} bytes, and {MAX_INDEX_SIZE} are the most"
-            raise refusal(path, what)
+            fault = f"it has {file.size} bytes, and {MAX_INDEX_SIZE} are the most"
+            raise refusal(path, fault)
         content = _json(file.read_bytes(0, file.size), path, "it")
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict):
-        what = "it has no weight_map, from names of tensors to names of files"
+    file_of = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(file_of, dict):
+        fault = "it has no weight_map, from names of tensors to names of files"
         way_out = "It is not an index of safetensors files."
-        raise refusal(path, what, way_out=way_out)
-    for name, file in places.items():
+        raise refusal(path, fault, way_out=way_out)
+    for name, file in file_of.items():
         if not isinstance(file, str):
-            what = f"has {type(file).__name__} in the place of a file"
-            raise refusal(path, what, name)
-    return places
+            fault = f"has {type(file).__name__} in the place of a file"
+            raise refusal(path, fault, name)
+    return file_of
 
 
-def _check_places(
-    places: Mapping[str, str], opened: Mapping[str, Source], index: str
+def _check_listed(
+    file_of: Mapping[str, str], opened: Mapping[str, Source], index: str
 ) -> None:
     """Raises unless the files hold the tensors that the index lists."""
-    for name, file in places.items():
+    for name, file in file_of.items():
         if name not in opened[file].tensors:
             raise refusal(index, f"should be in {quoted(file)}, and is not", name)
     for file, source in opened.items():
         for name in source.tensors:
-            place = places.get(name)
-            if place != file:
-                says = quoted(place) if place else "nothing of it"
-                what = f"is in {quoted(file)}; the index says {says}"
-                raise refusal(index, what, name)
+            listed_file = file_of.get(name)
+            if listed_file != file:
+                says = quoted(listed_file) if listed_file else "nothing of it"
+                fault = f"is in {quoted(file)}; the index says {says}"
+                raise refusal(index, fault, name)
 
 
 def _path_of(index: str, file: str) -> str:
-    """The path of a file of the index, which must be in the index's folder."""
+    """Returns the path of a file of the index; it must be in the index's folder."""
     folder, link = pathlib.Path(index).absolute().parent, None
-    parts = pathlib.PurePosixPath(file).parts
-    is_plain = bool(parts) and ".." not in parts and not file.startswith("/")
+    steps = pathlib.PurePosixPath(file).parts
+    is_plain = bool(steps) and ".." not in steps and not file.startswith("/")
     if is_plain and is_text(file) and not any(x in file for x in "\\:\0"):
         # Not `Path.resolve`, which raises on Python 3.11 if links form a circle.
         target = pathlib.Path(os.path.realpath(folder / file))
@@ -327,7 +331,7 @@ def _path_of(index: str, file: str) -> str:
         # The cache of the Hugging Face hub: all its files are links to `blobs`.
         if folder.parent.name == "snapshots":
             allowed.append((folder.parent.parent / "blobs").resolve())
-        if any(target.is_relative_to(place) for place in allowed):
+        if any(target.is_relative_to(root) for root in allowed):
             if target.exists():
                 return str(folder / file)
             way_out = "Get all files of the set; they belong in one folder."
