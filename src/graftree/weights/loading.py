@@ -324,7 +324,7 @@ class _Pieces(NamedTuple):
     @property
     def _depth(self) -> int:
         """Number of its axes that stack tensors."""
-        return len(next(iter(self.parts)))
+        return len(next(iter(self.tensors)))
 
     def read(self, index: layouts.Index) -> np.ndarray:
         """Reads a piece; it may be a view, with its axes in another order in memory."""

@@ -85,7 +85,7 @@ def _header_size(file: OpenFile) -> int:
         raise refusal(file.name, fault)
     size = int.from_bytes(file.read_bytes(0, 8), "little")
     is_wrong = size > MAX_SIZE or 8 + size > file.size
-    if is_wrong and (other := stored_tensors.found_in(file.name)):
+    if is_wrong and (other := stored_tensors.recognized(file.name)):
         raise refusal(file.name, f"it is {other[0]}", way_out=other[1])
     said = f"its header would have {size} bytes, and"
     if size > MAX_SIZE:
