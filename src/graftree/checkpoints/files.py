@@ -291,7 +291,7 @@ _ATTEMPTS = 10
 
 
 def _identity(folder: Any) -> Any:
-    """A key that identifies a folder; ``None`` if nothing is there."""
+    """Returns a key that identifies a folder; ``None`` if nothing is there."""
     if orbax_side.is_remote(folder):
         return (folder / orbax_side.COMMITTED).exists()
     try:

@@ -210,7 +210,7 @@ class _StopSignal:
     def __init__(self) -> None:
         self._askers: set[int] = set()
         self._previous: Any = None
-        self._was_told = False
+        self._was_signalled = False
 
     def should_stop(self, asker: object, step: int) -> bool:
         """Whether the program is to stop after this step.
@@ -226,14 +226,14 @@ class _StopSignal:
         if not self._askers:
             self._install()
         self._askers.add(id(asker))
-        return self._was_told
+        return self._was_signalled
 
     def end(self, asker: object) -> None:
         """Removes an asker; the last one puts back the earlier handler."""
         self._askers.discard(id(asker))
         if not self._askers:
             self._put_back()
-            self._was_told = False
+            self._was_signalled = False
 
     def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -245,20 +245,20 @@ class _StopSignal:
                 )
             )
         # It stays if the last asker leaves in another thread.
-        if signal.getsignal(signal.SIGTERM) != self._note:
-            self._previous = signal.signal(signal.SIGTERM, self._note)
+        if signal.getsignal(signal.SIGTERM) != self._handle:
+            self._previous = signal.signal(signal.SIGTERM, self._handle)
 
-    def _note(self, *_: Any) -> None:
+    def _handle(self, *_: Any) -> None:
         self._put_back()
         if self._askers:
-            self._was_told = True
+            self._was_signalled = True
         else:
             signal.raise_signal(signal.SIGTERM)
 
     def _put_back(self) -> None:
         is_main = threading.current_thread() is threading.main_thread()
-        # Not if the program has installed another one meanwhile, or C code had one.
-        if is_main and signal.getsignal(signal.SIGTERM) == self._note:
+        # Not if the program has installed another one since, or C code had one.
+        if is_main and signal.getsignal(signal.SIGTERM) == self._handle:
             previous = signal.SIG_DFL if self._previous is None else self._previous
             signal.signal(signal.SIGTERM, previous)
 
@@ -289,7 +289,7 @@ def wait_at_end(obj: Any) -> None:
 
 
 def need_not_wait(obj: Any) -> None:
-    """Nothing of ``obj`` need be waited for any more."""
+    """Undoes `wait_at_end`: nothing of ``obj`` is left to wait for."""
     _saving.discard(obj)
 
 

@@ -222,8 +222,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: If the names differ from the saved ones, or the step can't
-                be read. If it is deleted meanwhile, that is not an error: the next one
-                is read.
+                be read. If it is deleted during the call, that is not an error: the
+                next one is read.
             StateMismatchError: If an object does not fit; lists all differences.
 
         Example:

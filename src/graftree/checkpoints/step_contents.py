@@ -39,7 +39,7 @@ class StepContents:
                 self._trees[name] = tree
 
     def shared(self) -> tuple[Any, ...]:
-        """What the other processes need to know, as JSON."""
+        """Returns what the other processes need to know, as JSON."""
         digests = {name: tree.digest for name, tree in self._trees.items()}
         return self.scores, digests, self._states
 

@@ -124,7 +124,7 @@ def of_model(spelled: str | Policy) -> Policy:
 
 
 def overridden(policy: Policy, by: Policy) -> Policy:
-    """A policy in which the parts of another one replace its own."""
+    """Replaces dtypes of a policy by those that another one sets."""
     return dataclasses.replace(policy, **_set_dtypes(by))
 
 
@@ -149,7 +149,7 @@ def of_exceptions(exceptions: Exceptions | None) -> list[tuple[Any, Policy]]:
 
 
 def scalar_type(dtype: np.dtype[Any]) -> Dtype:
-    """A dtype as users write it in the arguments of layers, such as `jnp.bfloat16`."""
+    """Returns a dtype as users write it in arguments of layers, like `jnp.bfloat16`."""
     return _DTYPES[dtype.name]
 
 

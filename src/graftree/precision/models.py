@@ -508,7 +508,7 @@ _LAYERS = "graftree.nn.", "graftree.surgery.stacks"
 def default(
     policy: str | Policy, *, exceptions: Exceptions | None = None
 ) -> Iterator[None]:
-    """A context in which layers are made with the dtypes of a policy.
+    """Makes layers in its block with the dtypes of a policy.
 
     A model made in it is as `set_policy` would make it, except that the arguments
     ``dtype`` (other than ``None``) and ``param_dtype`` of a layer win. Random numbers

@@ -204,7 +204,7 @@ def _turn_into(variable: Any, cls: Any, entries: Any) -> None:
 
 
 def _thawed(variable: Variable[Any]) -> Variable[Any]:
-    """A Variable like the one that was frozen, with the same value."""
+    """Makes a Variable like the one that was frozen, with the same value."""
     entries = dict(variables.metadata_of(variable))
     cls = entries.pop(_TYPE)
     return variables.rebuild(cls, variable.get_raw_value(), HashableMapping(entries))

@@ -193,7 +193,7 @@ def _put_in(model: Any, new: Mapping[int, Any]) -> None:
 def _setting(
     x: Any, kind: Any, owner: pytrees.Pytree | None, key: Any, value: Any
 ) -> Callable[[], None]:
-    """A function that sets a child of an object, after a check that it may."""
+    """Checks that a child of an object may be set; returns a function that does it."""
     if owner is not None:
         bookkeeping.check_owned(owner, str(key))
     if isinstance(x, pytrees.Pytree):
@@ -294,7 +294,7 @@ def _layers_of(stack: Any) -> containers.List[Any]:
 
 
 def _stack_of(layers: Any, shared: set[int], options: Mapping[str, Any]) -> Stack[Any]:
-    """A Stack with the values of equal layers."""
+    """Makes a Stack with the values of equal layers."""
     _check_layers(layers, shared)
     axis_name, first = options["axis_name"], layers[0]
 

@@ -20,7 +20,7 @@ from graftree.nn import reparametrization
 
 
 def at(pattern: str) -> patterns.Pattern:
-    """A filter that matches paths, for all functions that take filters.
+    """Makes a filter that matches paths, for all functions that take filters.
 
     A string used as a filter is the tag of a Variable; this makes a filter from a
     pattern of paths. Combine it with ``nnx.All``, ``nnx.Any`` and ``nnx.Not``.

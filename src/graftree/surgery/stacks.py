@@ -200,7 +200,7 @@ class Stack(EqualLayers, Generic[L]):
     @overload
     def __getitem__(self, index: slice) -> Stack[L]: ...
     def __getitem__(self, index: int | slice) -> L | Stack[L]:
-        """A layer, or a Stack of some; its Variables are copies: do not write them.
+        """Returns a layer, or a Stack of some, with copies of Variables to read only.
 
         Raises:
             IndexError: If there is no such layer, or none in a slice.
@@ -253,7 +253,7 @@ class Stack(EqualLayers, Generic[L]):
 
 
 def layer_at(stack: Stack[L], index: int) -> L:
-    """A layer of a Stack, as it would be in a List.
+    """Makes a layer of a Stack, as it would be in a List.
 
     Raises:
         IndexError: If there is no such layer.
@@ -404,7 +404,7 @@ def check_alike(
 
 
 def _misfit(difference: differences.Difference) -> Misfit | None:
-    """A difference between the values of two leaves."""
+    """Returns the difference between the values of two leaves, if it is one."""
     path, old, new = difference
     if not (isinstance(old, _Held) and isinstance(new, _Held)):
         return None
@@ -540,7 +540,7 @@ def part_of(x: Any, index: int | slice) -> Any:
 
 
 def with_layer(old: Any, position: int, x: Any) -> Any:
-    """Stacked values with new ones for a layer."""
+    """Puts new values for a layer into stacked ones."""
     if isinstance(old, jax.ShapeDtypeStruct):
         return old
     if _explicit_spec(old) is None:

@@ -70,7 +70,7 @@ class AdaptableLayer(NamedTuple):
 
 
 def layers_of(model: Any, tensors: Sequence[Tensor]) -> dict[str, AdaptableLayer]:
-    """What can be adapted, by the names in PEFT: of modules, or of their parameters."""
+    """Finds what can be adapted, by names in PEFT: of modules, or their parameters."""
     modules = {x.path: x.value for x in selections.parts_of(model)}
     layers = {}
     for tensor in tensors:
@@ -93,7 +93,7 @@ def layers_of(model: Any, tensors: Sequence[Tensor]) -> dict[str, AdaptableLayer
 
 
 def _known_layer(target: Target, tensor: Tensor) -> AdaptableLayer | None:
-    """A layer that is known; ``None`` if its weight has no axis of just outputs."""
+    """Describes a known layer; ``None`` if its weight has no axis of just outputs."""
     weight, axes = tensor.solved, target.axes
     ours, groups = axes.grouped(weight.layout.ours), [*weight.layout.groups]
     split = len(ours) - len(axes.outs)
@@ -113,7 +113,7 @@ def _known_layer(target: Target, tensor: Tensor) -> AdaptableLayer | None:
 
 
 def _own_param(target: Target, tensor: Tensor) -> AdaptableLayer | None:
-    """A Param of a user's module; ``None`` if PEFT has no factors of this form.
+    """Describes a user's Param; ``None`` if PEFT has no factors of this form.
 
     Factor A meets the last axis of a matrix in the file. Of an array of matrices, a
     file has it at either axis: it meets the one called ``i`` in the layout, or opposite
@@ -189,7 +189,7 @@ def _layout(weight: Solved, file: Sequence[Any], ours: Sequence[Any]) -> Layout:
 
 
 def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
-    """Both factors of what is adapted, as tensors of a file."""
+    """Describes both factors of what is adapted, as tensors of a file."""
     tensors, at = [], layer.weight.at
     named = zip(layer.factors, layer.attributes, layer.layouts, strict=True)
     subpath = () if layer.target.name is None else (layer.target.name,)
@@ -214,6 +214,6 @@ def modules_of(layers: Mapping[str, AdaptableLayer]) -> dict[str, str]:
 
 
 def adaptation_of(target: Target) -> Adaptation:
-    """Rank and scale of what is adapted."""
+    """Returns rank and scale of what is adapted."""
     change = target.change
     return Adaptation(change.rank, change.scale * change.rank)

@@ -294,7 +294,7 @@ def _check_tied(
 
 
 def _whole(source: Source, name: str | None) -> np.ndarray | None:
-    """A tensor of a file, if there is one of that name."""
+    """Reads a tensor of a file, if there is one of that name."""
     if name is None:
         return None
     return source.read(name, [slice(None)] * len(source.tensors[name].shape))

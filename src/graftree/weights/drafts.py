@@ -249,7 +249,7 @@ def _shape(layer: Any, tensor: torch_layouts.TorchTensor, depth: int) -> _Shape:
 
 
 def _spelled(path: Path) -> str:
-    """A path with places for its indices, as in tables."""
+    """Puts names of indices into a path, as in tables."""
     letters = _letters()
     texts = [
         f"[{next(letters)}]" if isinstance(key, int | range) else paths.key_text(key)

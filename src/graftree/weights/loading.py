@@ -295,7 +295,7 @@ def _error(
 
 
 def _prefix_hint(lacking: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """Advice if the names in the file, or those in the table, have a prefix."""
+    """Gives advice if the names in the file, or those in the table, have a prefix."""
     for these, others, advice in (
         (lacking, extra, "in front of the names of the table"),
         (extra, lacking, "taken off the names of the table"),

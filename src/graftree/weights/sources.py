@@ -203,7 +203,7 @@ def _explained(path: str, name: str | None = None) -> Iterator[None]:
 
 
 def _of_arrays(arrays: Mapping[str, Any]) -> Source:
-    """A dict of arrays, such as the state dict of a PyTorch model.
+    """Opens a dict of arrays, such as the state dict of a PyTorch model.
 
     PyTorch is not imported: its tensors are recognized by their methods.
 

@@ -261,7 +261,7 @@ def misuse(
 
 
 def quoted(text: str) -> str:
-    """Text from a file as part of a message: one line, and not too long."""
+    """Quotes text from a file in a message: one line, and not too long."""
     return ascii(text) if len(text) <= 200 else ascii(text[:200]) + "..."
 
 

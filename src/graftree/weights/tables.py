@@ -157,7 +157,7 @@ class Mapping:
 
 
 def as_mapping(mapping: Any) -> Mapping:
-    """A `Mapping`, also of a plain dict."""
+    """Returns a `Mapping`, or makes one from a plain dict."""
     if isinstance(mapping, Mapping):
         return mapping
     if not isinstance(mapping, MappingABC):
@@ -561,5 +561,5 @@ def left_out(model: Any, tensors: Sequence[Tensor]) -> list[Array]:
 
 
 def describe(array: Array) -> str:
-    """An array of a model, for messages."""
+    """Describes an array of a model, for messages."""
     return f"{paths.dotted(array.path)}: {descriptions.describe(array.value)}"

@@ -173,7 +173,7 @@ _HALVES = re.compile("[\ud800-\udfff]")
 
 
 def _shown(value: Any) -> str:
-    """A part of a header, for messages."""
+    """Shows a value of a header in a message."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
