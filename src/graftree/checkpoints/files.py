@@ -206,7 +206,7 @@ def restore(
 
     def read(folder: Any) -> Any:
         def compare() -> tuple[Any, bool]:
-            return _compared(folder, like, allowed)
+            return _compare(folder, like, allowed)
 
         restored, is_single = collectives.together(_RESTORE, compare)
         stored_trees.read_all(_RESTORE, restored)
@@ -219,7 +219,7 @@ def restore(
 _RESTORE = "nnx.checkpoints.restore"
 
 
-def _compared(
+def _compare(
     folder: Any, like: Any, allowed: Mapping[str, Any]
 ) -> tuple[dict[str, stored_trees.Restored], bool]:
     """Compares the objects of a folder with ``like``; says whether it has just one."""
@@ -230,13 +230,13 @@ def _compared(
     if items is not None and [*items] == [_ONLY] and not _has_names(like, items):
         folder, items = items[_ONLY], None
     if items is None:
-        return stored_trees.compared({"": folder}, {"": like}, message, **allowed), True
+        return stored_trees.compare({"": folder}, {"": like}, message, **allowed), True
     if not _has_names(like, items):
         raise errors.CheckpointError(
             f"{folder} has several objects: {', '.join(sorted(items))}.\nPass the "
             f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
         )
-    return stored_trees.compared(items, like, message, **allowed), False
+    return stored_trees.compare(items, like, message, **allowed), False
 
 
 # The name that Orbax's manager gives to the only object of a step.

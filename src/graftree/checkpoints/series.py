@@ -487,19 +487,19 @@ class Checkpoints:
 
     def _steps_on_disk(self) -> list[int]:
         with orbax_side.explained(orbax_side.READING, self._directory):
-            steps = self._listed_once()
+            steps = self._list_steps_once()
             # Another program may rename entries of a folder while it is listed: the
             # step that it deletes is gone then, and the next one is not listed yet.
             max_listings = (
                 0 if orbax_side.is_remote(self._directory) else _MOST_LISTINGS
             )
             for _ in range(max_listings):
-                previous, steps = steps, self._listed_once()
+                previous, steps = steps, self._list_steps_once()
                 if steps == previous:
                     break
             return steps
 
-    def _listed_once(self) -> list[int]:
+    def _list_steps_once(self) -> list[int]:
         if not orbax_side.exists(self._directory):
             return []
         return sorted(int(x.name) for x in self._directory.iterdir() if _is_step(x))
@@ -558,7 +558,7 @@ class Checkpoints:
             return self._directory / str(step)
         saved_steps = self.steps()
         saved = (
-            f"Saved are: {_listed(saved_steps)}."
+            f"Saved are: {_spell_steps(saved_steps)}."
             if saved_steps
             else "Nothing is saved there."
         )
@@ -580,8 +580,8 @@ class Checkpoints:
 
         def read(folder: Any) -> Any:
             def compare() -> Any:
-                _check_asked(folder, objects)
-                return _compared(folder, rest, iterators)
+                _check_saved_names(folder, objects)
+                return _compare(folder, rest, iterators)
 
             restored, states = collectives.together(name, compare)
             stored_trees.read_all(name, restored)
@@ -616,7 +616,7 @@ class Checkpoints:
         return int(folder.name)
 
 
-def _compared(
+def _compare(
     folder: Any, objects: Mapping[str, Any], iterators: Mapping[str, Any]
 ) -> tuple[dict[str, stored_trees.Restored], dict[str, Any]]:
     """Returns the objects of a step, still to be read, and the iterators' states."""
@@ -626,7 +626,7 @@ def _compared(
         f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
         "unexpected=..., cast=...) says which of these may be."
     )
-    restored = stored_trees.compared(folders, objects, message, way_out)
+    restored = stored_trees.compare(folders, objects, message, way_out)
     states = {
         name: data_states.from_json(
             name, folder / name, jax.process_index(), jax.process_count()
@@ -664,7 +664,7 @@ def _delete(folder: Any) -> None:
     folder.rmtree()
 
 
-def _check_asked(folder: Any, objects: Mapping[str, Any]) -> None:
+def _check_saved_names(folder: Any, objects: Mapping[str, Any]) -> None:
     """Raises if the objects asked for are not those that were saved."""
     saved = sorted(x.name for x in folder.iterdir() if x.is_dir())
     missing = [name for name in objects if name not in saved]
@@ -686,6 +686,6 @@ def _check_asked(folder: Any, objects: Mapping[str, Any]) -> None:
     )
 
 
-def _listed(steps: list[int]) -> str:
+def _spell_steps(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-10:]))
     return shown if len(steps) <= 10 else f"..., {shown}"

@@ -244,7 +244,7 @@ def to_store(obj: Any, function: str, name: str = "") -> ToStore:
     """
     tree = ObjectTree(obj, function)
     named = f"{name}: " if name else ""
-    stored, refused = _converted(tree, _to_disk)
+    stored, refused = _convert_all(tree, _to_disk)
     if not refused and not all(x.disk_path for x in tree.stored):
         refused.append("<root> is a single array: put it in a dict")
     if refused:
@@ -258,7 +258,7 @@ def to_store(obj: Any, function: str, name: str = "") -> ToStore:
         )
     if jax.process_count() == 1:
         return ToStore(tree.tree(stored), "")
-    return ToStore(tree.tree(_shared(stored)), _digest([*filter(_is_local, stored)]))
+    return ToStore(tree.tree(_joined(stored)), _digest([*filter(_is_local, stored)]))
 
 
 def check_digests(digests: Sequence[Any]) -> None:
@@ -271,7 +271,7 @@ def check_digests(digests: Sequence[Any]) -> None:
         )
 
 
-def _shared(leaves: Sequence[Any]) -> list[Any]:
+def _joined(leaves: Sequence[Any]) -> list[Any]:
     """Turns local arrays of each process into arrays of all processes.
 
     Orbax stores only those. Counters and random keys are usually local.
@@ -302,7 +302,7 @@ class _Unsupported(Exception):
     """A value can't be stored, or restored; the text says why."""
 
 
-def _converted(
+def _convert_all(
     tree: ObjectTree, convert: Callable[[StoredValue], Any]
 ) -> tuple[list[Any], list[str]]:
     """Converts each value; returns the new ones, and a line for each refused one."""
@@ -371,7 +371,7 @@ _UNREADABLE = ("uint4",)
 # ---------------------------------------------------------------- from disk
 
 
-def compared(
+def compare(
     folders: Mapping[str, Any],
     likes: Mapping[str, Any],
     message: str,
@@ -403,7 +403,7 @@ def read_all(name: str, restored: Mapping[str, Restored]) -> None:
 
     Args:
         name: The call, for messages.
-        restored: What `compared` returned.
+        restored: What `compare` returned.
     """
     collectives.together(name, lambda: [each.read() for each in restored.values()])
 
@@ -420,7 +420,7 @@ class Restored:
         self._tree = ObjectTree(like, "restore")
         self._contents = contents
         # The target of each value: the present one; abstract arrays where they belong.
-        self._targets, refused = _converted(self._tree, _target_of)
+        self._targets, refused = _convert_all(self._tree, _target_of)
         if refused:
             raise ValueError(
                 errors.message(
@@ -486,14 +486,14 @@ class Restored:
         leaves = self._contents.leaves
         planned = [*zip(self._disk_paths, self._targets, strict=True)]
         wanted = {
-            disk_path: _wanted(target, leaves[disk_path].dtype)
+            disk_path: _read_form(target, leaves[disk_path].dtype)
             for disk_path, target in planned
             if disk_path in leaves
         }
         with orbax_side.explained(orbax_side.READING, self._contents.folder):
             values = orbax_side.read(self._contents, wanted)
             self._new = [
-                _kept(target)
+                _copied(target)
                 if disk_path is None
                 else _from_disk(values.get(disk_path), target)
                 for disk_path, target in planned
@@ -543,12 +543,12 @@ def _abstract(target: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(target), _dtype_of(target))
 
 
-def _kept(target: Any) -> Any:
+def _copied(target: Any) -> Any:
     """Copies a value into a buffer of its own: the other one may be donated."""
     return target.copy() if isinstance(target, jax.Array) else target
 
 
-def _wanted(target: Any, dtype: Any) -> jax.ShapeDtypeStruct | None:
+def _read_form(target: Any, dtype: Any) -> jax.ShapeDtypeStruct | None:
     """Returns the form in which `orbax_side.read` reads an array of this dtype."""
     # Without a sharding it comes as NumPy: JAX then puts it on the default device
     # uncommitted, so that it can follow the arrays that it meets.

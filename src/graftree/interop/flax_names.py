@@ -82,7 +82,9 @@ def beside(path: str) -> types.ModuleType:
             f"No module named 'flax.{path}': Graftree has no counterpart for it."
         )
     origins = _origins(tables.BESIDE.get(path, {}))
-    module = _made(f"flax.{path}", f"What programs use of ``flax.{path}``.", origins)
+    module = _make_module(
+        f"flax.{path}", f"What programs use of ``flax.{path}``.", origins
+    )
     children = _names_below(path, tables.BESIDE)
     if children:
         module.__path__ = []
@@ -92,7 +94,7 @@ def beside(path: str) -> types.ModuleType:
     return module
 
 
-def _made(
+def _make_module(
     name: str, doc: str, origins: Mapping[str, tuple[str, str]]
 ) -> types.ModuleType:
     """Makes a module that finds its names when they are first used."""
@@ -161,7 +163,9 @@ def install() -> None:
             module = importlib.import_module(_full(path))
             setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
         else:
-            module = _made(_full(path), f"Names of ``flax.nnx.{path}``.", origins)
+            module = _make_module(
+                _full(path), f"Names of ``flax.nnx.{path}``.", origins
+            )
             module.__file__ = __file__
             module.__spec__ = machinery.ModuleSpec(_full(path), None, origin=__file__)
             if path in packages:

@@ -102,7 +102,7 @@ def add_lora(
             keys = arguments.draw_key(rngs), arguments.draw_key(rngs)
             dtype = _param_dtype(target) if param_dtype is None else param_dtype
             factors = Factors(target, rank, dtype, param_type)
-            pair = factors.made(keys, (a_initializer, b_initializer))
+            pair = factors.make(keys, (a_initializer, b_initializer))
             changes.append(LowRank(target, *pair, scale=scale, param_dtype=dtype))
     for target, change in zip(targets, changes, strict=True):
         target.put_on(change)

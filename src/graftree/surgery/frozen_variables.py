@@ -130,7 +130,7 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
         if not isinstance(item.value, Frozen) and predicate(*item)
     ]
     if not chosen:
-        raise _nothing("freeze", filter, candidates)
+        raise _no_match_error("freeze", filter, candidates)
     overwritten = selections.ids_overwritten(model)
     selections.refuse(
         chosen,
@@ -181,7 +181,7 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
         if isinstance(item.value, Frozen) and predicate(item.path, _thawed(item.value))
     ]
     if not chosen:
-        raise _nothing("unfreeze", filter, candidates)
+        raise _no_match_error("unfreeze", filter, candidates)
     for path, variable in chosen:
         variables.check_owned(variable, paths.dotted(path))
     for _, variable in chosen:
@@ -210,7 +210,9 @@ def _thawed(variable: Variable[Any]) -> Variable[Any]:
     return variables.rebuild(cls, variable.get_raw_value(), HashableMapping(entries))
 
 
-def _nothing(function: str, filter_: Filter, candidates: list[ModelPart]) -> ValueError:
+def _no_match_error(
+    function: str, filter_: Filter, candidates: list[ModelPart]
+) -> ValueError:
     frozen = sum(isinstance(item.value, Frozen) for item in candidates)
     kinds = sorted(
         {type(item.value).__name__ for item in candidates} - {Frozen.__name__}

@@ -263,12 +263,12 @@ class Factors:
         rows, columns = math.prod(in_sizes), math.prod(out_sizes)
         self._flat = (rows, rank), (rank, columns)
 
-    def made(
+    def make(
         self, keys: Sequence[jax.Array], initializers: Sequence[Initializer]
     ) -> list[Variable[Any]]:
         """Makes ``lora_a`` and ``lora_b``."""
         pairs = enumerate(zip(keys, initializers, strict=True))
-        return [self._placed(i, self._initial(i, *pair)) for i, pair in pairs]
+        return [self._variable(i, self._initial(i, *pair)) for i, pair in pairs]
 
     def _initial(self, i: int, key: jax.Array, initializer: Initializer) -> Any:
         shape, flat = (*self._apart, *self._sizes[i]), self._flat[i]
@@ -283,7 +283,7 @@ class Factors:
         is_abstract = values.is_stand_in(self._kernel.get_raw_value())
         return jax.eval_shape(make, key) if is_abstract else make(key)
 
-    def _placed(self, i: int, value: Any) -> Variable[Any]:
+    def _variable(self, i: int, value: Any) -> Variable[Any]:
         """Makes a Variable with the annotation of the kernel, where the kernel is."""
         metadata = variables.metadata_of(self._kernel)
         entries = {name: metadata[name] for name in metadata if name in _INHERITED}

@@ -61,7 +61,7 @@ def run(
     """Applies layers: the last ``x``, and for a scan all other outputs."""
     if options.axis_name is not None:
         _check_undivided(layers, options.axis_name)
-    args, kwargs, statics = _parted(args, kwargs)
+    args, kwargs, statics = _split_arguments(args, kwargs)
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
     are_objects = tuple(map(_is_object, leaves))
     objects = [leaf for leaf in leaves if _is_object(leaf)]
@@ -96,7 +96,7 @@ def _check_undivided(layers: Any, axis_name: str) -> None:
             )
 
 
-def _parted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Divides arguments into those that are traced, and static ones."""
     chosen = decorators.Chosen(
         tuple(i for i, x in enumerate(args) if _is_constant(x)),

@@ -206,16 +206,16 @@ class Stack(EqualLayers, Generic[L]):
             IndexError: If there is no such layer, or none in a slice.
         """
         if isinstance(index, slice):
-            return self._part(index)
+            return self._slice(index)
         return refs.with_vars(layer_at(self, index), mutable=False)
 
-    def _part(self, index: slice) -> Stack[L]:
+    def _slice(self, index: slice) -> Stack[L]:
         length = len(range(*index.indices(len(self))))
         if not length:
             raise IndexError(f"A Stack of {len(self)} layers has none in {index}.")
         stack = functional.clone(self)
         stack.length = length
-        stack.layers = _taken(self, lambda x: part_of(x, index))
+        stack.layers = _take(self, lambda x: entry_of(x, index))
         return refs.with_vars(stack, mutable=False)
 
     def __setitem__(self, index: int, layer: L) -> None:
@@ -259,13 +259,13 @@ def layer_at(stack: Stack[L], index: int) -> L:
         IndexError: If there is no such layer.
     """
     position = stack._position(index)
-    layer = _taken(stack, lambda x: part_of(x, position))
+    layer = _take(stack, lambda x: entry_of(x, position))
     partitioning.remove_axis(layer, 0, _names(stack.axis_name))
     partitioning.drop_empty(layer)
     return layer
 
 
-def _taken(stack: Stack[L], take: Callable[[Any], Any]) -> L:
+def _take(stack: Stack[L], take: Callable[[Any], Any]) -> L:
     """Makes layers with some of the values of a Stack."""
 
     def take_from(leaf: Any) -> Any:
@@ -360,7 +360,7 @@ class _Kind:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
+class _LeafKinds:
     """A Variable, or a bare array, with the kinds of its values."""
 
     fact: Any
@@ -406,7 +406,7 @@ def check_alike(
 def _misfit(difference: differences.Difference) -> Misfit | None:
     """Returns the difference between the values of two leaves, if it is one."""
     path, old, new = difference
-    if not (isinstance(old, _Held) and isinstance(new, _Held)):
+    if not (isinstance(old, _LeafKinds) and isinstance(new, _LeafKinds)):
         return None
     shapes = [[getattr(x, "shape", None) for x in leaf.kinds] for leaf in (old, new)]
     kind = "value" if old.treedef != new.treedef else "dtype"
@@ -419,7 +419,9 @@ def _facts(layer: Any) -> dict[Path, Any]:
     facts = differences.facts(graphdef, identity=False)
     for path, leaf in zip(graphdef.paths(), leaves, strict=True):
         values, treedef = jax.tree.flatten(flattening.raw_of(leaf))
-        facts[path] = _Held(facts.get(path, LEAF), treedef, tuple(map(_kind, values)))
+        facts[path] = _LeafKinds(
+            facts.get(path, LEAF), treedef, tuple(map(_kind, values))
+        )
     # Layers of a Stack are read-only when they are looked at.
     return {path: x for path, x in facts.items() if path[-1:] != _MUTABLE}
 
@@ -459,7 +461,7 @@ def check_values(message: str, layer: Any, way_out: str) -> None:
     wrong = [
         Misfit(path, "value", "an array", str(kind))
         for path, leaf in _facts(layer).items()
-        for kind in (leaf.kinds if isinstance(leaf, _Held) else ())
+        for kind in (leaf.kinds if isinstance(leaf, _LeafKinds) else ())
         if not _is_known_to_jax(kind)
     ]
     if wrong:
@@ -523,7 +525,7 @@ def _axis_error(shapes: Any, leading: tuple[int, ...]) -> ValueError:
 # Parts of stacked arrays, which may be abstract ones.
 
 
-def part_of(x: Any, index: int | slice) -> Any:
+def entry_of(x: Any, index: int | slice) -> Any:
     """Returns the entry of a layer, or the entries of some."""
     is_slice = isinstance(index, slice)
     if isinstance(x, jax.ShapeDtypeStruct):

@@ -149,7 +149,7 @@ class ParameterForm:
         def leaf_at(jax_path: tuple, node: Any) -> Any:
             path = (*start, *_spell(jax_path))
             if path not in items:  # not among the parameters
-                return _with_value(node, _nothing())
+                return _with_value(node, _masked_node())
             leaf, value = items[path], pure_dicts.as_pure(items[path])
             # Optax puts no Variable around what it has masked out entirely.
             is_boxed = variables.is_variable(leaf) or jax.tree.leaves(value)
@@ -222,10 +222,10 @@ def _inner_children(template: Any) -> list[tuple[Spelled, Any]]:
 
 
 def _is_end(node: Any, *kinds: type) -> bool:
-    return isinstance(node, (variables.Variable, type(_nothing()), *kinds))
+    return isinstance(node, (variables.Variable, type(_masked_node()), *kinds))
 
 
-def _nothing() -> Any:
+def _masked_node() -> Any:
     """Makes what Optax writes where it masks something out: a node without leaves."""
     import optax  # takes longer than importing Graftree
 
@@ -265,7 +265,7 @@ def _nested(
         def plain_at(path: tuple, _: Any) -> Any:
             node: Any = params.raw_mapping
             for key in paths.from_jax(path):
-                node = node[key] if key in node else _nothing()
+                node = node[key] if key in node else _masked_node()
             return nest(node)
 
         return jax.tree.map_with_path(plain_at, model, is_leaf=_is_ours)

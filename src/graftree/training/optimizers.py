@@ -123,10 +123,12 @@ def _box(leaf: Any, param: Any = None) -> OptState:
     if getattr(param, "shape", None) not in (None, getattr(value, "shape", None)):
         # Factored moments do not have the dimensions that the annotation names.
         entries.pop("out_sharding", None)
-    return _make_placed(value, entries, is_apart)
+    return _make_opt_variable(value, entries, is_apart)
 
 
-def _make_placed(value: Any, entries: dict[str, Any], is_apart: bool) -> OptVariable:
+def _make_opt_variable(
+    value: Any, entries: dict[str, Any], is_apart: bool
+) -> OptVariable:
     layout = (
         None if isinstance(value, _jax.Tracer) else getattr(value, "sharding", None)
     )
@@ -297,12 +299,12 @@ class Optimizer(pytrees.Pytree, Generic[M]):
                 first = functools.partial(self._first_state, model, params.tree)
                 step_checks.explain_failure(first, opt_state.pure, error)
             raise
-        updates = params.fitted(updates)
+        updates = params.in_containers(updates)
         if jax.tree.structure(updates) != jax.tree.structure(params.pure):
             step_checks.check_same_paths(params.pure, pure_grads, grads, selected)
         step_checks.check_updates(params.pure, updates)
-        new_params = params.kept(apply_updates(params.pure, updates))
-        new_opt_state = opt_state.kept(new_opt_state)
+        new_params = params.keep_placement(apply_updates(params.pure, updates))
+        new_opt_state = opt_state.keep_placement(new_opt_state)
         self._write(model, params, new_params, opt_state, new_opt_state)
         return updates
 
@@ -450,12 +452,12 @@ class _Boxes:
         values = self._treedef.flatten_up_to(pure)
         return self._treedef.unflatten([*map(_beside_moments, self._leaves, values)])
 
-    def kept(self, pure: Any) -> Any:
+    def keep_placement(self, pure: Any) -> Any:
         """Moves new values to where the old ones are; see `sharding.kept`."""
         new, old = map(self._treedef.flatten_up_to, (pure, self.pure))
-        return self._treedef.unflatten([*map(_kept, self._leaves, new, old)])
+        return self._treedef.unflatten([*map(_keep_placement, self._leaves, new, old)])
 
-    def fitted(self, pure: Any) -> Any:
+    def in_containers(self, pure: Any) -> Any:
         """Puts values into the containers of this tree: lookahead returns its own."""
         treedef = jax.tree.structure(self.pure)
         if jax.tree.structure(pure) == treedef:
@@ -486,8 +488,8 @@ def _beside_moments(leaf: Any, value: Any) -> Any:
     return sharding.place(value, {**entries, "out_sharding": annotation})
 
 
-def _kept(leaf: Any, new: Any, old: Any) -> Any:
-    """Does what `_Boxes.kept` does for one leaf; its value may be a pytree."""
+def _keep_placement(leaf: Any, new: Any, old: Any) -> Any:
+    """Keeps the placement of one leaf, whose value may be a pytree."""
     if jax.tree.structure(new) != jax.tree.structure(old):
         return new
     value = jax.tree.map(sharding.kept, new, old)

@@ -98,7 +98,10 @@ def draft(path: Any, model: Any) -> Draft:
     with sources.open(path) as source:
         shapes = {name: stored.shape for name, stored in source.tensors.items()}
         has_fused = any(name.endswith("in_proj_weight") for name in source.tensors)
-    theirs, ours = _parts(_of_file(shapes)), _parts(_of_model(model, has_fused))
+    theirs, ours = (
+        _compared_facts(_of_file(shapes)),
+        _compared_facts(_of_model(model, has_fused)),
+    )
     fits = [
         (_likeness(name, path), name, path)
         for name, tensors in theirs.items()
@@ -128,10 +131,10 @@ _Layer = tuple[str, Iterable[tuple[int, ...]], Mapping[str, _Shape]]
 
 # The facts that are compared: below a prefix, the tensors by name with their shape, and
 # the number of values of each index.
-_Part = tuple[frozenset[tuple[str, _Shape]], tuple[int, ...]]
+_Facts = tuple[frozenset[tuple[str, _Shape]], tuple[int, ...]]
 
 
-def _left(layers: Mapping[str, _Part], chosen: Container[str]) -> dict[str, _Shape]:
+def _left(layers: Mapping[str, _Facts], chosen: Container[str]) -> dict[str, _Shape]:
     """Returns the tensors of the layers that were not chosen."""
     return {
         f"{prefix}.{name}" if name else prefix: shape
@@ -141,7 +144,7 @@ def _left(layers: Mapping[str, _Part], chosen: Container[str]) -> dict[str, _Sha
     }
 
 
-def _parts(layers: Iterable[_Layer]) -> dict[str, _Part]:
+def _compared_facts(layers: Iterable[_Layer]) -> dict[str, _Facts]:
     """Joins layers that differ only in indices."""
     shapes: dict[str, dict[str, _Shape]] = {}
     indices: dict[str, set[tuple[int, ...]]] = {}
@@ -225,7 +228,7 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
             return None
         if isinstance(x, stacks.Stack):
             return [(range(x.length), x.layers)]
-        return [] if known(x) is not None else tables.parts_below(x)
+        return [] if known(x) is not None else tables.children_of(x)
 
     for path, x in walks.walk(model, below):
         depth = sum(isinstance(key, range) for key in path)

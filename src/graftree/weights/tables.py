@@ -329,7 +329,7 @@ class _Reader:
                 return None
             if torch_layouts.tensors_of(spot.value) is not None:
                 return []
-            children = [spot.child(*child) for child in parts_below(spot.value)]
+            children = [spot.child(*child) for child in children_of(spot.value)]
             return [(x.key, x) for x in children if id(x.value) not in self._named]
 
         for path, spot in walks.walk(root, below):
@@ -522,7 +522,7 @@ def _check_all_layers(
 _TRANSIENT = (RngState, Cache, Intermediate)
 
 
-def parts_below(x: Any) -> list[tuple[Key, Any]]:
+def children_of(x: Any) -> list[tuple[Key, Any]]:
     """Lists the direct children of a part that may be in a file of weights."""
     return [
         (key, value)

@@ -138,7 +138,7 @@ class ToNNX(modules.Module):
             self._take(initial)
             return out
         if mutable is None:
-            mutable = _mutable_around()
+            mutable = _current_mutable()
         linen_data = {
             name: x
             for name, x in vars(self).items()
@@ -208,7 +208,7 @@ def _draw(rngs: Any) -> dict[str, Any]:
     return keys
 
 
-def _mutable_around() -> Any:
+def _current_mutable() -> Any:
     """Returns the collections that the innermost running bridge Module may change."""
     bridge_module = binding.current_module()
     if bridge_module is not None and bridge_module.scope is not None:
