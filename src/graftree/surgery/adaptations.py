@@ -206,7 +206,7 @@ def _adapted(model: Any, selection: Any, call: str) -> list[Target]:
     ]
     known_changes = {id(target.change) for target in targets}
     others = [item for item in items if isinstance(item.value, lora.LoRA)]
-    selections.refuse(
+    selections.check_all(
         others,
         lambda x: None if id(x) in known_changes else type(x).__name__,
         f"{call}: LoRA that belongs to no layer that it knows.",
@@ -222,7 +222,7 @@ def _check_mergeable(model: Any, targets: Sequence[Target], call: str) -> None:
     """Raises unless all adaptations can be merged."""
     paths_by_id = selections.paths_by_id(model)
     wrapped = selections.ids_overwritten(model)
-    selections.refuse(
+    selections.check_all(
         [(target.own_path, target) for target in targets],
         lambda target: _reason_to_keep(target, paths_by_id, wrapped),
         f"{call}: some adaptations can't be merged.",
@@ -267,7 +267,7 @@ def _check_finite(targets: Sequence[Target], merged: Sequence[Any], call: str) -
         return f"{words}, whose largest is {most:g}" if lost else None
 
     pairs = zip(targets, merged, strict=True)
-    selections.refuse(
+    selections.check_all(
         [(pair[0].own_path, pair) for pair in pairs],
         reason_against,
         f"{call}: some kernels would overflow. Nothing has changed.",

@@ -132,7 +132,7 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     if not chosen:
         raise _no_match_error("freeze", filter, candidates)
     overwritten = selections.ids_overwritten(model)
-    selections.refuse(
+    selections.check_all(
         chosen,
         lambda x: _reason_against(x, id(x) in overwritten),
         "nnx.surgery.freeze: some of the selected Variables can't be frozen.",

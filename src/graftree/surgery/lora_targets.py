@@ -219,7 +219,7 @@ def check(model: Any, targets: Sequence[Target], call: str) -> None:
     """Raises a ValueError unless all that is selected can be adapted."""
     wrapped = selections.ids_overwritten(model)
     class_names = ", ".join(sorted(cls.__name__ for cls in lora_layers.ADAPTABLE))
-    selections.refuse(
+    selections.check_all(
         [(target.own_path, target) for target in targets],
         lambda target: _reason_against(target, wrapped),
         f"{call}: some of what is selected can't be adapted.",

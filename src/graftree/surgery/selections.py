@@ -187,7 +187,7 @@ def within(root: Any, selection: Any, call: str) -> list[ModelPart]:
     return [item for item in every if id(item.value) in ids]
 
 
-def refuse(
+def check_all(
     items: Iterable[tuple[Path, Any]],
     reason_against: Callable[[Any], str | None],
     message: str,

@@ -80,7 +80,7 @@ def run(
     try:
         return apply(settled)
     except _UnsettledError as found:
-        raise found.refusal() from None
+        raise found.type_error() from None
 
 
 def _check_undivided(layers: Any, axis_name: str) -> None:
@@ -201,12 +201,12 @@ class _UnsettledError(Exception):
             *map(jax.tree.leaves, (self.old_types, self.new_types)), strict=True
         )
         if not all(_may_become(old.dtype, new.dtype) for old, new in pairs):
-            raise self.refusal() from None
+            raise self.type_error() from None
         return jax.tree.map(_cast, x, self.new_types)
 
-    def refusal(self) -> TypeError:
+    def type_error(self) -> TypeError:
         """Makes the error that says how the types differ."""
-        return _refusal(self.old_types, self.new_types)
+        return _type_error(self.old_types, self.new_types)
 
 
 def _fitting(x: Any, out: Any) -> Any:
@@ -215,10 +215,10 @@ def _fitting(x: Any, out: Any) -> Any:
         return out  # the loop itself compares objects
     old_types, new_types = (jax.tree.map(jax.typeof, tree) for tree in (x, out))
     if jax.tree.structure(x) != jax.tree.structure(out):
-        raise _refusal(old_types, new_types)
+        raise _type_error(old_types, new_types)
     pairs = [*zip(jax.tree.leaves(old_types), jax.tree.leaves(new_types), strict=True)]
     if any(old.shape != new.shape for old, new in pairs):
-        raise _refusal(old_types, new_types)
+        raise _type_error(old_types, new_types)
     if not all(_is_settled(old, new) for old, new in pairs):
         raise _UnsettledError(old_types, new_types)
     # Values equal on all devices may go where each device has its own.
@@ -253,7 +253,7 @@ def _cast(x: Any, kind: Any) -> Any:
     return x
 
 
-def _refusal(old_types: Any, new_types: Any) -> TypeError:
+def _type_error(old_types: Any, new_types: Any) -> TypeError:
     hint = ""
     if isinstance(new_types, tuple) and not isinstance(old_types, tuple):
         hint = " stack.scan(x, values) collects what they return besides x."

@@ -14,7 +14,7 @@ import sys
 
 from graftree import errors
 from graftree.weights import saving, stored_tensors, torch_files
-from graftree.weights.stored_tensors import refusal
+from graftree.weights.stored_tensors import file_error
 from graftree.weights.tensor_files import SUFFIX
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     if process.exitcode not in (0, 1):
         saving.remove([out + saving.PARTIAL])
         fault = f"PyTorch ended with the status {process.exitcode}, and nothing was "
-        sys.exit(str(refusal(options.file, f"{fault}written")))
+        sys.exit(str(file_error(options.file, f"{fault}written")))
     sys.exit(process.exitcode)
 
 
@@ -55,16 +55,16 @@ def _check(path: str, out: str, overwrite: bool) -> None:
         fault = (
             f"it is {format_name}" if format_name else "it is not a file of torch.save"
         )
-        raise refusal(path, fault, way_out=way_out)
+        raise file_error(path, fault, way_out=way_out)
     if not out.endswith(SUFFIX):
         way_out = f"Choose a name that ends with {SUFFIX}."
-        raise refusal(out, f"it is no {SUFFIX} file", way_out=way_out, verb="write")
+        raise file_error(out, f"it is no {SUFFIX} file", way_out=way_out, verb="write")
     if os.path.exists(out) and not overwrite:
         way_out = "Choose another name, or pass --overwrite."
-        raise refusal(out, "it exists", way_out=way_out, verb="write")
+        raise file_error(out, "it exists", way_out=way_out, verb="write")
     if importlib.util.find_spec("torch") is None:
         fault = "PyTorch, which reads it, is not installed"
-        raise refusal(path, fault, way_out="pip install torch")
+        raise file_error(path, fault, way_out="pip install torch")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from graftree.surgery import lora_layers, selections
 from graftree.surgery.lora_targets import Target
 from graftree.weights import tables
 from graftree.weights.layouts import Axis, Layout, Solved, Unit
-from graftree.weights.stored_tensors import misuse
+from graftree.weights.stored_tensors import usage_error
 from graftree.weights.tables import Tensor
 
 # The names of the factors of a layer, and of an embedding.
@@ -163,7 +163,7 @@ def check_axes(layers: Mapping[str, AdaptableLayer], call: str) -> None:
     """Raises if it is not known which axis of a parameter meets its inputs."""
     doubtful = [name for name, layer in layers.items() if layer.is_doubtful]
     if doubtful:
-        raise misuse(
+        raise usage_error(
             f"{call}: two axes of a parameter have the same size, so nothing says "
             "which of them meets the inputs.",
             doubtful,

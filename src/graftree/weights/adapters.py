@@ -39,7 +39,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.sharding import collectives
 from graftree.surgery import adaptations, lora_layers, lora_targets, selections
 from graftree.weights import adapter_layers, loading, saving, sources, tables
-from graftree.weights.stored_tensors import Source, misuse
+from graftree.weights.stored_tensors import Source, usage_error
 from graftree.weights.tables import Tensor
 
 CONFIG = "adapter_config.json"
@@ -188,7 +188,7 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
     unknown = [paths.dotted(x) for x in _adapted_paths(model) if x not in covered_paths]
     if unknown or not adapted:
         problem = "the table lacks adapted layers" if unknown else "no layer is adapted"
-        raise misuse(
+        raise usage_error(
             f"nnx.weights.save_adapter: {problem}. Nothing was written.",
             unknown,
             "nnx.surgery.add_lora adapts layers; each needs a line in the table for "
@@ -201,7 +201,7 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
     ]
     ties = {x.change.adapts_attend for x in embeds}
     if len(ties) > 1:
-        raise misuse(
+        raise usage_error(
             "nnx.weights.save_adapter: PEFT adapts the `attend` of all embeddings, or "
             "of none. Nothing was written.",
             [f"{paths.dotted(x.path)}: {x.change.adapts_attend}" for x in embeds],
@@ -262,7 +262,7 @@ def _names(
         if len({*x} - {_BASE}) < 2
     ]
     if unknown or not names:
-        raise misuse(
+        raise usage_error(
             f"{source.name}: the adapter has layers that the model, or its table of "
             "weights, does not have. Nothing has changed.",
             sorted(unknown),
@@ -285,7 +285,7 @@ def _check_tied(
     for factor, other in zip(adapter_layers.FACTORS, of_embed, strict=True):
         x, y = (_whole(source, n.get(f)) for n, f in ((head, factor), (embed, other)))
         if x is None or y is None or not np.array_equal(x, y.T):
-            raise misuse(
+            raise usage_error(
                 f"{source.name}: the factors of a tied head are not those of its "
                 "embedding. Nothing has changed.",
                 [f"{head.get(factor)}, {embed.get(other)}"],
@@ -317,7 +317,7 @@ def _check_factors(
     solved = [layout.solve([shapes[attribute]]) for layout, attribute in pairs]
     expected = {f: x.file_shape for f, x in zip(layer.factors, solved, strict=True)}
     if stored != expected:
-        raise misuse(
+        raise usage_error(
             f"{source.name}: the factors of {name!r} have other shapes. Nothing has "
             "changed.",
             [f"expected {expected}", f"got      {stored}"],
@@ -337,7 +337,7 @@ def _check_base(
         adapter_weight: Any = _whole(source, base)
         is_same = np.array_equal(out.make(), adapter_weight.astype(out.stored.dtype))
     if not is_same:
-        raise misuse(
+        raise usage_error(
             f"{source.name}: the adapter has a weight of its own for {name!r}, which "
             "is not that of the model. Nothing has changed.",
             way_out="Is it the adapter of another model? If its weights were trained, "
@@ -381,7 +381,7 @@ def _prepare(
             for path in sorted({*adapted, *wanted})
             if adapted.get(path) != wanted.get(path)
         ]
-        raise misuse(
+        raise usage_error(
             "The adapter does not fit the layers that are adapted. Nothing has "
             "changed.",
             differing,
@@ -440,7 +440,9 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
         wrong.append(f"init_lora_weights: {start!r}, which changes the model's weights")
     if wrong:
         way_out = "Merge it in PEFT, and load the merged weights."
-        raise misuse(f"{path}: the adapter has more than LoRA factors.", wrong, way_out)
+        raise usage_error(
+            f"{path}: the adapter has more than LoRA factors.", wrong, way_out
+        )
     return config
 
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graftree.weights.stored_tensors import misuse
+from graftree.weights.stored_tensors import usage_error
 
 PART = "part"
 
@@ -248,7 +248,7 @@ def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
     return pieces, slice(start - first * inner, stop - first * inner)
 
 
-# Reading a text. Up to `parse`, a refusal is a ValueError with only the reason.
+# Reading a text. Up to `parse`, errors are ValueErrors with only the reason.
 
 
 def solved(layout: Layout | str | None, shapes: Sequence[Shape]) -> Solved:
@@ -278,7 +278,7 @@ def parse(text: str, sizes: Mapping[str, int], num_arrays: int) -> Layout:
         layout = Layout(text, left, ours, dict(sizes))
         _check(layout, num_arrays)
     except ValueError as error:
-        raise misuse(
+        raise usage_error(
             f"The layout {text!r} is refused: {error}.",
             way_out="Write the axes of the file, '->', and those of the array, as "
             "in '(h d) e -> e h d'; each axis once on each side.",

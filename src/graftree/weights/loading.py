@@ -25,7 +25,7 @@ from graftree.core.graph import differences, flattening, matching, nodes, update
 from graftree.core.text import descriptions
 from graftree.core.variables import partitioning, variables
 from graftree.weights import layouts, sources, stored_tensors, tables
-from graftree.weights.stored_tensors import Source, misuse
+from graftree.weights.stored_tensors import Source, usage_error
 from graftree.weights.tables import Array, Tensor
 
 M = TypeVar("M")
@@ -369,7 +369,7 @@ class _Pieces(NamedTuple):
                 and read(again).tobytes() == array.tobytes()
             )
             if not is_same:
-                raise misuse(
+                raise usage_error(
                     f"{again!r} and {name!r} are tied in the table of weights, and "
                     f"differ in {self.source.name}.",
                     way_out="Give each an entry of its own. Nothing has changed.",
@@ -407,7 +407,7 @@ def _read(chosen: Sequence[_Pieces], shardings: Any = None) -> dict[Path, Any]:
         targets = _by_path(shardings)
     lacking = [array.path for array in arrays if array.path not in targets]
     if lacking:
-        raise misuse(
+        raise usage_error(
             "shardings= of nnx.weights.load lacks arrays of the model.",
             examples=map(paths.dotted, lacking),
             way_out="Pass nnx.get_named_sharding(nnx.state(model), mesh), or one "
@@ -437,7 +437,7 @@ def _target(array: Array) -> Sharding | None:
     metadata = variables.metadata_of(array.leaf) if is_variable else {}
     value = partitioning.place_abstract(value, metadata)
     if value.sharding is None and metadata.get("out_sharding"):
-        raise misuse(
+        raise usage_error(
             "nnx.weights.load: an abstract array is annotated with a sharding, and "
             "there is no mesh.",
             examples=[f"{paths.dotted(array.path)}: {metadata['out_sharding']}"],

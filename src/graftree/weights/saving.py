@@ -25,12 +25,12 @@ from graftree.core import patterns
 from graftree.core.text import descriptions
 from graftree.sharding import collectives, process_arrays
 from graftree.weights import stored_tensors, tables, tensor_files
-from graftree.weights.stored_tensors import Stored, misuse, quoted
+from graftree.weights.stored_tensors import Stored, quoted, usage_error
 from graftree.weights.tensor_files import INDEX, SUFFIX
 
 PARTIAL = ".partial"
 
-_refusal = functools.partial(stored_tensors.refusal, verb="write")
+_write_error = functools.partial(stored_tensors.file_error, verb="write")
 
 
 def save(
@@ -174,7 +174,7 @@ def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
         if not may_miss(array.path, array.leaf)
     ]
     if left_out:
-        raise misuse(
+        raise usage_error(
             "nnx.weights.save: the mapping leaves out arrays of the model. Nothing "
             "was written.",
             examples=left_out,
@@ -188,7 +188,7 @@ def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
         if len({np.dtype(x.dtype) for x in values}) > 1:
             way_out = "The arrays of a tensor have one dtype."
         if way_out:
-            raise misuse(
+            raise usage_error(
                 f"nnx.weights.save: {tensor.name!r} can't be written. Nothing was.",
                 examples=map(tables.describe, tensor.arrays),
                 way_out=way_out,
@@ -286,7 +286,9 @@ def _check_storable(
         if not tensor_files.is_text(key) or not tensor_files.is_text(value):
             refused.append(f"metadata {key!r}: {value!r} is to be text")
     if refused:
-        raise _refusal(path, "\n".join(refused[:20]), way_out="Nothing was written.")
+        raise _write_error(
+            path, "\n".join(refused[:20]), way_out="Nothing was written."
+        )
 
 
 def _groups(outs: Sequence[NewTensor], limit: int | None) -> list[list[NewTensor]]:
@@ -338,7 +340,7 @@ def _write_file(
     if len(header) > most:
         fault = f"its header would have {len(header)} bytes, and {most} are the most"
         way_out = "Pass shard_bytes, for several files."
-        raise _refusal(path.removesuffix(PARTIAL), fault, way_out=way_out)
+        raise _write_error(path.removesuffix(PARTIAL), fault, way_out=way_out)
     with open(path, "xb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for out in outs:
@@ -359,7 +361,7 @@ def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
         said, came = map(descriptions.describe, (out.stored, array))
         fault = f"{said} was announced, and {came} came"
         path = path.removesuffix(PARTIAL)
-        raise _refusal(path, fault, out.name, "Nothing was replaced.")
+        raise _write_error(path, fault, out.name, "Nothing was replaced.")
     # In C order, as `numpy.save` does it.
     blocks: Any = np.nditer(
         array,
@@ -383,10 +385,10 @@ def _flush(file: IO[Any]) -> None:
 def _check_free(path: str, files: Iterable[str], other: str) -> None:
     """Raises if something is in the way."""
     for file in filter(os.path.isdir, files):
-        raise _refusal(path, f"{file} is a folder", way_out="Choose another path.")
+        raise _write_error(path, f"{file} is a folder", way_out="Choose another path.")
     if os.path.exists(other):
         fault = f"{other} is there, and would be read in the place of what is written"
-        raise _refusal(path, fault, way_out="Delete it, or choose another folder.")
+        raise _write_error(path, fault, way_out="Delete it, or choose another folder.")
 
 
 def _replace(files: Sequence[str], index: str) -> None:

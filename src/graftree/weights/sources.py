@@ -20,7 +20,13 @@ import numpy as np
 from graftree import errors
 from graftree.core.text import descriptions
 from graftree.weights import stored_tensors, tensor_files
-from graftree.weights.stored_tensors import OpenFile, Source, Stored, misuse, refusal
+from graftree.weights.stored_tensors import (
+    OpenFile,
+    Source,
+    Stored,
+    file_error,
+    usage_error,
+)
 from graftree.weights.tensor_files import INDEX, SUFFIX
 
 
@@ -70,14 +76,14 @@ def _file_in(folder: str) -> str:
         fault = "it has several files, and none is said to be first: "
         fault += ", ".join(index + files)
         way_out = "Pass the path of one of them, or of an index (.json) of a set."
-        raise refusal(folder, fault, way_out=way_out)
+        raise file_error(folder, fault, way_out=way_out)
     fault, way_out = f"it has no {SUFFIX} file", "Pass the path of a file."
     for name in names:
         path = os.path.join(folder, name)
         if other := stored_tensors.recognized(path):
             fault, way_out = f"{fault}; {path} is {other[0]}", other[1]
             break
-    raise refusal(folder, fault, way_out=way_out)
+    raise file_error(folder, fault, way_out=way_out)
 
 
 # ------------------------------------------------------------------ archives of NumPy
@@ -113,7 +119,7 @@ def _open_archive(path: str) -> Source:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in members:
-                raise refusal(path, "is there twice", name)
+                raise file_error(path, "is there twice", name)
             with _explained(path, name):
                 members[name] = _member(file, archive, info, name)
 
@@ -156,27 +162,27 @@ def _member(
 ) -> _Member:
     """Reads the header of an array and checks it."""
 
-    def refused(fault: str) -> errors.WeightsError:
-        return refusal(file.name, fault, name)
+    def tensor_error(fault: str) -> errors.WeightsError:
+        return file_error(file.name, fault, name)
 
     if not info.filename.endswith(".npy"):
-        raise refused("is not an array (.npy)")
+        raise tensor_error("is not an array (.npy)")
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:
-            raise refused(f"the unknown version {version} of .npy")
+            raise tensor_error(f"the unknown version {version} of .npy")
         shape, is_fortran, dtype = _READERS[version](stream)
         header_size = stream.tell()
     if not _is_numeric(dtype):
         is_lost = dtype.kind == "V" and dtype.names is None
         lost = ": NumPy stores bfloat16 and float8 so, and loses which it was"
-        raise refused(f"dtype {dtype}, which is not a number{lost * is_lost}")
+        raise tensor_error(f"dtype {dtype}, which is not a number{lost * is_lost}")
     if len(shape) > stored_tensors.MAX_RANK or min(shape, default=0) < 0:
-        raise refused(f"the shape {[*shape][:65]}")
+        raise tensor_error(f"the shape {[*shape][:65]}")
     stored, size = Stored(dtype, shape), info.file_size - header_size
     if size != stored.nbytes:
         said = f"{descriptions.describe(stored)} has {stored.nbytes} bytes"
-        raise refused(f"{said}, and the file has {size} for it")
+        raise tensor_error(f"{said}, and the file has {size} for it")
     if info.compress_type != zipfile.ZIP_STORED:
         return _Member(info, stored, is_fortran, None)
     # The data begins after a header of its own in the zip.
@@ -184,7 +190,7 @@ def _member(
     begin = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
     begin += header_size
     if begin + stored.nbytes > file.size:
-        raise refused("it is cut off")
+        raise tensor_error("it is cut off")
     return _Member(info, stored, is_fortran, begin)
 
 
@@ -196,7 +202,7 @@ def _explained(path: str, name: str | None = None) -> Iterator[None]:
     except errors.WeightsError:
         raise
     except Exception as error:  # zipfile and NumPy raise those of a dozen classes
-        raise refusal(path, f"{type(error).__name__}: {error}", name) from error
+        raise file_error(path, f"{type(error).__name__}: {error}", name) from error
 
 
 # --------------------------------------------------------------------- arrays by name
@@ -219,7 +225,7 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Source:
         if stored is None or not isinstance(name, str)
     ]
     if refused:
-        raise misuse(
+        raise usage_error(
             f"nnx.weights can't read {source}.",
             examples=refused,
             way_out="Names must be strings, and values arrays of numbers that this "

@@ -162,7 +162,7 @@ class OpenFile:
             # A pipe would block, and a device never end.
             if not stat.S_ISREG(os.stat(self.name).st_mode):
                 fault = "it is not a regular file"
-                raise refusal(self.name, fault, way_out="Pass a file.")
+                raise file_error(self.name, fault, way_out="Pass a file.")
             self.stream = open(self.name, "rb", buffering=0)  # noqa: SIM115
             self.size = os.fstat(self.stream.fileno()).st_size
 
@@ -197,7 +197,7 @@ class OpenFile:
             if not count:
                 fault = f"it ends at byte {offset}, and did not when it was opened"
                 way_out = "Something writes to it: wait until that is done."
-                raise refusal(self.name, fault, way_out=way_out)
+                raise file_error(self.name, fault, way_out=way_out)
             target, offset = target[count:], offset + count
 
     def _read_some(self, target: memoryview, offset: int) -> int:
@@ -220,7 +220,7 @@ SUSPECT = (
 )
 
 
-def refusal(
+def file_error(
     source: str,
     fault: str,
     tensor: str | None = None,
@@ -242,7 +242,7 @@ def refusal(
     return errors.WeightsError(text)
 
 
-def misuse(
+def usage_error(
     problem: str,
     examples: Iterable[str] = (),
     way_out: str = "",
@@ -292,7 +292,7 @@ class Explained(NamedTuple):
         parent, way_out = os.path.dirname(os.path.abspath(self.path)), self.way_out
         if not way_out and not os.path.isdir(parent):
             way_out = f"Its parent is not a folder: {parent}."
-        explained = refusal(self.path, fault, way_out=way_out, verb=self.verb)
+        explained = file_error(self.path, fault, way_out=way_out, verb=self.verb)
         explained.errno = error.errno
         raise explained from error
 

@@ -27,7 +27,7 @@ from graftree.core.variables.kinds import Cache, Intermediate
 from graftree.core.variables.variables import Variable
 from graftree.surgery import selections, stacks
 from graftree.weights import layouts, torch_layouts
-from graftree.weights.stored_tensors import misuse
+from graftree.weights.stored_tensors import usage_error
 
 
 class Array(NamedTuple):
@@ -171,7 +171,7 @@ def as_mapping(mapping: Any) -> Mapping:
 
 def _read(name: Any, value: Any) -> _Entry:
     if not isinstance(name, str):
-        raise misuse(
+        raise usage_error(
             f"The line {name!r}: {value!r} of a table of weights has no name.",
             way_out="A line is about one tensor; its name is a string. Several "
             "tensors that are one array in the model: give the model an array for "
@@ -201,7 +201,7 @@ def _fields(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int
         if are_paths or isinstance(line_paths, str):
             if isinstance(layout, str) and isinstance(sizes, MappingABC):
                 return line_paths, layout, sizes
-    raise misuse(
+    raise usage_error(
         f"The line {name!r}: {value!r} of a table of weights has another form.",
         way_out="Write a path; or (path, layout); or ([path, path], layout) for a "
         "tensor that is made of several arrays; sizes may follow as a dict.",
@@ -224,7 +224,7 @@ def _blanks(name: str) -> tuple[str, ...]:
     """Returns the names of the indices, such as ``{i}``, in a name of tensors."""
     names, rest = _BLANK.findall(name), _BLANK.sub("", name)
     if "{" in rest or "}" in rest or not all(map(str.isidentifier, names)):
-        raise misuse(
+        raise usage_error(
             f"{name!r} is not a name of tensors.",
             way_out="An index stands in braces, with a name of its own: '{i}'.",
         )
@@ -239,7 +239,7 @@ def _steps(path: str) -> tuple[Key | _Blank, ...]:
         matches = [(_BLANK.fullmatch(step.text), step) for step in steps]
         return tuple(_Blank(x[1]) if x else paths.key_of(step) for x, step in matches)
     except ValueError as error:
-        raise misuse(
+        raise usage_error(
             f"The path {path!r} is malformed: {error}.",
             way_out="Write a path as Python does, with '{i}' for an index, such as "
             "'blocks[{i}].mlp.up'.",
@@ -455,7 +455,7 @@ def _nowhere(spot: _Spot, step: Key | _Blank, path: str) -> Exception:
     children = nodes.children(spot.value)
     keys = [str(key) for key, _, is_data in children if is_data is not False]
     spot_name = paths.dotted(spot.path, "the model")
-    return misuse(
+    return usage_error(
         f"The path {path!r} of the table of weights leads nowhere: "
         f"{spot_name} has no {step!r}.",
         [f"it has: {', '.join(keys)}" if keys else f"it is {spot.kind}"],

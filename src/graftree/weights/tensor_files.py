@@ -33,7 +33,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.weights import stored_tensors
-from graftree.weights.stored_tensors import OpenFile, Source, Stored, quoted, refusal
+from graftree.weights.stored_tensors import OpenFile, Source, Stored, file_error, quoted
 
 # For a header, as in the library, and for an index.
 MAX_SIZE = 100_000_000
@@ -72,7 +72,7 @@ def open_file(path: str) -> Source:
         def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
             array = file.read_array(stored, 8 + size + tensors[name][1], index)
             if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
-                raise refusal(file.name, "booleans that are neither 0 nor 1", name)
+                raise file_error(file.name, "booleans that are neither 0 nor 1", name)
             return array
 
         stored_by_name = {name: stored for name, (stored, _, _) in tensors.items()}
@@ -82,17 +82,17 @@ def open_file(path: str) -> Source:
 def _header_size(file: OpenFile) -> int:
     if file.size < 8:
         fault = f"it has {file.size} bytes, and a header alone has more"
-        raise refusal(file.name, fault)
+        raise file_error(file.name, fault)
     size = int.from_bytes(file.read_bytes(0, 8), "little")
     is_wrong = size > MAX_SIZE or 8 + size > file.size
     if is_wrong and (other := stored_tensors.recognized(file.name)):
-        raise refusal(file.name, f"it is {other[0]}", way_out=other[1])
+        raise file_error(file.name, f"it is {other[0]}", way_out=other[1])
     said = f"its header would have {size} bytes, and"
     if size > MAX_SIZE:
         way_out = "It is damaged, or no safetensors file."
-        raise refusal(file.name, f"{said} {MAX_SIZE} are the most", way_out=way_out)
+        raise file_error(file.name, f"{said} {MAX_SIZE} are the most", way_out=way_out)
     if 8 + size > file.size:
-        raise refusal(file.name, f"{said} the file has {file.size}: it is cut off")
+        raise file_error(file.name, f"{said} the file has {file.size}: it is cut off")
     return size
 
 
@@ -112,22 +112,22 @@ def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
             fault = (
                 f"its header has the number {quoted(text[:21])}, which is not a size"
             )
-            raise refusal(file, fault)
+            raise file_error(file, fault)
         return int(text)
 
     if not data.startswith(b"{"):
         start = quoted(data[:20].decode(errors="replace"))
-        raise refusal(file, f"its header should begin with a brace, and has {start}")
+        raise file_error(file, f"its header should begin with a brace, and has {start}")
     content = _json(data, file, "its header", size)
     metadata = None
     if METADATA in content:
         metadata = content.pop(METADATA)
         if not isinstance(metadata, dict) or not all(map(is_text, metadata.values())):
             fault = f"its metadata is {_shown(metadata)}, and should be text by name"
-            raise refusal(file, fault)
+            raise file_error(file, fault)
     for name in content:
         if not is_text(name):
-            raise refusal(file, "its header has half a character", name)
+            raise file_error(file, "its header has half a character", name)
     entries = [(name, _tensor(fields, name, file)) for name, fields in content.items()]
     tensors = dict(sorted(entries, key=lambda item: item[1][1:]))
     _check_ranges(tensors, data_size, file)
@@ -144,7 +144,7 @@ def _json(
         if len(mapping) < len(pairs):
             keys = set()
             twice = next(key for key, _ in pairs if key in keys or keys.add(key))
-            raise refusal(file, f"{subject} has the key {quoted(twice)} twice")
+            raise file_error(file, f"{subject} has the key {quoted(twice)} twice")
         return mapping
 
     try:
@@ -161,7 +161,7 @@ def _json(
         said = f"is not JSON: {error.msg} at character {error.pos}, which has {rest}"
     except ValueError as error:
         said = f"is not JSON: {error}"
-    raise refusal(file, f"{subject} {said}")
+    raise file_error(file, f"{subject} {said}")
 
 
 def is_text(value: Any) -> bool:
@@ -181,42 +181,48 @@ def _shown(value: Any) -> str:
 def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
     """Reads the entry of a tensor: its dtype and shape, and its begin and end."""
 
-    def refused(fault: str, way_out: str = stored_tensors.SUSPECT) -> Exception:
-        return refusal(file, fault, name, way_out)
+    def tensor_error(fault: str, way_out: str = stored_tensors.SUSPECT) -> Exception:
+        return file_error(file, fault, name, way_out)
 
     if not isinstance(fields, dict):
-        raise refused(f"it is {_shown(fields)}, and should have fields")
+        raise tensor_error(f"it is {_shown(fields)}, and should have fields")
     if fields.keys() != _FIELDS.keys():
         for field in fields.keys() - _FIELDS.keys():
-            raise refused(f"the unknown field {quoted(field)}")
+            raise tensor_error(f"the unknown field {quoted(field)}")
         missing = [field for field in _FIELDS if field not in fields]
-        raise refused(f"no {' and no '.join(missing)}")
+        raise tensor_error(f"no {' and no '.join(missing)}")
     dtype, shape, offsets = map(fields.__getitem__, _FIELDS)
     if not isinstance(dtype, str):
-        raise refused(f"the dtype {_shown(dtype)} is not text")
+        raise tensor_error(f"the dtype {_shown(dtype)} is not text")
     for field, sizes in (("shape", shape), ("offsets", offsets)):
         # Booleans are integers in Python.
         if not isinstance(sizes, list) or {*map(type, sizes)} - {int}:
-            raise refused(f"the {field} {_shown(sizes)} should be integers in a list")
+            raise tensor_error(
+                f"the {field} {_shown(sizes)} should be integers in a list"
+            )
     most = stored_tensors.MAX_RANK
     if len(shape) > most:
-        raise refused(f"{len(shape)} axes, and no array has more than {most}")
+        raise tensor_error(f"{len(shape)} axes, and no array has more than {most}")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise refused(f"the offsets {_shown(offsets)} are not where it begins and ends")
+        raise tensor_error(
+            f"the offsets {_shown(offsets)} are not where it begins and ends"
+        )
     if dtype in _PACKED:
         way_out = "That isn't read. Store it as U8 or in a wider dtype."
-        raise refused(f"dtype {dtype}, of which a byte has no whole element", way_out)
+        raise tensor_error(
+            f"dtype {dtype}, of which a byte has no whole element", way_out
+        )
     if dtype not in DTYPES:
         way_out = f"Known are {' '.join(DTYPES)}."
-        raise refused(f"the unknown dtype {quoted(dtype)}", way_out)
+        raise tensor_error(f"the unknown dtype {quoted(dtype)}", way_out)
     stored = Stored(DTYPES[dtype], tuple(shape))
     nbytes, (begin, end) = stored.nbytes, offsets
     # No array has these sizes either, even with another axis of 0.
     if (nbytes or math.prod(size or 1 for size in shape)) >= 2**63:
-        raise refused(f"the shape {shape} is larger than any memory")
+        raise tensor_error(f"the shape {shape} is larger than any memory")
     if end - begin != nbytes:
         apart = f"the offsets {offsets} are {end - begin} bytes apart"
-        raise refused(f"{apart}, and {dtype}{shape} has {nbytes}")
+        raise tensor_error(f"{apart}, and {dtype}{shape} has {nbytes}")
     return stored, begin, end
 
 
@@ -234,13 +240,13 @@ def _check_ranges(tensors: _Tensors, data_size: int, file: str) -> None:
             fault = f"it ends at byte {end}, and the file has {data_size} bytes of data"
             fault += ": it is cut off"
         if fault:
-            raise refusal(file, fault, name)
+            raise file_error(file, fault, name)
         previous, expected = name, end
     if more := data_size - expected:
         fault = (
             f"its tensors have {expected} bytes, and {more} more follow that belong "
         )
-        raise refusal(file, fault + "to none")
+        raise file_error(file, fault + "to none")
 
 
 def header_of(
@@ -289,17 +295,17 @@ def files_of_tensors(path: str) -> dict[str, str]:
     with contextlib.closing(OpenFile(path)) as file:
         if file.size > MAX_INDEX_SIZE:
             fault = f"it has {file.size} bytes, and {MAX_INDEX_SIZE} are the most"
-            raise refusal(path, fault)
+            raise file_error(path, fault)
         content = _json(file.read_bytes(0, file.size), path, "it")
     file_of = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(file_of, dict):
         fault = "it has no weight_map, from names of tensors to names of files"
         way_out = "It is not an index of safetensors files."
-        raise refusal(path, fault, way_out=way_out)
+        raise file_error(path, fault, way_out=way_out)
     for name, file in file_of.items():
         if not isinstance(file, str):
             fault = f"has {type(file).__name__} in the place of a file"
-            raise refusal(path, fault, name)
+            raise file_error(path, fault, name)
     return file_of
 
 
@@ -309,14 +315,14 @@ def _check_listed(
     """Raises unless the files hold the tensors that the index lists."""
     for name, file in file_of.items():
         if name not in opened[file].tensors:
-            raise refusal(index, f"should be in {quoted(file)}, and is not", name)
+            raise file_error(index, f"should be in {quoted(file)}, and is not", name)
     for file, source in opened.items():
         for name in source.tensors:
             listed_file = file_of.get(name)
             if listed_file != file:
                 says = quoted(listed_file) if listed_file else "nothing of it"
                 fault = f"is in {quoted(file)}; the index says {says}"
-                raise refusal(index, fault, name)
+                raise file_error(index, fault, name)
 
 
 def _path_of(index: str, file: str) -> str:
@@ -335,9 +341,11 @@ def _path_of(index: str, file: str) -> str:
             if target.exists():
                 return str(folder / file)
             way_out = "Get all files of the set; they belong in one folder."
-            raise refusal(index, f"the file {quoted(file)} is missing", way_out=way_out)
+            raise file_error(
+                index, f"the file {quoted(file)} is missing", way_out=way_out
+            )
         link = f", a link to {target},"
-    raise refusal(
+    raise file_error(
         index,
         f"the file {quoted(file)}{link or ''} is not in the folder of the index",
         way_out="Only files in that folder are read. Move the file there, if it "

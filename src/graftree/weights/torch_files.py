@@ -33,7 +33,7 @@ def _copy_tensors(path: str, out: str, key: str) -> None:
     others = [f"{n}: {_described(x)}" for n, x in items.items() if n not in tensors]
     if not tensors:
         fault = "\n".join(["it has no tensors by name", *others[:20]])
-        raise stored_tensors.refusal(
+        raise stored_tensors.file_error(
             path, fault, way_out="If one of these has them: --key NAME"
         )
     with sources.open(tensors) as source:
@@ -62,14 +62,14 @@ def _items(path: str, key: str) -> dict[Any, Any]:
         fault = f"{type(error).__name__}: {_reason(error)}"
         way_out = "If it has more than tensors, save those where it was made:\n  "
         way_out += "torch.save(model.state_dict(), PATH)"
-        raise stored_tensors.refusal(path, fault, way_out=way_out) from error
+        raise stored_tensors.file_error(path, fault, way_out=way_out) from error
     for step in key.split(".") if key else []:
         items = items.get(step) if isinstance(items, dict) else None
     if not isinstance(items, dict):
         fault = (
             f"{key or 'it'} is not a dict of tensors, but of type {_described(items)}"
         )
-        raise stored_tensors.refusal(path, fault, way_out="")
+        raise stored_tensors.file_error(path, fault, way_out="")
     return items
 
 
