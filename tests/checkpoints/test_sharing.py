@@ -144,7 +144,7 @@ def test_a_fork_does_not_keep_the_lock(tmp_path):
         os._exit(0)
     os.read(ready[0], 1)
     os.close(lock._descriptor)  # as when the parent is killed
-    processes._held.clear()
+    processes._locks.clear()
     try:
         processes.Lock(tmp_path / "lock", tmp_path).take()
     finally:

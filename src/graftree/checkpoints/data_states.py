@@ -1,4 +1,4 @@
-"""The states of data iterators as JSON: `get_state` gives them, `set_state` takes them.
+"""Stores the states of data iterators as JSON: what ``get_state`` returns.
 
 No pickle: reading a checkpoint runs no code. A value that JSON lacks becomes an object
 with one key that begins with ``$``:
@@ -38,7 +38,7 @@ def is_iterator(obj: Any) -> bool:
 
 
 def to_json(name: str, iterator: Any) -> Any:
-    """The state of an iterator in this process, as JSON.
+    """Returns the state of an iterator in this process, as JSON.
 
     Raises:
         TypeError: If it holds a value that can't be stored.
@@ -47,17 +47,17 @@ def to_json(name: str, iterator: Any) -> Any:
 
 
 def joined(states: list[Any]) -> dict[str, Any]:
-    """The content of the file, from the states of all processes as JSON."""
+    """Makes the content of the file, from the states of all processes as JSON."""
     return {_PROCESSES: states, _SUM: _sum_of(states)}
 
 
 def from_json(name: str, folder: Any, index: int, count: int) -> Any:
-    """The state of the iterator of one process.
+    """Reads the state of the iterator of one process.
 
     Args:
         name: Of the iterator.
         folder: Of the item.
-        index: The number of this process.
+        index: Index of this process.
         count: How many processes there are now.
 
     Raises:
@@ -77,7 +77,7 @@ def from_json(name: str, folder: Any, index: int, count: int) -> Any:
 
 
 def _read(name: str, folder: Any) -> list[Any]:
-    """The states of all processes."""
+    """Reads the states of all processes."""
     file = folder / FILE
     if not file.exists():
         raise errors.CheckpointError(
@@ -103,7 +103,7 @@ def _sum_of(states: list[Any]) -> int:
 
 
 def _encoded(x: Any, path: str) -> Any:
-    """A value in the form that JSON stores."""
+    """Converts a value to the form that JSON stores."""
     if x is None or type(x) in (bool, int, str):
         return x
     if type(x) is float:
@@ -135,7 +135,7 @@ def _encoded_dict(x: Mapping[Any, Any], path: str) -> dict[str, Any]:
 
 
 def _decoded(x: Any) -> Any:
-    """The inverse of `_encoded`."""
+    """Converts a value back: the inverse of `_encoded`."""
     if isinstance(x, list):
         return [*map(_decoded, x)]
     if not isinstance(x, dict):

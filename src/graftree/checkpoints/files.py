@@ -117,15 +117,15 @@ def _write(folder: Any, tree: Mapping[str, Any], exists: bool) -> None:
 def _check_replaceable(folder: Any, overwrite: bool) -> None:
     """Raises if a folder that exists may not be replaced."""
     if not overwrite:
-        what, way_out = "exists", "Pass overwrite=True to replace it, or choose"
+        problem, way_out = "exists", "Pass overwrite=True to replace it, or choose"
     elif orbax_side.is_tree(folder):
         return
     elif folder.is_dir() and not any(folder.iterdir()):
         return
     else:
-        what, way_out = "is not a checkpoint, so it is not replaced", "Choose"
+        problem, way_out = "is not a checkpoint, so it is not replaced", "Choose"
     raise errors.CheckpointError(
-        f"nnx.checkpoints.save: {folder} {what}.\n{way_out} another path."
+        f"nnx.checkpoints.save: {folder} {problem}.\n{way_out} another path."
     )
 
 
@@ -199,14 +199,14 @@ def restore(
     def find() -> Any:
         def look() -> str:
             folder = orbax_side.path_of(path)
-            return found(folder).name if collectives.is_first() else ""
+            return _readable(folder).name if collectives.is_first() else ""
 
         [name, *_] = collectives.gathered(_RESTORE, look)
         return orbax_side.path_of(path).parent / name
 
     def read(folder: Any) -> Any:
         def compare() -> tuple[Any, bool]:
-            return _compared(folder, like, allowed)
+            return _compare(folder, like, allowed)
 
         restored, is_single = collectives.together(_RESTORE, compare)
         stored_trees.read_all(_RESTORE, restored)
@@ -219,22 +219,24 @@ def restore(
 _RESTORE = "nnx.checkpoints.restore"
 
 
-def _compared(
+def _compare(
     folder: Any, like: Any, allowed: Mapping[str, Any]
 ) -> tuple[dict[str, stored_trees.Restored], bool]:
-    """The objects of a folder, compared with ``like``; whether it is a single one."""
-    what = f"nnx.checkpoints.restore: {folder} does not fit the {type(like).__name__}."
+    """Compares the objects of a folder with ``like``; says whether it has just one."""
+    message = (
+        f"nnx.checkpoints.restore: {folder} does not fit the {type(like).__name__}."
+    )
     items = items_of(folder)
     if items is not None and [*items] == [_ONLY] and not _has_names(like, items):
         folder, items = items[_ONLY], None
     if items is None:
-        return stored_trees.compared({"": folder}, {"": like}, what, **allowed), True
+        return stored_trees.compare({"": folder}, {"": like}, message, **allowed), True
     if not _has_names(like, items):
         raise errors.CheckpointError(
             f"{folder} has several objects: {', '.join(sorted(items))}.\nPass the "
             f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
         )
-    return stored_trees.compared(items, like, what, **allowed), False
+    return stored_trees.compare(items, like, message, **allowed), False
 
 
 # The name that Orbax's manager gives to the only object of a step.
@@ -249,7 +251,7 @@ def _has_names(like: Any, items: Mapping[str, Any]) -> bool:
 
 
 def steadily(name: str, find: Callable[[], Any], read: Callable[[Any], T]) -> T:
-    """Reads a folder; if it changes meanwhile, reads the one that is there now.
+    """Reads a folder, and again if another program replaces it during the reading.
 
     Another program may delete or replace the folder. A read across such a change could
     be damaged, or mix two checkpoints and still look whole.
@@ -265,7 +267,7 @@ def steadily(name: str, find: Callable[[], Any], read: Callable[[Any], T]) -> T:
     cause: Exception | None = None
     for _ in range(_ATTEMPTS):
         folder = find()
-        before = _identity(folder)
+        token = _identity(folder)
         results = list[T]()
         cause = None
         try:
@@ -274,7 +276,7 @@ def steadily(name: str, find: Callable[[], Any], read: Callable[[Any], T]) -> T:
             raise
         except Exception as error:
             cause = error
-        changes = collectives.gathered(name, lambda: _identity(folder) != before)  # noqa: B023
+        changes = collectives.gathered(name, lambda: _identity(folder) != token)  # noqa: B023
         if not any(changes):
             if cause is not None:
                 raise cause
@@ -289,19 +291,19 @@ _ATTEMPTS = 10
 
 
 def _identity(folder: Any) -> Any:
-    """A key that identifies a folder; ``None`` if nothing is there."""
+    """Returns a key that identifies a folder; ``None`` if nothing is there."""
     if orbax_side.is_remote(folder):
         return (folder / orbax_side.COMMITTED).exists()
     try:
-        found = os.stat(folder)
+        status = os.stat(folder)
     except OSError:
         return None
     # File numbers are reused, so the key includes the time when it became whole.
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def found(folder: Any) -> Any:
-    """The folder to read for a path: itself, or the one left by a killed swap."""
+def _readable(folder: Any) -> Any:
+    """Finds the folder to read for a path: itself, or what a killed swap has left."""
     with orbax_side.explained(orbax_side.READING, folder):
         if orbax_side.exists(folder):
             return folder
@@ -310,10 +312,10 @@ def found(folder: Any) -> Any:
             return new
         partial = folder.parent / (folder.name + orbax_side.PARTIAL)
         if partial.exists():
-            what = f"{folder} holds an incomplete checkpoint."
+            problem = f"{folder} holds an incomplete checkpoint."
         else:
-            what = f"There is no checkpoint at {folder}: nothing is there."
-        raise errors.CheckpointError(what + _beside(folder))
+            problem = f"There is no checkpoint at {folder}: nothing is there."
+        raise errors.CheckpointError(problem + _beside(folder))
 
 
 def _beside(folder: Any) -> str:
@@ -328,15 +330,15 @@ def _beside(folder: Any) -> str:
 
 
 def items_of(folder: Any) -> dict[str, Any] | None:
-    """The folders of the objects in that of a step; ``None`` for a single tree."""
+    """Lists the folders of a step's objects by name; ``None`` for a single tree."""
     with orbax_side.explained(orbax_side.READING, folder):
         if orbax_side.is_tree(folder):
             return None
-        below = [x for x in folder.iterdir() if x.is_dir()] if folder.is_dir() else []
-        items = {x.name: x for x in below if orbax_side.is_tree(x)}
+        folders = [x for x in folder.iterdir() if x.is_dir()] if folder.is_dir() else []
+        items = {x.name: x for x in folders if orbax_side.is_tree(x)}
         if items and (folder / orbax_side.STEP_FILE).exists():
             return items
-    steps = sorted(int(x.name) for x in below if x.name.isdecimal())
+    steps = sorted(int(x.name) for x in folders if x.name.isdecimal())
     lack = f"it has no {orbax_side.TREE_FILE}" if folder.is_dir() else "it is a file"
     raise errors.CheckpointError(
         f"{folder} is not a whole checkpoint: {lack}.\n"

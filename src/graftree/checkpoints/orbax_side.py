@@ -44,7 +44,7 @@ COMMITTED = "commit_success.txt"  # in object stores
 
 
 def load() -> Any:
-    """The module ``orbax.checkpoint``."""
+    """Imports ``orbax.checkpoint``, or says how to install it."""
     try:
         with quiet():
             import orbax.checkpoint
@@ -59,7 +59,7 @@ def load() -> Any:
 
 
 def path_of(path: Any) -> Any:
-    """The path as Orbax takes it: absolute, without ``~``; remote ones as they are."""
+    """Returns a path as Orbax takes it: absolute, without ``~``; remote ones as is."""
     load()
     from etils import epath
 
@@ -177,9 +177,9 @@ def explained(action: str, folder: Any) -> Iterator[None]:
 def explanation(
     action: str, folder: Any, error: BaseException
 ) -> errors.CheckpointError:
-    """The error to raise in the place of one from Orbax or the file system."""
-    number = getattr(error, "errno", None) or _errno_in(str(error))
-    way_out = _WAYS_OUT.get(number or 0, "")
+    """Makes the error to raise in the place of one from Orbax or the file system."""
+    error_number = getattr(error, "errno", None) or _errno_in(str(error))
+    way_out = _WAYS_OUT.get(error_number or 0, "")
     if not way_out and action == READING:
         way_out = "A part is missing or damaged: restore another one."
     first = (str(error).strip().splitlines() or [""])[0]
@@ -190,7 +190,7 @@ def explanation(
             way_out=way_out,
         )
     )
-    explained.errno = number
+    explained.errno = error_number
     return explained
 
 
@@ -208,10 +208,10 @@ _WAYS_OUT = {
 
 
 def _errno_in(text: str) -> int | None:
-    """The error number that TensorStore puts in the text of an error."""
-    for number in _WAYS_OUT:
-        if os.strerror(number) in text or errno.errorcode[number] in text:
-            return number
+    """Finds the error number that TensorStore puts in the text of an error."""
+    for error_number in _WAYS_OUT:
+        if os.strerror(error_number) in text or errno.errorcode[error_number] in text:
+            return error_number
     return None
 
 
@@ -299,7 +299,7 @@ def read_note(folder: Any) -> Mapping[str, Any]:
 
 
 class FolderContents(NamedTuple):
-    """The contents of a folder."""
+    """What a folder holds: the abstract arrays of its leaves, and their structure."""
 
     folder: Any
     treedef: Any  # as Orbax nests it
@@ -321,10 +321,10 @@ def read_contents(folder: Any) -> FolderContents:
         CheckpointError: If a part of the folder is missing or damaged.
     """
     _check_whole(folder)
-    listed, treedef = jax.tree.flatten_with_path(_handler().metadata(folder).tree)
+    items, treedef = jax.tree.flatten_with_path(_handler().metadata(folder).tree)
     implementations = _key_implementations(folder)
     leaves, numbers = {}, set()
-    for jax_path, leaf in listed:
+    for jax_path, leaf in items:
         path = paths.spelled(paths.from_jax(jax_path))
         leaves[path] = _form_of(leaf, implementations.get(".".join(path)))
         if type(leaf).__name__ == "ScalarMetadata":
@@ -344,8 +344,8 @@ def _check_whole(folder: Any) -> None:
 
             base = {"driver": "file", "path": f"{folder}/"}
             spec = {"driver": "ocdbt", "base": base}
-            known = {*tensorstore.KvStore.open(spec).result().list().result()}
-            lost = [name for name in _array_names(tree) if name not in known]
+            index = {*tensorstore.KvStore.open(spec).result().list().result()}
+            lost = [name for name in _array_names(tree) if name not in index]
             if lost:
                 raise ValueError(f"{len(lost)} arrays are not there, as {lost[0]}")
     except (ValueError, KeyError, AttributeError) as error:
@@ -356,7 +356,7 @@ def _check_whole(folder: Any) -> None:
 
 
 def _array_names(tree: Any) -> list[bytes]:
-    """The names that the arrays of a tree file have in the index."""
+    """Returns the names that the arrays of a tree file have in the index."""
     end = "zarr.json" if tree.get("use_zarr3") else ".zarray"
     return [
         f"{'.'.join(key['key'] for key in entry['key_metadata'])}/{end}".encode()
@@ -366,7 +366,7 @@ def _array_names(tree: Any) -> list[bytes]:
 
 
 def _handler() -> Any:
-    """A handler that reads every tree as dicts with strings as keys.
+    """Makes a handler that reads every tree as dicts with strings as keys.
 
     Orbax can't read everything it writes: a Module with a list in it has keys of
     both kinds side by side.
@@ -397,25 +397,27 @@ def _form_of(leaf: Any, implementation: str | None) -> jax.ShapeDtypeStruct:
 
 
 def _key_implementations(folder: Any) -> dict[str, str]:
-    """The implementation of each stored random key, by its name in Orbax."""
+    """Reads the implementation of each stored random key, by its name in Orbax."""
     notes = folder / "array_metadatas"
-    found: dict[str, str] = {}
+    implementations: dict[str, str] = {}
     if not notes.exists():
-        return found
+        return implementations
     for file in notes.iterdir():
         for note in json.loads(file.read_text())["array_metadatas"]:
             note = note["array_metadata"]
-            known = (note.get("ext_metadata") or {}).get("random_key_impl")
-            if known is not None:
-                found[note["param_name"]] = known
-    return found
+            implementation = (note.get("ext_metadata") or {}).get("random_key_impl")
+            if implementation is not None:
+                implementations[note["param_name"]] = implementation
+    return implementations
 
 
-def read(found: FolderContents, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath, Any]:
+def read(
+    contents: FolderContents, wanted: Mapping[DiskPath, Any]
+) -> dict[DiskPath, Any]:
     """Reads arrays.
 
     Args:
-        found: The contents of the folder.
+        contents: The contents of the folder.
         wanted: For each path to read, a ``jax.ShapeDtypeStruct`` whose sharding the
             array gets; or ``None``, for a NumPy array.
 
@@ -436,16 +438,16 @@ def read(found: FolderContents, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath
             sharding=target.sharding, dtype=target.dtype, global_shape=target.shape
         )
 
-    asked = zip(*map(ask_for, found.leaves), strict=True)
-    item, how = map(found.treedef.unflatten, asked)
+    asked = zip(*map(ask_for, contents.leaves), strict=True)
+    item, how = map(contents.treedef.unflatten, asked)
     # Alone: it would wait for the others, though one of them may have failed.
-    number = jax.process_index()
+    index = jax.process_index()
     alone = orbax.options.MultiprocessingOptions(
-        primary_host=number, active_processes={number}
+        primary_host=index, active_processes={index}
     )
     checkpointer = orbax.Checkpointer(_handler(), multiprocessing_options=alone)
     with checkpointer:
         args = orbax.args.PyTreeRestore(item=item, restore_args=how)
-        read = checkpointer.restore(found.folder, args=args)
-    values = zip(found.leaves, found.treedef.flatten_up_to(read), strict=True)
+        read = checkpointer.restore(contents.folder, args=args)
+    values = zip(contents.leaves, contents.treedef.flatten_up_to(read), strict=True)
     return {path: value for path, value in values if path in wanted}

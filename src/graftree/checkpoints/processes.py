@@ -1,4 +1,4 @@
-"""The processes around a save: other writers, and the end of our own.
+"""Keeps other writers out of a folder, and lets a program save before it is stopped.
 
 - One writer at a time in a folder: a `Lock` of the operating system, on a file there.
 - Is the program about to be stopped? Answered between steps, so that it can save.
@@ -40,7 +40,7 @@ except ImportError:  # Windows, where no writer is kept out
 LOCK_ENDING = ".graftree-lock"
 
 # The locks that this process has, by open file; changed by one thread at a time.
-_held: dict[int, weakref.ref[Lock]] = {}
+_locks: dict[int, weakref.ref[Lock]] = {}
 _changing = threading.RLock()
 
 
@@ -92,7 +92,7 @@ class Lock:
             with contextlib.suppress(FileExistsError):  # A file: opening says so.
                 os.makedirs(os.path.dirname(path), exist_ok=True)
             self._descriptor = descriptor = self._locked(path)
-            _held[descriptor] = weakref.ref(self)
+            _locks[descriptor] = weakref.ref(self)
             self._free = weakref.finalize(self, _release, descriptor, path)
 
     def _locked(self, path: str) -> int:
@@ -110,8 +110,8 @@ class Lock:
                 _sign(descriptor)
                 return descriptor
             os.close(descriptor)
-            if is_there and (known := _handed_over(path)) is not None:
-                return known
+            if is_there and (handed_over := _handed_over(path)) is not None:
+                return handed_over
             if is_there:
                 raise errors.CheckpointError(
                     errors.message(
@@ -125,7 +125,7 @@ class Lock:
 
 def _handed_over(path: str) -> int | None:
     """Takes the open file from an idle lock that this process has on it."""
-    for descriptor, get in [*_held.items()]:  # a lock may be collected meanwhile
+    for descriptor, get in [*_locks.items()]:  # a lock may be collected during the loop
         lock = get()
         if lock is not None and lock._rests and _is_at(descriptor, path):
             lock._free.detach()
@@ -135,7 +135,7 @@ def _handed_over(path: str) -> int | None:
 
 
 def lock_of(folder: Any) -> Lock:
-    """The lock of a folder, which need not exist; it is beside it."""
+    """Makes the lock of a folder, which need not exist; the lock is beside it."""
     return Lock(folder.parent / (folder.name + LOCK_ENDING), folder)
 
 
@@ -175,9 +175,9 @@ def _owner(descriptor: int) -> str:
 
 
 def _release(descriptor: int, path: str) -> None:
-    if descriptor not in _held:  # a fork
+    if descriptor not in _locks:  # a fork
         return
-    del _held[descriptor]
+    del _locks[descriptor]
     # While the lock is held: later it might be the file of the next writer.
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):
@@ -187,9 +187,9 @@ def _release(descriptor: int, path: str) -> None:
 
 def _forget() -> None:
     """Closes the copies that a fork has: it could outlive the process, and block."""
-    for descriptor in [*_held]:
+    for descriptor in [*_locks]:
         os.close(descriptor)
-    _held.clear()
+    _locks.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -205,12 +205,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class _StopSignal:
-    """The handler of SIGTERM, shared by all callers that ask."""
+    """Handles SIGTERM, for all callers that ask."""
 
     def __init__(self) -> None:
         self._askers: set[int] = set()
         self._previous: Any = None
-        self._was_told = False
+        self._was_signalled = False
 
     def should_stop(self, asker: object, step: int) -> bool:
         """Whether the program is to stop after this step.
@@ -226,14 +226,14 @@ class _StopSignal:
         if not self._askers:
             self._install()
         self._askers.add(id(asker))
-        return self._was_told
+        return self._was_signalled
 
     def end(self, asker: object) -> None:
         """Removes an asker; the last one puts back the earlier handler."""
         self._askers.discard(id(asker))
         if not self._askers:
             self._put_back()
-            self._was_told = False
+            self._was_signalled = False
 
     def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -245,20 +245,20 @@ class _StopSignal:
                 )
             )
         # It stays if the last asker leaves in another thread.
-        if signal.getsignal(signal.SIGTERM) != self._note:
-            self._previous = signal.signal(signal.SIGTERM, self._note)
+        if signal.getsignal(signal.SIGTERM) != self._handle:
+            self._previous = signal.signal(signal.SIGTERM, self._handle)
 
-    def _note(self, *_: Any) -> None:
+    def _handle(self, *_: Any) -> None:
         self._put_back()
         if self._askers:
-            self._was_told = True
+            self._was_signalled = True
         else:
             signal.raise_signal(signal.SIGTERM)
 
     def _put_back(self) -> None:
         is_main = threading.current_thread() is threading.main_thread()
-        # Not if the program has installed another one meanwhile, or C code had one.
-        if is_main and signal.getsignal(signal.SIGTERM) == self._note:
+        # Not if the program has installed another one since, or C code had one.
+        if is_main and signal.getsignal(signal.SIGTERM) == self._handle:
             previous = signal.SIG_DFL if self._previous is None else self._previous
             signal.signal(signal.SIGTERM, previous)
 
@@ -289,7 +289,7 @@ def wait_at_end(obj: Any) -> None:
 
 
 def need_not_wait(obj: Any) -> None:
-    """Nothing of ``obj`` need be waited for any more."""
+    """Undoes `wait_at_end`: nothing of ``obj`` is left to wait for."""
     _saving.discard(obj)
 
 

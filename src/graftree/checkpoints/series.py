@@ -1,4 +1,4 @@
-"""The checkpoints of a training run: `Checkpoints`.
+"""Checkpoints of a training run, step by step: `Checkpoints`.
 
     directory/
     ├── 100/                   a step; it has this name once it is whole
@@ -88,9 +88,9 @@ class Checkpoints:
         best: str | None = None,
         mode: Literal["min", "max"] = "min",
     ) -> None:
-        for name, number in (("keep", keep), ("every", every)):
-            if number is not None and (not isinstance(number, int) or number < 1):
-                raise ValueError(f"Checkpoints expects {name} >= 1, got {number!r}.")
+        for name, value in (("keep", keep), ("every", every)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"Checkpoints expects {name} >= 1, got {value!r}.")
         if best is not None and not (isinstance(best, str) and best):
             raise ValueError(f"Checkpoints expects best='loss' or so, got {best!r}.")
         early_stopping.check_mode(mode, "Checkpoints")
@@ -222,8 +222,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: If the names differ from the saved ones, or the step can't
-                be read. If it is deleted meanwhile, that is not an error: the next one
-                is read.
+                be read. If it is deleted during the call, that is not an error: the
+                next one is read.
             StateMismatchError: If an object does not fit; lists all differences.
 
         Example:
@@ -262,16 +262,16 @@ class Checkpoints:
             >>> model.weight[...].item()
             10.0
         """
-        which = f" whose score {self._best!r} is a number"
+        condition = f" whose score {self._best!r} is a number"
         name = "Checkpoints.restore_best"
-        return self._restore_if_any(name, self.best_step, which, objects)
+        return self._restore_if_any(name, self.best_step, condition, objects)
 
     def _restore_if_any(
-        self, name: str, find_step: _FindStep, which: str, objects: dict[str, Any]
+        self, name: str, find_step: _FindStep, condition: str, objects: dict[str, Any]
     ) -> int | None:
         if find_step() is None and not self.steps():
             return None
-        return self._restore(name, find_step, which, objects)
+        return self._restore(name, find_step, condition, objects)
 
     def restore(self, step: int, **objects: Any) -> None:
         """Fills objects from a step, as `restore_latest` does from the latest.
@@ -301,7 +301,7 @@ class Checkpoints:
         self._restore("Checkpoints.restore", find_step, f" {step}", objects)
 
     def steps(self) -> list[int]:
-        """The steps on disk, in order; waits for the one being written.
+        """Lists the steps on disk, in order; waits for the one being written.
 
         Example:
             >>> import tempfile
@@ -320,7 +320,7 @@ class Checkpoints:
         return collectives.gathered(name, look_there)[0]
 
     def latest_step(self) -> int | None:
-        """The newest step on disk; ``None`` if there is none.
+        """Returns the newest step on disk; ``None`` if there is none.
 
         Example:
             >>> import tempfile
@@ -330,7 +330,7 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The step on disk with the best score; ``None`` if there is none.
+        """Returns the step on disk with the best score; ``None`` if there is none.
 
         Raises:
             CheckpointError: If scores can't be read.
@@ -430,16 +430,18 @@ class Checkpoints:
             raise ValueError(f"Checkpoints.{method}: it has been closed.")
 
     def _check_new(self, step: int) -> None:
-        known = self._steps_on_disk()
-        if step in known:
-            what = f"step {step} has been saved"
-        elif known and step < known[-1]:
-            what = f"step {step} comes before {known[-1]}, which has been saved"
+        saved_steps = self._steps_on_disk()
+        if step in saved_steps:
+            problem = f"step {step} has been saved"
+        elif saved_steps and step < saved_steps[-1]:
+            problem = (
+                f"step {step} comes before {saved_steps[-1]}, which has been saved"
+            )
         else:
             return
         raise errors.CheckpointError(
-            f"Checkpoints.save: {what} in {self._directory}.\nSave each step once, in "
-            "order; for another run take another folder, or delete the later steps."
+            f"Checkpoints.save: {problem} in {self._directory}.\nSave each step once, "
+            "in order; for another run take another folder, or delete the later steps."
         )
 
     def _raise_failure(self) -> None:
@@ -485,17 +487,19 @@ class Checkpoints:
 
     def _steps_on_disk(self) -> list[int]:
         with orbax_side.explained(orbax_side.READING, self._directory):
-            listed = self._listed_once()
+            steps = self._list_steps_once()
             # Another program may rename entries of a folder while it is listed: the
             # step that it deletes is gone then, and the next one is not listed yet.
-            most = 0 if orbax_side.is_remote(self._directory) else _MOST_LISTINGS
-            for _ in range(most):
-                before, listed = listed, self._listed_once()
-                if listed == before:
+            max_listings = (
+                0 if orbax_side.is_remote(self._directory) else _MOST_LISTINGS
+            )
+            for _ in range(max_listings):
+                previous, steps = steps, self._list_steps_once()
+                if steps == previous:
                     break
-            return listed
+            return steps
 
-    def _listed_once(self) -> list[int]:
+    def _list_steps_once(self) -> list[int]:
         if not orbax_side.exists(self._directory):
             return []
         return sorted(int(x.name) for x in self._directory.iterdir() if _is_step(x))
@@ -504,24 +508,24 @@ class Checkpoints:
         steps = self._steps_on_disk()
         for _ in range(_MOST_LISTINGS):
             best = self._best_of(steps)
-            # Steps that another program deleted meanwhile had no score to read.
-            before, steps = steps, self._steps_on_disk()
-            if steps == before:
+            # Steps that another program has deleted since had no score to read.
+            previous, steps = steps, self._steps_on_disk()
+            if steps == previous:
                 break
         return best
 
     def _best_of(self, steps: list[int]) -> int | None:
-        """The step with the best score, none without one; among equals, the first."""
-        best, found = early_stopping.WORST[self._mode], None
+        """Returns the step with the best score, if any; among equals, the first."""
+        best_score, best_step = early_stopping.WORST[self._mode], None
         for step in steps:
             folder = self._directory / str(step)
             with orbax_side.explained(orbax_side.READING, folder):
                 scores = orbax_side.read_note(folder).get(step_contents.SCORES, {})
                 score = scores.get(self._best, math.nan)
-                is_better = early_stopping.is_better(score, best, self._mode)
+                is_better = early_stopping.is_better(score, best_score, self._mode)
             if is_better:
-                best, found = score, step
-        return found
+                best_score, best_step = score, step
+        return best_step
 
     def _delete_old(self) -> None:
         if not collectives.is_first():
@@ -538,23 +542,36 @@ class Checkpoints:
         if not self._directory.exists():
             return
         for folder in self._directory.iterdir():
-            number, dot, end = folder.name.partition(".")
-            if number.isdecimal() and dot + end in _LEFTOVERS:
+            step_name, dot, end = folder.name.partition(".")
+            if step_name.isdecimal() and dot + end in _LEFTOVERS:
                 folder.rmtree()
 
-    def _folder_of(self, step: int | None, which: str) -> Any:
-        """The folder of a step that was found; an error says which one was not."""
+    def _folder_of(self, step: int | None, condition: str) -> Any:
+        """Returns the folder of a step, or raises if ``step`` is ``None``.
+
+        Args:
+            step: The step that was looked for, if there is one.
+            condition: Says in the error which step was looked for.
+        """
         # Not listed again: another program may have deleted it since.
         if step is not None:
             return self._directory / str(step)
-        known = self.steps()
-        saved = f"Saved are: {_listed(known)}." if known else "Nothing is saved there."
+        saved_steps = self.steps()
+        saved = (
+            f"Saved are: {_spell_steps(saved_steps)}."
+            if saved_steps
+            else "Nothing is saved there."
+        )
         raise errors.CheckpointError(
-            f"There is no step{which} in {self._directory}. {saved}"
+            f"There is no step{condition} in {self._directory}. {saved}"
         )
 
     def _restore(
-        self, name: str, find_step: _FindStep, which: str, objects: Mapping[str, Any]
+        self,
+        name: str,
+        find_step: _FindStep,
+        condition: str,
+        objects: Mapping[str, Any],
     ) -> int:
         """Fills objects with a step; returns its number."""
         asked = {name: obj for name, obj in objects.items() if obj is not None}
@@ -563,20 +580,20 @@ class Checkpoints:
 
         def read(folder: Any) -> Any:
             def compare() -> Any:
-                _check_asked(folder, objects)
-                return _compared(folder, rest, iterators)
+                _check_saved_names(folder, objects)
+                return _compare(folder, rest, iterators)
 
             restored, states = collectives.together(name, compare)
             stored_trees.read_all(name, restored)
             return folder, restored, states
 
         folder, restored, states = files.steadily(
-            name, lambda: self._folder_of(find_step(), which), read
+            name, lambda: self._folder_of(find_step(), condition), read
         )
-        before: dict[str, Any] = {}
+        old_states: dict[str, Any] = {}
 
         def set_iterators() -> dict[str, Any]:
-            before.update((key, x.get_state()) for key, x in iterators.items())
+            old_states.update((key, x.get_state()) for key, x in iterators.items())
             for key, iterator in iterators.items():
                 iterator.set_state(states[key])
             return {key: restored[key].update() for key in rest}
@@ -587,7 +604,7 @@ class Checkpoints:
             if rest:
                 collectives.together(name, lambda: updates.update(rest, new))
         except BaseException as error:
-            for key, state in before.items():
+            for key, state in old_states.items():
                 iterators[key].set_state(state)
             if isinstance(error, ValueError):
                 error.add_note(
@@ -599,17 +616,17 @@ class Checkpoints:
         return int(folder.name)
 
 
-def _compared(
+def _compare(
     folder: Any, objects: Mapping[str, Any], iterators: Mapping[str, Any]
 ) -> tuple[dict[str, stored_trees.Restored], dict[str, Any]]:
-    """The objects of a step, before they are read, and the states of iterators."""
-    what = f"Checkpoints: {folder} does not fit. Nothing has changed."
+    """Returns the objects of a step, still to be read, and the iterators' states."""
+    message = f"Checkpoints: {folder} does not fit. Nothing has changed."
     folders = {name: folder / name for name in objects}
     way_out = (
         f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
         "unexpected=..., cast=...) says which of these may be."
     )
-    restored = stored_trees.compared(folders, objects, what, way_out)
+    restored = stored_trees.compare(folders, objects, message, way_out)
     states = {
         name: data_states.from_json(
             name, folder / name, jax.process_index(), jax.process_count()
@@ -647,7 +664,7 @@ def _delete(folder: Any) -> None:
     folder.rmtree()
 
 
-def _check_asked(folder: Any, objects: Mapping[str, Any]) -> None:
+def _check_saved_names(folder: Any, objects: Mapping[str, Any]) -> None:
     """Raises if the objects asked for are not those that were saved."""
     saved = sorted(x.name for x in folder.iterdir() if x.is_dir())
     missing = [name for name in objects if name not in saved]
@@ -669,6 +686,6 @@ def _check_asked(folder: Any, objects: Mapping[str, Any]) -> None:
     )
 
 
-def _listed(steps: list[int]) -> str:
+def _spell_steps(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-10:]))
     return shown if len(steps) <= 10 else f"..., {shown}"

@@ -39,7 +39,7 @@ class StepContents:
                 self._trees[name] = tree
 
     def shared(self) -> tuple[Any, ...]:
-        """What the other processes need to know, as JSON."""
+        """Returns what the other processes need to know, as JSON."""
         digests = {name: tree.digest for name, tree in self._trees.items()}
         return self.scores, digests, self._states
 
@@ -63,7 +63,7 @@ class StepContents:
         }
 
     def arguments(self) -> Any:
-        """The arguments with which Orbax saves the objects."""
+        """Makes the arguments with which Orbax saves the objects."""
         args = orbax_side.load().args
         items = {name: args.JsonSave(x) for name, x in self._states.items()}
         items |= {name: args.StandardSave(x.tree) for name, x in self._trees.items()}
@@ -91,25 +91,25 @@ def check_names(objects: Mapping[str, Any]) -> None:
             raise TypeError(f"Checkpoints.save: {name} is None.")
 
 
-def checked_scores(given: Any, best: str | None) -> dict[str, float]:
-    """The scores that were given for a step, as numbers."""
-    if not isinstance(given, Mapping | None):
+def checked_scores(scores: Any, best: str | None) -> dict[str, float]:
+    """Checks the scores of a step, and converts them to numbers."""
+    if not isinstance(scores, Mapping | None):
         raise TypeError(
             "Checkpoints.save expects scores to be a dict of numbers by name, got a "
-            f"{type(given).__name__}.\nAn object to save needs another name."
+            f"{type(scores).__name__}.\nAn object to save needs another name."
         )
-    given = {} if given is None else given
-    if best is not None and best not in given:
+    scores = {} if scores is None else scores
+    if best is not None and best not in scores:
         raise ValueError(
             errors.message(
                 f"Checkpoints.save: the score {best!r} is missing, which decides which "
                 "step is the best.",
-                where=f"scores given: {', '.join(map(repr, given)) or 'none'}",
+                where=f"scores given: {', '.join(map(repr, scores)) or 'none'}",
                 way_out=f"Pass scores={{{best!r}: ...}}; float('nan') for a step that "
                 "should not be the best.",
             )
         )
     return {
         name: early_stopping.as_number(score, f"Checkpoints.save: the score {name!r}")
-        for name, score in given.items()
+        for name, score in scores.items()
     }

@@ -43,7 +43,7 @@ class StoredValue(NamedTuple):
     """One value of an object that is stored."""
 
     path: Path  # as the user writes it
-    place: orbax_side.DiskPath  # on disk
+    disk_path: orbax_side.DiskPath
     value: Any
     metadata: Mapping[str, Any]  # of its Variable
 
@@ -57,98 +57,98 @@ class ObjectTree:
     """
 
     def __init__(self, obj: Any, function: str) -> None:
-        listed, self._treedef = jax.tree.flatten_with_path(obj, is_leaf=_is_part)
-        self._parts = [part for _, part in listed]
-        objects = {i: part for i, part in enumerate(self._parts) if _is_object(part)}
+        items, self._treedef = jax.tree.flatten_with_path(obj, is_leaf=_is_part)
+        self._items = [x for _, x in items]
+        objects = {i: x for i, x in enumerate(self._items) if _is_object(x)}
         if config.graph_mode(None):
             self._skeleton, leaves = flattening.flatten_graph(objects)
         else:
             name = f"checkpoints.{function}"
             flattening.flatten_tree(obj, name)  # its errors have the caller's paths
             self._skeleton, leaves = flattening.flatten_tree(objects, name)
-        bases = [paths.from_jax(path) for path, _ in listed]
+        bases = [paths.from_jax(path) for path, _ in items]
         owned = zip(self._skeleton.paths(), leaves, strict=True)
         self.holders = [((*bases[i], *path), leaf) for (i, *path), leaf in owned]
         self._num_owned = len(self.holders)  # the others are in plain containers
         self.holders += [
-            (bases[i], part) for i, part in enumerate(self._parts) if i not in objects
+            (bases[i], x) for i, x in enumerate(self._items) if i not in objects
         ]
         raw = [flattening.raw_of(leaf) for _, leaf in self.holders]
         values, self._values = jax.tree.flatten_with_path(raw, is_leaf=_is_part)
         self.stored = [self._stored(keys, value) for keys, value in values]
-        _check_places(self.stored, function)
+        _check_disk_paths(self.stored, function)
 
     def _stored(self, keys: tuple[Any, ...], value: Any) -> StoredValue:
-        """A value at the key path of JAX in the list of those of all holders."""
+        """Describes the value at JAX's key path in the list of all holders' values."""
         path, leaf = self.holders[keys[0].idx]
         inner = paths.from_jax(keys[1:])
         is_variable = isinstance(leaf, variables.Variable)
         metadata = variables.metadata_of(leaf) if is_variable else {}
-        place = (*_place_of(path, leaf), *inner)
+        disk_path = (*_disk_path_of(path, leaf), *inner)
         value = value[...] if _jax.is_ref(value) else value
-        return StoredValue((*path, *inner), paths.spelled(place), value, metadata)
+        return StoredValue((*path, *inner), paths.spelled(disk_path), value, metadata)
 
     def by_holder(self, values: Sequence[Any]) -> Iterator[tuple[Path, Any, Any]]:
-        """Yields each holder with its path and its value, made of the given parts."""
-        whole = self._values.unflatten(values)
-        for (path, leaf), value in zip(self.holders, whole, strict=True):
+        """Yields the path, the leaf and the new value of each holder."""
+        holder_values = self._values.unflatten(values)
+        for (path, leaf), value in zip(self.holders, holder_values, strict=True):
             yield path, leaf, value
 
     def tree(self, stored: Sequence[Any]) -> dict[str, Any]:
-        """The tree that Orbax gets.
+        """Makes the tree that Orbax gets.
 
         Args:
             stored: For each value, its stored form.
         """
-        found = [
-            (paths.spelled(_place_of(path, leaf)), value)
+        disk_items = [
+            (paths.spelled(_disk_path_of(path, leaf)), value)
             for path, leaf, value in self.by_holder(stored)
         ]
         # Orbax refuses a tree without any entry.
-        return flat_states.nest(found) or {"nothing": None}
+        return flat_states.nest(disk_items) or {"nothing": None}
 
     def rebuilt(self, new: Sequence[Any], *, boxed: bool = False) -> Any:
-        """A new object like the one taken apart.
+        """Makes a new object like the one taken apart.
 
         Args:
             new: For each stored value another one.
-            boxed: Whether values outside of objects get a Variable, so that they count
-                as leaves.
+            boxed: Whether values that no object holds get a Variable, so that they
+                count as leaves.
         """
         raw = [_raw_like(leaf, value) for _, leaf, value in self.by_holder(new)]
         objects = flattening.unflatten(self._skeleton, raw[: self._num_owned])
         others = iter(raw[self._num_owned :])
-        parts = [
-            objects[i] if _is_object(part) else next(others)
-            for i, part in enumerate(self._parts)
+        items = [
+            objects[i] if _is_object(item) else next(others)
+            for i, item in enumerate(self._items)
         ]
         if boxed:
-            parts = [x if _is_object(x) else variables.Variable(x) for x in parts]
-        return self._treedef.unflatten(parts)
+            items = [x if _is_object(x) else variables.Variable(x) for x in items]
+        return self._treedef.unflatten(items)
 
     def update(self, new: Sequence[Any]) -> dict[Any, Any]:
-        """The values that `nnx.update` is to write into the object.
+        """Returns the values that `nnx.update` is to write into the object.
 
         Args:
             new: For each stored value another one.
         """
-        found: list[tuple[Path, Any]] = []
+        new_items: list[tuple[Path, Any]] = []
         for path, leaf, value in self.by_holder(new):
             if isinstance(leaf, variables.Variable):
                 # As a Variable, so that a dict in it is not taken for more paths.
                 metadata = variables.metadata_of(leaf)
                 value = variables.rebuild(type(leaf), value, metadata)
-            found.append((path, value))
-        return flat_states.nest(found)
+            new_items.append((path, value))
+        return flat_states.nest(new_items)
 
 
-def _place_of(path: Path, leaf: Any) -> Path:
-    """The path on disk of a holder's value."""
+def _disk_path_of(path: Path, leaf: Any) -> Path:
+    """Returns the path on disk of a holder's value."""
     return (*path, "value") if isinstance(leaf, variables.Variable) else path
 
 
 def _raw_like(leaf: Any, value: Any) -> Any:
-    """A new raw value of a leaf; in a ref if the present one is."""
+    """Makes a new raw value of a leaf; in a ref if the present one is."""
     is_ref = leaf.ref if isinstance(leaf, variables.Variable) else _jax.is_ref(leaf)
     return variable_values.stored(value, ref=is_ref)
 
@@ -164,15 +164,15 @@ def _is_part(x: Any) -> bool:
     return is_static or _is_object(x)
 
 
-def _check_places(stored: Sequence[StoredValue], function: str) -> None:
+def _check_disk_paths(stored: Sequence[StoredValue], function: str) -> None:
     """Raises if the disk would mix values up, or not keep them at all."""
-    known: dict[str, StoredValue] = {}
-    places = {x.place: x for x in stored}
-    parts: dict[Any, tuple[Path, StoredValue]] = {}
+    by_name: dict[str, StoredValue] = {}
+    by_disk_path = {x.disk_path: x for x in stored}
+    contents: dict[Any, tuple[Path, StoredValue]] = {}
     for x in stored:
         # Orbax joins keys with dots, and doesn't see that names collide.
-        name = ".".join(x.place)
-        if x.place and not _can_be_named(name):
+        name = ".".join(x.disk_path)
+        if x.disk_path and not _can_be_named(name):
             raise ValueError(
                 errors.message(
                     f"nnx.checkpoints.{function}: {name!r} is not a name on disk.",
@@ -181,19 +181,21 @@ def _check_places(stored: Sequence[StoredValue], function: str) -> None:
                     "end with a slash.",
                 )
             )
-        above = (x.place[:end] for end in range(1, len(x.place)))
-        other = next((places[place] for place in above if place in places), None)
-        other = other or known.setdefault(name, x)
+        parents = (x.disk_path[:end] for end in range(1, len(x.disk_path)))
+        other = next((by_disk_path[p] for p in parents if p in by_disk_path), None)
+        other = other or by_name.setdefault(name, x)
         for end in range(1, len(x.path) + 1):
             # Keys such as 1 and "1", whose contents would be in one folder.
-            part = x.path[:end]
-            known_part, first = parts.setdefault(paths.spelled(part), (part, x))
-            other = first if other is x and known_part != part else other
+            prefix = x.path[:end]
+            other_prefix, first = contents.setdefault(
+                paths.spelled(prefix), (prefix, x)
+            )
+            other = first if other is x and other_prefix != prefix else other
         if other is not x:
             raise ValueError(
                 errors.message(
                     f"nnx.checkpoints.{function}: two paths have the same name on "
-                    f"disk, {'.'.join(other.place)!r}.",
+                    f"disk, {'.'.join(other.disk_path)!r}.",
                     where=f"{other.path!r}\n{x.path!r}",
                     way_out="Rename one of the keys: on disk they are strings, joined "
                     "by dots.",
@@ -228,7 +230,7 @@ class ToStore(NamedTuple):
 
 
 def to_store(obj: Any, function: str, name: str = "") -> ToStore:
-    """The tree of arrays that is stored for an object.
+    """Makes the tree of arrays that is stored for an object.
 
     Later changes of the object don't reach it.
 
@@ -242,8 +244,8 @@ def to_store(obj: Any, function: str, name: str = "") -> ToStore:
     """
     tree = ObjectTree(obj, function)
     named = f"{name}: " if name else ""
-    stored, refused = _converted(tree, _to_disk)
-    if not refused and not all(x.place for x in tree.stored):
+    stored, refused = _convert_all(tree, _to_disk)
+    if not refused and not all(x.disk_path for x in tree.stored):
         refused.append("<root> is a single array: put it in a dict")
     if refused:
         raise TypeError(
@@ -256,7 +258,7 @@ def to_store(obj: Any, function: str, name: str = "") -> ToStore:
         )
     if jax.process_count() == 1:
         return ToStore(tree.tree(stored), "")
-    return ToStore(tree.tree(_shared(stored)), _digest([*filter(_is_local, stored)]))
+    return ToStore(tree.tree(_joined(stored)), _digest([*filter(_is_local, stored)]))
 
 
 def check_digests(digests: Sequence[Any]) -> None:
@@ -269,7 +271,7 @@ def check_digests(digests: Sequence[Any]) -> None:
         )
 
 
-def _shared(leaves: Sequence[Any]) -> list[Any]:
+def _joined(leaves: Sequence[Any]) -> list[Any]:
     """Turns local arrays of each process into arrays of all processes.
 
     Orbax stores only those. Counters and random keys are usually local.
@@ -300,21 +302,21 @@ class _Unsupported(Exception):
     """A value can't be stored, or restored; the text says why."""
 
 
-def _converted(
+def _convert_all(
     tree: ObjectTree, convert: Callable[[StoredValue], Any]
 ) -> tuple[list[Any], list[str]]:
-    """Converts each value, and has a line for each that is refused."""
-    made, refused = [], []
+    """Converts each value; returns the new ones, and a line for each refused one."""
+    converted, refused = [], []
     for x in tree.stored:
         try:
-            made.append(convert(x))
+            converted.append(convert(x))
         except _Unsupported as reason:
             refused.append(f"{paths.to_string(x.path, '<root>')} {reason}")
-    return made, refused
+    return converted, refused
 
 
 def _to_disk(stored: StoredValue) -> Any:
-    """The value that Orbax gets; ``None`` for arrays without numbers."""
+    """Returns the value that Orbax gets; ``None`` for arrays without numbers."""
     x = stored.value
     if isinstance(x, _jax.Tracer):
         raise _Unsupported("is traced: save outside of jit and other transforms")
@@ -369,10 +371,10 @@ _UNREADABLE = ("uint4",)
 # ---------------------------------------------------------------- from disk
 
 
-def compared(
+def compare(
     folders: Mapping[str, Any],
     likes: Mapping[str, Any],
-    what: str,
+    message: str,
     way_out: str = "",
     **allowed: Any,
 ) -> dict[str, Restored]:
@@ -382,17 +384,17 @@ def compared(
         folders: Where each of them is.
         likes: The objects to be filled, or objects like them. Paths begin with their
             names; a single object may have the name "".
-        what: The first line of the message if anything else differs.
+        message: The first line of the message if anything else differs.
         way_out: Its last line.
         **allowed: The differences that are allowed, as for a `Choice`.
     """
     choice, read = strict_loading.Choice(**allowed, has_values=False), {}
     for name, like in likes.items():
         with orbax_side.explained(orbax_side.READING, folders[name]):
-            found = orbax_side.read_contents(folders[name])
-        read[name] = Restored(like, found)
+            contents = orbax_side.read_contents(folders[name])
+        read[name] = Restored(like, contents)
         read[name].choose(choice, name)
-    choice.check(what, way_out)
+    choice.check(message, way_out)
     return read
 
 
@@ -401,7 +403,7 @@ def read_all(name: str, restored: Mapping[str, Restored]) -> None:
 
     Args:
         name: The call, for messages.
-        restored: What `compared` returned.
+        restored: What `compare` returned.
     """
     collectives.together(name, lambda: [each.read() for each in restored.values()])
 
@@ -411,14 +413,14 @@ class Restored:
 
     Args:
         like: The object.
-        found: The contents of the folder.
+        contents: What the folder holds.
     """
 
-    def __init__(self, like: Any, found: orbax_side.FolderContents) -> None:
+    def __init__(self, like: Any, contents: orbax_side.FolderContents) -> None:
         self._tree = ObjectTree(like, "restore")
-        self._found = found
+        self._contents = contents
         # The target of each value: the present one; abstract arrays where they belong.
-        self._targets, refused = _converted(self._tree, _target_of)
+        self._targets, refused = _convert_all(self._tree, _target_of)
         if refused:
             raise ValueError(
                 errors.message(
@@ -426,8 +428,8 @@ class Restored:
                     where="\n".join(refused),
                 )
             )
-        # For each value, its place on disk; `None` keeps the present value.
-        self._places: list[orbax_side.DiskPath | None] = []
+        # For each value, its path on disk; `None` keeps the present value.
+        self._disk_paths: list[orbax_side.DiskPath | None] = []
         self._new: list[Any] = []
 
     def choose(self, choice: strict_loading.Choice, name: str) -> None:
@@ -443,75 +445,77 @@ class Restored:
         if name:
             node, state, start = {name: node}, {name: state}, (name,)
         fit = matching.compare(node, state)
-        place_of = {id(x): place for place, x in offer.items()}
+        disk_path_of = {id(x): disk_path for disk_path, x in offer.items()}
         pairs = {pair.path: pair for pair in fit.pairs}
         for path, leaf, value in self._tree.by_holder(self._targets):
             pair, targets = pairs[*start, *path], jax.tree.leaves(value)
-            given = [None] * len(targets)
+            offered = [None] * len(targets)
             if pair.is_given:
-                given = jax.tree.leaves(flattening.raw_of(pair.given))
-            places: list[Any] = [place_of.get(id(x)) for x in given]
-            are_numbers = [*map(self._is_same_number, places, targets)]
+                offered = jax.tree.leaves(flattening.raw_of(pair.given))
+            disk_paths: list[Any] = [disk_path_of.get(id(x)) for x in offered]
+            are_numbers = [*map(self._is_same_number, disk_paths, targets)]
             pair = _without_width(pair) if are_numbers and all(are_numbers) else pair
             pair = pair._replace(leaf=leaf)
-            is_taken = choice.decide(pair) and pair.is_given
-            self._places += places if is_taken else [None] * len(targets)
+            is_read = choice.decide(pair) and pair.is_given
+            self._disk_paths += disk_paths if is_read else [None] * len(targets)
         for path, x in fit.unexpected:
             choice.drop(path, x)
 
     def _offer(self) -> dict[orbax_side.DiskPath, jax.ShapeDtypeStruct]:
-        """The contents of the disk, as an abstract state."""
-        offer = dict(self._found.leaves)
+        """Returns the contents of the disk, as an abstract state."""
+        offer = dict(self._contents.leaves)
         for x, target in zip(self._tree.stored, self._targets, strict=True):
             # Arrays without numbers are not on disk.
             if 0 in np.shape(target) and paths.spelled(x.path) not in offer:
-                offer.setdefault(x.place, _abstract(target))
+                offer.setdefault(x.disk_path, _abstract(target))
         return offer
 
-    def _is_same_number(self, place: Any, target: Any) -> bool:
+    def _is_same_number(self, disk_path: Any, target: Any) -> bool:
         """Whether one of the two is a Python number, and the other is of that kind."""
-        found = self._found.leaves.get(place)
-        if found is None or not (place in self._found.numbers or _is_number(target)):
+        stored = self._contents.leaves.get(disk_path)
+        if stored is None or not (
+            disk_path in self._contents.numbers or _is_number(target)
+        ):
             return False
-        dtypes = found.dtype, _dtype_of(target)
+        dtypes = stored.dtype, _dtype_of(target)
         kinds = jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating
         return any(all(jnp.issubdtype(x, kind) for x in dtypes) for kind in kinds)
 
     def read(self) -> None:
         """Reads the arrays."""
-        leaves = self._found.leaves
-        planned = [*zip(self._places, self._targets, strict=True)]
+        leaves = self._contents.leaves
+        planned = [*zip(self._disk_paths, self._targets, strict=True)]
         wanted = {
-            place: _wanted(target, leaves[place].dtype)
-            for place, target in planned
-            if place in leaves
+            disk_path: _read_form(target, leaves[disk_path].dtype)
+            for disk_path, target in planned
+            if disk_path in leaves
         }
-        with orbax_side.explained(orbax_side.READING, self._found.folder):
-            values = orbax_side.read(self._found, wanted)
+        with orbax_side.explained(orbax_side.READING, self._contents.folder):
+            values = orbax_side.read(self._contents, wanted)
             self._new = [
-                _kept(target)
-                if place is None
-                else _from_disk(values.get(place), target)
-                for place, target in planned
+                _copied(target)
+                if disk_path is None
+                else _from_disk(values.get(disk_path), target)
+                for disk_path, target in planned
             ]
 
     def rebuilt(self) -> Any:
-        """A new object with the values."""
+        """Makes a new object with the values."""
         return self._tree.rebuilt(self._new)
 
     def update(self) -> dict[Any, Any]:
-        """The values that `nnx.update` is to write into the object itself."""
+        """Returns the values that `nnx.update` is to write into the object itself."""
         return self._tree.update(self._new)
 
 
 def _without_width(pair: matching.Pair) -> matching.Pair:
-    """A pair of numbers, which are equal in any dtype of their kind."""
+    """Ignores the dtype in a pair of numbers: those of one kind may be equal."""
     differences = [x for x in pair.differences if getattr(x, "what", "") != "dtype"]
     return pair._replace(differences=tuple(differences))
 
 
 def _target_of(stored: StoredValue) -> Any:
-    """The target for a value from disk: the object's own, on devices if abstract."""
+    """Returns the target for a value from disk: the present one, placed if abstract."""
     x = stored.value
     if isinstance(x, jax.ShapeDtypeStruct):
         x = partitioning.place_abstract(x, stored.metadata)
@@ -539,13 +543,13 @@ def _abstract(target: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(target), _dtype_of(target))
 
 
-def _kept(target: Any) -> Any:
-    """The same value in a buffer of its own: the other one may be donated."""
+def _copied(target: Any) -> Any:
+    """Copies a value into a buffer of its own: the other one may be donated."""
     return target.copy() if isinstance(target, jax.Array) else target
 
 
-def _wanted(target: Any, dtype: Any) -> jax.ShapeDtypeStruct | None:
-    """The form in which `orbax_side.read` reads an array that has a dtype on disk."""
+def _read_form(target: Any, dtype: Any) -> jax.ShapeDtypeStruct | None:
+    """Returns the form in which `orbax_side.read` reads an array of this dtype."""
     # Without a sharding it comes as NumPy: JAX then puts it on the default device
     # uncommitted, so that it can follow the arrays that it meets.
     sharding = _sharding_of(target)
@@ -560,7 +564,7 @@ def _sharding_of(target: Any) -> Any:
 
 
 def _from_disk(value: Any, target: Any) -> Any:
-    """The value made from the one read, or from ``None`` if none had to be read."""
+    """Converts a value that was read; ``None`` if none had to be read."""
     dtype = _dtype_of(target)
     if _is_key(dtype):
         return _keys(value, target)
@@ -570,12 +574,12 @@ def _from_disk(value: Any, target: Any) -> Any:
         return type(target)(np.asarray(value).item())
     if value.dtype != dtype and not strict_loading.is_in_range(value, dtype):
         raise ValueError(f"numbers from disk do not fit into {dtype}")
-    value = strict_loading.as_held(target, value)
+    value = strict_loading.array_like(target, value)
     return _as_weak(value) if getattr(target, "weak_type", False) else value
 
 
 def _keys(data: Any, target: Any) -> jax.Array:
-    """Random keys made from their numbers, or from ``None`` if there are none."""
+    """Makes random keys from their numbers, or from ``None`` if there are none."""
     blank = jnp.zeros(target.shape, target.dtype)
     data = jax.random.key_data(blank) if data is None else data
     implementation = jax.random.key_impl(blank)
@@ -587,15 +591,15 @@ def _keys(data: Any, target: Any) -> jax.Array:
 
 
 def _as_weak(x: jax.Array) -> jax.Array:
-    """The same array with a weak type: in arithmetic the dtype of the other counts.
+    """Makes an array weakly typed: in arithmetic the dtype of the other counts.
 
     Such arrays exist only in the dtypes of Python numbers.
     """
-    number = {"f": 0.0, "i": 0, "c": 0j}.get(x.dtype.kind)
-    if number is None:
+    zero = {"f": 0.0, "i": 0, "c": 0j}.get(x.dtype.kind)
+    if zero is None:
         return x
-    with jax.enable_x64(x.dtype.itemsize == np.dtype(type(number)).itemsize):
-        weak = jax.lax.full(x.shape, number)
+    with jax.enable_x64(x.dtype.itemsize == np.dtype(type(zero)).itemsize):
+        weak = jax.lax.full(x.shape, zero)
         if weak.dtype != x.dtype:
             return x
         weak = weak.at[...].set(x)

@@ -25,7 +25,7 @@ from graftree.core.variables.variables import Variable
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The result of `load_state`.
+    """Result of `load_state`.
 
     Attributes:
         loaded: How many leaves of the object were written.
@@ -113,7 +113,7 @@ def load_state(
     )
     new = [
         pair.place._replace(value=_value_for(pair))
-        for pair in choice.taken
+        for pair in choice.accepted
         if pair.place is not None
     ]
     updates.write(new)
@@ -142,12 +142,12 @@ class Choice:
         has_values: bool = True,
     ) -> None:
         self.may_miss, self.may_drop = (
-            patterns.to_predicate([] if where is None else where)
-            for where in (missing, unexpected)
+            patterns.to_predicate([] if selection is None else selection)
+            for selection in (missing, unexpected)
         )
         self.may_cast = cast
         self.has_values = has_values
-        self.taken: list[Pair] = []
+        self.accepted: list[Pair] = []
         self.kept: list[Path] = []
         self.dropped: list[Path] = []
         self.cast: list[Path] = []
@@ -160,7 +160,7 @@ class Choice:
         Returns:
             Whether it is taken.
         """
-        before = len(self.taken)
+        num_accepted = len(self.accepted)
         path, leaf = pair.path, pair.leaf
         if not pair.differences:
             if pair.is_given:
@@ -175,7 +175,7 @@ class Choice:
             self.dropped.append(path)
         else:
             self.wrong.append(pair)
-        return len(self.taken) > before
+        return len(self.accepted) > num_accepted
 
     def drop(self, path: Path, leaf: Any) -> None:
         """Leaves out a leaf of the state, if that is allowed."""
@@ -185,8 +185,8 @@ class Choice:
             self.extra.append((path, leaf))
 
     def _take(self, pair: Pair) -> None:
-        given = pair.given if self.has_values else None
-        self._accept(pair, given, self.taken, pair)
+        source = pair.given if self.has_values else None
+        self._accept(pair, source, self.accepted, pair)
 
     def _keep(self, pair: Pair) -> None:
         self._accept(pair, pair.leaf, self.kept, pair.path)
@@ -198,23 +198,23 @@ class Choice:
         else:
             accepted.append(entry)
 
-    def check(self, what: str, way_out: str = "") -> None:
+    def check(self, message: str, way_out: str = "") -> None:
         """Raises if there is anything that is not allowed.
 
         Args:
-            what: The first line of the message.
-            way_out: The last line; if empty, it explains the arguments.
+            message: The first line of the message.
+            way_out: Its last line; if empty, it explains the arguments.
         """
         way_out = way_out or "\n".join(self._ways_out())
-        error = Fit(self.wrong, self.extra).error(what, way_out)
+        error = Fit(self.wrong, self.extra).error(message, way_out)
         if error is not None:
             raise error
 
     def _ways_out(self) -> list[str]:
-        listed = [x for pair in self.wrong for x in pair.differences]
-        whats = {x.what if isinstance(x, Misfit) else "missing" for x in listed}
-        whats |= {"unexpected"} if self.extra else set()
-        return [text for what, text in _WAYS_OUT.items() if what in whats]
+        differences = [x for pair in self.wrong for x in pair.differences]
+        kinds = {x.what if isinstance(x, Misfit) else "missing" for x in differences}
+        kinds |= {"unexpected"} if self.extra else set()
+        return [text for kind, text in _WAYS_OUT.items() if kind in kinds]
 
 
 _WAYS_OUT = {
@@ -230,11 +230,11 @@ _WAYS_OUT = {
 
 
 def _without_value(path: Path, leaf: Any, raw: Any) -> tuple[Misfit, ...]:
-    """Values that a leaf would hold, but that are only a shape or were donated."""
-    held = descriptions.describe_leaf(flattening.raw_of(leaf))
+    """Lists values that a leaf would hold, but that are abstract or were donated."""
+    text = descriptions.describe_leaf(flattening.raw_of(leaf))
     return tuple(
-        Misfit((*path, *paths.from_jax(below)), "value", held, why)
-        for below, x in jax.tree.leaves_with_path(raw)
+        Misfit((*path, *paths.from_jax(keys)), "value", text, why)
+        for keys, x in jax.tree.leaves_with_path(raw)
         if (why := _lack(x))
     )
 
@@ -253,23 +253,23 @@ def _is_castable(pair: Pair) -> bool:
     """Whether a leaf differs only in dtypes of the same kind."""
     if any(not isinstance(x, Misfit) or x.what != "dtype" for x in pair.differences):
         return False
-    held, given = (
+    current, new = (
         jax.tree.leaves(flattening.raw_of(x)) for x in (pair.leaf, pair.given)
     )
-    return all(map(_can_become, given, held))
+    return all(map(_can_become, new, current))
 
 
-def _can_become(given: Any, held: Any) -> bool:
-    dtype, target = getattr(given, "dtype", None), getattr(held, "dtype", None)
-    if dtype is None or target is None:
+def _can_become(new: Any, target: Any) -> bool:
+    dtype, target_dtype = getattr(new, "dtype", None), getattr(target, "dtype", None)
+    if dtype is None or target_dtype is None:
         return False
     for kind in (jnp.floating, jnp.complexfloating, jnp.integer):
-        if jnp.issubdtype(target, kind):
-            return jnp.issubdtype(dtype, kind) and is_in_range(given, target)
-    return dtype == target
+        if jnp.issubdtype(target_dtype, kind):
+            return jnp.issubdtype(dtype, kind) and is_in_range(new, target_dtype)
+    return dtype == target_dtype
 
 
-def is_in_range(given: Any, dtype: Any) -> bool:
+def is_in_range(array: Any, dtype: Any) -> bool:
     """Whether a dtype holds all numbers of an array: none infinite, no integer changed.
 
     Both are dtypes of one kind. For tracers and abstract arrays it is unknown.
@@ -277,17 +277,17 @@ def is_in_range(given: Any, dtype: Any) -> bool:
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     limits, kind = (jnp.iinfo, int) if is_integer else (jnp.finfo, float)
     low, high = kind(limits(dtype).min), kind(limits(dtype).max)
-    before = limits(given.dtype)
-    is_wider = low <= kind(before.min) and kind(before.max) <= high
-    if is_wider or isinstance(given, (_jax.Tracer, jax.ShapeDtypeStruct)):
+    array_limits = limits(array.dtype)
+    is_wider = low <= kind(array_limits.min) and kind(array_limits.max) <= high
+    if is_wider or isinstance(array, (_jax.Tracer, jax.ShapeDtypeStruct)):
         return True
-    numbers = jnp if isinstance(given, jax.Array) else np
-    parts = [given.real, given.imag] if numbers.iscomplexobj(given) else [given]
-    finite = [numbers.where(numbers.isfinite(part), part, 0) for part in parts]
+    numbers = jnp if isinstance(array, jax.Array) else np
+    components = [array.real, array.imag] if numbers.iscomplexobj(array) else [array]
+    finite = [numbers.where(numbers.isfinite(x), x, 0) for x in components]
     return all(
-        low <= kind(numbers.min(part, initial=0))
-        and kind(numbers.max(part, initial=0)) <= high
-        for part in finite
+        low <= kind(numbers.min(x, initial=0))
+        and kind(numbers.max(x, initial=0)) <= high
+        for x in finite
     )
 
 
@@ -295,41 +295,41 @@ def is_in_range(given: Any, dtype: Any) -> bool:
 
 
 def _value_for(pair: Pair) -> Any:
-    """The value that the leaf of the object will hold."""
-    held, given = flattening.raw_of(pair.leaf), flattening.raw_of(pair.given)
+    """Makes the value that the leaf of the object will hold."""
+    current, new = flattening.raw_of(pair.leaf), flattening.raw_of(pair.given)
     entries = (
         variables.metadata_of(pair.leaf) if isinstance(pair.leaf, Variable) else {}
     )
-    if isinstance(held, jax.ShapeDtypeStruct):
-        held = partitioning.place_abstract(held, entries)
-    if not jax.tree.leaves(held):
-        return given
-    return jax.tree.map(lambda x, y: as_held(x, y, pair.path), held, given)
+    if isinstance(current, jax.ShapeDtypeStruct):
+        current = partitioning.place_abstract(current, entries)
+    if not jax.tree.leaves(current):
+        return new
+    return jax.tree.map(lambda x, y: array_like(x, y, pair.path), current, new)
 
 
-def as_held(held: Any, given: Any, path: Path = ()) -> Any:
-    """An array like another one: dtype, sharding, NumPy's or JAX's."""
-    if _jax.is_ref(given):
-        given = given[...]
-    dtype = getattr(held, "dtype", None)
-    if dtype is None or not hasattr(given, "dtype"):
-        return given
-    if isinstance(held, (np.ndarray, np.generic)):
-        made = np.array(given, dtype)
-        return made if isinstance(held, np.ndarray) else made[()]
-    if given.dtype != dtype:
-        given = given.astype(dtype)
-    if isinstance(given, _jax.Tracer) or isinstance(held, _jax.Tracer):
-        return given
+def array_like(current: Any, new: Any, path: Path = ()) -> Any:
+    """Converts an array to be like another: dtype, sharding, NumPy's or JAX's."""
+    if _jax.is_ref(new):
+        new = new[...]
+    dtype = getattr(current, "dtype", None)
+    if dtype is None or not hasattr(new, "dtype"):
+        return new
+    if isinstance(current, (np.ndarray, np.generic)):
+        converted = np.array(new, dtype)
+        return converted if isinstance(current, np.ndarray) else converted[()]
+    if new.dtype != dtype:
+        new = new.astype(dtype)
+    if isinstance(new, _jax.Tracer) or isinstance(current, _jax.Tracer):
+        return new
     sharding = partitioning.on_concrete_mesh(
-        getattr(held, "sharding", None), path, "nnx.checkpoints.load_state"
+        getattr(current, "sharding", None), path, "nnx.checkpoints.load_state"
     )
-    if not isinstance(given, jax.Array):
+    if not isinstance(new, jax.Array):
         # A copy: the buffer belongs to the caller, who may write to it.
-        is_anywhere = sharding is None or not getattr(held, "committed", True)
+        is_anywhere = sharding is None or not getattr(current, "committed", True)
         if is_anywhere:
-            return jnp.array(given)
-        return jax.device_put(np.array(given), sharding)
-    if sharding is None or given.sharding == sharding:
-        return given
-    return jax.device_put(given, sharding)
+            return jnp.array(new)
+        return jax.device_put(np.array(new), sharding)
+    if sharding is None or new.sharding == sharding:
+        return new
+    return jax.device_put(new, sharding)

@@ -1,4 +1,4 @@
-"""The functions and transforms with graph mode switched on, whatever the mode in force.
+"""Functions and transforms with graph mode switched on, whatever the mode in force.
 
 Programs written before tree mode existed use them. Each is the function of the same
 name with other defaults; keywords of the caller win.

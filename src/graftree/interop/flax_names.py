@@ -1,4 +1,4 @@
-"""The sub-module paths and older names that programs written for Flax NNX use.
+"""Serves the sub-module paths and older names that programs for Flax NNX use.
 
 `install` puts the paths of `name_tables.MODULES` into ``sys.modules``, so that ``import
 graftree.variablelib``, ``from graftree.nn.linear import Conv`` and
@@ -82,7 +82,9 @@ def beside(path: str) -> types.ModuleType:
             f"No module named 'flax.{path}': Graftree has no counterpart for it."
         )
     origins = _origins(tables.BESIDE.get(path, {}))
-    module = _made(f"flax.{path}", f"What programs use of ``flax.{path}``.", origins)
+    module = _make_module(
+        f"flax.{path}", f"What programs use of ``flax.{path}``.", origins
+    )
     children = _names_below(path, tables.BESIDE)
     if children:
         module.__path__ = []
@@ -92,10 +94,10 @@ def beside(path: str) -> types.ModuleType:
     return module
 
 
-def _made(
+def _make_module(
     name: str, doc: str, origins: Mapping[str, tuple[str, str]]
 ) -> types.ModuleType:
-    """A module that finds its names when they are first used."""
+    """Makes a module that finds its names when they are first used."""
     module = types.ModuleType(name, doc)
     setattr(module, "__all__", [*origins])  # noqa: B010
     setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
@@ -103,18 +105,18 @@ def _made(
 
 
 def _names_below(path: str, paths: Iterable[str]) -> list[str]:
-    """The last names of the paths directly below a path, sorted."""
-    parts = [other.rpartition(".") for other in paths]
-    return sorted(name for package, _, name in parts if package == path)
+    """Returns the last names of the paths directly below a path, sorted."""
+    splits = [other.rpartition(".") for other in paths]
+    return sorted(name for package, _, name in splits if package == path)
 
 
 def _packages(paths: Iterable[str]) -> set[str]:
-    """The paths that others are below."""
+    """Returns the paths that others are below."""
     return {path.rpartition(".")[0] for path in paths}
 
 
 def top_level_paths() -> frozenset[str]:
-    """The paths that lie directly below the public namespace."""
+    """Returns the paths that lie directly below the public namespace."""
     return frozenset(_names_below(tables.PUBLIC, _PATHS))
 
 
@@ -161,7 +163,9 @@ def install() -> None:
             module = importlib.import_module(_full(path))
             setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
         else:
-            module = _made(_full(path), f"Names of ``flax.nnx.{path}``.", origins)
+            module = _make_module(
+                _full(path), f"Names of ``flax.nnx.{path}``.", origins
+            )
             module.__file__ = __file__
             module.__spec__ = machinery.ModuleSpec(_full(path), None, origin=__file__)
             if path in packages:
@@ -199,7 +203,7 @@ def _register(path: str, module: types.ModuleType) -> None:
 def _finder(
     module: types.ModuleType, origins: Mapping[str, tuple[str, str]]
 ) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module with these names."""
+    """Makes the ``__getattr__`` of a module with these names."""
 
     def find(name: str) -> Any:
         if name not in origins:
@@ -215,11 +219,13 @@ def _finder(
 def _lister(
     path: str, module: types.ModuleType, origins: Mapping[str, Any]
 ) -> Callable[[], list[str]]:
-    """The ``__dir__`` of a module with these names: no files of ours, no imports."""
+    """Makes the ``__dir__`` of a module with these names, without files and imports."""
 
     def names() -> list[str]:
-        own = vars(module)
-        more = [name for name in own if name[:2] == "__" or has_path(f"{path}.{name}")]
+        namespace = vars(module)
+        more = [
+            name for name in namespace if name[:2] == "__" or has_path(f"{path}.{name}")
+        ]
         return sorted({*namespaces.public_names(module), *more, *origins})
 
     return names

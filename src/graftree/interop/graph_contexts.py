@@ -1,4 +1,4 @@
-"""The older contexts: objects split and merged several times with one numbering.
+"""Older contexts: objects split and merged several times with one numbering.
 
     with update_context(tag):
         with split_context(tag) as ctx:                  # 1, outside
@@ -63,7 +63,7 @@ class Repeated:
 
 
 def _refs(graphdef: GraphDef[Any]) -> list[Any]:
-    """The definition of the ref of each leaf, or ``None``."""
+    """Returns the definition of the ref of each leaf, or ``None``."""
     return [
         definition.array_refdef if isinstance(definition, VariableDef) else definition
         for _, definition in graphdef.leaves()
@@ -73,7 +73,7 @@ def _refs(graphdef: GraphDef[Any]) -> list[Any]:
 @jax.tree_util.register_static
 @dataclasses.dataclass(eq=False)
 class UpdateContext:
-    """The numbers of objects outside and inside, in one `update_context`.
+    """Numbers of objects on the caller's and the traced side of an `update_context`.
 
     All instances compare equal, so that one can be a static argument in JAX.
 
@@ -95,7 +95,7 @@ class UpdateContext:
 
 
 class GraphContext(threading.local):
-    """The active contexts of a thread: for each tag a list, the innermost last.
+    """Active contexts of a thread: for each tag a list, the innermost last.
 
     Example:
         >>> with nnx.update_context("example"):
@@ -112,7 +112,7 @@ GRAPH_CONTEXT = GraphContext()
 
 
 def current_update_context(tag: Hashable) -> UpdateContext:
-    """The innermost active `update_context` with this tag in this thread.
+    """Returns the innermost active `update_context` with this tag in this thread.
 
     Args:
         tag: The tag.
@@ -133,7 +133,7 @@ def current_update_context(tag: Hashable) -> UpdateContext:
 
 
 def _context_of(tag: Hashable | None) -> UpdateContext:
-    """The active context with a tag; without a tag, one that nothing else shares."""
+    """Returns the active context with a tag; without one, a context of its own."""
     return UpdateContext(None) if tag is None else current_update_context(tag)
 
 
@@ -230,7 +230,7 @@ class SplitContext:
 
 
 def _stand_in(ref: Any, leaf: Any) -> Any:
-    """The leaf, or the stand-in that leaves the trace for one with a ref."""
+    """Returns the leaf, or the stand-in that leaves the trace for one with a ref."""
     if ref is None:
         return leaf
     if isinstance(ref, NodeRef):
@@ -246,7 +246,7 @@ def _stand_in(ref: Any, leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def split_context(ctxtag: Hashable | None = None) -> Iterator[SplitContext]:
-    """A context whose splits share one numbering; see the top of this file.
+    """Opens a context whose splits share one numbering; see the top of this file.
 
     Args:
         ctxtag: The tag of the `update_context` it belongs to, if any.
@@ -259,11 +259,11 @@ def split_context(ctxtag: Hashable | None = None) -> Iterator[SplitContext]:
         ...     graphdef, state = ctx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     """
     context = _context_of(ctxtag)
-    known = context.inner_ref_outer_index
-    ctx = SplitContext(ctxtag, RefMap(), known is not None, known)
+    outer_indices = context.inner_ref_outer_index
+    ctx = SplitContext(ctxtag, RefMap(), outer_indices is not None, outer_indices)
     try:
         yield ctx
-        if known is None:
+        if outer_indices is None:
             context.outer_ref_outer_index = ctx.ref_index
     finally:
         vars(ctx).clear()
@@ -313,7 +313,7 @@ class MergeContext:
         return self._build(graphdef, self._match(graphdef, (flat_state, *flat_states)))
 
     def _match(self, graphdef: GraphDef[Any], states: Sequence[Any]) -> list[Any]:
-        """The leaves in order, with refs again where stand-ins were."""
+        """Returns the leaves in order, with refs again where stand-ins were."""
         leaves = matching.match_leaves(graphdef, states)
         if self.is_inner is not False:
             return leaves
@@ -322,15 +322,15 @@ class MergeContext:
     def _with_ref(self, ref: Any, leaf: Any) -> Any:
         match flattening.raw_of(leaf):
             case NoUpdate():
-                found = self.outer_index_outer_ref[ref.outer_index]
+                new_ref = self.outer_index_outer_ref[ref.outer_index]
             case ArrayRefOutput(value):
-                found = jax.new_ref(value)
+                new_ref = jax.new_ref(value)
             case Repeated():
-                found = self.index_ref[ref.index]
+                new_ref = self.index_ref[ref.index]
             case _:
                 return leaf
-        self.index_ref[ref.index] = found
-        return found
+        self.index_ref[ref.index] = new_ref
+        return new_ref
 
     def _build(self, graphdef: GraphDef[Any], leaves: list[Any]) -> Any:
         return flattening.unflatten(
@@ -345,7 +345,7 @@ class MergeContext:
 def merge_context(
     ctxtag: Hashable | None = None, inner: bool | None = None
 ) -> Iterator[MergeContext]:
-    """A context whose merges share one numbering; see the top of this file.
+    """Opens a context whose merges share one numbering; see the top of this file.
 
     Args:
         ctxtag: The tag of the `update_context` it belongs to, if any.

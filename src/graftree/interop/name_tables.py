@@ -1,4 +1,4 @@
-"""The tables of `flax_names.py`: the names that programs for Flax NNX use, with paths.
+"""Tables of `flax_names.py`: the names that programs for Flax NNX use, with paths.
 
 `MODULES` has the names in ``graftree.<path>``, and the file of this package that each
 one comes from; `ALIASES` gives a module a second path. Always:

@@ -59,7 +59,7 @@ class NodeStates:
 
     @property
     def graphdef(self) -> GraphDef[Any]:
-        """The GraphDef.
+        """GraphDef of the object.
 
         Raises:
             ValueError: If there is none.
@@ -73,7 +73,7 @@ class NodeStates:
 
     @property
     def state(self) -> Any:
-        """The one state.
+        """State, if there is just one.
 
         Raises:
             ValueError: If there is not exactly one.
@@ -110,7 +110,7 @@ class NodeStates:
         return cls(None, tuple(prefixes), metadata)
 
     def replace(self, **changes: Any) -> NodeStates:
-        """A copy with some fields changed."""
+        """Returns a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -192,7 +192,7 @@ def from_tree(
     is_inner: bool | None = None,
     ctxtag: Hashable | None = None,
 ) -> Any:
-    """The inverse of `to_tree`: new objects, shared as they were.
+    """Makes new objects, shared as they were: the inverse of `to_tree`.
 
     Refs stay the same refs. In an `update_context` the outer call returns the caller's
     own objects, updated.
@@ -235,7 +235,7 @@ def _map(
     prefix: Any,
     is_leaf: Callable[[Any], bool],
 ) -> Any:
-    """The tree with ``replace(path, prefix, leaf)`` for each leaf."""
+    """Replaces each leaf of a tree by ``replace(path, prefix, leaf)``."""
     if not _is_given(prefix):
         return jax.tree.map(lambda x: replace((), prefix, x), tree, is_leaf=is_leaf)
     return older_functions.broadcast_prefix_map(
@@ -269,21 +269,21 @@ def check_consistent_aliasing(
         ValueError: If there is such a Variable; names its type, the paths and the
             prefixes.
     """
-    found = {} if node_prefixes is None else node_prefixes
+    occurrences = {} if node_prefixes is None else node_prefixes
     checked = Prefix(prefix, "prefix", "to_tree", config.GRAPH_UPDATES)
     for occurrence in checked.occurrences(node, True):
-        found.setdefault(id(occurrence[1]), []).append(occurrence)
-    argument_errors.check_consistent("to_tree", itertools.chain(*found.values()))
+        occurrences.setdefault(id(occurrence[1]), []).append(occurrence)
+    argument_errors.check_consistent("to_tree", itertools.chain(*occurrences.values()))
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:
-    """The tree with ``None`` in the place of every leaf that is not an object."""
+    """Puts ``None`` in the place of every leaf that is not an object."""
     is_node = nodes.is_graph_node
     return jax.tree.map(lambda x: x if is_node(x) else None, tree, is_leaf=is_node)
 
 
 def split_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
-    """The outer half of a transform over objects; see `merge_inputs`.
+    """Adds the outer half of a transform over objects; see `merge_inputs`.
 
     Args:
         f: A JAX transform of a function made by `merge_inputs`, or one that takes such
@@ -330,7 +330,7 @@ def split_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
 
 
 def merge_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
-    """The inner half: ``split_inputs(jax_transform(merge_inputs(f)))``.
+    """Adds the inner half: ``split_inputs(jax_transform(merge_inputs(f)))``.
 
     This lifts any JAX transform that leaves the form of the output free (not ``grad``
     or ``scan``). The transform sees ``(arguments, output)``, with ``None`` for each

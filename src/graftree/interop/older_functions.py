@@ -136,7 +136,7 @@ def graph_pop(node: Any, filters: tuple[Filter, ...]) -> tuple[State, ...]:
 
 
 def conv_dimension_numbers(input_shape: Sequence[int]) -> jax.lax.ConvDimensionNumbers:
-    """The places of batch, channels and spatial axes in a convolution: always these.
+    """Returns where batch, channels and spatial axes are in a convolution.
 
     Args:
         input_shape: ``[batch, *spatial, channels]``.
@@ -273,14 +273,14 @@ def broadcast_prefix(
         >>> nnx.extract.broadcast_prefix((0, 1), ({"a": 5, "b": 6}, 7))
         [0, 0, 1]
     """
-    found: list[Any] = []
+    prefix_leaves: list[Any] = []
 
-    def repeat(leaf: Any, below: Any) -> None:
-        count = jax.tree.structure(below, is_leaf=tree_is_leaf).num_leaves
-        found.extend([leaf] * count)
+    def repeat(leaf: Any, subtree: Any) -> None:
+        count = jax.tree.structure(subtree, is_leaf=tree_is_leaf).num_leaves
+        prefix_leaves.extend([leaf] * count)
 
     jax.tree.map(repeat, prefix_tree, full_tree, is_leaf=prefix_is_leaf)
-    return found
+    return prefix_leaves
 
 
 def broadcast_prefix_map(
@@ -330,12 +330,14 @@ def variable_changed(
         >>> nnx.extract.variable_changed(v, v.copy())
         False
     """
-    before, now = variables.metadata_of(pre), variables.metadata_of(post)
-    return post.get_raw_value() is not pre.get_raw_value() or before != now
+    old_metadata, new_metadata = variables.metadata_of(pre), variables.metadata_of(post)
+    return (
+        post.get_raw_value() is not pre.get_raw_value() or old_metadata != new_metadata
+    )
 
 
 def filter_kwargs(f: Callable[..., Any], **kwargs: Any) -> dict[str, Any]:
-    """The keyword arguments that a function takes.
+    """Returns the keyword arguments that a function takes.
 
     Example:
         >>> nnx.extract.filter_kwargs(lambda a: a, a=1, b=2)
@@ -348,7 +350,7 @@ def filter_kwargs(f: Callable[..., Any], **kwargs: Any) -> dict[str, Any]:
 
 
 class Registry(Mapping[type, nodes.GraphKind | nodes.TreeKind]):
-    """The types whose instances are nodes of one sort, and how to take them apart.
+    """Maps the types whose instances are nodes of one sort to how these are handled.
 
     It shows the types registered by `register_graph_node_type`,
     `register_pytree_node_type` and class statements, and can't be written.
@@ -365,22 +367,25 @@ class Registry(Mapping[type, nodes.GraphKind | nodes.TreeKind]):
     """
 
     def __init__(
-        self, sort: type[nodes.GraphKind] | type[nodes.TreeKind], known: Sequence[type]
+        self,
+        sort: type[nodes.GraphKind] | type[nodes.TreeKind],
+        builtin_types: Sequence[type],
     ) -> None:
-        self._sort, self._known = sort, known
+        self._sort, self._builtin_types = sort, builtin_types
 
     def __getitem__(self, kind: type) -> nodes.GraphKind | nodes.TreeKind:
-        found = nodes.kind_of_type(kind)
-        if isinstance(found, self._sort):
-            return found
+        node_kind = nodes.kind_of_type(kind)
+        if isinstance(node_kind, self._sort):
+            return node_kind
         raise KeyError(kind)
 
     def __iter__(self) -> Iterator[type]:
-        pending, seen = [*self._known, *nodes.registered_types()], set[type]()
+        pending = [*self._builtin_types, *nodes.registered_types()]
+        visited = set[type]()
         while pending:
             kind = pending.pop(0)
-            if kind not in seen and kind in self:
-                seen.add(kind)
+            if kind not in visited and kind in self:
+                visited.add(kind)
                 pending += type.__subclasses__(kind)
                 yield kind
 

@@ -14,7 +14,7 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Dtype
 
-_PARTS = ("params", "compute", "output")
+_KINDS = ("params", "compute", "output")
 _SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 _DTYPES = {name: getattr(jnp, name) for name in _SHORT.values()}
 _WAY_OUT = (
@@ -25,7 +25,7 @@ _WAY_OUT = (
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The dtypes of a model, or of a part of it.
+    """Dtypes of a model, or of a part of it.
 
     Functions that take a policy also take its text: ``"params=f32, compute=bf16"``.
 
@@ -53,8 +53,8 @@ class Policy:
     output: Any = None
 
     def __post_init__(self) -> None:
-        for part, given in _given(self).items():
-            object.__setattr__(self, part, _floating(part, given))
+        for kind, dtype in _set_dtypes(self).items():
+            object.__setattr__(self, kind, _floating(kind, dtype))
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -80,50 +80,52 @@ class Policy:
                 f"A policy is a text or an nnx.precision.Policy, got "
                 f"{type(text).__name__}.\n{_WAY_OUT}"
             )
-        parts: dict[str, str] = {}
+        words: dict[str, str] = {}
         for piece in text.split(","):
             name, sign, word = (x.strip() for x in piece.partition("="))
             if not sign or not name or not word:
                 raise _malformed(text, f"{piece.strip()!r} is not of the form part=f32")
-            if name not in _PARTS:
+            if name not in _KINDS:
                 raise _malformed(text, f"there is no part {name!r}{_near(name)}")
-            if name in parts:
+            if name in words:
                 raise _malformed(text, f"{name} is given twice")
-            parts[name] = word
-        return cls(**parts)
+            words[name] = word
+        return cls(**words)
 
     def __str__(self) -> str:
-        return ", ".join([f"{part}={x}" for part, x in _given(self).items()])
+        return ", ".join([f"{kind}={x}" for kind, x in _set_dtypes(self).items()])
 
     def __repr__(self) -> str:
         return f"Policy({str(self)!r})"
 
 
-def _given(policy: Policy) -> dict[str, Any]:
-    """The dtypes of those parts that have one."""
-    return {part: x for part, x in vars(policy).items() if x is not None}
+def _set_dtypes(policy: Policy) -> dict[str, Any]:
+    """Returns the dtypes that a policy sets."""
+    return {kind: x for kind, x in vars(policy).items() if x is not None}
 
 
-def of(given: str | Policy) -> Policy:
-    """A policy, from itself or from its text."""
-    return given if isinstance(given, Policy) else Policy.parse(given)
+def of(policy: str | Policy) -> Policy:
+    """Returns a policy, or reads it from its text."""
+    return policy if isinstance(policy, Policy) else Policy.parse(policy)
 
 
-def of_model(given: str | Policy) -> Policy:
-    """A policy for a whole model, which says how parameters are stored and used."""
-    policy = of(given)
-    missing = [part for part in ("params", "compute") if part not in _given(policy)]
+def of_model(spelled: str | Policy) -> Policy:
+    """Returns a policy for a model; it must say how parameters are stored and used."""
+    policy = of(spelled)
+    missing = [
+        kind for kind in ("params", "compute") if kind not in _set_dtypes(policy)
+    ]
     if missing:
         raise ValueError(
-            f"The policy of a model needs params and compute, but {str(given)!r} lacks "
-            f"{' and '.join(missing)}.\n{_WAY_OUT}"
+            f"The policy of a model needs params and compute, but {str(spelled)!r} "
+            f"lacks {' and '.join(missing)}.\n{_WAY_OUT}"
         )
     return policy
 
 
 def overridden(policy: Policy, by: Policy) -> Policy:
-    """A policy in which the parts of another one replace its own."""
-    return dataclasses.replace(policy, **_given(by))
+    """Replaces dtypes of a policy by those that another one sets."""
+    return dataclasses.replace(policy, **_set_dtypes(by))
 
 
 # Leaves everything as it is.
@@ -134,49 +136,49 @@ Exceptions = Mapping[Any, "str | Policy"]
 
 
 def of_exceptions(exceptions: Exceptions | None) -> list[tuple[Any, Policy]]:
-    """The selections of exceptions and their policies; `KEEP` for ``"keep"``."""
+    """Returns exceptions as selections with policies; `KEEP` for ``"keep"``."""
     if exceptions is not None and not isinstance(exceptions, Mapping):
         raise TypeError(
             "The exceptions of a policy are a dict, such as "
             f"{{'head': 'compute=f32'}}, got {type(exceptions).__name__}."
         )
     return [
-        (where, KEEP if given == _KEEP_WORD else of(given))
-        for where, given in (exceptions or {}).items()
+        (selection, KEEP if policy == _KEEP_WORD else of(policy))
+        for selection, policy in (exceptions or {}).items()
     ]
 
 
 def scalar_type(dtype: np.dtype[Any]) -> Dtype:
-    """A dtype as users write it in the arguments of layers, such as `jnp.bfloat16`."""
+    """Returns a dtype as users write it in arguments of layers, like `jnp.bfloat16`."""
     return _DTYPES[dtype.name]
 
 
-def _floating(part: str, given: Any) -> np.dtype[Any]:
-    name = _SHORT.get(given, given) if isinstance(given, str) else _name_of(given)
+def _floating(kind: str, dtype: Any) -> np.dtype[Any]:
+    name = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else _name_of(dtype)
     if name not in _DTYPES:
         raise ValueError(
-            f"{part}={given!r} is not a floating dtype of a policy"
-            f"{_near(str(given))}.\n{_WAY_OUT}"
+            f"{kind}={dtype!r} is not a floating dtype of a policy"
+            f"{_near(str(dtype))}.\n{_WAY_OUT}"
         )
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError(
-            f"{part}=float64, but JAX has 64-bit types switched off: arrays would be "
+            f"{kind}=float64, but JAX has 64-bit types switched off: arrays would be "
             'float32.\nCall jax.config.update("jax_enable_x64", True) first.'
         )
     return jnp.dtype(_DTYPES[name])
 
 
-def _name_of(given: Any) -> str:
+def _name_of(dtype: Any) -> str:
     try:
-        return jnp.dtype(given).name
+        return jnp.dtype(dtype).name
     except TypeError:
         return ""
 
 
 def _near(word: str) -> str:
-    known = [*_PARTS, *_SHORT, *_DTYPES]
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    choices = [*_KINDS, *_SHORT, *_DTYPES]
+    matches = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def _malformed(text: str, reason: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""The dtypes of those operations of a program that precision depends on.
+"""Reports the dtypes of those operations of a program that precision depends on.
 
 A function is traced, and its program read: matrix products, convolutions, and the sums
 and maxima of norms and softmax, each with the path of its module. The search enters
@@ -57,7 +57,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class DtypeReport:
-    """The operations of a program that precision depends on; prints as a table.
+    """Operations of a program that precision depends on; prints as a table.
 
     Attributes:
         operations: In the order of the program.
@@ -84,11 +84,11 @@ class DtypeReport:
             A dict from the dtypes of operands and result to a number, such as
             ``{("bfloat16", "bfloat16", "bfloat16"): 73}``.
         """
-        found = collections.Counter[tuple[str, ...]]()
+        counter = collections.Counter[tuple[str, ...]]()
         for x in self.operations:
             if x.name == name and direction in (None, x.direction):
-                found[(*x.operands, x.result)] += x.count
-        return dict(found)
+                counter[(*x.operands, x.result)] += x.count
+        return dict(counter)
 
     def __str__(self) -> str:
         if not self.operations:
@@ -98,12 +98,12 @@ class DtypeReport:
             operands = " ".join([_SHORT.get(dtype, dtype) for dtype in x.operands])
             dtypes = f"{operands} -> {_SHORT.get(x.result, x.result)}"
             rows.append((x.path or "-", x.direction, x.name, dtypes))
-        listed = [
-            (*row, str(sum([self.operations[number].count for number in numbers])))
-            for row, numbers in descriptions.groups_of_rows(rows)
+        lines = [
+            (*row, str(sum([self.operations[i].count for i in indices])))
+            for row, indices in descriptions.groups_of_rows(rows)
         ]
         head = ("module", "pass", "operation", "dtypes", "count")
-        return "\n".join(descriptions.aligned([head, *listed]))
+        return "\n".join(descriptions.aligned([head, *lines]))
 
 
 def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
@@ -153,20 +153,20 @@ def _alike(operations: Iterator[Operation]) -> list[Operation]:
 
 
 def _operations(
-    program: Any, place: NameStack, times: int, owner: str
+    program: Any, scope: NameStack, times: int, owner: str
 ) -> Iterator[Operation]:
     for equation in program.eqns:
-        here, name = place.of(equation), equation.primitive.name
+        inner_scope, name = scope.of(equation), equation.primitive.name
         result = equation.outvars[0].aval if name in _NAMES else None
         if result is not None and jnp.issubdtype(result.dtype, jnp.inexact):
             yield Operation(
-                here.path(owner),
-                here.direction,
+                inner_scope.path(owner),
+                inner_scope.direction,
                 _NAMES[name],
                 tuple([str(x.aval.dtype) for x in equation.invars[:2]]),
                 str(result.dtype),
                 times,
             )
-        inner = times * equation.params["length"] if name == "scan" else times
-        for part in jaxprs.programs_in(equation):
-            yield from _operations(part, here, inner, owner)
+        inner_times = times * equation.params["length"] if name == "scan" else times
+        for subprogram in jaxprs.programs_in(equation):
+            yield from _operations(subprogram, inner_scope, inner_times, owner)

@@ -108,7 +108,7 @@ class DynamicScale(Pytree):
         axis_name: Any = None,
         **options: Any,
     ) -> Callable[..., tuple[Any, Any]]:
-        """A function that gives the value and the gradient of ``f``, and adapts.
+        """Makes a function that returns value and gradient of ``f``, and adapts.
 
         Args:
             f: As for `nnx.value_and_grad`. Its value is best computed in float32, as
@@ -149,14 +149,14 @@ class DynamicScale(Pytree):
                 wide = jnp.promote_types(jnp.result_type(value), jnp.float32)
                 return jnp.asarray(value, wide) * scale, out
 
-            before = _Contents([args, kwargs])
+            contents = _Contents([args, kwargs])
             gradient = grad.value_and_grad(scaled, has_aux=True, **options)
             (_, out), grads = gradient(*args, **kwargs)
             grads = jax.tree.map(lambda g: _divided(g, scale), grads)
             if axis_name is not None:
                 grads = jax.tree.map(lambda g: _averaged(g, axis_name), grads)
             is_finite = _are_finite(grads)
-            before.bring_back(is_finite)
+            contents.bring_back(is_finite)
             self._adapt(is_finite)
             return out, grads
 
@@ -169,8 +169,8 @@ class DynamicScale(Pytree):
         largest = jnp.finfo(jnp.float32).max
         larger = jnp.minimum(scale * self.growth_factor, largest)
         smaller = jnp.maximum(scale * self.backoff_factor, self.minimum_scale)
-        kept = jnp.where(grows, larger, scale)
-        self.scale[...] = jnp.where(is_finite, kept, smaller)
+        finite_scale = jnp.where(grows, larger, scale)
+        self.scale[...] = jnp.where(is_finite, finite_scale, smaller)
         self.finite_steps[...] = jnp.where(is_finite & ~grows, steps + 1, 0)
         self.is_finite[...] = is_finite
 
@@ -194,17 +194,17 @@ class DynamicScale(Pytree):
             >>> model.w[...].item(), optimizer.step[...].item()
             (0.0, 1)
         """
-        before = _Contents([optimizer, args])
+        contents = _Contents([optimizer, args])
         optimizer.update(*args, **kwargs)
-        before.bring_back(self.is_finite[...])
+        contents.bring_back(self.is_finite[...])
 
 
 def _averaged(gradient: jax.Array, axis_name: Any) -> jax.Array:
-    """The mean over the axes; in `shard_map`, JAX may have added up the devices."""
-    gradient, kept = jax.lax.pmean(gradient, axis_name), gradient
+    """Takes the mean over axes; in `shard_map`, JAX may have added up the devices."""
+    gradient, own_gradient = jax.lax.pmean(gradient, axis_name), gradient
     for name in axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,):
         is_tracked = name in _jax.varying(jax.typeof(jax.lax.axis_index(name)))
-        if is_tracked and name not in _jax.varying(jax.typeof(kept)):
+        if is_tracked and name not in _jax.varying(jax.typeof(own_gradient)):
             gradient = gradient / jax.lax.axis_size(name)
     return gradient
 
@@ -217,16 +217,16 @@ def _divided(gradient: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _are_finite(grads: Any) -> jax.Array:
-    found = [
+    checks = [
         jnp.isfinite(x).all()
         for x in jax.tree.leaves(grads)
         if jnp.issubdtype(x.dtype, jnp.inexact)
     ]
-    return functools.reduce(jnp.logical_and, found, jnp.asarray(True))
+    return functools.reduce(jnp.logical_and, checks, jnp.asarray(True))
 
 
 class _Contents:
-    """The contents of objects: arrays, and Variables except random streams."""
+    """Keeps the contents of objects: arrays, and Variables except random streams."""
 
     def __init__(self, tree: Any) -> None:
         is_node = nodes.is_graph_node
@@ -258,7 +258,7 @@ def _are_alike(new: Any, old: Any) -> bool:
 
 
 def _chosen(is_finite: jax.Array, new: Any, old: Any) -> Any:
-    """The new value, or the old one if not all is finite."""
+    """Selects the new value, or the old one if not all is finite."""
 
     def choose(new: Any, old: Any) -> Any:
         if new is old or jnp.shape(new) != jnp.shape(old):

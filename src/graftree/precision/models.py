@@ -103,9 +103,9 @@ def set_policy(
             f"{type(model).__name__}."
         )
     asked = dtype_policies.of_model(policy)
-    parts = PolicyMap(model, asked, dtype_policies.of_exceptions(exceptions))
-    parts.check_matches()
-    applied = parts.apply(strict)
+    policy_map = PolicyMap(model, asked, dtype_policies.of_exceptions(exceptions))
+    policy_map.check_matches()
+    applied = policy_map.apply(strict)
     if applied.unknown:
         message = unknown_message(applied.unknown)
         warnings.warn(message, errors.UnknownLayerWarning, stacklevel=2)
@@ -114,7 +114,7 @@ def set_policy(
 
 @dataclasses.dataclass
 class _Change:
-    """The changes to one module; none if ``policy`` is `dtype_policies.KEEP`."""
+    """Changes to one module; none if ``policy`` is `dtype_policies.KEEP`."""
 
     path: Path
     module: Any
@@ -124,28 +124,28 @@ class _Change:
     unknown: UnknownLayer | None
 
     def described(self) -> SetLayer:
-        """The dtypes that the module has after the change."""
+        """Returns the dtypes that the module has after the change."""
         stored = self.settings.get("param_dtype")
         if self.casts:
             stored = self.casts[0][1]
-        own = self.settings.get(compute_dtypes.PARAMS_DTYPE)
-        compute = self.settings.get("dtype", own)
+        params_dtype = self.settings.get(compute_dtypes.PARAMS_DTYPE)
+        compute = self.settings.get("dtype", params_dtype)
         policy = Policy(stored, compute, self.policy.output)
         return SetLayer(self.path, type(self.module).__name__, policy)
 
 
 class PolicyMap:
-    """The modules of a model, by path, and the policy of each.
+    """Decides the policy of each module of a model, and applies them.
 
     Args:
         model: The model.
         policy: Its policy.
         exceptions: Their selections, and their policies.
-        given: The modules that may be changed, by `id`, each with the attributes that
-            may not; ``None``: everything may be changed.
+        changeable: The modules that may be changed, by `id`, each with the attributes
+            that may not; ``None``: everything may be changed.
 
     Attributes:
-        matched: The numbers of the exceptions that match a module.
+        matched: Indices of the exceptions that match a module.
     """
 
     def __init__(
@@ -153,16 +153,17 @@ class PolicyMap:
         model: Any,
         policy: Policy,
         exceptions: list[tuple[Any, Policy]],
-        given: Mapping[int, frozenset[str]] | None = None,
+        changeable: Mapping[int, frozenset[str]] | None = None,
     ) -> None:
         self._policy = policy
-        self._given = given
+        self._changeable = changeable
         self._exceptions = [
-            (where, patterns.to_predicate(where), own) for where, own in exceptions
+            (selection, patterns.to_predicate(selection), exception)
+            for selection, exception in exceptions
         ]
         self.matched: set[int] = set()
-        found = [*traversals.iter_graph(model, graph=True)]
-        self._modules = {path: x for path, x in found if isinstance(x, Module)}
+        objects = [*traversals.iter_graph(model, graph=True)]
+        self._modules = {path: x for path, x in objects if isinstance(x, Module)}
         self._modules[()] = model
         self._first = {*self._modules}
         shared = traversals.find_duplicates(
@@ -171,7 +172,7 @@ class PolicyMap:
         for first, *others in shared:
             if first in self._modules:
                 self._modules |= dict.fromkeys(others, self._modules[first])
-        self._variables = {path: x for path, x in found if compute_dtypes.is_param(x)}
+        self._variables = {path: x for path, x in objects if compute_dtypes.is_param(x)}
         self._params = self._own_params()
         self._policies = self._all_policies()
         self._check_shared(shared)
@@ -194,45 +195,49 @@ class PolicyMap:
 
     def check_matches(self) -> None:
         """Refuses an exception that matches no module."""
-        for number, (where, _, _) in enumerate(self._exceptions):
-            if number not in self.matched:
-                known = [path for path in self._modules if path]
-                raise patterns.no_match_error("set_policy: exceptions", where, known)
+        for i, (selection, _, _) in enumerate(self._exceptions):
+            if i not in self.matched:
+                module_paths = [path for path in self._modules if path]
+                raise patterns.no_match_error(
+                    "set_policy: exceptions", selection, module_paths
+                )
 
     def _change(self, path: Path) -> _Change:
-        """The changes to a module."""
+        """Returns the changes to a module."""
         module, policy = self._modules[path], self._policies[path]
-        given = (self._given or {}).get(id(module), frozenset())
+        fixed = (self._changeable or {}).get(id(module), frozenset())
         settings = dtype_settings(module, policy)
         params = {x[len(path) :]: v for x, v in self._params.get(path, [])}
         unknown, casts = None, []
         if "dtype" not in settings and policy.compute is not None:
-            own = {(name,) for name in own_params.names_in(module)}
-            if own:
+            param_names = {(name,) for name in own_params.names_in(module)}
+            if param_names:
                 dtype = dtype_policies.scalar_type(policy.compute)
                 settings[compute_dtypes.PARAMS_DTYPE] = dtype
-            if others := [_told(x, v) for x, v in params.items() if x not in own]:
+            if others := [
+                _described(x, v) for x, v in params.items() if x not in param_names
+            ]:
                 unknown = UnknownLayer(path, type(module).__name__, tuple(others))
-                params = {x: v for x, v in params.items() if x in own}
-        if policy.params is not None and "param_dtype" not in given:
+                params = {x: v for x, v in params.items() if x in param_names}
+        if policy.params is not None and "param_dtype" not in fixed:
             casts = [(variable, policy.params) for variable in params.values()]
-        if "dtype" in given:
+        if "dtype" in fixed:
             policy = dataclasses.replace(policy, output=None)
         if path == () and self._policy.output is not None:
             policy = dataclasses.replace(policy, output=self._output(policy))
-        settings = {name: x for name, x in settings.items() if name not in given}
+        settings = {name: x for name, x in settings.items() if name not in fixed}
         return _Change(path, module, policy, settings, casts, unknown)
 
     def _output(self, policy: Policy) -> Any:
-        """The output dtype of the model itself: exceptions can set it, kinds can't."""
+        """Returns the model's output dtype: exceptions can set it, kinds can't."""
         is_said = policy.output is not None and any(
-            own.output is not None and is_meant((), self._modules[()])
-            for _, is_meant, own in self._exceptions
+            exception.output is not None and is_meant((), self._modules[()])
+            for _, is_meant, exception in self._exceptions
         )
         return policy.output if is_said else self._policy.output
 
     def _own_params(self) -> dict[Path, list[tuple[Path, Variable[Any]]]]:
-        """The Params of each module that are in no module inside it."""
+        """Returns the Params of each module that are in none of its sub-modules."""
         owned: dict[Path, list[tuple[Path, Variable[Any]]]] = {}
         for path, variable in self._variables.items():
             owned.setdefault(self._owner(path), []).append((path, variable))
@@ -243,46 +248,58 @@ class PolicyMap:
         return next((x for x in _above(path) if is_layer(modules.get(x))), ())
 
     def _all_policies(self) -> dict[Path, Policy]:
-        """The policies of all modules, those around others first."""
-        found: dict[Path, Policy] = {}
+        """Returns the policies of all modules, those of outer modules first."""
+        policies: dict[Path, Policy] = {}
         for path, module in paths.sorted_by_path(self._modules.items()):
-            outer = next((found[x] for x in _above(path) if x in found), self._policy)
-            is_fixed = self._given is not None and id(module) not in self._given
-            own = self._own(path, module, dataclasses.replace(outer, output=None))
-            found[path] = dtype_policies.KEEP if is_fixed else own
-        return found
+            outer = next(
+                (policies[x] for x in _above(path) if x in policies), self._policy
+            )
+            outer = dataclasses.replace(outer, output=None)
+            # Also for a module that stays as it is: this notes which exceptions match.
+            policies[path] = self._policy_of(path, module, outer)
+            if self._changeable is not None and id(module) not in self._changeable:
+                policies[path] = dtype_policies.KEEP
+        return policies
 
-    def _own(self, path: Path, module: Any, policy: Policy) -> Policy:
-        """The policy of a module, from that of the module around it."""
+    def _policy_of(self, path: Path, module: Any, policy: Policy) -> Policy:
+        """Returns the policy of a module, from that of the module it is in."""
         policy = by_kind(module, policy)
-        for number, (_, is_meant, given) in enumerate(self._exceptions):
+        for i, (_, is_meant, exception) in enumerate(self._exceptions):
             if is_meant(path, module):
-                self.matched.add(number)
-                is_kept = given is dtype_policies.KEEP
-                policy = given if is_kept else dtype_policies.overridden(policy, given)
+                self.matched.add(i)
+                if exception is dtype_policies.KEEP:
+                    policy = exception
+                else:
+                    policy = dtype_policies.overridden(policy, exception)
         return policy
 
     def _check_shared(self, shared: list[list[Path]]) -> None:
         """Refuses shared parts for which not all paths give the same dtypes."""
-        for places in shared:
-            if places[0] in self._modules:
-                found = {path: self._policies[path] for path in places}
-            elif places[0] in self._variables:
-                owners = {path: self._policies[self._owner(path)] for path in places}
-                found = {path: Policy(own.params) for path, own in owners.items()}
+        for aliases in shared:
+            if aliases[0] in self._modules:
+                policies = {path: self._policies[path] for path in aliases}
+            elif aliases[0] in self._variables:
+                owners = {path: self._policies[self._owner(path)] for path in aliases}
+                policies = {
+                    path: Policy(owner_policy.params)
+                    for path, owner_policy in owners.items()
+                }
             else:
                 continue
-            if len({*found.values()}) > 1:
-                raise _contradiction(found)
+            if len({*policies.values()}) > 1:
+                raise _contradiction(policies)
 
 
 def _above(path: Path) -> Iterator[Path]:
-    """The paths above another one, the nearest first."""
+    """Yields the paths above another one, the nearest first."""
     return (path[:end] for end in reversed(range(len(path))))
 
 
-def _contradiction(found: dict[Path, Policy]) -> ValueError:
-    lines = [f"{paths.dotted(p)}: {str(own) or 'as it is'}" for p, own in found.items()]
+def _contradiction(policies: dict[Path, Policy]) -> ValueError:
+    lines = [
+        f"{paths.dotted(p)}: {str(policy) or 'as it is'}"
+        for p, policy in policies.items()
+    ]
     return ValueError(
         errors.message(
             "set_policy: a shared part of the model would get two policies.",
@@ -346,7 +363,7 @@ def is_layer(x: Any) -> bool:
 
 
 def by_kind(layer: Any, policy: Policy) -> Policy:
-    """The policy of a layer without an exception: wide for norms."""
+    """Returns the policy of a layer without an exception: wide for norms."""
     if not isinstance(layer, moments.Norm) or policy.compute is None:
         return policy
     wide = jnp.promote_types(policy.compute, jnp.float32)
@@ -355,19 +372,19 @@ def by_kind(layer: Any, policy: Policy) -> Policy:
 
 
 def dtype_settings(layer: Any, policy: Policy) -> dict[str, Any]:
-    """The attributes of one layer that hold dtypes, with their new values."""
+    """Returns the attributes of a layer that hold dtypes, with their new values."""
     wanted = {"dtype": policy.compute, "param_dtype": policy.params}
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: dtype_policies.scalar_type(dtype)
         for name, dtype in wanted.items()
         if dtype is not None and _has_dtype(layer, name)
     }
     # They store the weights of another layer in their `dtype`, if they have one.
-    if isinstance(layer, _WRAPPERS) and "dtype" in found:
-        found["dtype"] = None
+    if isinstance(layer, _WRAPPERS) and "dtype" in settings:
+        settings["dtype"] = None
     if isinstance(layer, reparametrization.SpectralNorm):
-        found.pop("param_dtype", None)  # that of its statistics
-    return found
+        settings.pop("param_dtype", None)  # that of its statistics
+    return settings
 
 
 def _has_dtype(layer: Any, name: str) -> bool:
@@ -396,7 +413,7 @@ def set_output(module: Any, dtype: Any) -> None:
 
 
 def cast(variable: Variable[Any], dtype: Any) -> Any:
-    """The stored value of a Variable in another dtype; the same object if unchanged."""
+    """Casts the stored value of a Variable; returns the same object if unchanged."""
     raw = variable.get_raw_value()
     if _jax.is_ref(raw):
         return raw if raw.dtype == dtype else _jax.new_ref(raw[...].astype(dtype))
@@ -408,7 +425,7 @@ def cast(variable: Variable[Any], dtype: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SetLayer:
-    """The dtypes of a layer after a change.
+    """Dtypes of a layer after a change.
 
     Attributes:
         path: Its keys, from the model.
@@ -438,7 +455,7 @@ class UnknownLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """The dtypes that were set; prints as a table.
+    """Dtypes that were set; prints as a table.
 
     Attributes:
         policy: The policy of the model.
@@ -462,18 +479,18 @@ class Applied:
         return text
 
 
-def _told(path: Path, variable: Variable[Any]) -> str:
+def _described(path: Path, variable: Variable[Any]) -> str:
     raw = variable.get_raw_value()
     kind = f" {descriptions.describe(raw)}" if hasattr(raw, "dtype") else ""
     return paths.dotted(path) + kind
 
 
 def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
-    """The message about layers in which nothing can be set."""
+    """Makes the message about layers in which nothing can be set."""
     rows = [(paths.dotted(x.path), x.kind, ", ".join(x.params)) for x in unknown]
     return errors.message(
         "A policy can't set these Params: they are in containers, and their layers "
-        "have no attribute `dtype`. They are as they were.",
+        "have no attribute `dtype`. They were left unchanged.",
         where="\n".join(descriptions.aligned(descriptions.folded_rows(rows))),
         way_out="Let each be an attribute of its layer, or give the class `dtype` and "
         "`param_dtype`, which its methods use; or say that they are to stay: "
@@ -491,7 +508,7 @@ _LAYERS = "graftree.nn.", "graftree.surgery.stacks"
 def default(
     policy: str | Policy, *, exceptions: Exceptions | None = None
 ) -> Iterator[None]:
-    """A context in which layers are made with the dtypes of a policy.
+    """Makes layers in its block with the dtypes of a policy.
 
     A model made in it is as `set_policy` would make it, except that the arguments
     ``dtype`` (other than ``None``) and ``param_dtype`` of a layer win. Random numbers
@@ -533,10 +550,10 @@ def default(
 
 @dataclasses.dataclass
 class _Running:
-    """A constructor that runs: its class, its given dtypes, and its trace."""
+    """A constructor that runs: its class, the dtypes passed to it, and its trace."""
 
     kind: type
-    given: frozenset[str]
+    fixed: frozenset[str]
     trace: Any
 
     @property
@@ -554,10 +571,10 @@ class _PolicyBuilder:
         self._matched: set[int] = set()
         self._running: list[_Running] = []
         # Kept, so that no other object gets the same number.
-        self._made: dict[int, Any] = {}
-        self._given: dict[int, frozenset[str]] = {}
-        for where, _ in exceptions:
-            patterns.to_predicate(where)
+        self._modules: dict[int, Any] = {}
+        self._fixed_dtypes: dict[int, frozenset[str]] = {}
+        for selection, _ in exceptions:
+            patterns.to_predicate(selection)
 
     def make(
         self,
@@ -569,81 +586,82 @@ class _PolicyBuilder:
         """Makes an object; see `running.Maker`."""
         outer = self._running[-1] if self._running else None
         trace = ownership.current()
-        given = _given(cls, args, kwargs, outer)
-        self._running.append(_Running(cls, given, trace))
+        fixed = _passed_dtypes(cls, args, kwargs, outer)
+        self._running.append(_Running(cls, fixed, trace))
         try:
-            made = build()
+            obj = build()
         finally:
             self._running.pop()
-        if isinstance(made, Module):
-            self._made[id(made)] = made
-            chosen = _chosen(made, is_inside=outer is not None and outer.is_ours)
-            self._given[id(made)] = given | chosen
+        if isinstance(obj, Module):
+            self._modules[id(obj)] = obj
+            chosen = _chosen(obj, is_inside=outer is not None and outer.is_ours)
+            self._fixed_dtypes[id(obj)] = fixed | chosen
             if outer is None or outer.trace is not trace:
-                self._set_policy(made, is_model=outer is None and callable(made))
-        return made
+                self._set_policy(obj, is_model=outer is None and callable(obj))
+        return obj
 
     def _set_policy(self, model: Any, is_model: bool) -> None:
         policy = self.policy
         if not is_model:
             policy = dataclasses.replace(policy, output=None)
-        parts = PolicyMap(model, policy, self.exceptions, self._given)
-        self._matched |= parts.matched
-        found = parts.apply(strict=False)
-        if found.unknown:
+        policy_map = PolicyMap(model, policy, self.exceptions, self._fixed_dtypes)
+        self._matched |= policy_map.matched
+        applied = policy_map.apply(strict=False)
+        if applied.unknown:
             # Up from here: `make`, the metaclass, the caller.
-            message = unknown_message(found.unknown)
+            message = unknown_message(applied.unknown)
             warnings.warn(message, errors.UnknownLayerWarning, stacklevel=4)
 
     def check_matched(self) -> None:
         """Refuses an exception that matched nothing in any model that was made."""
-        for number, (where, _) in enumerate(self.exceptions):
-            if number not in self._matched:
+        for i, (selection, _) in enumerate(self.exceptions):
+            if i not in self._matched:
                 raise ValueError(
                     errors.message(
-                        f"precision.default: the exception {patterns.describe(where)} "
-                        "matches no module that was made in the context.",
+                        "precision.default: the exception "
+                        f"{patterns.describe(selection)} matches no module that was "
+                        "made in the context.",
                         way_out="Paths begin at the model, as in 'blocks[*].mlp'.",
                     )
                 )
 
 
-def _given(
+def _passed_dtypes(
     cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: _Running | None
 ) -> frozenset[str]:
-    """The names of the dtypes that a layer is given as arguments."""
+    """Returns the names of the dtypes that a layer gets as arguments."""
     try:
         bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs).arguments
     except (TypeError, ValueError):  # the constructor reports the fault
         return frozenset()
     bound = bound | bound.get("kwargs", {})
-    given = {name for name in _DEFAULTS if name in bound}
+    names = {name for name in _DEFAULTS if name in bound}
     if bound.get("dtype") is None:
-        given.discard("dtype")
+        names.discard("dtype")
     if outer is not None and outer.is_ours:
         # It passes on the dtypes that it was given, or its defaults.
-        given = {
+        names = {
             name
-            for name in given
-            if name in outer.given or bound[name] != _default(outer.kind, name)
+            for name in names
+            if name in outer.fixed or bound[name] != _default(outer.kind, name)
         }
-    return frozenset(given)
+    return frozenset(names)
 
 
 def _chosen(layer: Any, is_inside: bool) -> frozenset[str]:
-    """The names of the dtypes that a layer's class chose: they aren't its defaults."""
+    """Returns the names of the dtypes that a class chose: they aren't its defaults."""
     if is_inside:  # one of our layers made it, and passed its arguments on
         return frozenset()
-    found = {name: x for name, x in vars(layer).items() if name in _DEFAULTS}
-    expected = {name: _default(type(layer), name) for name in found}
-    return frozenset([name for name, x in found.items() if x != expected[name]])
+    dtypes = {name: x for name, x in vars(layer).items() if name in _DEFAULTS}
+    expected = {name: _default(type(layer), name) for name in dtypes}
+    return frozenset([name for name, x in dtypes.items() if x != expected[name]])
 
 
 def _default(cls: type, name: str) -> Any:
-    """The default of an argument of a class, or of the first base that has one."""
+    """Returns the default of an argument of a class, or of the first base with one."""
     for base in cls.__mro__:
         if "__init__" in vars(base):
-            found = inspect.signature(base.__init__).parameters.get(name)
-            if found is not None and found.default is not found.empty:
-                return found.default
+            parameter = inspect.signature(base.__init__).parameters.get(name)
+            if parameter is not None and parameter.default is not parameter.empty:
+                return parameter.default
     return _DEFAULTS[name]

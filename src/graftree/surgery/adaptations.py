@@ -102,7 +102,7 @@ def add_lora(
             keys = arguments.draw_key(rngs), arguments.draw_key(rngs)
             dtype = _param_dtype(target) if param_dtype is None else param_dtype
             factors = Factors(target, rank, dtype, param_type)
-            pair = factors.made(keys, (a_initializer, b_initializer))
+            pair = factors.make(keys, (a_initializer, b_initializer))
             changes.append(LowRank(target, *pair, scale=scale, param_dtype=dtype))
     for target, change in zip(targets, changes, strict=True):
         target.put_on(change)
@@ -110,7 +110,7 @@ def add_lora(
 
 
 def _param_dtype(target: Target) -> Dtype:
-    """The dtype in which a layer stores its Params."""
+    """Returns the dtype in which a layer stores its Params."""
     if target.name is None:
         return target.layer.param_dtype
     dtype = target.kernel.get_raw_value().dtype
@@ -193,38 +193,38 @@ def remove_lora(model: Any, where: Any = ...) -> list[Path]:
     return [target.own_path for target in targets]
 
 
-def _adapted(model: Any, where: Any, call: str) -> list[Target]:
-    """What has LoRA in the selected parts of a model."""
+def _adapted(model: Any, selection: Any, call: str) -> list[Target]:
+    """Finds what has LoRA in the selected parts of a model."""
     selections.check_model(model, call)
-    inside = selections.inside(model, where, call)
-    ids = {id(part.value) for part in inside}
+    items = selections.within(model, selection, call)
+    ids = {id(item.value) for item in items}
     targets = [
         target
-        for part in selections.parts_of(model)
-        for target in lora_targets.adapted_in(part)
+        for item in selections.parts_of(model)
+        for target in lora_targets.adapted_in(item)
         if {id(target.layer), id(target.kernel)} & ids
     ]
-    own = {id(target.change) for target in targets}
-    others = [part for part in inside if isinstance(part.value, lora.LoRA)]
-    selections.refuse(
+    known_changes = {id(target.change) for target in targets}
+    others = [item for item in items if isinstance(item.value, lora.LoRA)]
+    selections.check_all(
         others,
-        lambda x: None if id(x) in own else type(x).__name__,
+        lambda x: None if id(x) in known_changes else type(x).__name__,
         f"{call}: LoRA that belongs to no layer that it knows.",
         "Select by `where` what nnx.surgery.add_lora changed.",
     )
     if not targets:
-        there = "the model" if where is ... else patterns.describe(where)
+        there = "the model" if selection is ... else patterns.describe(selection)
         raise ValueError(f"{call}: no layer in {there} has LoRA.")
     return targets
 
 
 def _check_mergeable(model: Any, targets: Sequence[Target], call: str) -> None:
     """Raises unless all adaptations can be merged."""
-    places = selections.places_of(model)
+    paths_by_id = selections.paths_by_id(model)
     wrapped = selections.ids_overwritten(model)
-    selections.refuse(
+    selections.check_all(
         [(target.own_path, target) for target in targets],
-        lambda target: _reason_to_keep(target, places, wrapped),
+        lambda target: _reason_to_keep(target, paths_by_id, wrapped),
         f"{call}: some adaptations can't be merged.",
         "Leave them as they are by `where`, or give the layer a kernel of its own: "
         "layer.kernel = nnx.clone(layer.kernel).",
@@ -232,14 +232,14 @@ def _check_mergeable(model: Any, targets: Sequence[Target], call: str) -> None:
 
 
 def _reason_to_keep(
-    target: Target, places: Mapping[int, list[Path]], wrapped: Container[int]
+    target: Target, paths_by_id: Mapping[int, list[Path]], wrapped: Container[int]
 ) -> str | None:
-    """The reason why an adaptation can't be merged, if there is one."""
+    """Says why an adaptation can't be merged, if it can't."""
     kernel = target.kernel
     cls = type(kernel)
-    if len(places[id(kernel)]) > 1:
-        listed = ", ".join(map(paths.dotted, places[id(kernel)]))
-        return f"its kernel is shared: {listed}"
+    if len(paths_by_id[id(kernel)]) > 1:
+        aliases = ", ".join(map(paths.dotted, paths_by_id[id(kernel)]))
+        return f"its kernel is shared: {aliases}"
     if id(target.layer) in wrapped:
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
     if behaviour := frozen_variables.own_behaviour(cls):
@@ -267,7 +267,7 @@ def _check_finite(targets: Sequence[Target], merged: Sequence[Any], call: str) -
         return f"{words}, whose largest is {most:g}" if lost else None
 
     pairs = zip(targets, merged, strict=True)
-    selections.refuse(
+    selections.check_all(
         [(pair[0].own_path, pair) for pair in pairs],
         reason_against,
         f"{call}: some kernels would overflow. Nothing has changed.",
@@ -277,7 +277,7 @@ def _check_finite(targets: Sequence[Target], merged: Sequence[Any], call: str) -
 
 
 def _merged(target: Target) -> jax.Array:
-    """The kernel with its adaptation; its dtype and sharding stay."""
+    """Adds the adaptation to a kernel; its dtype and sharding stay."""
     kernel = jnp.asarray(target.kernel[...])
     # JAX promotes no float8.
     is_tiny = kernel.dtype.itemsize == 1

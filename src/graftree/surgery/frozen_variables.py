@@ -29,10 +29,10 @@ _TYPE = variable_metadata.FROZEN_TYPE
 
 
 def _leaf(raw: Any) -> Any:
-    """The stored value as a leaf: without the gradient that a transform gave to it."""
+    """Returns the stored value as a leaf, without the gradient from a transform."""
     # Otherwise the same object, since transforms find changes by identity.
-    parts = [raw] if values.is_array(raw) else jax.tree.leaves(raw)
-    return _constant(raw) if any(map(_jax.is_differentiated, parts)) else raw
+    arrays = [raw] if values.is_array(raw) else jax.tree.leaves(raw)
+    return _constant(raw) if any(map(_jax.is_differentiated, arrays)) else raw
 
 
 class Frozen(Variable[A], leaf=_leaf):
@@ -123,16 +123,16 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     """
     selections.check_model(model, "nnx.surgery.freeze")
     predicate = filters.to_predicate(filter)
-    inside = _inside(model, where, "nnx.surgery.freeze")
+    candidates = _variables_within(model, where, "nnx.surgery.freeze")
     chosen = [
-        part
-        for part in inside
-        if not isinstance(part.value, Frozen) and predicate(*part)
+        item
+        for item in candidates
+        if not isinstance(item.value, Frozen) and predicate(*item)
     ]
     if not chosen:
-        raise _nothing("freeze", filter, inside)
+        raise _no_match_error("freeze", filter, candidates)
     overwritten = selections.ids_overwritten(model)
-    selections.refuse(
+    selections.check_all(
         chosen,
         lambda x: _reason_against(x, id(x) in overwritten),
         "nnx.surgery.freeze: some of the selected Variables can't be frozen.",
@@ -174,26 +174,26 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
     """
     selections.check_model(model, "nnx.surgery.unfreeze")
     predicate = filters.to_predicate(filter)
-    inside = _inside(model, where, "nnx.surgery.unfreeze")
+    candidates = _variables_within(model, where, "nnx.surgery.unfreeze")
     chosen = [
-        part
-        for part in inside
-        if isinstance(part.value, Frozen) and predicate(part.path, _thawed(part.value))
+        item
+        for item in candidates
+        if isinstance(item.value, Frozen) and predicate(item.path, _thawed(item.value))
     ]
     if not chosen:
-        raise _nothing("unfreeze", filter, inside)
+        raise _no_match_error("unfreeze", filter, candidates)
     for path, variable in chosen:
         variables.check_owned(variable, paths.dotted(path))
     for _, variable in chosen:
-        before = _thawed(variable)
-        _turn_into(variable, type(before), variables.metadata_of(before))
+        thawed = _thawed(variable)
+        _turn_into(variable, type(thawed), variables.metadata_of(thawed))
     return [path for path, _ in chosen]
 
 
-def _inside(model: Any, where: Any, call: str) -> list[ModelPart]:
-    """The Variables in the selected parts of a model."""
-    found = selections.inside(model, where, call)
-    return [part for part in found if isinstance(part.value, Variable)]
+def _variables_within(model: Any, selection: Any, call: str) -> list[ModelPart]:
+    """Finds the Variables in the selected parts of a model."""
+    items = selections.within(model, selection, call)
+    return [item for item in items if isinstance(item.value, Variable)]
 
 
 def _turn_into(variable: Any, cls: Any, entries: Any) -> None:
@@ -204,21 +204,25 @@ def _turn_into(variable: Any, cls: Any, entries: Any) -> None:
 
 
 def _thawed(variable: Variable[Any]) -> Variable[Any]:
-    """A Variable like the one that was frozen, with the same value."""
+    """Makes a Variable like the one that was frozen, with the same value."""
     entries = dict(variables.metadata_of(variable))
     cls = entries.pop(_TYPE)
     return variables.rebuild(cls, variable.get_raw_value(), HashableMapping(entries))
 
 
-def _nothing(function: str, filter_: Filter, inside: list[ModelPart]) -> ValueError:
-    frozen = sum(isinstance(part.value, Frozen) for part in inside)
-    kinds = sorted({type(part.value).__name__ for part in inside} - {Frozen.__name__})
-    found = f"{len(inside)} Variables, {frozen} of them frozen"
+def _no_match_error(
+    function: str, filter_: Filter, candidates: list[ModelPart]
+) -> ValueError:
+    frozen = sum(isinstance(item.value, Frozen) for item in candidates)
+    kinds = sorted(
+        {type(item.value).__name__ for item in candidates} - {Frozen.__name__}
+    )
+    counts = f"{len(candidates)} Variables, {frozen} of them frozen"
     return ValueError(
         errors.message(
             f"nnx.surgery.{function}: the filter {patterns.describe(filter_)} matches "
             f"no Variable to {function}.",
-            where=found + (f"; the others: {', '.join(kinds)}" if kinds else ""),
+            where=counts + (f"; the others: {', '.join(kinds)}" if kinds else ""),
             way_out="Here a string is the tag of a Variable; pass paths as `where`.",
         )
     )

@@ -38,7 +38,7 @@ from graftree.nn.support import arguments, meshes
 
 
 class LowRank(lora.LoRA):
-    """The low-rank part of a layer: two Variables and a scale.
+    """Low-rank part of a layer: two Variables and a scale.
 
     Args:
         target: The `Target` that is adapted.
@@ -75,27 +75,27 @@ class LowRank(lora.LoRA):
 
     @property
     def rank(self) -> int:
-        """The size of the axis between the two Variables."""
+        """Size of the axis between the two Variables."""
         return self.lora_a.shape[-1]
 
     def added_to(self, kernel: jax.Array) -> jax.Array:
-        """What a module's own Param counts as, in its own dtype."""
+        """Adds the change to a module's own Param, in the dtype of that."""
         a, b = self.lora_a[...], self.lora_b[...]
         is_tiny = kernel.dtype.itemsize == 1  # JAX promotes no float8
-        own = jnp.float32 if is_tiny else kernel.dtype
-        wide = jnp.promote_types(own, jnp.promote_types(a.dtype, b.dtype))
+        kernel_dtype = jnp.float32 if is_tiny else kernel.dtype
+        wide = jnp.promote_types(kernel_dtype, jnp.promote_types(a.dtype, b.dtype))
         change = jnp.matmul(a.astype(wide), b.astype(wide)) * self.scale
         return (kernel.astype(wide) + change.astype(wide)).astype(kernel.dtype)
 
     def operands(self, inputs: Any) -> tuple[Any, Any, Any]:
-        """The inputs and the two arrays, the second one scaled, in one dtype."""
-        given = (arguments.as_array(inputs), self.lora_a[...], self.lora_b[...])
-        promoted: Any = self.promote_dtype(given, dtype=self.dtype)
+        """Brings inputs and both arrays, the second one scaled, to one dtype."""
+        unpromoted = (arguments.as_array(inputs), self.lora_a[...], self.lora_b[...])
+        promoted: Any = self.promote_dtype(unpromoted, dtype=self.dtype)
         x, a, b = promoted
         return x, a, b if self.scale == 1 else b * jnp.asarray(self.scale, b.dtype)
 
     def __call__(self, x: Any, **kwargs: Any) -> jax.Array:
-        """The change to the outputs of a Linear."""
+        """Computes the change to the outputs of a Linear."""
         inputs, a, b = self.operands(x)
         return _chained(inputs, a, b, (inputs.ndim - 1,), 0, **kwargs)
 
@@ -135,7 +135,7 @@ def _sum(
     inputs: Any,
     out_sharding: Any,
 ) -> Any:
-    """The outputs of a layer plus the low-rank change, in the dtype of the outputs."""
+    """Adds the low-rank change to a layer's outputs, in the dtype of the outputs."""
     options = arguments.if_set(out_sharding=out_sharding)
     outputs = compute(inputs, **options)
     return outputs + change(inputs, **options).astype(outputs.dtype)
@@ -201,7 +201,7 @@ class LoRAEinsum(linear.Einsum):
 
 
 def roles(equation: str) -> tuple[str, str, str]:
-    """The letters of a kernel: of batch axes, of inputs and of outputs."""
+    """Returns the letters of a kernel: of batch axes, of inputs and of outputs."""
     operands, outputs = equation.split("->")
     inputs, kernel = operands.split(",")
     return (
@@ -212,7 +212,7 @@ def roles(equation: str) -> tuple[str, str, str]:
 
 
 def _low_rank_equations(equation: Any) -> tuple[str, str]:
-    """The equations that contract inputs with ``lora_a``, and that with ``lora_b``."""
+    """Makes the equations of inputs with ``lora_a``, and of that with ``lora_b``."""
     operands, outputs = equation.split("->")
     inputs, _ = operands.split(",")
     batch, ins, outs = roles(equation)
@@ -272,7 +272,7 @@ class LoRAEmbed(linear.Embed):
 
 
 class Axes(NamedTuple):
-    """The axes of a kernel, except leading ones of a `Stack`.
+    """Axes of a kernel, except leading ones of a `Stack`.
 
     Attributes:
         batch: The sizes of those in both factors.
@@ -288,26 +288,29 @@ class Axes(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The shape of the kernel."""
+        """Shape of the kernel."""
         sizes = (*self.batch, *self.ins, *self.outs)
         return tuple([sizes[i] for i in self.order]) if self.order else sizes
 
     def grouped(self, entries: Sequence[Any]) -> tuple[Any, ...]:
-        """Entries for all axes of the kernel by role, behind those of leading axes."""
+        """Orders entries of the kernel's axes by role, after those of leading axes."""
         lead = len(entries) - len(self.shape)
         order = self.order or range(len(self.shape))
-        own = entries[lead:]
-        return (*entries[:lead], *[own[order.index(i)] for i in range(len(own))])
+        kernel_entries = entries[lead:]
+        return (
+            *entries[:lead],
+            *[kernel_entries[order.index(i)] for i in range(len(kernel_entries))],
+        )
 
     def ungrouped(self, entries: Sequence[Any]) -> tuple[Any, ...]:
-        """The inverse of `grouped`."""
+        """Puts entries back in the kernel's order: the inverse of `grouped`."""
         lead = len(entries) - len(self.shape)
         order = self.order or range(len(self.shape))
         return (*entries[:lead], *[entries[lead + i] for i in order])
 
 
 class Adaptable(NamedTuple):
-    """The adaptation of a class of layers.
+    """How a class of layers is adapted.
 
     Attributes:
         adapted: The class that a layer gets.

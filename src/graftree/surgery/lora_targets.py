@@ -45,7 +45,7 @@ class Target(NamedTuple):
 
     @property
     def own_path(self) -> Path:
-        """The path of the layer, or of the Param."""
+        """Path of the layer, or of the Param."""
         return self.path if self.name is None else (*self.path, self.name)
 
     @property
@@ -54,27 +54,29 @@ class Target(NamedTuple):
         return type(self.layer) in (*lora_layers.ADAPTABLE, *lora_layers.PLAIN)
 
     @property
-    def known(self) -> lora_layers.Adaptable:
-        """The adaptation of its class."""
+    def adaptable(self) -> lora_layers.Adaptable:
+        """How its class is adapted."""
         cls = type(self.layer)
         return lora_layers.ADAPTABLE[lora_layers.PLAIN.get(cls, cls)]
 
     @property
     def kernel(self) -> Variable[Any]:
         """What counts with the change, as it is stored."""
-        return vars(self.layer)[self.known.kernel if self.name is None else self.name]
+        return vars(self.layer)[
+            self.adaptable.kernel if self.name is None else self.name
+        ]
 
     @property
     def axes(self) -> lora_layers.Axes:
-        """The axes of the kernel."""
+        """Axes of the kernel."""
         if self.name is None:
-            return self.known.axes(self.layer)
+            return self.adaptable.axes(self.layer)
         *batch, ins, outs = self.kernel.shape[self.depth :]
         return lora_layers.Axes(tuple(batch), (ins,), (outs,))
 
     @property
     def change(self) -> Any:
-        """The `LowRank`; ``None`` if there is none."""
+        """Its `LowRank`; ``None`` if it has none."""
         if self.name is not None:
             return own_params.adaptations_of(self.layer).get(self.name)
         return self.layer.lora if type(self.layer) in lora_layers.PLAIN else None
@@ -82,7 +84,7 @@ class Target(NamedTuple):
     def put_on(self, change: lora_layers.LowRank) -> None:
         """Adapts the layer."""
         if self.name is None:
-            self.layer.__class__ = self.known.adapted
+            self.layer.__class__ = self.adaptable.adapted
             self.layer.lora = change
             return
         if not own_params.adaptations_of(self.layer):
@@ -102,31 +104,31 @@ class Target(NamedTuple):
         own_params.update(self.layer)
 
 
-def adapted_in(part: selections.ModelPart) -> list[Target]:
-    """What is adapted in a module itself, by `add_lora` or as an `nnx.LoRALinear`."""
-    if type(part.value) in lora_layers.PLAIN:
-        return [Target(*part)]
-    is_module = isinstance(part.value, Module)
-    names = own_params.adaptations_of(part.value) if is_module else ()
-    return [Target(*part, name) for name in names]
+def adapted_in(item: selections.ModelPart) -> list[Target]:
+    """Lists what is adapted in a module itself, by `add_lora` or as a `LoRALinear`."""
+    if type(item.value) in lora_layers.PLAIN:
+        return [Target(*item)]
+    is_module = isinstance(item.value, Module)
+    names = own_params.adaptations_of(item.value) if is_module else ()
+    return [Target(*item, name) for name in names]
 
 
-def select(model: Any, where: Any, call: str) -> list[Target]:
-    """The layers that are selected, or else the Params, as targets.
+def select(model: Any, selection: Any, call: str) -> list[Target]:
+    """Finds the layers that are selected, or else the Params, as targets.
 
     A Param that is the kernel of a layer that can be adapted stands for the layer.
     """
-    parts = selections.find(
+    items = selections.find(
         model,
-        where,
+        selection,
         f"{call}: where",
         among=(nodes.is_node_module, compute_dtypes.is_param),
-        what="layer",
+        kind="layer",
     )
     modules = {x.path: x.value for x in selections.parts_of(model)}
     wrapped = selections.ids_overwritten(model)
     targets = []
-    for path, x in parts:
+    for path, x in items:
         if not isinstance(x, Variable):
             targets.append(Target(path, x))
             continue
@@ -140,7 +142,7 @@ def select(model: Any, where: Any, call: str) -> list[Target]:
 
 
 def _reason_against(target: Target, wrapped: Container[int]) -> str | None:
-    """The reason why something can't be adapted, if there is one."""
+    """Says why something can't be adapted, if it can't."""
     if target.name is not None:
         return _reason_against_own(target, wrapped)
     layer, cls = target.layer, type(target.layer)
@@ -148,7 +150,7 @@ def _reason_against(target: Target, wrapped: Container[int]) -> str | None:
         return _reason_against_class(cls)
     if cls is linear.Einsum and (reason := _reason_against_equation(layer)):
         return reason
-    name, kernel, expected = target.known.kernel, target.kernel, target.axes.shape
+    name, kernel, expected = target.adaptable.kernel, target.kernel, target.axes.shape
     shape = getattr(kernel, "shape", ())
     if hasattr(layer, "lora"):
         return f"this {cls.__name__} has an attribute `lora`"
@@ -172,7 +174,7 @@ def _reason_against_class(cls: type) -> str:
 
 
 def _reason_against_equation(layer: linear.Einsum) -> str | None:
-    """The reason why an `Einsum` can't be adapted, if it is its equation."""
+    """Says why an `Einsum` can't be adapted, if its equation is the reason."""
     if layer.einsum_str is None:
         return "an Einsum without an equation of its own"
     inputs, kernel = layer.einsum_str.split("->")[0].split(",")
@@ -216,12 +218,12 @@ def _reason_against_own(target: Target, wrapped: Container[int]) -> str | None:
 def check(model: Any, targets: Sequence[Target], call: str) -> None:
     """Raises a ValueError unless all that is selected can be adapted."""
     wrapped = selections.ids_overwritten(model)
-    known = ", ".join(sorted(cls.__name__ for cls in lora_layers.ADAPTABLE))
-    selections.refuse(
+    class_names = ", ".join(sorted(cls.__name__ for cls in lora_layers.ADAPTABLE))
+    selections.check_all(
         [(target.own_path, target) for target in targets],
         lambda target: _reason_against(target, wrapped),
         f"{call}: some of what is selected can't be adapted.",
-        f"Select layers of the classes {known}, for example by "
+        f"Select layers of the classes {class_names}, for example by "
         "nnx.All(nnx.Linear, nnx.surgery.at('blocks.**')); or matrices that other "
         "modules have as attributes, by their own paths: 'experts.up'.",
     )
@@ -261,35 +263,35 @@ class Factors:
         rows, columns = math.prod(in_sizes), math.prod(out_sizes)
         self._flat = (rows, rank), (rank, columns)
 
-    def made(
+    def make(
         self, keys: Sequence[jax.Array], initializers: Sequence[Initializer]
     ) -> list[Variable[Any]]:
         """Makes ``lora_a`` and ``lora_b``."""
         pairs = enumerate(zip(keys, initializers, strict=True))
-        return [self._placed(i, self._initial(i, *pair)) for i, pair in pairs]
+        return [self._variable(i, self._initial(i, *pair)) for i, pair in pairs]
 
-    def _initial(self, number: int, key: jax.Array, initializer: Initializer) -> Any:
-        shape, flat = (*self._apart, *self._sizes[number]), self._flat[number]
+    def _initial(self, i: int, key: jax.Array, initializer: Initializer) -> Any:
+        shape, flat = (*self._apart, *self._sizes[i]), self._flat[i]
 
         def make(key: jax.Array) -> jax.Array:
             if not self._apart:
                 return jnp.reshape(initializer(key, flat, self._dtype), shape)
             keys = jax.random.split(key, math.prod(self._apart))
-            made = jax.vmap(lambda key: initializer(key, flat, self._dtype))(keys)
-            return jnp.reshape(made, shape)
+            stacked = jax.vmap(lambda key: initializer(key, flat, self._dtype))(keys)
+            return jnp.reshape(stacked, shape)
 
         is_abstract = values.is_stand_in(self._kernel.get_raw_value())
         return jax.eval_shape(make, key) if is_abstract else make(key)
 
-    def _placed(self, number: int, value: Any) -> Variable[Any]:
-        """A Variable with the annotation of the kernel, where the kernel is."""
-        given = variables.metadata_of(self._kernel)
-        entries = {name: given[name] for name in given if name in _INHERITED}
+    def _variable(self, i: int, value: Any) -> Variable[Any]:
+        """Makes a Variable with the annotation of the kernel, where the kernel is."""
+        metadata = variables.metadata_of(self._kernel)
+        entries = {name: metadata[name] for name in metadata if name in _INHERITED}
         if "out_sharding" in entries:
-            entries["out_sharding"] = self._part(number, entries["out_sharding"])
-        own = getattr(self._kernel.get_value(), "sharding", None)
-        if isinstance(own, NamedSharding) and not isinstance(value, _jax.Tracer):
-            value = _moved(value, self._part(number, own))
+            entries["out_sharding"] = self._annotation_of(i, entries["out_sharding"])
+        layout = getattr(self._kernel.get_value(), "sharding", None)
+        if isinstance(layout, NamedSharding) and not isinstance(value, _jax.Tracer):
+            value = _moved(value, self._annotation_of(i, layout))
         elif entries.get("mesh") or not jax.sharding.get_abstract_mesh().empty:
             return self._kind(value, **entries)
         # It is where the kernel is. There may be no mesh now to place it.
@@ -298,22 +300,22 @@ class Factors:
         variable.set_metadata(eager_sharding=eager)
         return variable
 
-    def _part(self, number: int, annotation: Any) -> Any:
-        """The part of a kernel's annotation for the axes that one of the two has."""
+    def _annotation_of(self, i: int, annotation: Any) -> Any:
+        """Returns the kernel's annotation for the axes that one of the two has."""
         if isinstance(annotation, NamedSharding):
-            spec = self._part(number, annotation.spec)
+            spec = self._annotation_of(i, annotation.spec)
             return NamedSharding(annotation.mesh, spec)
         if not isinstance(annotation, (tuple, list, PartitionSpec)) or not annotation:
             return annotation if isinstance(annotation, PartitionSpec) else None
         missing = len(self._kernel.shape) - len(annotation)
         entries = self._axes.grouped((*annotation, *[None] * missing))
         inputs = len(self._apart) + len(self._axes.ins)
-        parts = (
+        annotations = (
             (*entries[:inputs], None),
             (*entries[: len(self._apart)], None, *entries[inputs:]),
         )
         is_spec = isinstance(annotation, PartitionSpec)
-        return PartitionSpec(*parts[number]) if is_spec else parts[number]
+        return PartitionSpec(*annotations[i]) if is_spec else annotations[i]
 
 
 def _moved(value: Any, sharding: NamedSharding) -> Any:

@@ -77,53 +77,53 @@ def replace(model: Any, where: Any, by: Any) -> list[Path]:
             f"{call} expects a module, or a function from the old to the new one, as "
             f"`by`, got {type(by).__name__}."
         )
-    found = selections.find(model, where, f"{call}: where")
-    _check_separate(model, found, call)
-    if is_object and len(found) > 1:
+    selected = selections.find(model, where, f"{call}: where")
+    _check_separate(model, selected, call)
+    if is_object and len(selected) > 1:
         raise ValueError(
             errors.message(
-                f"{call}: `by` is one {type(by).__name__}, but {len(found)} modules "
+                f"{call}: `by` is one {type(by).__name__}, but {len(selected)} modules "
                 "match.",
-                where=", ".join(paths.dotted(path) for path, _ in found),
+                where=", ".join(paths.dotted(path) for path, _ in selected),
                 way_out="Pass a function that makes a new module for each, or select "
                 "one of them.",
             )
         )
     make: Any = (lambda _: by) if is_object else by
-    new = {id(x): make(x) for _, x in found}
-    _check_new(found, new)
-    replaced = [part for part in found if new[id(part.value)] is not part.value]
+    new = {id(x): make(x) for _, x in selected}
+    _check_new(selected, new)
+    replaced = [item for item in selected if new[id(item.value)] is not item.value]
     _put_in(model, {id(x): new[id(x)] for _, x in replaced})
     return [path for path, _ in replaced]
 
 
-def _check_separate(model: Any, found: list[ModelPart], call: str) -> None:
+def _check_separate(model: Any, items: list[ModelPart], call: str) -> None:
     """Raises if the model itself is selected, or one module inside of another."""
-    selected = {id(x): path for path, x in found}
+    selected = {id(x): path for path, x in items}
     if id(model) in selected:
         raise ValueError(
             f"{call}: the model itself, a {type(model).__name__}, is selected; only "
             "what is in it can be replaced."
         )
     outer = {id(x) for _, x in selections.parts_of(model, without=selected)}
-    for path, x in found:
-        for _, part in selections.parts_of(x):
-            is_other = part is not x and id(part) in selected
+    for path, x in items:
+        for _, inner in selections.parts_of(x):
+            is_other = inner is not x and id(inner) in selected
             # In a cycle each is in the other, and both are in the model.
-            if is_other and not (id(part) in outer and _is_in(x, part)):
+            if is_other and not (id(inner) in outer and _is_in(x, inner)):
                 raise ValueError(
-                    f"{call}: {paths.dotted(selected[id(part)])} is inside of "
+                    f"{call}: {paths.dotted(selected[id(inner)])} is inside of "
                     f"{paths.dotted(path)}, and both are selected.\n"
                     "Select one of them, or replace them one after the other."
                 )
 
 
-def _is_in(part: Any, x: Any) -> bool:
-    return any(value is part for _, value in selections.parts_of(x))
+def _is_in(obj: Any, x: Any) -> bool:
+    return any(value is obj for _, value in selections.parts_of(x))
 
 
-def _check_new(found: list[ModelPart], new: Mapping[int, Any]) -> None:
-    for path, x in found:
+def _check_new(selected: list[ModelPart], new: Mapping[int, Any]) -> None:
+    for path, x in selected:
         if new[id(x)] is None or isinstance(new[id(x)], (list, tuple, dict)):
             raise ValueError(
                 f"nnx.surgery.replace: `by` returned {type(new[id(x)]).__name__} for "
@@ -151,9 +151,9 @@ def _put_in(model: Any, new: Mapping[int, Any]) -> None:
     changes: dict[Path, dict[Any, Any]] = collections.defaultdict(dict)
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
-        now = forms.get(id(x), x)
-        if now is not x:
-            changes[path[:-1]][path[-1]] = now
+        new_form = forms.get(id(x), x)
+        if new_form is not x:
+            changes[path[:-1]][path[-1]] = new_form
         if id(x) in new or not nodes.is_node(x):
             return None
         if id(x) in forms:
@@ -163,8 +163,10 @@ def _put_in(model: Any, new: Mapping[int, Any]) -> None:
         above(x, path)
         forms[id(x)] = x
         owners[path] = x if isinstance(x, pytrees.Pytree) else owners.get(path[:-1])
-        listed = nodes.children(x)
-        return [(key, child) for key, child, is_data in listed if is_data is not False]
+        children = nodes.children(x)
+        return [
+            (key, child) for key, child, is_data in children if is_data is not False
+        ]
 
     for path, x in walks.walk(model, below, children_first=True):
         kind: Any = nodes.kind_of(x)
@@ -175,32 +177,32 @@ def _put_in(model: Any, new: Mapping[int, Any]) -> None:
                     f"nnx.surgery: a {type(x).__name__} contains a module to replace, "
                     "and itself by way of another object. Use a list."
                 )
-            children, metadata = kind.flatten(x)
-            items = [(key, inner.get(key, child)) for key, child, _ in children]
+            child_items, metadata = kind.flatten(x)
+            items = [(key, inner.get(key, child)) for key, child, _ in child_items]
             rebuilt = kind.unflatten(items, metadata)
             forms[id(x)] = rebuilt
             if path:
                 changes[path[:-1]][path[-1]] = rebuilt
             continue
-        for key, now in inner.items():
-            steps.append(_setting(x, kind, owners[path], key, now))
+        for key, new_form in inner.items():
+            steps.append(_setting(x, kind, owners[path], key, new_form))
     for step in steps:
         step()
 
 
 def _setting(
-    x: Any, kind: Any, owner: pytrees.Pytree | None, key: Any, now: Any
+    x: Any, kind: Any, owner: pytrees.Pytree | None, key: Any, value: Any
 ) -> Callable[[], None]:
-    """A function that sets a child of an object, after a check that it may."""
+    """Checks that a child of an object may be set; returns a function that does it."""
     if owner is not None:
         bookkeeping.check_owned(owner, str(key))
     if isinstance(x, pytrees.Pytree):
         name = attributes.name_of(type(x), key)
-        pytrees.check_assignment(x, name, now)
-        if nodes.kind_of(now) is nodes.Leaf.STATIC:
+        pytrees.check_assignment(x, name, value)
+        if nodes.kind_of(value) is nodes.Leaf.STATIC:
             # Otherwise it would be a leaf, which transforms refuse.
-            now = attributes.static(now)
-    return functools.partial(kind.set_key, x, key, now)
+            value = attributes.static(value)
+    return functools.partial(kind.set_key, x, key, value)
 
 
 def stack(
@@ -249,8 +251,8 @@ def stack(
         Array(True, dtype=bool)
     """
     options = {"remat": remat, "unroll": unroll, "axis_name": axis_name}
-    places = selections.places_of(model)
-    shared = {identity for identity, found in places.items() if len(found) > 1}
+    paths_by_id = selections.paths_by_id(model)
+    shared = {identity for identity, aliases in paths_by_id.items() if len(aliases) > 1}
     return replace(model, where, lambda layers: _stack_of(layers, shared, options))
 
 
@@ -292,7 +294,7 @@ def _layers_of(stack: Any) -> containers.List[Any]:
 
 
 def _stack_of(layers: Any, shared: set[int], options: Mapping[str, Any]) -> Stack[Any]:
-    """A Stack with the values of equal layers."""
+    """Makes a Stack with the values of equal layers."""
     _check_layers(layers, shared)
     axis_name, first = options["axis_name"], layers[0]
 
@@ -340,17 +342,17 @@ def _check_layers(layers: Any, shared: set[int]) -> None:
 
 def _check_apart(layers: Sequence[Any], shared: set[int]) -> None:
     """Raises if a layer has Variables in common with another one, or the model."""
-    found = [
+    shared_paths = [
         paths.dotted(path)
         for path, x in selections.parts_of(layers)
         if x is not layers and id(x) in shared
     ]
-    if found:
+    if shared_paths:
         raise ValueError(
             errors.message(
                 "nnx.surgery.stack: parts of the layers are shared, and would not be "
                 "afterwards.",
-                where=", ".join(found[:8]),
+                where=", ".join(shared_paths[:8]),
                 way_out="Give each layer Variables of its own: nnx.clone(layer).",
             )
         )

@@ -20,7 +20,7 @@ from graftree.nn import reparametrization
 
 
 def at(pattern: str) -> patterns.Pattern:
-    """A filter that matches paths, for all functions that take filters.
+    """Makes a filter that matches paths, for all functions that take filters.
 
     A string used as a filter is the tag of a Variable; this makes a filter from a
     pattern of paths. Combine it with ``nnx.All``, ``nnx.Any`` and ``nnx.Not``.
@@ -62,7 +62,7 @@ def check_model(model: Any, call: str) -> None:
 
 
 def parts_of(root: Any, *, without: Container[int] = ()) -> list[ModelPart]:
-    """All nodes and Variables of an object, itself first.
+    """Lists all nodes and Variables of an object, itself first.
 
     Leaves out the contents of objects with the identities ``without``, unless there are
     other ways to them.
@@ -77,17 +77,17 @@ def parts_of(root: Any, *, without: Container[int] = ()) -> list[ModelPart]:
     return [ModelPart(path, x) for path, x in walks.walk(root, below)]
 
 
-def places_of(root: Any) -> dict[int, list[Path]]:
-    """All places of each object and Variable, by its identity.
+def paths_by_id(root: Any) -> dict[int, list[Path]]:
+    """Returns all paths of each object and Variable, by its identity.
 
-    A place is the first path to an object that refers to it, and the key.
+    Each is the first path to an object that refers to it, and the key there.
     """
-    found: dict[int, list[Path]] = collections.defaultdict(list, {id(root): [()]})
-    for path, part in parts_of(root):
-        for key, value in _below(part):
+    paths_by_id: dict[int, list[Path]] = collections.defaultdict(list, {id(root): [()]})
+    for path, node in parts_of(root):
+        for key, value in _below(node):
             if nodes.is_graph_node(value):
-                found[id(value)].append((*path, key))
-    return found
+                paths_by_id[id(value)].append((*path, key))
+    return paths_by_id
 
 
 def _below(x: Any) -> list[tuple[Any, Any]]:
@@ -101,115 +101,121 @@ def _below(x: Any) -> list[tuple[Any, Any]]:
 
 def find(
     root: Any,
-    where: Any,
+    selection: Any,
     call: str,
     *,
     among: Sequence[Callable[[Any], bool]] = (nodes.is_node_module,),
-    what: str = "module",
+    kind: str = "module",
 ) -> list[ModelPart]:
-    """The parts that are selected.
+    """Finds the selected parts.
 
     Args:
         root: The model.
-        where: A pattern, class or predicate, or a list of these.
+        selection: A pattern, class or predicate, or a list of these.
         call: The function that was called, with its argument, for messages.
         among: The parts to choose from: of several kinds, the first one that matches.
-        what: Their kind, in the singular.
+        kind: What they are called in messages, in the singular.
 
     Raises:
-        TypeError: If ``where`` selects nothing by its type.
+        TypeError: If ``selection`` selects nothing by its type.
         ValueError: If a pattern is malformed, or nothing matches; each selection of a
             list must match something.
     """
     every = parts_of(root)
-    known = [path for path, x in every if path and any(kind(x) for kind in among)]
+    candidate_paths = [
+        path for path, x in every if path and any(is_of_kind(x) for is_of_kind in among)
+    ]
     chosen: set[int] = set()
-    for single in where if isinstance(where, (list, tuple)) else [where]:
+    for single in selection if isinstance(selection, (list, tuple)) else [selection]:
         predicate = patterns.to_predicate(single)
         matches: set[int] = set()
-        for kind in among:
+        for is_of_kind in among:
             if isinstance(predicate, patterns.Pattern):
-                matches = {id(x) for x in _matched(root, predicate) if kind(x)}
+                matches = {id(x) for x in _matched(root, predicate) if is_of_kind(x)}
             else:
-                matches = {id(x) for path, x in every if kind(x) and predicate(path, x)}
+                matches = {
+                    id(x) for path, x in every if is_of_kind(x) and predicate(path, x)
+                }
             if matches:
                 break
         if not matches:
-            raise patterns.no_match_error(call, single, known, what=what)
+            raise patterns.no_match_error(call, single, candidate_paths, what=kind)
         chosen |= matches
     if not chosen:
-        raise patterns.no_match_error(call, where, [], what=what)
-    return [part for part in every if id(part.value) in chosen]
+        raise patterns.no_match_error(call, selection, [], what=kind)
+    return [item for item in every if id(item.value) in chosen]
 
 
 def _matched(root: Any, pattern: patterns.Pattern) -> Iterator[Any]:
-    """The parts at paths that match; cycles are followed once."""
+    """Yields the parts at paths that match; cycles are followed once."""
     # Ways to an object differ only in the rest of the pattern, so there are few.
     progress_at: dict[Path, patterns.Progress] = {(): pattern.begin()}
-    seen: dict[tuple[int, patterns.Progress], Any] = {}
+    visited: dict[tuple[int, patterns.Progress], Any] = {}
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
         progress = progress_at[path]
-        if (id(x), progress) in seen:
+        if (id(x), progress) in visited:
             return None
-        seen[id(x), progress] = x
-        listed = []
+        visited[id(x), progress] = x
+        children = []
         for key, child in _below(x):
             if further := pattern.advance(progress, key):
                 progress_at[*path, key] = further
-                listed.append((key, child))
-        return listed
+                children.append((key, child))
+        return children
 
     for path, x in walks.walk(root, below):
         if pattern.is_complete(progress_at[path]):
             yield x
 
 
-def inside(root: Any, where: Any, call: str) -> list[ModelPart]:
-    """The selected parts and everything in them; ``...`` selects all.
+def within(root: Any, selection: Any, call: str) -> list[ModelPart]:
+    """Finds the selected parts and everything in them; ``...`` selects all.
 
     Args:
         root: The model.
-        where: As for `find`.
+        selection: As for `find`.
         call: The function that was called, for messages.
     """
     every = parts_of(root)
-    if where is ...:
+    if selection is ...:
         return every
-    found = find(root, where, f"{call}: where", among=(lambda x: True,), what="part")
-    ids = {id(x) for _, part in found for _, x in parts_of(part)}
-    return [part for part in every if id(part.value) in ids]
+    selected = find(
+        root, selection, f"{call}: where", among=(lambda x: True,), kind="part"
+    )
+    ids = {id(x) for _, item in selected for _, x in parts_of(item)}
+    return [item for item in every if id(item.value) in ids]
 
 
-def refuse(
-    parts: Iterable[tuple[Path, Any]],
+def check_all(
+    items: Iterable[tuple[Path, Any]],
     reason_against: Callable[[Any], str | None],
-    what: str,
+    message: str,
     way_out: str,
 ) -> None:
     """Raises a ValueError if there is a reason against one of some parts.
 
     Args:
-        parts: The parts.
+        items: The parts.
         reason_against: Gives the reason why a part is refused, if there is one.
-        what: The first line of the message.
+        message: The first line of the message.
         way_out: Its last lines.
     """
-    found = [(path, reason_against(x)) for path, x in parts]
-    refused = [f"{paths.dotted(path)}: {reason}" for path, reason in found if reason]
+    reasons = [(path, reason_against(x)) for path, x in items]
+    refused = [f"{paths.dotted(path)}: {reason}" for path, reason in reasons if reason]
     if refused:
-        where = "\n".join(refused)
-        raise ValueError(errors.message(what, where=where, way_out=way_out))
+        lines = "\n".join(refused)
+        raise ValueError(errors.message(message, where=lines, way_out=way_out))
 
 
 _OVERWRITING = (reparametrization.SpectralNorm, reparametrization.WeightNorm)
 
 
 def ids_overwritten(model: Any) -> set[int]:
-    """The identities of objects in layers whose weights each call overwrites."""
+    """Returns the identities of objects in layers that overwrite their weights."""
     return {
-        id(part)
+        id(inner)
         for _, x in parts_of(model)
         if isinstance(x, _OVERWRITING)
-        for _, part in parts_of(x.layer_instance)
+        for _, inner in parts_of(x.layer_instance)
     }

@@ -1,4 +1,4 @@
-"""The loop over the layers of a `Stack`.
+"""Loops over the layers of a `Stack`.
 
 It does the same as a list of the layers. Always, in every mode:
 
@@ -34,7 +34,7 @@ from graftree.transforms.lifting import decorators
 
 
 class Options(NamedTuple):
-    """The settings of a loop; hashable.
+    """Settings of a loop; hashable.
 
     Attributes:
         is_scan: Whether layers take a value each, and return an output besides ``x``.
@@ -61,7 +61,7 @@ def run(
     """Applies layers: the last ``x``, and for a scan all other outputs."""
     if options.axis_name is not None:
         _check_undivided(layers, options.axis_name)
-    args, kwargs, statics = _parted(args, kwargs)
+    args, kwargs, statics = _split_arguments(args, kwargs)
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
     are_objects = tuple(map(_is_object, leaves))
     objects = [leaf for leaf in leaves if _is_object(leaf)]
@@ -80,7 +80,7 @@ def run(
     try:
         return apply(settled)
     except _UnsettledError as found:
-        raise found.refusal() from None
+        raise found.type_error() from None
 
 
 def _check_undivided(layers: Any, axis_name: str) -> None:
@@ -96,8 +96,8 @@ def _check_undivided(layers: Any, axis_name: str) -> None:
             )
 
 
-def _parted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments that are traced, and the static ones."""
+def _split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Divides arguments into those that are traced, and static ones."""
     chosen = decorators.Chosen(
         tuple(i for i, x in enumerate(args) if _is_constant(x)),
         tuple(name for name, x in kwargs.items() if _is_constant(x)),
@@ -120,13 +120,13 @@ def _loop(
     treedef: Any,
     are_objects: tuple[bool, ...],
 ) -> Callable[..., Any]:
-    """The loop, for given static arguments."""
+    """Makes the loop, for given static arguments."""
 
     def step(
         x: Any, objects: list[Any], layer: Any, value: Any, arrays: list[Any]
     ) -> tuple[Any, Any]:
-        parts = {True: iter(objects), False: iter(arrays)}
-        leaves = [next(parts[is_object]) for is_object in are_objects]
+        iterators = {True: iter(objects), False: iter(arrays)}
+        leaves = [next(iterators[is_object]) for is_object in are_objects]
         args, kwargs = decorators.put(jax.tree.unflatten(treedef, leaves), statics)
         if options.is_scan:
             return _as_pair(layer(x, value, *args, **kwargs))
@@ -141,13 +141,13 @@ def _loop(
 
     def body(carry: Any, layer: Any, value: Any, arrays: Any) -> Any:
         x, objects = carry
-        before = _forms(objects)
+        old_forms = _forms(objects)
         out, output = step(x, objects, layer, value, arrays)
-        if _forms(objects) != before:
+        if _forms(objects) != old_forms:
             raise TypeError(
-                "The layers of a Stack change the form of what a Variable holds, in an "
-                "object that all of them are called with: a loop can't. Sow and record "
-                "in the layers themselves, or use a List."
+                "The layers of this Stack change the structure of a Variable's value, "
+                "in an argument that all layers share, which a compiled loop can't do. "
+                "Sow and record in the layers themselves, or use a List."
             )
         return (_fitting(x, out), objects), output
 
@@ -186,41 +186,45 @@ def _as_pair(out: Any) -> tuple[Any, Any]:
 class _UnsettledError(Exception):
     """A layer returned ``x`` of another type than it got."""
 
-    def __init__(self, given: Any, types: Any) -> None:
+    def __init__(self, old_types: Any, new_types: Any) -> None:
         super().__init__("x of another type")
-        self.given = given
-        self.types = types
+        self.old_types = old_types
+        self.new_types = new_types
 
     def settle(self, x: Any) -> Any:
-        """``x``, of the type that the layer returned.
+        """Converts ``x`` to the type that the layer returned.
 
         Raises:
             TypeError: If that is wider, or not a floating type for a floating type.
         """
-        pairs = zip(*map(jax.tree.leaves, (self.given, self.types)), strict=True)
+        pairs = zip(
+            *map(jax.tree.leaves, (self.old_types, self.new_types)), strict=True
+        )
         if not all(_may_become(old.dtype, new.dtype) for old, new in pairs):
-            raise self.refusal() from None
-        return jax.tree.map(_cast, x, self.types)
+            raise self.type_error() from None
+        return jax.tree.map(_cast, x, self.new_types)
 
-    def refusal(self) -> TypeError:
-        """The error that says how the types differ."""
-        return _refusal(self.given, self.types)
+    def type_error(self) -> TypeError:
+        """Makes the error that says how the types differ."""
+        return _type_error(self.old_types, self.new_types)
 
 
 def _fitting(x: Any, out: Any) -> Any:
-    """The output of a layer, if the next one can take it."""
+    """Returns the output of a layer, if the next one can take it."""
     if any(map(_is_object, jax.tree.leaves((x, out), is_leaf=_is_object))):
         return out  # the loop itself compares objects
-    given, types = (jax.tree.map(jax.typeof, tree) for tree in (x, out))
+    old_types, new_types = (jax.tree.map(jax.typeof, tree) for tree in (x, out))
     if jax.tree.structure(x) != jax.tree.structure(out):
-        raise _refusal(given, types)
-    pairs = [*zip(jax.tree.leaves(given), jax.tree.leaves(types), strict=True)]
+        raise _type_error(old_types, new_types)
+    pairs = [*zip(jax.tree.leaves(old_types), jax.tree.leaves(new_types), strict=True)]
     if any(old.shape != new.shape for old, new in pairs):
-        raise _refusal(given, types)
+        raise _type_error(old_types, new_types)
     if not all(_is_settled(old, new) for old, new in pairs):
-        raise _UnsettledError(given, types)
+        raise _UnsettledError(old_types, new_types)
     # Values equal on all devices may go where each device has its own.
-    return jax.tree.map(lambda x, t: _jax.as_varying(x, _jax.varying(t)), out, given)
+    return jax.tree.map(
+        lambda x, t: _jax.as_varying(x, _jax.varying(t)), out, old_types
+    )
 
 
 def _is_settled(old: Any, new: Any) -> bool:
@@ -249,14 +253,14 @@ def _cast(x: Any, kind: Any) -> Any:
     return x
 
 
-def _refusal(given: Any, types: Any) -> TypeError:
+def _type_error(old_types: Any, new_types: Any) -> TypeError:
     hint = ""
-    if isinstance(types, tuple) and not isinstance(given, tuple):
+    if isinstance(new_types, tuple) and not isinstance(old_types, tuple):
         hint = " stack.scan(x, values) collects what they return besides x."
     return TypeError(
         errors.message(
             "The layers of a Stack must return x as they get it, for the next layer.",
-            where=f"x: {_in_words(given)} in, {_in_words(types)} out",
+            where=f"x: {_in_words(old_types)} in, {_in_words(new_types)} out",
             way_out="Use a List for layers that change the shape or type of x." + hint,
         )
     )
@@ -278,11 +282,11 @@ def check_values(values: Any, length: int) -> None:
     """
     for path, x in jax.tree_util.tree_leaves_with_path(values):
         if jnp.shape(x)[:1] != (length,):
-            place = paths.keystr(path)
+            suffix = paths.keystr(path)
             raise ValueError(
                 errors.message(
                     f"Stack.scan expects values for {length} layers.",
-                    where=f"values{place}: shape {jnp.shape(x)}",
+                    where=f"values{suffix}: shape {jnp.shape(x)}",
                     way_out="Give arrays an entry per layer along their first axis; "
                     "what is the same for all layers is a further argument.",
                 )

@@ -200,23 +200,23 @@ class Stack(EqualLayers, Generic[L]):
     @overload
     def __getitem__(self, index: slice) -> Stack[L]: ...
     def __getitem__(self, index: int | slice) -> L | Stack[L]:
-        """A layer, or a Stack of some; its Variables are copies: do not write them.
+        """Returns a layer, or a Stack of some, with copies of Variables to read only.
 
         Raises:
             IndexError: If there is no such layer, or none in a slice.
         """
         if isinstance(index, slice):
-            return self._part(index)
+            return self._slice(index)
         return refs.with_vars(layer_at(self, index), mutable=False)
 
-    def _part(self, index: slice) -> Stack[L]:
+    def _slice(self, index: slice) -> Stack[L]:
         length = len(range(*index.indices(len(self))))
         if not length:
             raise IndexError(f"A Stack of {len(self)} layers has none in {index}.")
-        part = functional.clone(self)
-        part.length = length
-        part.layers = _taken(self, lambda x: part_of(x, index))
-        return refs.with_vars(part, mutable=False)
+        stack = functional.clone(self)
+        stack.length = length
+        stack.layers = _take(self, lambda x: entry_of(x, index))
+        return refs.with_vars(stack, mutable=False)
 
     def __setitem__(self, index: int, layer: L) -> None:
         """Replaces the values of one layer by those of a layer like these.
@@ -253,29 +253,31 @@ class Stack(EqualLayers, Generic[L]):
 
 
 def layer_at(stack: Stack[L], index: int) -> L:
-    """A layer of a Stack, as it would be in a List.
+    """Makes a layer of a Stack, as it would be in a List.
 
     Raises:
         IndexError: If there is no such layer.
     """
     position = stack._position(index)
-    layer = _taken(stack, lambda x: part_of(x, position))
+    layer = _take(stack, lambda x: entry_of(x, position))
     partitioning.remove_axis(layer, 0, _names(stack.axis_name))
     partitioning.drop_empty(layer)
     return layer
 
 
-def _taken(stack: Stack[L], take: Callable[[Any], Any]) -> L:
-    """Layers with parts of the values."""
+def _take(stack: Stack[L], take: Callable[[Any], Any]) -> L:
+    """Makes layers with some of the values of a Stack."""
 
-    def part(leaf: Any) -> Any:
+    def take_from(leaf: Any) -> Any:
         if not isinstance(leaf, Variable):
             return take(leaf)
         return leaf.copy(jax.tree.map(take, pure_dicts.as_pure(leaf)))
 
     graphdef, state = functional.split(stack.layers)
-    taken = jax.tree.map(part, state, is_leaf=lambda x: isinstance(x, Variable))
-    return functional.merge(graphdef, taken)
+    new_state = jax.tree.map(
+        take_from, state, is_leaf=lambda x: isinstance(x, Variable)
+    )
+    return functional.merge(graphdef, new_state)
 
 
 def _names(axis_name: str | None) -> dict[str, Any]:
@@ -292,7 +294,7 @@ def _pure_state(node: Any) -> Any:
 def _construct(
     make: Callable[[Rngs], L], length: int, rngs: Rngs, axis_name: str | None
 ) -> L:
-    """The layers that this many calls of ``make`` would make, stacked."""
+    """Makes the layers of ``length`` calls of ``make``, stacked."""
 
     def step(rngs: Rngs) -> tuple[Rngs, L]:
         layer = make(rngs)
@@ -318,24 +320,24 @@ def _check_layer(layer: Any, rngs: Rngs) -> None:
             f"A Stack is made of Modules, but make(rngs) is of type "
             f"{type(layer).__name__}.\nReturn a Module with a method __call__(x)."
         )
-    given = {id(leaf) for leaf in representations.variables_in(rngs)}
+    stream_ids = {id(leaf) for leaf in representations.variables_in(rngs)}
     for path, leaf in states.to_flat_state(functional.state(layer, Variable)):
-        what = way_out = ""
-        if id(leaf) in given:
-            what = (
+        problem = way_out = ""
+        if id(leaf) in stream_ids:
+            problem = (
                 "A layer of a Stack keeps random streams that it was given, so all "
                 "layers would draw from the same ones."
             )
             way_out = "Give it streams of its own: rngs.fork()."
         elif not variables.is_owned(leaf):
-            what = (
+            problem = (
                 "A layer of a Stack has a Variable that make(rngs) did not make, so "
                 "all layers would share it."
             )
             way_out = "Call the Stack with what they share: stack(x, shared)."
-        if what:
-            where = f"{paths.to_string(path)}: {type(leaf).__name__}"
-            raise ValueError(errors.message(what, where=where, way_out=way_out))
+        if problem:
+            location = f"{paths.to_string(path)}: {type(leaf).__name__}"
+            raise ValueError(errors.message(problem, where=location, way_out=way_out))
 
 
 # Comparing layers.
@@ -358,7 +360,7 @@ class _Kind:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
+class _LeafKinds:
     """A Variable, or a bare array, with the kinds of its values."""
 
     fact: Any
@@ -366,20 +368,20 @@ class _Held:
     kinds: tuple[Any, ...]
 
     def __str__(self) -> str:
-        held = str(self.treedef.unflatten(self.kinds))
+        value_text = str(self.treedef.unflatten(self.kinds))
         if self.fact is LEAF:
-            return held
-        where = ", in a ref" * getattr(self.fact, "is_ref", False)
-        return f"{differences.describe(self.fact)} {held}{where}"
+            return value_text
+        suffix = ", in a ref" * getattr(self.fact, "is_ref", False)
+        return f"{differences.describe(self.fact)} {value_text}{suffix}"
 
 
 def check_alike(
-    what: str, first: Any, other: Any, names: tuple[str, str], way_out: str
+    message: str, first: Any, other: Any, names: tuple[str, str], way_out: str
 ) -> None:
     """Raises unless two layers differ only in values.
 
     Args:
-        what: The first line of the error.
+        message: The first line of the error.
         first: A layer.
         other: Another one.
         names: Where each of them is, as in "in layer 0".
@@ -389,44 +391,46 @@ def check_alike(
         StateMismatchError: If they differ in classes, static attributes, metadata,
             sharing, structure, or in shapes and dtypes.
     """
-    found = differences.between(_facts(first), _facts(other))
-    if not found:
+    changes = differences.between(_facts(first), _facts(other))
+    if not changes:
         return
-    lines = differences.in_words(found, *names)
+    lines = differences.in_words(changes, *names)
     raise errors.StateMismatchError(
-        errors.message(what, where="\n".join(lines), way_out=way_out),
-        [x.path for x in found if x.after is differences.ABSENT],
-        [x.path for x in found if x.before is differences.ABSENT],
-        [misfit for x in found if (misfit := _misfit(x)) is not None],
+        errors.message(message, where="\n".join(lines), way_out=way_out),
+        [x.path for x in changes if x.after is differences.ABSENT],
+        [x.path for x in changes if x.before is differences.ABSENT],
+        [misfit for x in changes if (misfit := _misfit(x)) is not None],
     )
 
 
 def _misfit(difference: differences.Difference) -> Misfit | None:
-    """A difference between the values of two leaves."""
+    """Returns the difference between the values of two leaves, if it is one."""
     path, old, new = difference
-    if not (isinstance(old, _Held) and isinstance(new, _Held)):
+    if not (isinstance(old, _LeafKinds) and isinstance(new, _LeafKinds)):
         return None
-    shapes = [[getattr(x, "shape", None) for x in held.kinds] for held in (old, new)]
-    what = "value" if old.treedef != new.treedef else "dtype"
-    return Misfit(path, what if shapes[0] == shapes[1] else "shape", str(old), str(new))
+    shapes = [[getattr(x, "shape", None) for x in leaf.kinds] for leaf in (old, new)]
+    kind = "value" if old.treedef != new.treedef else "dtype"
+    return Misfit(path, kind if shapes[0] == shapes[1] else "shape", str(old), str(new))
 
 
 def _facts(layer: Any) -> dict[Path, Any]:
-    """The facts that equal layers share, by path."""
+    """Returns the facts that equal layers share, by path."""
     graphdef, leaves = flattening.flatten_graph(layer)
-    found = differences.facts(graphdef, identity=False)
+    facts = differences.facts(graphdef, identity=False)
     for path, leaf in zip(graphdef.paths(), leaves, strict=True):
         values, treedef = jax.tree.flatten(flattening.raw_of(leaf))
-        found[path] = _Held(found.get(path, LEAF), treedef, tuple(map(_kind, values)))
+        facts[path] = _LeafKinds(
+            facts.get(path, LEAF), treedef, tuple(map(_kind, values))
+        )
     # Layers of a Stack are read-only when they are looked at.
-    return {path: x for path, x in found.items() if path[-1:] != _MUTABLE}
+    return {path: x for path, x in facts.items() if path[-1:] != _MUTABLE}
 
 
 _MUTABLE = (differences.MetadataKey("mutable"),)
 
 
 def _kind(x: Any) -> Any:
-    """The kind of an array or number; for anything else its type, in words."""
+    """Returns the kind of an array or number; for anything else its type, in words."""
     if type(x) in descriptions.SCALARS:
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(type(x)))
         is_fitting = type(x) is not int or x in _range(dtype)
@@ -443,11 +447,11 @@ def _range(dtype: Any) -> range:
     return range(int(limits.min), int(limits.max) + 1)
 
 
-def check_values(what: str, layer: Any, way_out: str) -> None:
+def check_values(message: str, layer: Any, way_out: str) -> None:
     """Raises unless the values of a layer are the same as parts of arrays.
 
     Args:
-        what: The first line of the error.
+        message: The first line of the error.
         layer: The layer.
         way_out: The last lines.
 
@@ -456,13 +460,13 @@ def check_values(what: str, layer: Any, way_out: str) -> None:
     """
     wrong = [
         Misfit(path, "value", "an array", str(kind))
-        for path, held in _facts(layer).items()
-        for kind in (held.kinds if isinstance(held, _Held) else ())
+        for path, leaf in _facts(layer).items()
+        for kind in (leaf.kinds if isinstance(leaf, _LeafKinds) else ())
         if not _is_known_to_jax(kind)
     ]
     if wrong:
-        where = "\n".join([f"{paths.to_string(x.path)}: {x.given}" for x in wrong])
-        text = errors.message(what, where=where, way_out=way_out)
+        lines = "\n".join([f"{paths.to_string(x.path)}: {x.given}" for x in wrong])
+        text = errors.message(message, where=lines, way_out=way_out)
         raise errors.StateMismatchError(text, misfits=wrong)
 
 
@@ -490,28 +494,28 @@ def count(layers: Any, length: int) -> int:
         ValueError: If a Variable lacks the axis of layers, such as one that a method
             made in the layers as if they were one.
     """
-    listed = [
+    shapes = [
         (path, getattr(x, "shape", ()))
         for path, leaf in states.to_flat_state(functional.state(layers))
         for x in jax.tree.leaves(flattening.raw_of(leaf))
     ]
-    counts = {shape[:1] for _, shape in listed} or {(length,)}
-    known = (length,) if (length,) in counts else max(counts)
-    if len(counts) > 1 or not known:
-        raise _axis_error(listed, known or (length,))
-    return known[0]
+    counts = {shape[:1] for _, shape in shapes} or {(length,)}
+    leading = (length,) if (length,) in counts else max(counts)
+    if len(counts) > 1 or not leading:
+        raise _axis_error(shapes, leading or (length,))
+    return leading[0]
 
 
-def _axis_error(listed: Any, known: tuple[int, ...]) -> ValueError:
-    where = [
+def _axis_error(shapes: Any, leading: tuple[int, ...]) -> ValueError:
+    lines = [
         f"layers.{paths.dotted(path)}: shape {shape}"
-        for path, shape in listed
-        if shape[:1] != known
+        for path, shape in shapes
+        if shape[:1] != leading
     ]
     return ValueError(
         errors.message(
-            f"A Stack of {known[0]} layers has Variables without an entry per layer.",
-            where="\n".join(differences.bounded(where)),
+            f"A Stack of {leading[0]} layers has Variables without an entry per layer.",
+            where="\n".join(differences.bounded(lines)),
             way_out="Call what makes them, or changes their shape, for each layer: "
             "stack.each(lambda layer: layer.init_cache(...)).",
         )
@@ -521,16 +525,16 @@ def _axis_error(listed: Any, known: tuple[int, ...]) -> ValueError:
 # Parts of stacked arrays, which may be abstract ones.
 
 
-def part_of(x: Any, index: int | slice) -> Any:
-    """The entry of a layer, or the entries of some."""
+def entry_of(x: Any, index: int | slice) -> Any:
+    """Returns the entry of a layer, or the entries of some."""
     is_slice = isinstance(index, slice)
     if isinstance(x, jax.ShapeDtypeStruct):
         sizes = [len(range(*index.indices(x.shape[0])))] if is_slice else []
-        place = x.sharding
-        if isinstance(place, jax.NamedSharding):
-            spec = place.spec if is_slice else place.spec[1:]
-            place = place.update(spec=jax.P(*spec))
-        return x.update(shape=(*sizes, *x.shape[1:]), sharding=place)
+        layout = x.sharding
+        if isinstance(layout, jax.NamedSharding):
+            spec = layout.spec if is_slice else layout.spec[1:]
+            layout = layout.update(spec=jax.P(*spec))
+        return x.update(shape=(*sizes, *x.shape[1:]), sharding=layout)
     if (spec := _explicit_spec(x)) is None:
         return x[index]
     spec = jax.P(*[None] * is_slice, *spec[1:])
@@ -538,7 +542,7 @@ def part_of(x: Any, index: int | slice) -> Any:
 
 
 def with_layer(old: Any, position: int, x: Any) -> Any:
-    """Stacked values with new ones for a layer."""
+    """Puts new values for a layer into stacked ones."""
     if isinstance(old, jax.ShapeDtypeStruct):
         return old
     if _explicit_spec(old) is None:
@@ -549,25 +553,25 @@ def with_layer(old: Any, position: int, x: Any) -> Any:
 
 
 def _explicit_spec(x: Any) -> Any:
-    """The spec of an array whose first axis is divided, if its type says so."""
+    """Returns the spec of an array whose first axis is divided, if its type says so."""
     spec = jax.typeof(x).sharding.spec
     return spec if spec and spec[0] is not None else None
 
 
 def stacked(axis_name: str | None, *values: Any) -> Any:
-    """Values along a first axis, divided as each of them, and by the axis of layers."""
+    """Stacks values along a first axis; each stays divided, the axis may be, too."""
     first = values[0]
     is_traced = isinstance(first, _jax.Tracer)
-    place = None if is_traced else getattr(first, "sharding", None)
-    if isinstance(place, jax.NamedSharding):
+    layout = None if is_traced else getattr(first, "sharding", None)
+    if isinstance(layout, jax.NamedSharding):
         (entry,) = sharding.get_pspec((axis_name,))
         names = entry if isinstance(entry, tuple) else (entry,)
-        mesh = place.mesh
+        mesh = layout.mesh
         is_auto = {*mesh.axis_types} == {jax.sharding.AxisType.Auto}
         is_axis = is_auto and {*names} <= {*mesh.axis_names}
-        place = place.update(spec=jax.P(entry if is_axis else None, *place.spec))
+        layout = layout.update(spec=jax.P(entry if is_axis else None, *layout.spec))
     if isinstance(first, jax.ShapeDtypeStruct):
-        return first.update(shape=(len(values), *first.shape), sharding=place)
+        return first.update(shape=(len(values), *first.shape), sharding=layout)
     joined = jnp.stack([*map(jnp.asarray, values)])
-    is_placed = isinstance(place, jax.NamedSharding)
-    return jax.device_put(joined, place) if is_placed else joined
+    is_placed = isinstance(layout, jax.NamedSharding)
+    return jax.device_put(joined, layout) if is_placed else joined

@@ -1,4 +1,4 @@
-"""The parts of a training loop besides the model.
+"""What a training loop needs besides the model.
 
     stopping = nnx.training.EarlyStopping(patience=10)
 

@@ -28,7 +28,7 @@ def is_better(score: float, best: float, mode: str, min_delta: float = 0.0) -> b
 
 
 def as_number(score: Any, name: str) -> float:
-    """A score as a number of Python.
+    """Converts a score to a Python number.
 
     Raises:
         TypeError: If it is neither a real number nor an array ``[]`` with one.
@@ -96,7 +96,7 @@ class EarlyStopping(pytrees.Pytree):
             )
         check_mode(mode, "EarlyStopping")
         self.patience, self.min_delta, self.mode = patience, min_delta, mode
-        # Numbers of Python, which JAX would round to float32.
+        # Python numbers: JAX would round them to float32.
         self.best_metric = Variable(WORST[mode])
         self.patience_count = Variable(0)
 
@@ -117,10 +117,10 @@ class EarlyStopping(pytrees.Pytree):
             >>> [stopping.update(loss) for loss in (0.5, 0.495, jnp.array(0.4))]
             [True, False, True]
         """
-        number = as_number(score, "EarlyStopping.update: the score")
+        value = as_number(score, "EarlyStopping.update: the score")
         best, count = self.best_metric.get_value(), self.patience_count.get_value()
-        is_improved = is_better(number, best, self.mode, self.min_delta)
-        self.best_metric.set_value(number if is_improved else best)
+        is_improved = is_better(value, best, self.mode, self.min_delta)
+        self.best_metric.set_value(value if is_improved else best)
         self.patience_count.set_value(0 if is_improved else count + 1)
         return is_improved
 

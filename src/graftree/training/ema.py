@@ -145,9 +145,12 @@ class EMA(pytrees.Pytree):
             True
         """
         graphdef, state = functional.split(model, graph=self.graph)
-        known = {*states.to_flat_state(state).paths}
-        followed = states.to_flat_state(self.params).paths
-        missing = [paths.to_string(path) for path in followed if path not in known]
+        existing_paths = {*states.to_flat_state(state).paths}
+        missing = [
+            paths.to_string(path)
+            for path in states.to_flat_state(self.params).paths
+            if path not in existing_paths
+        ]
         if missing:
             raise ValueError(
                 errors.message(

@@ -1,4 +1,4 @@
-"""The form in which Optax sees parameters: that of the trees in the transformation.
+"""Brings parameters into the form of the trees in an Optax transformation.
 
 A mask, or the labels of a partition, may be a tree that the user has made. Optax pairs
 it with the parameters by JAX's rules: their containers must have the same types, and no
@@ -16,9 +16,9 @@ itself tells which form it takes, by accepting it, and each update uses the same
 In the last three, tuples and other containers of JAX around the models stay. In all of
 them a tree may end early: one value then stands for everything below it.
 
-Outside of the calls of Optax there are only States: `ParameterForm.into` brings each of
-them into the form, `ParameterForm.back` turns what Optax returns into States again. So
-the state of an optimizer doesn't depend on how its masks are written.
+Only the calls of Optax see these forms: `ParameterForm.into` brings States into one,
+`ParameterForm.back` turns what Optax returns into States again. So the state of an
+optimizer doesn't depend on how its masks are written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MARK = "of_optimizer"
 
 
 def start(tx: Any, model: Any, params: Any) -> tuple[str | None, Any]:
-    """The first state of a transformation, and the name of the form that it takes.
+    """Returns the name of the form that a transformation takes, and its first state.
 
     Args:
         tx: The Optax transformation.
@@ -93,29 +93,31 @@ class ParameterForm:
     """One of the forms, for the parameters of one model.
 
     Args:
-        name: The name of the form.
+        name: Key of the form in the table ``_TEMPLATES``.
         model: The model, or what else holds the parameters.
         params: Its State of parameters.
     """
 
     def __init__(self, name: str, model: Any, params: State) -> None:
         self._params: dict[Spelled, Any] = {}
-        self._own: dict[Spelled, Path] = {}  # also the paths that lead to parameters
+        self._path_of: dict[
+            Spelled, Path
+        ] = {}  # also the paths that lead to parameters
         for path, leaf in flat_states.leaves(params.raw_mapping):
             spelled = paths.spelled(path)
             self._params[spelled] = leaf
             for end in range(len(path) + 1):
-                self._own[spelled[:end]] = path[:end]
-        whole = _TEMPLATES[name](model, params)
+                self._path_of[spelled[:end]] = path[:end]
+        template = _TEMPLATES[name](model, params)
         # A transformation may take gradients of a part: Optax's lookahead does.
-        self._parts = [((), whole), *_parts_below(whole)]
+        self._templates = [((), template), *_inner_children(template)]
 
-    def into(self, tree: Any, bare: type = NoneType) -> Any:
+    def into(self, tree: Any, unboxed: type = NoneType) -> Any:
         """Brings each State of parameters in a tree into the form.
 
         Args:
             tree: Any pytree, of arrays or Variables.
-            bare: A class of Variables in place of which Optax sees bare arrays.
+            unboxed: A class of Variables in place of which Optax sees bare arrays.
 
         Returns:
             A new tree. Where a parameter is a Variable there are Variables of its type
@@ -125,39 +127,39 @@ class ParameterForm:
         def convert(node: Any) -> Any:
             if isinstance(node, State):
                 leaves = flat_states.leaves(node.raw_mapping)
-                for start, part in self._parts:
+                for start, template in self._templates:
                     items = {(*start, *paths.spelled(path)): x for path, x in leaves}
                     if self._is_covered(start, items):
-                        return self._fill(start, part, items, bare)
+                        return self._fill(start, template, items, unboxed)
             return pure_dicts.as_pure(node)
 
         return jax.tree.map(convert, tree, is_leaf=lambda x: _is_end(x, State))
 
     def _is_covered(self, start: Spelled, ends: Mapping[Spelled, Any]) -> bool:
-        """Whether leaves at some paths are, or stand for, all parameters below one."""
-        return ends.keys() <= self._own.keys() and all(
+        """Whether leaves at ``ends`` are, or stand for, all parameters in ``start``."""
+        return ends.keys() <= self._path_of.keys() and all(
             any(path[:end] in ends for end in range(len(path) + 1))
             for path in self._params
             if path[: len(start)] == start
         )
 
     def _fill(
-        self, start: Spelled, part: Any, items: Mapping[Spelled, Any], bare: type
+        self, start: Spelled, template: Any, items: Mapping[Spelled, Any], unboxed: type
     ) -> Any:
         def leaf_at(jax_path: tuple, node: Any) -> Any:
             path = (*start, *_spell(jax_path))
             if path not in items:  # not among the parameters
-                return _with_value(node, _nothing())
+                return _with_value(node, _masked_node())
             leaf, value = items[path], pure_dicts.as_pure(items[path])
-            # Around what Optax has masked out as a whole there is no Variable.
+            # Optax puts no Variable around what it has masked out entirely.
             is_boxed = variables.is_variable(leaf) or jax.tree.leaves(value)
-            if isinstance(leaf, bare) or not is_boxed:
+            if isinstance(leaf, unboxed) or not is_boxed:
                 return value
             return _with_value(self._params[path], value)
 
         return jax.tree.map_with_path(
             leaf_at,
-            part,
+            template,
             is_leaf=lambda path, x: _is_end(x) or (*start, *_spell(path)) in items,
             is_leaf_takes_path=True,
         )
@@ -184,9 +186,9 @@ class ParameterForm:
         )
 
     def _items_of(self, node: Any) -> list[tuple[Path, Any]] | None:
-        """Own paths and leaves of a node that has the form, and ``None`` of others."""
-        for start, part in self._parts:
-            if type(node) is not type(part) or _top(node) != _top(part):
+        """Returns paths and leaves of a node that has the form; else ``None``."""
+        for start, template in self._templates:
+            if type(node) is not type(template) or _top(node) != _top(template):
                 continue
             pairs = jax.tree.leaves_with_path(node, is_leaf=_is_end)
             items = {(*start, *_spell(path)): leaf for path, leaf in pairs}
@@ -194,42 +196,44 @@ class ParameterForm:
             items = {
                 path: leaf
                 for path, leaf in items.items()
-                if path in self._own or jax.tree.leaves(leaf)
+                if path in self._path_of or jax.tree.leaves(leaf)
             }
             if self._is_covered(start, items):
-                own = self._own
-                return [(own[path][len(start) :], leaf) for path, leaf in items.items()]
+                path_of = self._path_of
+                return [
+                    (path_of[path][len(start) :], leaf) for path, leaf in items.items()
+                ]
         return None
 
 
-def _parts_below(whole: Any) -> list[tuple[Spelled, Any]]:
-    """The children of a template that have children themselves, by path."""
-    parts: list[tuple[Spelled, Any]]
-    if isinstance(whole, State):
-        parts = [((str(key),), part) for key, part in whole.items()]
+def _inner_children(template: Any) -> list[tuple[Spelled, Any]]:
+    """Returns the children of a template that have children, by path."""
+    children: list[tuple[Spelled, Any]]
+    if isinstance(template, State):
+        children = [((str(key),), child) for key, child in template.items()]
     else:
-        pairs = jax.tree.leaves_with_path(whole, is_leaf=lambda x: x is not whole)
-        parts = [(_spell(path), part) for path, part in pairs]
+        pairs = jax.tree.leaves_with_path(template, is_leaf=lambda x: x is not template)
+        children = [(_spell(path), child) for path, child in pairs]
     return [
-        (path, part)
-        for path, part in parts
-        if not _is_end(part) and not jax.tree_util.all_leaves([part])
+        (path, child)
+        for path, child in children
+        if not _is_end(child) and not jax.tree_util.all_leaves([child])
     ]
 
 
 def _is_end(node: Any, *kinds: type) -> bool:
-    return isinstance(node, (variables.Variable, type(_nothing()), *kinds))
+    return isinstance(node, (variables.Variable, type(_masked_node()), *kinds))
 
 
-def _nothing() -> Any:
-    """What Optax writes where it masks something out: a node without leaves."""
+def _masked_node() -> Any:
+    """Makes what Optax writes where it masks something out: a node without leaves."""
     import optax  # takes longer than importing Graftree
 
     return optax.MaskedNode()
 
 
 def _top(node: Any) -> Any:
-    """The structure of a node without that of its children."""
+    """Returns the structure of a node without that of its children."""
     return jax.tree.structure(node, is_leaf=lambda x: x is not node)
 
 
@@ -238,7 +242,7 @@ def _spell(jax_path: tuple) -> Spelled:
 
 
 def _with_value(leaf: Any, value: Any) -> Any:
-    """The value in a Variable like this one; if it is none, the value."""
+    """Puts a value into a Variable like ``leaf``, if that is one."""
     if not variables.is_variable(leaf):
         return value
     return variables.rebuild(type(leaf), value, variables.metadata_of(leaf))
@@ -258,13 +262,13 @@ def _nested(
         return level((key, nest(x)) for key, x in paths.sorted_items(node))
 
     def template(model: Any, params: State) -> Any:
-        def below(path: tuple, _: Any) -> Any:
+        def plain_at(path: tuple, _: Any) -> Any:
             node: Any = params.raw_mapping
             for key in paths.from_jax(path):
-                node = node[key] if key in node else _nothing()
+                node = node[key] if key in node else _masked_node()
             return nest(node)
 
-        return jax.tree.map_with_path(below, model, is_leaf=_is_ours)
+        return jax.tree.map_with_path(plain_at, model, is_leaf=_is_ours)
 
     return template
 

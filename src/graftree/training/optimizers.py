@@ -123,12 +123,18 @@ def _box(leaf: Any, param: Any = None) -> OptState:
     if getattr(param, "shape", None) not in (None, getattr(value, "shape", None)):
         # Factored moments do not have the dimensions that the annotation names.
         entries.pop("out_sharding", None)
-    return _make_placed(value, entries, is_apart)
+    return _make_opt_variable(value, entries, is_apart)
 
 
-def _make_placed(value: Any, entries: dict[str, Any], is_apart: bool) -> OptVariable:
-    own = None if isinstance(value, _jax.Tracer) else getattr(value, "sharding", None)
-    is_on_mesh = isinstance(own, jax.sharding.NamedSharding) and not own.mesh.empty
+def _make_opt_variable(
+    value: Any, entries: dict[str, Any], is_apart: bool
+) -> OptVariable:
+    layout = (
+        None if isinstance(value, _jax.Tracer) else getattr(value, "sharding", None)
+    )
+    is_on_mesh = (
+        isinstance(layout, jax.sharding.NamedSharding) and not layout.mesh.empty
+    )
     if not entries["eager_sharding"] or (
         _has_mesh(entries) and (is_apart or not is_on_mesh)
     ):
@@ -154,7 +160,7 @@ def _has_mesh(entries: Mapping[str, Any]) -> bool:
 
 
 class Optimizer(pytrees.Pytree, Generic[M]):
-    """The state of an Optax transformation, and the step that applies it to a model.
+    """Keeps the state of an Optax transformation, and applies its steps to a model.
 
     Args:
         model: A Module, or any other node, State, dict or list that holds the leaves to
@@ -163,13 +169,13 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             the params, or trees: made by ``jax.tree.map`` from `nnx.state` or from the
             model, or nested dicts and lists; one value may stand for all below it.
         wrt: The filter that selects the leaves to optimize, usually ``nnx.Param``. It
-            may select arrays outside of Variables too.
+            may also select arrays that are not in Variables.
         graph: Whether shared references are followed (graph mode). ``None`` means
             the default in force at each use.
 
     Attributes:
-        step: The number of updates so far; uint32.
-        opt_state: The state of ``tx``, its leaves boxed by `to_opt_state`.
+        step: Number of updates so far; uint32.
+        opt_state: State of ``tx``, its leaves boxed by `to_opt_state`.
         tx: As given; static.
         wrt: As given; static.
         graph: As given; static.
@@ -293,12 +299,12 @@ class Optimizer(pytrees.Pytree, Generic[M]):
                 first = functools.partial(self._first_state, model, params.tree)
                 step_checks.explain_failure(first, opt_state.pure, error)
             raise
-        updates = params.fitted(updates)
+        updates = params.in_containers(updates)
         if jax.tree.structure(updates) != jax.tree.structure(params.pure):
             step_checks.check_same_paths(params.pure, pure_grads, grads, selected)
         step_checks.check_updates(params.pure, updates)
-        new_params = params.kept(apply_updates(params.pure, updates))
-        new_opt_state = opt_state.kept(new_opt_state)
+        new_params = params.keep_placement(apply_updates(params.pure, updates))
+        new_opt_state = opt_state.keep_placement(new_opt_state)
         self._write(model, params, new_params, opt_state, new_opt_state)
         return updates
 
@@ -310,7 +316,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         opt_state: _Boxes,
         kwargs: dict[str, Any],
     ) -> tuple[Any, Any]:
-        """The updates and the new state, as values."""
+        """Returns the updates and the new state, as values."""
         grads, values = map(params.beside_moments, (grads, params.pure))
         if self._form is None:
             kwargs = pure_dicts.as_pure(kwargs)
@@ -318,14 +324,14 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         form = optax_forms.ParameterForm(self._form, model, params.tree)
         results = self.tx.update(
             form.into(grads),
-            form.into(opt_state.tree, bare=OptArray),
+            form.into(opt_state.tree, unboxed=OptArray),
             form.into(values),
             **form.into(kwargs),
         )
         return pure_dicts.as_pure(form.back(results))
 
     def _first_state(self, model: Any, params: Any) -> Any:
-        """The state with which ``tx`` would start now."""
+        """Returns the state with which ``tx`` would start now."""
         params = jax.tree.map(_read_ref, params, is_leaf=variables.is_variable)
         return pure_dicts.as_pure(optax_forms.start(self.tx, model, params)[1])
 
@@ -345,8 +351,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         for variable in boxes:
             variables.check_write(variable)
         if bare_params is not None:
-            bare = states.filter_state(bare_params, filters.Not(variables.Variable))
-            updates.update(model, bare)
+            arrays = states.filter_state(bare_params, filters.Not(variables.Variable))
+            updates.update(model, arrays)
         if bare_state is not None:
             self.opt_state = bare_state
         variables.write_all(boxes, values)
@@ -358,7 +364,7 @@ def _init(
     params: Any,
     wrt: Filter,
 ) -> tuple[str | None, Any]:
-    """The form that ``tx`` takes, and its boxed state for a State of params."""
+    """Finds the form that ``tx`` takes, and boxes its first state for the params."""
     params = jax.tree.map(_read_ref, params, is_leaf=variables.is_variable)
     try:
         form, opt_state = optax_forms.start(tx, model, params)
@@ -369,15 +375,17 @@ def _init(
     items = flat_states.leaves(params.raw_mapping) if is_state else [((), params)]
     values = {path: pure_dicts.as_pure(leaf) for path, leaf in items}
     # Copies of arrays that are also params, so that both can be donated together.
-    taken = {id(leaf) for leaf in jax.tree.leaves(values)}
-    opt_state = jax.tree.map(lambda x: jnp.copy(x) if id(x) in taken else x, opt_state)
+    param_ids = {id(leaf) for leaf in jax.tree.leaves(values)}
+    opt_state = jax.tree.map(
+        lambda x: jnp.copy(x) if id(x) in param_ids else x, opt_state
+    )
 
     def box(jax_path: tuple, node: Any) -> Any:
         path = paths.from_jax(jax_path)
         if not isinstance(node, states.State):
             return _box_at(path, node, values.get(()))
         return states.map_state(
-            lambda below, x: _box_at((*path, *below), x, values.get(below)), node
+            lambda subpath, x: _box_at((*path, *subpath), x, values.get(subpath)), node
         )
 
     return form, jax.tree.map_with_path(
@@ -388,7 +396,7 @@ def _init(
 
 
 def _box_at(path: Path, leaf: Any, param: Any) -> Any:
-    """Boxes what Optax keeps at a path for a param, if it is for one."""
+    """Boxes what Optax keeps at a path, for the param it belongs to, if any."""
     try:
         return jax.tree.map(
             lambda x: _box(x, param), leaf, is_leaf=variables.is_variable
@@ -402,16 +410,16 @@ def _box_at(path: Path, leaf: Any, param: Any) -> Any:
 
 
 def _read_ref(leaf: Any) -> Any:
-    """The Variable with an array in place of its ref: Optax cannot use refs."""
+    """Puts an array in place of the ref in a Variable: Optax cannot use refs."""
     if variables.is_variable(leaf) and _jax.is_ref(raw := leaf.get_raw_value()):
         return variables.rebuild(type(leaf), raw[...], variables.metadata_of(leaf))
     return leaf
 
 
-def _required(name: str, given: Any, kwargs: dict[str, Any]) -> Any:
-    """An argument of ``update``, which may also be passed by keyword."""
-    if given is not MISSING:
-        return given
+def _required(name: str, argument: Any, kwargs: dict[str, Any]) -> Any:
+    """Returns an argument of ``update``, which may also be passed by keyword."""
+    if argument is not MISSING:
+        return argument
     if name not in kwargs:
         raise TypeError(
             f"Missing required argument `{name}` of Optimizer.update: call "
@@ -431,7 +439,7 @@ class _Boxes:
         self.pure = self._treedef.unflatten(pure_dicts.as_pure(self._leaves))
 
     def beside_moments(self, pure: Any) -> Any:
-        """Values of params or gradients, where the state of the optimizer is.
+        """Moves values of params or gradients to where the optimizer state is.
 
         The compiler does this on Auto axes. On Explicit ones, arrays that are divided
         in different ways can't be added.
@@ -444,23 +452,20 @@ class _Boxes:
         values = self._treedef.flatten_up_to(pure)
         return self._treedef.unflatten([*map(_beside_moments, self._leaves, values)])
 
-    def kept(self, pure: Any) -> Any:
-        """New values of the leaves, where the old ones lie; see `sharding.kept`."""
+    def keep_placement(self, pure: Any) -> Any:
+        """Moves new values to where the old ones are; see `sharding.kept`."""
         new, old = map(self._treedef.flatten_up_to, (pure, self.pure))
-        return self._treedef.unflatten([*map(_kept, self._leaves, new, old)])
+        return self._treedef.unflatten([*map(_keep_placement, self._leaves, new, old)])
 
-    def fitted(self, pure: Any) -> Any:
-        """Values at the paths of the leaves, in the containers of this tree.
-
-        Optax's lookahead returns them in its own.
-        """
+    def in_containers(self, pure: Any) -> Any:
+        """Puts values into the containers of this tree: lookahead returns its own."""
         treedef = jax.tree.structure(self.pure)
         if jax.tree.structure(pure) == treedef:
             return pure
-        own, others = map(step_checks.leaves_of, (self.pure, pure))
-        if own.keys() != others.keys():
+        leaves, others = map(step_checks.leaves_of, (self.pure, pure))
+        if leaves.keys() != others.keys():
             return pure
-        return treedef.unflatten(map(others.get, own))
+        return treedef.unflatten(map(others.get, leaves))
 
     def assign(self, pure: Any) -> tuple[list[tuple[variables.Variable, Any]], Any]:
         """Returns Variables with their new values, and the tree with new bare leaves.
@@ -483,18 +488,18 @@ def _beside_moments(leaf: Any, value: Any) -> Any:
     return sharding.place(value, {**entries, "out_sharding": annotation})
 
 
-def _kept(leaf: Any, new: Any, old: Any) -> Any:
-    """The same for a leaf; a value may be a pytree."""
+def _keep_placement(leaf: Any, new: Any, old: Any) -> Any:
+    """Keeps the placement of one leaf, whose value may be a pytree."""
     if jax.tree.structure(new) != jax.tree.structure(old):
         return new
-    kept = jax.tree.map(sharding.kept, new, old)
-    if kept is new or not (variables.is_variable(leaf) and _is_apart(leaf)):
-        return kept
+    value = jax.tree.map(sharding.kept, new, old)
+    if value is new or not (variables.is_variable(leaf) and _is_apart(leaf)):
+        return value
     # Before the first step it may be anywhere: the compiler would place it like its
     # moments.
     spec = partitioning.get_var_pspec(leaf) or jax.sharding.PartitionSpec()
-    place = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), spec)
-    return jax.lax.with_sharding_constraint(kept, place)
+    layout = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), spec)
+    return jax.lax.with_sharding_constraint(value, layout)
 
 
 def _is_apart(variable: variables.Variable) -> bool:

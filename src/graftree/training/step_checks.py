@@ -57,7 +57,7 @@ def warn_of_nothing(params: Any, wrt: Filter) -> None:
 
 
 def order_error(grads: Any) -> TypeError:
-    """The error for arguments of ``update`` that are swapped."""
+    """Returns the error for swapped arguments of ``update``."""
     return TypeError(
         errors.message(
             "Optimizer.update expects the model first and the gradients second, got a "
@@ -69,7 +69,7 @@ def order_error(grads: Any) -> TypeError:
 
 
 def selected_by(wrt: Filter) -> str:
-    """Says which parameters are meant."""
+    """Says which parameters a message is about."""
     return f"selected by wrt={getattr(wrt, '__name__', repr(wrt))}"
 
 
@@ -80,9 +80,9 @@ def check_not_params(params: Any, grads: Any) -> None:
         params: A tree of Variables.
         grads: Another one.
     """
-    own = {id(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_variable)}
+    param_ids = {id(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_variable)}
     pairs = jax.tree.leaves_with_path(grads, is_leaf=is_variable)
-    wrong = [path for path, x in pairs if is_variable(x) and id(x) in own]
+    wrong = [path for path, x in pairs if is_variable(x) and id(x) in param_ids]
     if wrong:
         raise ValueError(
             errors.message(
@@ -105,7 +105,7 @@ def check_same_paths(params: Any, grads: Any, node: Any, selected: str) -> None:
         params: The values of the parameters.
         grads: Those of the gradients.
         node: The gradients as they were passed, with what was not selected.
-        selected: The kind of the parameters, in words.
+        selected: Which parameters these are, in words; see `selected_by`.
     """
     # Comparing structures is cheap; the paths are listed only for the message.
     if jax.tree.structure(params) == jax.tree.structure(grads):
@@ -115,18 +115,18 @@ def check_same_paths(params: Any, grads: Any, node: Any, selected: str) -> None:
         return
     others = leaves_of(node)
     missing = [path for path in expected if path not in actual]
-    bare = {path: others[path] for path in missing if path in others}
-    where = [
+    unselected = {path: others[path] for path in missing if path in others}
+    unselected_lines = [
         f"  not selected: {paths.to_string(path, '<root>')}, a bare "
         f"{descriptions.describe_leaf(leaf, is_plain=True)}"
-        for path, leaf in bare.items()
+        for path, leaf in unselected.items()
     ]
-    where = differences.missing_and_unexpected(
-        [path for path in missing if path not in bare],
+    lines = differences.missing_and_unexpected(
+        [path for path in missing if path not in unselected],
         [path for path in actual if path not in expected],
-    ) + differences.bounded(where)
+    ) + differences.bounded(unselected_lines)
     way_out = "Differentiate the same model, with respect to the same filter."
-    if bare or not actual:
+    if unselected or not actual:
         way_out = (
             "Gradients of bare arrays match no Variable type: pass the State or "
             "Module that nnx.grad returns, or select them by path.\nTo change one of "
@@ -136,14 +136,14 @@ def check_same_paths(params: Any, grads: Any, node: Any, selected: str) -> None:
         errors.message(
             "pytree structure error: the gradients differ from the parameters "
             f"{selected}.",
-            where="\n".join(where),
+            where="\n".join(lines),
             way_out=way_out,
         )
     )
 
 
 def leaves_of(tree: Any) -> dict[Path, Any]:
-    """The leaves of a tree by their paths."""
+    """Returns the leaves of a tree by their paths."""
     return {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(tree)}
 
 
@@ -155,13 +155,13 @@ def check_gradients(params: Any, grads: Any, selected: str) -> None:
     Args:
         params: The values of the parameters.
         grads: Those of the gradients, at the same paths.
-        selected: The kind of the parameters, in words.
+        selected: Which parameters these are, in words; see `selected_by`.
     """
     _check_pairs(
         params,
         grads,
         _is_gradient,
-        what=f"The gradients don't fit the parameters {selected}.",
+        problem=f"The gradients don't fit the parameters {selected}.",
         words=("the parameter is", "its gradient"),
         describe=functools.partial(descriptions.describe_leaf, is_plain=True),
     )
@@ -173,19 +173,19 @@ def check_updates(params: Any, updates: Any) -> None:
         params,
         updates,
         _keeps_shape,
-        what="The gradients don't fit the parameters: the updates computed from them "
-        "have other shapes.",
+        problem="The gradients don't fit the parameters: the updates computed from "
+        "them have other shapes.",
         words=("the parameter has shape", "its update"),
     )
 
 
-def check_shapes(averages: Any, given: Any) -> None:
+def check_shapes(averages: Any, new_values: Any) -> None:
     """Raises a ValueError if a new value has another shape than its average."""
     _check_pairs(
         averages,
-        given,
+        new_values,
         lambda x, y: np.shape(x) == np.shape(y),
-        what="EMA.update: the values don't fit the averages.",
+        problem="EMA.update: the values don't fit the averages.",
         words=("the average has shape", "the new value"),
         way_out="Update the averages of a model with that model; make a new EMA if "
         "the model has changed.",
@@ -197,7 +197,7 @@ def _check_pairs(
     other: Any,
     fit: Callable[[Any, Any], bool],
     *,
-    what: str,
+    problem: str,
     words: tuple[str, str],
     describe: Callable[[Any], Any] = np.shape,
     way_out: str = "Differentiate the model as it is now.",
@@ -211,15 +211,17 @@ def _check_pairs(
         pairs = zip(*map(jax.tree.leaves, (tree, other)), strict=True)
         if all([fit(x, y) for x, y in pairs]):
             return
-    known, (one, another) = leaves_of(other), words
+    other_leaves, (one, another) = leaves_of(other), words
     wrong = [
         f"{paths.to_string(path, '<root>')}: {one} {describe(x)}, "
-        f"{another} {describe(known[path])}"
+        f"{another} {describe(other_leaves[path])}"
         for path, x in leaves_of(tree).items()
-        if path in known and not fit(x, known[path])
+        if path in other_leaves and not fit(x, other_leaves[path])
     ]
     if wrong:
-        raise ValueError(errors.message(what, where="\n".join(wrong), way_out=way_out))
+        raise ValueError(
+            errors.message(problem, where="\n".join(wrong), way_out=way_out)
+        )
 
 
 def _is_gradient(param: Any, grad: Any) -> bool:
@@ -303,19 +305,19 @@ def explain_tree(params: Any, error: Exception, wrt: Filter) -> None:
     expected, actual = _spelled_paths(params), _spelled_paths(tree)
     prefixes = {path[:end] for path in expected for end in range(len(path) + 1)}
     missing = [
-        own
-        for path, own in expected.items()
-        if not any(path[:end] in actual for end in range(len(path) + 1))
+        path
+        for spelled, path in expected.items()
+        if not any(spelled[:end] in actual for end in range(len(spelled) + 1))
     ]
-    unexpected = [own for path, own in actual.items() if path not in prefixes]
-    where = differences.missing_and_unexpected(missing, unexpected)
-    if not where and isinstance(tree, type(params)):
+    unexpected = [path for spelled, path in actual.items() if spelled not in prefixes]
+    lines = differences.missing_and_unexpected(missing, unexpected)
+    if not lines and isinstance(tree, type(params)):
         return
     raise ValueError(
         errors.message(
             "nnx.Optimizer: a tree in `tx`, such as a mask or labels, doesn't fit the "
             f"parameters {selected_by(wrt)}.",
-            where="\n".join(where) or f"its containers differ: {type(tree).__name__}",
+            where="\n".join(lines) or f"its containers differ: {type(tree).__name__}",
             way_out="Give each parameter, or a mapping above it, its value in nested "
             "dicts, or in a State: nnx.map_state(lambda path, param: ..., "
             "nnx.state(model, wrt)). All trees in one `tx` need the same form.",
@@ -324,7 +326,7 @@ def explain_tree(params: Any, error: Exception, wrt: Filter) -> None:
 
 
 def _failing_tree(error: Exception) -> Any:
-    """The first tree of the ``jax.tree.map`` that raised an error, if one did."""
+    """Returns the first tree of the ``jax.tree.map`` that raised an error, if any."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -338,12 +340,12 @@ _TREE_MAP = inspect.unwrap(jax.tree_util.tree_map)
 
 
 def _spelled_paths(tree: Any) -> dict[tuple[str, ...], Path]:
-    """The paths of Variables and other leaves, by how they are spelled as strings."""
+    """Returns the paths of Variables and other leaves, by their keys as strings."""
     pairs = jax.tree.leaves_with_path(tree, is_leaf=is_variable)
-    own = [paths.from_jax(path) for path, _ in pairs]
-    return {paths.spelled(path): path for path in own}
+    tree_paths = [paths.from_jax(path) for path, _ in pairs]
+    return {paths.spelled(path): path for path in tree_paths}
 
 
 def _shapes(tree: Any) -> dict[Path, str]:
-    """The shape of each leaf by its path, in words."""
+    """Says the shape of each leaf, by its path."""
     return {path: f"shape {np.shape(leaf)}" for path, leaf in leaves_of(tree).items()}

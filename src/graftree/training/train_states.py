@@ -38,9 +38,9 @@ class _FrozenPytree:
 
     def __init_subclass__(cls, **dataclass_options: Any) -> None:
         super().__init_subclass__()
-        made: Any = dataclasses.dataclass(frozen=True, **dataclass_options)(cls)
+        frozen: Any = dataclasses.dataclass(frozen=True, **dataclass_options)(cls)
         fields: dict[bool, list[str]] = {True: [], False: []}
-        for field in dataclasses.fields(made):
+        for field in dataclasses.fields(frozen):
             is_child = field.metadata.get("pytree_node", True)
             is_child = is_child and not field.metadata.get("static", False)
             fields[is_child].append(field.name)
@@ -150,8 +150,8 @@ class TrainState(_FrozenPytree, Generic[M]):
             >>> logits.shape
             (1, 5)
         """
-        given = map(self._resolve, (state, *states))
-        return self.graphdef.apply(*given)
+        resolved_states = map(self._resolve, (state, *states))
+        return self.graphdef.apply(*resolved_states)
 
     def _resolve(self, state: State | str) -> Any:
         if not isinstance(state, str):
@@ -186,8 +186,8 @@ class TrainState(_FrozenPytree, Generic[M]):
             >>> ts.apply_gradients(grads).params["weight"][...].item()
             2.0
         """
-        params, given = map(pure_dicts.as_pure, (self.params, grads))
-        step_checks.check_gradients(params, given, "of the TrainState")
+        params, pure_grads = map(pure_dicts.as_pure, (self.params, grads))
+        step_checks.check_gradients(params, pure_grads, "of the TrainState")
         updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
         return self.replace(
             params=optimizers.apply_updates(self.params, updates),

@@ -14,7 +14,7 @@ import sys
 
 from graftree import errors
 from graftree.weights import saving, stored_tensors, torch_files
-from graftree.weights.stored_tensors import refusal
+from graftree.weights.stored_tensors import file_error
 from graftree.weights.tensor_files import SUFFIX
 
 
@@ -29,40 +29,42 @@ def main() -> None:
     parser.add_argument("out", nargs="?", help="model.safetensors for model.pt")
     parser.add_argument("--key", default="", help="of the dict in it, as state_dict")
     parser.add_argument("--overwrite", action="store_true", help="replaces the output")
-    given = parser.parse_args()
-    out = given.out or os.path.splitext(given.file)[0] + SUFFIX
+    options = parser.parse_args()
+    out = options.out or os.path.splitext(options.file)[0] + SUFFIX
     try:
-        _check(given.file, out, given.overwrite)
+        _check(options.file, out, options.overwrite)
     except errors.WeightsError as error:
         sys.exit(str(error))
-    arguments = given.file, out, given.key
+    arguments = options.file, out, options.key
     processes = multiprocessing.get_context("spawn")
     process = processes.Process(target=torch_files.convert, args=arguments)
     process.start()
     process.join()
     if process.exitcode not in (0, 1):
         saving.remove([out + saving.PARTIAL])
-        what = f"PyTorch ended with the status {process.exitcode}"
-        sys.exit(str(refusal(given.file, f"{what}, and nothing was written")))
+        fault = f"PyTorch ended with the status {process.exitcode}, and nothing was "
+        sys.exit(str(file_error(options.file, f"{fault}written")))
     sys.exit(process.exitcode)
 
 
 def _check(path: str, out: str, overwrite: bool) -> None:
     """Raises unless it is a PyTorch file, PyTorch is installed and ``out`` is free."""
     stored_tensors.OpenFile(path).close()
-    found, way_out = stored_tensors.found_in(path) or ("", "")
-    if found not in stored_tensors.OF_TORCH:
-        what = f"it is {found}" if found else "it is not a file of torch.save"
-        raise refusal(path, what, way_out=way_out)
+    format_name, way_out = stored_tensors.recognized(path) or ("", "")
+    if format_name not in stored_tensors.OF_TORCH:
+        fault = (
+            f"it is {format_name}" if format_name else "it is not a file of torch.save"
+        )
+        raise file_error(path, fault, way_out=way_out)
     if not out.endswith(SUFFIX):
         way_out = f"Choose a name that ends with {SUFFIX}."
-        raise refusal(out, f"it is no {SUFFIX} file", way_out=way_out, verb="write")
+        raise file_error(out, f"it is no {SUFFIX} file", way_out=way_out, verb="write")
     if os.path.exists(out) and not overwrite:
         way_out = "Choose another name, or pass --overwrite."
-        raise refusal(out, "it exists", way_out=way_out, verb="write")
+        raise file_error(out, "it exists", way_out=way_out, verb="write")
     if importlib.util.find_spec("torch") is None:
-        what = "PyTorch, which reads it, is not installed"
-        raise refusal(path, what, way_out="pip install torch")
+        fault = "PyTorch, which reads it, is not installed"
+        raise file_error(path, fault, way_out="pip install torch")
 
 
 if __name__ == "__main__":

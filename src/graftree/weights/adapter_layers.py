@@ -14,7 +14,7 @@ from graftree.surgery import lora_layers, selections
 from graftree.surgery.lora_targets import Target
 from graftree.weights import tables
 from graftree.weights.layouts import Axis, Layout, Solved, Unit
-from graftree.weights.stored_tensors import misuse
+from graftree.weights.stored_tensors import usage_error
 from graftree.weights.tables import Tensor
 
 # The names of the factors of a layer, and of an embedding.
@@ -23,7 +23,7 @@ FACTORS_OF_EMBED = "lora_embedding_A", "lora_embedding_B"
 
 
 class Adaptation(NamedTuple):
-    """The settings of an adapter for a layer: the rank, and the scale times it."""
+    """Settings of an adapter for a layer: the rank, and the scale times it."""
 
     rank: int
     alpha: float
@@ -58,7 +58,7 @@ class AdaptableLayer(NamedTuple):
 
     @property
     def factors(self) -> tuple[str, str]:
-        """The names of its factors in PEFT."""
+        """Names of its factors in PEFT."""
         if self.target.name is None and isinstance(self.target.layer, linear.Embed):
             return FACTORS_OF_EMBED
         return FACTORS
@@ -70,7 +70,7 @@ class AdaptableLayer(NamedTuple):
 
 
 def layers_of(model: Any, tensors: Sequence[Tensor]) -> dict[str, AdaptableLayer]:
-    """What can be adapted, by the names in PEFT: of modules, or of their parameters."""
+    """Finds what can be adapted, by names in PEFT: of modules, or their parameters."""
     modules = {x.path: x.value for x in selections.parts_of(model)}
     layers = {}
     for tensor in tensors:
@@ -93,7 +93,7 @@ def layers_of(model: Any, tensors: Sequence[Tensor]) -> dict[str, AdaptableLayer
 
 
 def _known_layer(target: Target, tensor: Tensor) -> AdaptableLayer | None:
-    """A layer that is known; ``None`` if its weight has no axis of just outputs."""
+    """Describes a known layer; ``None`` if its weight has no axis of just outputs."""
     weight, axes = tensor.solved, target.axes
     ours, groups = axes.grouped(weight.layout.ours), [*weight.layout.groups]
     split = len(ours) - len(axes.outs)
@@ -113,7 +113,7 @@ def _known_layer(target: Target, tensor: Tensor) -> AdaptableLayer | None:
 
 
 def _own_param(target: Target, tensor: Tensor) -> AdaptableLayer | None:
-    """A Param of a user's module; ``None`` if PEFT has no factors of this form.
+    """Describes a user's Param; ``None`` if PEFT has no factors of this form.
 
     Factor A meets the last axis of a matrix in the file. Of an array of matrices, a
     file has it at either axis: it meets the one called ``i`` in the layout, or opposite
@@ -163,7 +163,7 @@ def check_axes(layers: Mapping[str, AdaptableLayer], call: str) -> None:
     """Raises if it is not known which axis of a parameter meets its inputs."""
     doubtful = [name for name, layer in layers.items() if layer.is_doubtful]
     if doubtful:
-        raise misuse(
+        raise usage_error(
             f"{call}: two axes of a parameter have the same size, so nothing says "
             "which of them meets the inputs.",
             doubtful,
@@ -177,25 +177,25 @@ _RANK = Unit((Axis(_RANK_NAME, False),), False)
 
 
 def _names_of(group: Sequence[Unit]) -> set[str]:
-    """The names of the axes in a group of a file's axes."""
+    """Returns the names of the axes in a group of a file's axes."""
     return {axis.name for unit in group for axis in unit.axes}
 
 
 def _layout(weight: Solved, file: Sequence[Any], ours: Sequence[Any]) -> Layout:
-    """The layout of a factor, in the file and in our adapted layers."""
+    """Makes the layout of a factor, in the file and in our adapted layers."""
     names = {name for axis in ours for name in axis} - {_RANK_NAME}
     sizes = {name: weight.sizes[0][name] for name in names}
     return Layout("the factor", tuple(file), tuple(ours), sizes)
 
 
 def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
-    """Both factors of what is adapted, as tensors of a file."""
+    """Describes both factors of what is adapted, as tensors of a file."""
     tensors, at = [], layer.weight.at
     named = zip(layer.factors, layer.attributes, layer.layouts, strict=True)
-    below = () if layer.target.name is None else (layer.target.name,)
+    subpath = () if layer.target.name is None else (layer.target.name,)
     for factor, attribute, layout in named:
         leaf = getattr(layer.target.change, attribute)
-        path = (*layer.target.path, "lora", *below, attribute)
+        path = (*layer.target.path, "lora", *subpath, attribute)
         array = tables.Array(path, leaf, leaf.get_raw_value())
         solved = layout.solve([tuple(leaf.shape)[len(at) :]])
         tensors.append(Tensor(names[factor], (array,), at, solved))
@@ -203,7 +203,7 @@ def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
 
 
 def modules_of(layers: Mapping[str, AdaptableLayer]) -> dict[str, str]:
-    """The layers that are adapted, by the modules whose factors PEFT writes."""
+    """Returns the adapted layers, by the modules whose factors PEFT writes."""
     modules: dict[str, str] = {}
     for name, layer in reversed([*layers.items()]):
         module = layer.module or name
@@ -214,6 +214,6 @@ def modules_of(layers: Mapping[str, AdaptableLayer]) -> dict[str, str]:
 
 
 def adaptation_of(target: Target) -> Adaptation:
-    """Rank and scale of what is adapted."""
+    """Returns rank and scale of what is adapted."""
     change = target.change
     return Adaptation(change.rank, change.scale * change.rank)

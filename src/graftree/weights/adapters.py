@@ -39,7 +39,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.sharding import collectives
 from graftree.surgery import adaptations, lora_layers, lora_targets, selections
 from graftree.weights import adapter_layers, loading, saving, sources, tables
-from graftree.weights.stored_tensors import Source, misuse
+from graftree.weights.stored_tensors import Source, usage_error
 from graftree.weights.tables import Tensor
 
 CONFIG = "adapter_config.json"
@@ -94,11 +94,11 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     config = _config(folder / CONFIG)
     table = tables.as_mapping(mapping)
     tensors = table.tensors(model)
-    known = _configurable(config, adapter_layers.layers_of(model, tensors))
+    adaptable = _configurable(config, adapter_layers.layers_of(model, tensors))
     with sources.open(folder / FILE) as source:
         tied = table.tied if config.get("ensure_weight_tying") else {}
-        names = _names(source, known, tensors, tied)
-        layers = {name: known[name] for name in names}
+        names = _names(source, adaptable, tensors, tied)
+        layers = {name: adaptable[name] for name in names}
         adapter_layers.check_axes(layers, "nnx.weights.load_adapter")
         kinds = {name: _configured(config, name) for name in layers}
         for name, layer in layers.items():
@@ -184,12 +184,12 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
     """
     layers = adapter_layers.layers_of(model, tables.as_mapping(mapping).tensors(model))
     adapted = {name: x for name, x in layers.items() if x.is_adapted}
-    known = {x.path for x in adapted.values()}
-    unknown = [paths.dotted(x) for x in _adapted_paths(model) if x not in known]
+    covered_paths = {x.path for x in adapted.values()}
+    unknown = [paths.dotted(x) for x in _adapted_paths(model) if x not in covered_paths]
     if unknown or not adapted:
-        what = "the table lacks adapted layers" if unknown else "no layer is adapted"
-        raise misuse(
-            f"nnx.weights.save_adapter: {what}. Nothing was written.",
+        problem = "the table lacks adapted layers" if unknown else "no layer is adapted"
+        raise usage_error(
+            f"nnx.weights.save_adapter: {problem}. Nothing was written.",
             unknown,
             "nnx.surgery.add_lora adapts layers; each needs a line in the table for "
             "its weight, which has one axis of inputs and one of outputs there.",
@@ -201,7 +201,7 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
     ]
     ties = {x.change.adapts_attend for x in embeds}
     if len(ties) > 1:
-        raise misuse(
+        raise usage_error(
             "nnx.weights.save_adapter: PEFT adapts the `attend` of all embeddings, or "
             "of none. Nothing was written.",
             [f"{paths.dotted(x.path)}: {x.change.adapts_attend}" for x in embeds],
@@ -241,7 +241,7 @@ def _names(
     tensors: Sequence[Tensor],
     tied: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
-    """The names of both factors of each layer; raises for those that are unknown."""
+    """Finds the names of both factors of each layer; raises for unknown ones."""
     fused = {tensor.name for tensor in tensors if len(tensor.arrays) > 1}
     modules = adapter_layers.modules_of(layers)
     names: dict[str, dict[str, str]] = {}
@@ -262,7 +262,7 @@ def _names(
         if len({*x} - {_BASE}) < 2
     ]
     if unknown or not names:
-        raise misuse(
+        raise usage_error(
             f"{source.name}: the adapter has layers that the model, or its table of "
             "weights, does not have. Nothing has changed.",
             sorted(unknown),
@@ -285,7 +285,7 @@ def _check_tied(
     for factor, other in zip(adapter_layers.FACTORS, of_embed, strict=True):
         x, y = (_whole(source, n.get(f)) for n, f in ((head, factor), (embed, other)))
         if x is None or y is None or not np.array_equal(x, y.T):
-            raise misuse(
+            raise usage_error(
                 f"{source.name}: the factors of a tied head are not those of its "
                 "embedding. Nothing has changed.",
                 [f"{head.get(factor)}, {embed.get(other)}"],
@@ -294,7 +294,7 @@ def _check_tied(
 
 
 def _whole(source: Source, name: str | None) -> np.ndarray | None:
-    """A tensor of a file, if there is one of that name."""
+    """Reads a tensor of a file, if there is one of that name."""
     if name is None:
         return None
     return source.read(name, [slice(None)] * len(source.tensors[name].shape))
@@ -317,7 +317,7 @@ def _check_factors(
     solved = [layout.solve([shapes[attribute]]) for layout, attribute in pairs]
     expected = {f: x.file_shape for f, x in zip(layer.factors, solved, strict=True)}
     if stored != expected:
-        raise misuse(
+        raise usage_error(
             f"{source.name}: the factors of {name!r} have other shapes. Nothing has "
             "changed.",
             [f"expected {expected}", f"got      {stored}"],
@@ -334,10 +334,10 @@ def _check_base(
     stored, out = source.tensors[base], saving.out_of(layer.weight)
     is_same = stored.shape == out.stored.shape
     if is_same and not isinstance(layer.weight.arrays[0].value, jax.ShapeDtypeStruct):
-        own: Any = _whole(source, base)
-        is_same = np.array_equal(out.make(), own.astype(out.stored.dtype))
+        adapter_weight: Any = _whole(source, base)
+        is_same = np.array_equal(out.make(), adapter_weight.astype(out.stored.dtype))
     if not is_same:
-        raise misuse(
+        raise usage_error(
             f"{source.name}: the adapter has a weight of its own for {name!r}, which "
             "is not that of the model. Nothing has changed.",
             way_out="Is it the adapter of another model? If its weights were trained, "
@@ -356,9 +356,9 @@ def _prepare(
         Their paths, and whether they were not adapted before.
     """
     wanted: dict[Path, adapter_layers.Adaptation] = {}
-    places: dict[Path, set[tuple[int, ...]]] = {}
+    stacked_at: dict[Path, set[tuple[int, ...]]] = {}
     for name, layer in layers.items():
-        places.setdefault(layer.path, set()).add(layer.weight.at)
+        stacked_at.setdefault(layer.path, set()).add(layer.weight.at)
         if wanted.setdefault(layer.path, kinds[name]) != kinds[name]:
             raise ValueError(
                 f"The layers at {paths.dotted(layer.path)} are stacked, so their "
@@ -366,7 +366,7 @@ def _prepare(
             )
     for layer in layers.values():
         shape = layer.target.kernel.shape[: len(layer.weight.at)]
-        count = len(places[layer.path])
+        count = len(stacked_at[layer.path])
         if count != math.prod(shape):
             raise ValueError(
                 f"The adapter has factors for {count} of the {math.prod(shape)} layers "
@@ -381,7 +381,7 @@ def _prepare(
             for path in sorted({*adapted, *wanted})
             if adapted.get(path) != wanted.get(path)
         ]
-        raise misuse(
+        raise usage_error(
             "The adapter does not fit the layers that are adapted. Nothing has "
             "changed.",
             differing,
@@ -392,8 +392,12 @@ def _prepare(
         targets = {x.path: x.target for x in layers.values()}
         lora_targets.check(model, [*targets.values()], "nnx.weights.load_adapter")
         for rank, alpha in {*wanted.values()}:
-            where = [paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)]
-            adaptations.add_lora(model, where, rank=rank, alpha=alpha, rngs=Rngs(0))
+            layer_paths = [
+                paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)
+            ]
+            adaptations.add_lora(
+                model, layer_paths, rank=rank, alpha=alpha, rngs=Rngs(0)
+            )
     return sorted(wanted), not adapted
 
 
@@ -436,14 +440,16 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
         wrong.append(f"init_lora_weights: {start!r}, which changes the model's weights")
     if wrong:
         way_out = "Merge it in PEFT, and load the merged weights."
-        raise misuse(f"{path}: the adapter has more than LoRA factors.", wrong, way_out)
+        raise usage_error(
+            f"{path}: the adapter has more than LoRA factors.", wrong, way_out
+        )
     return config
 
 
 def _configurable(
     config: Mapping[str, Any], layers: Mapping[str, adapter_layers.AdaptableLayer]
 ) -> dict[str, adapter_layers.AdaptableLayer]:
-    """The layers that an adapter may have: of the parameters, those that it targets."""
+    """Returns the layers that an adapter may have: all modules, targeted parameters."""
     return {
         name: layer
         for name, layer in layers.items()
@@ -458,7 +464,7 @@ def _is_targeted(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _configured(config: Mapping[str, Any], name: str) -> adapter_layers.Adaptation:
-    """The settings of a config for a module; reads its patterns as PEFT does."""
+    """Returns the settings of a config for a module; reads its patterns like PEFT."""
     if _is_targeted(config, f"{name}.weight"):
         name = f"{name}.weight"
 
@@ -475,13 +481,13 @@ def _configured(config: Mapping[str, Any], name: str) -> adapter_layers.Adaptati
 
 
 def _written(
-    layers: Mapping[str, adapter_layers.AdaptableLayer], known: Sequence[str]
+    layers: Mapping[str, adapter_layers.AdaptableLayer], adaptable: Sequence[str]
 ) -> dict[str, Any]:
-    """The config for PEFT, from what is adapted and all that could be."""
+    """Makes the config for PEFT, from what is adapted and all that could be."""
     kinds = {name: adapter_layers.adaptation_of(x.target) for name, x in layers.items()}
     modules = [name for name, x in layers.items() if x.module is None]
-    listed = [*kinds.values()]
-    usual = max({*listed}, key=listed.count)
+    settings = [*kinds.values()]
+    usual = max({*settings}, key=settings.count)
     return {
         "peft_type": "LORA",
         "r": usual.rank,
@@ -490,7 +496,7 @@ def _written(
         "alpha_pattern": {
             n: _number(x.alpha) for n, x in kinds.items() if x.alpha != usual.alpha
         },
-        "target_modules": _targets(modules, known),
+        "target_modules": _targets(modules, adaptable),
         "target_parameters": [name for name in layers if name not in modules] or None,
         "bias": "none",
         "lora_dropout": 0.0,
@@ -505,9 +511,9 @@ def _number(x: float) -> float:
     return int(x) if x == int(x) else x
 
 
-def _targets(adapted: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The last parts of the names, if they match these layers and no others."""
+def _targets(adapted: Sequence[str], adaptable: Sequence[str]) -> list[str]:
+    """Returns the last steps of the names, if they match these layers and no others."""
     last = {name.rpartition(".")[2] for name in adapted}
-    meant = {name for name in known if name.rpartition(".")[2] in last}
+    meant = {name for name in adaptable if name.rpartition(".")[2] in last}
     are_words = not any(map(str.isdigit, last))
     return sorted(last if are_words and meant == {*adapted} else adapted)

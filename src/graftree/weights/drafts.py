@@ -36,7 +36,7 @@ _MEANING: dict[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """The result of `draft`; prints as the source of a table, for you to complete.
+    """Result of `draft`; prints as the source of a table, for you to complete.
 
     Attributes:
         entries: The lines for which there is a choice, with the best one.
@@ -98,12 +98,15 @@ def draft(path: Any, model: Any) -> Draft:
     with sources.open(path) as source:
         shapes = {name: stored.shape for name, stored in source.tensors.items()}
         has_fused = any(name.endswith("in_proj_weight") for name in source.tensors)
-    theirs, ours = _parts(_of_file(shapes)), _parts(_of_model(model, has_fused))
+    theirs, ours = (
+        _compared_facts(_of_file(shapes)),
+        _compared_facts(_of_model(model, has_fused)),
+    )
     fits = [
         (_likeness(name, path), name, path)
         for name, tensors in theirs.items()
-        for path, part in ours.items()
-        if tensors == part and not _contradict(name, path)
+        for path, layer in ours.items()
+        if tensors == layer and not _contradict(name, path)
     ]
     fits.sort(key=lambda fit: -fit[0])
     chosen: dict[str, str] = {}
@@ -128,20 +131,20 @@ _Layer = tuple[str, Iterable[tuple[int, ...]], Mapping[str, _Shape]]
 
 # The facts that are compared: below a prefix, the tensors by name with their shape, and
 # the number of values of each index.
-_Part = tuple[frozenset[tuple[str, _Shape]], tuple[int, ...]]
+_Facts = tuple[frozenset[tuple[str, _Shape]], tuple[int, ...]]
 
 
-def _left(parts: Mapping[str, _Part], chosen: Container[str]) -> dict[str, _Shape]:
-    """The tensors of those that were not chosen."""
+def _left(layers: Mapping[str, _Facts], chosen: Container[str]) -> dict[str, _Shape]:
+    """Returns the tensors of the layers that were not chosen."""
     return {
         f"{prefix}.{name}" if name else prefix: shape
-        for prefix, (tensors, _) in parts.items()
+        for prefix, (tensors, _) in layers.items()
         if prefix not in chosen
         for name, shape in sorted(tensors)
     }
 
 
-def _parts(layers: Iterable[_Layer]) -> dict[str, _Part]:
+def _compared_facts(layers: Iterable[_Layer]) -> dict[str, _Facts]:
     """Joins layers that differ only in indices."""
     shapes: dict[str, dict[str, _Shape]] = {}
     indices: dict[str, set[tuple[int, ...]]] = {}
@@ -161,7 +164,7 @@ _TENSOR_NAMES = {"weight", "bias", "running_mean", "running_var"}
 
 
 def _of_file(shapes: Mapping[str, _Shape]) -> Iterator[_Layer]:
-    """The layers of a file, judged by the names of tensors."""
+    """Returns the layers of a file, judged by the names of tensors."""
     kinds = _kinds(shapes)
     for name, shape in shapes.items():
         prefix, _, last = name.rpartition(".")
@@ -177,22 +180,22 @@ def _of_file(shapes: Mapping[str, _Shape]) -> Iterator[_Layer]:
 
 
 def _kinds(names: Iterable[str]) -> set[str]:
-    """The prefixes below which numbers tell kinds of layers apart.
+    """Returns the prefixes below which numbers tell kinds of layers apart.
 
     Such as ``layer.0.SelfAttention`` and ``layer.1.DenseReluDense`` of T5: below most
     numbers are other names than below the one before.
     """
-    below: dict[str, dict[int, set[str]]] = {}
+    by_prefix: dict[str, dict[int, set[str]]] = {}
     for name in names:
         steps = name.split(".")
         for i, step in enumerate(steps):
             if step.isdecimal():
-                numbers = below.setdefault(_without_numbers(steps[:i]), {})
+                numbers = by_prefix.setdefault(_without_numbers(steps[:i]), {})
                 rest = _without_numbers(steps[i + 1 :])
                 numbers.setdefault(int(step), set()).add(rest)
     kinds = set[str]()
-    for prefix, numbers in below.items():
-        pairs = [*itertools.pairwise(numbers[number] for number in sorted(numbers))]
+    for prefix, numbers in by_prefix.items():
+        pairs = [*itertools.pairwise(numbers[i] for i in sorted(numbers))]
         differ = [2 * len(one & other) < len(one | other) for one, other in pairs]
         if 2 * sum(differ) > len(pairs):
             kinds.add(prefix)
@@ -204,12 +207,12 @@ def _without_numbers(steps: Iterable[str]) -> str:
 
 
 def _letters() -> Iterator[str]:
-    """The places of indices, from left to right."""
+    """Yields the names of indices, from left to right."""
     return itertools.chain(map("{{{}}}".format, "ijklm"), itertools.repeat("{n}"))
 
 
 def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
-    """The layers of a model as PyTorch stores them, and the arrays beside them.
+    """Returns the layers of a model as PyTorch stores them, and the arrays beside them.
 
     All layers of a Stack are below it, with a range as their key.
     """
@@ -225,7 +228,7 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
             return None
         if isinstance(x, stacks.Stack):
             return [(range(x.length), x.layers)]
-        return [] if known(x) is not None else tables.parts_below(x)
+        return [] if known(x) is not None else tables.children_of(x)
 
     for path, x in walks.walk(model, below):
         depth = sum(isinstance(key, range) for key in path)
@@ -242,14 +245,14 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
 
 
 def _shape(layer: Any, tensor: torch_layouts.TorchTensor, depth: int) -> _Shape:
-    """The shape that PyTorch has for a tensor of a layer, without those stacked."""
-    held = [operator.attrgetter(path)(layer) for path in tensor.attributes]
-    shapes = [tuple(x.shape)[depth:] for x in held]
+    """Returns the shape of a layer's tensor in PyTorch, without the stacked axes."""
+    arrays = [operator.attrgetter(path)(layer) for path in tensor.attributes]
+    shapes = [tuple(x.shape)[depth:] for x in arrays]
     return layouts.solved(tensor.layout, shapes).file_shape
 
 
 def _spelled(path: Path) -> str:
-    """A path with places for its indices, as in tables."""
+    """Puts names of indices into a path, as in tables."""
     letters = _letters()
     texts = [
         f"[{next(letters)}]" if isinstance(key, int | range) else paths.key_text(key)
@@ -259,7 +262,7 @@ def _spelled(path: Path) -> str:
 
 
 def _likeness(name: str, path: str) -> float:
-    """The similarity of a name in a file and a path, from 0 to 1; ends count most."""
+    """Rates how alike a name in a file and a path are, 0 to 1; ends count most."""
     theirs, ours = _meanings(name), _meanings(path)
     common = len({*theirs} & {*ours}) / max(1, len({*theirs} | {*ours}))
     ends = difflib.SequenceMatcher(None, theirs[-1:], ours[-1:]).ratio()

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graftree.weights.stored_tensors import misuse
+from graftree.weights.stored_tensors import usage_error
 
 PART = "part"
 
@@ -100,14 +100,14 @@ class Layout:
     def _sizes(self, shape: Shape) -> dict[str, int]:
         if len(shape) != len(self.ours):
             raise ValueError(f"{self.text!r} has {len(self.ours)} axes on its right")
-        found = {**self.sizes, PART: 1}
+        sizes = {**self.sizes, PART: 1}
         for names, size in zip(self.ours, shape, strict=True):
-            known = math.prod(found[name] for name in names if name in found)
-            rest = [name for name in names if name not in found]
-            if known == 0 or size % known or (not rest and size != known):
+            product = math.prod(sizes[name] for name in names if name in sizes)
+            rest = [name for name in names if name not in sizes]
+            if product == 0 or size % product or (not rest and size != product):
                 raise ValueError(f"{self.text!r} can't cut {size} into {names}")
-            found.update(dict.fromkeys(rest, size // known))
-        return found
+            sizes.update(dict.fromkeys(rest, size // product))
+        return sizes
 
 
 class Solved:
@@ -130,59 +130,61 @@ class Solved:
         )
 
     def read(
-        self, part: int, index: Index, get: Callable[[Index], np.ndarray]
+        self, position: int, index: Index, get: Callable[[Index], np.ndarray]
     ) -> np.ndarray:
         """Reads a piece of one of our arrays.
 
         Args:
-            part: The number of the array.
+            position: Which of the arrays in the tensor.
             index: The piece of it.
             get: Returns a piece of the tensor, as a view of shape ``view_shape``.
         """
-        wanted, inside = self._wanted(part, index)
-        x = get(self._places(part, wanted))
-        return self._arrange(x, part, wanted)[inside]
+        wanted, cut = self._wanted(position, index)
+        x = get(self._slices(position, wanted))
+        return self._arrange(x, position, wanted)[cut]
 
-    def view_index(self, part: int, index: Index) -> Index:
-        """The piece of the view that `read` asks for."""
-        return self._places(part, self._wanted(part, index)[0])
+    def view_index(self, position: int, index: Index) -> Index:
+        """Returns the piece of the view that `read` asks for."""
+        return self._slices(position, self._wanted(position, index)[0])
 
-    def _wanted(self, part: int, index: Index) -> tuple[dict[str, slice], Index]:
-        """Pieces of axes that contain a piece of an array, and its place in these."""
-        sizes = self.sizes[part]
+    def _wanted(self, position: int, index: Index) -> tuple[dict[str, slice], Index]:
+        """Returns slices of axes that cover a piece of an array, and where in them."""
+        sizes = self.sizes[position]
         wanted = {PART: slice(0, 1)}
-        inside = []
+        cuts = []
         for names, piece in zip(self.layout.ours, index, strict=True):
             lengths = [sizes[name] for name in names]
             cover, cut = _cover(lengths, piece)
             wanted.update(zip(names, cover, strict=True))
-            inside.append(cut)
-        return wanted, tuple(inside)
+            cuts.append(cut)
+        return wanted, tuple(cuts)
 
-    def _places(self, part: int, wanted: Mapping[str, slice]) -> Index:
-        return tuple(self._place(unit, part, wanted) for unit in self.layout.units)
+    def _slices(self, position: int, wanted: Mapping[str, slice]) -> Index:
+        return tuple(self._slice(unit, position, wanted) for unit in self.layout.units)
 
-    def _place(self, unit: Unit, part: int, wanted: Mapping[str, slice]) -> slice:
-        """The piece of a unit in the file that contains the wanted piece."""
-        sizes = self.sizes[part]
+    def _slice(self, unit: Unit, position: int, wanted: Mapping[str, slice]) -> slice:
+        """Returns the slice of a unit in the file that contains the wanted piece."""
+        sizes = self.sizes[position]
         first, *others = unit.axes
         outer = wanted[first.name]
         if first.is_reversed:
             size = sizes[first.name]
             outer = slice(size - outer.stop, size - outer.start)
         inner = math.prod(sizes[axis.name] for axis in others)
-        start = sum(self._product(unit, i) for i in range(part)) if unit.is_fused else 0
+        start = (
+            sum(self._product(unit, i) for i in range(position)) if unit.is_fused else 0
+        )
         return slice(start + outer.start * inner, start + outer.stop * inner)
 
     def _arrange(
-        self, x: np.ndarray, part: int, wanted: Mapping[str, slice]
+        self, x: np.ndarray, position: int, wanted: Mapping[str, slice]
     ) -> np.ndarray:
         """Gives a piece of the view the axes of our array."""
         axes, order = self.layout.axes, self.layout.order
         names = [axis.name for axis in axes]
         firsts = {unit.axes[0].name for unit in self.layout.units}
         # Within a unit, only the first axis was cut.
-        lengths = self.sizes[part] | {x: _length(wanted[x]) for x in firsts}
+        lengths = self.sizes[position] | {x: _length(wanted[x]) for x in firsts}
         x = _flipped(x.reshape([lengths[name] for name in names]), axes)
         x = x[tuple(slice(None) if y in firsts else wanted[y] for y in names)]
         if PART in names:
@@ -194,21 +196,21 @@ class Solved:
 
     def to_file(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Makes the tensor of the file from our arrays, the inverse of reading."""
-        views = [self._view(x, part) for part, x in enumerate(arrays)]
-        fused = [i for i, unit in enumerate(self.layout.units) if unit.is_fused]
-        whole = np.concatenate(views, fused[0]) if fused else views[0]
-        return whole.reshape(self.file_shape)
+        views = [self._view(x, i) for i, x in enumerate(arrays)]
+        fused = [axis for axis, unit in enumerate(self.layout.units) if unit.is_fused]
+        tensor = np.concatenate(views, fused[0]) if fused else views[0]
+        return tensor.reshape(self.file_shape)
 
-    def _view(self, x: np.ndarray, part: int) -> np.ndarray:
+    def _view(self, x: np.ndarray, position: int) -> np.ndarray:
         order = self.layout.order
         axes = [axis for axis in self.layout.axes if axis.name != PART]
-        x = x.reshape([self.sizes[part][name] for name in order])
+        x = x.reshape([self.sizes[position][name] for name in order])
         x = _flipped(x.transpose([order.index(axis.name) for axis in axes]), axes)
-        return x.reshape([self._product(unit, part) for unit in self.layout.units])
+        return x.reshape([self._product(unit, position) for unit in self.layout.units])
 
     def _total(self, unit: Unit) -> int:
-        """The size of a unit, of all parts together."""
-        products = [self._product(unit, part) for part in range(len(self.sizes))]
+        """Returns the size of a unit, for all arrays together."""
+        products = [self._product(unit, i) for i in range(len(self.sizes))]
         if unit.is_fused:
             return sum(products)
         if len({*products}) > 1:
@@ -218,9 +220,9 @@ class Solved:
             )
         return products[0]
 
-    def _product(self, unit: Unit, part: int) -> int:
-        """The size of a unit, of one part."""
-        return math.prod(self.sizes[part][axis.name] for axis in unit.axes)
+    def _product(self, unit: Unit, position: int) -> int:
+        """Returns the size of a unit, for one array."""
+        return math.prod(self.sizes[position][axis.name] for axis in unit.axes)
 
 
 def _flipped(x: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
@@ -232,7 +234,7 @@ def _length(piece: slice) -> int:
 
 
 def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
-    """Pieces of axes that contain a piece of a group, and its place in these.
+    """Returns slices of axes that cover a piece of a group, and where in them.
 
     All axes but the first are whole.
     """
@@ -246,11 +248,11 @@ def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
     return pieces, slice(start - first * inner, stop - first * inner)
 
 
-# Reading a text. Up to `parse`, a refusal is a ValueError with only the reason.
+# Reading a text. Up to `parse`, errors are ValueErrors with only the reason.
 
 
 def solved(layout: Layout | str | None, shapes: Sequence[Shape]) -> Solved:
-    """A layout with the sizes of our arrays; ``None``: the file has the same axes."""
+    """Finds the sizes of a layout; for ``None``, the file has the axes that we have."""
     if layout is None:
         axes = " ".join(f"a{axis}" for axis in range(len(shapes[0])))
         layout = f"{axes} -> {axes}"
@@ -259,13 +261,13 @@ def solved(layout: Layout | str | None, shapes: Sequence[Shape]) -> Solved:
     return layout.solve(shapes)
 
 
-def parse(text: str, sizes: Mapping[str, int], parts: int) -> Layout:
+def parse(text: str, sizes: Mapping[str, int], num_arrays: int) -> Layout:
     """Reads a layout.
 
     Args:
         text: As in ``"(h d) e -> e h d"``.
         sizes: Sizes of axes that don't follow from shapes.
-        parts: The number of our arrays; more than one if the tensor is fused.
+        num_arrays: How many arrays of ours; more than one if the tensor is fused.
 
     Raises:
         ValueError: If it is malformed, or can't be read in both directions.
@@ -274,9 +276,9 @@ def parse(text: str, sizes: Mapping[str, int], parts: int) -> Layout:
         left, right = _sides(text)
         ours = tuple(tuple(x.name for unit in y for x in unit.axes) for y in right)
         layout = Layout(text, left, ours, dict(sizes))
-        _check(layout, parts)
+        _check(layout, num_arrays)
     except ValueError as error:
-        raise misuse(
+        raise usage_error(
             f"The layout {text!r} is refused: {error}.",
             way_out="Write the axes of the file, '->', and those of the array, as "
             "in '(h d) e -> e h d'; each axis once on each side.",
@@ -288,7 +290,7 @@ _Groups = tuple[tuple[Unit, ...], ...]
 
 
 def _sides(text: str) -> tuple[_Groups, _Groups]:
-    """The groups of the file, and ours."""
+    """Returns the groups of the file, and ours."""
     sides = text.split("->")
     if len(sides) != 2:
         raise ValueError("it needs one '->', with the axes of the file on its left")
@@ -300,14 +302,14 @@ def _sides(text: str) -> tuple[_Groups, _Groups]:
 
 
 def _groups(side: str) -> _Groups:
-    """The groups of one side."""
+    """Reads the groups of one side."""
     groups = []
     for plus, inner, axis in _items(side):
         if plus and inner is not None:
             units = [Unit(tuple(a for x in _items(inner) for a in _axes(x[2])), True)]
         else:
-            listed = [(plus, None, axis)] if inner is None else _items(inner)
-            units = [Unit(_axes(a), bool(p) or a == PART) for p, _, a in listed]
+            items = [(plus, None, axis)] if inner is None else _items(inner)
+            units = [Unit(_axes(a), bool(p) or a == PART) for p, _, a in items]
         groups.append(tuple(unit for unit in units if unit.axes))
     return tuple(groups)
 
@@ -316,14 +318,14 @@ _ITEM = re.compile(r"\s*(\+?)(?:\(([^()]*)\)|(~?[A-Za-z_]\w*|1)(?![\w~]))")
 
 
 def _items(side: str) -> list[tuple[str, Any, Any]]:
-    """Plus, group and axis of each item; the group or the axis is ``None``."""
+    """Reads plus, group and axis of each item; the group or the axis is ``None``."""
     items, position, side = [], 0, side.rstrip()
     while position < len(side):
-        found = _ITEM.match(side, position)
-        if found is None:
+        match = _ITEM.match(side, position)
+        if match is None:
             raise ValueError(f"{side[position:].strip()!r} can't be read")
-        items.append(found.groups())
-        position = found.end()
+        items.append(match.groups())
+        position = match.end()
     return items
 
 
@@ -333,7 +335,7 @@ def _axes(text: str | None) -> tuple[Axis, ...]:
     return (Axis(text.removeprefix("~"), text.startswith("~")),)
 
 
-def _check(layout: Layout, parts: int) -> None:
+def _check(layout: Layout, num_arrays: int) -> None:
     """Raises unless the layout can be read in both directions."""
     left, right = [axis.name for axis in layout.axes], layout.order
     for name in (*left, *right):
@@ -341,11 +343,12 @@ def _check(layout: Layout, parts: int) -> None:
             raise ValueError(f"the axis {name!r} occurs twice on one side")
         if name != PART and (name not in left or name not in right):
             raise ValueError(f"the axis {name!r} is on one side only")
-    if sum(unit.is_fused for unit in layout.units) != (parts > 1):
-        if parts == 1:
+    if sum(unit.is_fused for unit in layout.units) != (num_arrays > 1):
+        if num_arrays == 1:
             raise ValueError(f"'+' and {PART!r} need several paths, in a list")
-        places = f"one '+' or {PART!r}, on the left"
-        raise ValueError(f"{parts} arrays in one tensor need {places}")
+        raise ValueError(
+            f"{num_arrays} arrays in one tensor need one '+' or {PART!r}, on the left"
+        )
     for name, size in layout.sizes.items():
         if name not in right or not isinstance(size, int) or size < 1:
             raise ValueError(f"the size {name}={size!r} is of no use")

@@ -25,7 +25,7 @@ from graftree.core.graph import differences, flattening, matching, nodes, update
 from graftree.core.text import descriptions
 from graftree.core.variables import partitioning, variables
 from graftree.weights import layouts, sources, stored_tensors, tables
-from graftree.weights.stored_tensors import Source, misuse
+from graftree.weights.stored_tensors import Source, usage_error
 from graftree.weights.tables import Array, Tensor
 
 M = TypeVar("M")
@@ -91,77 +91,84 @@ def load(
 def arrays_from(source: Source, tensors: Sequence[Tensor]) -> dict[Path, Any]:
     """Reads tensors that are known to fit, in the form of the model's arrays."""
     arrays = _by_array(tensors)
-    return _read([_Pieces(x, parts, x.value.dtype, source, {}) for x, parts in arrays])
+    return _read(
+        [_Pieces(x, by_index, x.value.dtype, source, {}) for x, by_index in arrays]
+    )
 
 
-class _TensorPart(NamedTuple):
-    """A tensor that an array is made from, and the number of the array in it."""
+class _ArrayTensor(NamedTuple):
+    """A tensor that an array is made from, and the position of the array in it."""
 
     tensor: Tensor
-    number: int
+    position: int
 
 
-# By their place in an array.
-_TensorParts = Mapping[tuple[int, ...], _TensorPart]
+# By their index in an array that stacks them.
+_ArrayTensors = Mapping[tuple[int, ...], _ArrayTensor]
 
 
-def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, _TensorParts]]:
-    """The arrays, each with the tensors that it is made from."""
-    found: dict[Path, tuple[Array, dict[tuple[int, ...], _TensorPart]]] = {}
+def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, _ArrayTensors]]:
+    """Pairs each array with the tensors that it is made from."""
+    by_path: dict[Path, tuple[Array, dict[tuple[int, ...], _ArrayTensor]]] = {}
     for tensor in tensors:
-        for number, array in enumerate(tensor.arrays):
-            parts = found.setdefault(array.path, (array, {}))[1]
-            parts[tensor.at] = _TensorPart(tensor, number)
-    return [*found.values()]
+        for position, array in enumerate(tensor.arrays):
+            by_index = by_path.setdefault(array.path, (array, {}))[1]
+            by_index[tensor.at] = _ArrayTensor(tensor, position)
+    return [*by_path.values()]
 
 
 # The arrays to load.
 
 
 class _Dtypes:
-    """The dtypes that arrays get."""
+    """Decides which dtypes arrays get."""
 
     def __init__(self, dtype: Any) -> None:
         self.is_of_file = isinstance(dtype, str) and dtype == "file"
         rules = dtype if isinstance(dtype, Mapping) else {...: dtype}
         self._rules = [
-            (where, patterns.to_predicate(where), jnp.dtype(x))
-            for where, x in rules.items()
+            (selection, patterns.to_predicate(selection), jnp.dtype(x))
+            for selection, x in rules.items()
             if x is not None and not self.is_of_file
         ]
-        self._unused = {where for where, _, _ in self._rules if where is not ...}
+        self._unused = {
+            selection for selection, _, _ in self._rules if selection is not ...
+        }
         for _, _, wanted in self._rules:
             if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-                what = f"JAX has no {wanted} without jax_enable_x64."
-                raise ValueError(f"nnx.weights.load: {what}")
+                raise ValueError(
+                    f"nnx.weights.load: JAX has no {wanted} without jax_enable_x64."
+                )
 
-    def of(self, array: Array, given: np.dtype) -> tuple[np.dtype, bool]:
-        """The dtype of an array, and whether the file's dtype may become that."""
-        held = jnp.dtype(array.value.dtype)
+    def of(self, array: Array, stored: np.dtype) -> tuple[np.dtype, bool]:
+        """Returns the dtype of an array, and whether the file's may become that."""
+        target = jnp.dtype(array.value.dtype)
         if self.is_of_file:
-            return given, jax.dtypes.canonicalize_dtype(given) == given
-        if not (_is_floating(given) and _is_floating(held)):
-            return held, bool(np.can_cast(given, held))
-        for where, predicate, dtype in self._rules:
+            return stored, jax.dtypes.canonicalize_dtype(stored) == stored
+        if not (_is_floating(stored) and _is_floating(target)):
+            return target, bool(np.can_cast(stored, target))
+        for selection, predicate, dtype in self._rules:
             if predicate(array.path, array.leaf):
-                self._unused.discard(where)
+                self._unused.discard(selection)
                 return dtype, True
-        return held, _is_exact(given, held)
+        return target, _is_exact(stored, target)
 
     def check_used(self, arrays: Sequence[Array]) -> None:
         """Raises if a rule matches no floating array that is loaded."""
-        for where in self._unused:
+        for selection in self._unused:
             call = "nnx.weights.load: dtype"
-            known = [array.path for array in arrays]
-            raise patterns.no_match_error(call, where, known, what="floating array")
+            loaded_paths = [array.path for array in arrays]
+            raise patterns.no_match_error(
+                call, selection, loaded_paths, what="floating array"
+            )
 
 
-def _is_exact(given: Any, held: Any) -> bool:
+def _is_exact(stored: Any, target: Any) -> bool:
     """Whether a floating dtype has all numbers of another one.
 
     JAX's rules of promotion can't tell for float8, which they don't promote.
     """
-    theirs, ours = jnp.finfo(given), jnp.finfo(held)
+    theirs, ours = jnp.finfo(stored), jnp.finfo(target)
     return bool(
         theirs.nmant <= ours.nmant
         and float(theirs.max) <= float(ours.max)
@@ -183,14 +190,14 @@ def _compare(
     """
     may_miss = patterns.to_predicate([] if missing is None else missing)
     tensors = mapping.tensors(model)
-    taken, lacking, misfits = [], [], []
-    for array, parts in _by_array(tensors):
-        names = [part.tensor.name for part in parts.values()]
+    chosen, lacking, misfits = [], [], []
+    for array, by_index in _by_array(tensors):
+        names = [piece.tensor.name for piece in by_index.values()]
         absent = [name for name in names if name not in source.tensors]
         is_kept = absent == names and may_miss(array.path, array.leaf)
         if not absent:
-            dtype, wrong = _fit(array, parts, source, dtypes)
-            taken.append(_Pieces(array, parts, dtype, source, mapping.tied))
+            dtype, wrong = _fit(array, by_index, source, dtypes)
+            chosen.append(_Pieces(array, by_index, dtype, source, mapping.tied))
             misfits += wrong
         elif not is_kept or _is_abstract(array):
             lacking += [(name, array) for name in absent]
@@ -199,26 +206,28 @@ def _compare(
         for array in tables.left_out(model, tensors)
         if _is_abstract(array) or not may_miss(array.path, array.leaf)
     ]
-    known = {tensor.name for tensor in tensors} | {*mapping.tied}
-    extra = [n for n in source.tensors if n not in known and not mapping.ignores(n)]
+    expected_names = {tensor.name for tensor in tensors} | {*mapping.tied}
+    extra = [
+        n for n in source.tensors if n not in expected_names and not mapping.ignores(n)
+    ]
     if lacking or without or extra or misfits:
         raise _error(source, lacking, without, extra, misfits)
-    dtypes.check_used([pieces.array for pieces in taken])
-    return taken
+    dtypes.check_used([pieces.array for pieces in chosen])
+    return chosen
 
 
 def _fit(
-    array: Array, parts: _TensorParts, source: Source, dtypes: _Dtypes
+    array: Array, array_tensors: _ArrayTensors, source: Source, dtypes: _Dtypes
 ) -> tuple[Any, list[matching.Misfit]]:
-    """The dtype of an array, and the misfits."""
+    """Returns the dtype of an array, and the misfits."""
     wrong, wanted = list[matching.Misfit](), None
     misfit = functools.partial(matching.Misfit, array.path)
-    for tensor, _ in parts.values():
+    for tensor, _ in array_tensors.values():
         stored, shape = source.tensors[tensor.name], tensor.solved.file_shape
         if stored.shape != shape:
             expected = f"{tensor.name} {descriptions.describe_shape(shape)}"
-            given = descriptions.describe_shape(stored.shape)
-            wrong.append(misfit("shape", expected, given))
+            actual = descriptions.describe_shape(stored.shape)
+            wrong.append(misfit("shape", expected, actual))
         dtype, is_allowed = dtypes.of(array, stored.dtype)
         wanted = dtype if wanted is None else wanted
         if not is_allowed or dtype != wanted:
@@ -237,7 +246,7 @@ def _error(
     extra: Sequence[str],
     misfits: Sequence[matching.Misfit],
 ) -> errors.StateMismatchError:
-    """The error that lists all misfits."""
+    """Makes the error that lists all misfits."""
     lists = {
         "missing in the file": [f"{n}, for {tables.describe(x)}" for n, x in lacking],
         "not in the table": [*map(tables.describe, without)],
@@ -249,11 +258,11 @@ def _error(
             for m in misfits
         ],
     }
-    where = list[str]()
-    for title, lines in lists.items():
-        if lines:
-            shown = differences.bounded([f"  {line}" for line in lines], most=12)
-            where += [f"{len(lines)} {title}:", *shown]
+    lines = list[str]()
+    for title, entries in lists.items():
+        if entries:
+            shown = differences.bounded([f"  {line}" for line in entries], most=12)
+            lines += [f"{len(entries)} {title}:", *shown]
     are_floating = [
         _is_floating(m.expected) and _is_floating(m.given)
         for m in misfits
@@ -276,7 +285,7 @@ def _error(
         errors.message(
             f"nnx.weights.load: {source.name} does not fit the model. "
             "Nothing has changed.",
-            where="\n".join(where),
+            where="\n".join(lines),
             way_out="\n".join(ways),
         ),
         [array.path for array in (*[x for _, x in lacking], *without)],
@@ -286,7 +295,7 @@ def _error(
 
 
 def _prefix_hint(lacking: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """Advice if the names in the file, or those in the table, have a prefix."""
+    """Gives advice if the names in the file, or those in the table, have a prefix."""
     for these, others, advice in (
         (lacking, extra, "in front of the names of the table"),
         (extra, lacking, "taken off the names of the table"),
@@ -307,73 +316,76 @@ class _Pieces(NamedTuple):
     """An array that is read piece by piece from its tensors."""
 
     array: Array
-    parts: _TensorParts
+    tensors: _ArrayTensors
     dtype: Any
     source: Source
     tied: Mapping[str, str]
 
     @property
     def _depth(self) -> int:
-        """The number of its axes that stack tensors."""
-        return len(next(iter(self.parts)))
+        """Number of its axes that stack tensors."""
+        return len(next(iter(self.tensors)))
 
     def read(self, index: layouts.Index) -> np.ndarray:
         """Reads a piece; it may be a view, with its axes in another order in memory."""
         outer, inner = index[: self._depth], index[self._depth :]
         if not outer:
-            return self._read_from(self.parts[()], index)
-        whole = None
+            return self._read_from(self.tensors[()], index)
+        stacked = None
         for at in itertools.product(*[range(p.start, p.stop) for p in outer]):
-            part = self._read_from(self.parts[at], inner)
-            if whole is None:
-                whole = _layers_like(part, [p.stop - p.start for p in outer])
-            whole[tuple(i - p.start for i, p in zip(at, outer, strict=True))] = part
-        if whole is None:
+            layer = self._read_from(self.tensors[at], inner)
+            if stacked is None:
+                stacked = _layers_like(layer, [p.stop - p.start for p in outer])
+            stacked[tuple(i - p.start for i, p in zip(at, outer, strict=True))] = layer
+        if stacked is None:
             return np.empty([p.stop - p.start for p in index], self.dtype)
-        return whole
+        return stacked
 
     def run_bytes(self, index: layouts.Index) -> int:
-        """The number of bytes of a piece that follow each other in the file."""
-        tensor, number = next(iter(self.parts.values()))
-        view = tensor.solved.view_index(number, index[self._depth :])
+        """Returns how many bytes of a piece follow each other in the file."""
+        tensor, position = next(iter(self.tensors.values()))
+        view = tensor.solved.view_index(position, index[self._depth :])
         bounds = stored_tensors.bounds_of(tensor.solved.view_shape, view)
         itemsize = self.source.tensors[tensor.name].dtype.itemsize
         return stored_tensors.runs(bounds, itemsize)[0]
 
-    def _read_from(self, part: _TensorPart, index: layouts.Index) -> np.ndarray:
+    def _read_from(
+        self, array_tensor: _ArrayTensor, index: layouts.Index
+    ) -> np.ndarray:
         """Reads a piece of one tensor, in the axes of the array."""
-        (name, _, _, solved), number = part
-        held = self.source.tensors
+        (name, _, _, solved), position = array_tensor
+        stored = self.source.tensors
 
         def read(name: str) -> np.ndarray:
             def get(view: layouts.Index) -> np.ndarray:
                 return self.source.read(name, view, solved.view_shape)
 
-            return solved.read(number, index, get)
+            return solved.read(position, index, get)
 
-        found = read(name)
+        array = read(name)
         for again in [x for x, other in self.tied.items() if other == name]:
-            is_same = again not in held or (
-                held[again] == held[name] and read(again).tobytes() == found.tobytes()
+            is_same = again not in stored or (
+                stored[again] == stored[name]
+                and read(again).tobytes() == array.tobytes()
             )
             if not is_same:
-                raise misuse(
+                raise usage_error(
                     f"{again!r} and {name!r} are tied in the table of weights, and "
                     f"differ in {self.source.name}.",
                     way_out="Give each an entry of its own. Nothing has changed.",
                 )
-        return found.astype(self.dtype, copy=False)
+        return array.astype(self.dtype, copy=False)
 
 
-def _layers_like(part: np.ndarray, outer: Sequence[int]) -> np.ndarray:
-    """An array for layers like this one, whose axes lie in memory as here.
+def _layers_like(layer: np.ndarray, outer: Sequence[int]) -> np.ndarray:
+    """Makes an array for layers like this one, whose axes lie in memory as here.
 
     So copying a layer into it goes through both in order.
     """
-    order = sorted(range(part.ndim), key=lambda axis: -abs(part.strides[axis]))
-    made = np.empty([*outer, *[part.shape[axis] for axis in order]], part.dtype)
-    back = [len(outer) + order.index(axis) for axis in range(part.ndim)]
-    return made.transpose([*range(len(outer)), *back])
+    order = sorted(range(layer.ndim), key=lambda axis: -abs(layer.strides[axis]))
+    layers = np.empty([*outer, *[layer.shape[axis] for axis in order]], layer.dtype)
+    back = [len(outer) + order.index(axis) for axis in range(layer.ndim)]
+    return layers.transpose([*range(len(outer)), *back])
 
 
 # Placing.
@@ -395,9 +407,9 @@ def _read(chosen: Sequence[_Pieces], shardings: Any = None) -> dict[Path, Any]:
         targets = _by_path(shardings)
     lacking = [array.path for array in arrays if array.path not in targets]
     if lacking:
-        raise misuse(
+        raise usage_error(
             "shardings= of nnx.weights.load lacks arrays of the model.",
-            where=map(paths.dotted, lacking),
+            examples=map(paths.dotted, lacking),
             way_out="Pass nnx.get_named_sharding(nnx.state(model), mesh), or one "
             "sharding for all.",
         )
@@ -405,55 +417,55 @@ def _read(chosen: Sequence[_Pieces], shardings: Any = None) -> dict[Path, Any]:
 
 
 def _by_path(tree: Any) -> dict[Path, Sharding]:
-    """The shardings in a tree like the state of a model, or in an object."""
+    """Finds the shardings in a tree like the state of a model, or in an object."""
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]]:
         return [child[:2] for child in nodes.children(flattening.raw_of(x))]
 
-    found = [(path, flattening.raw_of(x)) for path, x in walks.walk(tree, below)]
-    return {path: x for path, x in found if isinstance(x, Sharding)}
+    leaves = [(path, flattening.raw_of(x)) for path, x in walks.walk(tree, below)]
+    return {path: x for path, x in leaves if isinstance(x, Sharding)}
 
 
 def _target(array: Array) -> Sharding | None:
-    """The sharding of an array of a model, or the wanted one; ``None``: anywhere."""
-    held = array.value
-    if isinstance(held, jax.Array) and not isinstance(held, _jax.Tracer):
-        return held.sharding if held.committed else None
-    if not isinstance(held, jax.ShapeDtypeStruct):
+    """Returns the sharding that an array has or is to get; ``None`` for anywhere."""
+    value = array.value
+    if isinstance(value, jax.Array) and not isinstance(value, _jax.Tracer):
+        return value.sharding if value.committed else None
+    if not isinstance(value, jax.ShapeDtypeStruct):
         return None
     is_variable = isinstance(array.leaf, variables.Variable)
     metadata = variables.metadata_of(array.leaf) if is_variable else {}
-    held = partitioning.place_abstract(held, metadata)
-    if held.sharding is None and metadata.get("out_sharding"):
-        raise misuse(
+    value = partitioning.place_abstract(value, metadata)
+    if value.sharding is None and metadata.get("out_sharding"):
+        raise usage_error(
             "nnx.weights.load: an abstract array is annotated with a sharding, and "
             "there is no mesh.",
-            where=[f"{paths.dotted(array.path)}: {metadata['out_sharding']}"],
+            examples=[f"{paths.dotted(array.path)}: {metadata['out_sharding']}"],
             way_out="Load within jax.set_mesh(mesh), or pass shardings=.",
         )
-    return partitioning.on_concrete_mesh(held.sharding, array.path, "nnx.weights.load")
+    return partitioning.on_concrete_mesh(value.sharding, array.path, "nnx.weights.load")
 
 
 def _put(pieces: _Pieces, target: Sharding | None) -> Any:
-    """Makes an array; reads a part that several devices have only once."""
-    held = pieces.array.value
-    shape = tuple(held.shape)
-    is_of_numpy = isinstance(held, (np.ndarray, np.generic))
+    """Makes an array; reads a piece that several devices have only once."""
+    value = pieces.array.value
+    shape = tuple(value.shape)
+    is_of_numpy = isinstance(value, (np.ndarray, np.generic))
     if is_of_numpy or target is None:
-        whole = pieces.read(tuple(slice(0, size) for size in shape))
-        return whole if is_of_numpy else jax.device_put(whole)
+        array = pieces.read(tuple(slice(0, size) for size in shape))
+        return array if is_of_numpy else jax.device_put(array)
     holders: dict[_Piece, list[Any]] = {}
     for device, index in target.addressable_devices_indices_map(shape).items():
         assert index is not None
         along = zip(index, shape, strict=True)
-        piece = tuple(part.indices(size)[:2] for part, size in along)
+        piece = tuple(x.indices(size)[:2] for x, size in along)
         holders.setdefault(piece, []).append(device)
-    parts = []
-    for piece, part in _each([*holders], pieces):
+    arrays = []
+    for piece, x in _each([*holders], pieces):
         # JAX transposes, which would take NumPy ten times as long.
-        parts += [jax.device_put(part, device) for device in holders[piece]]
+        arrays += [jax.device_put(x, device) for device in holders[piece]]
     return jax.make_array_from_single_device_arrays(
-        shape, target, parts, dtype=pieces.dtype
+        shape, target, arrays, dtype=pieces.dtype
     )
 
 
@@ -477,12 +489,14 @@ def _each(
         for piece in wanted:
             yield piece, pieces.read(_index(piece))
         return
-    whole = pieces.read(_index(box))
+    block = pieces.read(_index(box))
     for piece in wanted:
         along = zip(piece, box, strict=True)
-        part = whole[tuple(slice(a - first, b - first) for (a, b), (first, _) in along)]
+        array = block[
+            tuple(slice(a - first, b - first) for (a, b), (first, _) in along)
+        ]
         # JAX may keep a buffer that it need not transpose; a view would keep the whole.
-        yield piece, part.copy() if part.flags.c_contiguous else part
+        yield piece, array.copy() if array.flags.c_contiguous else array
 
 
 def _index(piece: _Piece) -> layouts.Index:

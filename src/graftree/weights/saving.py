@@ -25,12 +25,12 @@ from graftree.core import patterns
 from graftree.core.text import descriptions
 from graftree.sharding import collectives, process_arrays
 from graftree.weights import stored_tensors, tables, tensor_files
-from graftree.weights.stored_tensors import Stored, misuse, quoted
+from graftree.weights.stored_tensors import Stored, quoted, usage_error
 from graftree.weights.tensor_files import INDEX, SUFFIX
 
 PARTIAL = ".partial"
 
-_refusal = functools.partial(stored_tensors.refusal, verb="write")
+_write_error = functools.partial(stored_tensors.file_error, verb="write")
 
 
 def save(
@@ -152,11 +152,11 @@ def _write_together(
 
 
 def out_of(tensor: tables.Tensor) -> NewTensor:
-    """A tensor of a model, to be written."""
+    """Describes a tensor of a model that is to be written."""
 
     def make() -> np.ndarray:
-        held = [array.value for array in tensor.arrays]
-        layers = [x[tensor.at] for x in held] if tensor.at else held
+        values = [array.value for array in tensor.arrays]
+        layers = [x[tensor.at] for x in values] if tensor.at else values
         return tensor.solved.to_file(
             [np.asarray(process_arrays.read(x)) for x in layers]
         )
@@ -174,10 +174,10 @@ def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
         if not may_miss(array.path, array.leaf)
     ]
     if left_out:
-        raise misuse(
+        raise usage_error(
             "nnx.weights.save: the mapping leaves out arrays of the model. Nothing "
             "was written.",
-            where=left_out,
+            examples=left_out,
             way_out="Give them lines, or name them in missing=.",
         )
     for tensor in tensors:
@@ -188,9 +188,9 @@ def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
         if len({np.dtype(x.dtype) for x in values}) > 1:
             way_out = "The arrays of a tensor have one dtype."
         if way_out:
-            raise misuse(
+            raise usage_error(
                 f"nnx.weights.save: {tensor.name!r} can't be written. Nothing was.",
-                where=map(tables.describe, tensor.arrays),
+                examples=map(tables.describe, tensor.arrays),
                 way_out=way_out,
             )
 
@@ -248,9 +248,9 @@ def write(
     names = [f"{start}{i:05}-of-{count:05}{SUFFIX}" for i in range(1, count + 1)]
     files = dict(zip(names if count > 1 else [single], groups, strict=True))
     _check_free(path, files, single if count > 1 else index)
-    kept = "What was there before is still there."
+    way_out = "What was there before is still there."
     with (
-        stored_tensors.Explained(path, kept, "write"),
+        stored_tensors.Explained(path, way_out, "write"),
         _prepared(folder, [*files, index]),
     ):
         for file, group in files.items():
@@ -269,12 +269,12 @@ def _check_storable(
     outs: Sequence[NewTensor], metadata: Mapping[str, str] | None, path: str
 ) -> None:
     """Raises unless a file can hold all of the tensors."""
-    refused, seen = [], set()
+    refused, names = [], set()
     for out in outs:
         name = quoted(out.name) if isinstance(out.name, str) else repr(out.name)
-        if out.name in seen:
+        if out.name in names:
             refused.append(f"tensor {name}: there are two of this name")
-        seen.add(out.name)
+        names.add(out.name)
         if not tensor_files.is_text(out.name) or out.name == tensor_files.METADATA:
             refused.append(f"tensor {name}: no name that a file can have")
         elif out.stored.dtype not in tensor_files.NAMES:
@@ -286,11 +286,13 @@ def _check_storable(
         if not tensor_files.is_text(key) or not tensor_files.is_text(value):
             refused.append(f"metadata {key!r}: {value!r} is to be text")
     if refused:
-        raise _refusal(path, "\n".join(refused[:20]), way_out="Nothing was written.")
+        raise _write_error(
+            path, "\n".join(refused[:20]), way_out="Nothing was written."
+        )
 
 
 def _groups(outs: Sequence[NewTensor], limit: int | None) -> list[list[NewTensor]]:
-    """The tensors of each file: in order, until one is full."""
+    """Divides tensors into files: in order, until one is full."""
     if limit is not None and limit <= 0:
         raise ValueError(f"shard_bytes is {limit}, and must be positive.")
     if limit is None or sum(out.stored.nbytes for out in outs) <= limit:
@@ -336,9 +338,9 @@ def _write_file(
     header = tensor_files.header_of([(out.name, out.stored) for out in outs], metadata)
     most = tensor_files.MAX_SIZE
     if len(header) > most:
-        what = f"its header would have {len(header)} bytes, and {most} are the most"
+        fault = f"its header would have {len(header)} bytes, and {most} are the most"
         way_out = "Pass shard_bytes, for several files."
-        raise _refusal(path.removesuffix(PARTIAL), what, way_out=way_out)
+        raise _write_error(path.removesuffix(PARTIAL), fault, way_out=way_out)
     with open(path, "xb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for out in outs:
@@ -357,18 +359,18 @@ def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
     array = np.asarray(out.make())
     if (array.dtype, array.shape) != (out.stored.dtype, out.stored.shape):
         said, came = map(descriptions.describe, (out.stored, array))
-        what = f"{said} was announced, and {came} came"
+        fault = f"{said} was announced, and {came} came"
         path = path.removesuffix(PARTIAL)
-        raise _refusal(path, what, out.name, "Nothing was replaced.")
+        raise _write_error(path, fault, out.name, "Nothing was replaced.")
     # In C order, as `numpy.save` does it.
-    parts: Any = np.nditer(
+    blocks: Any = np.nditer(
         array,
         ["external_loop", "buffered", "zerosize_ok"],
         buffersize=max(1, _BLOCK // array.itemsize),
         order="C",
     )
-    for part in parts:
-        file.write(part.tobytes())
+    for block in blocks:
+        file.write(block.tobytes())
 
 
 def _flush(file: IO[Any]) -> None:
@@ -383,10 +385,10 @@ def _flush(file: IO[Any]) -> None:
 def _check_free(path: str, files: Iterable[str], other: str) -> None:
     """Raises if something is in the way."""
     for file in filter(os.path.isdir, files):
-        raise _refusal(path, f"{file} is a folder", way_out="Choose another path.")
+        raise _write_error(path, f"{file} is a folder", way_out="Choose another path.")
     if os.path.exists(other):
-        what = f"{other} is there, and would be read in the place of what is written"
-        raise _refusal(path, what, way_out="Delete it, or choose another folder.")
+        fault = f"{other} is there, and would be read in the place of what is written"
+        raise _write_error(path, fault, way_out="Delete it, or choose another folder.")
 
 
 def _replace(files: Sequence[str], index: str) -> None:
@@ -402,11 +404,11 @@ def _replace(files: Sequence[str], index: str) -> None:
 
 
 def _shards_of(index: str) -> set[str]:
-    """The files of an older set: those of its index that have such names."""
+    """Returns the files of an older set: those of its index that have such names."""
     stem = os.path.basename(index).removesuffix(SUFFIX + INDEX)
     pattern = re.compile(re.escape(stem) + r"-\d{5}-of-\d{5}" + re.escape(SUFFIX))
     try:
-        files = {*tensor_files.places_of(index).values()}
+        files = {*tensor_files.files_of_tensors(index).values()}
     except errors.WeightsError:
         return set()
     folder = os.path.dirname(index)
@@ -416,9 +418,9 @@ def _shards_of(index: str) -> set[str]:
 @contextlib.contextmanager
 def _prepared(folder: str, files: Sequence[str]) -> Iterator[None]:
     """Makes the folder; removes it again, and partial files, if the write fails."""
-    made, parent = [], os.path.abspath(folder)
+    new_folders, parent = [], os.path.abspath(folder)
     while not os.path.exists(parent):
-        made.append(parent)
+        new_folders.append(parent)
         parent = os.path.dirname(parent)
     os.makedirs(os.path.abspath(folder), exist_ok=True)
     partials = [file + PARTIAL for file in files]
@@ -427,7 +429,7 @@ def _prepared(folder: str, files: Sequence[str]) -> Iterator[None]:
         yield
     except BaseException:
         remove(partials)
-        for each in made:
+        for each in new_folders:
             with contextlib.suppress(OSError):
                 os.rmdir(each)
         raise

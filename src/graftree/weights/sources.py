@@ -20,7 +20,13 @@ import numpy as np
 from graftree import errors
 from graftree.core.text import descriptions
 from graftree.weights import stored_tensors, tensor_files
-from graftree.weights.stored_tensors import OpenFile, Source, Stored, misuse, refusal
+from graftree.weights.stored_tensors import (
+    OpenFile,
+    Source,
+    Stored,
+    file_error,
+    usage_error,
+)
 from graftree.weights.tensor_files import INDEX, SUFFIX
 
 
@@ -39,11 +45,13 @@ def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     if isinstance(source, Mapping):
         return _of_arrays(source)
     if not isinstance(source, str | os.PathLike):
-        what = "nnx.weights reads a path, or a dict of arrays by name, not a"
-        raise TypeError(f"{what} {type(source).__name__}.")
+        raise TypeError(
+            "nnx.weights reads a path, or a dict of arrays by name, not a "
+            f"{type(source).__name__}."
+        )
     path = os.path.expanduser(os.fspath(source))
     if os.path.isdir(path):
-        path = _found_in(path)
+        path = _file_in(path)
     if path.endswith(".json"):
         return tensor_files.open_index(path)
     if path.endswith(".npz"):
@@ -54,8 +62,8 @@ def open(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
 _MODEL = f"model{SUFFIX}"
 
 
-def _found_in(folder: str) -> str:
-    """The one file to read in a folder."""
+def _file_in(folder: str) -> str:
+    """Finds the one file to read in a folder."""
     names = sorted(os.listdir(folder))
     files = [name for name in names if name.endswith(SUFFIX)]
     index = [name for name in names if name.endswith(SUFFIX + INDEX)]
@@ -65,17 +73,17 @@ def _found_in(folder: str) -> str:
     if len(chosen) == 1:
         return os.path.join(folder, chosen[0])
     if files + index:
-        what = "it has several files, and none is said to be first: "
-        what += ", ".join(index + files)
+        fault = "it has several files, and none is said to be first: "
+        fault += ", ".join(index + files)
         way_out = "Pass the path of one of them, or of an index (.json) of a set."
-        raise refusal(folder, what, way_out=way_out)
-    what, way_out = f"it has no {SUFFIX} file", "Pass the path of a file."
+        raise file_error(folder, fault, way_out=way_out)
+    fault, way_out = f"it has no {SUFFIX} file", "Pass the path of a file."
     for name in names:
         path = os.path.join(folder, name)
-        if other := stored_tensors.found_in(path):
-            what, way_out = f"{what}; {path} is {other[0]}", other[1]
+        if other := stored_tensors.recognized(path):
+            fault, way_out = f"{fault}; {path} is {other[0]}", other[1]
             break
-    raise refusal(folder, what, way_out=way_out)
+    raise file_error(folder, fault, way_out=way_out)
 
 
 # ------------------------------------------------------------------ archives of NumPy
@@ -111,24 +119,26 @@ def _open_archive(path: str) -> Source:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in members:
-                raise refusal(path, "is there twice", name)
+                raise file_error(path, "is there twice", name)
             with _explained(path, name):
                 members[name] = _member(file, archive, info, name)
 
         def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
             member = members[name]
-            held = Stored(member.stored.dtype, stored.shape)
-            if member.begin is None or (member.is_fortran and held != member.stored):
+            reshaped = Stored(member.stored.dtype, stored.shape)
+            if member.begin is None or (
+                member.is_fortran and reshaped != member.stored
+            ):
                 with _explained(path, name), archive.open(member.info) as stream:
-                    whole = np.lib.format.read_array(stream, allow_pickle=False)
+                    member_array = np.lib.format.read_array(stream, allow_pickle=False)
                 # A copy: a view would keep all of it.
-                array = np.array(whole.reshape(held.shape)[index])
-                source.bytes_read += whole.nbytes - array.nbytes
+                array = np.array(member_array.reshape(reshaped.shape)[index])
+                source.bytes_read += member_array.nbytes - array.nbytes
             elif member.is_fortran:
-                turned = Stored(held.dtype, held.shape[::-1])
+                turned = Stored(reshaped.dtype, reshaped.shape[::-1])
                 array = file.read_array(turned, member.begin, index[::-1]).T
             else:
-                array = file.read_array(held, member.begin, index)
+                array = file.read_array(reshaped, member.begin, index)
             return array.astype(stored.dtype, order="C", copy=False)
 
         tensors = {
@@ -152,27 +162,27 @@ def _member(
 ) -> _Member:
     """Reads the header of an array and checks it."""
 
-    def refused(what: str) -> errors.WeightsError:
-        return refusal(file.name, what, name)
+    def tensor_error(fault: str) -> errors.WeightsError:
+        return file_error(file.name, fault, name)
 
     if not info.filename.endswith(".npy"):
-        raise refused("is not an array (.npy)")
+        raise tensor_error("is not an array (.npy)")
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:
-            raise refused(f"the unknown version {version} of .npy")
+            raise tensor_error(f"the unknown version {version} of .npy")
         shape, is_fortran, dtype = _READERS[version](stream)
         header_size = stream.tell()
     if not _is_numeric(dtype):
         is_lost = dtype.kind == "V" and dtype.names is None
         lost = ": NumPy stores bfloat16 and float8 so, and loses which it was"
-        raise refused(f"dtype {dtype}, which is not a number{lost * is_lost}")
+        raise tensor_error(f"dtype {dtype}, which is not a number{lost * is_lost}")
     if len(shape) > stored_tensors.MAX_RANK or min(shape, default=0) < 0:
-        raise refused(f"the shape {[*shape][:65]}")
+        raise tensor_error(f"the shape {[*shape][:65]}")
     stored, size = Stored(dtype, shape), info.file_size - header_size
     if size != stored.nbytes:
         said = f"{descriptions.describe(stored)} has {stored.nbytes} bytes"
-        raise refused(f"{said}, and the file has {size} for it")
+        raise tensor_error(f"{said}, and the file has {size} for it")
     if info.compress_type != zipfile.ZIP_STORED:
         return _Member(info, stored, is_fortran, None)
     # The data begins after a header of its own in the zip.
@@ -180,7 +190,7 @@ def _member(
     begin = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
     begin += header_size
     if begin + stored.nbytes > file.size:
-        raise refused("it is cut off")
+        raise tensor_error("it is cut off")
     return _Member(info, stored, is_fortran, begin)
 
 
@@ -192,14 +202,14 @@ def _explained(path: str, name: str | None = None) -> Iterator[None]:
     except errors.WeightsError:
         raise
     except Exception as error:  # zipfile and NumPy raise those of a dozen classes
-        raise refusal(path, f"{type(error).__name__}: {error}", name) from error
+        raise file_error(path, f"{type(error).__name__}: {error}", name) from error
 
 
 # --------------------------------------------------------------------- arrays by name
 
 
 def _of_arrays(arrays: Mapping[str, Any]) -> Source:
-    """A dict of arrays, such as the state dict of a PyTorch model.
+    """Opens a dict of arrays, such as the state dict of a PyTorch model.
 
     PyTorch is not imported: its tensors are recognized by their methods.
 
@@ -207,35 +217,35 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Source:
         TypeError: If a name is not a string, or a value not an array of numbers.
     """
     source = f"the {type(arrays).__name__} of {len(arrays)} arrays"
-    held = dict(arrays)
-    found = {name: _stored(value) for name, value in held.items()}
+    values = dict(arrays)
+    stored_by_name = {name: _stored(value) for name, value in values.items()}
     refused = [
-        f"{name!r}: {_described(held[name])}"
-        for name, stored in found.items()
+        f"{name!r}: {_described(values[name])}"
+        for name, stored in stored_by_name.items()
         if stored is None or not isinstance(name, str)
     ]
     if refused:
-        raise misuse(
+        raise usage_error(
             f"nnx.weights can't read {source}.",
-            where=refused,
+            examples=refused,
             way_out="Names must be strings, and values arrays of numbers that this "
             "process holds.",
             kind=TypeError,
         )
 
     def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
-        array = held[name]
-        if stored != found[name]:
+        array = values[name]
+        if stored != stored_by_name[name]:
             array = array.reshape(stored.shape)
-        part = array[index]
-        if hasattr(part, "detach"):
-            part = part.detach().cpu()
+        piece = array[index]
+        if hasattr(piece, "detach"):
+            piece = piece.detach().cpu()
             if stored.dtype.name in _WIDENED:
-                part = part.float()
-            part = part.numpy()
-        return np.array(part, stored.dtype, order="C")
+                piece = piece.float()
+            piece = piece.numpy()
+        return np.array(piece, stored.dtype, order="C")
 
-    tensors = {name: stored for name, stored in found.items() if stored}
+    tensors = {name: stored for name, stored in stored_by_name.items() if stored}
     return Source(source, tensors, read, contextlib.ExitStack())
 
 

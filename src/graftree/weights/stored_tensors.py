@@ -35,7 +35,7 @@ MAX_RANK = 64
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """The facts about a tensor before it is read.
+    """Describes a tensor before it is read.
 
     Attributes:
         dtype: Its dtype; those that NumPy lacks, such as bfloat16, are of ml_dtypes.
@@ -47,12 +47,12 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """Number of its elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of its elements."""
+        """Number of bytes of its elements."""
         return self.size * self.dtype.itemsize
 
 
@@ -110,24 +110,24 @@ Bounds = tuple[int, int, int]
 
 
 def bounds_of(shape: Sequence[int], index: Sequence[slice]) -> list[Bounds]:
-    """The bounds of a slice.
+    """Returns the bounds of a slice.
 
     Raises:
         ValueError: If it has another rank, or a step.
     """
-    if len(index) != len(shape) or any(part.step not in (None, 1) for part in index):
+    if len(index) != len(shape) or any(piece.step not in (None, 1) for piece in index):
         raise ValueError(
             f"{index} is not a slice of step 1 of the shape {tuple(shape)}."
         )
     bounds = []
-    for size, part in zip(shape, index, strict=True):
-        start, stop, _ = part.indices(size)
+    for size, piece in zip(shape, index, strict=True):
+        start, stop, _ = piece.indices(size)
         bounds.append((size, start, max(start, stop)))
     return bounds
 
 
 def runs(bounds: Sequence[Bounds], itemsize: int) -> tuple[int, Iterator[int]]:
-    """The length of each run of bytes, and their starts."""
+    """Returns the length of each run of bytes, and their starts."""
     if any(start == stop for _, start, stop in bounds):
         return 0, iter(())
     # The bytes from an element of an axis to the next, and of a run so far.
@@ -161,8 +161,8 @@ class OpenFile:
         with Explained(self.name):
             # A pipe would block, and a device never end.
             if not stat.S_ISREG(os.stat(self.name).st_mode):
-                what = "it is not a regular file"
-                raise refusal(self.name, what, way_out="Pass a file.")
+                fault = "it is not a regular file"
+                raise file_error(self.name, fault, way_out="Pass a file.")
             self.stream = open(self.name, "rb", buffering=0)  # noqa: SIM115
             self.size = os.fstat(self.stream.fileno()).st_size
 
@@ -195,9 +195,9 @@ class OpenFile:
         # A slice may have a million runs: each costs one call, if possible.
         while (count := self._read_some(target, offset)) < len(target):
             if not count:
-                what = f"it ends at byte {offset}, and did not when it was opened"
+                fault = f"it ends at byte {offset}, and did not when it was opened"
                 way_out = "Something writes to it: wait until that is done."
-                raise refusal(self.name, what, way_out=way_out)
+                raise file_error(self.name, fault, way_out=way_out)
             target, offset = target[count:], offset + count
 
     def _read_some(self, target: memoryview, offset: int) -> int:
@@ -220,48 +220,48 @@ SUSPECT = (
 )
 
 
-def refusal(
+def file_error(
     source: str,
-    what: str,
+    fault: str,
     tensor: str | None = None,
     way_out: str = SUSPECT,
     verb: str = "read",
 ) -> errors.WeightsError:
-    """The error to raise for a file that is not read, or not written.
+    """Makes the error to raise for a file that is not read, or not written.
 
     Args:
         source: The path of the file.
-        what: The fault, as the end of a sentence.
+        fault: The fault, as the end of a sentence.
         tensor: The tensor that it is about, if it is about one.
         way_out: The remedy.
         verb: The action that fails on the file.
     """
     subject = "" if tensor is None else f"tensor {quoted(tensor)}: "
     text = f"nnx.weights can't {verb} {source}."
-    text = errors.message(text, where=subject + what, way_out=way_out)
+    text = errors.message(text, where=subject + fault, way_out=way_out)
     return errors.WeightsError(text)
 
 
-def misuse(
-    what: str,
-    where: Iterable[str] = (),
+def usage_error(
+    problem: str,
+    examples: Iterable[str] = (),
     way_out: str = "",
     kind: type[Exception] = ValueError,
 ) -> Exception:
-    """The error for a table, a model and a file that don't go together.
+    """Makes the error for a table, a model and a file that don't go together.
 
     Args:
-        what: The fault, as a sentence.
-        where: Paths, names or values; the first twelve are listed.
+        problem: The fault, as a sentence.
+        examples: Paths, names or values; the first twelve are listed.
         way_out: The remedy.
         kind: The class of the error.
     """
-    lines = "\n".join(differences.bounded([*where], most=12))
-    return kind(errors.message(what, where=lines, way_out=way_out))
+    lines = "\n".join(differences.bounded([*examples], most=12))
+    return kind(errors.message(problem, where=lines, way_out=way_out))
 
 
 def quoted(text: str) -> str:
-    """Text from a file as part of a message: one line, and not too long."""
+    """Quotes text from a file in a message: one line, and not too long."""
     return ascii(text) if len(text) <= 200 else ascii(text[:200]) + "..."
 
 
@@ -288,13 +288,13 @@ class Explained(NamedTuple):
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if not isinstance(error, OSError) or isinstance(error, errors.WeightsError):
             return
-        what = _REASONS.get(type(error), error.strerror or type(error).__name__)
+        fault = _REASONS.get(type(error), error.strerror or type(error).__name__)
         parent, way_out = os.path.dirname(os.path.abspath(self.path)), self.way_out
         if not way_out and not os.path.isdir(parent):
             way_out = f"Its parent is not a folder: {parent}."
-        found = refusal(self.path, what, way_out=way_out, verb=self.verb)
-        found.errno = error.errno
-        raise found from error
+        explained = file_error(self.path, fault, way_out=way_out, verb=self.verb)
+        explained.errno = error.errno
+        raise explained from error
 
 
 # Files of weights in other formats: the beginning of each, its name, and the way to its
@@ -359,7 +359,7 @@ _FORMATS: list[tuple[bytes, str, str]] = [
 ]
 
 
-def found_in(path: str) -> tuple[str, str] | None:
+def recognized(path: str) -> tuple[str, str] | None:
     """Recognizes a file by its first bytes, if it has one of these formats.
 
     Returns:
@@ -372,7 +372,7 @@ def found_in(path: str) -> tuple[str, str] | None:
             begin = file.read(200)
     except OSError:
         return None
-    for pattern, what, way_out in _FORMATS:
+    for pattern, format_name, way_out in _FORMATS:
         if re.match(pattern, begin, re.DOTALL):
-            return what, way_out.replace("PATH", repr(path))
+            return format_name, way_out.replace("PATH", repr(path))
     return None

@@ -27,7 +27,7 @@ from graftree.core.variables.kinds import Cache, Intermediate
 from graftree.core.variables.variables import Variable
 from graftree.surgery import selections, stacks
 from graftree.weights import layouts, torch_layouts
-from graftree.weights.stored_tensors import misuse
+from graftree.weights.stored_tensors import usage_error
 
 
 class Array(NamedTuple):
@@ -138,7 +138,7 @@ class Mapping:
         return name in self.ignore or any(p(path) for p in self._patterns)
 
     def tensors(self, model: Any) -> list[Tensor]:
-        """All tensors that a file of a model has, in the order of the table.
+        """Lists all tensors that a file of a model has, in the order of the table.
 
         Lines that follow each other and have indices are taken index by index.
 
@@ -147,17 +147,17 @@ class Mapping:
                 two lines lead to the same array or name, or a name is tied to none.
         """
         reader = _Reader(model, self._lines)
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         for _, lines in itertools.groupby(self._lines, lambda x: _blanks(x.name)):
             of_lines = [pair for line in lines for pair in reader.read(line)]
             of_lines.sort(key=lambda pair: pair[0])
-            found += [tensor for _, tensor in of_lines]
-        _check_tensors(found, self.tied)
-        return found
+            tensors += [tensor for _, tensor in of_lines]
+        _check_tensors(tensors, self.tied)
+        return tensors
 
 
 def as_mapping(mapping: Any) -> Mapping:
-    """A `Mapping`, also of a plain dict."""
+    """Returns a `Mapping`, or makes one from a plain dict."""
     if isinstance(mapping, Mapping):
         return mapping
     if not isinstance(mapping, MappingABC):
@@ -171,35 +171,37 @@ def as_mapping(mapping: Any) -> Mapping:
 
 def _read(name: Any, value: Any) -> _Entry:
     if not isinstance(name, str):
-        raise misuse(
+        raise usage_error(
             f"The line {name!r}: {value!r} of a table of weights has no name.",
             way_out="A line is about one tensor; its name is a string. Several "
             "tensors that are one array in the model: give the model an array for "
             "each, or join them first, and load the dict of tensors.",
             kind=TypeError,
         )
-    listed, layout, sizes = _parts(name, value)
-    listed = (listed,) if isinstance(listed, str) else tuple(listed)
-    for path in listed:
-        places = [step.name for step in _steps(path) if isinstance(step, _Blank)]
-        for place in {*places} - {*_blanks(name)}:
-            raise _wrong(name, f"the index {place!r} of {path!r} is not in its name")
-    read = None if layout is None else layouts.parse(layout, sizes, len(listed))
-    return _Entry(name, listed, read)
+    line_paths, layout, sizes = _fields(name, value)
+    line_paths = (line_paths,) if isinstance(line_paths, str) else tuple(line_paths)
+    for path in line_paths:
+        index_names = [step.name for step in _steps(path) if isinstance(step, _Blank)]
+        for index_name in {*index_names} - {*_blanks(name)}:
+            raise _wrong(
+                name, f"the index {index_name!r} of {path!r} is not in its name"
+            )
+    read = None if layout is None else layouts.parse(layout, sizes, len(line_paths))
+    return _Entry(name, line_paths, read)
 
 
-def _parts(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]]:
-    """The path or paths, the layout and the sizes of a line."""
+def _fields(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]]:
+    """Returns the path or paths, the layout and the sizes of a line."""
     if isinstance(value, str):
         return value, None, {}
     if isinstance(value, tuple) and 2 <= len(value) <= 3:
-        listed, layout, sizes = (*value, {})[:3]
-        is_list = isinstance(listed, list) and len(listed) > 1
-        are_paths = is_list and all(isinstance(path, str) for path in listed)
-        if are_paths or isinstance(listed, str):
+        line_paths, layout, sizes = (*value, {})[:3]
+        is_list = isinstance(line_paths, list) and len(line_paths) > 1
+        are_paths = is_list and all(isinstance(path, str) for path in line_paths)
+        if are_paths or isinstance(line_paths, str):
             if isinstance(layout, str) and isinstance(sizes, MappingABC):
-                return listed, layout, sizes
-    raise misuse(
+                return line_paths, layout, sizes
+    raise usage_error(
         f"The line {name!r}: {value!r} of a table of weights has another form.",
         way_out="Write a path; or (path, layout); or ([path, path], layout) for a "
         "tensor that is made of several arrays; sizes may follow as a dict.",
@@ -209,7 +211,7 @@ def _parts(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Blank:
-    """The place of an index in a path: ``{i}``."""
+    """Stands for an index in a path: ``{i}``."""
 
     name: str
 
@@ -219,25 +221,25 @@ _BLANK = re.compile(r"\{([^{}]*)\}")
 
 @functools.lru_cache(maxsize=4096)
 def _blanks(name: str) -> tuple[str, ...]:
-    """The names of the places for indices in a name of tensors."""
-    found, rest = _BLANK.findall(name), _BLANK.sub("", name)
-    if "{" in rest or "}" in rest or not all(map(str.isidentifier, found)):
-        raise misuse(
+    """Returns the names of the indices, such as ``{i}``, in a name of tensors."""
+    names, rest = _BLANK.findall(name), _BLANK.sub("", name)
+    if "{" in rest or "}" in rest or not all(map(str.isidentifier, names)):
+        raise usage_error(
             f"{name!r} is not a name of tensors.",
             way_out="An index stands in braces, with a name of its own: '{i}'.",
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 @functools.lru_cache(maxsize=4096)
 def _steps(path: str) -> tuple[Key | _Blank, ...]:
-    """The steps of a path; the empty path has none and is the model."""
+    """Reads the steps of a path; the empty path has none and is the model."""
     try:
         steps = paths.steps_of(path) if path else ()
-        found = [(_BLANK.fullmatch(step.text), step) for step in steps]
-        return tuple(_Blank(x[1]) if x else paths.key_of(step) for x, step in found)
+        matches = [(_BLANK.fullmatch(step.text), step) for step in steps]
+        return tuple(_Blank(x[1]) if x else paths.key_of(step) for x, step in matches)
     except ValueError as error:
-        raise misuse(
+        raise usage_error(
             f"The path {path!r} is malformed: {error}.",
             way_out="Write a path as Python does, with '{i}' for an index, such as "
             "'blocks[{i}].mlp.up'.",
@@ -245,10 +247,10 @@ def _steps(path: str) -> tuple[Key | _Blank, ...]:
 
 
 def _check_unique(lines: Sequence[_Entry]) -> None:
-    seen: dict[Any, str] = {}
+    line_of: dict[Any, str] = {}
     for line in lines:
         for path in line.paths:
-            other = seen.setdefault(_steps(path), line.name)
+            other = line_of.setdefault(_steps(path), line.name)
             if other is not line.name:
                 raise _wrong(line.name, f"{path!r} is in the line {other!r} too")
 
@@ -300,15 +302,15 @@ class _Reader:
         self._root = _Spot(model)
         self._arrays = arrays_of(model)
         # Parts with their own line follow that line.
-        listed = [path for line in lines for path in line.paths]
-        self._named = {id(spot.value) for x in listed for spot in self._find(x)}
+        line_paths = [path for line in lines for path in line.paths]
+        self._named = {id(spot.value) for x in line_paths for spot in self._find(x)}
 
     def read(self, line: _Entry) -> Iterator[_Ordered]:
-        """The tensors of a line, each with its indices."""
-        found = [self._find(path) for path in line.paths]
-        if len({*map(len, found)}) > 1:
+        """Yields the tensors of a line, each with its indices."""
+        spots_by_path = [self._find(path) for path in line.paths]
+        if len({*map(len, spots_by_path)}) > 1:
             raise _wrong(line.name, "its paths lead to different numbers of arrays")
-        for spots in zip(*found, strict=True):
+        for spots in zip(*spots_by_path, strict=True):
             if len({(*sorted(x.indices.items()), x.stacked) for x in spots}) > 1:
                 raise _wrong(line.name, "its paths lead to layers of different indices")
             spot = spots[0]
@@ -319,7 +321,7 @@ class _Reader:
                 yield from self._tensors(line.name, line.name, spots, layout)
 
     def _module(self, line: str, root: _Spot) -> Iterator[_Ordered]:
-        """The tensors of a module, by the names of PyTorch or of its attributes."""
+        """Yields a module's tensors, by the names of PyTorch or of its attributes."""
         above = walks.Above()
 
         def below(spot: _Spot, path: Path) -> list[tuple[Key, _Spot]] | None:
@@ -327,8 +329,8 @@ class _Reader:
                 return None
             if torch_layouts.tensors_of(spot.value) is not None:
                 return []
-            listed = [spot.child(*child) for child in parts_below(spot.value)]
-            return [(x.key, x) for x in listed if id(x.value) not in self._named]
+            children = [spot.child(*child) for child in children_of(spot.value)]
+            return [(x.key, x) for x in children if id(x.value) not in self._named]
 
         for path, spot in walks.walk(root, below):
             name = ".".join(map(str, (line, *path)))
@@ -343,10 +345,13 @@ class _Reader:
     def _tensors(
         self, line: str, name: str, spots: Sequence[_Spot], layout: Any
     ) -> Iterator[_Ordered]:
-        """The tensors of a name: one, or as many as are stacked."""
+        """Yields the tensors of a name: one, or as many as are stacked."""
         spot, order = spots[0], _blanks(line)
-        known = (*spot.indices, *spot.stacked)
-        stacked = (*spot.stacked, *[place for place in order if place not in known])
+        given_indices = (*spot.indices, *spot.stacked)
+        stacked = (
+            *spot.stacked,
+            *[axis for axis in order if axis not in given_indices],
+        )
         arrays = tuple(self._array(line, each) for each in spots)
         depth = len(stacked)
         shapes = [tuple(array.value.shape) for array in arrays]
@@ -356,60 +361,61 @@ class _Reader:
         try:
             solved = layouts.solved(layout, [shape[depth:] for shape in shapes])
         except ValueError as error:
-            where = ", ".join(map(describe, arrays))
-            raise _wrong(line, f"{error}; it leads to {where}") from None
+            shown = ", ".join(map(describe, arrays))
+            raise _wrong(line, f"{error}; it leads to {shown}") from None
         layers = [
-            (place,) if isinstance(place, int) else range(size)
-            for place, size in zip(stacked, *ahead, strict=True)
+            (axis,) if isinstance(axis, int) else range(size)
+            for axis, size in zip(stacked, *ahead, strict=True)
         ]
         for at in itertools.product(*layers):
             indices = {**spot.indices, **dict(zip(stacked, at, strict=True))}
-            full = _BLANK.sub(lambda place: str(indices[place[1]]), name)  # noqa: B023
-            key = tuple(indices[place] for place in order)
+            full = _BLANK.sub(lambda match: str(indices[match[1]]), name)  # noqa: B023
+            key = tuple(indices[axis] for axis in order)
             yield key, Tensor(full.removeprefix("."), arrays, at, solved)
 
     def _array(self, line: str, spot: _Spot) -> Array:
         is_variable = isinstance(spot.value, Variable)
         key = id(spot.value) if is_variable else (id(spot.parent), spot.key)
-        found = self._arrays.get(key)
-        if found is None or not hasattr(found.value, "shape"):
-            where = paths.dotted(spot.path, "the model")
-            what = (
-                f"{where} is {spot.kind}, which holds no single array; a line with a "
-            )
-            raise _wrong(line, f"{what}layout leads to arrays, such as 'head.kernel'")
-        if jnp.issubdtype(found.value.dtype, jax.dtypes.prng_key):
+        array = self._arrays.get(key)
+        if array is None or not hasattr(array.value, "shape"):
+            spot_name = paths.dotted(spot.path, "the model")
             raise _wrong(
                 line,
-                f"{describe(found)} is a random key, which no file of weights has. Let "
+                f"{spot_name} is {spot.kind}, which holds no single array; a line with "
+                "a layout leads to arrays, such as 'head.kernel'",
+            )
+        if jnp.issubdtype(array.value.dtype, jax.dtypes.prng_key):
+            raise _wrong(
+                line,
+                f"{describe(array)} is a random key, which no file of weights has. Let "
                 "it be a stream of nnx.Rngs, which is left out, or keep numbers in the "
                 "model: jax.random.key_data(key)",
             )
-        return found
+        return array
 
     def _find(self, path: str) -> list[_Spot]:
-        """The parts that a path leads to; skips elements of lists that lack it.
+        """Finds the parts that a path leads to; skips elements of lists that lack it.
 
         Nothing is lost by that, since all arrays and all tensors are accounted for.
         """
         spots, nowhere = [self._root], None
         for step in _steps(path):
-            found = []
+            reached = []
             for spot in spots:
-                reached = _taken(spot, step, path)
-                found += reached
-                if not reached:
+                children = _spots_at(spot, step, path)
+                reached += children
+                if not children:
                     nowhere = nowhere or _nowhere(spot, step, path)
                     if not spot.indices:
                         raise nowhere
-            spots = found
+            spots = reached
         if nowhere is not None and not spots:
             raise nowhere
         return spots
 
 
-def _taken(spot: _Spot, step: Key | _Blank, path: str) -> list[_Spot]:
-    """The parts that a step leads to from a part of a model, if any.
+def _spots_at(spot: _Spot, step: Key | _Blank, path: str) -> list[_Spot]:
+    """Returns the parts of a model that a step leads to from one part, if any.
 
     A place leads to all elements of a list; to the layers of a Stack all at once, and a
     number to a single one.
@@ -426,33 +432,33 @@ def _taken(spot: _Spot, step: Key | _Blank, path: str) -> list[_Spot]:
             for key, value, _ in children
             if key == step and type(key) is type(step)
         ]
-    place = step.name
-    if place in spot.indices or place in spot.stacked:
-        raise ValueError(f"The path {path!r} has the index {place!r} twice.")
+    index_name = step.name
+    if index_name in spot.indices or index_name in spot.stacked:
+        raise ValueError(f"The path {path!r} has the index {index_name!r} twice.")
     if isinstance(spot.value, stacks.Stack):
-        stacked = (*spot.stacked, place)
+        stacked = (*spot.stacked, index_name)
         return [spot.child("layers", spot.value.layers, stacked=stacked)]
     return [
-        spot.child(key, value, indices={**spot.indices, place: key})
+        spot.child(key, value, indices={**spot.indices, index_name: key})
         for key, value, is_data in children
         if type(key) is int and is_data is not False
     ]
 
 
 def _nowhere(spot: _Spot, step: Key | _Blank, path: str) -> Exception:
-    """The error for a step that leads nowhere."""
+    """Makes the error for a step that leads nowhere."""
     if isinstance(step, _Blank):
         return ValueError(
             f"The path {path!r} of the table of weights has an index at "
             f"{paths.dotted(spot.path)}, which is {spot.kind} without elements."
         )
     children = nodes.children(spot.value)
-    found = [str(key) for key, _, is_data in children if is_data is not False]
-    where = paths.dotted(spot.path, "the model")
-    return misuse(
+    keys = [str(key) for key, _, is_data in children if is_data is not False]
+    spot_name = paths.dotted(spot.path, "the model")
+    return usage_error(
         f"The path {path!r} of the table of weights leads nowhere: "
-        f"{where} has no {step!r}.",
-        [f"it has: {', '.join(found)}" if found else f"it is {spot.kind}"],
+        f"{spot_name} has no {step!r}.",
+        [f"it has: {', '.join(keys)}" if keys else f"it is {spot.kind}"],
     )
 
 
@@ -478,8 +484,8 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
             if len(at) == len(tensor.at):  # else one is whole, the other a layer of it
                 other = lines.setdefault(tensor.at, tensor.name)
             if other != tensor.name:
-                what = f"{describe(array)} is {other!r} of the file already"
-                raise _wrong(tensor.name, what)
+                reason = f"{describe(array)} is {other!r} of the file already"
+                raise _wrong(tensor.name, reason)
     _check_all_layers(tensors, lines_of)
     for name, other in tied.items():
         if other not in names:
@@ -516,7 +522,7 @@ def _check_all_layers(
 _TRANSIENT = (RngState, Cache, Intermediate)
 
 
-def parts_below(x: Any) -> list[tuple[Key, Any]]:
+def children_of(x: Any) -> list[tuple[Key, Any]]:
     """Lists the direct children of a part that may be in a file of weights."""
     return [
         (key, value)
@@ -527,25 +533,25 @@ def parts_below(x: Any) -> list[tuple[Key, Any]]:
 
 
 def arrays_of(model: Any) -> dict[Any, Array]:
-    """All arrays of a model, by a key for their place.
+    """Returns all arrays of a model, by the Variable or attribute that holds them.
 
     A Variable is its own place, however many paths there are; the place of an array
     that is an attribute is its object and key.
     """
-    found: dict[Any, Array] = {}
-    for path, part in selections.parts_of(model):
-        if isinstance(part, Variable):
-            found.setdefault(id(part), Array(path, part, flattening.raw_of(part)))
+    arrays: dict[Any, Array] = {}
+    for path, x in selections.parts_of(model):
+        if isinstance(x, Variable):
+            arrays.setdefault(id(x), Array(path, x, flattening.raw_of(x)))
             continue
-        for key, value, is_data in nodes.children(part):
+        for key, value, is_data in nodes.children(x):
             is_array = nodes.is_node_leaf(value) and not isinstance(value, Variable)
             if is_array and is_data is not False:
-                found[id(part), key] = Array((*path, key), value, value)
-    return found
+                arrays[id(x), key] = Array((*path, key), value, value)
+    return arrays
 
 
 def left_out(model: Any, tensors: Sequence[Tensor]) -> list[Array]:
-    """The arrays of a model that a file should have, but that no tensor contains."""
+    """Lists the arrays of a model that a file should have, but no tensor contains."""
     reached = {array.path for tensor in tensors for array in tensor.arrays}
     return [
         array
@@ -555,5 +561,5 @@ def left_out(model: Any, tensors: Sequence[Tensor]) -> list[Array]:
 
 
 def describe(array: Array) -> str:
-    """An array of a model, for messages."""
+    """Describes an array of a model, for messages."""
     return f"{paths.dotted(array.path)}: {descriptions.describe(array.value)}"

@@ -33,7 +33,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.weights import stored_tensors
-from graftree.weights.stored_tensors import OpenFile, Source, Stored, quoted, refusal
+from graftree.weights.stored_tensors import OpenFile, Source, Stored, file_error, quoted
 
 # For a header, as in the library, and for an index.
 MAX_SIZE = 100_000_000
@@ -72,27 +72,27 @@ def open_file(path: str) -> Source:
         def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
             array = file.read_array(stored, 8 + size + tensors[name][1], index)
             if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
-                raise refusal(file.name, "booleans that are neither 0 nor 1", name)
+                raise file_error(file.name, "booleans that are neither 0 nor 1", name)
             return array
 
-        listed = {name: stored for name, (stored, _, _) in tensors.items()}
-        return Source(file.name, listed, read, files.pop_all(), metadata)
+        stored_by_name = {name: stored for name, (stored, _, _) in tensors.items()}
+        return Source(file.name, stored_by_name, read, files.pop_all(), metadata)
 
 
 def _header_size(file: OpenFile) -> int:
     if file.size < 8:
-        what = f"it has {file.size} bytes, and a header alone has more"
-        raise refusal(file.name, what)
+        fault = f"it has {file.size} bytes, and a header alone has more"
+        raise file_error(file.name, fault)
     size = int.from_bytes(file.read_bytes(0, 8), "little")
     is_wrong = size > MAX_SIZE or 8 + size > file.size
-    if is_wrong and (other := stored_tensors.found_in(file.name)):
-        raise refusal(file.name, f"it is {other[0]}", way_out=other[1])
+    if is_wrong and (other := stored_tensors.recognized(file.name)):
+        raise file_error(file.name, f"it is {other[0]}", way_out=other[1])
     said = f"its header would have {size} bytes, and"
     if size > MAX_SIZE:
         way_out = "It is damaged, or no safetensors file."
-        raise refusal(file.name, f"{said} {MAX_SIZE} are the most", way_out=way_out)
+        raise file_error(file.name, f"{said} {MAX_SIZE} are the most", way_out=way_out)
     if 8 + size > file.size:
-        raise refusal(file.name, f"{said} the file has {file.size}: it is cut off")
+        raise file_error(file.name, f"{said} the file has {file.size}: it is cut off")
     return size
 
 
@@ -109,41 +109,43 @@ def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
     def size(text: str) -> int:
         # At most the digits of 2**64: converting more would take long.
         if text.startswith("-") or len(text) > 20:
-            what = f"its header has the number {quoted(text[:21])}, which is not a size"
-            raise refusal(file, what)
+            fault = (
+                f"its header has the number {quoted(text[:21])}, which is not a size"
+            )
+            raise file_error(file, fault)
         return int(text)
 
     if not data.startswith(b"{"):
-        found = quoted(data[:20].decode(errors="replace"))
-        raise refusal(file, f"its header should begin with a brace, and has {found}")
+        start = quoted(data[:20].decode(errors="replace"))
+        raise file_error(file, f"its header should begin with a brace, and has {start}")
     content = _json(data, file, "its header", size)
     metadata = None
     if METADATA in content:
         metadata = content.pop(METADATA)
         if not isinstance(metadata, dict) or not all(map(is_text, metadata.values())):
-            what = f"its metadata is {_shown(metadata)}, and should be text by name"
-            raise refusal(file, what)
+            fault = f"its metadata is {_shown(metadata)}, and should be text by name"
+            raise file_error(file, fault)
     for name in content:
         if not is_text(name):
-            raise refusal(file, "its header has half a character", name)
-    found = {name: _tensor(fields, name, file) for name, fields in content.items()}
-    tensors = dict(sorted(found.items(), key=lambda item: item[1][1:]))
+            raise file_error(file, "its header has half a character", name)
+    entries = [(name, _tensor(fields, name, file)) for name, fields in content.items()]
+    tensors = dict(sorted(entries, key=lambda item: item[1][1:]))
     _check_ranges(tensors, data_size, file)
     return tensors, metadata
 
 
 def _json(
-    data: bytes, file: str, what: str, parse_int: Callable[[str], int] | None = None
+    data: bytes, file: str, subject: str, parse_int: Callable[[str], int] | None = None
 ) -> Any:
     """Reads JSON in which no key is repeated."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            seen = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise refusal(file, f"{what} has the key {quoted(twice)} twice")
-        return found
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            keys = set()
+            twice = next(key for key, _ in pairs if key in keys or keys.add(key))
+            raise file_error(file, f"{subject} has the key {quoted(twice)} twice")
+        return mapping
 
     try:
         text = data.decode("utf-8")
@@ -155,11 +157,11 @@ def _json(
     except RecursionError:
         said = "nests too deeply"
     except json.JSONDecodeError as error:
-        found = quoted(error.doc[error.pos : error.pos + 20])
-        said = f"is not JSON: {error.msg} at character {error.pos}, which has {found}"
+        rest = quoted(error.doc[error.pos : error.pos + 20])
+        said = f"is not JSON: {error.msg} at character {error.pos}, which has {rest}"
     except ValueError as error:
         said = f"is not JSON: {error}"
-    raise refusal(file, f"{what} {said}")
+    raise file_error(file, f"{subject} {said}")
 
 
 def is_text(value: Any) -> bool:
@@ -171,7 +173,7 @@ _HALVES = re.compile("[\ud800-\udfff]")
 
 
 def _shown(value: Any) -> str:
-    """A part of a header, for messages."""
+    """Shows a value of a header in a message."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
@@ -179,70 +181,78 @@ def _shown(value: Any) -> str:
 def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
     """Reads the entry of a tensor: its dtype and shape, and its begin and end."""
 
-    def refused(what: str, way_out: str = stored_tensors.SUSPECT) -> Exception:
-        return refusal(file, what, name, way_out)
+    def tensor_error(fault: str, way_out: str = stored_tensors.SUSPECT) -> Exception:
+        return file_error(file, fault, name, way_out)
 
     if not isinstance(fields, dict):
-        raise refused(f"it is {_shown(fields)}, and should have fields")
+        raise tensor_error(f"it is {_shown(fields)}, and should have fields")
     if fields.keys() != _FIELDS.keys():
         for field in fields.keys() - _FIELDS.keys():
-            raise refused(f"the unknown field {quoted(field)}")
+            raise tensor_error(f"the unknown field {quoted(field)}")
         missing = [field for field in _FIELDS if field not in fields]
-        raise refused(f"no {' and no '.join(missing)}")
+        raise tensor_error(f"no {' and no '.join(missing)}")
     dtype, shape, offsets = map(fields.__getitem__, _FIELDS)
     if not isinstance(dtype, str):
-        raise refused(f"the dtype {_shown(dtype)} is not text")
+        raise tensor_error(f"the dtype {_shown(dtype)} is not text")
     for field, sizes in (("shape", shape), ("offsets", offsets)):
         # Booleans are integers in Python.
         if not isinstance(sizes, list) or {*map(type, sizes)} - {int}:
-            raise refused(f"the {field} {_shown(sizes)} should be integers in a list")
+            raise tensor_error(
+                f"the {field} {_shown(sizes)} should be integers in a list"
+            )
     most = stored_tensors.MAX_RANK
     if len(shape) > most:
-        raise refused(f"{len(shape)} axes, and no array has more than {most}")
+        raise tensor_error(f"{len(shape)} axes, and no array has more than {most}")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise refused(f"the offsets {_shown(offsets)} are not where it begins and ends")
+        raise tensor_error(
+            f"the offsets {_shown(offsets)} are not where it begins and ends"
+        )
     if dtype in _PACKED:
         way_out = "That isn't read. Store it as U8 or in a wider dtype."
-        raise refused(f"dtype {dtype}, of which a byte has no whole element", way_out)
+        raise tensor_error(
+            f"dtype {dtype}, of which a byte has no whole element", way_out
+        )
     if dtype not in DTYPES:
-        known = f"Known are {' '.join(DTYPES)}."
-        raise refused(f"the unknown dtype {quoted(dtype)}", known)
+        way_out = f"Known are {' '.join(DTYPES)}."
+        raise tensor_error(f"the unknown dtype {quoted(dtype)}", way_out)
     stored = Stored(DTYPES[dtype], tuple(shape))
     nbytes, (begin, end) = stored.nbytes, offsets
     # No array has these sizes either, even with another axis of 0.
     if (nbytes or math.prod(size or 1 for size in shape)) >= 2**63:
-        raise refused(f"the shape {shape} is larger than any memory")
+        raise tensor_error(f"the shape {shape} is larger than any memory")
     if end - begin != nbytes:
         apart = f"the offsets {offsets} are {end - begin} bytes apart"
-        raise refused(f"{apart}, and {dtype}{shape} has {nbytes}")
+        raise tensor_error(f"{apart}, and {dtype}{shape} has {nbytes}")
     return stored, begin, end
 
 
 def _check_ranges(tensors: _Tensors, data_size: int, file: str) -> None:
     """Raises unless the tensors follow each other and fill the data."""
-    before, expected = "", 0
+    previous, expected = "", 0
     for name, (_, begin, end) in tensors.items():
-        what = ""
+        fault = ""
         if begin < expected:
-            overlap = f"{begin} to {end} overlap those of {quoted(before)}"
-            what = f"its bytes {overlap}, up to {expected}"
+            overlap = f"{begin} to {end} overlap those of {quoted(previous)}"
+            fault = f"its bytes {overlap}, up to {expected}"
         elif begin > expected:
-            what = f"before it, the bytes {expected} to {begin} belong to no tensor"
+            fault = f"before it, the bytes {expected} to {begin} belong to no tensor"
         elif end > data_size:
-            what = f"it ends at byte {end}, and the file has {data_size} bytes of data"
-            what += ": it is cut off"
-        if what:
-            raise refusal(file, what, name)
-        before, expected = name, end
+            fault = f"it ends at byte {end}, and the file has {data_size} bytes of data"
+            fault += ": it is cut off"
+        if fault:
+            raise file_error(file, fault, name)
+        previous, expected = name, end
     if more := data_size - expected:
-        what = f"its tensors have {expected} bytes, and {more} more follow that belong "
-        raise refusal(file, what + "to none")
+        fault = (
+            f"its tensors have {expected} bytes, and {more} more follow that belong "
+        )
+        raise file_error(file, fault + "to none")
 
 
 def header_of(
     tensors: Iterable[tuple[str, Stored]], metadata: Mapping[str, str] | None
 ) -> bytes:
-    """The header of a file with these tensors in this order."""
+    """Makes the header of a file with these tensors in this order."""
     content: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name, stored in tensors:
@@ -265,61 +275,61 @@ def open_index(path: str) -> Source:
     Raises:
         WeightsError: If the index or one of the files is wrong, or they don't agree.
     """
-    places = places_of(path)
+    file_of = files_of_tensors(path)
     with contextlib.ExitStack() as files:
         opened = {
             file: files.enter_context(open_file(_path_of(path, file)))
-            for file in dict.fromkeys(places.values())
+            for file in dict.fromkeys(file_of.values())
         }
-        _check_places(places, opened, path)
+        _check_listed(file_of, opened, path)
 
         def read(name: str, index: tuple[slice, ...], stored: Stored) -> np.ndarray:
-            return opened[places[name]].read(name, index, stored.shape)
+            return opened[file_of[name]].read(name, index, stored.shape)
 
-        tensors = {name: opened[file].tensors[name] for name, file in places.items()}
+        tensors = {name: opened[file].tensors[name] for name, file in file_of.items()}
         return Source(path, tensors, read, files.pop_all())
 
 
-def places_of(path: str) -> dict[str, str]:
-    """The file of each tensor, from an index."""
+def files_of_tensors(path: str) -> dict[str, str]:
+    """Reads the file of each tensor from an index."""
     with contextlib.closing(OpenFile(path)) as file:
         if file.size > MAX_INDEX_SIZE:
-            what = f"it has {file.size} bytes, and {MAX_INDEX_SIZE} are the most"
-            raise refusal(path, what)
+            fault = f"it has {file.size} bytes, and {MAX_INDEX_SIZE} are the most"
+            raise file_error(path, fault)
         content = _json(file.read_bytes(0, file.size), path, "it")
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict):
-        what = "it has no weight_map, from names of tensors to names of files"
+    file_of = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(file_of, dict):
+        fault = "it has no weight_map, from names of tensors to names of files"
         way_out = "It is not an index of safetensors files."
-        raise refusal(path, what, way_out=way_out)
-    for name, file in places.items():
+        raise file_error(path, fault, way_out=way_out)
+    for name, file in file_of.items():
         if not isinstance(file, str):
-            what = f"has {type(file).__name__} in the place of a file"
-            raise refusal(path, what, name)
-    return places
+            fault = f"has {type(file).__name__} in the place of a file"
+            raise file_error(path, fault, name)
+    return file_of
 
 
-def _check_places(
-    places: Mapping[str, str], opened: Mapping[str, Source], index: str
+def _check_listed(
+    file_of: Mapping[str, str], opened: Mapping[str, Source], index: str
 ) -> None:
     """Raises unless the files hold the tensors that the index lists."""
-    for name, file in places.items():
+    for name, file in file_of.items():
         if name not in opened[file].tensors:
-            raise refusal(index, f"should be in {quoted(file)}, and is not", name)
+            raise file_error(index, f"should be in {quoted(file)}, and is not", name)
     for file, source in opened.items():
         for name in source.tensors:
-            place = places.get(name)
-            if place != file:
-                says = quoted(place) if place else "nothing of it"
-                what = f"is in {quoted(file)}; the index says {says}"
-                raise refusal(index, what, name)
+            listed_file = file_of.get(name)
+            if listed_file != file:
+                says = quoted(listed_file) if listed_file else "nothing of it"
+                fault = f"is in {quoted(file)}; the index says {says}"
+                raise file_error(index, fault, name)
 
 
 def _path_of(index: str, file: str) -> str:
-    """The path of a file of the index, which must be in the index's folder."""
+    """Returns the path of a file of the index; it must be in the index's folder."""
     folder, link = pathlib.Path(index).absolute().parent, None
-    parts = pathlib.PurePosixPath(file).parts
-    is_plain = bool(parts) and ".." not in parts and not file.startswith("/")
+    steps = pathlib.PurePosixPath(file).parts
+    is_plain = bool(steps) and ".." not in steps and not file.startswith("/")
     if is_plain and is_text(file) and not any(x in file for x in "\\:\0"):
         # Not `Path.resolve`, which raises on Python 3.11 if links form a circle.
         target = pathlib.Path(os.path.realpath(folder / file))
@@ -327,13 +337,15 @@ def _path_of(index: str, file: str) -> str:
         # The cache of the Hugging Face hub: all its files are links to `blobs`.
         if folder.parent.name == "snapshots":
             allowed.append((folder.parent.parent / "blobs").resolve())
-        if any(target.is_relative_to(place) for place in allowed):
+        if any(target.is_relative_to(root) for root in allowed):
             if target.exists():
                 return str(folder / file)
             way_out = "Get all files of the set; they belong in one folder."
-            raise refusal(index, f"the file {quoted(file)} is missing", way_out=way_out)
+            raise file_error(
+                index, f"the file {quoted(file)} is missing", way_out=way_out
+            )
         link = f", a link to {target},"
-    raise refusal(
+    raise file_error(
         index,
         f"the file {quoted(file)}{link or ''} is not in the folder of the index",
         way_out="Only files in that folder are read. Move the file there, if it "

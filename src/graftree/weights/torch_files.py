@@ -32,9 +32,9 @@ def _copy_tensors(path: str, out: str, key: str) -> None:
     }
     others = [f"{n}: {_described(x)}" for n, x in items.items() if n not in tensors]
     if not tensors:
-        what = "\n".join(["it has no tensors by name", *others[:20]])
-        raise stored_tensors.refusal(
-            path, what, way_out="If one of these has them: --key NAME"
+        fault = "\n".join(["it has no tensors by name", *others[:20]])
+        raise stored_tensors.file_error(
+            path, fault, way_out="If one of these has them: --key NAME"
         )
     with sources.open(tensors) as source:
 
@@ -52,25 +52,25 @@ def _copy_tensors(path: str, out: str, key: str) -> None:
 
 
 def _items(path: str, key: str) -> dict[Any, Any]:
-    """The contents of the file, or of the dict at a key of it."""
+    """Loads the contents of the file, or of the dict at a key of it."""
     import torch  # pyright: ignore[reportMissingImports]
 
     is_zip = zipfile.is_zipfile(path)  # Its tensors are read one by one.
     try:
-        found = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
+        items = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
     except Exception as error:
-        what = f"{type(error).__name__}: {_reason(error)}"
+        fault = f"{type(error).__name__}: {_reason(error)}"
         way_out = "If it has more than tensors, save those where it was made:\n  "
         way_out += "torch.save(model.state_dict(), PATH)"
-        raise stored_tensors.refusal(path, what, way_out=way_out) from error
-    for part in key.split(".") if key else []:
-        found = found.get(part) if isinstance(found, dict) else None
-    if not isinstance(found, dict):
-        what = (
-            f"{key or 'it'} is not a dict of tensors, but of type {_described(found)}"
+        raise stored_tensors.file_error(path, fault, way_out=way_out) from error
+    for step in key.split(".") if key else []:
+        items = items.get(step) if isinstance(items, dict) else None
+    if not isinstance(items, dict):
+        fault = (
+            f"{key or 'it'} is not a dict of tensors, but of type {_described(items)}"
         )
-        raise stored_tensors.refusal(path, what, way_out="")
-    return found
+        raise stored_tensors.file_error(path, fault, way_out="")
+    return items
 
 
 def _described(x: Any) -> str:
@@ -79,7 +79,7 @@ def _described(x: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The fault, without PyTorch's advice to run code that is in the file."""
+    """Says the fault, without PyTorch's advice to run code that is in the file."""
     lines = str(error).strip().splitlines() or [""]
     chosen = next((line for line in lines if "WeightsUnpickler" in line), lines[0])
     return chosen.strip().partition(". ")[0]

@@ -30,18 +30,18 @@ class TorchTensor(NamedTuple):
 
 
 def tensors_of(layer: Any) -> list[TorchTensor] | None:
-    """The tensors of a layer; ``None`` if it is not one of ours."""
+    """Returns the tensors of a layer; ``None`` if it is not one of ours."""
     for kind in type(layer).__mro__:
         if kind in _TABLE:
             rows = _TABLE[kind]
             rows = rows(layer) if callable(rows) else rows
-            listed = [TorchTensor(name, tuple(x.split()), y) for name, x, y in rows]
-            return [x for x in listed if all(_has(layer, y) for y in x.attributes)]
+            tensors = [TorchTensor(name, tuple(x.split()), y) for name, x, y in rows]
+            return [x for x in tensors if all(_has(layer, y) for y in x.attributes)]
     return None
 
 
 def layout_of(layer: Any, attribute: Any) -> str | None:
-    """The layout of one attribute of a layer; ``None`` if it is the same as ours."""
+    """Returns the layout of a layer's attribute; ``None`` if it is the same as ours."""
     for tensor in tensors_of(layer) or ():
         if tensor.attributes == (attribute,):
             return tensor.layout
@@ -50,8 +50,8 @@ def layout_of(layer: Any, attribute: Any) -> str | None:
 
 def _has(layer: Any, path: str) -> bool:
     names = path.split(".")
-    held = functools.reduce(lambda x, name: getattr(x, name, None), names, layer)
-    return (held.get_raw_value() if isinstance(held, Variable) else held) is not None
+    value = functools.reduce(lambda x, name: getattr(x, name, None), names, layer)
+    return (value.get_raw_value() if isinstance(value, Variable) else value) is not None
 
 
 # Name, attributes with spaces between them, layout.

@@ -1,4 +1,4 @@
-"""The bridge between Modules of this package and those of ``flax.linen``.
+"""Bridges Modules of this package and those of ``flax.linen``.
 
     linen_side.py   the one door to Flax, an optional package; collections of Linen as
                     Variables, and back; boxes of metadata

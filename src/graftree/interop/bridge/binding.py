@@ -55,7 +55,7 @@ class AttrPriority(enum.IntEnum):
 
 
 class Scope(Pytree):
-    """The surroundings in which a bound bridge Module runs.
+    """Surroundings in which a bound bridge Module runs.
 
     Args:
         rngs: The random streams of the call.
@@ -71,12 +71,12 @@ class Scope(Pytree):
         self.mutable = mutable
 
     def copy(self) -> Scope:
-        """A new scope of the same streams."""
+        """Makes a new scope of the same streams."""
         return Scope(self.rngs, self.mutable)
 
 
 class ModuleBase:
-    """The base of bridge Modules, besides the Modules of this package.
+    """Base of bridge Modules, besides the Modules of this package.
 
     Attributes:
         scope: The random streams of the call, while the Module is bound; else None.
@@ -101,8 +101,8 @@ class ModuleStackEntry:
 
     Attributes:
         module: The Module.
-        in_compact: Whether the method is `compact`, so that Modules made in it get a
-            name by themselves.
+        in_compact: Whether the method is `compact`, so that Modules made in it are
+            named automatically.
         type_counter: How many have got one so far, by class.
         names: The names that were given so far.
     """
@@ -117,22 +117,22 @@ class ModuleStackEntry:
 
 @dataclasses.dataclass
 class ApplyCall:
-    """The record of one `apply`.
+    """Records what happens in one `apply`.
 
     Attributes:
-        made: The Modules of this package that `nnx_in_bridge_mdl` made.
-        given: By id, the Variables in them whose values were given.
-        initialized: The objects that initialize themselves during the call.
+        nnx_modules: Modules of this package that `nnx_in_bridge_mdl` made.
+        given_variables: By id, the Variables in them whose values were given.
+        initialized: Objects that initialize themselves during the call.
     """
 
-    made: list[Any] = dataclasses.field(default_factory=list)
-    given: dict[int, Any] = dataclasses.field(default_factory=dict)
+    nnx_modules: list[Any] = dataclasses.field(default_factory=list)
+    given_variables: dict[int, Any] = dataclasses.field(default_factory=dict)
     initialized: list[Pytree] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
 class ModuleContext(threading.local):
-    """The bridge Modules whose methods run in this thread, the innermost last."""
+    """Bridge Modules whose methods run in this thread, the innermost last."""
 
     module_stack: list[ModuleStackEntry | None] = dataclasses.field(
         default_factory=lambda: [None]
@@ -147,7 +147,7 @@ MODULE_CONTEXT = ModuleContext()
 
 @contextlib.contextmanager
 def running(module: ModuleBase, *, in_compact: bool) -> Iterator[ModuleStackEntry]:
-    """The context in which a method of ``module`` runs."""
+    """Notes that a method of ``module`` runs in the block."""
     entry = ModuleStackEntry(module, in_compact)
     MODULE_CONTEXT.module_stack.append(entry)
     try:
@@ -158,7 +158,7 @@ def running(module: ModuleBase, *, in_compact: bool) -> Iterator[ModuleStackEntr
 
 @contextlib.contextmanager
 def applying() -> Iterator[ApplyCall]:
-    """The context of one `apply`."""
+    """Records one `apply` in the block."""
     call = ApplyCall()
     MODULE_CONTEXT.calls.append(call)
     try:
@@ -201,13 +201,13 @@ def current_module() -> ModuleBase | None:
 
 
 def auto_name(cls: type) -> str | None:
-    """The name for the next object of a class in a compact method; None elsewhere."""
+    """Names the next object of a class in a compact method; returns None elsewhere."""
     context = current_context()
     if context is None or not context.in_compact:
         return None
-    number = context.type_counter[cls]
+    index = context.type_counter[cls]
     context.type_counter[cls] += 1
-    return f"{cls.__name__}_{number}"
+    return f"{cls.__name__}_{index}"
 
 
 def is_taken(module: ModuleBase, name: str) -> bool:
@@ -223,7 +223,7 @@ OWN = frozenset({"scope", "attr_priorities", *bookkeeping.NAMES})
 
 
 class ModuleState(states.State):
-    """The variables of something that is not there yet.
+    """Variables of an object that does not exist yet.
 
     Example:
         >>> state = nnx.bridge.module.ModuleState({"bias": nnx.Param(0.0)})
@@ -283,7 +283,7 @@ def _put(module: Any, name: str, value: Any) -> None:
 
 
 def adopted(parent: ModuleBase, name: str, value: Any) -> Any:
-    """The value for an attribute of a bound ModuleBase, bound too.
+    """Returns the value for an attribute of a bound ModuleBase, bound too.
 
     It gets the variables that wait under the name: those of a Module that did not
     exist yet, or of one that an earlier call made.
@@ -305,45 +305,49 @@ def adopted(parent: ModuleBase, name: str, value: Any) -> Any:
     return value
 
 
-def _adopt(parent: ModuleBase, value: Any, given: Any, seen: set[int]) -> None:
+def _adopt(
+    parent: ModuleBase, value: Any, new_variables: Any, visited: set[int]
+) -> None:
     """Binds all Modules in a value, and gives it and them their variables."""
-    state: Mapping[Any, Any] = given if isinstance(given, Mapping) else {}
+    state: Mapping[Any, Any] = (
+        new_variables if isinstance(new_variables, Mapping) else {}
+    )
     assert parent.scope is not None
     if isinstance(value, Variable):
-        if isinstance(given, Variable) and given is not value:
-            value.update_from_state(given)
-            MODULE_CONTEXT.calls[-1].given[id(value)] = value
+        if isinstance(new_variables, Variable) and new_variables is not value:
+            value.update_from_state(new_variables)
+            MODULE_CONTEXT.calls[-1].given_variables[id(value)] = value
     elif is_bridge_module(value):
         if value.scope is None:
             is_initializing = parent.is_initializing()
             bind(value, parent.scope, state, is_initializing=is_initializing)
         else:  # it has another name too
-            for name, below in state.items():
-                _put(value, str(name), below)
-                _adopt(parent, vars(value)[str(name)], below, seen)
+            for name, child_state in state.items():
+                _put(value, str(name), child_state)
+                _adopt(parent, vars(value)[str(name)], child_state, visited)
     elif isinstance(value, (list, tuple, dict)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
-            _adopt(parent, item, state.get(key, state.get(str(key))), seen)
+            _adopt(parent, item, state.get(key, state.get(str(key))), visited)
     elif isinstance(value, Pytree) and not isinstance(value, Scope):
-        if id(value) not in seen:
-            seen.add(id(value))
-            _adopt_foreign(parent, value, state, seen)
+        if id(value) not in visited:
+            visited.add(id(value))
+            _adopt_foreign(parent, value, state, visited)
 
 
 def _adopt_foreign(
-    parent: ModuleBase, node: Pytree, state: Mapping[Any, Any], seen: set[int]
+    parent: ModuleBase, node: Pytree, state: Mapping[Any, Any], visited: set[int]
 ) -> None:
     """Binds bridge Modules in an object of another kind; gives it its variables."""
     if parent.is_initializing():
         set_initializing(node, True)
         MODULE_CONTEXT.calls[-1].initialized.append(node)
     for name, value in bookkeeping.attribute_items(node):
-        given = state.get(_key_of(node, name), state.get(name))
-        _adopt(parent, value, given, seen)
-    for key, given in state.items():
+        child_state = state.get(_key_of(node, name), state.get(name))
+        _adopt(parent, value, child_state, visited)
+    for key, child_state in state.items():
         if str(key) not in vars(node):
-            setattr(node, str(key), attributes.data(_tree(given)))
+            setattr(node, str(key), attributes.data(_tree(child_state)))
 
 
 def _key_of(node: Pytree, name: str) -> Any:
@@ -351,7 +355,7 @@ def _key_of(node: Pytree, name: str) -> Any:
 
 
 def _tree(x: Any) -> Any:
-    """The variables of an object that is or was an attribute, by name."""
+    """Returns the variables of an object that is or was an attribute, by name."""
     if isinstance(x, Mapping):
         return {key: _tree(value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
@@ -386,25 +390,25 @@ def place(child: Any, name: str, priority: AttrPriority) -> None:
 def find_variable(
     module: ModuleBase, var_type: type[Variable[Any]], name: str, unbox: bool
 ) -> Any:
-    """The Variable of a name, or None."""
-    found = vars(module).get(name)
+    """Returns the Variable of a name, or None."""
+    variable = vars(module).get(name)
     if name not in module.attr_priorities:
         # The name it is asked for by comes before other names that it gets.
         module.set_attr_priority(name, AttrPriority.DEFAULT)
-    if found is None:
+    if variable is None:
         return None
-    if type(found) is not var_type:
+    if type(variable) is not var_type:
         raise ValueError(
             f"{type(module).__name__}.{name} can't be a {var_type.__name__}: the "
-            f"name is used for a {type(found).__name__} already."
+            f"name is used for a {type(variable).__name__} already."
         )
     box_type = linen_side.meta.AxisMetadata
-    if not unbox and not isinstance(found.get_raw_value(), box_type):
-        box = linen_side.to_linen_var(found)
+    if not unbox and not isinstance(variable.get_raw_value(), box_type):
+        box = linen_side.to_linen_var(variable)
         if isinstance(box, box_type):
-            found = var_type(box)
-            setattr(module, name, found)
-    return found
+            variable = var_type(box)
+            setattr(module, name, variable)
+    return variable
 
 
 def new_variable(
@@ -420,16 +424,16 @@ def new_variable(
 
 
 def check_shape(
-    module: ModuleBase, name: str, found: Variable[Any], make: Callable[[Any], Any]
+    module: ModuleBase, name: str, variable: Variable[Any], make: Callable[[Any], Any]
 ) -> None:
     """Raises if a parameter has another shape than its initializer makes."""
 
     def value_of(key: Any) -> Any:
-        made = make(key)
-        return made.raw_value if isinstance(made, VariableMetadata) else made
+        value = make(key)
+        return value.raw_value if isinstance(value, VariableMetadata) else value
 
     expected = _shape(jax.eval_shape(value_of, jax.random.key(0)))
-    shape = _shape(found.get_raw_value())
+    shape = _shape(variable.get_raw_value())
     if shape != expected:
         raise linen_side.linen_errors.ScopeParamShapeError(
             name, path_of(module), shape, expected
@@ -437,7 +441,7 @@ def check_shape(
 
 
 def _shape(value: Any) -> Any:
-    """The shape of an array, in a box or not; for a tree, those of its leaves."""
+    """Returns the shape of an array, boxed or not; for a tree, those of its leaves."""
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value)]
     return shapes[0] if len(shapes) == 1 else shapes
 
@@ -446,13 +450,13 @@ def check_complete(module: ModuleBase, call: ApplyCall) -> None:
     """Raises if a Module in a bridge Module was not given all of its parameters."""
     if module.is_initializing() or may_change(module, "params"):
         return
-    for node in call.made:
+    for node in call.nnx_modules:
         params = functional.state(node, kinds.Param, graph=True)
         for path, param in states.to_flat_state(params):
-            if id(param) not in call.given:
-                where = _find(module, node) + [*path[:-1]]
+            if id(param) not in call.given_variables:
+                module_path = _find(module, node) + [*path[:-1]]
                 raise linen_side.linen_errors.ScopeParamNotFoundError(
-                    path[-1], _joined(where)
+                    path[-1], _joined(module_path)
                 )
 
 
@@ -463,7 +467,7 @@ def may_change(module: ModuleBase, col: str) -> bool:
 
 
 def by_collection(module: ModuleBase) -> dict[str, Any]:
-    """The variables of a Module and of all in it, by collection."""
+    """Returns the variables of a Module and of all in it, by collection."""
     return flat_states.unflatten_mapping({
         (linen_side.collection_of(x), *path): linen_side.to_linen_var(x)
         for path, x in _walk(module)
@@ -472,7 +476,7 @@ def by_collection(module: ModuleBase) -> dict[str, Any]:
 
 
 def path_of(module: ModuleBase) -> str:
-    """The path of a bound Module, for messages."""
+    """Returns the path of a bound Module, for messages."""
     root = MODULE_CONTEXT.module_stack[1]
     return _joined(_find(root.module if root else module, module))
 
@@ -486,7 +490,7 @@ def _joined(path: list[Any]) -> str:
 
 
 def _walk(root: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """All objects with Variables in them, and these, each once, the best name first."""
+    """Yields all objects with Variables, and these, once, by their best name."""
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
@@ -516,11 +520,11 @@ def _rank(module: Any, name: str) -> tuple[int, bool, str]:
     return priorities.get(name, AttrPriority.DEFAULT), name not in priorities, name
 
 
-def unbound_error(module: ModuleBase, what: str) -> ValueError:
-    """The error for a Module that is used outside of `init` and `apply`."""
+def unbound_error(module: ModuleBase, subject: str) -> ValueError:
+    """Makes the error for a Module that is used outside of `init` and `apply`."""
     return ValueError(
         errors.message(
-            f"{what} must be initialized in `setup()` or in a method wrapped in "
+            f"{subject} must be initialized in `setup()` or in a method wrapped in "
             f"`@compact`, of a {type(module).__name__} that is bound.",
             way_out="Call it inside of `init` or `apply`, and make it in `setup()` or "
             "in a compact method of another bridge Module.",

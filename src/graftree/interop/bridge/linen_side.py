@@ -1,4 +1,4 @@
-"""The one door to Flax, and variables of Linen as Variables of Modules, and back.
+"""Imports Flax, here alone, and converts variables of Linen to Variables and back.
 
 Importing this file imports ``flax.linen``; without Flax that is an ``ImportError``,
 which names the package to install.
@@ -41,7 +41,7 @@ __all__ = ["core", "linen", "linen_errors", "meta", "struct"]
 
 
 def current_linen_module() -> linen.Module | None:
-    """The Linen Module whose method runs now; None outside of all."""
+    """Returns the Linen Module whose method runs, or None."""
     # Flax has no public name for it.
     stack = _linen_modules._context.module_stack
     return stack[-1] if stack else None
@@ -50,7 +50,7 @@ def current_linen_module() -> linen.Module | None:
 def linen_rngs_dict(
     linen_module: linen.Module, add_default: bool = False
 ) -> dict[str, jax.Array]:
-    """A new key from each random stream that a bound Linen Module was given.
+    """Draws a new key from each random stream of a bound Linen Module.
 
     Args:
         linen_module: A bound Module.
@@ -80,7 +80,7 @@ _BOX_TYPE = "linen_meta_type"
 
 
 class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
-    """The box in which Linen keeps a Variable that has metadata.
+    """Box in which Linen keeps a Variable that has metadata.
 
     Attributes:
         var_type: The type of the Variable.
@@ -100,15 +100,15 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
     metadata: dict[str, Any] = struct.field(pytree_node=False)
 
     def unbox(self) -> A:
-        """The value."""
+        """Returns the value."""
         return self.value
 
     def replace_boxed(self, val: B) -> NNXMeta[B]:
-        """A box with another value and the same metadata."""
+        """Makes a box with another value and the same metadata."""
         return cast(Any, self).replace(value=val)
 
     def add_axis(self, index: int, params: dict[Any, Any]) -> NNXMeta[A]:
-        """A box with a name for an axis that a transform of Linen has added.
+        """Makes a box with a name for an axis that a transform of Linen has added.
 
         Args:
             index: The position of the axis.
@@ -118,7 +118,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
         return self._renamed(partitioning.add_axis, index, params)
 
     def remove_axis(self, index: int, params: dict[Any, Any]) -> NNXMeta[A]:
-        """A box without the name of an axis; undoes `add_axis`.
+        """Makes a box without the name of an axis; undoes `add_axis`.
 
         Args:
             index: The position of the axis.
@@ -136,16 +136,16 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
         return self if is_same else cast(Any, self).replace(metadata=metadata)
 
     def _variable(self) -> Variable[A]:
-        """A Variable with the value and the metadata; it is placed nowhere."""
+        """Makes a Variable with the value and the metadata, without placing it."""
         entries = {"hijax": False, **self.metadata}
         return self.var_type.from_metadata(self.value, entries)
 
     def get_partition_spec(self) -> PartitionSpec:
-        """The PartitionSpec of the annotation ``out_sharding``; empty without one."""
+        """Returns the PartitionSpec of ``out_sharding``; empty without one."""
         return partitioning.get_var_pspec(self._variable()) or PartitionSpec()
 
     def to_nnx_variable(self) -> Variable[A]:
-        """A new Variable of the type, with the value and the metadata."""
+        """Makes a new Variable of the type, with the value and the metadata."""
         return _make(self.var_type, self.value, self.metadata)
 
 
@@ -223,7 +223,7 @@ def to_nnx_var(col: str, x: Any) -> Variable[Any]:
 
 
 def _make(var_type: Any, value: Any, metadata: dict[str, Any]) -> Any:
-    """A Variable with metadata from Linen, where names of axes may wait for a mesh."""
+    """Makes a Variable with Linen's metadata, where axis names may wait for a mesh."""
     annotation = metadata.get("out_sharding")
     is_placed = (
         annotation is None
@@ -236,7 +236,7 @@ def _make(var_type: Any, value: Any, metadata: dict[str, Any]) -> Any:
 
 
 def _box_entries(box: Any) -> dict[str, Any]:
-    """The value of a box, and its other attributes as metadata."""
+    """Returns the value of a box, and its other attributes as metadata."""
     if hasattr(box, "to_nnx_metadata"):
         # From a copy: the boxes of Flax rename their attributes for it.
         return dict(copy.copy(box).to_nnx_metadata())
@@ -247,7 +247,7 @@ def _box_entries(box: Any) -> dict[str, Any]:
 
 
 def unboxed(x: Any) -> Any:
-    """The value in a box of Linen, or the value itself."""
+    """Returns the value in a box of Linen, or the value itself."""
     return x.unbox() if isinstance(x, meta.AxisMetadata) else x
 
 
@@ -327,7 +327,7 @@ def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
 def flat_variables(
     variables: Mapping[str, Any],
 ) -> list[tuple[tuple[Any, ...], Variable[Any]]]:
-    """The variables of Linen as new Variables, each with its path in the Module."""
+    """Converts variables of Linen to new Variables, with their paths in the Module."""
     return [
         (path, to_nnx_var(col, x))
         for col, tree in variables.items()
@@ -336,7 +336,7 @@ def flat_variables(
 
 
 def duplicate_error(path: tuple[Any, ...], first: Any, second: Any) -> ValueError:
-    """The error for two things at the same path of a Module."""
+    """Makes the error for two things at the same path of a Module."""
     return ValueError(
         errors.message(
             f"Found duplicate variable path {path}: a Linen Module may use a name once "
@@ -354,7 +354,7 @@ def _kind(x: Any) -> str:
 
 
 def collection_of(variable: Variable[Any]) -> str:
-    """The collection for a Variable; an unknown type is registered by its name."""
+    """Returns the collection of a Variable; an unknown type is registered by name."""
     return kinds.variable_name_from_type(type(variable), allow_register=True)
 
 
@@ -377,7 +377,7 @@ def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[Any, Any]) -> dict[str, Any]:
         >>> jax.tree.map(jnp.shape, collections)
         {'params': {'kernel': (2, 1)}}
     """
-    found: dict[tuple[Any, ...], Any] = {}
+    linen_variables: dict[tuple[Any, ...], Any] = {}
     for path, variable in flat_states.leaves(nnx_attrs):
         if not isinstance(variable, Variable):
             raise ValueError(
@@ -385,8 +385,8 @@ def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[Any, Any]) -> dict[str, Any]:
                 f"{path}. The type of a Variable says its collection; only nested "
                 "mappings of Variables can become variables of Linen."
             )
-        found[collection_of(variable), *path] = to_linen_var(variable)
-    return flat_states.unflatten_mapping(found)
+        linen_variables[collection_of(variable), *path] = to_linen_var(variable)
+    return flat_states.unflatten_mapping(linen_variables)
 
 
 def with_partitioning(

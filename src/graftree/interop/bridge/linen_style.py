@@ -144,10 +144,10 @@ class Module(modules.Module, binding.ModuleBase, pytree=False, metaclass=ModuleM
         def make(key: Any) -> Any:
             return init_fn(key, *init_args, **init_kwargs)
 
-        found = binding.find_variable(self, kinds.Param, name, unbox)
-        if found is not None:
-            binding.check_shape(self, name, found, make)
-            return found
+        variable = binding.find_variable(self, kinds.Param, name, unbox)
+        if variable is not None:
+            binding.check_shape(self, name, variable, make)
+            return variable
         if not (self.is_initializing() or binding.may_change(self, "params")):
             path = binding.path_of(self)
             raise linen_side.linen_errors.ScopeParamNotFoundError(name, path)
@@ -180,9 +180,9 @@ class Module(modules.Module, binding.ModuleBase, pytree=False, metaclass=ModuleM
         if self.scope is None:
             raise binding.unbound_error(self, "Variables")
         var_type = kinds.variable_type_from_name(col, allow_register=True)
-        found = binding.find_variable(self, var_type, name, unbox)
-        if found is not None:
-            return found
+        variable = binding.find_variable(self, var_type, name, unbox)
+        if variable is not None:
+            return variable
         if not callable(init_fn):
             raise ValueError(
                 f"Expected 'init_fn' to be a callable, got {init_fn!r}: there is no "
@@ -206,7 +206,7 @@ class Module(modules.Module, binding.ModuleBase, pytree=False, metaclass=ModuleM
 
     @property
     def variables(self) -> Mapping[str, Any]:
-        """The variables of this Module and of those in it, by collection."""
+        """Variables of this Module and of those in it, by collection."""
         return linen_side.core.freeze(binding.by_collection(self))
 
     # Used by callers.
@@ -312,11 +312,11 @@ def _as_rngs(rngs: _RngsLike) -> Rngs:
 def _function(cls: type[Module], method: Any) -> Callable[..., Any]:
     """Finds the function of a class that a method or its name stands for."""
     if isinstance(method, str):
-        found = getattr(cls, method)
-        if not callable(found):
+        function = getattr(cls, method)
+        if not callable(function):
             name = f"{cls.__name__}.{method}"
-            raise TypeError(f"'{name}' must be a callable, got {type(found)}.")
-        return found
+            raise TypeError(f"'{name}' must be a callable, got {type(function)}.")
+        return function
     function = getattr(method, "__func__", method)
     if not callable(function):
         raise linen_side.linen_errors.ApplyModuleInvalidMethodError(method)
@@ -380,12 +380,12 @@ def nnx_in_bridge_mdl(
     module = factory(_streams(parent))
     name = name or binding.auto_name(type(module))
     if name is None:
-        binding.MODULE_CONTEXT.calls[-1].made.append(module)
+        binding.MODULE_CONTEXT.calls[-1].nnx_modules.append(module)
         return module
     current = vars(parent).get(name)
     if isinstance(current, modules.Module):  # made by an earlier call
         return current
-    binding.MODULE_CONTEXT.calls[-1].made.append(module)
+    binding.MODULE_CONTEXT.calls[-1].nnx_modules.append(module)
     binding.place(module, name, binding.AttrPriority.DEFAULT)
     return module
 
@@ -436,7 +436,7 @@ def _parent(function: str) -> binding.ModuleBase:
 
 
 def _streams(parent: binding.ModuleBase) -> Rngs:
-    """The streams of the call; with a constant one for values that won't be used."""
+    """Returns the call's streams; with a constant one for values that won't be used."""
     assert parent.scope is not None
     rngs = parent.scope.rngs
     if parent.is_initializing() or "default" in rngs:
@@ -452,7 +452,7 @@ M = TypeVar("M", bound=modules.Module)
 
 @dataclasses.dataclass
 class Functional(Generic[M]):
-    """The two functions of a Module that is yet to be made; see `functional`.
+    """Two functions of a Module that is yet to be made; see `functional`.
 
     Attributes:
         module_type: The class of the Module.

@@ -89,13 +89,13 @@ class ToNNX(modules.Module):
 
     @property
     def module(self) -> linen_side.linen.Module:
-        """The Linen Module, under its older name."""
+        """Linen Module, under its older name."""
         _warn_renamed("module")
         return self.to_nnx__module
 
     @property
     def rngs(self) -> Any:
-        """The random streams, under their older name."""
+        """Random streams, under their older name."""
         _warn_renamed("rngs")
         return self.to_nnx__rngs
 
@@ -138,11 +138,14 @@ class ToNNX(modules.Module):
             self._take(initial)
             return out
         if mutable is None:
-            mutable = _mutable_around()
-        own = {name: x for name, x in vars(self).items() if name not in _OWN}
-        own = {name: x for name, x in own.items() if _is_linen_data(x)}
+            mutable = _current_mutable()
+        linen_data = {
+            name: x
+            for name, x in vars(self).items()
+            if name not in _OWN and _is_linen_data(x)
+        }
         out = linen_module.apply(
-            linen_side.nnx_attrs_to_linen_vars(own),
+            linen_side.nnx_attrs_to_linen_vars(linen_data),
             *args,
             rngs=keys,
             method=method,
@@ -159,27 +162,27 @@ class ToNNX(modules.Module):
         linen_module = vars(self).get("to_nnx__module")
         # Names with underscores are asked for by Python and JAX.
         if linen_module is not None and not name.startswith("_"):
-            found = inspect.getattr_static(type(linen_module), name, None)
-            if isinstance(found, (staticmethod, classmethod)):
+            attribute = inspect.getattr_static(type(linen_module), name, None)
+            if isinstance(attribute, (staticmethod, classmethod)):
                 return getattr(type(linen_module), name)
-            if isinstance(found, types.FunctionType):
-                return functools.partial(self.__call__, method=found)
+            if isinstance(attribute, types.FunctionType):
+                return functools.partial(self.__call__, method=attribute)
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}"
         )
 
     def _take(self, collections: Mapping[str, Any]) -> None:
         """Writes variables into attributes; adds those that are new."""
-        taken = linen_side.linen_vars_to_nnx_attrs(collections)
-        if reserved := _RESERVED & taken.keys():
+        attrs = linen_side.linen_vars_to_nnx_attrs(collections)
+        if reserved := _RESERVED & attrs.keys():
             raise ValueError(
                 f"{type(self.to_nnx__module).__name__} has variables or submodules "
                 f"named {sorted(reserved)}, names that a ToNNX needs for itself. "
                 "Rename them in the Linen Module."
             )
-        _check_kinds(vars(self), taken, ())
-        new = {name: x for name, x in taken.items() if vars(self).get(name) is None}
-        updates.update(self, {name: x for name, x in taken.items() if name not in new})
+        _check_kinds(vars(self), attrs, ())
+        new = {name: x for name, x in attrs.items() if vars(self).get(name) is None}
+        updates.update(self, {name: x for name, x in attrs.items() if name not in new})
         for name, value in new.items():
             setattr(self, name, attributes.data(value))
 
@@ -193,7 +196,7 @@ def _warn_renamed(name: str) -> None:
 
 
 def _draw(rngs: Any) -> dict[str, Any]:
-    """The keys for Linen: one from each stream."""
+    """Draws the keys for Linen: one from each stream."""
     if isinstance(rngs, Rngs):
         keys = {name: stream() for name, stream in rngs.items()}
     elif isinstance(rngs, jax.Array):
@@ -205,8 +208,8 @@ def _draw(rngs: Any) -> dict[str, Any]:
     return keys
 
 
-def _mutable_around() -> Any:
-    """The collections that the innermost running bridge or Linen Module may change."""
+def _current_mutable() -> Any:
+    """Returns the collections that the innermost running bridge Module may change."""
     bridge_module = binding.current_module()
     if bridge_module is not None and bridge_module.scope is not None:
         return bridge_module.scope.mutable
@@ -223,15 +226,15 @@ def _is_linen_data(x: Any) -> bool:
 
 
 def _check_kinds(
-    current: Mapping[str, Any], taken: Mapping[str, Any], path: tuple[Any, ...]
+    current: Mapping[str, Any], attrs: Mapping[str, Any], path: tuple[Any, ...]
 ) -> None:
     """Raises if a variable has the place of something else."""
-    for name, new in taken.items():
-        old, where = current.get(name), (*path, name)
+    for name, new in attrs.items():
+        old, attr_path = current.get(name), (*path, name)
         if isinstance(old, dict) and isinstance(new, dict):
-            _check_kinds(old, new, where)
+            _check_kinds(old, new, attr_path)
         elif old is not None and type(old) is not type(new):
-            raise linen_side.duplicate_error(where, new, old)
+            raise linen_side.duplicate_error(attr_path, new, old)
 
 
 def lazy_init(fn: T, *args: Any, **kwargs: Any) -> T:
@@ -373,12 +376,12 @@ class ToLinen(linen.Module):
 def _method(module: Module, method: Callable[..., Any] | str | None) -> Any:
     if method is None:
         return module
-    found = getattr(module, method) if isinstance(method, str) else method
-    if not callable(found):
+    function = getattr(module, method) if isinstance(method, str) else method
+    if not callable(function):
         raise TypeError(
-            f"nnx_method: '{method}' must be a callable, got {type(found)}."
+            f"nnx_method: '{method}' must be a callable, got {type(function)}."
         )
-    return found if isinstance(method, str) else functools.partial(found, module)
+    return function if isinstance(method, str) else functools.partial(function, module)
 
 
 def _make(linen_module: ToLinen, add_default: bool) -> Module:
@@ -390,7 +393,7 @@ def _make(linen_module: ToLinen, add_default: bool) -> Module:
 
 
 def _variables(module: Module) -> list[tuple[str, _Path, Variable[Any]]]:
-    """The Variables of a Module with collection and path, without random streams."""
+    """Yields a Module's Variables with collection and path, without random streams."""
     state = functional.state(module, graph=True)
     return [
         (linen_side.collection_of(variable), path, variable)
@@ -417,26 +420,28 @@ def _take(linen_module: ToLinen, module: Module) -> None:
     is_new = linen_module.is_initializing()
     may_change = linen_module.is_mutable_collection
     # While initializing, it may change only variables that it has just made.
-    given = {
+    collections = {
         col: tree
         for col, tree in linen_module.variables.items()
         if not (is_new and may_change(col))
     }
-    known, missing, values = set(), [], []
+    module_paths, missing, values = set(), [], []
     for col, path, variable in _variables(module):
-        found = _find(given.get(col, {}), path)
-        known.add((col, _as_strings(path)))
-        if found is not _MISSING:
-            values.append((variable, _checked(path, variable, found)))
+        value = _find(collections.get(col, {}), path)
+        module_paths.add((col, _as_strings(path)))
+        if value is not _MISSING:
+            values.append((variable, _checked(path, variable, value)))
         elif not (is_new or may_change(col)):
             missing.append(f"{col}/{paths.to_string(path)}")
     for variable, raw in values:
         variables_core.store(variable, raw)
     unknown = []
-    for col, tree in given.items():
+    for col, tree in collections.items():
         for path, x in flat_states.leaves(tree):
             steps = _as_strings(path)
-            if not any((col, steps[:n]) in known for n in range(1, len(steps) + 1)):
+            if not any(
+                (col, steps[:n]) in module_paths for n in range(1, len(steps) + 1)
+            ):
                 unknown.append(paths.to_string(path))
                 _add(module, path, linen_side.to_nnx_var(col, x))
     _warn(linen_module, unknown, missing)
@@ -446,7 +451,7 @@ _MISSING: Any = object()
 
 
 def _find(tree: Any, path: _Path) -> Any:
-    """The value at a path; checkpoints write numbers in it as strings."""
+    """Returns the value at a path; checkpoints write numbers in it as strings."""
     for key in path:
         if not isinstance(tree, Mapping):
             return _MISSING
@@ -454,9 +459,9 @@ def _find(tree: Any, path: _Path) -> Any:
     return tree
 
 
-def _checked(path: _Path, variable: Variable[Any], found: Any) -> Any:
-    """The value for a Variable; raises if it doesn't fit."""
-    raw = linen_side.unboxed(found)
+def _checked(path: _Path, variable: Variable[Any], value: Any) -> Any:
+    """Converts a value for a Variable; raises if it doesn't fit."""
+    raw = linen_side.unboxed(value)
     if isinstance(raw, FrozenDict):
         raw = linen_side.core.unfreeze(raw)
     elif isinstance(raw, np.ndarray):
@@ -468,7 +473,7 @@ def _checked(path: _Path, variable: Variable[Any], found: Any) -> Any:
             f"{paths.to_string(path)}, with the names {sorted(raw)}; the Module has a "
             f"{type(variable).__name__} there."
         )
-    shape, expected = [getattr(value, "shape", None) for value in (raw, current)]
+    shape, expected = [getattr(x, "shape", None) for x in (raw, current)]
     is_misfit = shape != expected and None not in (shape, expected)
     if isinstance(variable, Param) and is_misfit:
         raise linen_side.linen_errors.ScopeParamShapeError(
@@ -496,17 +501,17 @@ def _add(module: Module, path: _Path, variable: Variable[Any]) -> None:
 
 def _warn(module: ToLinen, unknown: Sequence[str], missing: Sequence[str]) -> None:
     if unknown:
-        listed = "".join(f"\n  - {path}" for path in sorted(unknown))
+        lines = "".join(f"\n  - {path}" for path in sorted(unknown))
         warnings.warn(
-            f"Found unknown module paths in incoming state:{listed}", stacklevel=2
+            f"Found unknown module paths in incoming state:{lines}", stacklevel=2
         )
     if missing:
-        listed = "".join(f"\n  - {path}" for path in sorted(missing))
-        made = getattr(module.nnx_class, "__name__", repr(module.nnx_class))
+        lines = "".join(f"\n  - {path}" for path in sorted(missing))
+        class_name = getattr(module.nnx_class, "__name__", repr(module.nnx_class))
         warnings.warn(
-            f"{type(module).__name__} of {made}: these variables "
+            f"{type(module).__name__} of {class_name}: these variables "
             "are not in those given to apply, so they have their initial values:"
-            f"{listed}\n"
+            f"{lines}\n"
             "Pass all that `init` gave, or name their collections in `mutable`.",
             stacklevel=2,
         )
@@ -591,7 +596,7 @@ def to_linen_class(
         nnx_class: Callable[..., Module] = base_nnx_class,
         **options: Any,
     ) -> None:
-        places = {"name": name, "parent": parent}
+        linen_fields = {"name": name, "parent": parent}
         ToLinen.__init__(
             self,
             nnx_class,
@@ -599,7 +604,11 @@ def to_linen_class(
             kwargs=FrozenDict({**partial_kwargs, **(kwargs or {}), **options}),
             skip_rng=skip_rng,
             metadata_fn=metadata_fn,
-            **{key: value for key, value in places.items() if value is not _MISSING},
+            **{
+                key: value
+                for key, value in linen_fields.items()
+                if value is not _MISSING
+            },
         )
 
     class ToLinenPartial(ToLinen):

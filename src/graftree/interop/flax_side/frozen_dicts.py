@@ -25,7 +25,7 @@ V = TypeVar("V")
 
 
 class FrozenKeysView(collections.abc.KeysView[K]):
-    """The keys of a FrozenDict.
+    """Keys of a FrozenDict.
 
     Example:
         >>> freeze({"a": 1}).keys()
@@ -37,7 +37,7 @@ class FrozenKeysView(collections.abc.KeysView[K]):
 
 
 class FrozenValuesView(collections.abc.ValuesView[V]):
-    """The values of a FrozenDict.
+    """Values of a FrozenDict.
 
     Example:
         >>> freeze({"a": 1}).values()
@@ -108,11 +108,11 @@ class FrozenDict(Mapping[K, V]):
         return self._hash
 
     def keys(self) -> FrozenKeysView[K]:
-        """The keys, in the order of insertion."""
+        """Returns the keys, in the order of insertion."""
         return FrozenKeysView(self)
 
     def values(self) -> FrozenValuesView[V]:
-        """The values; dicts among them are FrozenDicts."""
+        """Returns the values; dicts among them are FrozenDicts."""
         return FrozenValuesView(self)
 
     def items(self) -> Any:
@@ -121,7 +121,7 @@ class FrozenDict(Mapping[K, V]):
             yield key, self[key]
 
     def pretty_repr(self, num_spaces: int = 4) -> str:
-        """The text of the FrozenDict, an entry per line."""
+        """Formats the FrozenDict, an entry per line."""
         if not self._dict:
             return "FrozenDict({})"
         return f"FrozenDict({_text(self._dict, num_spaces)})"
@@ -141,14 +141,14 @@ class FrozenDict(Mapping[K, V]):
         return unfreeze(self)
 
     def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], Hashable]:
-        """The children with their keys, and the sorted keys."""
+        """Returns the children with their keys, and the sorted keys."""
         keys = tuple(sorted(cast(Any, self._dict)))
         children = [(jax.tree_util.DictKey(key), self._dict[key]) for key in keys]
         return tuple(children), keys
 
     @classmethod
     def tree_unflatten(cls, keys: tuple[Any, ...], values: tuple[Any, ...]) -> Self:
-        """The FrozenDict with these keys and children."""
+        """Makes the FrozenDict with these keys and children."""
         # Not a copy: the children belong to JAX, which made them for this.
         return cls(dict(zip(keys, values, strict=True)), __unsafe_skip_copy__=True)
 
@@ -248,7 +248,7 @@ def _check_dict(x: Any) -> None:
 
 
 def pretty_repr(x: Any, num_spaces: int = 4) -> str:
-    """The text of nested dicts, an entry per line.
+    """Formats nested dicts, an entry per line.
 
     Args:
         x: A dict or FrozenDict; for anything else, the text is its ``repr``.
@@ -331,8 +331,8 @@ def flatten_dict(
             f"expected (frozen)dict; got {type(xs)}. For a State, use "
             "nnx.traversals.flatten_mapping."
         )
-    found = flat_states.leaves(xs, is_leaf, keeps_empty=keep_empty_nodes, kinds=_DICTS)
-    return {path if sep is None else sep.join(path): value for path, value in found}
+    leaves = flat_states.leaves(xs, is_leaf, keeps_empty=keep_empty_nodes, kinds=_DICTS)
+    return {path if sep is None else sep.join(path): value for path, value in leaves}
 
 
 def unflatten_dict(xs: dict[Any, Any], sep: str | None = None) -> dict[Any, Any]:

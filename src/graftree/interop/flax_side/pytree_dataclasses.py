@@ -41,8 +41,8 @@ def field(
         >>> pytree_dataclasses.field(pytree_node=False).metadata["pytree_node"]
         False
     """
-    own = {"pytree_node": pytree_node}
-    return dataclasses.field(metadata={**(metadata or {}), **own}, **kwargs)
+    entry = {"pytree_node": pytree_node}
+    return dataclasses.field(metadata={**(metadata or {}), **entry}, **kwargs)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -75,20 +75,20 @@ def dataclass(clz: Any = None, **kwargs: Any) -> Any:
         raise TypeError(f"A dataclass is made from a class, got {clz!r}.")
     if _MARK in vars(clz):
         return clz
-    made = dataclasses.dataclass(**{"frozen": True, **kwargs})(clz)
+    data_class = dataclasses.dataclass(**{"frozen": True, **kwargs})(clz)
     names: dict[bool, list[str]] = {True: [], False: []}
-    for one in dataclasses.fields(made):
+    for one in dataclasses.fields(data_class):
         names[one.metadata.get("pytree_node", True)].append(one.name)
-    jax.tree_util.register_dataclass(made, names[True], names[False])
+    jax.tree_util.register_dataclass(data_class, names[True], names[False])
     children = names[True]
     state_dicts.register_serialization_state(
-        made,
+        data_class,
         functools.partial(_to_state_dict, children),
         functools.partial(_from_state_dict, children),
     )
-    setattr(made, "replace", _replace)  # noqa: B010
-    setattr(made, _MARK, True)
-    return made
+    setattr(data_class, "replace", _replace)  # noqa: B010
+    setattr(data_class, _MARK, True)
+    return data_class
 
 
 def _replace(self: Any, **updates: Any) -> Any:
@@ -104,16 +104,16 @@ def _to_state_dict(names: list[str], target: Any) -> dict[str, Any]:
 
 
 def _from_state_dict(names: list[str], target: Any, state: Mapping[str, Any]) -> Any:
-    kind, where = type(target).__name__, state_dicts.current_path()
+    kind, path = type(target).__name__, state_dicts.current_path()
     if missing := [name for name in names if name not in state]:
         raise ValueError(
             f"Missing field {', '.join(missing)} in state dict while restoring an "
-            f"instance of {kind}, at path {where}"
+            f"instance of {kind}, at path {path}"
         )
     if unknown := [key for key in state if key not in names]:
         raise ValueError(
             f'Unknown field(s) "{", ".join(unknown)}" in state dict while restoring an '
-            f"instance of {kind} at path {where}"
+            f"instance of {kind} at path {path}"
         )
     children = {name: getattr(target, name) for name in names}
     return target.replace(**state_dicts.restore_dict(children, state))

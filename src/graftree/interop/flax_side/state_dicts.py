@@ -129,7 +129,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
 
 
 def current_path() -> str:
-    """The path of the object being restored, for messages of handlers.
+    """Returns the path of the object being restored, for messages of handlers.
 
     Example:
         >>> current_path()
@@ -162,7 +162,7 @@ def _dict_to(xs: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def restore_dict(xs: Mapping[Any, Any], state: Mapping[str, Any]) -> dict[Any, Any]:
-    """The entries of ``xs`` with the leaves of a state dict; for handlers.
+    """Restores the entries of ``xs`` from the leaves of a state dict; for handlers.
 
     Args:
         xs: A mapping of the wanted structure.
@@ -376,7 +376,7 @@ def _msgpack() -> types.ModuleType:
 
 
 def _extension(value: Any) -> Any:
-    """The form in which MessagePack stores a leaf that it does not know."""
+    """Converts a leaf that MessagePack does not know to a form that it stores."""
     msgpack = _msgpack()
     if isinstance(value, np.generic):
         return msgpack.ExtType(_SCALAR, _array_bytes(np.asarray(value)))

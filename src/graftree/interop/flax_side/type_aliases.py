@@ -33,7 +33,7 @@ FrozenVariableDict: TypeAlias = frozen_dicts.FrozenDict[str, Collection]
 
 
 class Missing:
-    """The class of `MISSING`.
+    """Class of `MISSING`.
 
     Example:
         >>> isinstance(MISSING, Missing)
@@ -63,13 +63,13 @@ class SizeBytes:
 
     @classmethod
     def from_array(cls, x: Any) -> Self:
-        """The size of one array."""
+        """Returns the size of one array."""
         size = int(np.prod(x.shape))
         return cls(size, size * np.dtype(x.dtype).itemsize)
 
     @classmethod
     def from_any(cls, x: Any) -> Self:
-        """The size of all arrays in a pytree."""
+        """Returns the size of all arrays in a pytree."""
         total = cls(0, 0)
         for leaf in jax.tree.leaves(x):
             if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -99,7 +99,7 @@ class AttributeStatus(NamedTuple):
 
 
 class ModuleDefApply(Protocol):
-    """The type of ``graphdef.apply``: a function of states that gives a proxy.
+    """Type of ``graphdef.apply``: a function of states that gives a proxy.
 
     Example:
         >>> graphdef, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -158,7 +158,7 @@ def from_sharding_rules(
 def get_pspec(
     sharding: Any, sharding_rules: shardings.AxisRules | None = None
 ) -> PartitionSpec | None:
-    """The PartitionSpec of an annotation under some rules and those in force.
+    """Returns the PartitionSpec of an annotation under some rules and those in force.
 
     Args:
         sharding: A tuple, PartitionSpec or NamedSharding, or None.

@@ -44,7 +44,7 @@ class MetricState(Variable[jax.Array]):
 
 
 class Metric(pytrees.Pytree):
-    """The base class of metrics: override all four methods.
+    """Base class of metrics: override all four methods.
 
     Example:
         >>> class Largest(nnx.Metric):
@@ -117,7 +117,7 @@ def _must_override(method: str) -> NotImplementedError:
 
 
 class Average(Metric):
-    """The mean of all values so far.
+    """Mean of all values so far.
 
     Args:
         argname: The keyword of `update` that holds the values.
@@ -202,9 +202,9 @@ def _add(counter: MetricState, amount: Any) -> None:
 
 def _argument(argname: str, kwargs: Mapping[str, Any]) -> Any:
     if argname not in kwargs:
-        given = ", ".join(map(repr, kwargs)) or "no keywords"
+        keywords = ", ".join(map(repr, kwargs)) or "no keywords"
         raise TypeError(
-            f"Expected keyword argument '{argname}' of update, got {given}."
+            f"Expected keyword argument '{argname}' of update, got {keywords}."
         )
     return kwargs[argname]
 
@@ -232,7 +232,7 @@ def widen(x: Any) -> jax.Array:
 
 
 class Accuracy(Average):
-    """The fraction of correct predictions so far.
+    """Fraction of correct predictions so far.
 
     Args:
         threshold: ``None`` predicts the class with the largest logit. A float is for
@@ -327,7 +327,7 @@ def check_predictions(logits: Any, labels: Any, binary: bool) -> None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """The statistics that `Welford` computes.
+    """Statistics that `Welford` computes.
 
     Attributes:
         mean: The mean.
@@ -366,9 +366,9 @@ class Welford(Metric):
 
     Attributes:
         argname: As given; static.
-        count: The number of values, int32.
-        mean: The mean of the values, float32.
-        m2: The sum of the squared distances from the mean, float32.
+        count: Number of values, int32.
+        mean: Mean of the values, float32.
+        m2: Sum of the squared distances from the mean, float32.
 
     Example:
         >>> welford = nnx.metrics.Welford()
@@ -445,7 +445,7 @@ class Welford(Metric):
 
 
 def or_one(n: jax.Array) -> jax.Array:
-    """A divisor that is never zero: without values, nothing changes."""
+    """Replaces a divisor of zero by one: without values, nothing changes."""
     return jnp.where(n == 0, jnp.ones_like(n), n)
 
 
@@ -469,12 +469,13 @@ class MultiMetric(Metric):
     """
 
     def __init__(self, **metrics: Metric) -> None:
-        known = {name for base in type(self).__mro__ for name in vars(base)}
-        taken = [name for name in metrics if name in known]
-        if taken:
+        class_names = {name for base in type(self).__mro__ for name in vars(base)}
+        clashes = [name for name in metrics if name in class_names]
+        if clashes:
             raise ValueError(
-                f"MultiMetric: a metric can't be named {', '.join(map(repr, taken))}, "
-                "because that is an attribute of the class; choose another name."
+                "MultiMetric: a metric can't be named "
+                f"{', '.join(map(repr, clashes))}, because that is an attribute of the "
+                "class; choose another name."
             )
         self._metric_names = tuple(metrics)
         for name, metric in metrics.items():
@@ -526,9 +527,9 @@ class MultiMetric(Metric):
             else dict.fromkeys(self._metric_names, mask)
         )
         for name in self._metric_names:
-            own = masks.get(name)
-            given = updates if own is None else {**updates, "mask": own}
-            getattr(self, name).update(**given)
+            metric_mask = masks.get(name)
+            batch = updates if metric_mask is None else {**updates, "mask": metric_mask}
+            getattr(self, name).update(**batch)
 
     @arguments.own_arithmetic
     def compute(self) -> dict[str, Any]:

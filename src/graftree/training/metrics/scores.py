@@ -60,7 +60,7 @@ class _Sums(averages.Metric):
 
 
 def _exact_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A sum, and its rounding error: Knuth, TAOCP 2, 4.2.2, theorem B."""
+    """Returns a sum and its rounding error: Knuth, TAOCP 2, 4.2.2, theorem B."""
     total = a + b
     added = total - a
     lost = (a - (total - added)) + (b - added)
@@ -68,7 +68,7 @@ def _exact_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _exact_product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A product of float32, and its rounding error: Dekker, 1971, section 5."""
+    """Returns a float32 product and its rounding error: Dekker, 1971, section 5."""
     product = a * b
     a_high, b_high = (jax.lax.reduce_precision(x, 8, 11) for x in (a, b))
     a_low, b_low = a - a_high, b - b_high
@@ -77,12 +77,12 @@ def _exact_product(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """A weighted sum; rows of weight zero may hold anything, even nan."""
+    """Returns a weighted sum; rows of weight zero may hold anything, even nan."""
     return jnp.sum(jnp.where(weights == 0, 0, values * weights))
 
 
 def _weights(mask: Any, rows: tuple[int, ...]) -> jax.Array:
-    """The weight of each row; the axes of a mask are the first ones of the rows."""
+    """Returns the weight of each row; the axes of a mask are the rows' first ones."""
     mask = averages.widen(1 if mask is None else mask)
     fits = all(m in (1, n) for m, n in zip(mask.shape, rows, strict=False))
     if mask.ndim > len(rows) or not fits:
@@ -130,7 +130,7 @@ class _Regression(_Sums):
 
 
 class MeanSquaredError(_Regression):
-    """The mean of ``(predictions - targets) ** 2`` so far.
+    """Mean of ``(predictions - targets) ** 2`` so far.
 
     Attributes:
         sums: Of the squares and the weights, float32. All metrics from here on keep
@@ -150,7 +150,7 @@ class MeanSquaredError(_Regression):
 
 
 class MeanAbsoluteError(_Regression):
-    """The mean of ``|predictions - targets|`` so far.
+    """Mean of ``|predictions - targets|`` so far.
 
     Example:
         >>> error = nnx.metrics.MeanAbsoluteError()
@@ -165,7 +165,7 @@ class MeanAbsoluteError(_Regression):
 
 
 class R2Score(_Regression):
-    """The share of the variance of the targets that the predictions explain.
+    """Share of the variance of the targets that the predictions explain.
 
     ``1 - sum((targets - predictions)**2) / sum((targets - mean(targets))**2)``. All
     elements are one output; for the score of each output, make and update the metric
@@ -187,19 +187,19 @@ class R2Score(_Regression):
         self._start(4)
 
     def _add_batch(self, predictions: Any, targets: Any, weights: Any) -> None:
-        number = jnp.sum(weights).astype(jnp.float32)
-        mean = _weighted(targets, weights) / averages.or_one(number)
+        count = jnp.sum(weights).astype(jnp.float32)
+        mean = _weighted(targets, weights) / averages.or_one(count)
         mean = mean.astype(jnp.float32)
         apart = targets - mean
         residual = _weighted((predictions - targets) ** 2, weights)
         first, second = _weighted(apart, weights), _weighted(apart**2, weights)
-        # Of the targets themselves: number mean + first, and
-        # number mean^2 + 2 mean first + second.
-        part, lost = _exact_product(number, mean)
-        square, lost_of_square = _exact_product(part, mean)
+        # Moments of the targets, of those about the mean:
+        # sum t = count mean + first, sum t^2 = count mean^2 + 2 mean first + second.
+        total, lost = _exact_product(count, mean)
+        square, lost_of_square = _exact_product(total, mean)
         second = second + 2 * mean * first + lost * mean + lost_of_square
-        self._add(jnp.stack([number, residual, part, square]))
-        self._add(jnp.stack([0 * number, 0 * number, first + lost, second]))
+        self._add(jnp.stack([count, residual, total, square]))
+        self._add(jnp.stack([0 * count, 0 * count, first + lost, second]))
 
     @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
@@ -209,24 +209,28 @@ class R2Score(_Regression):
             At most 1. Where all targets are equal, 1 if the predictions equal them,
             otherwise 0, as in scikit-learn.
         """
-        number, residual, first, _ = jnp.moveaxis(self._totals(), -1, 0)
-        mean = first / number
+        count, residual, first, _ = jnp.moveaxis(self._totals(), -1, 0)
+        mean = first / count
         variation = self._variation(mean)
-        rounding = number * (mean * jnp.finfo(jnp.float32).eps) ** 2
+        rounding = count * (mean * jnp.finfo(jnp.float32).eps) ** 2
         of_constant = jnp.where(residual > 0, 0, 1 + residual)  # nan stays nan
         return jnp.where(variation <= rounding, of_constant, 1 - residual / variation)
 
     def _variation(self, mean: jax.Array) -> jax.Array:
-        """The sum of squares about the mean: second - 2 mean first + number mean^2."""
-        number, _, first, second = jnp.moveaxis(self.sums[...], -1, 0)
-        further, _, of_first, of_second = jnp.moveaxis(self.remainders[...], -1, 0)
+        """Sums the squares about the mean: second - 2 mean first + count mean^2."""
+        count, _, first, second = jnp.moveaxis(self.sums[...], -1, 0)
+        count_remainder, _, of_first, of_second = jnp.moveaxis(
+            self.remainders[...], -1, 0
+        )
         cross, lost_of_cross = _exact_product(-2 * mean, first)
-        part, lost_of_part = _exact_product(number, mean)
-        square, lost_of_square = _exact_product(part, mean)
+        scaled_mean, lost_of_mean = _exact_product(count, mean)
+        square, lost_of_square = _exact_product(scaled_mean, mean)
         total, lost = _exact_sum(second, cross)
         total, lost_of_total = _exact_sum(total, square)
         lost += lost_of_cross + lost_of_square + lost_of_total + of_second
-        return total + (lost + mean * (lost_of_part + further * mean - 2 * of_first))
+        return total + (
+            lost + mean * (lost_of_mean + count_remainder * mean - 2 * of_first)
+        )
 
 
 class _Classification(_Sums):
@@ -284,7 +288,7 @@ class _Classification(_Sums):
 
 
 class TopKAccuracy(_Classification):
-    """The share of rows whose label is among the ``k`` largest logits.
+    """Share of rows whose label is among the ``k`` largest logits.
 
     Among equal logits, that of the lower class comes first, as in `Accuracy`;
     scikit-learn puts the higher first.
@@ -317,14 +321,16 @@ class TopKAccuracy(_Classification):
             )
         labels = labels[..., None]
         classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
-        own = jnp.take_along_axis(logits, labels, axis=-1)
+        label_logits = jnp.take_along_axis(logits, labels, axis=-1)
         # `top_k` would gather a batch that is sharded.
-        ahead = (logits > own) | ((logits == own) & (classes < labels))
+        ahead = (logits > label_logits) | (
+            (logits == label_logits) & (classes < labels)
+        )
         self._add_rows(jnp.sum(ahead, axis=-1) < self.k, weights)
 
 
 class Perplexity(_Classification):
-    """The exponential of the mean cross-entropy, ``exp(mean(-log p(label)))``.
+    """Exponential of the mean cross-entropy, ``exp(mean(-log p(label)))``.
 
     Example:
         >>> perplexity = nnx.metrics.Perplexity()
@@ -335,8 +341,8 @@ class Perplexity(_Classification):
     """
 
     def _add_batch(self, logits: Any, labels: Any, weights: Any) -> None:
-        own = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-        self._add_rows(jax.nn.logsumexp(logits, axis=-1) - own, weights)
+        label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        self._add_rows(jax.nn.logsumexp(logits, axis=-1) - label_logits, weights)
 
     @arguments.own_arithmetic
     def compute(self) -> Float32[Array, "*counters"]:
@@ -402,16 +408,17 @@ class ConfusionMatrix(_Classification):
 
 
 def _table(shape: tuple[int, int], cells: Any, weights: jax.Array) -> jax.Array:
-    """The sum of the weights in each cell; all nan if a weight is."""
+    """Sums the weights in each cell; all are nan if a weight is."""
     if weights.size > 2**24:  # where a cell would stop counting
         raise ValueError(
             f"Expected at most 2**24 rows in an update, got {weights.size}; update by "
             "parts of the batch, one after the other."
         )
-    mesh, whole = jax.typeof(weights).sharding.mesh, jax.sharding.PartitionSpec()
-    # On explicit axes, JAX must know that this is the sum over all devices.
-    whole = jax.sharding.NamedSharding(mesh, whole) if mesh.explicit_axes else None
-    options = arguments.if_set(out_sharding=whole)
+    mesh = jax.typeof(weights).sharding.mesh
+    options = {}
+    if mesh.explicit_axes:  # JAX must know that this is the sum over all devices
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        options["out_sharding"] = replicated
     counts = jnp.zeros(shape, weights.dtype).at[cells].add(weights, **options)
     return jnp.where(jnp.isnan(weights).any(), jnp.nan, counts)
 
@@ -427,17 +434,17 @@ class _ClassScore(ConfusionMatrix):
         threshold: float | None = None,
     ) -> None:
         super().__init__(num_classes, threshold=threshold)
-        known = ("binary", "micro", "macro", "weighted", None)
-        if average not in known or (average == "binary" and num_classes != 2):
+        choices = ("binary", "micro", "macro", "weighted", None)
+        if average not in choices or (average == "binary" and num_classes != 2):
             raise ValueError(
-                f"{type(self).__name__} expects an average of {known}, and 'binary' "
+                f"{type(self).__name__} expects an average of {choices}, and 'binary' "
                 f"only for two classes, got {average!r} for {num_classes}."
             )
         self.average = average
 
     @staticmethod
     def _terms(right: Any, labelled: Any, predicted: Any) -> tuple[Any, Any]:
-        """The two terms of the ratio, from three counts for each class."""
+        """Returns numerator and denominator, from three counts for each class."""
         raise NotImplementedError
 
     @arguments.own_arithmetic
@@ -450,10 +457,13 @@ class _ClassScore(ConfusionMatrix):
         counts = super().compute()
         right = jnp.diagonal(counts, axis1=-2, axis2=-1)
         labelled = counts.sum(axis=-1)
-        above, below = self._terms(right, labelled, counts.sum(axis=-2))
+        numerators, denominators = self._terms(right, labelled, counts.sum(axis=-2))
         if self.average == "micro":
-            above, below = above.sum(axis=-1), below.sum(axis=-1)
-        scores = above / averages.or_one(below)
+            numerators, denominators = (
+                numerators.sum(axis=-1),
+                denominators.sum(axis=-1),
+            )
+        scores = numerators / averages.or_one(denominators)
         if self.average == "binary":
             return scores[..., 1]
         if self.average == "macro":
@@ -465,7 +475,7 @@ class _ClassScore(ConfusionMatrix):
 
 
 class Precision(_ClassScore):
-    """The share of the rows predicted as a class that belong to it.
+    """Share of the rows predicted as a class that belong to it.
 
     Args:
         num_classes: How many classes there are. Classes that never occur count too, as
@@ -495,7 +505,7 @@ class Precision(_ClassScore):
 
 
 class Recall(_ClassScore):
-    """The share of the rows of a class that were predicted as it.
+    """Share of the rows of a class that were predicted as it.
 
     Args:
         *args: As for `Precision`.
@@ -515,7 +525,7 @@ class Recall(_ClassScore):
 
 
 class F1Score(_ClassScore):
-    """The harmonic mean of precision and recall.
+    """Harmonic mean of precision and recall.
 
     Args:
         *args: As for `Precision`.
@@ -535,7 +545,7 @@ class F1Score(_ClassScore):
 
 
 class RocAuc(_Classification):
-    """The area under the ROC curve: how often a positive row is above a negative one.
+    """Area under the ROC curve: how often a positive row is above a negative one.
 
     Memory is constant: two histograms of the 65,536 numbers of bfloat16. Scores of any
     range that are equal when rounded to bfloat16 count as a half; `max_error` bounds
@@ -564,8 +574,8 @@ class RocAuc(_Classification):
     def compute(self) -> Float32[Array, "*counters"]:
         """Returns the area so far; nan without rows of both labels."""
         negatives, positives = self._shares()
-        below = jnp.cumsum(negatives, axis=-1) - negatives / 2
-        return jnp.sum(positives * below, axis=-1)
+        lower_negatives = jnp.cumsum(negatives, axis=-1) - negatives / 2
+        return jnp.sum(positives * lower_negatives, axis=-1)
 
     def max_error(self) -> Float32[Array, "*counters"]:
         """Returns how far `compute` may be from the exact area of the rows so far.
@@ -577,13 +587,13 @@ class RocAuc(_Classification):
         return jnp.sum(positives * negatives, axis=-1) / 2
 
     def _shares(self) -> jax.Array:
-        """The share of each bin, ``[2, *counters, bins]``."""
+        """Returns the share of each bin, ``[2, *counters, bins]``."""
         counts = jnp.moveaxis(self._totals(), -2, 0)
         return counts / counts.sum(axis=-1, keepdims=True)
 
 
 def _ranks(scores: jax.Array) -> jax.Array:
-    """The rank of each score among all numbers of bfloat16."""
+    """Ranks each score among all bfloat16 numbers."""
     rounded = jnp.where(scores == 0, 0, scores).astype(jnp.bfloat16)  # no -0
     bits = jax.lax.bitcast_convert_type(rounded, jnp.uint16).astype(jnp.int32)
     return jnp.where(bits < 2**15, bits + 2**15, 2**16 - 1 - bits)
