@@ -448,13 +448,13 @@ class Restored:
         for path, leaf, value in self._tree.by_holder(self._targets):
             pair, targets = pairs[*start, *path], jax.tree.leaves(value)
             given = [None] * len(targets)
-            if pair.is_given:
-                given = jax.tree.leaves(flattening.raw_of(pair.given))
+            if pair.has_value:
+                given = jax.tree.leaves(flattening.raw_of(pair.value))
             places: list[Any] = [place_of.get(id(x)) for x in given]
             are_numbers = [*map(self._is_same_number, places, targets)]
             pair = _without_width(pair) if are_numbers and all(are_numbers) else pair
             pair = pair._replace(leaf=leaf)
-            is_taken = choice.decide(pair) and pair.is_given
+            is_taken = choice.decide(pair) and pair.has_value
             self._places += places if is_taken else [None] * len(targets)
         for path, x in fit.unexpected:
             choice.drop(path, x)

@@ -99,7 +99,7 @@ def eval_shape(
 def _is_shared(signature: Signature) -> bool:
     """Whether two values in the arguments have an object in common."""
     owners: dict[int, int] = {}
-    for path, what in signature.skeleton.listed():
+    for path, what in signature.skeleton.located_fields():
         index = getattr(what, "index", None)
         if (
             isinstance(what, graphdefs.NodeRef)

@@ -273,7 +273,7 @@ def facts(
     """
     found: dict[Path, Any] = {}
     known: dict[int, Path] = {}
-    for place, what in graphdef.listed():
+    for place, what in graphdef.located_fields():
         path = located(place)
         if path is None:
             continue
