@@ -33,7 +33,7 @@ import numpy as np
 from graftree import errors
 from graftree.core import fingerprints, hooks, paths
 from graftree.core.graph import differences, flattening
-from graftree.core.graph.differences import ABSENT, Box, Met, MetadataKey, Node
+from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, SharedNode
 from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
 from graftree.core.modules.containers import List
 from graftree.core.text import descriptions
@@ -385,7 +385,7 @@ def _what(path: Path, was: Any, now: Any) -> str:
         return str(last)
     if isinstance(last, MetadataKey):
         return f"metadata {str(last)!r}"
-    if any(isinstance(fact, Met) for fact in pair):
+    if any(isinstance(fact, SharedNode) for fact in pair):
         return "sharing"
     is_static = all(isinstance(fact, Static) for fact in pair)
     if len(path) == 1:
@@ -404,7 +404,7 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
     match fact:
         case _ if fact is ABSENT and len(path) == 1:
             return "not passed"
-        case Met(path=earlier) if earlier is not None:
+        case SharedNode(path=earlier) if earlier is not None:
             return f"the same as {_where(earlier, facts)}"
         case Node(type=kind) if kind is type(None):
             return "None"
@@ -608,7 +608,7 @@ def _warn_of_values(
     if len(distinct) != 1 or [*map(len, changes)] != [1] * (len(latest) - 1):
         return False
     (path,) = distinct
-    values = [changes[0][0].before, *[found[0].after for found in changes]]
+    values = [changes[0][0].old, *[found[0].new for found in changes]]
     # A static argument is static on purpose.
     if len(path) < 2 or not all(isinstance(value, Static) for value in values):
         return False

@@ -571,7 +571,7 @@ def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
         is_variable = isinstance(leaf, Variable)
         forms[path] = f"{type(leaf).__name__ if is_variable else 'array'}({form})"
         if is_variable:
-            held[path] = differences.Exactly(leaf)
+            held[path] = differences.ByIdentity(leaf)
     return forms, held
 
 

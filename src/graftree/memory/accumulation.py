@@ -371,7 +371,7 @@ def _structure(objects: Mapping[int, Any]) -> _Structure:
                 functional.graphdef(x), differences.below(root), identity=False
             )
         for path, part in _objects_in(x):
-            found[*root, *path] = differences.Exactly(part)
+            found[*root, *path] = differences.ByIdentity(part)
             if isinstance(part, Variable):
                 held = jax.tree.structure(part.get_raw_value())
                 facts[*root, *path, "value"] = differences.Form(held)

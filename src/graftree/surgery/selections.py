@@ -135,10 +135,10 @@ def find(
             if matches:
                 break
         if not matches:
-            raise patterns.no_match_error(call, single, known, what=what)
+            raise patterns.no_match_error(call, single, known, noun=what)
         chosen |= matches
     if not chosen:
-        raise patterns.no_match_error(call, where, [], what=what)
+        raise patterns.no_match_error(call, where, [], noun=what)
     return [part for part in every if id(part.value) in chosen]
 
 

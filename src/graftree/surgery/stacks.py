@@ -395,8 +395,8 @@ def check_alike(
     lines = differences.in_words(found, *names)
     raise errors.StateMismatchError(
         errors.message(what, where="\n".join(lines), way_out=way_out),
-        [x.path for x in found if x.after is differences.ABSENT],
-        [x.path for x in found if x.before is differences.ABSENT],
+        [x.path for x in found if x.new is differences.ABSENT],
+        [x.path for x in found if x.old is differences.ABSENT],
         [misfit for x in found if (misfit := _misfit(x)) is not None],
     )
 

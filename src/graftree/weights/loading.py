@@ -153,7 +153,7 @@ class _Dtypes:
         for where in self._unused:
             call = "nnx.weights.load: dtype"
             known = [array.path for array in arrays]
-            raise patterns.no_match_error(call, where, known, what="floating array")
+            raise patterns.no_match_error(call, where, known, noun="floating array")
 
 
 def _is_exact(given: Any, held: Any) -> bool:

@@ -295,12 +295,12 @@ class GraphDef(Generic[Node]):
     @property
     def nodes(self) -> list[Any]:
         """Objects and containers in it, in preorder."""
-        return _nodes_and_attributes(self)[0]
+        return _as_lists(self)[0]
 
     @property
     def attributes(self) -> list[tuple[Any, Any]]:
         """Keys of all attributes and members, in preorder, with their fields."""
-        return _nodes_and_attributes(self)[1]
+        return _as_lists(self)[1]
 
     def apply(self, state: Any, *states: Any, graph: bool | None = None) -> Any:
         """Calls a method of the object made of this GraphDef and the states.
@@ -386,11 +386,10 @@ class GraphDef(Generic[Node]):
 
     def paths(self) -> tuple[Path, ...]:
         """Lists the path of each leaf, in order; cached."""
-        path_list = self._cache.get("paths")
-        if path_list is None:
-            path_list = tuple([path for path, _ in self.leaves()])
-            self._cache["paths"] = path_list
-        return path_list
+        paths = self._cache.get("paths")
+        if paths is None:
+            paths = self._cache["paths"] = tuple([path for path, _ in self.leaves()])
+        return paths
 
     def leaf_indices(self) -> dict[Any, Any]:
         """Returns the paths as nested dicts, with the index of each leaf; cached."""
@@ -429,15 +428,13 @@ class GraphDef(Generic[Node]):
         fields = self.specs[0].fields[start:stop]
         return _of_tree(Tree(treedef), fields, self.specs[specs], num_leaves)
 
-    def with_part(
-        self, start: int, stop: int, replacement: GraphDef[Any]
-    ) -> GraphDef[Any]:
+    def with_part(self, start: int, stop: int, other: GraphDef[Any]) -> GraphDef[Any]:
         """Replaces root fields by those of another skeleton, as many as they were."""
         top, *specs = self.specs
         fields, (span, replaced_leaves) = [*top.fields], self._span(start, stop)
-        fields[start:stop] = replacement.specs[0].fields
-        specs[span.start - 1 : span.stop - 1] = replacement.specs[1:]
-        num_leaves = self.num_leaves - replaced_leaves + replacement.num_leaves
+        fields[start:stop] = other.specs[0].fields
+        specs[span.start - 1 : span.stop - 1] = other.specs[1:]
+        num_leaves = self.num_leaves - replaced_leaves + other.num_leaves
         return _of_tree(top.metadata, tuple(fields), specs, num_leaves)
 
     def _span(self, start: int, stop: int) -> tuple[slice, int]:
@@ -507,7 +504,7 @@ def _of_tree(
     return GraphDef.of(NODE, (top, *specs), num_leaves)
 
 
-def _nodes_and_attributes(
+def _as_lists(
     graphdef: GraphDef[Any],
 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """Lists what `GraphDef.nodes` and `GraphDef.attributes` are."""
@@ -539,7 +536,7 @@ def _node_def(spec: NodeSpec) -> NodeDef | TreeNodeDef:
 def _read(
     nodes: Sequence[Any], attributes: Sequence[tuple[Any, Any]]
 ) -> tuple[Field, Sequence[Any]]:
-    """Reads the root and the node specs; the inverse of `_nodes_and_attributes`."""
+    """Reads the root and the node specs; the inverse of `_as_lists`."""
     top = nodes[0] if nodes else LEAF
     if isinstance(top, TreeNodeDef):
         definitions = iter(nodes[1:])

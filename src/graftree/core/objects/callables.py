@@ -129,7 +129,7 @@ TYPES: set[type] = {types.MethodType, functools.partial, types.FunctionType}
 
 
 class Holder:
-    """The base of transformed functions that are objects: they may hold others."""
+    """Base of transformed functions that are objects: they may hold others."""
 
     __slots__ = ()
 
@@ -149,7 +149,7 @@ def is_object(x: Any) -> bool:
 
 
 def _taken_apart(x: Any) -> tuple[Recipe, tuple[Any, ...]] | None:
-    """The form and the parts of a callable; ``None`` if it has none."""
+    """Returns the form and the parts of a callable; ``None`` if it has none."""
     if type(x) is types.MethodType:
         return _METHOD, (x.__func__, x.__self__)
     if isinstance(x, functools.partial):
@@ -174,7 +174,7 @@ _METHOD = Recipe(("__func__", "__self__"), _method, None)
 _PARTIAL = ("func", "args", "keywords")
 
 
-class Opening:
+class Opener:
     """Takes callables apart, and notes what is in them.
 
     Args:
@@ -192,15 +192,15 @@ class Opening:
         constant: Callable[[Any], Any] = Constant,
     ) -> None:
         self._is_part, self._constant = is_part, constant
-        self.met: set[type] = set()
+        self.types: set[type] = set()
         self.parts: list[Any] = []
 
     def __call__(self, x: Any) -> Any:
-        """A tree with callables taken apart, and constants for all that isn't data."""
+        """Takes the callables in a tree apart; what isn't data becomes a constant."""
         return jax.tree.map(self._part, x, is_leaf=self._ends)
 
     def _ends(self, x: Any) -> bool:
-        self.met.add(type(x))
+        self.types.add(type(x))
         return is_object(x) or _taken_apart(x) is not None
 
     def _part(self, x: Any) -> Any:
@@ -219,24 +219,24 @@ class Opening:
 
 
 def opened(x: Any) -> Any:
-    """A callable that is an argument, taken apart; itself if there is no data in it."""
+    """Takes a callable argument apart; one without data is returned as it is."""
     if type(x) is types.MethodType and is_object(x.__self__):
         if type(x.__func__) not in TYPES or _record_of(x.__func__) is None:
             return Opened(_METHOD, (Constant(x.__func__), x.__self__))  # as below
     if type(x) not in TYPES or _taken_apart(x) is None:
         return x
-    opening = Opening(attributes.is_data)
-    apart = opening(x)
-    return apart if opening.parts else x
+    opener = Opener(attributes.is_data)
+    apart = opener(x)
+    return apart if opener.parts else x
 
 
 def opened_in(tree: Any) -> Any:
-    """A tree of arguments, with the callables in it taken apart."""
+    """Takes the callables in a tree of arguments apart."""
     return jax.tree.map(opened, tree, is_leaf=is_object)
 
 
 def closed(tree: Any) -> Any:
-    """The tree with whole callables again."""
+    """Puts the callables in a tree together again."""
 
     def whole(x: Any) -> Any:
         if type(x) is Opened:
@@ -278,7 +278,7 @@ class OwnMethod:
         return repr(self.bound_to(TheObject.OBJECT))
 
     def bound_to(self, obj: Any) -> Any:
-        """The callable over this object."""
+        """Returns the callable over this object."""
         return closed(jax.tree.map(lambda _: obj, self._form))
 
 
@@ -296,12 +296,12 @@ MAY_BE_OWN = frozenset({types.MethodType, functools.partial})
 
 
 def as_static(value: Any, obj: Any) -> Any:
-    """The value of a static attribute of an object as its structure has it."""
+    """Returns the value of a static attribute of an object as its structure has it."""
     if type(value) not in MAY_BE_OWN:
         return value
-    opening = Opening(attributes.is_data)
-    apart = opening(value)
-    if not opening.parts or any([x is not obj for x in opening.parts]):
+    opener = Opener(attributes.is_data)
+    apart = opener(value)
+    if not opener.parts or any([x is not obj for x in opener.parts]):
         return value
     return OwnMethod(jax.tree.map(lambda _: TheObject.OBJECT, apart, is_leaf=is_object))
 
@@ -331,15 +331,15 @@ def warn_of_constants(obj: Any, name: str, value: Any) -> None:
         OwnMethod
     ):
         return
-    opening = Opening(attributes.is_data, type)
-    opening([x for x in leaves if type(x) in MAY_BE_OWN])
-    hidden = next((x for x in opening.parts if x is obj or _has_state(x)), None)
+    opener = Opener(attributes.is_data, type)
+    opener([x for x in leaves if type(x) in MAY_BE_OWN])
+    hidden = next((x for x in opener.parts if x is obj or _has_state(x)), None)
     if hidden is not None:
         owner, kind = type(obj).__name__, type(hidden).__name__
-        what = "its own object" if hidden is obj else f"a {kind}"
+        holding = "its own object" if hidden is obj else f"a {kind}"
         _python.warn_user(
             errors.message(
-                f"A static attribute has a callable that holds {what}: its weights "
+                f"A static attribute has a callable that holds {holding}: its weights "
                 "are constants in transforms, without a gradient.",
                 where=f"{owner}.{name}: {type(value).__name__}",
                 way_out=f"Hold the object, and call its method: self.{name} = obj, "
@@ -386,24 +386,26 @@ class Functions:
     def __init__(self, functions: Sequence[Any]) -> None:
         self.functions = tuple(functions)
         self.leaves: tuple[Any, ...] | None = None
-        trees, opening = self._opened()
-        if _MUTABLE.isdisjoint(opening.met) and not opening.met & _others(opening.met):
+        trees, opener = self._opened()
+        if _MUTABLE.isdisjoint(opener.types) and not opener.types & _others(
+            opener.types
+        ):
             self.leaves = tuple(jax.tree.leaves(trees, is_leaf=is_object))
             self._trees = trees
 
     @staticmethod
     def of(functions: Sequence[Any]) -> Functions | None:
-        """The functions, if one holds objects."""
+        """Returns the functions, if one holds objects."""
         return Functions(functions) if any(map(holds_objects, functions)) else None
 
     def now(self) -> tuple[Any, ...]:
-        """Each of them taken apart; ``None`` for those that hold no objects."""
+        """Takes each of them apart; ``None`` for those that hold no objects."""
         return self._opened()[0] if self.leaves is None else self._trees
 
-    def _opened(self) -> tuple[tuple[Any, ...], Opening]:
-        opening = Opening(_is_traced)
-        trees = [opening(f) if holds_objects(f) else None for f in self.functions]
-        return tuple(trees), opening
+    def _opened(self) -> tuple[tuple[Any, ...], Opener]:
+        opener = Opener(_is_traced)
+        trees = [opener(f) if holds_objects(f) else None for f in self.functions]
+        return tuple(trees), opener
 
 
 def holds_objects(function: Any) -> bool:
@@ -415,10 +417,10 @@ def holds_objects(function: Any) -> bool:
     is_tree = _jax.is_pytree_type(type(function))
     if not is_tree and _taken_apart(function) is None:
         return False
-    opening = Opening(_is_traced, type)
-    opening(function)
-    return bool(opening.parts) and (
-        any(map(is_object, opening.parts)) or bool(_others(opening.met))
+    opener = Opener(_is_traced, type)
+    opener(function)
+    return bool(opener.parts) and (
+        any(map(is_object, opener.parts)) or bool(_others(opener.types))
     )
 
 
@@ -441,7 +443,7 @@ def _others(kinds: set[type]) -> set[type]:
 
 
 def objects_in(function: Any) -> list[Any]:
-    """The objects that a function is or holds."""
-    opening = Opening(lambda x: False, type)
-    opening(function)
-    return opening.parts
+    """Lists the objects that a function is or holds."""
+    opener = Opener(lambda x: False, type)
+    opener(function)
+    return opener.parts

@@ -308,11 +308,13 @@ class _Transformed(Rebuilt):
 
     def called(self) -> Callable[..., Any]:
         """The function to call; for observers, made in the call: see `__call__`."""
-        return self.function if running.stack.apart is None else self
+        return self.function if running.stack.trace_namespace is None else self
 
     def __call__(self, *groups: Leaves) -> Any:
-        apart = running.stack.apart
-        function = self.function if apart is None else apart.function(self, self._made)
+        namespace = running.stack.trace_namespace
+        function = (
+            self.function if namespace is None else namespace.function(self, self._made)
+        )
         return function(*groups)
 
 
