@@ -105,7 +105,7 @@ class StaticMapping(Mapping[Any, Any]):
 
     @abc.abstractmethod
     def as_dict(self) -> dict[Any, Any]:
-        """Its entries as a new dict."""
+        """Copies its entries to a new dict."""
 
     @abc.abstractmethod
     def may_change(self) -> bool:
@@ -213,7 +213,7 @@ def unchanged(values: Iterable[Any]) -> Callable[[], bool] | None:
 
 
 def _lister_of(value: Any) -> Callable[[Any], list[Any]] | None:
-    """A function that lists all that the fingerprint of a value depends on."""
+    """Makes a function that lists all that a value's fingerprint depends on."""
     form = _form_of(type(value))
     if form is _MEMBERS:
         return _entries if isinstance(value, dict) else lambda x: [type(x), *x]
@@ -300,8 +300,10 @@ def _form_of(kind: type) -> Form:
     is_inherited = eq is object.__eq__ or any(
         issubclass(kind, base) and eq is base.__eq__ for base in _IMMUTABLE
     )
-    is_known = kind in PLAIN or kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES
-    if is_inherited or is_known:
+    is_immutable = (
+        kind in PLAIN or kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES
+    )
+    if is_inherited or is_immutable:
         PLAIN.add(kind)
         return _PLAIN
     if getattr(getattr(kind, "__dataclass_params__", None), "eq", False):
@@ -330,7 +332,7 @@ _READS = "__iter__", "__len__", "__bool__", "__reversed__", "values"
 
 
 class Again(NamedTuple):
-    """Stands for an object that was met before, as the one with this number."""
+    """Stands for an object that occurred before, as the one with this number."""
 
     index: int
 

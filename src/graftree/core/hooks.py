@@ -1,4 +1,4 @@
-"""What a file needs from one above it, which it can't import: one table, one form.
+"""Lets a file use a function of one above it, which it can't import.
 
 The lower file calls ``hooks.name.call(...)``, and the higher one fills the hook where
 it defines the function, ``hooks.name.fill(function)``. Until then a hook does what it

@@ -83,7 +83,7 @@ def token_of(owner: Any) -> Any:
 
 
 def _name(obj: Any) -> str:
-    """Where running functions reach an object, as in ``model.layers[0].weight``."""
+    """Finds where running functions reach an object: ``model.layers[0].weight``."""
     return errors.fenced(hooks.path_of_object.call, obj) or ""
 
 
@@ -176,7 +176,7 @@ class TraceState:
 
 
 def snapshot() -> TraceState:
-    """A snapshot of the current trace: the latest one, if the trace is the same.
+    """Takes a snapshot of the current trace: the latest one, if the trace is the same.
 
     A pickle of many Variables then has one.
     """
@@ -235,7 +235,7 @@ def touch(obj: Any) -> None:
 
 
 def touch_slot(write: Callable[[Any, int], None], obj: Any) -> None:
-    """`touch` for an object whose version is written by a function."""
+    """Does as `touch` for an object whose version is written by a function."""
     version = next(_numbers)
     write(obj, version)
     versions.latest = version

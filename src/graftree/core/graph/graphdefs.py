@@ -400,7 +400,7 @@ class GraphDef(Generic[Node]):
         return indices
 
     def tops(self) -> list[Any]:
-        """For each field of the root its node spec, or itself if it has none."""
+        """Lists for each root field its node spec, or itself if it has none."""
         pairs = zip(self.specs[0].fields, self.starts(), strict=False)
         return [self.specs[n] if field is NODE else field for field, (n, _) in pairs]
 

@@ -117,7 +117,7 @@ class Match:
             return inner
         opened: dict[Any, Any] = {}
         for key, nested in inner.items():
-            held_key = pairs.own_key(key, holder)
+            held_key = pairs.present_key(key, holder)
             if held_key in holder and isinstance(nested, Mapping):
                 nested = self._opened(
                     holder[held_key], nested, (*path, held_key), entry
@@ -163,7 +163,7 @@ def _is_static(node: Any, key: Any) -> bool:
 
 
 def _children_of(node: Any) -> Mapping[Any, Any]:
-    """What is in a node; of an object also its other attributes."""
+    """Returns what is in a node; of an object also its other attributes."""
     kind: Any = nodes.kind_of(node)
     if kind is nodes.PYTREE:
         if attributes.facts_of(type(node)).naming is attributes.PLAIN:
@@ -317,7 +317,7 @@ def is_empty(x: Any) -> bool:
 
 
 def _match_otherwise(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    """`match_leaves` for a list of leaves, and for an object that is a leaf."""
+    """Does as `match_leaves` for a list of leaves, and an object that is a leaf."""
     lists = [state for state in state_list if isinstance(state, list)]
     if not lists and graphdef.paths() == ((),):
         return _match_root(graphdef, state_list)
@@ -559,8 +559,8 @@ def _are_same_arrays(x: Any, y: Any) -> bool:
         return False
     if any(isinstance(a, _jax.Tracer) or _is_key(a.dtype) for a in pair):
         return False
-    is_near = all(getattr(a, "is_fully_addressable", True) for a in pair)
-    return is_near and np.array_equal(x, y)
+    is_addressable = all(getattr(a, "is_fully_addressable", True) for a in pair)
+    return is_addressable and np.array_equal(x, y)
 
 
 def _are_same_static(current: Any, value: Any) -> bool:

@@ -160,7 +160,7 @@ def children(x: Any) -> list[Child]:
 
 
 def all_in(node: Any) -> list[Any]:
-    """A value and all in it, each once."""
+    """Yields a value and all in it, each once."""
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
@@ -473,7 +473,7 @@ def _unflatten_other(items: list[tuple[Any, Any]], metadata: Any) -> Any:
 
 
 def _flatten_state(node: Any) -> tuple[list[Child], Any]:
-    """A State, or a mapping in it: with the mappings in it.
+    """Lists the children of a State or a mapping in it, with mappings in it.
 
     JAX gets copies of some of these (`Level`), which don't see later changes.
     """
@@ -526,7 +526,7 @@ def flatten(
     JAX overflows the stack in a cycle, and loses a little of the stack with every
     exception that passes through it. So a cycle is raised only afterwards.
     """
-    unwatched, is_new = iter(range(_UNWATCHED)), walks.Once()
+    unchecked, is_new = iter(range(_UNCHECKED)), walks.Once()
     searched: list[Any] = []  # then the cycle, or None
 
     def stops_at(x: Any) -> bool:
@@ -535,8 +535,8 @@ def flatten(
             return True
         if ends_at_objects and isinstance(kind, GraphKind):
             return True
-        if next(unwatched, None) is None and isinstance(x, _CONTAINERS):
-            # A node is rarely met twice; only then is the object searched.
+        if next(unchecked, None) is None and isinstance(x, _CONTAINERS):
+            # A node rarely comes twice; only then is the object searched.
             if not is_new(x) and not searched:
                 searched.append(find_cycle(node))
         return any(searched)
@@ -548,7 +548,7 @@ def flatten(
 
 
 def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]], Any]:
-    """`flatten` with the paths of the leaves."""
+    """Flattens as `flatten` does, with the paths of the leaves."""
     flat, treedef = flatten(node, by=jax.tree_util.tree_flatten_with_path)
     for path, leaf in flat:
         if isinstance(leaf, pytrees.Pytree):
@@ -561,7 +561,7 @@ _CONTAINERS = (attributes.DataObject, list, dict)
 
 # Noting each node takes time, so it begins where a tree is larger than most: JAX is
 # then not deep yet.
-_UNWATCHED = 200
+_UNCHECKED = 200
 
 
 class NotAPytreeError(TypeError, ValueError):

@@ -58,7 +58,7 @@ def iter_nodes(
 
 
 def _in_graph() -> walks.Below:
-    """Finds the children of a value in graph mode; each object is met once."""
+    """Finds the children of a value in graph mode; each object comes once."""
     is_new = walks.Once()
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
@@ -106,7 +106,7 @@ def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
 
 
 def _in_tree(function: str) -> walks.Below:
-    """Finds the children of a value in tree mode; nothing may be met twice."""
+    """Finds the children of a value in tree mode; nothing may come twice."""
     above, leaves = walks.Above(), flattening.RefMap()
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
@@ -320,7 +320,7 @@ def recursive_map(
 
 
 def _with_items(x: Any, items: dict[Any, Any], *, is_static: bool) -> Any:
-    """A copy of a node with other children; a leaf itself.
+    """Copies a node with other children; a leaf is returned as it is.
 
     A static value with the same children is itself, too: a copy has sorted keys.
     """

@@ -98,7 +98,7 @@ def write_at(node: Any, leaves: Mapping[Path, Any]) -> None:
 
 
 class UnsupportedTypeError(RuntimeError, TypeError):
-    """The object to change is not a node. A RuntimeError for existing programs."""
+    """An object to change is not a node. A RuntimeError for existing programs."""
 
     def __init__(self, node: Any) -> None:
         super().__init__(

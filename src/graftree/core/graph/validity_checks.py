@@ -311,7 +311,7 @@ def _alive(x: Any) -> Any:
 
 
 def _mirror(x: Any) -> Any:
-    """A copy of nested dicts of Variables; ``None`` if there is anything else in them.
+    """Copies nested dicts of Variables; ``None`` if there is anything else in them.
 
     The state of an optimizer is like this: many dicts, which Python compares fastest.
     """

@@ -127,7 +127,7 @@ def has_data(value: Any, /) -> list[Any]:
 
 
 def leaves_of(x: Any, is_leaf: Callable[[Any], bool] = is_data) -> list[Any]:
-    """Like ``jax.tree.leaves``, but without atoms, and at once for a single leaf."""
+    """Lists leaves as ``jax.tree.leaves`` does, without atoms; of one leaf at once."""
     kind = type(x)
     if kind in ATOMS:
         return []
@@ -391,7 +391,7 @@ class AttributeTable(HashableMapping):
         return self.cached_getters
 
     def layout(self, naming: Naming) -> tuple[tuple[str, Hashable, bool], ...]:
-        """For each attribute, sorted, its name, its key in paths, and its status."""
+        """Lists for each attribute, sorted, name, key in paths, and status."""
         if self._layout is None:
             names, key_of = sorted(self, key=naming.sort_key), naming.key_of
             self._layout = tuple([(name, key_of(name), self[name]) for name in names])
@@ -402,7 +402,7 @@ EMPTY_TABLE = AttributeTable({})
 
 
 def _getter(keys: Sequence[Any]) -> _Getter:
-    """Like ``operator.itemgetter``, but it gives a tuple for any number of keys."""
+    """Does as ``operator.itemgetter``, but gives a tuple for any number of keys."""
     if len(keys) > 1:
         return operator.itemgetter(*keys)
     return lambda values: tuple([values[key] for key in keys])
@@ -554,7 +554,7 @@ def _data_descriptors(cls: type) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=256)
 def _same(names: frozenset[str]) -> frozenset[str]:
-    """One set for all classes with these names: most define none of their own."""
+    """Returns one set for all classes with these names: most define none themselves."""
     return names
 
 

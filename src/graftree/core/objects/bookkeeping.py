@@ -28,7 +28,7 @@ NODES = "_pytree__nodes"
 STATE = "_pytree__state"
 NAMES = (NODES, STATE)
 
-# Writes into `vars` without a version, whether or not they are watched.
+# Writes into `vars` without a version, even those of a `VersionedDict`.
 put: Callable[[dict[str, Any], str, Any], None] = dict.__setitem__
 
 # Table, fingerprints and static values, and the two flags of the state.
@@ -236,7 +236,7 @@ def check_static(cls: type, name: str, value: Any) -> None:
 
 
 class VersionedDict(dict[str, Any]):
-    """The ``vars`` of an object; each write into it gives a new version to the object.
+    """Dict for the ``vars`` of an object, which gets a new version at each write.
 
     Python itself reads and sets attributes past these methods.
     """

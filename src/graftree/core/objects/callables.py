@@ -182,7 +182,7 @@ class Opener:
         constant: What stands for all else.
 
     Attributes:
-        met: The types of all containers and values that it met.
+        types: The types of all containers and values so far.
         parts: The data.
     """
 
@@ -307,7 +307,7 @@ def as_static(value: Any, obj: Any) -> Any:
 
 
 def as_statics(values: tuple[Any, ...], obj: Any) -> tuple[Any, ...]:
-    """`as_static` of all static attributes of an object."""
+    """Applies `as_static` to all static attributes of an object."""
     return tuple([as_static(x, obj) for x in values])
 
 
@@ -370,7 +370,7 @@ def _has_state(x: Any) -> bool:
 
 
 class Functions:
-    """The functions of a call, of which some hold objects.
+    """Functions of a call, of which some hold objects.
 
     Arrays of NumPy in a partial stay as they are: a function may need their values
     while it is traced.
@@ -433,7 +433,7 @@ _CONTAINERS = {*_MUTABLE, tuple, type(None), functools.partial}
 
 
 def _others(kinds: set[type]) -> set[type]:
-    """Those of some types that are pytrees of other libraries, or of the user."""
+    """Returns those types that are pytrees of other libraries, or of the user."""
     return {
         kind
         for kind in kinds - _CONTAINERS

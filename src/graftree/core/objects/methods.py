@@ -139,12 +139,12 @@ _parts_of: Any = vars(TrackedMethod)["_parts"].__get__
 
 
 def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
-    """A method whose floating results are cast; objects in them stay as they are."""
+    """Casts a method's floating results; objects in them stay as they are."""
 
     def cast_leaf(x: Any) -> Any:
         is_array = isinstance(x, (jax.Array, np.ndarray))
-        is_meant = is_array and jnp.issubdtype(x.dtype, jnp.floating)
-        return x.astype(dtype) if is_meant and x.dtype != dtype else x
+        is_floating = is_array and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if is_floating and x.dtype != dtype else x
 
     def is_object(x: Any) -> bool:
         return isinstance(x, (attributes.DataObject, Variable))
@@ -184,18 +184,18 @@ def named(method: F) -> F:
     Raises:
         TypeError: If it is not a plain function, or one that does its work later.
     """
-    tracked = known(method)
-    if tracked is method:
+    result = tracked(method)
+    if result is method:
         raise TypeError(
             "nnx.debugging.named expects a method written with `def`, which returns "
             f"what it computes, got {method!r}.\n"
             "Put it below other decorators, at the function."
         )
-    return tracked
+    return result
 
 
-def known(function: Any) -> Any:
-    """A method whose calls are tracked by its name, if it is a plain function."""
+def tracked(function: Any) -> Any:
+    """Tracks the calls of a method by its name, if it is a plain function."""
     if not _is_plain(function):
         return function
     return TrackedMethod(function, function.__name__, adds_name=True)
@@ -206,8 +206,8 @@ def as_attribute(cls: type, name: str, value: Any) -> Any:
     if name != "__call__" or cls.__module__.startswith(_PACKAGE):
         return value
     if type(value) is functools.partialmethod and _is_plain(value.func):
-        tracked = TrackedMethod(value.func, name)
-        return functools.partialmethod(tracked, *value.args, **value.keywords)
+        method = TrackedMethod(value.func, name)
+        return functools.partialmethod(method, *value.args, **value.keywords)
     return TrackedMethod(value, name) if _is_call(value) else value
 
 
@@ -238,7 +238,7 @@ def is_public(name: str) -> bool:
 
 
 def observable(method: F) -> F:
-    """A method of random streams: it names no operations, but may be observed."""
+    """Makes a method of random streams observable; it names no operations."""
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:

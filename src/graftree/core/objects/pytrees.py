@@ -164,7 +164,7 @@ _CLASS_FACTS = {
 
 
 def _renamed(older: str, name: str) -> Any:
-    """A property under the name of an older release, which warns."""
+    """Makes a property under the name of an older release, which warns."""
 
     def get(self: Any) -> Any:
         message = f"{older} is deprecated, use {name}."
@@ -574,7 +574,7 @@ class FingerprintedStatics(tuple[tuple[Any, ...], tuple[Any, ...]]):
 
     @staticmethod
     def of(values: tuple[Any, ...]) -> FingerprintedStatics:
-        """Those of some values."""
+        """Makes those of some values."""
         kinds = tuple(map(type, values))
         if fingerprints.PLAIN.issuperset(kinds):  # almost always
             return FingerprintedStatics((kinds, values))

@@ -1,15 +1,15 @@
 """The object that is running, and the path to it.
 
     ModuleCall       one call of a method of a Pytree: a frame on a stack of this thread
-    NamedArguments   a frame, too: the source of new objects inside a transform
+    NamedArguments   a frame, too: the source of a transform's new objects
 
 `methods.py` opens a frame around each call, which costs about as much as a call in
 Python. The path of the object is looked up only when needed: JAX traces, and operations
 get the path as their name; an exception is explained; an observer is called.
 
 An object is looked for below the object that calls it, then below the callers of that.
-So a shared module has the path by which it is called now. Objects inside a transform
-are new ones; they stand for the arguments of the function and go by their names.
+So a shared module has the path by which it is called now. Objects on the traced
+side are new ones; they stand for the arguments of the function and go by their names.
 
 An exception in a method of a Pytree gets one note (`BaseException.add_note`), about the
 innermost object:
@@ -132,7 +132,7 @@ class ModuleCall:
 
     @property
     def name(self) -> str:
-        """The path as Python writes it, as in ``net.blocks[3].attn.encode``."""
+        """Path as Python writes it, as in ``net.blocks[3].attn.encode``."""
         text = "".join([step.text for step in self.steps]).lstrip(".")
         return text if self.method == "__call__" else f"{text}.{self.method}"
 
@@ -471,8 +471,8 @@ def _describe(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -
         inner.parent = frame
         frame, arguments = inner, inner.kwargs
     kind = type(frame.module).__name__
-    is_told = frame.name == kind
-    lines = [f"at {frame.name}" + f", {_article(kind)}" * (not is_told)]
+    has_path = frame.name != kind
+    lines = [f"at {frame.name}" + f", {_article(kind)}" * has_path]
     texts = [f"{name}: {describe(x)}" for name, x in arguments.items()]
     lines += [f"  {line}" for line in texts[:_MOST]]
     held_variables = [

@@ -193,7 +193,7 @@ class Piece:
 
     @property
     def flat(self) -> str:
-        """The piece on one line, but for line breaks in the text."""
+        """All of it on one line, but for line breaks in the text."""
         return self.start + " ".join(piece.flat for piece in self.parts) + self.end
 
     def lines(
@@ -308,7 +308,7 @@ class Writer:
         return "\n".join(self._piece(x).lines(self.width))
 
     def painted(self, kind: str, text: str) -> str:
-        """A text in the color of its kind."""
+        """Writes a text in the color of its kind."""
         return f"{getattr(self.color, kind)}{text}{self.color.END}" if text else ""
 
     def _piece(self, x: Any) -> Piece:
@@ -450,7 +450,7 @@ class Fold(NamedTuple):
 
 
 def parts(x: Any) -> tuple[Any, Sequence[Any]]:
-    """A value as a label, which is safe to compare, and its parts.
+    """Splits a value into a label, which is safe to compare, and its parts.
 
     The label has their number. They are a list if the value has an identity.
     """

@@ -1,4 +1,4 @@
-"""The box and its parts.
+"""Variables: mutable boxes for values, and what they are made of.
 
     Variable = raw value (array, ref or pytree) + metadata + owner
 
