@@ -48,7 +48,7 @@ _LOSSES = {
     # The mesh in functions whose axes have names; elsewhere jax.sharding.get_mesh.
     "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
     "are not moved to the mesh": "jax._src.mesh:get_concrete_mesh",
-    # To tell scopes of modules from those of transforms.
+    # To distinguish scopes of modules from those of transforms.
     "tools that read programs tell no paths of modules": (
         "jax.extend.source_info_util:transform_name_stack "
         "jax.extend.source_info_util:current_name_stack"

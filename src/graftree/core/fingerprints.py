@@ -44,9 +44,9 @@ import numpy as np
 
 from graftree import _jax, _python
 
-# Values of these types don't change, and equality tells them apart if their types are
-# equal; nor do those of subclasses with the same ``==``. The same holds for types that
-# JAX and NumPy define, except for arrays.
+# Values of these types don't change, and equality distinguishes those of one type. The
+# same holds for subclasses with the same ``==``, and for types that JAX and NumPy
+# define, except for arrays.
 _IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
 _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
 
@@ -275,7 +275,7 @@ _ARRAY, _BUFFER, _HASH = Form("array", True), Form("buffer"), Form("hash")
 _MEMBERS, _MAPPING, _FIELDS = Form("members"), Form("mapping"), Form("fields")
 _OBJECT = Form("object")
 
-# Types whose fingerprint is the type itself, as far as they are known.
+# Types whose fingerprint is the type itself, of those that were looked up.
 PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
 
 
@@ -348,8 +348,8 @@ def _tokens(root: Any) -> tuple[list[Any], bool]:
     """
     tokens: list[Any] = []
     has_objects = False
-    # Numbers of the objects so far; these are kept, since some are made as they are
-    # listed, and ids are to be unique.
+    # Numbers of the objects so far, which stay alive: some are made as they are listed,
+    # and ids are to be unique.
     visited: dict[int, tuple[int, Any]] = {}
     numbers = itertools.count()
     pending = [root]
@@ -401,7 +401,7 @@ _CONTENTS: dict[Form, Callable[[Any], Any]] = {
     _ARRAY: lambda x: _Array(x),
 }
 
-# The tokens of a value itself, and the values inside.
+# The tokens of a value itself, and the values in it.
 _TokensAndMembers = tuple[list[Any], Sequence[Any]]
 
 

@@ -31,7 +31,7 @@ class HashableMapping(StaticMapping):
     def __init__(self, entries: Mapping[Any, Any], /) -> None:
         self._entries = dict(entries)
         self._hash: int | None = None
-        # Whether it is known that no value changes in place.
+        # Whether a check has shown that no value changes in place.
         self.is_fixed = False
         # The dict's own, in C: each read and write of a Variable calls it.
         self.get = self._entries.get

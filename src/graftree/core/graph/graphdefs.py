@@ -73,7 +73,7 @@ class Static(tuple[Any, Any]):
 
     @property
     def value(self) -> Any:
-        """Static value itself."""
+        """Value that this stands for."""
         return self[1]
 
     def __copy__(self) -> Static:
@@ -86,7 +86,7 @@ class Static(tuple[Any, Any]):
         return f"Static(value={descriptions.safe_repr(self[1])})"
 
 
-# Those of atoms, by their type and value. A model has many that are equal.
+# The `Static` of each atom, by type and value. A model has many that are equal.
 STATICS: dict[tuple[type, Any], Static] = {}
 ATOMS = frozenset({int, bool, str, type(None)})
 _MOST_STATICS = 4096
@@ -400,7 +400,7 @@ class GraphDef(Generic[Node]):
         return indices
 
     def tops(self) -> list[Any]:
-        """Lists for each root field its node spec, or itself if it has none."""
+        """Lists for each root field its node spec, or the field if it has none."""
         pairs = zip(self.specs[0].fields, self.starts(), strict=False)
         return [self.specs[n] if field is NODE else field for field, (n, _) in pairs]
 

@@ -131,7 +131,7 @@ class KeptGraphDef:
         self.validity = validity
         self._leaves = leaves
         self._are_variables = all(map(variables.is_variable, leaves))
-        # Another array may take the place of one in an attribute.
+        # An array in an attribute may be replaced.
         self._arrays: dict[int, validity_checks.Attribute] = {}
         for position, path in enumerate(graphdef.paths()):
             is_box = isinstance(leaves[position], Variable)

@@ -106,8 +106,8 @@ class StaticElem(NamedTuple):
 
 
 _registered: dict[type, GraphKind | TreeKind] = {}
-# The kinds of the values of a type, as far as they are known; not of tracers, since
-# those of arrays and of refs may share a type.
+# The kind of each type's values, for types that were looked up; not of tracers, since
+# arrays and refs may share their type.
 KINDS: dict[type, Kind] = {}
 
 

@@ -164,7 +164,7 @@ def _carry_out(match: Match) -> None:
             items[id(entry.node)].append(entry)
         else:
             set_at.append(entry)
-    # An error names the first place in the order of paths, whatever order states have.
+    # An error names the first path in their order, whatever order states have.
     in_order = sorted(set_at, key=lambda entry: paths.path_sort_key(entry.path))
     setting = {id(entry): _setting(entry) for entry in in_order}
     # New attributes have the order of the state.

@@ -375,7 +375,7 @@ def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
     return Attribute(weakref.ref(owner), attributes.name_of(type(owner), path[-1]))
 
 
-# What else they need who keep results.
+# What else code needs that keeps results.
 
 
 class ObjectGroups:

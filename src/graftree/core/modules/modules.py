@@ -278,7 +278,7 @@ def _configure(
     stacked: dict[Path, dict[Path, Mapping[str, Any]]] = {}
     plain = {}
     for path, path_options in options.items():
-        # For a path that leads to layers kept as one.
+        # Where the path leads to layers that are stored as one.
         ends = [
             n
             for n, key in enumerate(path)

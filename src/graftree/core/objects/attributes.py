@@ -40,8 +40,8 @@ DATA_REGISTRY: set[type] = set()
 
 _data_types: dict[type, bool] = {}
 
-# Exact types of most static values: they are not data, nor do they contain any. Those
-# of ours derive from `Atom`.
+# Exact types of most static values: they are not data, nor do they contain any. Our
+# own derive from `Atom`.
 ATOMS: set[type] = {int, float, bool, str, bytes, complex, type(None), FunctionType}
 
 
@@ -510,7 +510,7 @@ def _first(entries: dict[type, Any], cls: type, default: Any) -> Any:
     return next((entries[base] for base in cls.__mro__ if base in entries), default)
 
 
-# Gets a new version when a class changes in a way that instances made before depend on.
+# Gets a new version when a class changes so that its present instances are affected.
 changes: Any = SimpleNamespace(version=0)
 
 

@@ -123,7 +123,7 @@ def _record_of(x: Any) -> _Record | None:
     return record
 
 
-# Exact types whose instances may hold objects; JAX sees them as leaves. Those of ours
+# Exact types whose instances may hold objects; JAX sees them as leaves. Our own
 # derive from `Holder`.
 TYPES: set[type] = {types.MethodType, functools.partial, types.FunctionType}
 

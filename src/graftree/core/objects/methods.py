@@ -375,13 +375,13 @@ class TraceNamespace:
             self._is_kept = _jax.recording_trace() not in self._own_traces
 
 
-# Numbers that no context has now, by the kinds of calls shown. The last one that was
-# given back comes first, so that nested contexts get those that they had before.
+# Numbers that no context has now, by the kinds of calls shown. The one returned last is
+# used first, so that nested contexts get the same numbers again.
 _free: dict[tuple[bool, ...], list[int]] = collections.defaultdict(list)
 _new_numbers = itertools.count(1)
 # How many contexts show all methods, in any thread.
 _readers = 0
-# Guards these.
+# Guards these three.
 _lock = threading.Lock()
 
 

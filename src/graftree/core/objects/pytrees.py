@@ -50,7 +50,7 @@ class PytreeMeta(type(Protocol)):
     class may implement a protocol by deriving from it.
     """
 
-    # Those of protocols are for protocols, and slower.
+    # The metaclass of protocols has slower ones, which only protocols need.
     __instancecheck__ = abc.ABCMeta.__instancecheck__
     __subclasscheck__ = abc.ABCMeta.__subclasscheck__
 

@@ -203,10 +203,10 @@ class _ContentPaths:
 
     def __init__(self, entries: Callable[[], Contents]) -> None:
         self._entries = entries
-        # The objects are kept: the number of one that is gone may come again.
+        # The objects stay alive, since the `id` of one that is gone may come again.
         self._first_paths: dict[int, tuple[Any, Steps]] = {}
         self._version: int | None = None  # when the entries were listed
-        # Those whose contents were not listed yet, the nearest first.
+        # Objects whose contents were not listed yet, the nearest first.
         self._pending = collections.deque[tuple[Any, Steps]]()
 
     def find(self, wanted: Any) -> Steps | None:
@@ -352,8 +352,8 @@ Maker = Callable[[type, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any
 
 class _CallStack(threading.local):
     top: ModuleCall | None = None
-    # Those of `methods.observed`; whether they see all public methods, and calls of
-    # random streams; and the context of their traces, a `methods.TraceNamespace`.
+    # Observers of `methods.observed`; whether they see all public methods, and calls of
+    # random streams; and their `methods.TraceNamespace`.
     observers: tuple[Callable[..., Any], ...] = ()
     shows_methods: bool = False
     shows_draws: bool = False
@@ -418,7 +418,7 @@ def inside(
         kinds = [type(x).__name__ for x in objects]
         entries = [(ModuleStep(text, text), x) for text, x in pairs]
         return entries + [
-            # Those of one type have one name, but not one key.
+            # Objects of one type have one name, but not one key.
             (ModuleStep(f"{name} {index}", name), x)
             for index, (name, x) in enumerate(zip(kinds, objects, strict=True))
         ]

@@ -254,7 +254,7 @@ class RngStream(RandomMethods, pytrees.Pytree):
         counter = self.count
         variables.check_write(counter)
         # In a trace, two plain equations instead of a nested function. And a function
-        # that someone has put in place of `fold_in` is called each time.
+        # that replaces `fold_in` is called each time.
         is_own = jax.random.fold_in is _fold_in and _code_of(_fold_in) is _fold_in_code
         with lock:
             key, count = self.key.get_value(), counter.get_value()

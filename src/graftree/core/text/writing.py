@@ -291,7 +291,7 @@ class Writer:
         self.short, self.depth, self.same = False, 0, frozenset[int]()
         self.count = 0
         self.sizes: Any = None  # of Variables; see `representations.Sizes`
-        # By identity; the objects are kept alive, so that no other takes their id.
+        # By identity; the objects stay alive, so that no other takes their id.
         self.written: dict[int, Any] = {}
         self.open: dict[int, Any] = {}
 
@@ -507,7 +507,7 @@ class Siblings:
     """
 
     def __init__(self, root: Any) -> None:
-        # The label and the parts of each value, by its id; with them, it is kept alive.
+        # Each value, which so stays alive, with its label and its parts, by id.
         self._parts: dict[int, tuple[Any, Any, Sequence[Any]]] = {}
         self._references = self._count(root)
 
@@ -571,7 +571,7 @@ class Siblings:
         pairs = enumerate(zip(values, lines, strict=True))
         labels = [self._taken_apart(x)[1] if line else i for i, (x, line) in pairs]
 
-        # A value has as many tokens as parts, and often its label tells it apart.
+        # A value has as many tokens as parts, and often its label is enough.
         @functools.cache
         def tokens(i: int) -> Any:
             return self.tokens(values[i]) if lines[i] else i

@@ -36,7 +36,7 @@ AddAxisHook = RemoveAxisHook = Callable[[Any, int, str | None], None]
 _RENAMED = {"sharding": "out_sharding", "sharding_names": "out_sharding"}
 
 # Older flags and those they set. Programs that write ``is_hijax=True`` expect writes
-# inside plain JAX transforms to propagate, as those of a ref do.
+# in plain JAX transforms to propagate, as those of a ref do.
 _OLDER_FLAGS = {"use_ref": ("ref",), "has_ref": ("ref",), "is_hijax": ("hijax", "ref")}
 
 # The class that a Variable had before `nnx.surgery.freeze`.
