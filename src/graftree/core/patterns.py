@@ -81,11 +81,11 @@ class Pattern:
 
     def begin(self) -> Progress:
         """Starts the match, with the empty path."""
-        return self._closed((index, 0) for index in range(len(self._steps)))
+        return self._skip_stars((index, 0) for index in range(len(self._steps)))
 
     def advance(self, progress: Progress, key: Key) -> Progress:
         """Extends the path by a key; the progress is empty if it can't match."""
-        return self._closed(
+        return self._skip_stars(
             (index, position + (matcher is not None))
             for index, position in progress
             for matcher in self._steps[index][position : position + 1]
@@ -100,7 +100,7 @@ class Pattern:
     def _steps(self) -> tuple[tuple[_Matcher, ...], ...]:
         return _alternatives(self.text)
 
-    def _closed(self, progress: Iterable[tuple[int, int]]) -> Progress:
+    def _skip_stars(self, progress: Iterable[tuple[int, int]]) -> Progress:
         """Adds the positions behind each ``**``, which may stand for nothing."""
         positions = set()
         for index, position in progress:
@@ -139,14 +139,14 @@ def to_predicate(selection: Any) -> Predicate:
     if isinstance(selection, (list, tuple)):
         return filters.Any(*map(to_predicate, selection))
     if selection is None or isinstance(selection, bool):
-        raise TypeError(_unknown(selection))
+        raise TypeError(_unknown_selection(selection))
     try:
         return filters.to_predicate(selection)
     except TypeError:
-        raise TypeError(_unknown(selection)) from None
+        raise TypeError(_unknown_selection(selection)) from None
 
 
-def _unknown(x: Any) -> str:
+def _unknown_selection(x: Any) -> str:
     return errors.message(
         f"{x!r} of type {type(x).__name__} selects no parts of a model.",
         way_out="Pass a pattern of paths such as 'encoder.blocks[*].mlp', a class, a "
@@ -181,7 +181,7 @@ def no_match_error(
     if near:
         location = f"near it: {', '.join(near)}"
     else:
-        location = _listed(names) if names else f"{owner} has no {noun}"
+        location = _list_names(names) if names else f"{owner} has no {noun}"
     way_out = "A pattern matches whole paths: '**' stands for any number of steps."
     return ValueError(
         errors.message(
@@ -195,7 +195,7 @@ def no_match_error(
 _MOST = 12
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"there are: {', '.join(names[:_MOST])}{more}"
 
@@ -227,7 +227,7 @@ def _texts(selection: Any) -> list[str]:
 @functools.lru_cache(maxsize=1024)
 def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
     try:
-        spelled_out = [paths.steps_of(plain) for plain in _spelled_out(text)]
+        spelled_out = [paths.steps_of(plain) for plain in _expand_braces(text)]
         return tuple(
             tuple([_item(text) if is_item else _name(text) for text, is_item in steps])
             for steps in spelled_out
@@ -245,7 +245,7 @@ def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
 _BRACES = re.compile(rf"{paths.QUOTED}|[{{}},]")
 
 
-def _spelled_out(text: str) -> list[str]:
+def _expand_braces(text: str) -> list[str]:
     """Lists the patterns without braces that a pattern stands for."""
     ends = _first_braces(text)
     if not ends:
@@ -253,7 +253,9 @@ def _spelled_out(text: str) -> list[str]:
     prefix, suffix = text[: ends[0]], text[ends[-1] + 1 :]
     choices = [text[a + 1 : b].strip() for a, b in itertools.pairwise(ends)]
     return [
-        plain for choice in choices for plain in _spelled_out(prefix + choice + suffix)
+        plain
+        for choice in choices
+        for plain in _expand_braces(prefix + choice + suffix)
     ]
 
 

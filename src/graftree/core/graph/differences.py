@@ -205,13 +205,13 @@ def _look_alikes(
     missing: Sequence[Path], unexpected: Sequence[Path]
 ) -> Iterator[tuple[Path, Path]]:
     """Pairs paths that are equal except for the characters that join words."""
-    by_letters = {_squeezed(path): path for path in unexpected}
+    by_letters = {_letters_of(path): path for path in unexpected}
     for path in missing:
-        if _squeezed(path) in by_letters:
-            yield path, by_letters[_squeezed(path)]
+        if _letters_of(path) in by_letters:
+            yield path, by_letters[_letters_of(path)]
 
 
-def _squeezed(path: Path) -> str:
+def _letters_of(path: Path) -> str:
     return "".join(filter(str.isalnum, "".join(map(str, path)))).lower()
 
 

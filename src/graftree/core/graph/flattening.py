@@ -394,7 +394,9 @@ class Builder:
         # Objects come before the values below them, which may refer to them.
         for spec in specs:
             if spec.index is not None:
-                obj = MISSING if spec.outer_index is None else self._existing(spec)
+                obj = (
+                    MISSING if spec.outer_index is None else self._existing_object(spec)
+                )
                 if obj is MISSING:
                     kind: Any = nodes.kind_of_type(spec.type)
                     obj = kind.create_empty(spec.metadata)
@@ -452,7 +454,7 @@ class Builder:
 
     def _variable(self, definition: VariableDef, leaf: Any) -> Any:
         outer = definition.outer_index
-        variable = MISSING if outer is None else self._existing(definition)
+        variable = MISSING if outer is None else self._existing_object(definition)
         if variable is MISSING:
             variable = leaf
             if isinstance(leaf, Variable) and not self.takes_raw:
@@ -466,7 +468,7 @@ class Builder:
             self.built[definition.array_refdef.index] = variable.get_raw_value()
         return variable
 
-    def _existing(self, node: graphdefs.NodeSpec | VariableDef) -> Any:
+    def _existing_object(self, node: graphdefs.NodeSpec | VariableDef) -> Any:
         """Returns the object that is reused for a field or spec, or `MISSING`."""
         obj = self.existing.get(node.outer_index, MISSING)
         if obj is not MISSING and type(obj) is not node.type:

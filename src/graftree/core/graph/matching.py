@@ -100,10 +100,12 @@ class Match:
             return entry
         if not (isinstance(current, Variable) or _is_array(current)):
             return entry
-        value = self._opened(flattening.raw_of(current), value, entry.path, entry)
+        value = self._open_boxes(flattening.raw_of(current), value, entry.path, entry)
         return entry._replace(value=value)
 
-    def _opened(self, holder: Any, value: Any, path: Path, entry: StateEntry) -> Any:
+    def _open_boxes(
+        self, holder: Any, value: Any, path: Path, entry: StateEntry
+    ) -> Any:
         """Returns the values that a mapping gives to a holder, out of their boxes."""
         if isinstance(value, states.State):
             value = pure_dicts.to_pure_dict(value)
@@ -119,7 +121,7 @@ class Match:
         for key, nested in inner.items():
             held_key = pairs.present_key(key, holder)
             if held_key in holder and isinstance(nested, Mapping):
-                nested = self._opened(
+                nested = self._open_boxes(
                     holder[held_key], nested, (*path, held_key), entry
                 )
             opened[held_key] = nested
@@ -259,7 +261,7 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
             else:
                 left.append(pair)
     if left or not all([_IS_COMPLETE[kind] for kind in {*map(type, leaves)}]):
-        return _out_of_boxes(graphdef, leaves, left)
+        return _unbox_leaves(graphdef, leaves, left)
     return leaves
 
 
@@ -276,7 +278,7 @@ _IS_COMPLETE = walks.ByType(
 )
 
 
-def _out_of_boxes(
+def _unbox_leaves(
     graphdef: GraphDef[Any], leaves: list[Any], left: Sequence[Any]
 ) -> list[Any]:
     """Takes leaves out of boxes; raises if any are missing or left over."""
@@ -463,7 +465,9 @@ def compare(node: Any, state: Any) -> Fit:
     fitting = []
     for path, leaf in leaf_at.items():
         entry = entry_at.get(path)
-        pair, others = _fitted(path, leaf, MISSING if entry is None else entry.value)
+        pair, others = _pair_with_value(
+            path, leaf, MISSING if entry is None else entry.value
+        )
         if entry is not None and pair.has_value:
             pair = pair._replace(entry=entry._replace(value=pair.value))
         fitting.append(pair)
@@ -484,7 +488,9 @@ def _shown(path: Path, is_boxed: bool) -> Path:
     return pure_dicts.restored_path(path)
 
 
-def _fitted(path: Path, leaf: Any, value: Any) -> tuple[Pair, list[tuple[Path, Any]]]:
+def _pair_with_value(
+    path: Path, leaf: Any, value: Any
+) -> tuple[Pair, list[tuple[Path, Any]]]:
     """Pairs a leaf with its value, and returns also the rest of that value."""
     parts, treedef = _parts_of(flattening.raw_of(leaf))
     offered: dict[Any, tuple[Path, Any]] = {}

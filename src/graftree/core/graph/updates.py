@@ -146,7 +146,7 @@ def _carry_out(match: Match) -> None:
     writes: list[StateEntry] = []
     set_at: list[StateEntry] = []
     items: dict[int, list[StateEntry]] = collections.defaultdict(list)
-    refused = [_refusal(*refusal) for refusal in match.refused]
+    refused = [_describe_refusal(*refusal) for refusal in match.refused]
     for entry in match.entries:
         _, _, current, value = entry
         if isinstance(current, Variable):
@@ -156,7 +156,7 @@ def _carry_out(match: Match) -> None:
             if nodes.kind_of(value) is nodes.PYTREE:
                 raw = current.get_raw_value()
                 if matching.holds_leaf(raw):
-                    refused.append(_refusal(entry, entry.path, raw))
+                    refused.append(_describe_refusal(entry, entry.path, raw))
             # An empty mapping has no value for a Variable.
             if not matching.is_empty(value):
                 writes.append(entry)
@@ -166,11 +166,11 @@ def _carry_out(match: Match) -> None:
             set_at.append(entry)
     # An error names the first path in their order, whatever order states have.
     in_order = sorted(set_at, key=lambda entry: paths.path_sort_key(entry.path))
-    setting = {id(entry): _setting(entry) for entry in in_order}
+    setting = {id(entry): _prepare_setting(entry) for entry in in_order}
     # New attributes have the order of the state.
     steps = [setting[id(entry)] for entry in set_at]
     for appended in items.values():
-        steps += _appending(appended)
+        steps += _prepare_appending(appended)
     if refused:
         raise ValueError(
             errors.message(
@@ -199,7 +199,7 @@ def _write_all(writes: Sequence[StateEntry]) -> None:
             variables.take_metadata(variable, new)
 
 
-def _refusal(entry: StateEntry, path: Path, content: Any) -> str:
+def _describe_refusal(entry: StateEntry, path: Path, content: Any) -> str:
     """Says that a value with parts is meant for a holder of an array."""
     keys = [*map(repr, matching.mapping_of(entry.value))]
     keys_text = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
@@ -212,14 +212,14 @@ def _refusal(entry: StateEntry, path: Path, content: Any) -> str:
     )
 
 
-def _setting(entry: StateEntry) -> Step:
+def _prepare_setting(entry: StateEntry) -> Step:
     """Prepares the step that replaces a value other than a Variable, and checks it."""
     path, current, value, node = entry.path, entry.current, entry.value, entry.node
     kind: Any = nodes.kind_of(current)
     if current is MISSING:
         if isinstance(node, list):
             raise _out_of_range(entry)
-        return _set(node, entry.owner, _copied(value), path)
+        return _set(node, entry.owner, _copy_value(value), path)
     if isinstance(kind, GraphKind) or (
         not isinstance(kind, Leaf) and nodes.is_node_leaf(value)
     ):
@@ -234,7 +234,7 @@ def _setting(entry: StateEntry) -> Step:
     return _set(node, entry.owner, value, path)
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """Copies a value for a new attribute, with Variables of its own."""
     if isinstance(value, Variable):
         return value.copy()
@@ -283,14 +283,14 @@ def _index_of(entry: StateEntry) -> Any:
     return int(key) if is_index else None
 
 
-def _appending(appended: Sequence[StateEntry]) -> Iterator[Step]:
+def _prepare_appending(appended: Sequence[StateEntry]) -> Iterator[Step]:
     """Yields the steps that append items to a `List`, in the order of indices."""
     in_order = sorted(appended, key=_index_of)
     for index, entry in enumerate(in_order, len(appended[0].node)):
         if index != _index_of(entry):  # the List would put it at its end
             raise _out_of_range(entry)
         path = (*entry.path[:-1], index)
-        yield _set(entry.node, entry.owner, _copied(entry.value), path)
+        yield _set(entry.node, entry.owner, _copy_value(entry.value), path)
 
 
 def _out_of_range(entry: StateEntry) -> IndexError:
@@ -392,7 +392,7 @@ def pop(node: Any, *filter_list: Filter) -> Any:
         for predicate, group in groups:
             if predicate(path, leaf):
                 group.append((path, leaf))
-                steps.append(_removal(path, *above))
+                steps.append(_prepare_removal(path, *above))
                 break
     for step in steps:
         step()
@@ -421,7 +421,7 @@ def _leaves_of(root: Any) -> Iterator[tuple[Path, Any, tuple[Any, Pytree | None]
             yield path, x, holders[path[:-1]]
 
 
-def _removal(path: Path, node: Any, owner: Pytree | None) -> Step:
+def _prepare_removal(path: Path, node: Any, owner: Pytree | None) -> Step:
     """Prepares the step that takes a leaf out of its node, if that is allowed."""
     key = path[-1]
     kind: Any = nodes.kind_of(node)

@@ -135,7 +135,7 @@ class Sower:
             >>> y, seen["input"].get_value()
             (6, (3,))
         """
-        add = _adding(value, reduce_fn, init_fn)
+        add = _make_update(value, reduce_fn, init_fn)
         recorded = _change(self, "sow", variable_type, name, add, capture_noop)
         return recorded is not MISSING
 
@@ -190,7 +190,7 @@ class Sower:
 _Update = Callable[[Any], Any]
 
 
-def _adding(
+def _make_update(
     value: Any,
     reduce_fn: Callable[[Any, Any], Any] = tuple_reduce,
     init_fn: Callable[[], Any] = tuple_init,
@@ -576,7 +576,7 @@ def _record_output(frame: ModuleCall, call: Callable[[], Any]) -> Any:
         if is_entry and parent is frame.parent:
             return output
     for buffer in buffers:
-        _record((buffer,), type(buffer), frame.method, _adding(output))
+        _record((buffer,), type(buffer), frame.method, _make_update(output))
     return output
 
 

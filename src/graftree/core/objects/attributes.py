@@ -549,11 +549,11 @@ def _data_descriptors(cls: type) -> frozenset[str]:
     for base in reversed(cls.__mro__):
         members |= vars(base)
     names = [name for name, x in members.items() if hasattr(type(x), "__set__")]
-    return _same(frozenset(names))
+    return _shared_set(frozenset(names))
 
 
 @functools.lru_cache(maxsize=256)
-def _same(names: frozenset[str]) -> frozenset[str]:
+def _shared_set(names: frozenset[str]) -> frozenset[str]:
     """Returns one set for all classes with these names: most define none themselves."""
     return names
 

@@ -148,7 +148,7 @@ def is_object(x: Any) -> bool:
     return issubclass(kind, (attributes.DataObject, Variable)) or kind in NODE_TYPES
 
 
-def _taken_apart(x: Any) -> tuple[Recipe, tuple[Any, ...]] | None:
+def _take_apart(x: Any) -> tuple[Recipe, tuple[Any, ...]] | None:
     """Returns the form and the parts of a callable; ``None`` if it has none."""
     if type(x) is types.MethodType:
         return _METHOD, (x.__func__, x.__self__)
@@ -201,10 +201,10 @@ class Opener:
 
     def _ends(self, x: Any) -> bool:
         self.types.add(type(x))
-        return is_object(x) or _taken_apart(x) is not None
+        return is_object(x) or _take_apart(x) is not None
 
     def _part(self, x: Any) -> Any:
-        apart = None if is_object(x) else _taken_apart(x)
+        apart = None if is_object(x) else _take_apart(x)
         if apart is not None:
             form, parts = apart
             if form.names is _PARTIAL:  # its own containers can't be changed
@@ -223,7 +223,7 @@ def opened(x: Any) -> Any:
     if type(x) is types.MethodType and is_object(x.__self__):
         if type(x.__func__) not in TYPES or _record_of(x.__func__) is None:
             return Opened(_METHOD, (Constant(x.__func__), x.__self__))  # as below
-    if type(x) not in TYPES or _taken_apart(x) is None:
+    if type(x) not in TYPES or _take_apart(x) is None:
         return x
     opener = Opener(attributes.is_data)
     apart = opener(x)
@@ -415,7 +415,7 @@ def holds_objects(function: Any) -> bool:
     if is_object(function):
         return True
     is_tree = _jax.is_pytree_type(type(function))
-    if not is_tree and _taken_apart(function) is None:
+    if not is_tree and _take_apart(function) is None:
         return False
     opener = Opener(_is_traced, type)
     opener(function)

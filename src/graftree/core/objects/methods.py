@@ -83,7 +83,7 @@ class TrackedMethod(attributes.Atom):
         call = function
         entries = args[0].__dict__
         if OUTPUT_DTYPE in entries and name == "__call__" and not frame.is_repeated:
-            call = _casting(call, entries[OUTPUT_DTYPE])
+            call = _cast_results(call, entries[OUTPUT_DTYPE])
         try:
             is_traced = _jax.current_trace() is not _jax.no_trace
             if not is_traced and not stack.observers:
@@ -138,7 +138,7 @@ _OWN = frozenset(
 _parts_of: Any = vars(TrackedMethod)["_parts"].__get__
 
 
-def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
+def _cast_results(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
     """Casts a method's floating results; objects in them stay as they are."""
 
     def cast_leaf(x: Any) -> Any:
@@ -283,7 +283,7 @@ def observed(
     stack.observers = (*stack.observers, observer)
     stack.shows_draws |= shows_draws
     stack.shows_methods |= shows_methods
-    reading = _reading_methods() if shows_methods else contextlib.nullcontext()
+    reading = _track_methods_read() if shows_methods else contextlib.nullcontext()
     shown = stack.shows_methods, stack.shows_draws
     namespace = (
         TraceNamespace(*shown)
@@ -386,7 +386,7 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _reading_methods() -> Iterator[None]:
+def _track_methods_read() -> Iterator[None]:
     """Tracks, in a context, all methods that are read from Pytrees."""
     global _readers
     with _lock:

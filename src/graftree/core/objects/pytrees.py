@@ -163,7 +163,7 @@ _CLASS_FACTS = {
 }
 
 
-def _renamed(older: str, name: str) -> Any:
+def _older_name(older: str, name: str) -> Any:
     """Makes a property under the name of an older release, which warns."""
 
     def get(self: Any) -> Any:
@@ -267,8 +267,8 @@ class Pytree(
         if not bookkeeping.state_of(self).is_owned():
             raise errors.TraceContextError(error_msg())
 
-    _object__nodes = _renamed("_object__nodes", _NODES)
-    _object__state = _renamed("_object__state", _STATE)
+    _object__nodes = _older_name("_object__nodes", _NODES)
+    _object__state = _older_name("_object__state", _STATE)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return pickling.with_names(super().__reduce_ex__(protocol))

@@ -110,7 +110,7 @@ def _keyless(
         f"Draws a key and samples with it.\n\nTakes the arguments of "
         f"`jax.random.{name}` except ``key``, and returns\nwhat it returns."
     )
-    return methods.observable(_described(method, sample, words, leaves_out=1))
+    return methods.observable(_describe_method(method, sample, words, leaves_out=1))
 
 
 def _initializer(
@@ -133,10 +133,12 @@ def _initializer(
         "``(shape, dtype=None, out_sharding=None) -> array``, which draws a key at\n"
         "each of its calls."
     )
-    return _described(method, make, words)
+    return _describe_method(method, make, words)
 
 
-def _described(method: Any, function: Any, words: str, leaves_out: int = 0) -> Any:
+def _describe_method(
+    method: Any, function: Any, words: str, leaves_out: int = 0
+) -> Any:
     # functools.wraps would promise the parameter `key`, which the methods don't take.
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     parameters = [*inspect.signature(function).parameters.values()][leaves_out:]

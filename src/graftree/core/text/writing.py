@@ -205,7 +205,7 @@ class Piece:
         if is_inner and width and (short := self._short(width - len(margin))):
             return [margin + line for line in short]
         lines, inner = [margin + self.start + self.comment], margin + self.indent
-        for row in _filled(self.parts, width - len(inner)):
+        for row in _join_small(self.parts, width - len(inner)):
             lines += row.lines(width, inner, is_inner=True)
         return [*lines, margin + self.end]
 
@@ -219,12 +219,12 @@ class Piece:
         pieces = [Piece(piece.flat, is_small=True) for piece in self.parts]
         pieces[0].start = self.start + pieces[0].start
         pieces[-1].start += self.end
-        first, *others = [row.start for row in _filled(pieces, room)]
+        first, *others = [row.start for row in _join_small(pieces, room)]
         rows = [first, *["    " + row for row in others]]
         return rows if len(rows) <= 2 and all(_fits(row, room) for row in rows) else []
 
 
-def _filled(pieces: Sequence[Piece], room: int) -> list[Piece]:
+def _join_small(pieces: Sequence[Piece], room: int) -> list[Piece]:
     """Joins small neighbours, as many as fit on a line."""
     rows: list[Piece] = []
     for piece in pieces:
@@ -320,7 +320,7 @@ class Writer:
         start = self.painted("TYPE", name) + self.painted("PAREN", frame.start)
         if self._is_abbreviated(x):
             return Piece(start + self.painted("PAREN", "..." + frame.end))
-        start = self._marked(x, start) + ("" if entries else frame.empty_repr)
+        start = self._mark_same(x, start) + ("" if entries else frame.empty_repr)
         parts, end = self._parts(x, frame, entries), self.painted("PAREN", frame.end)
         piece = Piece(start, parts, end, self.painted("COMMENT", frame.comment))
         if self.siblings:
@@ -396,13 +396,13 @@ class Writer:
         piece.end += entry.end
         return piece
 
-    def _marked(self, x: Any, text: str) -> str:
+    def _mark_same(self, x: Any, text: str) -> str:
         return f"the same {text}" if id(x) in self.same else text
 
     def _leaf(self, x: Any) -> str:
         """Writes a value as a whole, without parts."""
         if self.siblings and descriptions.is_array(x):
-            return self._marked(x, self.painted("TYPE", descriptions.array_form(x)))
+            return self._mark_same(x, self.painted("TYPE", descriptions.array_form(x)))
         if _has_values(x) and not self.reads_values:
             *rows, columns = x.shape or (1,)  # about as many lines as NumPy writes
             return "\n" * (math.prod(rows) * math.ceil(columns / 8) - 1)
@@ -532,7 +532,7 @@ class Siblings:
         pending = [root]
         while pending:
             x = pending.pop()
-            _, label, children = self._taken_apart(x)
+            _, label, children = self._take_apart(x)
             key = id(x) if isinstance(children, list) else 0
             if key in external or key in numbers:
                 yield key, numbers.get(key, key)
@@ -542,7 +542,7 @@ class Siblings:
             yield key, label
             pending += reversed(children)
 
-    def _taken_apart(self, x: Any) -> tuple[Any, Any, Sequence[Any]]:
+    def _take_apart(self, x: Any) -> tuple[Any, Any, Sequence[Any]]:
         entry = self._parts.get(id(x))
         if entry is None:
             entry = self._parts[id(x)] = x, *parts(x)
@@ -569,7 +569,7 @@ class Siblings:
         values = [entry.value for entry in entries]
         lines = [*map(_takes_a_line, values)]
         pairs = enumerate(zip(values, lines, strict=True))
-        labels = [self._taken_apart(x)[1] if line else i for i, (x, line) in pairs]
+        labels = [self._take_apart(x)[1] if line else i for i, (x, line) in pairs]
 
         # A value has as many tokens as parts, and often its label is enough.
         @functools.cache
