@@ -302,7 +302,7 @@ def _out_of_range(entry: StateEntry) -> IndexError:
 
 
 def _as_current(variable: Variable[Any], raw: Any) -> Any:
-    """Returns a raw value for a Variable: JAX's array where it holds such an one."""
+    """Converts a raw value to an array of JAX, if the Variable holds one."""
     current = variable.get_raw_value()
     if isinstance(raw, _NUMPY) and not isinstance(current, _NUMPY):
         return values.as_jax(raw) if matching.holds_array(current) else raw
