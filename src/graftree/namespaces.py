@@ -35,7 +35,7 @@ class OnUse(types.ModuleType):
     evaluated: ``typing.get_type_hints`` looks for their names in the module.
 
     Args:
-        name: Of the package.
+        name: The name of the package.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -109,7 +109,7 @@ def copied(x: Any, memo: dict[int, Any] | None = None) -> Any:
 
     Args:
         x: The object.
-        memo: That of ``copy.deepcopy``; ``None`` for a shallow copy.
+        memo: The memo of ``copy.deepcopy``; ``None`` for a shallow copy.
     """
     reduced = x.__reduce_ex__(4)
     if isinstance(reduced, str):

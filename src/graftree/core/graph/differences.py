@@ -268,7 +268,7 @@ def facts(
     """Lists the facts of a GraphDef by path: types, statics, metadata, sharing.
 
     Args:
-        graphdef: Of an object.
+        graphdef: The GraphDef of an object.
         located: Gives the name of a path; ``None`` leaves it out.
         leaves: The leaves of the object. They are then compared by identity, instead of
             by their entries in the GraphDef.
@@ -307,7 +307,7 @@ def metadata(path: Path, entries: Mapping[str, Any]) -> dict[Path, Any]:
     """Returns the metadata of a Variable, by path.
 
     Args:
-        path: Of the Variable.
+        path: The path of the Variable.
         entries: Its metadata.
     """
     return {(*path, MetadataKey(key)): Static(value) for key, value in entries.items()}

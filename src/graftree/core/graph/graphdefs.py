@@ -194,7 +194,7 @@ class TreeNodeDef(NamedTuple):
     """An object in tree mode.
 
     Attributes:
-        type: Of the object.
+        type: The type of the object.
         treedef: JAX's, with Variables as leaves.
         path_index: For each leaf in the order of the paths, its path and its position
             in the treedef.

@@ -104,7 +104,7 @@ class KeptGraphDef:
         graphdef: Its skeleton.
         leaves: Its leaves; changed here.
         validity: Checks whether the object is as it was.
-        number: Of the skeleton, if it was interned.
+        number: The number of the skeleton, if it was interned.
 
     Attributes:
         graphdef: As given, like ``number`` and ``validity``.

@@ -39,7 +39,7 @@ class StateEntry(NamedTuple):
     """A value of a state, and where it belongs in an object.
 
     Attributes:
-        position: Of the object or container that it belongs into.
+        position: Where the object or container is that it belongs into.
         key: Its key in there, as the object spells it.
         current: The value that is there: a Variable, another value, or `MISSING`.
         value: The state's value, out of its box and with the keys of ``current``.
@@ -380,7 +380,7 @@ class Pair(NamedTuple):
     """A leaf of an object, and the state's value for it.
 
     Attributes:
-        path: Of the leaf in the object.
+        path: The path of the leaf in the object.
         leaf: The Variable, or the value itself.
         value: The state's value for it, or `MISSING`; if the Variable holds a
             container, a value of the same structure.

@@ -50,7 +50,7 @@ class ValidityCheck:
     """Checks whether objects still match the node specs of their skeleton.
 
     Args:
-        skeleton: Of the objects.
+        skeleton: The skeleton of the objects.
         members: For each node spec its object or container; ``None`` if JAX took it
             apart.
         objects: The objects by the numbers in the skeleton.

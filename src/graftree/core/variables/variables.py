@@ -660,7 +660,7 @@ def write_all(
 
     Args:
         boxes: The Variables.
-        raw_values: Of each the value.
+        raw_values: The value of each.
         path_at: Gives the path of the n-th Variable, for the message.
     """
     if may_replace_all(boxes, raw_values):
