@@ -1,4 +1,4 @@
-"""The one door to JAX API that is private, experimental or differs between versions.
+"""Wraps JAX API that is private, experimental or differs between versions.
 
 The API of its registries of pytrees is beside it, in `_jax_registries.py`.
 
@@ -37,7 +37,7 @@ config: Any = jax.config
 
 
 def _tells_apart(token: Callable[[], Any]) -> bool:
-    """Whether this tells traces apart, and gives the same for the same trace."""
+    """Whether tokens of different traces differ, and those of one trace don't."""
     tokens = [token()]
 
     def outer() -> None:
@@ -47,9 +47,9 @@ def _tells_apart(token: Callable[[], Any]) -> bool:
 
     jax.make_jaxpr(outer)()
     tokens.append(token())
-    outside, around, inside, around_again, outside_again = tokens
-    apart = {id(outside), id(around), id(inside)}
-    return outside is outside_again and around is around_again and len(apart) == 3
+    top, in_jit, in_vmap, in_jit_again, top_again = tokens
+    distinct = {id(top), id(in_jit), id(in_vmap)}
+    return top is top_again and in_jit is in_jit_again and len(distinct) == 3
 
 
 def _by_attribute(state: Any) -> Callable[[], Any]:
@@ -66,16 +66,16 @@ class _Token:
 
 
 def _by_states(get: Callable[[], Any]) -> Callable[[], Any]:
-    """The same by objects that equal each other while they stand for one trace."""
-    held = list[weakref.ref[_Token]]()  # of all threads: outside of traces it is one
+    """Makes tokens of states that equal each other while they stand for one trace."""
+    tokens = list[weakref.ref[_Token]]()  # of all threads: outside of traces it is one
 
     def token() -> Any:
         state = get()
-        for found in [reference() for reference in [*held]]:
-            if found is not None and found.state == state:
-                return found
+        for alive in [reference() for reference in [*tokens]]:
+            if alive is not None and alive.state == state:
+                return alive
         new = _Token(state)
-        held.append(weakref.ref(new, held.remove))
+        tokens.append(weakref.ref(new, tokens.remove))
         return new
 
     return token
@@ -86,12 +86,12 @@ def _find_token() -> Callable[[], Any]:
         "jax._src.core:trace_state": _by_attribute,
         "jax.extend.core:get_opaque_trace_state": _by_states,
     }
-    for place, make in ways.items():
+    for name, make in ways.items():
         with contextlib.suppress(Exception):  # any error is possible
-            token = make(_jax_names.find(place))
+            token = make(_jax_names.find(name))
             if _tells_apart(token):
                 return token
-        _jax_names.tell(place)
+        _jax_names.tell(name)
     raise ImportError(
         f"This version of graftree can't tell the traces of JAX {jax.__version__} "
         "apart, so updates could be lost. Install a newer graftree, or an older JAX."
@@ -113,15 +113,15 @@ def is_tracing() -> bool:
 
 
 def _chain(find_top_trace: Any) -> list[Any]:
-    trace, found = find_top_trace(()), list[Any]()
+    trace, chain = find_top_trace(()), list[Any]()
     while trace is not None:
-        found.append(trace)
+        chain.append(trace)
         trace = getattr(trace, "parent_trace", None)
-    return found
+    return chain
 
 
 def _kinds_of_traces(find_top_trace: Any) -> tuple[Any, type]:
-    """With it, the type of the traces that record programs.
+    """Returns it with the type of the traces that record programs.
 
     It tells three traces apart, of which one records and one runs.
     """
@@ -139,7 +139,7 @@ def _kinds_of_traces(find_top_trace: Any) -> tuple[Any, type]:
 
 @_jax_names.by("jax.extend.core:find_top_trace", prepare=_kinds_of_traces)
 def _traces(find_top_trace: Any, recording: type) -> list[tuple[Any, bool]] | None:
-    """The traces around the current call, innermost first, and whether each records.
+    """Lists the traces around this call, innermost first; whether each records.
 
     ``None`` if that is unknown.
     """
@@ -162,8 +162,8 @@ def recording_trace() -> Any:
     traces = _traces()
     if traces is None:
         return object() if is_tracing() else None
-    found = [trace for trace, records in traces if records]
-    return weakref.ref(found[0]) if found else None
+    recording = [trace for trace, records in traces if records]
+    return weakref.ref(recording[0]) if recording else None
 
 
 def runs_eagerly() -> bool:
@@ -172,7 +172,7 @@ def runs_eagerly() -> bool:
 
 
 def order_of_derivative() -> int:
-    """The most times that the current call may be differentiated or mapped.
+    """Counts how often the current call may be differentiated or mapped, at most.
 
     Raises:
         TypeError: If that is unknown.
@@ -204,11 +204,15 @@ def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
 
 
 def _checked_settings(trace_context: Any, names: Any) -> tuple[Any, Any]:
-    before = trace_context()
+    settings = trace_context()
     with jax.default_matmul_precision("float32"):
-        during = trace_context()
-    hash(before)
-    if type(before) is not tuple or before == during or before != trace_context():
+        changed = trace_context()
+    hash(settings)
+    if (
+        type(settings) is not tuple
+        or settings == changed
+        or settings != trace_context()
+    ):
         raise _jax_names.ChangedError
     return trace_context, names
 
@@ -219,7 +223,7 @@ def _checked_settings(trace_context: Any, names: Any) -> tuple[Any, Any]:
     prepare=_checked_settings,
 )
 def _settings(trace_context: Any, names: Any) -> dict[str, Any]:
-    """The settings of JAX on which a trace depends, by name."""
+    """Returns the settings of JAX on which a trace depends, by name."""
     pairs = [*zip(names(), trace_context(), strict=True)]
     ours = {id(None), id(_defaults.value), id(_flags.value)}
     users = [x for name, x in pairs if name == "user_context" and id(x) not in ours]
@@ -230,14 +234,14 @@ _settings.otherwise(lambda: dict[str, Any]())
 
 
 def trace_context() -> dict[str, Any]:
-    """The context of a trace, by name: JAX's configuration, the mesh, our defaults."""
+    """Returns a trace's context by name: JAX's settings, the mesh, our defaults."""
     ours = [*(_flags.value or ()), *(_defaults.value or ())]
     return _settings() | dict(sorted(ours))
 
 
 @functools.cache
 def _kinds_of_derivatives(_: Any) -> frozenset[type]:
-    """The types of the tracers that carry derivatives, by a setting of JAX."""
+    """Returns the types of tracers that carry derivatives, by a setting of JAX."""
     kinds = list[type]()
 
     def f(x: Any) -> Any:
@@ -271,10 +275,10 @@ def is_ref(x: Any) -> bool:
     kind = type(x)
     if kind is Ref or not isinstance(x, Tracer):
         return kind is Ref
-    known = _are_refs.get(type(x.aval))
-    if known is None:
-        known = _are_refs[type(x.aval)] = isinstance(x, Ref)
-    return known
+    is_ref_type = _are_refs.get(type(x.aval))
+    if is_ref_type is None:
+        is_ref_type = _are_refs[type(x.aval)] = isinstance(x, Ref)
+    return is_ref_type
 
 
 # For each type of the types of tracers.
@@ -284,8 +288,8 @@ _are_refs: dict[type, bool] = {}
 class _Concrete(dict[type, bool]):
     def __missing__(self, kind: type) -> bool:
         with jax.core.eval_context():
-            self[kind] = found = kind is type(jax.device_put(np.zeros(())))
-        return found
+            self[kind] = is_concrete = kind is type(jax.device_put(np.zeros(())))
+        return is_concrete
 
 
 # Whether a type is that of JAX's arrays with values, which are not random keys.
@@ -293,7 +297,7 @@ is_concrete: Callable[[type], bool] = _Concrete().__getitem__
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The children of a registered pytree as (key entry, child), and a treedef.
+    """Lists a registered pytree's children as (key entry, child), and a treedef.
 
     The treedef's ``unflatten`` takes the list of children and gives a new node.
     """
@@ -358,7 +362,7 @@ _ANALYSES = {"eval_shape", "make_jaxpr", "make_jaxpr_f"}
 
 
 def caller_of_unflatten() -> types.FrameType | None:
-    """The function of JAX that unflattens a tree now, unless on behalf of other code.
+    """Finds JAX's function that unflattens a tree, unless on behalf of other code.
 
     If it calls a function of the user, these are its arguments. Call it in a function
     that an object's own one to unflatten calls.
@@ -390,7 +394,7 @@ def prefix_error(
     is_leaf: Callable[[Any], bool],
     name: str,
 ) -> str:
-    """The error at the place where a tree, ``name``, is not a prefix of another one."""
+    """Returns the error where a tree, ``name``, is not a prefix of another one."""
     first, *_ = prefix_errors(prefix, full, is_leaf)
     return str(first(name))
 
@@ -444,13 +448,13 @@ def checkify(function: Any, user_checks: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def ad_checkpoint() -> Any:
-    """The module ``jax.ad_checkpoint``, which ``import jax`` does not load."""
+    """Returns the module ``jax.ad_checkpoint``, which ``import jax`` does not load."""
     return importlib.import_module("jax.ad_checkpoint")
 
 
 @_jax_names.by("jax.core:ShapedArray.manual_axis_type")
 def varying(of_type: Any, kind: Any) -> frozenset[Any]:
-    """The axes of `shard_map` along which values of a type may differ."""
+    """Names the axes of `shard_map` along which values of a type may differ."""
     return of_type.__get__(kind).varying
 
 
@@ -458,7 +462,7 @@ varying.otherwise(lambda _: frozenset[Any]())
 
 
 def as_varying(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
-    """The same array, of the type of those that may differ along these axes, too."""
+    """Gives an array the type of those that may differ along these axes, too."""
     missing = tuple(axes - varying(jax.typeof(x)))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
@@ -466,7 +470,7 @@ def as_varying(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
 # Values that lie where others do. The `shard_alike` of JAX 0.10 was a mere hint.
 
 
-def _made_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> tuple[Any]:
+def _make_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> tuple[Any]:
     alike = primitive("placed_alike")
     alike.def_impl(lambda new, old: new)
     alike.def_abstract_eval(lambda new, old: new)
@@ -489,15 +493,15 @@ def _made_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> tupl
     "jax.interpreters.ad:primitive_jvps",
     "jax.interpreters.batching:primitive_batchers",
     "jax.interpreters.mlir:register_lowering",
-    prepare=_made_alike,
+    prepare=_make_alike,
 )
 def _alike(operation: Any) -> Any:
-    """The operation that gives the first of two arrays of one shape."""
+    """Returns the first of two arrays of one shape, as an operation of a program."""
     return operation
 
 
 def placed_alike(new: Any, old: Any) -> Any:
-    """The first of two arrays of one shape; the compiler places it like the other.
+    """Returns the first of two arrays of one shape, placed like the other one.
 
     The place is known if ``old`` is an argument of the program, as the program is
     lowered for arguments that lie there. The compiler is free to put an output
@@ -515,7 +519,7 @@ def _lower_alike(_: Any, new: Any, old: Any) -> list[Any]:
     "jaxlib.mlir.ir:BlockArgument", "jaxlib.mlir.dialects.sdy:ShardingConstraintOp"
 )
 def _placed(argument_of: Any, constrain: Any, new: Any, old: Any) -> Any:
-    """A value with the sharding of an argument of the program; ``None`` for others."""
+    """Gives a value the sharding of a program's argument; ``None`` for others."""
     try:
         argument = argument_of(old)
     except ValueError:  # something that the program computes
@@ -538,7 +542,7 @@ def _map_alike(alike: Any, values: Any, axes: Any) -> tuple[Any, Any]:
 
 
 def concrete_mesh() -> jax.sharding.Mesh | None:
-    """The mesh with devices that ``jax.set_mesh`` has set; inside traces, too."""
+    """Returns the mesh with devices that ``jax.set_mesh`` has set; in traces, too."""
     try:
         with jax.core.eval_context() if is_tracing() else contextlib.nullcontext():
             mesh: Any = jax.sharding.get_mesh()
@@ -574,8 +578,8 @@ class _ApartTrace(jax.core.Trace):
         with self._outer():
             # Otherwise XLA would compute with constants beforehand.
             args = [x if isinstance(x, Tracer) else _barrier(x) for x in args]
-            found = primitive.bind(*args, **params)
-            return _barrier(jax.tree.map(self._in_order, found))
+            results = primitive.bind(*args, **params)
+            return _barrier(jax.tree.map(self._in_order, results))
 
     def process_custom_jvp_call(self, *args: Any, **_: Any) -> Any:
         _, function, _, inputs = args
@@ -589,7 +593,7 @@ _barrier = jax.lax.optimization_barrier
 
 
 def _in_order(constrain: Any, layout: Any, x: Any) -> Any:
-    """The array as programs take and return it; inside, XLA would choose an order."""
+    """Gives an array the order of programs' arguments; XLA would choose one."""
     if x.ndim < 2 or jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     return constrain(x, layout(tuple(range(x.ndim))))
@@ -610,8 +614,8 @@ def _called_apart(
 
 def _checked_apart(*ways: Any) -> tuple[Any, ...]:
     call = functools.partial(_called_apart, *ways, jax.lax.neg)
-    found = [str(x.primitive) for x in jax.make_jaxpr(call)(np.ones((1, 1))).eqns]
-    if found != ["neg", "layout_constraint", "optimization_barrier"]:
+    operations = [str(x.primitive) for x in jax.make_jaxpr(call)(np.ones((1, 1))).eqns]
+    if operations != ["neg", "layout_constraint", "optimization_barrier"]:
         raise _jax_names.ChangedError
     return ways
 
@@ -658,7 +662,7 @@ def _kind_of_transforms(transform: Any, current: Any) -> tuple[type]:
     prepare=_kind_of_transforms,
 )
 def scopes_of(of_transforms: type, equation: Any) -> list[tuple[str, bool]]:
-    """The name stack of an equation: names, and whether each is that of a transform."""
+    """Returns an equation's name stack: names, and whether each is a transform's."""
     stack = equation.source_info.name_stack.stack
     return [(entry.name, isinstance(entry, of_transforms)) for entry in stack]
 
@@ -670,7 +674,7 @@ def _(_: Any) -> list[tuple[str, bool]]:
 
 @_jax_names.by("jax.extend.core:JaxprEqn.ctx")
 def context_of(slot: Any, equation: Any) -> Any:
-    """The settings of JAX under which an equation was recorded.
+    """Returns the settings of JAX under which an equation was recorded.
 
     Where they are unknown, it is a new object each time.
     """
@@ -682,11 +686,11 @@ context_of.otherwise(lambda _: object())
 
 @_jax_names.by("jax.extend.source_info_util:summarize")
 def summary_of(summarize: Any, equation: Any, most: int) -> str:
-    """The lines that recorded an equation, innermost last, and not those of JAX."""
-    found = summarize(equation.source_info, num_frames=most)
-    if not isinstance(found, str):
+    """Returns the lines that recorded an equation, innermost last, without JAX's."""
+    summary = summarize(equation.source_info, num_frames=most)
+    if not isinstance(summary, str):
         raise _jax_names.ChangedError
-    return found
+    return summary
 
 
 summary_of.otherwise(lambda *_: "")

@@ -1,4 +1,4 @@
-"""The names of JAX that no documentation promises, and the losses without them.
+"""Names of JAX that no documentation promises, and what is lost without them.
 
 A JAX may lack one, or it may work differently there. Its purpose is then served another
 way or is off; the logger ``graftree`` says so once, and everything else works. Only
@@ -48,7 +48,7 @@ _LOSSES = {
     # The mesh in functions whose axes have names; elsewhere jax.sharding.get_mesh.
     "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
     "are not moved to the mesh": "jax._src.mesh:get_concrete_mesh",
-    # To tell scopes of modules from those of transforms.
+    # To distinguish scopes of modules from those of transforms.
     "tools that read programs tell no paths of modules": (
         "jax.extend.source_info_util:transform_name_stack "
         "jax.extend.source_info_util:current_name_stack"
@@ -115,38 +115,38 @@ class ChangedError(Exception):
     """A name of JAX no longer gives what it gave."""
 
 
-def find(place: str) -> Any:
+def find(name: str) -> Any:
     """Returns the object that a name of the table stands for.
 
     Raises:
         AttributeError: If its module lacks it.
         ImportError: If there is no such module.
     """
-    return pkgutil.resolve_name(place)
+    return pkgutil.resolve_name(name)
 
 
-def _is_there(place: str) -> bool:
+def _is_there(name: str) -> bool:
     try:
-        find(place)
+        find(name)
     except (AttributeError, ImportError):
         return False
     return True
 
 
-def tell(*places: str) -> None:
+def tell(*names: str) -> None:
     """Logs one line on what is off, as some of these have moved, or do not work."""
-    missing = [place for place in places if not _is_there(place)]
-    what, names = ("moved" if missing else "changed"), missing or [*places]
-    if _told.issuperset(names):
+    missing = [name for name in names if not _is_there(name)]
+    verb, changed = ("moved" if missing else "changed"), missing or [*names]
+    if _reported.issuperset(changed):
         return
-    _told.update(names)
-    lost = "; ".join(dict.fromkeys(NAMES[place] for place in names))
-    text = ", ".join(names).replace(":", ".")
-    _logger.warning("JAX %s has %s %s: %s.", jax.__version__, what, text, lost)
+    _reported.update(changed)
+    lost = "; ".join(dict.fromkeys(NAMES[name] for name in changed))
+    text = ", ".join(changed).replace(":", ".")
+    _logger.warning("JAX %s has %s %s: %s.", jax.__version__, verb, text, lost)
 
 
 # The names that were logged.
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 class _Way:
@@ -160,11 +160,11 @@ class _Way:
     """
 
     def __init__(
-        self, function: Any, places: Sequence[str], prepare: Callable[..., Any]
+        self, function: Any, names: Sequence[str], prepare: Callable[..., Any]
     ) -> None:
-        self._function, self._places, self._prepare = function, places, prepare
+        self._function, self._names, self._prepare = function, names, prepare
         self._otherwise: Callable[..., Any] = lambda *_: None
-        self._given: Any = None
+        self._prepared: Any = None
         self._is_open = True
         self.__doc__ = function.__doc__
 
@@ -176,28 +176,28 @@ class _Way:
     def __call__(self, *args: Any) -> Any:
         if self._is_open:
             try:
-                if self._given is None:
+                if self._prepared is None:
                     with jax.core.eval_context():  # even if it is first used in a trace
-                        self._given = self._prepare(*map(find, self._places))
-                return self._function(*self._given, *args)
+                        self._prepared = self._prepare(*map(find, self._names))
+                return self._function(*self._prepared, *args)
             except (MemoryError, RecursionError):  # which say nothing of JAX
                 raise
             except Exception:
                 self._is_open = False
-                tell(*self._places)
+                tell(*self._names)
                 _logger.debug("This is why:", exc_info=True)
         return self._otherwise(*args)
 
 
-def _as_found(*found: Any) -> Sequence[Any]:
-    return found
+def _unchanged(*objects: Any) -> Sequence[Any]:
+    return objects
 
 
 def by(
-    *places: str, prepare: Callable[..., Sequence[Any]] = _as_found
+    *names: str, prepare: Callable[..., Sequence[Any]] = _unchanged
 ) -> Callable[[Callable[..., Any]], _Way]:
     """Makes a function depend on names of the table.
 
     It must not call users' code, whose errors are theirs.
     """
-    return lambda function: _Way(function, places, prepare)
+    return lambda function: _Way(function, names, prepare)

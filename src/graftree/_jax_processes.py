@@ -21,7 +21,7 @@ def _client(state: Any) -> Any:
 
 @_jax_names.by("jax._src.distributed:global_state")
 def own_number(state: Any) -> int | None:
-    """The number of this process; it starts no backend, as `jax.process_index` may."""
+    """Numbers this process; starts no backend, as `jax.process_index` may."""
     return state.process_id
 
 
@@ -40,7 +40,7 @@ class Store:
         self._client.key_value_set_bytes(key, text.encode(), allow_overwrite=True)
 
     def wait(self, key: str, seconds: float) -> str | None:
-        """A text, once it is there; ``None`` if it takes longer than these seconds."""
+        """Waits for a text; ``None`` if it takes longer than these seconds."""
         try:
             milliseconds = max(1, int(seconds * 1000))
             return self._client.blocking_key_value_get_bytes(key, milliseconds).decode()
@@ -50,7 +50,7 @@ class Store:
             raise
 
     def look(self, key: str) -> str | None:
-        """A text, if it is there."""
+        """Returns a text, if it is there."""
         try:
             return self._client.key_value_try_get_bytes(key).decode()
         except jax.errors.JaxRuntimeError as error:
@@ -64,6 +64,6 @@ class Store:
 
 
 def store() -> Store | None:
-    """The store of this program; ``None`` if JAX has none for it."""
+    """Returns the store of this program; ``None`` if JAX has none for it."""
     client = _client()
     return None if client is None else Store(client)

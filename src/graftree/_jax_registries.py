@@ -15,10 +15,10 @@ import jax
 from graftree import _jax_names
 
 
-def _checked(registries: Any, dispatch: Any, known: Any) -> tuple[Any, ...]:
+def _checked(registries: Any, dispatch: Any, registry: Any) -> tuple[Any, ...]:
     if dispatch not in registries:
         raise _jax_names.ChangedError
-    return registries, dispatch, known, type(known[list])
+    return registries, dispatch, registry, type(registry[list])
 
 
 @_jax_names.by(
@@ -30,7 +30,7 @@ def _checked(registries: Any, dispatch: Any, known: Any) -> tuple[Any, ...]:
 def register_pytree(
     registries: Any,
     dispatch: Any,
-    known: Any,
+    entries: Any,
     make_entry: Any,
     kind: type,
     with_keys: Callable[[Any], Any],
@@ -43,7 +43,7 @@ def register_pytree(
     for registry in registries:
         way = at_once if registry is dispatch else flatten
         registry.register_node(kind, way, unflatten, with_keys)
-    known[kind] = entry
+    entries[kind] = entry
 
 
 @register_pytree.otherwise
@@ -53,25 +53,27 @@ def _(kind: type, with_keys: Any, unflatten: Any, flatten: Any, _: Any) -> None:
 
 @_jax_names.by("jax._src.export._export:serialization_registry")
 def write_nodes(
-    known: Any, kind: type, name: str, write: Callable[[Any], bytes]
+    entries: Any, kind: type, name: str, write: Callable[[Any], bytes]
 ) -> None:
     """Sets how exported functions name a pytree type and write its static data."""
-    known[kind] = name, write
+    entries[kind] = name, write
 
 
 @_jax_names.by("jax._src.export._export:serialization_registry")
-def forget_nodes(known: Any, prefix: str) -> None:
+def forget_nodes(entries: Any, prefix: str) -> None:
     """Removes the entries of types whose names begin with the prefix."""
-    for kind in [kind for kind, (name, _) in known.items() if name.startswith(prefix)]:
-        del known[kind]
+    for kind in [
+        kind for kind, (name, _) in entries.items() if name.startswith(prefix)
+    ]:
+        del entries[kind]
 
 
 @_jax_names.by("jax._src.export._export:deserialization_registry")
 def read_nodes(
-    known: Any,
+    entries: Any,
     name: str,
     read: Callable[[bytes], Any],
     rebuild: Callable[[Any, Any], Any],
 ) -> None:
     """Sets how nodes of a name are read: static data, then with their children."""
-    known[name] = object, read, rebuild
+    entries[name] = object, read, rebuild

@@ -1,4 +1,4 @@
-"""The uses of CPython beyond the language: one small function each.
+"""Uses of CPython beyond the language: one small function each.
 
 Each states its purpose, and the loss where a Python lacks it. None of them runs in a
 warm call of a compiled function.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 
 def frames_above(count: int) -> Iterator[FrameType]:
-    """The running functions, innermost first, from ``count`` calls above the caller on.
+    """Yields the running functions, innermost first, from ``count`` calls above on.
 
     To keep them, begin with 1, not with 0: kept in your own frame they are a cycle.
 
@@ -38,7 +38,7 @@ def _chain(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def module_of(frame: FrameType) -> str:
-    """The name of the module of a running function."""
+    """Returns the name of the module of a running function."""
     return str(frame.f_globals.get("__name__", ""))
 
 
@@ -54,7 +54,7 @@ def warn_user(text: str, category: type[Warning]) -> None:
     line of ours.
     """
     levels = enumerate(frames_above(0), 1)
-    level = next((number for number, frame in levels if is_users(frame)), 1)
+    level = next((depth for depth, frame in levels if is_users(frame)), 1)
     warnings.warn(text, category, stacklevel=level)
 
 
@@ -62,21 +62,21 @@ class ActiveCall(NamedTuple):
     """Checks whether a call of a function still runs, and keeps nothing of it alive.
 
     Attributes:
-        place: Where the frame of the call is.
-        code: The function. Other frames may be in that place later.
+        address: Where the frame of the call is.
+        code: The function. Other frames may be at that address later.
     """
 
-    place: int
+    address: int
     code: CodeType
 
     @classmethod
     def of(cls, frame: FrameType) -> ActiveCall:
-        """The call with this frame."""
+        """Returns the call with this frame."""
         return cls(id(frame), frame.f_code)
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """The local names of a running function, and their values.
+    """Returns the local names of a running function, and their values.
 
     It serves messages (paths, the tree that doesn't fit), and the warning of lost
     updates.
@@ -85,10 +85,10 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def references(obj: Any) -> int:
-    """The number of references to an object, to be compared with other counts.
+    """Counts the references to an object, to be compared with other counts.
 
-    It serves `vars(obj)` that is watched for writes. Without it there are more than any
-    count, nothing is watched, and such objects are compared at each call.
+    It serves `vars(obj)` whose writes give versions. Without it there are more than any
+    count, no write gives a version, and such objects are compared at each call.
     """
     return _count(obj)
 
@@ -97,7 +97,7 @@ _count: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: sys.maxsize
 
 
 def contents_of(function: FunctionType) -> list[Any]:
-    """The values that a function has captured; ``None`` for each that is not set yet.
+    """Lists what a function has captured; ``None`` for each that is not set yet.
 
     It serves `repr`, which shows equal layers once. Without it they are all shown.
     """
@@ -112,7 +112,7 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(text: str) -> Any:
-    """The value of an expression that we generated.
+    """Evaluates an expression that we generated.
 
     It serves the flattening of objects: a third of the time of `map` and `all`.
     """

@@ -1,4 +1,4 @@
-"""The flags of the library, for the process or for a block.
+"""Flags of the library, for the process or for a block.
 
     nnx.config.update("nnx_graph_mode", False)   # for every thread, from now on
     with nnx.set_graph_mode(False): ...          # for a block, in this thread
@@ -136,7 +136,7 @@ def __getattr__(name: str) -> Any:
 
 
 def flags() -> frozenset[str]:
-    """The names of all flags."""
+    """Lists the names of all flags."""
     return frozenset(_FLAGS)
 
 
@@ -164,8 +164,8 @@ def update(name: str, value: Any, /) -> None:
     if name == "graftree_caches":
         caches.switch(value)
     if name in _READ_IN_TRACES:
-        now = {(name, _values[name]) for name in _READ_IN_TRACES}
-        _jax.trace_under_flags(frozenset(now - _first_values) or None)
+        flags_in_traces = {(name, _values[name]) for name in _READ_IN_TRACES}
+        _jax.trace_under_flags(frozenset(flags_in_traces - _first_values) or None)
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def temp_flip_flag(var_name: str, var_value: Any) -> Iterator[None]:
 
     Args:
         var_name: The flag; you may leave out ``flax_`` at its start.
-        var_value: Its value inside.
+        var_value: Its value in the context.
 
     Raises:
         AttributeError: If there is no such flag.
@@ -185,16 +185,16 @@ def temp_flip_flag(var_name: str, var_value: Any) -> Iterator[None]:
         2
     """
     name = var_name if var_name in _values else f"flax_{var_name}"
-    before = __getattr__(name)
+    former = __getattr__(name)
     update(name, var_value)
     try:
         yield
     finally:
-        update(name, before)
+        update(name, former)
 
 
 def disable_caches() -> contextlib.AbstractContextManager[None]:
-    """Runs what is inside without anything that Graftree remembers between two calls.
+    """Runs a block without anything that Graftree remembers between two calls.
 
     Results, errors, warnings and what is written to objects are the same with and
     without; only time differs. If they do differ, a cache is wrong: please report it.
@@ -282,18 +282,18 @@ class ScopedDefault:
 
     @classmethod
     def current_value(cls) -> Any:
-        """The value in force in this thread: the innermost set one, else the flag's."""
+        """Value in force in this thread: the innermost set one, else the flag's."""
         stack = _stacks.of.get(cls)
         return stack[-1] if stack else _values[cls.flag]
 
     @classmethod
     def get_default(cls) -> Any:
-        """The value of the flag, in force where nothing is set."""
+        """Returns the value of the flag, in force where nothing is set."""
         return _values[cls.flag]
 
     @classmethod
     def get_stack(cls) -> list[Any]:
-        """The values set in this thread, the innermost last."""
+        """Returns the values set in this thread, the innermost last."""
         return _stacks.of.setdefault(cls, [])
 
     def __enter__(self) -> None:
@@ -353,7 +353,7 @@ class set_graph_mode(ScopedDefault):
 
 
 class set_graph_updates(ScopedDefault):
-    """Sets whether structural changes inside transforms reach the caller's objects.
+    """Sets whether structural changes in transforms reach the caller's objects.
 
     Args:
         value: ``True`` to propagate added, removed and replaced attributes.
@@ -368,7 +368,7 @@ class set_graph_updates(ScopedDefault):
 
 
 def in_force() -> tuple[Any, ...]:
-    """The values of all flags and scoped defaults, as they are in this thread."""
+    """Returns all flags and scoped defaults, as they are in this thread."""
     scoped = [(kind, stack[-1]) for kind, stack in _stacks.of.items() if stack]
     return (*_values.values(), *scoped)
 
@@ -383,7 +383,7 @@ def graph_mode(graph: bool | None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Propagation:
-    """The changes that survive the way back out of a transform.
+    """Which changes survive the way back out of a transform.
 
     Attributes:
         sharing: Whether shared references stay shared (graph mode); else objects are
@@ -402,7 +402,7 @@ GRAPH_UPDATES = Propagation(sharing=True, structure=True)
 
 
 def propagation(graph: bool | None, graph_updates: bool | None) -> Propagation:
-    """The mode by the arguments of a transform or, without them, by the defaults."""
+    """Returns the mode by a transform's arguments or, without them, by the defaults."""
     if not graph_mode(graph):
         return TREE
     if graph_updates is None:

@@ -54,7 +54,7 @@ STARTUP = str(pathlib.Path(graftree.__file__).absolute().parent / "startup")
 
 _NAMESPACE = "flax.nnx"
 # The entry that `pkgutil` finds in the namespace's ``__path__``; no such folder exists.
-_PLACE = f"{__file__}/{_NAMESPACE}"
+_NAMESPACE_PATH = f"{__file__}/{_NAMESPACE}"
 
 
 def install() -> None:
@@ -84,7 +84,7 @@ def install() -> None:
     sys.path_hooks.append(_FolderNames)
     finder.undo += [
         lambda: sys.path_hooks.remove(_FolderNames),
-        lambda: sys.path_importer_cache.pop(_PLACE, None),
+        lambda: sys.path_importer_cache.pop(_NAMESPACE_PATH, None),
     ]
 
 
@@ -130,26 +130,28 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None = None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        top, _, below = fullname.partition(".")
+        top, _, subpath = fullname.partition(".")
         if target is not None and flax_names.is_table(fullname):
             # It is reloaded under its own name.
             return importlib.machinery.ModuleSpec(fullname, self)
         if top != "flax":
             return None
-        if below == "nnx" or below.startswith("nnx."):
-            found = below == "nnx" or flax_names.has_path(below.removeprefix("nnx."))
+        if subpath == "nnx" or subpath.startswith("nnx."):
+            exists = subpath == "nnx" or flax_names.has_path(
+                subpath.removeprefix("nnx.")
+            )
         elif self.has_flax:
-            return None if below else _find_flax()
+            return None if subpath else _find_flax()
         else:
-            found = not below or flax_names.has_beside(below)
-        if not found:
+            exists = not subpath or flax_names.has_beside(subpath)
+        if not exists:
             # Without `name`, or `from flax import linen` shows its own message.
             raise ModuleNotFoundError(self._missing(fullname))
         # A package, so that the import system asks for the modules below it.
         spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         if fullname == _NAMESPACE:
             spec.origin = graftree.__file__
-            spec.submodule_search_locations = [_PLACE]
+            spec.submodule_search_locations = [_NAMESPACE_PATH]
         return spec
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -182,16 +184,16 @@ class _FolderNames:
     """Lists the modules below ``flax.nnx``: `pkgutil` looks in its ``__path__``."""
 
     def __init__(self, path: str) -> None:
-        if path != _PLACE:
+        if path != _NAMESPACE_PATH:
             raise ImportError(f"{path} is not the place of {_NAMESPACE}.")
 
     def find_spec(self, fullname: str, target: Any = None) -> None:
         """Finds nothing: `_Finder` was asked before."""
 
     def iter_modules(self, prefix: str = "") -> list[tuple[str, bool]]:
-        """The names, and whether they are packages."""
-        listed = flax_names.list_below("")
-        return [(prefix + name, is_package) for name, is_package in listed]
+        """Lists the names, and whether they are packages."""
+        entries = flax_names.list_below("")
+        return [(prefix + name, is_package) for name, is_package in entries]
 
 
 def _find_flax() -> importlib.machinery.ModuleSpec | None:
@@ -212,7 +214,7 @@ def _has_origin(spec: importlib.machinery.ModuleSpec | None) -> bool:
 
 def _reach_processes() -> Callable[[], object]:
     """Lets the processes that this one starts install the drop-in, until undone."""
-    before = os.environ.get(VARIABLE)
+    former = os.environ.get(VARIABLE)
     is_inherited = STARTUP in _python_path()
     os.environ[VARIABLE] = "1"
     if not is_inherited:
@@ -223,7 +225,7 @@ def _reach_processes() -> Callable[[], object]:
         sys.path.insert(1, STARTUP)
 
     def undo() -> None:
-        _set_variable(VARIABLE, before)
+        _set_variable(VARIABLE, former)
         if not is_inherited:
             rest = [entry for entry in _python_path() if entry != STARTUP]
             _set_variable("PYTHONPATH", os.pathsep.join(rest) or None)
@@ -238,10 +240,10 @@ def _python_path() -> list[str]:
 
 
 def _own_module(name: str) -> types.ModuleType:
-    below = name.removeprefix("flax.")
-    if below.startswith("nnx."):
-        return importlib.import_module(f"graftree.{below.removeprefix('nnx.')}")
-    return flax_names.beside(below)
+    subpath = name.removeprefix("flax.")
+    if subpath.startswith("nnx."):
+        return importlib.import_module(f"graftree.{subpath.removeprefix('nnx.')}")
+    return flax_names.beside(subpath)
 
 
 def _fill_top(module: types.ModuleType) -> None:
@@ -292,7 +294,7 @@ def _fill_namespace(module: types.ModuleType) -> None:
 def _join_errors() -> Callable[[], object]:
     """Makes our exceptions those of Flax of the same name, or Flax's in general."""
     theirs = importlib.import_module("flax.errors")
-    before = [
+    former = [
         (kind, kind.__bases__, vars(theirs).get(kind.__name__))
         for kind in errors.GraftreeError.__subclasses__()
         if not issubclass(kind, vars(theirs).get(kind.__name__, theirs.FlaxError))
@@ -300,13 +302,13 @@ def _join_errors() -> Callable[[], object]:
     init = vars(errors.GraftreeError).get("__init__")
     # The constructor stays that of all exceptions, although Flax's classes take others.
     errors.GraftreeError.__init__ = Exception.__init__  # type: ignore[method-assign]
-    for kind, bases, counterpart in before:
+    for kind, bases, counterpart in former:
         kind.__bases__ = (*bases, counterpart or theirs.FlaxError)
         if counterpart:
             setattr(theirs, kind.__name__, kind)
 
     def undo() -> None:
-        for kind, bases, counterpart in before:
+        for kind, bases, counterpart in former:
             kind.__bases__ = bases
             if counterpart:
                 setattr(theirs, kind.__name__, counterpart)
@@ -344,15 +346,15 @@ def _join_axis_rules() -> Callable[[], object]:
 
     class FlaxRules:
         @property
-        def now(self) -> Any:
+        def in_force(self) -> Any:
             return theirs.get_logical_axis_rules()
 
-        @now.setter
-        def now(self, rules: Any) -> None:
+        @in_force.setter
+        def in_force(self, rules: Any) -> None:
             theirs.set_logical_axis_rules(rules)
 
-    before = sharding.keep_rules_in(FlaxRules())
-    return lambda: sharding.keep_rules_in(before)
+    former = sharding.keep_rules_in(FlaxRules())
+    return lambda: sharding.keep_rules_in(former)
 
 
 def _set_variable(name: str, value: str | None) -> None:
@@ -490,15 +492,15 @@ def _check_module(name: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The variables of the environment that JAX reads when it is imported."""
+    """Returns the variables of the environment that JAX reads when it is imported."""
     return {name: os.environ[name] for name in os.environ if name.startswith("JAX_")}
 
 
-def _follow_environment(before: dict[str, str]) -> None:
+def _follow_environment(former: dict[str, str]) -> None:
     """Gives JAX the settings that are new in the environment since JAX was imported."""
     for name, text in _environment().items():
         option = name.lower()
-        if before.get(name) == text or option not in jax.config.values:
+        if former.get(name) == text or option not in jax.config.values:
             continue
         current = jax.config.values[option]
         value: Any = text

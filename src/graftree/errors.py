@@ -1,6 +1,6 @@
-"""The exceptions of the package, and the one place where messages get their form.
+"""Exceptions of the package, and the one place where messages get their form.
 
-Also the fence around observers: what they raise must not reach the program.
+Also what isolates observers: their exceptions must not reach the program.
 
     Exception
     ├── GraftreeError
@@ -32,7 +32,7 @@ from typing import Any
 
 
 class GraftreeError(Exception):
-    """The base class of the errors that only this library raises.
+    """Base class of the errors that only this library raises.
 
     Example:
         >>> issubclass(nnx.errors.TraceContextError, nnx.errors.GraftreeError)
@@ -161,7 +161,7 @@ class ProcessError(GraftreeError, RuntimeError):
 
 
 class LostUpdateWarning(UserWarning):
-    """A change made inside a transform does not reach the caller.
+    """A change made in a transform does not reach the caller.
 
     Example:
         >>> import warnings
@@ -259,11 +259,11 @@ class UnknownLayerWarning(UserWarning):
     """
 
 
-def message(what: str, *, where: str = "", way_out: str = "") -> str:
+def message(problem: str, *, where: str = "", way_out: str = "") -> str:
     """Joins the parts of an error message: what is wrong, where, and the way out.
 
     Args:
-        what: One sentence: the call and what is wrong with it.
+        problem: One sentence: the call and what is wrong with it.
         where: Lines that give paths, types, shapes or values; may be empty.
         way_out: The code to write instead; may be empty.
 
@@ -276,14 +276,14 @@ def message(what: str, *, where: str = "", way_out: str = "") -> str:
           args[0]
         Fix it.
     """
-    lines = [what]
+    lines = [problem]
     lines += ["  " + line for line in where.splitlines()]
     lines += way_out.splitlines()
     return "\n".join(lines)
 
 
 def fenced(observe: Callable[..., Any], *args: Any) -> Any:
-    """What an observer of the program returns; if it fails, ``None``.
+    """Returns what an observer of the program does; if it fails, ``None``.
 
     The failure is logged once, and the program goes on. A warning that the user has
     made an error is raised.

@@ -1,4 +1,4 @@
-"""The public names of a module, which `dir` lists; packages imported on first use.
+"""Public names of a module, which `dir` lists; packages imported on first use.
 
 A chapter like `graftree.precision` imports its public names, and is imported at its
 first use. Otherwise its namespace has only its files.
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def public_names(module: types.ModuleType) -> list[str]:
-    """The names that a module defines or passes on; no modules, nothing private."""
+    """Lists the names that a module defines or passes on, without modules."""
     return sorted(
         name
         for name, value in vars(module).items()
@@ -24,14 +24,14 @@ def public_names(module: types.ModuleType) -> list[str]:
 
 
 def lister(module: str) -> Callable[[], list[str]]:
-    """The ``__dir__`` of a module with this name, which lists its public names."""
+    """Makes the ``__dir__`` of a module of this name: it lists its public names."""
     return lambda: public_names(sys.modules[module])
 
 
 class OnUse(types.ModuleType):
     """A package that is imported when something of it is first asked for.
 
-    In the place of an import that only type checkers see, so that annotations can be
+    It replaces an import that only type checkers see, so that annotations can be
     evaluated: ``typing.get_type_hints`` looks for their names in the module.
 
     Args:

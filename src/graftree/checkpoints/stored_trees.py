@@ -450,13 +450,13 @@ class Restored:
         for path, leaf, value in self._tree.by_holder(self._targets):
             pair, targets = pairs[*start, *path], jax.tree.leaves(value)
             offered = [None] * len(targets)
-            if pair.is_given:
-                offered = jax.tree.leaves(flattening.raw_of(pair.given))
+            if pair.has_value:
+                offered = jax.tree.leaves(flattening.raw_of(pair.value))
             disk_paths: list[Any] = [disk_path_of.get(id(x)) for x in offered]
             are_numbers = [*map(self._is_same_number, disk_paths, targets)]
             pair = _without_width(pair) if are_numbers and all(are_numbers) else pair
             pair = pair._replace(leaf=leaf)
-            is_read = choice.decide(pair) and pair.is_given
+            is_read = choice.decide(pair) and pair.has_value
             self._disk_paths += disk_paths if is_read else [None] * len(targets)
         for path, x in fit.unexpected:
             choice.drop(path, x)

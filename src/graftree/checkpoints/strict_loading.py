@@ -112,9 +112,9 @@ def load_state(
         f"{type(obj).__name__}. Nothing has changed."
     )
     new = [
-        pair.place._replace(value=_value_for(pair))
+        pair.entry._replace(value=_value_for(pair))
         for pair in choice.accepted
-        if pair.place is not None
+        if pair.entry is not None
     ]
     updates.write(new)
     return Loaded(
@@ -163,14 +163,14 @@ class Choice:
         num_accepted = len(self.accepted)
         path, leaf = pair.path, pair.leaf
         if not pair.differences:
-            if pair.is_given:
+            if pair.has_value:
                 self._take(pair)
-        elif not pair.is_given and self.may_miss(path, leaf):
+        elif not pair.has_value and self.may_miss(path, leaf):
             self._keep(pair)
         elif self.may_cast and _is_castable(pair):
             self.cast.append(path)
             self._take(pair)
-        elif self.may_miss(path, leaf) and self.may_drop(path, pair.given):
+        elif self.may_miss(path, leaf) and self.may_drop(path, pair.value):
             self._keep(pair)
             self.dropped.append(path)
         else:
@@ -185,7 +185,7 @@ class Choice:
             self.extra.append((path, leaf))
 
     def _take(self, pair: Pair) -> None:
-        source = pair.given if self.has_values else None
+        source = pair.value if self.has_values else None
         self._accept(pair, source, self.accepted, pair)
 
     def _keep(self, pair: Pair) -> None:
@@ -254,7 +254,7 @@ def _is_castable(pair: Pair) -> bool:
     if any(not isinstance(x, Misfit) or x.what != "dtype" for x in pair.differences):
         return False
     current, new = (
-        jax.tree.leaves(flattening.raw_of(x)) for x in (pair.leaf, pair.given)
+        jax.tree.leaves(flattening.raw_of(x)) for x in (pair.leaf, pair.value)
     )
     return all(map(_can_become, new, current))
 
@@ -296,7 +296,7 @@ def is_in_range(array: Any, dtype: Any) -> bool:
 
 def _value_for(pair: Pair) -> Any:
     """Makes the value that the leaf of the object will hold."""
-    current, new = flattening.raw_of(pair.leaf), flattening.raw_of(pair.given)
+    current, new = flattening.raw_of(pair.leaf), flattening.raw_of(pair.value)
     entries = (
         variables.metadata_of(pair.leaf) if isinstance(pair.leaf, Variable) else {}
     )

@@ -67,7 +67,7 @@ _types: dict[str, type] = {}
 
 
 def _register_all(cls: type) -> None:
-    """A class that was defined before, and those below it."""
+    """Registers a class that was defined before, and those below it."""
     if _jax.is_pytree_type(cls):
         _register(cls)
     for kind in type.__subclasses__(cls):
@@ -77,7 +77,7 @@ def _register_all(cls: type) -> None:
 def _register(cls: type) -> None:
     for base in (State, Variable):
         if issubclass(cls, base):
-            _types[_place_of(cls)] = cls
+            _types[_qualified_name(cls)] = cls
             write = functools.partial(_write_typed, cls)
             _jax_registries.write_nodes(cls, f"graftree.{base.__name__}", write)
             return
@@ -85,28 +85,28 @@ def _register(cls: type) -> None:
     _jax_registries.write_nodes(cls, "graftree.Module", refuse)
 
 
-def _place_of(cls: type) -> str:
-    """The module and the name of a class; ours are all in the public namespace."""
+def _qualified_name(cls: type) -> str:
+    """Joins module and name of a class; ours are all in the public namespace."""
     module = cls.__module__
-    place = "graftree" if module.startswith(_OURS) else module
-    return f"{place}.{cls.__qualname__}"
+    package = "graftree" if module.startswith(_OURS) else module
+    return f"{package}.{cls.__qualname__}"
 
 
 def name_of(cls: type) -> str:
-    """The name of a class in files: as the user registered it, or by its module."""
-    given = [name for name, kind in kinds.TYPES.items() if kind is cls]
+    """Names a class in files: as the user registered it, or by its module."""
+    registered = [name for name, kind in kinds.TYPES.items() if kind is cls]
     is_ours = cls.__module__.startswith(_OURS)
-    return given[0] if given and not is_ours else _place_of(cls)
+    return registered[0] if registered and not is_ours else _qualified_name(cls)
 
 
 def type_of(name: str) -> type:
-    """The class that has a name in files.
+    """Finds the class that has a name in files.
 
     Raises:
         ValueError: If there is none in this process.
     """
-    found = kinds.TYPES.get(name) or _types.get(name)
-    if found is None:
+    cls = kinds.TYPES.get(name) or _types.get(name)
+    if cls is None:
         raise ValueError(
             errors.message(
                 "An exported function takes or returns objects of a type that this "
@@ -117,7 +117,7 @@ def type_of(name: str) -> type:
                 "nnx.register_variable_name, or export a function of dicts of arrays.",
             )
         )
-    return found
+    return cls
 
 
 # ---------------------------------------------------------------------- static data
@@ -156,7 +156,7 @@ def _rebuild_typed(static: tuple[type, Any], children: Any) -> Any:
 
 
 def _rebuild(kind: type, static: Any, children: Any) -> Any:
-    """The node of a pytree type with this static data and these children."""
+    """Rebuilds the node of a pytree type with this static data and these children."""
     children = [*children]
     leaves = [jax.tree.structure(0)] * len(children)
     registry: Any = jax.tree_util.default_registry
@@ -185,7 +185,7 @@ class _UnwritableError(TypeError):
 
 
 def _encode(value: Any) -> Any:
-    """A value as JSON; kinds that JSON lacks are lists that begin with their kind."""
+    """Writes a value as JSON; kinds that JSON lacks are lists that name their kind."""
     kind: Any = type(value)
     if value is None or kind in (bool, int, str):
         return value

@@ -63,7 +63,7 @@ def to_predicate(filter: Filter) -> Predicate:
 
 
 def _classes(filter: Filter) -> type | tuple[type, ...] | None:
-    """The classes that a type expression stands for; ``None`` for anything else."""
+    """Lists the classes that a type expression stands for; ``None`` for others."""
     if isinstance(filter, type) and not isinstance(filter, types.GenericAlias):
         return filter
     origin = typing.get_origin(filter)
@@ -170,7 +170,7 @@ class PathContains:
         if self.exact:
             return self.key in path
         wanted = str(self.key)
-        return any(wanted in str(part) for part in path)
+        return any(wanted in str(key) for key in path)
 
     def __repr__(self) -> str:
         return f"PathContains({self.key!r}, exact={self.exact!r})"
@@ -299,7 +299,7 @@ class Not(_Combination):
 
     @property
     def predicate(self) -> Predicate:
-        """The negated predicate."""
+        """Negated predicate."""
         return self.predicates[0]
 
     def __call__(self, path: Path, x: typing.Any) -> bool:

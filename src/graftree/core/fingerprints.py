@@ -1,4 +1,4 @@
-"""Tells apart static values that Python considers equal.
+"""Distinguishes static values that Python considers equal.
 
 ``1``, ``True`` and ``1.0`` are equal, and so are ``0.0`` and ``-0.0``, but a program
 may treat them differently. And a list or a configuration equals itself after a change
@@ -44,15 +44,15 @@ import numpy as np
 
 from graftree import _jax, _python
 
-# Values of these types don't change, and equality tells them apart if their types are
-# equal; nor do those of subclasses with the same ``==``. The same holds for types that
-# JAX and NumPy define, except for arrays.
+# Values of these types don't change, and equality distinguishes those of one type. The
+# same holds for subclasses with the same ``==``, and for types that JAX and NumPy
+# define, except for arrays.
 _IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
 _IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
 
 
 def fingerprinted(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The fingerprints of some static values, and the values.
+    """Returns the fingerprints of some static values, and the values.
 
     The fingerprints come first: values of different types need not be comparable.
     """
@@ -63,7 +63,7 @@ def fingerprinted(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, 
 
 
 def fingerprint(value: Any) -> Any:
-    """The key that tells a static value from its equals and from its earlier self."""
+    """Makes a key that differs between equal values, and after a change in place."""
     kind = type(value)
     if _form_of(kind) is _PLAIN:
         return kind
@@ -73,14 +73,14 @@ def fingerprint(value: Any) -> Any:
 
 def may_change(value: Any) -> bool:
     """Whether the fingerprint of a static value may change."""
-    pending, met = [value], set[int]()
+    pending, visited = [value], set[int]()
     for x in pending:
         form = _form_of(type(x))
         if form is _MEMBERS and isinstance(x, (tuple, frozenset)):
             pending += x
         elif form is _FIELDS and type(x).__dataclass_params__.frozen:
-            if id(x) not in met:
-                met.add(id(x))
+            if id(x) not in visited:
+                visited.add(id(x))
                 pending += [field for _, field in _compared_fields(x)]
         elif form is _MAPPING:
             if x.may_change():
@@ -105,7 +105,7 @@ class StaticMapping(Mapping[Any, Any]):
 
     @abc.abstractmethod
     def as_dict(self) -> dict[Any, Any]:
-        """Its entries as a new dict."""
+        """Copies its entries to a new dict."""
 
     @abc.abstractmethod
     def may_change(self) -> bool:
@@ -113,7 +113,7 @@ class StaticMapping(Mapping[Any, Any]):
 
 
 class Itself:
-    """Stands in an fingerprint for an object that is equal to itself only.
+    """Stands in a fingerprint for an object that is equal to itself only.
 
     Args:
         value: The object.
@@ -134,8 +134,8 @@ class Itself:
 class Present(Itself):
     """Compares a value as it is now with another one.
 
-    Fingerprints are of earlier times. Who compares with them uses one value in place
-    of an equal one, and it may have changed since. Its own ``==`` need not tell that.
+    A fingerprint was made earlier. Code that compares with it uses one value in place
+    of an equal one, which may have changed since. Its own ``==`` need not show that.
     """
 
     __slots__ = ()
@@ -153,8 +153,8 @@ class Present(Itself):
 class Unseen(Itself):
     """Stands for an object that can't be inspected.
 
-    It is the same only where nothing could have changed it meanwhile, as in a trace.
-    So who keeps what is made of fingerprints asks `latest_unseen` before and after.
+    It is the same only where nothing could have changed it in between, as in a trace.
+    So code that keeps results of fingerprints asks `latest_unseen` before and after.
     """
 
     __slots__ = ()
@@ -173,7 +173,7 @@ def latest_unseen() -> object:
 
 
 def is_seen(fingerprint: Any) -> bool:
-    """Whether an fingerprint tells all changes of its value."""
+    """Whether a fingerprint shows all changes of its value."""
     return type(fingerprint) is not tuple or Unseen not in map(type, fingerprint)
 
 
@@ -184,34 +184,36 @@ def unchanged(values: Iterable[Any]) -> Callable[[], bool] | None:
     tenth of the time: each thing in it either doesn't change or is checked as well.
     Others are compared by their fingerprints. ``None`` if a value can't be inspected.
     """
-    listed: dict[int, tuple[Any, Callable[[Any], list[Any]], list[Any]]] = {}
+    containers: dict[int, tuple[Any, Callable[[Any], list[Any]], list[Any]]] = {}
     others: dict[int, tuple[Any, Any]] = {}
     pending = [*values]
     for x in pending:
-        if id(x) in listed or id(x) in others or not may_change(x):
+        if id(x) in containers or id(x) in others or not may_change(x):
             continue
-        list_inside = _lister_of(x)
-        if list_inside is None:
+        list_members = _lister_of(x)
+        if list_members is None:
             others[id(x)] = x, fingerprint(x)
         else:
-            inside = list_inside(x)
-            listed[id(x)] = x, list_inside, inside
-            pending += inside if any_may_change(tuple(inside)) else ()
-    if not all([is_seen(before) for _, before in others.values()]):
+            members = list_members(x)
+            containers[id(x)] = x, list_members, members
+            pending += members if any_may_change(tuple(members)) else ()
+    if not all([is_seen(former) for _, former in others.values()]):
         return None
 
     def check() -> bool:
-        for x, list_inside, inside in listed.values():
-            now = list_inside(x)
-            if len(now) != len(inside) or not all(map(operator.is_, now, inside)):
+        for x, list_members, members in containers.values():
+            current = list_members(x)
+            if len(current) != len(members) or not all(
+                map(operator.is_, current, members)
+            ):
                 return False
-        return all(fingerprint(x) == before for x, before in others.values())
+        return all(fingerprint(x) == former for x, former in others.values())
 
     return check
 
 
 def _lister_of(value: Any) -> Callable[[Any], list[Any]] | None:
-    """A function that lists all that the fingerprint of a value depends on."""
+    """Makes a function that lists all that a value's fingerprint depends on."""
     form = _form_of(type(value))
     if form is _MEMBERS:
         return _entries if isinstance(value, dict) else lambda x: [type(x), *x]
@@ -273,7 +275,7 @@ _ARRAY, _BUFFER, _HASH = Form("array", True), Form("buffer"), Form("hash")
 _MEMBERS, _MAPPING, _FIELDS = Form("members"), Form("mapping"), Form("fields")
 _OBJECT = Form("object")
 
-# Types whose fingerprint is the type itself, as far as they are known.
+# Types whose fingerprint is the type itself, of those that were looked up.
 PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
 
 
@@ -298,8 +300,10 @@ def _form_of(kind: type) -> Form:
     is_inherited = eq is object.__eq__ or any(
         issubclass(kind, base) and eq is base.__eq__ for base in _IMMUTABLE
     )
-    is_known = kind in PLAIN or kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES
-    if is_inherited or is_known:
+    is_immutable = (
+        kind in PLAIN or kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES
+    )
+    if is_inherited or is_immutable:
         PLAIN.add(kind)
         return _PLAIN
     if getattr(getattr(kind, "__dataclass_params__", None), "eq", False):
@@ -328,9 +332,9 @@ _READS = "__iter__", "__len__", "__bool__", "__reversed__", "values"
 
 
 class Again(NamedTuple):
-    """Stands for an object that was met before, as the one with this number."""
+    """Stands for an object that occurred before, as the one with this number."""
 
-    number: int
+    index: int
 
 
 # Plain values that are their own content, if their types are equal.
@@ -338,45 +342,45 @@ _NAMES = frozenset({int, bool, str, bytes, type(None)})
 
 
 def _tokens(root: Any) -> tuple[list[Any], bool]:
-    """What tells a value from its equals and from its earlier self, one by one.
+    """Lists what distinguishes a value from its equals and from its earlier self.
 
-    Also whether there are objects in it that compare in a way of their own.
+    Returns also whether there are objects in it that compare in a way of their own.
     """
     tokens: list[Any] = []
     has_objects = False
-    # Numbers of the objects met; these are kept, since some are made as they are
-    # listed, and ids are to be unique.
-    met: dict[int, tuple[int, Any]] = {}
+    # Numbers of the objects so far, which stay alive: some are made as they are listed,
+    # and ids are to be unique.
+    visited: dict[int, tuple[int, Any]] = {}
     numbers = itertools.count()
     pending = [root]
     while pending:
         x = pending.pop()
         kind = type(x)
         if kind is _End:
-            del met[id(x.value)]
+            del visited[id(x.value)]
             continue
         form = _form_of(kind)
         if form.is_fixed:
             tokens += [kind, _CONTENTS[form](x)]
             continue
         if form in (_FIELDS, _OBJECT) or kind.__hash__ is None:
-            if id(x) in met:
-                tokens.append(Again(met[id(x)][0]))
+            if id(x) in visited:
+                tokens.append(Again(visited[id(x)][0]))
                 continue
-            met[id(x)] = next(numbers), x
+            visited[id(x)] = next(numbers), x
             # Equal values with a hash are the same. They are only looked for above.
             if kind.__hash__ is not None:
                 pending.append(_End(x))
         has_objects |= form is _OBJECT
-        found, inside = _listed(form, x)
-        tokens += found
-        kinds = tuple(map(type, inside))
+        own_tokens, members = _tokens_of_form(form, x)
+        tokens += own_tokens
+        kinds = tuple(map(type, members))
         # A vocabulary has many names, and each plain `jax.jit` looks at all: in C.
         if _NAMES.issuperset(kinds):
-            tokens += [kinds, tuple(inside)]
+            tokens += [kinds, tuple(members)]
         else:
-            tokens.append(len(inside))
-            pending += reversed(inside)
+            tokens.append(len(members))
+            pending += reversed(members)
     return tokens, has_objects
 
 
@@ -397,18 +401,18 @@ _CONTENTS: dict[Form, Callable[[Any], Any]] = {
     _ARRAY: lambda x: _Array(x),
 }
 
-# The tokens of a value itself, and the values inside.
-_Listed = tuple[list[Any], Sequence[Any]]
+# The tokens of a value itself, and the values in it.
+_TokensAndMembers = tuple[list[Any], Sequence[Any]]
 
 
-def _listed(form: Form, x: Any) -> _Listed:
+def _tokens_of_form(form: Form, x: Any) -> _TokensAndMembers:
     try:
         return _LISTS[form](x)
     except Exception:  # of the user's own methods
         return [type(x), Unseen(x)], ()
 
 
-def _of_members(x: Any) -> _Listed:
+def _of_members(x: Any) -> _TokensAndMembers:
     if isinstance(x, dict):
         return [type(x)], (tuple(x), tuple(x.values()))
     if isinstance(x, (set, frozenset)):
@@ -417,22 +421,22 @@ def _of_members(x: Any) -> _Listed:
 
 
 def _unordered(x: Set[Any]) -> list[Any]:
-    """The tokens of a set."""
+    """Lists the tokens of a set."""
     kinds = tuple(map(type, x))
     if _NAMES.issuperset(kinds):
         return [frozenset(zip(kinds, x, strict=True))]
-    inside = [tuple(_tokens(member)[0]) for member in x]
-    return [frozenset(inside), *[Unseen(x) for y in inside if not is_seen(y)][:1]]
+    members = [tuple(_tokens(member)[0]) for member in x]
+    return [frozenset(members), *[Unseen(x) for y in members if not is_seen(y)][:1]]
 
 
-def _of_mapping(x: StaticMapping) -> _Listed:
+def _of_mapping(x: StaticMapping) -> _TokensAndMembers:
     entries = x.as_dict()
     # Equal mappings may have their entries in any order.
     names = sorted(entries) if {str}.issuperset(map(type, entries)) else [*entries]
     return [StaticMapping], (tuple(names), tuple([entries[name] for name in names]))
 
 
-def _of_fields(x: Any) -> _Listed:
+def _of_fields(x: Any) -> _TokensAndMembers:
     fields = _compared_fields(x)
     return [type(x), *[name for name, _ in fields]], [field for _, field in fields]
 
@@ -442,7 +446,7 @@ def _compared_fields(x: Any) -> Sequence[tuple[str, Any]]:
     return [(name, getattr(x, name, dataclasses.MISSING)) for name in fields]
 
 
-def _of_buffer(x: np.ndarray[Any, Any]) -> _Listed:
+def _of_buffer(x: np.ndarray[Any, Any]) -> _TokensAndMembers:
     if x.dtype.hasobject:
         return [type(x), x.shape], x.ravel().tolist()
     return [type(x), x.shape, x.dtype, x.tobytes()], ()
@@ -468,24 +472,24 @@ class _Array:
         return hash(_Array)
 
 
-def _of_hash(x: Any) -> _Listed:
-    number = _hash_of(x)
-    return _of_object(x) if number is None else ([type(x), number, x], ())
+def _of_hash(x: Any) -> _TokensAndMembers:
+    hash_value = _hash_of(x)
+    return _of_object(x) if hash_value is None else ([type(x), hash_value, x], ())
 
 
-def _of_object(x: Any) -> _Listed:
+def _of_object(x: Any) -> _TokensAndMembers:
     if _is_its_dict(type(x)):
         return [type(x), _hash_of(x)], (vars(x),)
     for look in _LOOKS:
         try:
-            inside = look(x)
+            members = look(x)
         except Exception:  # it says that it can't, or fails
             continue
-        if inside is not None:
-            return [type(x), _hash_of(x)], inside
-    number = _hash_of(x)
+        if members is not None:
+            return [type(x), _hash_of(x)], members
+    hash_value = _hash_of(x)
     # By the rules of Python, an object with a hash doesn't change.
-    return [type(x), Unseen(x) if number is None else number], ()
+    return [type(x), Unseen(x) if hash_value is None else hash_value], ()
 
 
 def _hash_of(x: Any) -> int | None:
@@ -495,7 +499,7 @@ def _hash_of(x: Any) -> int | None:
         return None
 
 
-_LISTS: dict[Form, Callable[[Any], _Listed]] = {
+_LISTS: dict[Form, Callable[[Any], _TokensAndMembers]] = {
     _MEMBERS: _of_members,
     _MAPPING: _of_mapping,
     _FIELDS: _of_fields,
@@ -510,7 +514,7 @@ _LISTS: dict[Form, Callable[[Any], _Listed]] = {
 
 
 def _as_pickled(x: Any) -> Sequence[Any]:
-    """What `copy` and `pickle` make an object of: its class, its state, its items."""
+    """Lists what `copy` and `pickle` make an object of: class, state, items."""
     reduce = copyreg.dispatch_table.get(type(x))
     parts = x.__reduce_ex__(4) if reduce is None else reduce(x)
     if isinstance(parts, str):  # a global, known by its name
@@ -518,7 +522,7 @@ def _as_pickled(x: Any) -> Sequence[Any]:
     is_set = isinstance(x, (set, frozenset))
     parts = [parts[0], *parts[2:]] if is_set else [*parts]
     # Iterators over the items of a list or a dict.
-    parts = [tuple(part) if isinstance(part, Iterator) else part for part in parts]
+    parts = [tuple(piece) if isinstance(piece, Iterator) else piece for piece in parts]
     return [frozenset(x), *parts] if is_set else parts
 
 
@@ -553,7 +557,7 @@ def _as_attributes(x: Any) -> Sequence[Any] | None:
 
 @functools.cache
 def _slots_of(kind: type) -> tuple[MemberDescriptorType, ...]:
-    """The slots of a class and of its bases."""
+    """Lists the slots of a class and of its bases."""
     values = [x for base in kind.__mro__ for x in vars(base).values()]
     return tuple([x for x in values if type(x) is MemberDescriptorType])
 
@@ -567,7 +571,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def are_same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-    """`is_same` of two values, each beside its fingerprint."""
+    """Does as `is_same` for two values, each beside its fingerprint."""
     return a[0] == b[0] and have_same_content(a[1], b[1])
 
 

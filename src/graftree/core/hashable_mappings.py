@@ -31,7 +31,7 @@ class HashableMapping(StaticMapping):
     def __init__(self, entries: Mapping[Any, Any], /) -> None:
         self._entries = dict(entries)
         self._hash: int | None = None
-        # Whether it is known that no value changes in place.
+        # Whether a check has shown that no value changes in place.
         self.is_fixed = False
         # The dict's own, in C: each read and write of a Variable calls it.
         self.get = self._entries.get
@@ -70,7 +70,7 @@ class HashableMapping(StaticMapping):
         return type(self), (self._entries,)
 
     def as_dict(self) -> dict[Any, Any]:
-        """The entries as a new dict, made in C."""
+        """Copies the entries to a new dict, in C."""
         return self._entries.copy()
 
     def may_change(self) -> bool:
@@ -81,20 +81,20 @@ class HashableMapping(StaticMapping):
         return not self.is_fixed
 
     def snapshot(self) -> HashableMapping:
-        """The mapping as it is now: itself, if none of its values changes in place."""
+        """Returns the mapping as it is now: itself, if no value of it can change."""
         return Snapshot(self) if self.may_change() else self
 
     def with_entry(self, key: str, value: Any) -> Self:
-        """A mapping of the same type in which ``key`` has this value."""
+        """Returns a mapping of the same type in which ``key`` has this value."""
         return type(self)({**self._entries, key: value})
 
     def without(self, key: str) -> Self:
-        """A mapping of the same type that lacks ``key``."""
+        """Returns a mapping of the same type that lacks ``key``."""
         return type(self)({k: v for k, v in self._entries.items() if k != key})
 
 
 class Snapshot(HashableMapping):
-    """A mapping as it was at one time, although its values change in place.
+    """Mapping as it was at one time, although its values change in place.
 
     Equal to a mapping, or a snapshot, whose values are or were equal to these.
 
@@ -139,5 +139,5 @@ class Snapshot(HashableMapping):
         return self.live.may_change()
 
     def snapshot(self) -> HashableMapping:
-        """The mapping as it is now."""
+        """Returns the mapping as it is now."""
         return self.live.snapshot()

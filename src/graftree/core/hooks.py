@@ -1,4 +1,4 @@
-"""What a file needs from one above it, which it can't import: one table, one form.
+"""Lets a file use a function of one above it, which it can't import.
 
 The lower file calls ``hooks.name.call(...)``, and the higher one fills the hook where
 it defines the function, ``hooks.name.fill(function)``. Until then a hook does what it
@@ -49,15 +49,15 @@ treescope_repr: Hook[[Any, str, Any], Any] = Hook(lambda *_: NotImplemented)
 # them nor the functions that run. From core/objects/running.
 path_of_object: Hook[[Any], str] = Hook(lambda _: "")
 
-# The owner of an object that JAX builds: who warns of lost updates reads all kinds of
-# objects, and the functions that run. From debugging/lost_updates.
+# The owner of an object that JAX builds: code that warns of lost updates reads all
+# kinds of objects, and the functions that run. From debugging/lost_updates.
 owner_when_unflattened: Hook[[], Any] = Hook(_jax.current_trace)
 
-# All arrays of an object and its structure at once, for `jax.jit`: what is kept of an
-# object knows all kinds of objects. From core/graph/kept.
+# All arrays of an object and its structure at once, for `jax.jit`: a kept GraphDef
+# needs all kinds of objects. From core/graph/kept.
 flatten_at_once: Hook[[Any], Any] = Hook(lambda _: None)
 
-# The object that the one above took apart.
+# Rebuilds what `flatten_at_once` took apart.
 # From core/graph/kept.
 unflatten_at_once: Hook[[Any, Any], Any] = Hook(lambda *_: None)
 

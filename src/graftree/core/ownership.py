@@ -1,4 +1,4 @@
-"""The trace that owns an object, and whether and when the object may be written.
+"""Traces own objects: which one may be written, and when it last changed.
 
 A Variable or Pytree belongs to the trace in which it was made (or unflattened, merged,
 copied). Only that trace may write it: a write from an inner trace would leave a tracer
@@ -14,8 +14,8 @@ Variable) takes the next number of one counter for all objects and writes it on 
 object. No number is given twice, so equal numbers mean that nothing has changed in
 between.
 
-The mutation comes first and the version after it: who reads the latest version before
-that is written sees a number that will be outdated.
+The mutation comes first and the version after it: code that reads the latest version
+before that is written sees a number that will be outdated.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def is_current(owner: Any) -> bool:
 
 
 def token_of(owner: Any) -> Any:
-    """The token of the trace that an owner stands for."""
+    """Returns the token of the trace that an owner stands for."""
     return owner.trace if type(owner) is RebuiltArguments else owner
 
 
 def _name(obj: Any) -> str:
-    """Where running functions reach an object, as in ``model.layers[0].weight``."""
+    """Finds where running functions reach an object: ``model.layers[0].weight``."""
     return errors.fenced(hooks.path_of_object.call, obj) or ""
 
 
@@ -95,41 +95,41 @@ _WAY_OUT = (
 
 
 def variable_error(variable: Any, path: str = "") -> errors.TraceContextError:
-    """The error for writing a Variable of another trace."""
-    what = f"Cannot mutate {type(variable).__name__} from a different trace level."
+    """Builds the error for writing a Variable of another trace."""
+    headline = f"Cannot mutate {type(variable).__name__} from a different trace level."
     path = path or _name(variable)
-    return errors.TraceContextError(_message(what, path, _WAY_OUT))
+    return errors.TraceContextError(_message(headline, path, _WAY_OUT))
 
 
 def object_error(obj: Any, attribute: str | None = None) -> errors.TraceContextError:
-    """The error for setting or deleting an attribute of an object of another trace."""
-    what = f"Cannot mutate '{type(obj).__name__}' from different trace level."
-    where = [] if attribute is None else [f"attribute {attribute!r}"]
-    message = _message(what, _name(obj), _WAY_OUT, *where)
+    """Builds the error for changing an attribute of an object of another trace."""
+    headline = f"Cannot mutate '{type(obj).__name__}' from different trace level."
+    attribute_lines = [] if attribute is None else [f"attribute {attribute!r}"]
+    message = _message(headline, _name(obj), _WAY_OUT, *attribute_lines)
     return errors.TraceContextError(message)
 
 
 def read_only_error(variable: Any, path: str = "") -> errors.ImmutableVariableError:
-    """The error for writing a Variable that was made read-only."""
-    what = f"Cannot write this {type(variable).__name__}: it was made read-only."
+    """Builds the error for writing a Variable that was made read-only."""
+    headline = f"Cannot write this {type(variable).__name__}: it was made read-only."
     way_out = "Use nnx.with_vars(node, mutable=True) to undo that."
-    return errors.ImmutableVariableError(_message(what, path, way_out))
+    return errors.ImmutableVariableError(_message(headline, path, way_out))
 
 
 def lost_update_error(variable: Any, path: str = "") -> errors.ImmutableVariableError:
-    """The error for writing a Variable that is read-only in this trace."""
+    """Builds the error for writing a Variable that is read-only in this trace."""
     kind = type(variable).__name__
-    what = (
+    headline = (
         f"Cannot update a non-ref HijaxVariable ({kind}) inside a JAX transform: "
         "the update would be lost."
     )
     way_out = f"Make it with ref=True: nnx.{kind}(value, hijax=True, ref=True)."
-    return errors.ImmutableVariableError(_message(what, path, way_out))
+    return errors.ImmutableVariableError(_message(headline, path, way_out))
 
 
-def _message(what: str, path: str, way_out: str, *where: str) -> str:
-    places = [*where, f"at {path}"] if path else where
-    return errors.message(what, where="\n".join(places), way_out=way_out)
+def _message(headline: str, path: str, way_out: str, *lines: str) -> str:
+    locations = [*lines, f"at {path}"] if path else lines
+    return errors.message(headline, where="\n".join(locations), way_out=way_out)
 
 
 class TraceState:
@@ -176,7 +176,7 @@ class TraceState:
 
 
 def snapshot() -> TraceState:
-    """A snapshot of the current trace: the latest one, if the trace is the same.
+    """Takes a snapshot of the current trace: the latest one, if the trace is the same.
 
     A pickle of many Variables then has one.
     """
@@ -190,7 +190,7 @@ _snapshots = [TraceState()]
 
 
 class Owner(TraceState):
-    """The trace that owns a Variable; assigning a token changes the owner."""
+    """Trace that owns a Variable; assigning a token changes the owner."""
 
     __slots__ = ("_read", "_write")
 
@@ -230,12 +230,12 @@ versions = _Versions()
 def touch(obj: Any) -> None:
     """Gives ``obj`` the next number; call it after the mutation."""
     # next() is atomic, so that two threads never share a number.
-    obj.version = number = next(_numbers)
-    versions.latest = number
+    obj.version = version = next(_numbers)
+    versions.latest = version
 
 
 def touch_slot(write: Callable[[Any, int], None], obj: Any) -> None:
-    """`touch` for an object whose version is written by a function."""
-    number = next(_numbers)
-    write(obj, number)
-    versions.latest = number
+    """Does as `touch` for an object whose version is written by a function."""
+    version = next(_numbers)
+    write(obj, version)
+    versions.latest = version

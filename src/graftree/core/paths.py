@@ -1,4 +1,4 @@
-"""Keys and paths: how places in an object tree are named, ordered, printed and read.
+"""Keys and paths: what names the values in an object tree; their order and texts.
 
 A path is a tuple of keys: attribute names (``str``), dict keys and indices (``int``);
 ``()`` is the root. Keys are hashable, and ``sort_key`` orders any two of them, also
@@ -53,11 +53,11 @@ def sorted_keys(keys: Iterable[Key]) -> list[Key]:
     """Lists keys in the order of `sort_key`."""
     # Python's own comparison is several times faster, gives the same order where it
     # gives one, and raises for the mixed types that it can't order.
-    listed: list[Any] = list(keys)
+    key_list: list[Any] = list(keys)
     try:
-        return sorted(listed)
+        return sorted(key_list)
     except TypeError:
-        return sorted(listed, key=sort_key)
+        return sorted(key_list, key=sort_key)
 
 
 def sorted_items(mapping: Mapping[Any, V]) -> list[tuple[Any, V]]:
@@ -158,7 +158,7 @@ def to_string(path: Path, root: str = "") -> str:
 
 
 def spelled(path: Path) -> tuple[str, ...]:
-    """A path as checkpoints spell it, where all keys are strings."""
+    """Spells a path as checkpoints do, where all keys are strings."""
     return tuple(map(str, path))
 
 
@@ -201,21 +201,21 @@ def steps_of(text: str) -> list[PathStep]:
     while position < len(text) or not steps:
         has_dot = bool(steps) and text[position] in "./"
         position += has_dot
-        found = _STEP.match(text, position)
+        match = _STEP.match(text, position)
         # After a dot comes a name; else only the first step may be one.
-        is_item = found is not None and found["name"] is None
-        if found is None or (steps and is_item == has_dot):
+        is_item = match is not None and match["name"] is None
+        if match is None or (steps and is_item == has_dot):
             rest = text[position:]
-            where = f"expected a step at {rest!r}"
-            raise ValueError(where if rest else "a step is missing")
-        name = found["item"].strip() if is_item else found["name"]
+            problem = f"expected a step at {rest!r}"
+            raise ValueError(problem if rest else "a step is missing")
+        name = match["item"].strip() if is_item else match["name"]
         steps.append(PathStep(name, is_item))
-        position = found.end()
+        position = match.end()
     return steps
 
 
 def key_of(step: PathStep) -> Key:
-    """The key of a step, as `key_text` prints it; a name of digits is an index.
+    """Returns the key of a step, as `key_text` prints it; digits are an index.
 
     Raises:
         ValueError: If the text in brackets is not a literal, or can't be a key.

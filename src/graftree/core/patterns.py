@@ -1,4 +1,4 @@
-"""Patterns: the selection of parts of a model by their paths.
+"""Patterns select parts of a model by their paths.
 
 A pattern is a path as Python writes it, with stars for the parts that may differ:
 
@@ -80,15 +80,15 @@ class Pattern:
     # Step by step, for walks that follow several paths to one object.
 
     def begin(self) -> Progress:
-        """The progress of the empty path."""
-        return self._closed((number, 0) for number in range(len(self._steps)))
+        """Starts the match, with the empty path."""
+        return self._skip_stars((index, 0) for index in range(len(self._steps)))
 
     def advance(self, progress: Progress, key: Key) -> Progress:
-        """The progress of a path that is longer by one key; empty if it can't match."""
-        return self._closed(
-            (number, position + (matcher is not None))
-            for number, position in progress
-            for matcher in self._steps[number][position : position + 1]
+        """Extends the path by a key; the progress is empty if it can't match."""
+        return self._skip_stars(
+            (index, position + (matcher is not None))
+            for index, position in progress
+            for matcher in self._steps[index][position : position + 1]
             if matcher is None or matcher(key)
         )
 
@@ -100,31 +100,32 @@ class Pattern:
     def _steps(self) -> tuple[tuple[_Matcher, ...], ...]:
         return _alternatives(self.text)
 
-    def _closed(self, progress: Iterable[tuple[int, int]]) -> Progress:
-        """With the positions behind each ``**``, which may stand for nothing."""
-        found = set()
-        for number, position in progress:
-            steps = self._steps[number]
-            found.add((number, position))
+    def _skip_stars(self, progress: Iterable[tuple[int, int]]) -> Progress:
+        """Adds the positions behind each ``**``, which may stand for nothing."""
+        positions = set()
+        for index, position in progress:
+            steps = self._steps[index]
+            positions.add((index, position))
             while position < len(steps) and steps[position] is None:
                 position += 1
-                found.add((number, position))
-        return frozenset(found)
+                positions.add((index, position))
+        return frozenset(positions)
 
 
-def to_predicate(where: Any) -> Predicate:
+def to_predicate(selection: Any) -> Predicate:
     """Turns a selection of parts of a model into a predicate.
 
     Args:
-        where: A pattern of paths, a class (or union of classes), a function of path and
-            object, ``...`` for everything, or a list or tuple of these, of which one
-            must match. Unlike in a filter, a string is a pattern and not a tag.
+        selection: A pattern of paths, a class (or union of classes), a function of
+            path and object, ``...`` for everything, or a list or tuple of these, of
+            which one must match. Unlike in a filter, a string is a pattern and not a
+            tag.
 
     Returns:
         A function ``(path, object) -> bool``.
 
     Raises:
-        TypeError: If ``where`` is none of these.
+        TypeError: If ``selection`` is none of these.
         ValueError: If a pattern is malformed.
 
     Example:
@@ -133,21 +134,21 @@ def to_predicate(where: Any) -> Predicate:
         >>> select(("blocks", 0, "norm"), None)
         True
     """
-    if isinstance(where, str):
-        return Pattern(where)
-    if isinstance(where, (list, tuple)):
-        return filters.Any(*map(to_predicate, where))
-    if where is None or isinstance(where, bool):
-        raise TypeError(_unknown(where))
+    if isinstance(selection, str):
+        return Pattern(selection)
+    if isinstance(selection, (list, tuple)):
+        return filters.Any(*map(to_predicate, selection))
+    if selection is None or isinstance(selection, bool):
+        raise TypeError(_unknown_selection(selection))
     try:
-        return filters.to_predicate(where)
+        return filters.to_predicate(selection)
     except TypeError:
-        raise TypeError(_unknown(where)) from None
+        raise TypeError(_unknown_selection(selection)) from None
 
 
-def _unknown(where: Any) -> str:
+def _unknown_selection(x: Any) -> str:
     return errors.message(
-        f"{where!r} of type {type(where).__name__} selects no parts of a model.",
+        f"{x!r} of type {type(x).__name__} selects no parts of a model.",
         way_out="Pass a pattern of paths such as 'encoder.blocks[*].mlp', a class, a "
         "function of path and object, `...` for everything, or a list of these.",
     )
@@ -155,37 +156,37 @@ def _unknown(where: Any) -> str:
 
 def no_match_error(
     call: str,
-    where: Any,
-    known: Iterable[Path],
+    selection: Any,
+    path_list: Iterable[Path],
     *,
-    what: str = "module",
+    noun: str = "module",
     owner: str = "the model",
 ) -> ValueError:
-    """The error for a selection that matches nothing; it names similar paths.
+    """Builds the error for a selection that matches nothing; it names similar paths.
 
     Args:
         call: The function that was called, with its argument, for the message.
-        where: The selection, as `to_predicate` took it.
-        known: The paths among which it selects.
-        what: The kind of object they lead to, in the singular.
+        selection: The selection, as `to_predicate` took it.
+        path_list: The paths among which it selects.
+        noun: The kind of object they lead to, in the singular.
         owner: The object that has them.
     """
-    names = list(dict.fromkeys(map(paths.dotted, known)))
-    wanted = _texts(where)
+    names = list(dict.fromkeys(map(paths.dotted, path_list)))
+    wanted = _texts(selection)
     near = dict.fromkeys(
         name
         for text in wanted
         for name in difflib.get_close_matches(text, names, n=3, cutoff=0.6)
     )
     if near:
-        found = f"near it: {', '.join(near)}"
+        location = f"near it: {', '.join(near)}"
     else:
-        found = _listed(names) if names else f"{owner} has no {what}"
+        location = _list_names(names) if names else f"{owner} has no {noun}"
     way_out = "A pattern matches whole paths: '**' stands for any number of steps."
     return ValueError(
         errors.message(
-            f"{call}={describe(where)} matches no {what} of {owner}.",
-            where=found,
+            f"{call}={describe(selection)} matches no {noun} of {owner}.",
+            where=location,
             way_out=way_out if wanted else "",
         )
     )
@@ -194,29 +195,29 @@ def no_match_error(
 _MOST = 12
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"there are: {', '.join(names[:_MOST])}{more}"
 
 
-def describe(where: Any) -> str:
-    """A selection of parts of a model, in words for messages."""
-    if isinstance(where, type):
-        return where.__name__
-    if isinstance(where, Pattern):
-        return repr(where.text)
-    if isinstance(where, (list, tuple)):
-        return f"[{', '.join(map(describe, where))}]"
-    return "..." if where is ... else repr(where)
+def describe(selection: Any) -> str:
+    """Puts a selection of parts of a model in words, for messages."""
+    if isinstance(selection, type):
+        return selection.__name__
+    if isinstance(selection, Pattern):
+        return repr(selection.text)
+    if isinstance(selection, (list, tuple)):
+        return f"[{', '.join(map(describe, selection))}]"
+    return "..." if selection is ... else repr(selection)
 
 
-def _texts(where: Any) -> list[str]:
-    """The patterns in a selection."""
-    if isinstance(where, (list, tuple)):
-        return [text for part in where for text in _texts(part)]
-    if isinstance(where, Pattern):
-        return [where.text]
-    return [where] if isinstance(where, str) else []
+def _texts(selection: Any) -> list[str]:
+    """Lists the patterns in a selection."""
+    if isinstance(selection, (list, tuple)):
+        return [text for item in selection for text in _texts(item)]
+    if isinstance(selection, Pattern):
+        return [selection.text]
+    return [selection] if isinstance(selection, str) else []
 
 
 # Reading patterns: alternatives are spelled out first, then each is cut into steps.
@@ -226,7 +227,7 @@ def _texts(where: Any) -> list[str]:
 @functools.lru_cache(maxsize=1024)
 def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
     try:
-        spelled_out = [paths.steps_of(plain) for plain in _spelled_out(text)]
+        spelled_out = [paths.steps_of(plain) for plain in _expand_braces(text)]
         return tuple(
             tuple([_item(text) if is_item else _name(text) for text, is_item in steps])
             for steps in spelled_out
@@ -244,24 +245,28 @@ def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
 _BRACES = re.compile(rf"{paths.QUOTED}|[{{}},]")
 
 
-def _spelled_out(text: str) -> list[str]:
-    """The patterns without braces that a pattern stands for."""
+def _expand_braces(text: str) -> list[str]:
+    """Lists the patterns without braces that a pattern stands for."""
     ends = _first_braces(text)
     if not ends:
         return [text]
-    before, after = text[: ends[0]], text[ends[-1] + 1 :]
-    parts = [text[a + 1 : b].strip() for a, b in itertools.pairwise(ends)]
-    return [plain for part in parts for plain in _spelled_out(before + part + after)]
+    prefix, suffix = text[: ends[0]], text[ends[-1] + 1 :]
+    choices = [text[a + 1 : b].strip() for a, b in itertools.pairwise(ends)]
+    return [
+        plain
+        for choice in choices
+        for plain in _expand_braces(prefix + choice + suffix)
+    ]
 
 
 def _first_braces(text: str) -> list[int]:
-    """The places of the first pair of braces and of its commas, if there is one."""
+    """Finds the first pair of braces and its commas; empty if there is none."""
     depth, ends = 0, list[int]()
-    for found in _BRACES.finditer(text):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if (found[0], depth) in (("{", 1), (",", 1), ("}", 0)):
-            ends.append(found.start())
-        if found[0] == "}" and depth <= 0:
+    for brace in _BRACES.finditer(text):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if (brace[0], depth) in (("{", 1), (",", 1), ("}", 0)):
+            ends.append(brace.start())
+        if brace[0] == "}" and depth <= 0:
             break
     if depth:
         raise ValueError("a brace has no counterpart")
@@ -272,7 +277,7 @@ _UNUSUAL = re.compile(r"[()|^$+\\?]")
 
 
 def _name(text: str) -> _Matcher:
-    """The matcher of a step that is not in brackets; of digits, also of an index."""
+    """Returns the matcher of a step without brackets; of digits, also of an index."""
     if text == "**":
         return None
     if "**" in text:
@@ -287,14 +292,14 @@ def _name(text: str) -> _Matcher:
 
 
 def _item(text: str) -> _Matcher:
-    """The matcher of a step in brackets."""
+    """Returns the matcher of a step in brackets."""
     if text == "*":
         return lambda key: True
     if re.fullmatch(r"[0-9]+", text):
         return _name(text)
-    if found := re.fullmatch(r"([0-9]*)\s*:\s*([0-9]*)", text):
-        meant = range(int(found[1] or 0), int(found[2] or sys.maxsize))
-        return lambda key: type(key) is int and key in meant
+    if match := re.fullmatch(r"([0-9]*)\s*:\s*([0-9]*)", text):
+        indices = range(int(match[1] or 0), int(match[2] or sys.maxsize))
+        return lambda key: type(key) is int and key in indices
     if re.fullmatch(r"-[0-9 :-]*[0-9 :]|[0-9]*\s*:\s*-.*", text):
         raise ValueError(f"[{text}] counts from the end: patterns know no lengths")
     try:

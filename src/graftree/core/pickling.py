@@ -31,9 +31,9 @@ class Rebuilt:
     _call: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made = super().__new__(cls)
-        made._call = args, kwargs
-        return made
+        obj = super().__new__(cls)
+        obj._call = args, kwargs
+        return obj
 
     def kept(self) -> dict[str, Any]:
         """Further attributes that are kept."""
@@ -54,8 +54,8 @@ class Rebuilt:
         return new, (type(self),), (self._call, self.kept())
 
     def __setstate__(self, state: Any) -> None:
-        (args, kwargs), kept = state
-        vars(self).update(vars(type(self)(*args, **kwargs)), **kept)
+        (args, kwargs), attributes = state
+        vars(self).update(vars(type(self)(*args, **kwargs)), **attributes)
 
 
 class _ByName:
@@ -69,21 +69,21 @@ class _ByName:
 
 
 def by_name(value: Any) -> Any:
-    """A stand-in for a wrapped function that its module has under its name."""
+    """Returns a stand-in for a wrapped function that its module has under its name."""
     if not hasattr(value, "__wrapped__") or _global_name(value) is None:
         return value
     return _ByName(value)
 
 
-def with_names(made: Any) -> Any:
-    """The result of a ``__reduce_ex__``, with functions by name in the attributes."""
-    return _with_attributes(made, _names_in)
+def with_names(reduced: Any) -> Any:
+    """Writes functions by name in the attributes that ``__reduce_ex__`` returns."""
+    return _with_attributes(reduced, _names_in)
 
 
-def _with_attributes(made: Any, changes: Callable[[Any], dict[str, Any]]) -> Any:
-    if isinstance(made, str) or len(made) < 3:
-        return made
-    make, args, state, *rest = made
+def _with_attributes(reduced: Any, changes: Callable[[Any], dict[str, Any]]) -> Any:
+    if isinstance(reduced, str) or len(reduced) < 3:
+        return reduced
+    make, args, state, *rest = reduced
     if type(state) is dict:
         state = {**state, **changes(state)}
     elif type(state) is tuple and len(state) == 2 and type(state[0]) is dict:
@@ -105,31 +105,31 @@ def _functions_in(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def copied(x: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A copy of an object, made as it would be pickled and loaded.
+    """Copies an object as it would be pickled and loaded.
 
     Args:
         x: The object.
-        memo: That of ``copy.deepcopy``; ``None`` for a shallow copy.
+        memo: The memo of ``copy.deepcopy``; ``None`` for a shallow copy.
     """
-    made = x.__reduce_ex__(4)
-    if isinstance(made, str):
+    reduced = x.__reduce_ex__(4)
+    if isinstance(reduced, str):
         return x
-    made = _with_attributes(made, _functions_in)
-    parts: list[Any] = [*made, *[None] * (6 - len(made))]
+    reduced = _with_attributes(reduced, _functions_in)
+    parts: list[Any] = [*reduced, *[None] * (6 - len(reduced))]
     make, args, state, items, pairs, setter = parts
 
-    def own(part: Any) -> Any:
-        return part if memo is None else copy.deepcopy(part, memo)
+    def copy_of(piece: Any) -> Any:
+        return piece if memo is None else copy.deepcopy(piece, memo)
 
-    new = make(*map(own, args))
+    new = make(*map(copy_of, args))
     if memo is not None:
         memo[id(x)] = new
     if state is not None:
-        set_state(new, own(state), setter)
+        set_state(new, copy_of(state), setter)
     for item in items or ():
-        new.append(own(item))
+        new.append(copy_of(item))
     for key, value in pairs or ():
-        new[own(key)] = own(value)
+        new[copy_of(key)] = copy_of(value)
     return new
 
 
@@ -152,7 +152,7 @@ def set_attributes(x: Any, state: Any) -> None:
 
 
 def slots_of(x: Any, besides: Sequence[str] = ()) -> dict[str, Any]:
-    """The attributes of an object that are in slots, besides some of them."""
+    """Returns the attributes of an object that are in slots, besides some of them."""
     attributes: dict[str, Any] = {}
     for name, read in _readers_of_slots(type(x)):
         if name not in besides:
@@ -174,7 +174,7 @@ def _readers_of_slots(cls: type) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 def _global_name(value: Any) -> str | None:
-    """The name of a value in its module; there may be none."""
+    """Returns the name of a value in its module; there may be none."""
     # The main program of the process that loads is another one.
     if getattr(value, "__module__", None) in ("__main__", "__mp_main__"):
         return None
@@ -192,7 +192,7 @@ def is_global(value: Any) -> bool:
 
 
 def _find(module: str, name: str) -> Any:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    value: Any = importlib.import_module(module)
+    for attribute in name.split("."):
+        value = getattr(value, attribute)
+    return value

@@ -1,4 +1,4 @@
-"""The walk over nested values: objects, containers, states.
+"""Walks over nested values: objects, containers, states.
 
 A function lists the values below a value and decides which to pass over, so each walk
 of the package is one of these functions. No recursion, whose depth Python limits.
@@ -17,14 +17,14 @@ Below = Callable[[Any, Path], Sequence[tuple[Any, Any]] | None]
 
 
 def walk(
-    root: Any, below: Below, start: Path = (), *, children_first: bool = False
+    root: Any, children_of: Below, start: Path = (), *, children_first: bool = False
 ) -> Iterator[tuple[Path, Any]]:
     """Lists a value and all below it, depth first.
 
     Args:
         root: The value.
-        below: Gives the values below a value. It is called once for each, in the order
-            of the walk, before the value is listed.
+        children_of: Lists the values in a value. It is called once for each, in the
+            order of the walk, before the value is listed.
         start: The path of the root.
         children_first: Whether a value comes after all those below it.
 
@@ -33,32 +33,32 @@ def walk(
 
     Example:
         >>> from graftree.core import walks
-        >>> def below(x, path):
+        >>> def children_of(x, path):
         ...     return [*enumerate(x)] if isinstance(x, list) else ()
-        >>> [*walks.walk([1, [2]], below)]
+        >>> [*walks.walk([1, [2]], children_of)]
         [((), [1, [2]]), ((0,), 1), ((1,), [2]), ((1, 0), 2)]
     """
-    listed = below(root, start)
-    if listed is None:
+    children = children_of(root, start)
+    if children is None:
         return
     if not children_first:
         yield start, root
     # The path and the value of each node above, and the rest of its children.
-    pending = [(start, root, iter(listed))]
+    pending = [(start, root, iter(children))]
     while pending:
         path, x, remaining = pending[-1]
         for key, child in remaining:
-            where = (*path, key)
-            listed = below(child, where)
-            if listed is None:
+            child_path = (*path, key)
+            children = children_of(child, child_path)
+            if children is None:
                 continue
             if not children_first:
-                yield where, child
-            elif not listed:
-                yield where, child
+                yield child_path, child
+            elif not children:
+                yield child_path, child
                 continue
-            if listed:
-                pending.append((where, child, iter(listed)))
+            if children:
+                pending.append((child_path, child, iter(children)))
                 break
         else:
             pending.pop()
@@ -67,7 +67,7 @@ def walk(
 
 
 class Once(dict[int, Any]):
-    """Remembers the objects it has met, by identity, and keeps them alive.
+    """Remembers objects that it was given, by identity, and keeps them alive.
 
     Example:
         >>> from graftree.core import walks
@@ -78,7 +78,7 @@ class Once(dict[int, Any]):
     """
 
     def __call__(self, x: Any) -> bool:
-        """Whether it meets ``x`` for the first time."""
+        """Whether ``x`` comes for the first time."""
         if id(x) in self:
             return False
         self[id(x)] = x
@@ -86,7 +86,7 @@ class Once(dict[int, Any]):
 
 
 class Above(dict[int, tuple[Path, Any]]):
-    """Finds cycles: remembers the path at which it last met a value.
+    """Finds cycles: remembers the path at which a value came last.
 
     Example:
         >>> from graftree.core import walks
@@ -96,7 +96,7 @@ class Above(dict[int, tuple[Path, Any]]):
     """
 
     def __call__(self, x: Any, path: Path) -> Path | None:
-        """The path of ``x`` above ``path``, if it contains itself."""
+        """Returns the path of ``x`` above ``path``, if it contains itself."""
         last, _ = self.get(id(x), (None, x))
         if last is not None and path[: len(last)] == last:
             return last

@@ -33,7 +33,7 @@ import numpy as np
 from graftree import errors
 from graftree.core import fingerprints, hooks, paths
 from graftree.core.graph import differences, flattening
-from graftree.core.graph.differences import ABSENT, Box, Met, MetadataKey, Node
+from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, SharedNode
 from graftree.core.graph.graphdefs import LEAF, GraphDef, Path, Static
 from graftree.core.modules.containers import List
 from graftree.core.text import descriptions
@@ -386,7 +386,7 @@ def _kind(path: Path, old: Any, new: Any) -> str:
         return str(last)
     if isinstance(last, MetadataKey):
         return f"metadata {str(last)!r}"
-    if any(isinstance(fact, Met) for fact in pair):
+    if any(isinstance(fact, SharedNode) for fact in pair):
         return "sharing"
     is_static = all(isinstance(fact, Static) for fact in pair)
     if len(path) == 1:
@@ -405,7 +405,7 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
     match fact:
         case _ if fact is ABSENT and len(path) == 1:
             return "not passed"
-        case Met(path=earlier) if earlier is not None:
+        case SharedNode(path=earlier) if earlier is not None:
             return f"the same as {_path_text(earlier, facts)}"
         case Node(type=node_type) if node_type is type(None):
             return "None"
@@ -612,7 +612,7 @@ def _warn_of_values(
     if len(distinct) != 1 or [*map(len, changes)] != [1] * (len(latest) - 1):
         return False
     (path,) = distinct
-    values = [changes[0][0].before, *[changed[0].after for changed in changes]]
+    values = [changes[0][0].old, *[changed[0].new for changed in changes]]
     # A static argument is static on purpose.
     if len(path) < 2 or not all(isinstance(value, Static) for value in values):
         return False

@@ -576,7 +576,7 @@ def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
         is_variable = isinstance(leaf, Variable)
         forms[path] = f"{type(leaf).__name__ if is_variable else 'array'}({form})"
         if is_variable:
-            variables[path] = differences.Exactly(leaf)
+            variables[path] = differences.ByIdentity(leaf)
     return forms, variables
 
 

@@ -377,7 +377,7 @@ def _structure(objects: Mapping[int, Any]) -> _Structure:
                 functional.graphdef(x), differences.below(root), identity=False
             )
         for path, obj in _objects_in(x):
-            identities[*root, *path] = differences.Exactly(obj)
+            identities[*root, *path] = differences.ByIdentity(obj)
             if isinstance(obj, Variable):
                 treedef = jax.tree.structure(obj.get_raw_value())
                 facts[*root, *path, "value"] = differences.Form(treedef)

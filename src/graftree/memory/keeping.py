@@ -309,7 +309,7 @@ class SavePolicy(RematPolicy):
                 f"{selection.call}: where",
                 selection.where,
                 [*of_values, *paths],
-                what="name and no module",
+                noun="name and no module",
                 owner=function,
             )
             if not hides_some:
@@ -415,7 +415,7 @@ class _Namer:
 
     def __call__(self, frame: running.ModuleCall, call: Callable[[], Any]) -> Any:
         out = call()
-        path, selected = running.path_inside(frame, self._limit), frame.module
+        path, selected = running.path_in_transform(frame, self._limit), frame.module
         if frame.method != "__call__":
             path = (*path, frame.method)
             selected = inspect.getattr_static(type(selected), frame.method, None)

@@ -139,10 +139,10 @@ def find(
             if matches:
                 break
         if not matches:
-            raise patterns.no_match_error(call, single, candidate_paths, what=kind)
+            raise patterns.no_match_error(call, single, candidate_paths, noun=kind)
         chosen |= matches
     if not chosen:
-        raise patterns.no_match_error(call, selection, [], what=kind)
+        raise patterns.no_match_error(call, selection, [], noun=kind)
     return [item for item in every if id(item.value) in chosen]
 
 

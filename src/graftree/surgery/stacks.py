@@ -397,8 +397,8 @@ def check_alike(
     lines = differences.in_words(changes, *names)
     raise errors.StateMismatchError(
         errors.message(message, where="\n".join(lines), way_out=way_out),
-        [x.path for x in changes if x.after is differences.ABSENT],
-        [x.path for x in changes if x.before is differences.ABSENT],
+        [x.path for x in changes if x.new is differences.ABSENT],
+        [x.path for x in changes if x.old is differences.ABSENT],
         [misfit for x in changes if (misfit := _misfit(x)) is not None],
     )
 

@@ -99,7 +99,7 @@ def eval_shape(
 def _is_shared(signature: Signature) -> bool:
     """Whether two values in the arguments have an object in common."""
     owners: dict[int, int] = {}
-    for path, spec in signature.skeleton.listed():
+    for path, spec in signature.skeleton.located_fields():
         index = getattr(spec, "index", None)
         if (
             isinstance(spec, graphdefs.NodeRef)
@@ -296,7 +296,7 @@ def opened(
         if isinstance(f, functools.partial):
             f, args, kwargs = f.func, (*f.args, *args), f.keywords | kwargs
         elif inspect.ismethod(f) and isinstance(f.__self__, pytrees.Pytree):
-            f, args = methods.known(f.__func__), (f.__self__, *args)
+            f, args = methods.tracked(f.__func__), (f.__self__, *args)
         elif isinstance(f, pytrees.Pytree):
             f, args = type(f).__call__, (f, *args)
         else:

@@ -159,7 +159,7 @@ class _Dtypes:
             call = "nnx.weights.load: dtype"
             loaded_paths = [array.path for array in arrays]
             raise patterns.no_match_error(
-                call, selection, loaded_paths, what="floating array"
+                call, selection, loaded_paths, noun="floating array"
             )
 
 

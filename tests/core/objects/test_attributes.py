@@ -160,7 +160,7 @@ def made(**attributes):
 
 
 def watched(box):
-    assert bookkeeping.watch(box)
+    assert bookkeeping.version_writes(box)
     return vars(box)
 
 

@@ -590,7 +590,7 @@ def test_broadcasts_by_filters_are_meant(no_warning):
 
 def remembered(step):
     """How many combinations of objects a function knows, and the variants of each."""
-    known = step._cache._kept._known.values()
+    known = step._cache._kept._entries.values()
     return [len(results["entries"]) for results, objects in known if objects]
 
 
@@ -617,7 +617,7 @@ def test_structures_of_new_objects_are_bounded():
     for number in range(ObjectGroups.LIMIT + 3):
         for _ in range(2):
             assert step(zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag(number))) == 2
-    assert len(step._cache._structures._known) <= ObjectGroups.LIMIT
+    assert len(step._cache._structures._entries) <= ObjectGroups.LIMIT
 
 
 @BOUNDS

@@ -1,4 +1,4 @@
-"""Objects taken apart, put together again, and compared with their earlier selves.
+"""Takes objects apart, puts them together, compares them with what they were.
 
     object --nodes, flattening--> GraphDef + leaves --states--> State
     object <--flattening.Builder-- GraphDef + leaves <--matching-- State
@@ -6,7 +6,7 @@
 - ``nodes.py``: nodes and their children; the objects that tree mode refuses.
 - ``graphdefs.py``: `GraphDef`, drawn; `GraphState`.
 - ``flattening.py``: objects taken apart; the builder that makes them.
-- ``matching.py``: the places in an object or a GraphDef for the parts of a state, and
+- ``matching.py``: where the values of a state belong in an object or a GraphDef, and
   how far they fit there, for strict loads.
 - ``validity_checks.py``: checks whether objects still are as they were.
 - ``kept.py``: keeps the GraphDef of an object until its structure changes: a cache.

@@ -1,4 +1,4 @@
-"""The differences between two structures, by path.
+"""Differences between two structures, by path.
 
 The structures are compared as mappings of paths: `facts` makes one of a GraphDef, and
 callers may make others. `between` lists the differences of two mappings, `in_words`
@@ -36,54 +36,55 @@ class Difference(NamedTuple):
     """A path at which two structures differ."""
 
     path: Path
-    before: Any
-    after: Any
+    old: Any
+    new: Any
 
 
-def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Difference]:
-    """The differences of two structures, in the order of the paths of the first.
+def between(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> list[Difference]:
+    """Finds the differences of two structures, in the order of the first one's paths.
 
     Left out are all values below an object that the other one lacks, and each object
     that differs only in the values below it.
     """
-    found: dict[Path, Difference] = {}
-    for path in {**before, **after}:
-        old, new = before.get(path, ABSENT), after.get(path, ABSENT)
+    differing: dict[Path, Difference] = {}
+    for path in {**first, **second}:
+        old, new = first.get(path, ABSENT), second.get(path, ABSENT)
         if old is not new and _are_different(old, new):
-            found[path] = Difference(path, old, new)
-    parents = {path[:-1] for path in found if path}
+            differing[path] = Difference(path, old, new)
+    parents = {path[:-1] for path in differing if path}
     return [
         x
-        for path, x in found.items()
+        for path, x in differing.items()
         # The root is below nothing, not even itself.
-        if (path == () or _is_alike(found.get(path[:-1])))
+        if (path == () or _is_alike(differing.get(path[:-1])))
         and not (path in parents and _is_alike(x))
     ]
 
 
-def stands_for(now: GraphDef[Any], before: GraphDef[Any]) -> bool:
+def stands_for(skeleton: GraphDef[Any], other: GraphDef[Any]) -> bool:
     """Whether a skeleton is of the objects of another one, built as they were there.
 
-    Their numbers there are the outer ones here. Metadata of Variables may differ.
+    Their numbers in the other one are the outer ones of the skeleton. Metadata of
+    Variables may differ.
     """
     kinds = (VariableDef, ArrayRefDef)
-    fields = [field for spec in before.specs for field in spec.fields]
+    fields = [field for spec in other.specs for field in spec.fields]
     definitions: dict[int | None, Any] = {
         field.index: field for field in fields if isinstance(field, kinds)
     }
 
-    def as_before(field: Any) -> Any:
+    def in_original(field: Any) -> Any:
         return definitions.get(field.outer_index) if isinstance(field, kinds) else field
 
     specs = [
         spec._replace(
             index=spec.outer_index,
             outer_index=None,
-            fields=tuple(map(as_before, spec.fields)),
+            fields=tuple(map(in_original, spec.fields)),
         )
-        for spec in now.specs
+        for spec in skeleton.specs
     ]
-    return GraphDef.of(now.root, specs, now.num_leaves) == before
+    return GraphDef.of(skeleton.root, specs, skeleton.num_leaves) == other
 
 
 def _are_different(old: Any, new: Any) -> bool:
@@ -111,34 +112,34 @@ def _name(path: Path) -> str:
 
 
 def in_words(
-    found: Sequence[Difference],
-    before: str,
-    after: str,
+    differing: Sequence[Difference],
+    in_first: str,
+    in_second: str,
     name: Callable[[Path], str] = _name,
     most: int = 8,
 ) -> list[str]:
-    """A line for each difference: the value before, and the value after.
+    """Writes a line for each difference: the first value, and the second one.
 
     Args:
-        found: The differences.
-        before: Where the first structure is, as in "in true_fun".
-        after: The same for the second one.
+        differing: The differences.
+        in_first: Where the first structure is, as in "in true_fun".
+        in_second: The same for the second one.
         name: Prints a path.
         most: How many lines there may be.
     """
     lines = []
-    for path, *pair in found:
+    for path, *pair in differing:
         old, new = map(describe, pair)
         if new == old:
             new = "another one"
-        lines.append(f"{name(path)}: {old} {before}, {new} {after}")
+        lines.append(f"{name(path)}: {old} {in_first}, {new} {in_second}")
     return bounded(lines, most)
 
 
 def missing_and_unexpected(
     missing: Sequence[Path], unexpected: Sequence[Path], most: int = 10
 ) -> list[str]:
-    """Lines about leaves that only one of two structures has.
+    """Reports the leaves that only one of two structures has.
 
     Args:
         missing: Those that should be there.
@@ -146,13 +147,13 @@ def missing_and_unexpected(
         most: How many lines there may be of each.
     """
     lines = []
-    for word, listed in (("missing", missing), ("unexpected", unexpected)):
-        lines += bounded([f"  {word}: {_name(path)}" for path in listed], most)
+    for word, path_list in (("missing", missing), ("unexpected", unexpected)):
+        lines += bounded([f"  {word}: {_name(path)}" for path in path_list], most)
     return lines
 
 
 def bounded(lines: Sequence[str], most: int = 10) -> list[str]:
-    """The first lines, and how many more there are."""
+    """Cuts off lines beyond a limit, and says how many more there are."""
     more = len(lines) - most
     if more <= 0:
         return [*lines]
@@ -161,7 +162,7 @@ def bounded(lines: Sequence[str], most: int = 10) -> list[str]:
 
 
 def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[str]:
-    """The probable causes if the same leaves are missing and unexpected.
+    """Names probable causes if the same leaves are missing and unexpected.
 
     Args:
         missing: The paths that should be there.
@@ -170,12 +171,12 @@ def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[s
     if not missing or not unexpected:
         return []
     # The shortest: the state of an optimizer repeats the paths of its model.
-    found = _prefixes(missing, unexpected)
-    if found and len({len(x) for x in found[:2]}) == len(found[:2]):
-        return [f"The state has them below {_name(found[0])}: pass that part of it."]
-    found = _prefixes(unexpected, missing)
-    if len(found) == 1:
-        return [f"The state is that of {_name(found[0])}: load it into that part."]
+    prefixes = _prefixes(missing, unexpected)
+    if prefixes and len({len(x) for x in prefixes[:2]}) == len(prefixes[:2]):
+        return [f"The state has them below {_name(prefixes[0])}: pass that part of it."]
+    prefixes = _prefixes(unexpected, missing)
+    if len(prefixes) == 1:
+        return [f"The state is that of {_name(prefixes[0])}: load it into that part."]
     lines = [
         f"Renamed? {_name(path)} is missing, {_name(other)} unexpected."
         for path, other in _look_alikes(missing, unexpected)
@@ -184,31 +185,33 @@ def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[s
 
 
 def _prefixes(short: Sequence[Path], long: Sequence[Path]) -> list[Path]:
-    """The prefixes that turn all paths of a list into paths of another one."""
+    """Finds the prefixes that turn all paths of a list into paths of another one."""
     spelled = [*map(paths.spelled, long)]
-    known = {path[:end] for path in spelled for end in range(1, len(path) + 1)}
+    long_prefixes = {path[:end] for path in spelled for end in range(1, len(path) + 1)}
     first, *others = map(paths.spelled, short)
-    found = {
+    candidates = {
         path[:start]
         for path in spelled
         for start in range(1, len(path))
         if path[start : start + len(first)] == first
     }
-    fitting = [x for x in found if all((*x, *path) in known for path in others)]
+    fitting = [
+        x for x in candidates if all((*x, *path) in long_prefixes for path in others)
+    ]
     return sorted(fitting, key=len)
 
 
 def _look_alikes(
     missing: Sequence[Path], unexpected: Sequence[Path]
 ) -> Iterator[tuple[Path, Path]]:
-    """Pairs of paths that are equal except for the characters that join words."""
-    known = {_squeezed(path): path for path in unexpected}
+    """Pairs paths that are equal except for the characters that join words."""
+    by_letters = {_letters_of(path): path for path in unexpected}
     for path in missing:
-        if _squeezed(path) in known:
-            yield path, known[_squeezed(path)]
+        if _letters_of(path) in by_letters:
+            yield path, by_letters[_letters_of(path)]
 
 
-def _squeezed(path: Path) -> str:
+def _letters_of(path: Path) -> str:
     return "".join(filter(str.isalnum, "".join(map(str, path)))).lower()
 
 
@@ -231,26 +234,26 @@ class Box(NamedTuple):
     is_ref: bool
 
 
-class Met(NamedTuple):
-    """An object met before: at an earlier path, or (``None``) in another tree."""
+class SharedNode(NamedTuple):
+    """An object at an earlier path as well, or (``None``) in another tree."""
 
     path: Path | None
 
 
 class Form(NamedTuple):
-    """The structure of a pytree."""
+    """Structure of a pytree."""
 
     treedef: Any
 
 
-class Exactly:
+class ByIdentity:
     """A leaf, or another value, that is compared by identity."""
 
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Exactly) and self.leaf is other.leaf
+        return isinstance(other, ByIdentity) and self.leaf is other.leaf
 
     def __hash__(self) -> int:
         return id(self.leaf)
@@ -262,33 +265,33 @@ def facts(
     leaves: Sequence[Any] | None = None,
     identity: bool = True,
 ) -> dict[Path, Any]:
-    """The facts of a GraphDef, by path: types, static attributes, metadata, sharing.
+    """Lists the facts of a GraphDef by path: types, statics, metadata, sharing.
 
     Args:
-        graphdef: Of an object.
+        graphdef: The GraphDef of an object.
         located: Gives the name of a path; ``None`` leaves it out.
         leaves: The leaves of the object. They are then compared by identity, instead of
             by their entries in the GraphDef.
         identity: Whether the outer object that each one stands for is a fact, too.
     """
-    found: dict[Path, Any] = {}
-    known: dict[int, Path] = {}
-    for place, what in graphdef.listed():
-        path = located(place)
+    fact_at: dict[Path, Any] = {}
+    path_of: dict[int, Path] = {}
+    for field_path, field in graphdef.located_fields():
+        path = located(field_path)
         if path is None:
             continue
-        if isinstance(what, graphdefs.NodeRef):
-            found[path] = Met(known.get(what.index))
+        if isinstance(field, graphdefs.NodeRef):
+            fact_at[path] = SharedNode(path_of.get(field.index))
             continue
-        found |= _facts_of(path, what, identity)
-        if (index := getattr(what, "index", None)) is not None:
-            known[index] = path
+        fact_at |= _facts_of(path, field, identity)
+        if (index := getattr(field, "index", None)) is not None:
+            path_of[index] = path
     if leaves is None:
-        return found
-    given = zip(graphdef.paths(), leaves, strict=True)
-    exactly = {located(path): Exactly(leaf) for path, leaf in given}
-    kept = {p: x for p, x in found.items() if not _is_metadata(p)}
-    return kept | exactly
+        return fact_at
+    paired = zip(graphdef.paths(), leaves, strict=True)
+    by_identity = {located(path): ByIdentity(leaf) for path, leaf in paired}
+    others = {p: x for p, x in fact_at.items() if not _is_metadata(p)}
+    return others | by_identity
 
 
 def below(start: Path) -> Callable[[Path], Path]:
@@ -297,14 +300,14 @@ def below(start: Path) -> Callable[[Path], Path]:
 
 
 class MetadataKey(str):
-    """The last key of a path to metadata of a Variable."""
+    """Last key of a path to metadata of a Variable."""
 
 
 def metadata(path: Path, entries: Mapping[str, Any]) -> dict[Path, Any]:
-    """The metadata of a Variable, by path.
+    """Returns the metadata of a Variable, by path.
 
     Args:
-        path: Of the Variable.
+        path: The path of the Variable.
         entries: Its metadata.
     """
     return {(*path, MetadataKey(key)): Static(value) for key, value in entries.items()}
@@ -314,27 +317,27 @@ def _is_metadata(path: Path) -> bool:
     return bool(path) and isinstance(path[-1], MetadataKey)
 
 
-def _facts_of(path: Path, what: Any, identity: bool) -> dict[Path, Any]:
-    index = getattr(what, "outer_index", None) if identity else None
-    if isinstance(what, graphdefs.NodeSpec):
-        return {path: Node(what.type, index, what.metadata)}
-    if isinstance(what, graphdefs.VariableDef):
-        box = Box(what.type, index, what.array_refdef is not None)
-        return {path: box, **metadata(path, what.metadata)}
-    return {path: ArrayRefDef if isinstance(what, ArrayRefDef) else what}
+def _facts_of(path: Path, field: Any, identity: bool) -> dict[Path, Any]:
+    index = getattr(field, "outer_index", None) if identity else None
+    if isinstance(field, graphdefs.NodeSpec):
+        return {path: Node(field.type, index, field.metadata)}
+    if isinstance(field, graphdefs.VariableDef):
+        box = Box(field.type, index, field.array_refdef is not None)
+        return {path: box, **metadata(path, field.metadata)}
+    return {path: ArrayRefDef if isinstance(field, ArrayRefDef) else field}
 
 
 def describe(fact: Any) -> str:
-    """A fact in words: "a Linear", "an array", the value of a static attribute."""
+    """Puts a fact in words: "a Linear", "an array", the value of a static attribute."""
     match fact:
         case Node() | Box():
-            known = "" if fact.outer_index is None else " from outside"
-            return f"a {fact.type.__name__}{known}"
-        case Exactly():
+            origin = "" if fact.outer_index is None else " from outside"
+            return f"a {fact.type.__name__}{origin}"
+        case ByIdentity():
             return f"one {type(fact.leaf).__name__}"
-        case Met():
-            where = "" if fact.path is None else f": {paths.to_string(fact.path)}"
-            return f"a known object{where}"
+        case SharedNode():
+            earlier = "" if fact.path is None else f": {paths.to_string(fact.path)}"
+            return f"a known object{earlier}"
         case Form():
             leaves = [_STAR] * fact.treedef.num_leaves
             try:

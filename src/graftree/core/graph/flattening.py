@@ -3,9 +3,8 @@
 `flatten_graph` walks an object depth first, children in the order of their keys, and
 enters each object that is tracked by identity once. A value that JAX takes apart is one
 node spec: an object in tree mode, where shared ones are an error (`flatten_tree`), or
-    the
-arguments of a call (`flatten_leaves`). Tracked objects are numbered in the order of the
-visit:
+the arguments of a call (`flatten_leaves`). Tracked objects are numbered in the order of
+the visit:
 
     RefMap     object -> number, by identity; filled by `flatten_graph`
     IndexMap   number -> object; filled by `unflatten`
@@ -54,10 +53,10 @@ class RefMap(MutableMapping[Any, Any]):
 
     @staticmethod
     def from_indexmap(indexmap: Mapping[Any, Any]) -> RefMap:
-        """The inverse of an `IndexMap`."""
-        made = RefMap()
-        made._entries = {id(obj): (obj, index) for index, obj in indexmap.items()}
-        return made
+        """Inverts an `IndexMap`."""
+        refmap = RefMap()
+        refmap._entries = {id(obj): (obj, index) for index, obj in indexmap.items()}
+        return refmap
 
     def __getitem__(self, key: Any) -> Any:
         return self._entries[id(key)][1]
@@ -85,7 +84,7 @@ class IndexMap(dict[int, Any]):
 
     @staticmethod
     def from_refmap(refmap: RefMap) -> IndexMap:
-        """The inverse of a `RefMap`."""
+        """Inverts a `RefMap`."""
         return IndexMap([(index, obj) for obj, index in refmap._entries.values()])
 
 
@@ -95,7 +94,7 @@ class IndexMap(dict[int, Any]):
 def flatten(
     node: Any, graph: bool | None, function: str
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton of an object and its leaves: Variables, refs and arrays.
+    """Returns the skeleton of an object and its leaves: Variables, refs and arrays.
 
     Messages name ``function`` as the one that was called.
     """
@@ -129,14 +128,14 @@ def flatten_graph(
 
 def flatten_leaves(
     treedef: Any,
-    given: Sequence[Any],
+    raw_leaves: Sequence[Any],
     sharing: bool,
     refs: RefMap,
     outer: RefMap,
     *,
     members: list[Any] | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton and the leaves of a value that JAX takes apart into ``given``.
+    """Returns skeleton and leaves of a value that JAX takes apart into ``values``.
 
     With ``sharing`` the objects among those are taken apart, too. Fills ``members`` as
     `flatten_graph` does.
@@ -145,7 +144,7 @@ def flatten_leaves(
     flattener.specs.append(None)
     flattener.members.append(None)
     fields: list[Field] = []
-    for x in given:
+    for x in raw_leaves:
         kind = nodes.kind_of(x)
         is_object = kind is Leaf.VARIABLE or kind is Leaf.REF
         if is_object or (sharing and isinstance(kind, GraphKind)):
@@ -178,21 +177,21 @@ class _Flattener:
         self._open: list[_OpenNode] = []
 
     def field_of(self, x: Any, kind: nodes.Kind) -> Field:
-        """The field of a node, Variable or ref; lists it and all below it."""
+        """Returns the field of a node, Variable or ref; lists it and all below it."""
         root, pending, leaves = self._enter(x, kind), self._open, self.leaves
         # This runs for each attribute of a model, so each function call counts.
         kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
-        own = callables.MAY_BE_OWN
+        method_types = callables.MAY_BE_OWN
         while pending:
-            node, number, before, children, fields = pending[-1]
+            node, index, leaf_start, children, fields = pending[-1]
             for _, value, is_data in children:
                 kind = kinds.get(type(value)) or nodes.kind_of(value)
                 if is_data is False or (is_data is None and kind is Leaf.STATIC):
                     is_atom = type(value) in atoms
-                    known = statics.get((type(value), value)) if is_atom else None
-                    if type(value) in own:
-                        value = callables.as_static(value, self.members[number])
-                    fields.append(known or graphdefs.static_of(value))
+                    static = statics.get((type(value), value)) if is_atom else None
+                    if type(value) in method_types:
+                        value = callables.as_static(value, self.members[index])
+                    fields.append(static or graphdefs.static_of(value))
                 elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
                     fields.append(LEAF)
                     leaves.append(value)
@@ -202,17 +201,17 @@ class _Flattener:
                     break
             else:
                 pending.pop()
-                counts = len(self.specs) - number, len(leaves) - before
-                self.specs[number] = _make_node_spec((*node, tuple(fields), *counts))
+                counts = len(self.specs) - index, len(leaves) - leaf_start
+                self.specs[index] = _make_node_spec((*node, tuple(fields), *counts))
         return root
 
     def _enter(self, x: Any, kind: nodes.Kind) -> Field:
-        """The field of a node, Variable or ref; the children of a node are to come."""
+        """Returns the field of a node, Variable or ref; its children come later."""
         index = outer = None
         if not isinstance(kind, TreeKind):
-            known = self.refs.get(id(x))
-            if known is not None:
-                return graphdefs.NodeRef(known[1])
+            earlier = self.refs.get(id(x))
+            if earlier is not None:
+                return graphdefs.NodeRef(earlier[1])
             index, outer = self._number(x)
             if not isinstance(kind, GraphKind):
                 self.leaves.append(x)
@@ -235,10 +234,10 @@ class _Flattener:
             entries = entries.snapshot()
         raw, ref = variable.get_raw_value(), None
         if _jax.is_ref(raw):
-            known = self.refs.get(id(raw))
+            earlier = self.refs.get(id(raw))
             ref = (
-                graphdefs.NodeRef(known[1])
-                if known
+                graphdefs.NodeRef(earlier[1])
+                if earlier
                 else graphdefs.ArrayRefDef(*self._number(raw))
             )
         return VariableDef(type(variable), index, outer, entries, ref)
@@ -261,15 +260,15 @@ class _OpenNode(NamedTuple):
 
     Attributes:
         node: The facts about it: type, numbers, metadata, keys.
-        number: Its place among the node specs.
-        before: The number of leaves before it.
+        index: Its index among the node specs.
+        leaf_start: How many leaves come before it.
         children: The rest of its children.
-        fields: The fields found so far.
+        fields: Its fields so far.
     """
 
     node: tuple[Any, ...]
-    number: int
-    before: int
+    index: int
+    leaf_start: int
     children: Iterator[nodes.Child]
     fields: list[Field]
 
@@ -282,7 +281,7 @@ def _check_for_cycles(open_nodes: Sequence[_OpenNode], members: Sequence[Any]) -
     """Refuses containers that contain themselves, which have no identity here."""
     above, path = walks.Above(), ()
     for spec in open_nodes:
-        nodes.check_above(above, members[spec.number], path)
+        nodes.check_above(above, members[spec.index], path)
         *_, keys = spec.node
         path = (*path, *keys[len(spec.fields) - 1 : len(spec.fields)])
 
@@ -295,7 +294,7 @@ def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
 
 
 def flatten_as_jax(node: Any) -> tuple[GraphDef[Any], list[Any]]:
-    """The same in JAX's order, with shared objects as often as they occur."""
+    """Flattens in JAX's order, with shared objects as often as they occur."""
     ends = nodes.is_variable_or_ref
     flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=ends)
     return _tree_of(node, treedef, _with_paths(flat))
@@ -306,25 +305,25 @@ def _with_paths(flat: Sequence[tuple[Any, Any]]) -> list[tuple[Path, tuple[int, 
 
 
 def _tree_of(
-    node: Any, treedef: Any, listed: Sequence[tuple[Path, tuple[int, Any]]]
+    node: Any, treedef: Any, leaf_items: Sequence[tuple[Path, tuple[int, Any]]]
 ) -> tuple[GraphDef[Any], list[Any]]:
-    keys = tuple([path for path, _ in listed])
-    order = tuple([i for _, (i, _) in listed])
-    fields = tuple([_cell_in_tree(*place) for _, place in listed])
-    tree, count = Tree(treedef, order), len(listed)
+    keys = tuple([path for path, _ in leaf_items])
+    order = tuple([i for _, (i, _) in leaf_items])
+    fields = tuple([_field_in_tree(*item) for _, item in leaf_items])
+    tree, count = Tree(treedef, order), len(leaf_items)
     spec = graphdefs.NodeSpec(type(node), None, None, tree, keys, fields, 1, count)
-    return GraphDef.of(NODE, (spec,), count), [leaf for _, (_, leaf) in listed]
+    return GraphDef.of(NODE, (spec,), count), [leaf for _, (_, leaf) in leaf_items]
 
 
-def _cell_in_tree(number: int, leaf: Any) -> Field:
+def _field_in_tree(index: int, leaf: Any) -> Field:
     if not isinstance(leaf, Variable):
         return LEAF
     metadata = variables.metadata_of(leaf).snapshot()
-    return VariableDef(type(leaf), number, None, metadata, None)
+    return VariableDef(type(leaf), index, None, metadata, None)
 
 
 def raw_of(leaf: Any) -> Any:
-    """The raw value of a leaf of a state, which is a Variable or the value itself."""
+    """Returns the raw value of a leaf of a state: a Variable, or the value itself."""
     return leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
 
 
@@ -336,7 +335,7 @@ def unflatten(
     outer_index_outer_ref: Mapping[int, Any] | None = None,
     recreate_variables: bool = True,
 ) -> Any:
-    """The object of a skeleton of either mode, from its leaves in order."""
+    """Builds the object of a skeleton of either mode from its leaves in order."""
     builder = Builder(
         IndexMap() if index_ref is None else index_ref,
         outer_index_outer_ref or {},
@@ -359,7 +358,7 @@ class Builder:
     if one of them is not allowed; `commit` carries them out.
 
     Args:
-        found: Objects by number; it is filled, and later skeletons may refer to it.
+        built: Objects by number; it is filled, and later skeletons may refer to it.
         existing: Objects to reuse, by the ``outer_index`` of the skeleton.
         recreate_variables: Whether raw leaves become Variables.
         takes_raw: Whether all leaves are raw values: a Variable among them is the value
@@ -368,13 +367,13 @@ class Builder:
 
     def __init__(
         self,
-        found: MutableMapping[int, Any],
+        built: MutableMapping[int, Any],
         existing: Mapping[Any, Any],
         *,
         recreate_variables: bool = True,
         takes_raw: bool = False,
     ) -> None:
-        self.found = found
+        self.built = built
         self.existing = existing
         self.recreate_variables = recreate_variables
         self.takes_raw = takes_raw
@@ -382,47 +381,49 @@ class Builder:
         self.updates: list[tuple[Variable[Any], Any, Any]] = []
 
     def build(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> Any:
-        """The object of a skeleton; reused parts of it are complete after `commit`."""
+        """Builds the object of a skeleton; reused parts are complete after `commit`."""
         if graphdef.root is not NODE:
             return self._value(graphdef.root, iter(leaves))
-        return self._made(graphdef.specs[0], self.members(graphdef, leaves))
+        return self._build_node(graphdef.specs[0], self.members(graphdef, leaves))
 
     def members(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The contents of the fields of the root, as by `build`."""
-        given, specs = iter(leaves), graphdef.specs
+        """Builds the contents of the fields of the root, as `build` does."""
+        unread, specs = iter(leaves), graphdef.specs
         blank, fields, order = graphdef.blueprint()
         contents = [values.copy() for values in blank]
         # Objects come before the values below them, which may refer to them.
         for spec in specs:
             if spec.index is not None:
-                obj = MISSING if spec.outer_index is None else self._existing(spec)
+                obj = (
+                    MISSING if spec.outer_index is None else self._existing_object(spec)
+                )
                 if obj is MISSING:
                     kind: Any = nodes.kind_of_type(spec.type)
                     obj = kind.create_empty(spec.metadata)
-                self.found[spec.index] = obj
-        for number, place, field in fields:
+                self.built[spec.index] = obj
+        for index, position, field in fields:
             if type(field) is VariableDef:
-                contents[number][place] = self._variable(field, next(given))
+                contents[index][position] = self._variable(field, next(unread))
             elif type(field) is graphdefs.Static:
-                contents[number][place] = self._own_method(field.value, specs[number])
+                contents[index][position] = self._own_method(field.value, specs[index])
             else:
-                contents[number][place] = self._value(field, given)
-        for number, above, place in order[:-1]:
-            contents[above][place] = self._made(specs[number], contents[number])
+                contents[index][position] = self._value(field, unread)
+        for index, above, position in order[:-1]:
+            contents[above][position] = self._build_node(specs[index], contents[index])
         return contents[0]
 
-    def _made(self, spec: graphdefs.NodeSpec, values: list[Any]) -> Any:
-        """The object or container of a node spec, with these values in its fields."""
+    def _build_node(self, spec: graphdefs.NodeSpec, values: list[Any]) -> Any:
+        """Builds the object or container of a node spec from its fields' values."""
         if type(spec.metadata) is Tree:
             treedef, order = spec.metadata
             if order is not None:
-                placed = dict(zip(order, values, strict=True))
-                values = [placed[number] for number in range(len(values))]
+                by_position = dict(zip(order, values, strict=True))
+                values = [by_position[position] for position in range(len(values))]
             return jax.tree.unflatten(treedef, values)
         kind: Any = nodes.kind_of_type(spec.type)
         if spec.index is None:
             return kind.unflatten([*zip(spec.keys, values, strict=True)], spec.metadata)
-        obj = self.found[spec.index]
+        obj = self.built[spec.index]
         if self.existing and obj is self.existing.get(spec.outer_index, MISSING):
             self.fills.append((obj, kind, spec.metadata, spec.keys, values))
         else:
@@ -430,30 +431,30 @@ class Builder:
             kind.fill(obj, spec.metadata, spec.keys, values)
         return obj
 
-    def _value(self, field: Any, given: Iterator[Any]) -> Any:
+    def _value(self, field: Any, unread: Iterator[Any]) -> Any:
         if type(field) is graphdefs.NodeRef:
-            return self.found[field.index]
-        leaf = next(given)
+            return self.built[field.index]
+        leaf = next(unread)
         if type(field) is VariableDef:
             return self._variable(field, leaf)
         if field is LEAF:
             return leaf
         # A frozen array instead of a ref is allowed and stays an array.
         ref = self.existing[field.outer_index] if leaf is KEEP else leaf
-        self.found[field.index] = ref
+        self.built[field.index] = ref
         return ref
 
     def _own_method(self, method: callables.OwnMethod, spec: graphdefs.NodeSpec) -> Any:
-        """The method of the object of a spec: the one that it has, or a new one."""
-        obj: Any = None if spec.index is None else self.found[spec.index]
-        for held in vars(obj).values():
-            if callables.as_static(held, obj) == method:
-                return held
+        """Returns the method that the object of a spec has, or a new one."""
+        obj: Any = None if spec.index is None else self.built[spec.index]
+        for attribute in vars(obj).values():
+            if callables.as_static(attribute, obj) == method:
+                return attribute
         return method.bound_to(obj)
 
     def _variable(self, definition: VariableDef, leaf: Any) -> Any:
         outer = definition.outer_index
-        variable = MISSING if outer is None else self._existing(definition)
+        variable = MISSING if outer is None else self._existing_object(definition)
         if variable is MISSING:
             variable = leaf
             if isinstance(leaf, Variable) and not self.takes_raw:
@@ -462,13 +463,13 @@ class Builder:
                 variable = make_variable(definition, leaf)
         elif leaf is not KEEP:
             self.updates.append((variable, leaf, definition.metadata))
-        self.found[definition.index] = variable
+        self.built[definition.index] = variable
         if type(definition.array_refdef) is graphdefs.ArrayRefDef:
-            self.found[definition.array_refdef.index] = variable.get_raw_value()
+            self.built[definition.array_refdef.index] = variable.get_raw_value()
         return variable
 
-    def _existing(self, node: graphdefs.NodeSpec | VariableDef) -> Any:
-        """The object that is reused for an entry of a skeleton, or `MISSING`."""
+    def _existing_object(self, node: graphdefs.NodeSpec | VariableDef) -> Any:
+        """Returns the object that is reused for a field or spec, or `MISSING`."""
         obj = self.existing.get(node.outer_index, MISSING)
         if obj is not MISSING and type(obj) is not node.type:
             raise ValueError(
@@ -502,12 +503,12 @@ def _differs(obj: Any, kind: GraphKind, metadata: Any, keys: Any, values: Any) -
     children, current = kind.flatten(obj)
     if current != metadata or [child.key for child in children] != [*keys]:
         return True
-    held = [child.value for child in children]
-    return not all(map(operator.is_, held, values))
+    members = [child.value for child in children]
+    return not all(map(operator.is_, members, values))
 
 
 def make_variable(node: VariableDef, leaf: Any) -> Any:
-    """The Variable that a skeleton describes, around a value.
+    """Makes the Variable that a skeleton describes, around a value.
 
     Its ``ref`` metadata is right for the value it holds, even if a ref was recorded
     and an array came, or vice versa. A stand-in for an array may become a ref later.

@@ -1,4 +1,4 @@
-"""The functional form of objects: split and merge, state, clone, call.
+"""Functional form of objects: split and merge, state, clone, call.
 
 The leaves of a State *are* the Variables of the object; only `clone` copies them, and
 functions with an argument that asks for it. `merge` matches a state to a skeleton by
@@ -49,8 +49,8 @@ def flatten(
         ref_index: The numbers of objects seen earlier, extended in place. Objects in it
             become references and are not entered. Ignored in tree mode, like
             ``ref_outer_index``.
-        ref_outer_index: The numbers that objects have outside a transform, recorded in
-            the GraphDef.
+        ref_outer_index: The numbers that objects have on the caller's side of a
+            transform, recorded in the GraphDef.
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:
@@ -182,10 +182,10 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
 def _flattened(
     node: Any, graph: bool | None, function: str
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton of an object, and its leaves."""
+    """Returns the skeleton of an object, and its leaves."""
     mode = config.graph_mode(graph)
-    known = kept.find(node, mode, function) if config.caches.are_used else None
-    return known or flattening.flatten(node, mode, function)
+    result = kept.find(node, mode, function) if config.caches.are_used else None
+    return result or flattening.flatten(node, mode, function)
 
 
 def group_all(
@@ -195,14 +195,14 @@ def group_all(
     *,
     may_leave: bool = False,
 ) -> tuple[Any, ...]:
-    """One State per filter; each leaf must match one, unless some may be left out."""
+    """Makes one State per filter; each leaf must match one, unless ``may_leave``."""
     pairs = zip(graphdef.paths(), leaves, strict=True)
     *groups, rest = filters.group(pairs, filter_list) if filter_list else [[*pairs], []]
     if rest and not may_leave:
         raise flat_states.remainder_error(rest)
     # The state of a Variable or array is the object itself.
     if graphdef.paths() == ((),):
-        return tuple([found[0][1] if found else State({}) for found in groups])
+        return tuple([group[0][1] if group else State({}) for group in groups])
     return tuple(map(states.from_flat_state, groups))
 
 
@@ -237,8 +237,8 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         True
     """
     graphdef, leaves = _flattened(node, graph, "state")
-    found = group_all(graphdef, leaves, filter_list, may_leave=True)
-    return found[0] if len(found) == 1 else found
+    groups = group_all(graphdef, leaves, filter_list, may_leave=True)
+    return groups[0] if len(groups) == 1 else groups
 
 
 def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
@@ -333,9 +333,9 @@ def merge(
     )
 
 
-def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], tuple[Any, ...]]:
-    first = graphdefs.graphdef_of(given[0])
-    for other in given[1:]:
+def _take_apart(graph_states: Sequence[Any]) -> tuple[GraphDef[Any], tuple[Any, ...]]:
+    first = graphdefs.graphdef_of(graph_states[0])
+    for other in graph_states[1:]:
         if not isinstance(other, GraphState):
             raise ValueError(
                 "Expected GraphState object after a GraphState, got "
@@ -346,7 +346,7 @@ def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], tuple[Any, ...]]:
                 "GraphDef must be the same in all GraphStates: they come from "
                 "different models."
             )
-    return first, tuple(map(graphdefs.state_of, given))
+    return first, tuple(map(graphdefs.state_of, graph_states))
 
 
 @overload
@@ -376,8 +376,8 @@ def unpack(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> nnx.merge(graph_state).kernel.shape
         (2, 3)
     """
-    skeleton, *found = split(node, *filter_list, graph=graph)
-    packed = [GraphState(skeleton, s) for s in found]
+    skeleton, *state_list = split(node, *filter_list, graph=graph)
+    packed = [GraphState(skeleton, s) for s in state_list]
     return tuple(packed) if len(packed) > 1 else packed[0]
 
 
@@ -448,7 +448,7 @@ def _copier(arrays: bool) -> Callable[[Any], Any]:
 
 
 def _copied_array(x: jax.Array) -> jax.Array:
-    """The same in a buffer of its own: value, dtype, weak type and sharding."""
+    """Copies an array to its own buffer: value, dtype, weak type and sharding."""
     return jax.numpy.array(x, copy=True) if isinstance(x, _jax.Tracer) else x.copy()
 
 
@@ -538,7 +538,7 @@ class DelayedAccessor:
 
 
 class ApplyCaller(Protocol[A]):
-    """The result of `nnx.call`: reaches a method and gives its output and the state."""
+    """Result of `nnx.call`: reaches a method and gives its output and the state."""
 
     def __getattr__(self, name: str, /) -> ApplyCaller[A]: ...
     def __getitem__(self, key: Any, /) -> ApplyCaller[A]: ...

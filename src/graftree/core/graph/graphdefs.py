@@ -12,8 +12,8 @@ node spec has a *field* for each key. For
 
 A NODE field is the next node spec; a LEAF, a VariableDef and an ArrayRefDef take the
 next leaf. The number of an object that is tracked by identity is its ``index``;
-``outer_index`` is the number of the object that it stands for outside a transform, if
-there is one.
+``outer_index`` is the number of the object that it stands for on the caller's side of
+a transform, if there is one.
 
 A value that JAX takes apart is one node spec, whose metadata is a `Tree`: an object in
 tree mode, or the arguments of a call. Its keys are paths, and it has no static fields.
@@ -49,7 +49,7 @@ Path = tuple[Any, ...]
 
 
 class Marker(enum.Enum):
-    """The meaning of a field without further data."""
+    """Fields without further data: the next node spec, or the next leaf."""
 
     NODE = "node"
     LEAF = "leaf"
@@ -59,7 +59,7 @@ NODE, LEAF = Marker.NODE, Marker.LEAF
 
 
 class Static(tuple[Any, Any]):
-    """A static value, with the fingerprint that tells it from its equals.
+    """A static value, with the fingerprint that distinguishes it from equal ones.
 
     Args:
         value: The value.
@@ -73,7 +73,7 @@ class Static(tuple[Any, Any]):
 
     @property
     def value(self) -> Any:
-        """The value."""
+        """Value that this stands for."""
         return self[1]
 
     def __copy__(self) -> Static:
@@ -86,24 +86,24 @@ class Static(tuple[Any, Any]):
         return f"Static(value={descriptions.safe_repr(self[1])})"
 
 
-# Those of atoms, by their type and value. A model has many that are equal.
+# The `Static` of each atom, by type and value. A model has many that are equal.
 STATICS: dict[tuple[type, Any], Static] = {}
 ATOMS = frozenset({int, bool, str, type(None)})
 _MOST_STATICS = 4096
 
 
 def static_of(value: Any) -> Static:
-    """The `Static` of a value; for an atom the same one each time."""
-    made = Static(value)
+    """Returns the `Static` of a value; for an atom the same one each time."""
+    static = Static(value)
     if type(value) in ATOMS:
         if len(STATICS) > _MOST_STATICS:
             STATICS.clear()
-        STATICS[type(value), value] = made
-    return made
+        STATICS[type(value), value] = static
+    return static
 
 
 class NodeRef(NamedTuple):
-    """An object met before."""
+    """An object that a node spec before this field describes."""
 
     index: int
 
@@ -136,11 +136,11 @@ Field = VariableDef | ArrayRefDef | NodeRef | Static | Marker
 
 
 class Tree(NamedTuple):
-    """The metadata of a value that JAX takes apart.
+    """Metadata of a value that JAX takes apart.
 
     Attributes:
         treedef: JAX's.
-        order: For each field its place in the treedef; ``None`` if they are in order.
+        order: For each field its position in the treedef; ``None`` if in order.
     """
 
     treedef: Any
@@ -153,7 +153,7 @@ class NodeSpec(NamedTuple):
     Attributes:
         type: Its type.
         index: Its number, if it is tracked by identity.
-        outer_index: The number of the object outside that it stands for.
+        outer_index: The number of the caller's object that it stands for.
         metadata: The data that its type gives besides its children.
         keys: The keys of its children, in order.
         fields: The fields at these keys.
@@ -194,10 +194,10 @@ class TreeNodeDef(NamedTuple):
     """An object in tree mode.
 
     Attributes:
-        type: Of the object.
+        type: The type of the object.
         treedef: JAX's, with Variables as leaves.
-        path_index: For each leaf in the order of the paths, its path and its place in
-            the treedef.
+        path_index: For each leaf in the order of the paths, its path and its position
+            in the treedef.
     """
 
     type: type
@@ -206,7 +206,7 @@ class TreeNodeDef(NamedTuple):
 
 
 class GraphDef(Generic[Node]):
-    """The structure of an object, as `split` returns it: types, static values, sharing.
+    """Structure of an object, as `split` returns it: types, static values, sharing.
 
     Hashable. Equality is structural: the values of the leaves do not matter. A GraphDef
     is a JAX pytree without leaves, so it can be an argument of ``jax.jit``.
@@ -242,19 +242,19 @@ class GraphDef(Generic[Node]):
         attributes: Sequence[tuple[Any, Any]],
         num_leaves: int,
     ) -> None:
-        made = GraphDef.of(*_read(nodes, attributes), num_leaves)
+        graphdef = GraphDef.of(*_read(nodes, attributes), num_leaves)
         for name in ("root", "specs", "num_leaves", "_cache"):
-            object.__setattr__(self, name, getattr(made, name))
+            object.__setattr__(self, name, getattr(graphdef, name))
 
     @staticmethod
     def of(root: Field, specs: Sequence[NodeSpec], num_leaves: int) -> GraphDef[Any]:
-        """The skeleton of these node specs."""
-        made, store = object.__new__(GraphDef), object.__setattr__
-        store(made, "root", root)
-        store(made, "specs", tuple(specs))
-        store(made, "num_leaves", num_leaves)
-        store(made, "_cache", {})
-        return made
+        """Makes the skeleton of these node specs."""
+        graphdef, store = object.__new__(GraphDef), object.__setattr__
+        store(graphdef, "root", root)
+        store(graphdef, "specs", tuple(specs))
+        store(graphdef, "num_leaves", num_leaves)
+        store(graphdef, "_cache", {})
+        return graphdef
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -264,10 +264,10 @@ class GraphDef(Generic[Node]):
 
     def __hash__(self) -> int:
         # `is` and this cache make a GraphDef cheap as the key of a compile cache.
-        found = self._cache.get("hash")
-        if found is None:
-            found = self._cache["hash"] = hash((self.root, self.specs))
-        return found
+        cached_hash = self._cache.get("hash")
+        if cached_hash is None:
+            cached_hash = self._cache["hash"] = hash((self.root, self.specs))
+        return cached_hash
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -294,13 +294,13 @@ class GraphDef(Generic[Node]):
 
     @property
     def nodes(self) -> list[Any]:
-        """The objects and containers in it, in preorder."""
-        return _listed(self)[0]
+        """Objects and containers in it, in preorder."""
+        return _as_lists(self)[0]
 
     @property
     def attributes(self) -> list[tuple[Any, Any]]:
-        """The keys of all attributes and members, in preorder, with their fields."""
-        return _listed(self)[1]
+        """Keys of all attributes and members, in preorder, with their fields."""
+        return _as_lists(self)[1]
 
     def apply(self, state: Any, *states: Any, graph: bool | None = None) -> Any:
         """Calls a method of the object made of this GraphDef and the states.
@@ -322,125 +322,125 @@ class GraphDef(Generic[Node]):
         """
         return hooks.apply_graphdef.call(self, (state, *states), graph)
 
-    def listed(self) -> list[tuple[Path, Any]]:
-        """Each node spec, and each other field, with its path, in preorder."""
-        specs, found = iter(self.specs), []
+    def located_fields(self) -> list[tuple[Path, Any]]:
+        """Lists each node spec, and each other field, with its path, in preorder."""
+        specs, located = iter(self.specs), []
         # The rest of each node spec above. No recursion, whose depth Python limits.
         pending: list[Iterator[tuple[Path, Any]]] = [iter([((), self.root)])]
         while pending:
             for item in pending[-1]:
-                path, what = item
-                if what is NODE:
+                path, field = item
+                if field is NODE:
                     spec = next(specs)
-                    found.append((path, spec))
+                    located.append((path, spec))
                     if type(spec.metadata) is Tree:
-                        below = [(*path, *keys) for keys in spec.keys]
+                        child_paths = [(*path, *keys) for keys in spec.keys]
                     else:
-                        below = [(*path, key) for key in spec.keys]
-                    pending.append(zip(below, spec.fields, strict=True))
+                        child_paths = [(*path, key) for key in spec.keys]
+                    pending.append(zip(child_paths, spec.fields, strict=True))
                     break
-                found.append(item)
+                located.append(item)
             else:
                 pending.pop()
-        return found
+        return located
 
     def blueprint(self) -> Blueprint:
-        """The way from the leaves to the object; cached."""
+        """Describes the way from the leaves to the object; cached."""
         if "blueprint" in self._cache:
             return self._cache["blueprint"]
-        specs, below = self.specs, iter(range(1, len(self.specs)))
-        made = Blueprint([[None] * len(spec.fields) for spec in specs], [], [])
+        specs, child_indices = self.specs, iter(range(1, len(self.specs)))
+        blueprint = Blueprint([[None] * len(spec.fields) for spec in specs], [], [])
         # Node specs with those above and the rest of their fields. No recursion, whose
         # depth Python limits.
         pending = [(0, 0, 0, enumerate(specs[0].fields))]
         while pending:
-            number, above, place_above, fields = pending[-1]
-            for place, field in fields:
+            spec_index, above, position_above, fields = pending[-1]
+            for position, field in fields:
                 if field is NODE:
-                    child = next(below)
+                    child = next(child_indices)
                     rest = enumerate(specs[child].fields)
-                    pending.append((child, number, place, rest))
+                    pending.append((child, spec_index, position, rest))
                     break
                 if type(field) is Static and type(field[1]) is not OwnMethod:
-                    made.contents[number][place] = field[1]
+                    blueprint.contents[spec_index][position] = field[1]
                 else:
-                    made.fields.append((number, place, field))
+                    blueprint.fields.append((spec_index, position, field))
             else:
                 pending.pop()
-                made.order.append((number, above, place_above))
-        self._cache["blueprint"] = made
-        return made
+                blueprint.order.append((spec_index, above, position_above))
+        self._cache["blueprint"] = blueprint
+        return blueprint
 
     def leaves(self) -> tuple[tuple[Path, VariableDef | ArrayRefDef | None], ...]:
-        """For each leaf its path, and its definition unless it is plain; cached."""
-        found = self._cache.get("leaves")
-        if found is None:
-            found = self._cache["leaves"] = tuple(
+        """Lists for each leaf its path, and its definition if it has one; cached."""
+        leaves = self._cache.get("leaves")
+        if leaves is None:
+            leaves = self._cache["leaves"] = tuple(
                 [
-                    (path, None if what is LEAF else what)
-                    for path, what in self.listed()
-                    if what is LEAF or type(what) in _DEFINITIONS
+                    (path, None if field is LEAF else field)
+                    for path, field in self.located_fields()
+                    if field is LEAF or type(field) in _DEFINITIONS
                 ]
             )
-        return found
+        return leaves
 
     def paths(self) -> tuple[Path, ...]:
-        """The path of each leaf, in order; cached."""
-        found = self._cache.get("paths")
-        if found is None:
-            found = self._cache["paths"] = tuple([path for path, _ in self.leaves()])
-        return found
+        """Lists the path of each leaf, in order; cached."""
+        paths = self._cache.get("paths")
+        if paths is None:
+            paths = self._cache["paths"] = tuple([path for path, _ in self.leaves()])
+        return paths
 
-    def places(self) -> dict[Any, Any]:
-        """The paths as nested dicts, with the number of each leaf; cached."""
-        places = self._cache.get("places")
-        if places is None:
-            numbers = zip(self.paths(), itertools.count())
-            places = self._cache["places"] = flat_states.nest(numbers)
-        return places
+    def leaf_indices(self) -> dict[Any, Any]:
+        """Returns the paths as nested dicts, with the index of each leaf; cached."""
+        indices = self._cache.get("leaf_indices")
+        if indices is None:
+            indexed_paths = zip(self.paths(), itertools.count())
+            indices = self._cache["leaf_indices"] = flat_states.nest(indexed_paths)
+        return indices
 
     def tops(self) -> list[Any]:
-        """For each field of the root its node spec, or itself if it has none."""
+        """Lists for each root field its node spec, or the field if it has none."""
         pairs = zip(self.specs[0].fields, self.starts(), strict=False)
         return [self.specs[n] if field is NODE else field for field, (n, _) in pairs]
 
     def starts(self) -> list[tuple[int, int]]:
-        """For each field of the root how many specs and leaves come before it; cached.
+        """Counts for each field of the root the specs and leaves before it; cached.
 
-        Those of the end are the last.
+        The last counts are those of the whole value.
         """
-        found = self._cache.get("starts")
-        if found is None:
+        starts = self._cache.get("starts")
+        if starts is None:
             node, leaf = 1, 0
-            found = self._cache["starts"] = [(node, leaf)]
+            starts = self._cache["starts"] = [(node, leaf)]
             for field in self.specs[0].fields:
                 if field is NODE:
                     spec = self.specs[node]
                     node, leaf = node + spec.num_nodes, leaf + spec.num_leaves
                 elif _is_leaf(field):
                     leaf += 1
-                found.append((node, leaf))
-        return found
+                starts.append((node, leaf))
+        return starts
 
     def part(self, treedef: Any, start: int, stop: int) -> GraphDef[Any]:
-        """The skeleton of some root fields of a value that JAX took apart."""
-        specs, num_leaves = self._below(start, stop)
+        """Returns the skeleton of some root fields of a value that JAX took apart."""
+        specs, num_leaves = self._span(start, stop)
         fields = self.specs[0].fields[start:stop]
         return _of_tree(Tree(treedef), fields, self.specs[specs], num_leaves)
 
-    def with_part(self, start: int, stop: int, part: GraphDef[Any]) -> GraphDef[Any]:
-        """The skeleton with another part there, of as many fields."""
+    def with_part(self, start: int, stop: int, other: GraphDef[Any]) -> GraphDef[Any]:
+        """Replaces root fields by those of another skeleton, as many as they were."""
         top, *specs = self.specs
-        fields, (below, replaced) = [*top.fields], self._below(start, stop)
-        fields[start:stop] = part.specs[0].fields
-        specs[below.start - 1 : below.stop - 1] = part.specs[1:]
-        num_leaves = self.num_leaves - replaced + part.num_leaves
+        fields, (span, replaced_leaves) = [*top.fields], self._span(start, stop)
+        fields[start:stop] = other.specs[0].fields
+        specs[span.start - 1 : span.stop - 1] = other.specs[1:]
+        num_leaves = self.num_leaves - replaced_leaves + other.num_leaves
         return _of_tree(top.metadata, tuple(fields), specs, num_leaves)
 
-    def _below(self, start: int, stop: int) -> tuple[slice, int]:
-        """Where the specs of some fields of the root are, and how many leaves."""
-        (first, before), (end, after) = self.starts()[start], self.starts()[stop]
-        return slice(first, end), after - before
+    def _span(self, start: int, stop: int) -> tuple[slice, int]:
+        """Returns where the specs of some root fields are, and how many leaves."""
+        (first, first_leaf), (end, end_leaf) = self.starts()[start], self.starts()[stop]
+        return slice(first, end), end_leaf - first_leaf
 
 
 jax.tree_util.register_static(GraphDef)
@@ -470,18 +470,18 @@ def _is_field_alike(field: Field, other: Field) -> bool:
 _DEFINITIONS = (VariableDef, ArrayRefDef)
 
 
-def _is_leaf(what: Any) -> bool:
-    return what is LEAF or type(what) in _DEFINITIONS
+def _is_leaf(field: Any) -> bool:
+    return field is LEAF or type(field) in _DEFINITIONS
 
 
 class Blueprint(NamedTuple):
-    """The way from leaves to an object.
+    """Way from leaves to an object.
 
     Attributes:
-        contents: For each node spec its static values in their places.
-        fields: The other fields, in the order of leaves: their spec, place and field.
-        order: The specs, each after those below it: its number, the spec above, and its
-            place there.
+        contents: For each node spec its static values at their positions.
+        fields: The other fields, in the order of leaves: spec, position and field.
+        order: The specs, each after those below it: its index, that of the spec above,
+            and its position there.
     """
 
     contents: list[list[Any]]
@@ -492,8 +492,8 @@ class Blueprint(NamedTuple):
 def tree_spec(
     tree: Tree, fields: tuple[Field, ...], num_nodes: int, num_leaves: int
 ) -> NodeSpec:
-    """The node spec of a value that JAX took apart, with numbered members."""
-    keys = tuple([(number,) for number in range(len(fields))])
+    """Makes the node spec of a value that JAX took apart, with numbered members."""
+    keys = tuple([(index,) for index in range(len(fields))])
     return NodeSpec(tuple, None, None, tree, keys, fields, num_nodes, num_leaves)
 
 
@@ -504,20 +504,22 @@ def _of_tree(
     return GraphDef.of(NODE, (top, *specs), num_leaves)
 
 
-def _listed(graphdef: GraphDef[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """`GraphDef.nodes` and `GraphDef.attributes`."""
+def _as_lists(
+    graphdef: GraphDef[Any],
+) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """Lists what `GraphDef.nodes` and `GraphDef.attributes` are."""
     nodes: list[Any] = []
     attributes: list[tuple[Any, Any]] = []
     is_tree = bool(graphdef.specs) and type(graphdef.specs[0].metadata) is Tree
-    for path, what in graphdef.listed():
-        is_node_spec = isinstance(what, NodeSpec)
-        is_attribute = what is LEAF or isinstance(what, Static)
+    for path, field in graphdef.located_fields():
+        is_node_spec = isinstance(field, NodeSpec)
+        is_attribute = field is LEAF or isinstance(field, Static)
         if not is_attribute:
-            nodes.append(_node_def(what) if is_node_spec else what)
+            nodes.append(_node_def(field) if is_node_spec else field)
         # In a tree the root is a spec: a field is an attribute though it has no path.
         if path or is_attribute or (is_tree and not is_node_spec):
             key = path if is_tree else path[-1] if path else None
-            attributes.append((key, what if is_attribute else NODE))
+            attributes.append((key, field if is_attribute else NODE))
     return nodes, attributes
 
 
@@ -534,43 +536,43 @@ def _node_def(spec: NodeSpec) -> NodeDef | TreeNodeDef:
 def _read(
     nodes: Sequence[Any], attributes: Sequence[tuple[Any, Any]]
 ) -> tuple[Field, Sequence[Any]]:
-    """The root and the node specs that are listed so; the inverse of `_listed`."""
+    """Reads the root and the node specs; the inverse of `_as_lists`."""
     top = nodes[0] if nodes else LEAF
     if isinstance(top, TreeNodeDef):
         definitions = iter(nodes[1:])
         fields = [next(definitions) if x is NODE else x for _, x in attributes]
-        tree = Tree(top.treedef, tuple([place for _, place in top.path_index]))
+        tree = Tree(top.treedef, tuple([position for _, position in top.path_index]))
         keys, count = tuple([path for path, _ in top.path_index]), len(fields)
         spec = NodeSpec(top.type, None, None, tree, keys, tuple(fields), 1, count)
         return NODE, [spec]
     remaining = [*nodes]
     # Backwards, so that the members of a node come before it. For each field read: its
     # key, itself, its node specs.
-    found: list[tuple[Any, Any, list[NodeSpec]]] = []
-    listed = [(None, NODE), *attributes] if nodes else attributes
-    for key, what in reversed(listed):
-        field, specs = (remaining.pop() if what is NODE else what), []
+    stack: list[tuple[Any, Any, list[NodeSpec]]] = []
+    entries = [(None, NODE), *attributes] if nodes else attributes
+    for key, entry in reversed(entries):
+        field, specs = (remaining.pop() if entry is NODE else entry), []
         if isinstance(field, NodeDef):
             kind, index, outer, count, metadata = field
-            members = [found.pop() for _ in range(count)]
-            specs = [spec for _, _, below in members for spec in below]
+            members = [stack.pop() for _ in range(count)]
+            specs = [spec for _, _, inner in members for spec in inner]
             keys = tuple([x[0] for x in members])
             fields = tuple([x[1] for x in members])
-            num_leaves = sum(below[0].num_leaves for *_, below in members if below)
+            num_leaves = sum(inner[0].num_leaves for *_, inner in members if inner)
             counts = len(specs) + 1, num_leaves + sum(map(_is_leaf, fields))
             spec = NodeSpec(kind, index, outer, metadata, keys, fields, *counts)
             field, specs = NODE, [spec, *specs]
-        found.append((key, field, specs))
-    ((_, root, specs),) = found
+        stack.append((key, field, specs))
+    ((_, root, specs),) = stack
     return root, specs
 
 
 class Interned(pickling.Rebuilt):
-    """Values that JAX gets as static data, each with a number of its own.
+    """Gives JAX one object for all equal static values, with a number of its own.
 
     JAX does not hash static data of pytree nodes; it compares it with the data that it
     compiled for, inside its cache in C++. If a comparison runs Python code, another
-    thread may take its turn and change that cache meanwhile: then the process dies
+    thread may run and change that cache: then the process dies
     (tests/stress/static_data.py). So equal values are made the same one, with a unique
     number in front: numbers decide, and are compared in C.
 
@@ -579,25 +581,25 @@ class Interned(pickling.Rebuilt):
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Any, tuple[int, weakref.ref[Any]]]
-        self._known = weakref.WeakKeyDictionary()
+        self._entries: weakref.WeakKeyDictionary[Any, tuple[int, weakref.ref[Any]]]
+        self._entries = weakref.WeakKeyDictionary()
         # Otherwise two threads could both come first. User code compares static values.
         self._lock = threading.RLock()
 
     def intern(self, x: T, is_new: bool = False) -> tuple[int, T]:
-        """The value that equals this one and came first, after its number.
+        """Returns the value that equals this one and came first, after its number.
 
         If it ``is_new``, it has changed in a way that no comparison sees.
         """
         if is_new:
             return next(_numbers), x
         with self._lock:
-            number, weak = self._known.get(x, (0, None))
-            known = None if weak is None else weak()
-            if known is None:
-                number, known = next(_numbers), x
-                self._known[x] = number, weakref.ref(x)
-            return number, known
+            number, weak = self._entries.get(x, (0, None))
+            first = None if weak is None else weak()
+            if first is None:
+                number, first = next(_numbers), x
+                self._entries[x] = number, weakref.ref(x)
+            return number, first
 
 
 _numbers = itertools.count()
@@ -632,7 +634,7 @@ class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
 
     @property
     def raw_mapping(self) -> Any:
-        """The nested dict of the State."""
+        """Nested dict of the State."""
         return self._state.raw_mapping
 
     def __getitem__(self, key: Any) -> Any:
@@ -676,18 +678,18 @@ class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
 
 
 def graphdef_of(graph_state: GraphState) -> GraphDef[Any]:
-    """The GraphDef of a GraphState."""
+    """Returns the GraphDef of a GraphState."""
     return graph_state._graphdef
 
 
 def state_of(graph_state: Any) -> Any:
-    """The State; another mapping is returned as it is."""
+    """Returns the State of a GraphState; another mapping is returned as it is."""
     return graph_state._state if isinstance(graph_state, GraphState) else graph_state
 
 
 def _flatten_with_keys(graph_state: GraphState) -> Any:
-    listed, treedef = _jax.flatten_one_level(graph_state._state)
-    return listed, (treedef, graph_state._graphdef)
+    children, treedef = _jax.flatten_one_level(graph_state._state)
+    return children, (treedef, graph_state._graphdef)
 
 
 def _unflatten(aux: Any, children: Any) -> GraphState:

@@ -34,26 +34,26 @@ from graftree.core.variables.variables import Variable
 def find(
     node: Any, sharing: bool, function: str
 ) -> tuple[GraphDef[Any], list[Any]] | None:
-    """The skeleton of an object or container and its leaves; ``None`` if not kept.
+    """Finds the kept skeleton of an object or container, and its leaves.
 
     With ``sharing`` it is in graph mode. The first call for an object gives ``None``,
-    the second one makes what is kept. Messages name ``function`` as the one called.
+    the second one keeps the skeleton. Messages name ``function`` as the one called.
     """
     if ownership.current() is not ownership.no_trace:
         return None
     results, contents = _results_of(node)
-    known = results.get(sharing)
-    if known is None:
+    entries = results.get(sharing)
+    if entries is None:
         results[sharing] = ()
         return None
-    for kept in known:
-        validity = kept.validity
+    for entry in entries:
+        validity = entry.validity
         # Usually nothing at all has changed: then no function need be called.
         is_same = (
             ownership.versions.latest == validity.checked and not validity.has_contents
         )
         if is_same or validity.holds():
-            return kept.graphdef, kept.leaves()
+            return entry.graphdef, entry.leaves()
     version, refs, members = ownership.versions.latest, RefMap(), []
     results[sharing] = ()
     if sharing:
@@ -65,13 +65,13 @@ def find(
     else:
         validity = ValidityCheck.over(contents or [node], version)
     if validity.is_complete and not (contents and validity.reaches(contents)):
-        kept = KeptGraphDef(node, graphdef, list(leaves), validity)
-        results[sharing] = validity_checks.with_newest(kept, known)
+        entry = KeptGraphDef(node, graphdef, list(leaves), validity)
+        results[sharing] = validity_checks.with_newest(entry, entries)
     return graphdef, leaves
 
 
 def _results_of(node: Any) -> tuple[dict[Any, Any], list[Any]]:
-    """The results of an object or container by mode; the objects of a container.
+    """Returns an object's results by mode, or a container's, with its objects.
 
     New ones if there is anything else in it.
     """
@@ -97,14 +97,14 @@ config.caches.add(_combinations)
 
 
 class KeptGraphDef:
-    """The skeleton of an object, and where its leaves are.
+    """Skeleton of an object, and where its leaves are.
 
     Args:
         root: The object.
         graphdef: Its skeleton.
         leaves: Its leaves; changed here.
         validity: Checks whether the object is as it was.
-        number: Of the skeleton, if it was interned.
+        number: The number of the skeleton, if it was interned.
 
     Attributes:
         graphdef: As given, like ``number`` and ``validity``.
@@ -131,7 +131,7 @@ class KeptGraphDef:
         self.validity = validity
         self._leaves = leaves
         self._are_variables = all(map(variables.is_variable, leaves))
-        # Another array may take the place of one in an attribute.
+        # An array in an attribute may be replaced.
         self._arrays: dict[int, validity_checks.Attribute] = {}
         for position, path in enumerate(graphdef.paths()):
             is_box = isinstance(leaves[position], Variable)
@@ -140,7 +140,7 @@ class KeptGraphDef:
                 self._arrays[position], leaves[position] = attribute, None
 
     def leaves(self) -> list[Any]:
-        """The leaves, in a new list."""
+        """Returns the leaves in a new list."""
         leaves = self._leaves.copy()
         if self._arrays:
             arrays = validity_checks.read_all(self._arrays.values())
@@ -149,7 +149,7 @@ class KeptGraphDef:
         return leaves
 
     def raw_leaves(self) -> list[Any]:
-        """The values of Variables, and the other leaves."""
+        """Returns the values of Variables, and the other leaves."""
         if self._are_variables:
             return variables.read_all(self._leaves)
         return [*map(flattening.raw_of, self.leaves())]
@@ -166,26 +166,26 @@ _MOST_AT_ONCE = 16
 
 @hooks.flatten_at_once.fill
 def flatten_at_once(obj: Any) -> tuple[list[Any], tuple[int, GraphDef[Any]]] | None:
-    """JAX's leaves of an object, and its skeleton; ``None`` if they are not kept.
+    """Returns JAX's leaves of an object, and its skeleton, if they are kept.
 
-    The skeleton is the same one for all objects with one that is equal, and has its
-    number in front (`graphdefs.Interned`).
+    Objects with equal skeletons get the same one, with its number in front
+    (`graphdefs.Interned`).
 
     With these `jax.jit` finds its compiled program for such objects. So it need not
     take each object and Variable apart.
     """
     results = bookkeeping.results_of(obj)
-    known, left = results.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
-    for kept in known:
-        if kept.validity.holds():
-            return kept.raw_leaves(), (kept.number, kept.graphdef)
+    entries, left = results.get(_AT_ONCE, ((), _MOST_AT_ONCE + 1))
+    for entry in entries:
+        if entry.validity.holds():
+            return entry.raw_leaves(), (entry.number, entry.graphdef)
     if _jax.is_tracing():
         return None
     # Nothing is made for an object that comes once.
-    kept = _kept_at_once(obj) if 0 < left <= _MOST_AT_ONCE else None
-    known = validity_checks.with_newest(kept, known) if kept else known
-    results[_AT_ONCE] = (known, left - 1) if left else ((), 0)
-    return kept and (kept.raw_leaves(), (kept.number, kept.graphdef))
+    entry = _kept_at_once(obj) if 0 < left <= _MOST_AT_ONCE else None
+    entries = validity_checks.with_newest(entry, entries) if entry else entries
+    results[_AT_ONCE] = (entries, left - 1) if left else ((), 0)
+    return entry and (entry.raw_leaves(), (entry.number, entry.graphdef))
 
 
 def _kept_at_once(obj: Any) -> KeptGraphDef | None:
@@ -194,11 +194,11 @@ def _kept_at_once(obj: Any) -> KeptGraphDef | None:
         graphdef, leaves = flattening.flatten_as_jax(obj)
         validity = ValidityCheck.over([obj], counter)
         number, graphdef = _at_once.intern(graphdef)
-        kept = KeptGraphDef(obj, graphdef, leaves, validity, number)
+        entry = KeptGraphDef(obj, graphdef, leaves, validity, number)
     except Exception:  # JAX may take apart what we can't, or will raise this itself
         return None
     is_cheap = validity.is_complete and validity.has_versions
-    return kept if is_cheap and validity.holds() else None
+    return entry if is_cheap and validity.holds() else None
 
 
 _at_once = graphdefs.Interned()
@@ -206,7 +206,7 @@ _at_once = graphdefs.Interned()
 
 @hooks.unflatten_at_once.fill
 def unflatten_at_once(static: tuple[int, GraphDef[Any]], values: Iterable[Any]) -> Any:
-    """The object that `flatten_at_once` took apart."""
+    """Rebuilds the object that `flatten_at_once` took apart."""
     _, graphdef = static
     (spec,) = graphdef.specs
     leaves = [

@@ -35,36 +35,36 @@ from graftree.core.variables import values
 from graftree.core.variables.variables import MISSING, Variable
 
 
-class StatePart(NamedTuple):
-    """A part of a state, and where it belongs.
+class StateEntry(NamedTuple):
+    """A value of a state, and where it belongs in an object.
 
     Attributes:
-        position: Of the object or container that it belongs into.
-        key: Of the part in there, as the object spells it.
-        held: The present value: a Variable, another value, or `MISSING`.
-        value: The part of the state, out of its box and with the keys of ``held``.
+        position: Where the object or container is that it belongs into.
+        key: Its key in there, as the object spells it.
+        current: The value that is there: a Variable, another value, or `MISSING`.
+        value: The state's value, out of its box and with the keys of ``current``.
     """
 
     position: pairs.Position
     key: Any
-    held: Any
+    current: Any
     value: Any
 
     @property
     def path(self) -> Path:
-        """Of the part, as the object spells it."""
+        """Path of the value, as the object spells it."""
         # A Variable that is the whole object has no node around it.
         keys = () if self.position is _NOWHERE else (self.key,)
         return pairs.path_of(self.position, *keys)
 
     @property
     def node(self) -> Any:
-        """The object or container that it belongs into."""
+        """Object or container that it belongs into."""
         return self.position[1]
 
     @property
     def owner(self) -> Pytree | None:
-        """The object around it, if there is one."""
+        """Innermost Pytree around it, if there is one."""
         _, node, above = self.position
         while above is not None and not isinstance(node, Pytree):
             _, node, above = above
@@ -72,68 +72,74 @@ class StatePart(NamedTuple):
 
 
 # The constructor of a named tuple is a function in Python.
-_make_part = functools.partial(tuple.__new__, StatePart)
+_make_entry = functools.partial(tuple.__new__, StateEntry)
 _NOWHERE: pairs.Position = (None, None, None)
 
 
 @dataclasses.dataclass
 class Match:
-    """The parts of a state, and where they belong.
+    """Values of a state, and where they belong in an object.
 
     Attributes:
-        parts: All of them.
+        entries: All of them.
         refused: Those that have a mapping for a holder of a leaf: also the path of this
             holder, and what it holds.
         has_boxes: Whether any value came in the box of a checkpoint.
     """
 
-    parts: list[StatePart]
-    refused: list[tuple[StatePart, Path, Any]] = dataclasses.field(default_factory=list)
+    entries: list[StateEntry]
+    refused: list[tuple[StateEntry, Path, Any]] = dataclasses.field(
+        default_factory=list
+    )
     has_boxes: bool = False
 
-    def out_of_box(self, part: StatePart) -> StatePart:
-        """The same part out of its box, if it came in one."""
-        _, _, held, value = part
+    def out_of_box(self, entry: StateEntry) -> StateEntry:
+        """Takes an entry out of its box, if it came in one."""
+        _, _, current, value = entry
         if not (is_mapping(value) and len(value)):
-            return part
-        if not (isinstance(held, Variable) or _is_array(held)):
-            return part
-        value = self._opened(flattening.raw_of(held), value, part.path, part)
-        return part._replace(value=value)
+            return entry
+        if not (isinstance(current, Variable) or _is_array(current)):
+            return entry
+        value = self._open_boxes(flattening.raw_of(current), value, entry.path, entry)
+        return entry._replace(value=value)
 
-    def _opened(self, held: Any, value: Any, path: Path, part: StatePart) -> Any:
-        """The values that a mapping gives to a holder: the contents of its boxes."""
+    def _open_boxes(
+        self, holder: Any, value: Any, path: Path, entry: StateEntry
+    ) -> Any:
+        """Returns the values that a mapping gives to a holder, out of their boxes."""
         if isinstance(value, states.State):
             value = pure_dicts.to_pure_dict(value)
-        inner = pairs.out_of_box(value, held)
+        inner = pairs.out_of_box(value, holder)
         self.has_boxes |= inner is not value
         if not is_mapping(inner):
             return inner
-        if holds_leaf(held):
-            self.refused.append((part._replace(value=inner), path, held))
-        if not isinstance(held, Mapping) or not isinstance(inner, Mapping):
+        if holds_leaf(holder):
+            self.refused.append((entry._replace(value=inner), path, holder))
+        if not isinstance(holder, Mapping) or not isinstance(inner, Mapping):
             return inner
         opened: dict[Any, Any] = {}
-        for key, below in inner.items():
-            own = pairs.own_key(key, held)
-            if own in held and isinstance(below, Mapping):
-                below = self._opened(held[own], below, (*path, own), part)
-            opened[own] = below
+        for key, nested in inner.items():
+            held_key = pairs.present_key(key, holder)
+            if held_key in holder and isinstance(nested, Mapping):
+                nested = self._open_boxes(
+                    holder[held_key], nested, (*path, held_key), entry
+                )
+            opened[held_key] = nested
         is_same = all(opened.get(key, MISSING) is x for key, x in inner.items())
         return inner if is_same else opened
 
 
 def match(node: Any, state: Any) -> Match:
-    """Which part of a state belongs where in an object, or in a Variable."""
+    """Finds where each value of a state belongs in an object, or in a Variable."""
     if isinstance(node, Variable):
-        found = [StatePart(_NOWHERE, None, node, state)]
+        matched = [StateEntry(_NOWHERE, None, node, state)]
     else:
         level = _children_of(node), mapping_of(state)
-        found = pairs.paired(node, level, _enter, nodes.LEAF_TYPES)
+        matched = pairs.paired(node, level, _enter, nodes.LEAF_TYPES)
     result, is_leaf = Match([]), nodes.LEAF_TYPES
-    result.parts += [
-        part if is_leaf[type(part.value)] else result.out_of_box(part)
-        for part in map(_make_part, found)
+    result.entries += [
+        entry if is_leaf[type(entry.value)] else result.out_of_box(entry)
+        for entry in map(_make_entry, matched)
     ]
     return result
 
@@ -159,7 +165,7 @@ def _is_static(node: Any, key: Any) -> bool:
 
 
 def _children_of(node: Any) -> Mapping[Any, Any]:
-    """What is in a node; of an object also its other attributes."""
+    """Returns what is in a node; of an object also its other attributes."""
     kind: Any = nodes.kind_of(node)
     if kind is nodes.PYTREE:
         if attributes.facts_of(type(node)).naming is attributes.PLAIN:
@@ -197,7 +203,7 @@ _IS_MAPPING = walks.ByType(
 
 
 def mapping_of(state: Any) -> Mapping[Any, Any]:
-    """The nested mapping that a state stands for, or an object like a state."""
+    """Returns the nested mapping that a state, or an object like one, stands for."""
     if type(state) is dict:
         return state
     if isinstance(state, states.State):
@@ -212,7 +218,7 @@ def mapping_of(state: Any) -> Mapping[Any, Any]:
 
 
 def leaves_of(state: Any, start: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The leaves of a part of a state, those in containers one by one."""
+    """Yields the leaves below a value of a state, those in containers one by one."""
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]]:
         raw = flattening.raw_of(x)
@@ -236,7 +242,7 @@ def is_leaf(x: Any) -> bool:
 
 
 def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    """The leaves of states in the order of a skeleton.
+    """Puts the leaves of states in the order of a skeleton.
 
     Raises:
         ValueError: If leaves are missing or unexpected; the message has their paths.
@@ -244,46 +250,46 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
     """
     if graphdef.paths() == ((),) or not all(map(is_mapping, state_list)):
         return _match_otherwise(graphdef, state_list)
-    places, leaves = graphdef.places(), [MISSING] * graphdef.num_leaves
+    indices, leaves = graphdef.leaf_indices(), [MISSING] * graphdef.num_leaves
     left: list[pairs.Pair] = []
     for state in state_list:
-        level = places, mapping_of(state)
-        for pair in pairs.paired(places, level, _enter_place, nodes.LEAF_TYPES):
-            _, _, number, value = pair
-            if type(number) is int and leaves[number] is MISSING:
-                leaves[number] = value
+        level = indices, mapping_of(state)
+        for pair in pairs.paired(indices, level, _enter_indices, nodes.LEAF_TYPES):
+            _, _, index, value = pair
+            if type(index) is int and leaves[index] is MISSING:
+                leaves[index] = value
             else:
                 left.append(pair)
-    if left or not all([_IS_WHOLE[kind] for kind in {*map(type, leaves)}]):
-        return _out_of_boxes(graphdef, leaves, left)
+    if left or not all([_IS_COMPLETE[kind] for kind in {*map(type, leaves)}]):
+        return _unbox_leaves(graphdef, leaves, left)
     return leaves
 
 
-def _enter_place(_: Any, _key: Any, place: Any, value: Any) -> pairs.Level | None:
-    """What is below a place: a dict of places, unless it is the number of a leaf."""
-    if type(place) is not dict:
+def _enter_indices(_: Any, _key: Any, indices: Any, value: Any) -> pairs.Level | None:
+    """Enters a dict of leaf indices; an index itself is the end of a path."""
+    if type(indices) is not dict:
         return None
-    return place, value if type(value) is dict else mapping_of(value)
+    return indices, value if type(value) is dict else mapping_of(value)
 
 
 # Whether a value is a leaf as it is: there is one, and in no box.
-_IS_WHOLE = walks.ByType(
+_IS_COMPLETE = walks.ByType(
     lambda kind: kind is not type(MISSING) and not _IS_MAPPING[kind]
 )
 
 
-def _out_of_boxes(
+def _unbox_leaves(
     graphdef: GraphDef[Any], leaves: list[Any], left: Sequence[Any]
 ) -> list[Any]:
-    """The leaves where some are mappings, or raises if any are missing or left over."""
+    """Takes leaves out of boxes; raises if any are missing or left over."""
     unexpected: list[Path] = []
-    for position, key, number, value in left:
+    for position, key, index, value in left:
         path = pairs.path_of(position, key)
-        if type(number) is not int:
+        if type(index) is not int:
             unexpected += [path for path, _ in leaves_of(value, path)]
         # An empty mapping counts only if there is nothing else.
-        elif is_empty(leaves[number]):
-            leaves[number] = value
+        elif is_empty(leaves[index]):
+            leaves[index] = value
         elif not is_empty(value):
             unexpected.append(path)
     missing = [
@@ -302,8 +308,8 @@ def _out_of_boxes(
     ]
     # A checkpoint restored without types has this level below all Variables, or none.
     if boxes and all(type(x) is dict and [*x] == ["value"] for x in boxes):
-        numbers = {id(x) for x in boxes}
-        return [x["value"] if id(x) in numbers else x for x in leaves]
+        box_ids = {id(x) for x in boxes}
+        return [x["value"] if id(x) in box_ids else x for x in leaves]
     return [*map(pairs.unboxed, leaves)]
 
 
@@ -313,7 +319,7 @@ def is_empty(x: Any) -> bool:
 
 
 def _match_otherwise(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    """`match_leaves` for a list of leaves, and for an object that is a leaf."""
+    """Does as `match_leaves` for a list of leaves, and an object that is a leaf."""
     lists = [state for state in state_list if isinstance(state, list)]
     if not lists and graphdef.paths() == ((),):
         return _match_root(graphdef, state_list)
@@ -335,9 +341,11 @@ def _match_otherwise(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list
 
 
 def _match_root(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    given = [s for s in state_list if not is_empty(s)]
-    flat = [item for s in given if isinstance(s, flat_states.FlatState) for item in s]
-    leaves = [s for s in given if not isinstance(s, flat_states.FlatState)]
+    non_empty = [s for s in state_list if not is_empty(s)]
+    flat = [
+        item for s in non_empty if isinstance(s, flat_states.FlatState) for item in s
+    ]
+    leaves = [s for s in non_empty if not isinstance(s, flat_states.FlatState)]
     leaves += [leaf for path, leaf in flat if not path]
     if len(leaves) != 1 or len(leaves) < len(flat):
         extra = [path for path, _ in flat if path]
@@ -372,29 +380,29 @@ class Pair(NamedTuple):
     """A leaf of an object, and the state's value for it.
 
     Attributes:
-        path: Of the leaf in the object.
+        path: The path of the leaf in the object.
         leaf: The Variable, or the value itself.
-        given: The leaf of the state, or `MISSING`; a value of the same structure if the
-            Variable holds a container.
+        value: The state's value for it, or `MISSING`; if the Variable holds a
+            container, a value of the same structure.
         differences: Its missing paths, and its misfits.
-        place: Where the state has it, and the value to be written there.
+        entry: Where the state has it, and the value to be written there.
     """
 
     path: Path
     leaf: Any
-    given: Any
+    value: Any
     differences: tuple[Path | Misfit, ...] = ()
-    place: StatePart | None = None
+    entry: StateEntry | None = None
 
     @property
-    def is_given(self) -> bool:
+    def has_value(self) -> bool:
         """Whether the state has it."""
-        return self.given is not MISSING
+        return self.value is not MISSING
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """The result of `compare`.
+    """Comparison of an object with a state, as `compare` returns it.
 
     Attributes:
         pairs: One for each leaf of the object.
@@ -404,20 +412,22 @@ class Fit:
     pairs: list[Pair]
     unexpected: list[tuple[Path, Any]]
 
-    def error(self, what: str, way_out: str = "") -> errors.StateMismatchError | None:
-        """The error that lists all differences; ``None`` if there is none.
+    def error(
+        self, headline: str, way_out: str = ""
+    ) -> errors.StateMismatchError | None:
+        """Builds the error that lists all differences; ``None`` if there is none.
 
         Args:
-            what: The first line.
+            headline: The first line.
             way_out: The last lines.
         """
-        found = [x for pair in self.pairs for x in pair.differences]
-        misfits = [x for x in found if isinstance(x, Misfit)]
-        missing: list[Path] = [x for x in found if not isinstance(x, Misfit)]
+        mismatches = [x for pair in self.pairs for x in pair.differences]
+        misfits = [x for x in mismatches if isinstance(x, Misfit)]
+        missing: list[Path] = [x for x in mismatches if not isinstance(x, Misfit)]
         unexpected = [path for path, _ in self.unexpected]
-        if not found and not unexpected:
+        if not mismatches and not unexpected:
             return None
-        lines = [what, *differences.missing_and_unexpected(missing, unexpected)]
+        lines = [headline, *differences.missing_and_unexpected(missing, unexpected)]
         lines += _in_words(misfits)
         lines += differences.common_causes(missing, unexpected)
         lines += way_out.splitlines()
@@ -441,23 +451,25 @@ def compare(node: Any, state: Any) -> Fit:
     leaf_at = dict(zip(skeleton.paths(), leaves, strict=True))
     tracked = [x for x in leaf_at.items() if nodes.is_variable_or_ref(x[1])]
     path_of = {id(leaf): path for path, leaf in tracked}
-    part_at: dict[Path, StatePart] = {}
+    entry_at: dict[Path, StateEntry] = {}
     left: list[tuple[Path, Any]] = []
-    parts = [(part.path, part) for part in matched.parts]
+    located = [(entry.path, entry) for entry in matched.entries]
     # A value at the path of a leaf comes before one at another of its paths.
-    for path, part in sorted(parts, key=lambda pair: pair[0] not in leaf_at):
-        own_path = path if path in leaf_at else path_of.get(id(part.held), path)
+    for path, entry in sorted(located, key=lambda pair: pair[0] not in leaf_at):
+        own_path = path if path in leaf_at else path_of.get(id(entry.current), path)
         if own_path not in leaf_at:
-            if not _are_same_static(part.held, part.value):
-                left += leaves_of(part.value, path)
-        elif not _are_same(part_at.setdefault(own_path, part).value, part.value):
-            left += leaves_of(part.value, path)
+            if not _are_same_static(entry.current, entry.value):
+                left += leaves_of(entry.value, path)
+        elif not _are_same(entry_at.setdefault(own_path, entry).value, entry.value):
+            left += leaves_of(entry.value, path)
     fitting = []
     for path, leaf in leaf_at.items():
-        part = part_at.get(path)
-        pair, others = _fitted(path, leaf, MISSING if part is None else part.value)
-        if part is not None and pair.is_given:
-            pair = pair._replace(place=part._replace(value=pair.given))
+        entry = entry_at.get(path)
+        pair, others = _pair_with_value(
+            path, leaf, MISSING if entry is None else entry.value
+        )
+        if entry is not None and pair.has_value:
+            pair = pair._replace(entry=entry._replace(value=pair.value))
         fitting.append(pair)
         left += others
     is_boxed = matched.has_boxes or all(path[-1:] == ("value",) for path, _ in left)
@@ -470,61 +482,65 @@ def compare(node: Any, state: Any) -> Fit:
 
 
 def _shown(path: Path, is_boxed: bool) -> Path:
-    """The path of an unexpected leaf, as the object would spell it."""
+    """Spells the path of an unexpected leaf as the object would."""
     if is_boxed and len(path) > 1 and path[-1] == "value":
         path = path[:-1]
     return pure_dicts.restored_path(path)
 
 
-def _fitted(path: Path, leaf: Any, given: Any) -> tuple[Pair, list[tuple[Path, Any]]]:
-    """A leaf and its value, and the rest of that value."""
+def _pair_with_value(
+    path: Path, leaf: Any, value: Any
+) -> tuple[Pair, list[tuple[Path, Any]]]:
+    """Pairs a leaf with its value, and returns also the rest of that value."""
     parts, treedef = _parts_of(flattening.raw_of(leaf))
     offered: dict[Any, tuple[Path, Any]] = {}
-    if given is not MISSING:
-        listed = leaves_of(flattening.raw_of(given))
-        offered = {paths.spelled(below): (below, x) for below, x in listed}
-    found = [offered.pop(paths.spelled(below), None) for below, _ in parts]
-    left = [((*path, *below), x) for below, x in offered.values()]
-    got = [None if x is None else x[1] for x in found]
+    if value is not MISSING:
+        value_leaves = leaves_of(flattening.raw_of(value))
+        offered = {paths.spelled(subpath): (subpath, x) for subpath, x in value_leaves}
+    matches = [offered.pop(paths.spelled(subpath), None) for subpath, _ in parts]
+    left = [((*path, *subpath), x) for subpath, x in offered.values()]
+    got = [None if x is None else x[1] for x in matches]
     # ``None`` is not a leaf: checkpoints have it, or have nothing there.
     lacking = [
-        below
-        for (below, held), x in zip(parts, got, strict=True)
-        if x is None and held is not None
+        subpath
+        for (subpath, current), x in zip(parts, got, strict=True)
+        if x is None and current is not None
     ]
-    if len(lacking) == len(parts) or not any(found):
+    if len(lacking) == len(parts) or not any(matches):
         return Pair(path, leaf, MISSING, (path,) if lacking else ()), left
     misfits = [
-        _misfit((*path, *below), held, x)
-        for (below, held), x in zip(parts, got, strict=True)
-        if below not in lacking
+        _misfit((*path, *subpath), current, x)
+        for (subpath, current), x in zip(parts, got, strict=True)
+        if subpath not in lacking
     ]
     differing = (
-        *[(*path, *below) for below in lacking],
+        *[(*path, *subpath) for subpath in lacking],
         *[x for x in misfits if x is not None],
     )
-    return Pair(path, leaf, _joined(parts, got, treedef, given), differing), left
+    return Pair(path, leaf, _joined(parts, got, treedef, value), differing), left
 
 
 def _joined(
-    parts: Sequence[tuple[Path, Any]], got: Sequence[Any], treedef: Any, given: Any
+    parts: Sequence[tuple[Path, Any]], got: Sequence[Any], treedef: Any, value: Any
 ) -> Any:
-    """The whole value that a leaf gets: a Variable if it is one in the state."""
-    joined = [_converted(held, x) for (_, held), x in zip(parts, got, strict=True)]
-    whole = joined[0] if treedef is None else treedef.unflatten(joined)
-    if not isinstance(given, Variable):
-        return whole
-    own, own_treedef = _parts_of(given.get_raw_value())
-    if own_treedef != treedef or any(
-        a is not b for (_, a), b in zip(own, got, strict=True)
+    """Joins the value that a leaf gets: a Variable if it is one in the state."""
+    joined = [
+        _converted(current, x) for (_, current), x in zip(parts, got, strict=True)
+    ]
+    result = joined[0] if treedef is None else treedef.unflatten(joined)
+    if not isinstance(value, Variable):
+        return result
+    value_parts, value_treedef = _parts_of(value.get_raw_value())
+    if value_treedef != treedef or any(
+        a is not b for (_, a), b in zip(value_parts, got, strict=True)
     ):
-        return whole
+        return result
     is_same = all(a is b for a, b in zip(joined, got, strict=True))
-    return given if is_same else given.copy(whole)
+    return value if is_same else value.copy(result)
 
 
 def _parts_of(raw: Any) -> tuple[list[tuple[Path, Any]], Any]:
-    """The leaves in a value, with their paths in it, and its structure if any."""
+    """Returns the leaves in a value, with their paths, and its structure if any."""
     if is_leaf(raw):
         return [((), raw)], None
     flat, treedef = jax.tree_util.tree_flatten_with_path(raw)
@@ -535,9 +551,9 @@ def _are_same(x: Any, y: Any) -> bool:
     """Whether one of two values may be left out: their leaves are equal arrays."""
     if x is y:
         return True
-    listed = [dict(leaves_of(flattening.raw_of(value))) for value in (x, y)]
-    return listed[0].keys() == listed[1].keys() and all(
-        _are_same_arrays(listed[0][path], listed[1][path]) for path in listed[0]
+    leaves = [dict(leaves_of(flattening.raw_of(value))) for value in (x, y)]
+    return leaves[0].keys() == leaves[1].keys() and all(
+        _are_same_arrays(leaves[0][path], leaves[1][path]) for path in leaves[0]
     )
 
 
@@ -549,14 +565,14 @@ def _are_same_arrays(x: Any, y: Any) -> bool:
         return False
     if any(isinstance(a, _jax.Tracer) or _is_key(a.dtype) for a in pair):
         return False
-    is_near = all(getattr(a, "is_fully_addressable", True) for a in pair)
-    return is_near and np.array_equal(x, y)
+    is_addressable = all(getattr(a, "is_fully_addressable", True) for a in pair)
+    return is_addressable and np.array_equal(x, y)
 
 
-def _are_same_static(found: Any, given: Any) -> bool:
+def _are_same_static(current: Any, value: Any) -> bool:
     """Whether a state lists a static value, as those made in tree mode do."""
-    is_static = nodes.kind_of(found) is nodes.Leaf.STATIC and found is not MISSING
-    return is_static and type(found) is type(given) and found == given
+    is_static = nodes.kind_of(current) is nodes.Leaf.STATIC and current is not MISSING
+    return is_static and type(current) is type(value) and current == value
 
 
 # Shapes and dtypes.
@@ -569,31 +585,31 @@ _KINDS = {
 }
 
 
-def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
-    """The misfit of an object's value and a state's value for it, if there is one."""
-    if isinstance(held, (jax.sharding.PartitionSpec, jax.sharding.Sharding)):
+def _misfit(path: Path, current: Any, value: Any) -> Misfit | None:
+    """Returns how an object's value and the state's value for it differ, if they do."""
+    if isinstance(current, (jax.sharding.PartitionSpec, jax.sharding.Sharding)):
         return None
-    shape, dtype = descriptions.form_of(held)
-    other_shape, other_dtype = descriptions.form_of(given)
-    if isinstance(given, jax.ShapeDtypeStruct) and type(held) is not type(given):
-        what = "value"
+    shape, dtype = descriptions.form_of(current)
+    other_shape, other_dtype = descriptions.form_of(value)
+    if isinstance(value, jax.ShapeDtypeStruct) and type(current) is not type(value):
+        aspect = "value"
     elif shape is None or other_shape is None:
-        what = "" if shape is other_shape and dtype is other_dtype else "value"
+        aspect = "" if shape is other_shape and dtype is other_dtype else "value"
     elif shape != other_shape and _is_key(dtype) is _is_key(other_dtype):
-        what = "shape"
+        aspect = "shape"
     else:
-        what = "" if _are_equal(dtype, other_dtype) else "dtype"
-    if not what:
+        aspect = "" if _are_equal(dtype, other_dtype) else "dtype"
+    if not aspect:
         return None
     # If both are abstract, as when a file is compared, that is not worth a word.
-    alike = isinstance(held, jax.ShapeDtypeStruct) is isinstance(
-        given, jax.ShapeDtypeStruct
+    alike = isinstance(current, jax.ShapeDtypeStruct) is isinstance(
+        value, jax.ShapeDtypeStruct
     )
     return Misfit(
         path,
-        what,
-        descriptions.describe_leaf(held, alike),
-        descriptions.describe_leaf(given, alike),
+        aspect,
+        descriptions.describe_leaf(current, alike),
+        descriptions.describe_leaf(value, alike),
     )
 
 
@@ -611,11 +627,11 @@ def _are_equal(dtype: Any, other: Any) -> bool:
     return dtype == other
 
 
-def _converted(held: Any, given: Any) -> Any:
-    """A Python scalar as an array, where the object holds one."""
-    if type(given) in descriptions.SCALARS and not _jax.is_ref(held):
-        dtype = getattr(held, "dtype", None)
+def _converted(current: Any, value: Any) -> Any:
+    """Converts a Python scalar to an array, where the object holds one."""
+    if type(value) in descriptions.SCALARS and not _jax.is_ref(current):
+        dtype = getattr(current, "dtype", None)
         if dtype is not None:
-            to_array = np.asarray if isinstance(held, np.ndarray) else jnp.asarray
-            return to_array(given, dtype) if _are_equal(dtype, type(given)) else given
-    return given
+            to_array = np.asarray if isinstance(current, np.ndarray) else jnp.asarray
+            return to_array(value, dtype) if _are_equal(dtype, type(value)) else value
+    return value

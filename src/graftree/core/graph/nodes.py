@@ -36,7 +36,7 @@ from graftree.core.variables.variables import Variable
 
 
 class Leaf(enum.Enum):
-    """The kinds of values that are not nodes."""
+    """Kinds of values that are not nodes."""
 
     VARIABLE = "variable"
     REF = "ref"
@@ -54,7 +54,7 @@ class Child(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GraphKind:
-    """Functions that take graph nodes of one type apart and rebuild them in place.
+    """How to take graph nodes of one type apart and to rebuild them in place.
 
     Attributes:
         flatten: ``node -> (children, metadata)``; the metadata is hashable.
@@ -75,7 +75,7 @@ class GraphKind:
 
 @dataclasses.dataclass(frozen=True)
 class TreeKind:
-    """Functions that take tree nodes of one type apart and rebuild them as new objects.
+    """How to take tree nodes of one type apart and to rebuild them as new objects.
 
     Attributes:
         flatten: ``node -> (children, metadata)``.
@@ -106,8 +106,8 @@ class StaticElem(NamedTuple):
 
 
 _registered: dict[type, GraphKind | TreeKind] = {}
-# The kinds of the values of a type, as far as they are known; not of tracers, since
-# those of arrays and of refs may share a type.
+# The kind of each type's values, for types that were looked up; not of tracers, since
+# arrays and refs may share their type.
 KINDS: dict[type, Kind] = {}
 
 
@@ -116,51 +116,51 @@ LEAF_TYPES = walks.ByType(lambda kind: isinstance(kind_of_type(kind), Leaf))
 
 
 def kind_of(x: Any) -> Kind:
-    """The kind of a value."""
-    known = KINDS.get(type(x))
-    if known is not None:
-        return known
+    """Returns the kind of a value."""
+    kind = KINDS.get(type(x))
+    if kind is not None:
+        return kind
     if isinstance(x, _jax.Tracer):
         return Leaf.REF if _jax.is_ref(x) else Leaf.ARRAY
     return kind_of_type(type(x))
 
 
-def kind_of_type(kind: type) -> Kind:
-    """The kind of the instances of a type (of tracers: of traced arrays)."""
-    found = KINDS.get(kind)
-    if found is None:
-        if issubclass(kind, _jax.Tracer):
+def kind_of_type(cls: type) -> Kind:
+    """Returns the kind of a type's instances (for tracers: of traced arrays)."""
+    kind = KINDS.get(cls)
+    if kind is None:
+        if issubclass(cls, _jax.Tracer):
             return Leaf.ARRAY
-        if kind in _registered:
-            found = _registered[kind]
-        elif issubclass(kind, pytrees.Pytree):
-            found = PYTREE
-        elif issubclass(kind, Variable):
-            found = Leaf.VARIABLE
-        elif issubclass(kind, _jax.Ref):
-            found = Leaf.REF
-        elif _jax.is_data_type(kind):
-            found = Leaf.ARRAY
-        elif issubclass(kind, tuple) and not hasattr(kind, "_fields"):
-            found = _TUPLE
-        elif issubclass(kind, State):
-            found = _STATE
-        elif issubclass(kind, tuple) or _jax.is_pytree_type(kind):
-            found = _OTHER
+        if cls in _registered:
+            kind = _registered[cls]
+        elif issubclass(cls, pytrees.Pytree):
+            kind = PYTREE
+        elif issubclass(cls, Variable):
+            kind = Leaf.VARIABLE
+        elif issubclass(cls, _jax.Ref):
+            kind = Leaf.REF
+        elif _jax.is_data_type(cls):
+            kind = Leaf.ARRAY
+        elif issubclass(cls, tuple) and not hasattr(cls, "_fields"):
+            kind = _TUPLE
+        elif issubclass(cls, State):
+            kind = _STATE
+        elif issubclass(cls, tuple) or _jax.is_pytree_type(cls):
+            kind = _OTHER
         else:
-            found = Leaf.STATIC
-        KINDS[kind] = found
-    return found
+            kind = Leaf.STATIC
+        KINDS[cls] = kind
+    return kind
 
 
 def children(x: Any) -> list[Child]:
-    """The children of a node, sorted by key; a value that is not a node has none."""
+    """Lists a node's children, sorted by key; a value that is not a node has none."""
     kind = kind_of(x)
     return [] if isinstance(kind, Leaf) else kind.flatten(x)[0]
 
 
 def all_in(node: Any) -> list[Any]:
-    """A value and all in it, each once."""
+    """Yields a value and all in it, each once."""
     is_new = walks.Once()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
@@ -182,7 +182,7 @@ def note_read(node: Any) -> None:
 def items(
     node: Any, kind: GraphKind | TreeKind, *, only_data: bool = False
 ) -> list[tuple[Any, Any]]:
-    """The keys and values of the children of a node, perhaps of those that may be data.
+    """Lists the children of a node by key, perhaps only those that may be data.
 
     It takes a third of the time of `children`.
     """
@@ -196,8 +196,10 @@ def items(
             pass  # `_flatten_pytree` settles it
     elif type(node) in (list, tuple):
         return [*enumerate(node)]
-    listed, _ = kind.flatten(node)
-    return [(k, x) for k, x, is_data in listed if is_data is not False or not only_data]
+    child_list, _ = kind.flatten(node)
+    return [
+        (k, x) for k, x, is_data in child_list if is_data is not False or not only_data
+    ]
 
 
 # Predicates, as clients of the graph protocol know them.
@@ -249,15 +251,15 @@ def is_pytree_node(x: Any, *, check_graph_registry: bool = True) -> bool:
 
 
 def get_node_impl(x: Any) -> GraphKind | TreeKind | None:
-    """The functions to take ``x`` apart and rebuild it; ``None`` if it isn't a node."""
+    """Returns how to take ``x`` apart and rebuild it; ``None`` if it isn't a node."""
     kind = kind_of(x)
     return None if isinstance(kind, Leaf) else kind
 
 
-def get_node_impl_for_type(kind: type) -> GraphKind | TreeKind | None:
-    """The functions for instances of a type; ``None`` if they are not nodes."""
-    known = kind_of_type(kind)
-    return None if isinstance(known, Leaf) else known
+def get_node_impl_for_type(cls: type) -> GraphKind | TreeKind | None:
+    """Returns the functions for instances of a type; ``None`` if they are not nodes."""
+    kind = kind_of_type(cls)
+    return None if isinstance(kind, Leaf) else kind
 
 
 # Registration of further types.
@@ -297,8 +299,10 @@ def register_graph_node_type(
         clear(node)
         fill(node, metadata, keys, values)
 
-    listed = _listing(flatten)
-    _register(type, GraphKind(listed, create_empty, fill, refill, set_key, pop_key))
+    list_children = _listing(flatten)
+    _register(
+        type, GraphKind(list_children, create_empty, fill, refill, set_key, pop_key)
+    )
 
 
 def register_pytree_node_type(
@@ -335,7 +339,7 @@ def _register(kind: type, impl: GraphKind | TreeKind) -> None:
 
 
 def registered_types() -> list[type]:
-    """The types that were registered here."""
+    """Returns the types that were registered here."""
     return [*_registered]
 
 
@@ -360,7 +364,7 @@ def _child(key: Any, value: Any) -> Child:
 
 
 class PytreeMetadata(NamedTuple):
-    """The static part of a Pytree that is not an attribute."""
+    """Static part of a Pytree that is not an attribute."""
 
     type: type
     table: attributes.AttributeTable
@@ -375,14 +379,14 @@ def _flatten_pytree(obj: pytrees.Pytree) -> tuple[list[Child], PytreeMetadata]:
     # Classes that are not pytrees are not checked, so there the values decide.
     checked = facts.is_pytree
     try:
-        listed = [
+        child_list = [
             _make_child((key, entries[name], status if checked else None))
             for name, key, status in table.layout(facts.naming)
         ]
     except KeyError:  # one was taken out of `vars`, and another one put there
         bookkeeping.settle(obj)
         return _flatten_pytree(obj)
-    return listed, PytreeMetadata(cls, table, *state.flags)
+    return child_list, PytreeMetadata(cls, table, *state.flags)
 
 
 _TABLE = bookkeeping.NAMES[0]
@@ -454,12 +458,12 @@ def _unflatten_sequence(items: list[tuple[Any, Any]], kind: Any) -> Any:
 
 
 def _flatten_other(node: Any) -> tuple[list[Child], Any]:
-    """Any registered pytree: its children are sorted by key, their places kept."""
-    listed, treedef = _jax.flatten_one_level(node)
-    keys = [paths.key_from_jax(entry) for entry, _ in listed]
+    """Any registered pytree: its children are sorted by key, their positions kept."""
+    items, treedef = _jax.flatten_one_level(node)
+    keys = [paths.key_from_jax(entry) for entry, _ in items]
     ranks = [*map(paths.sort_key, keys)]
     order = tuple(sorted(range(len(keys)), key=ranks.__getitem__))
-    return [Child(keys[i], listed[i][1], None) for i in order], (treedef, order)
+    return [Child(keys[i], items[i][1], None) for i in order], (treedef, order)
 
 
 def _unflatten_other(items: list[tuple[Any, Any]], metadata: Any) -> Any:
@@ -469,19 +473,19 @@ def _unflatten_other(items: list[tuple[Any, Any]], metadata: Any) -> Any:
 
 
 def _flatten_state(node: Any) -> tuple[list[Child], Any]:
-    """A State, or a mapping in it: with the mappings that it holds.
+    """Lists the children of a State or a mapping in it, with mappings in it.
 
     JAX gets copies of some of these (`Level`), which don't see later changes.
     """
     children, metadata = _flatten_other(node)
-    held = flat_states.raw_mapping(node)
-    listed = [
+    contents = flat_states.raw_mapping(node)
+    with_levels = [
         child
-        if child.value is held[child.key]
-        else child._replace(value=Level(held[child.key]))
+        if child.value is contents[child.key]
+        else child._replace(value=Level(contents[child.key]))
         for child in children
     ]
-    return listed, metadata
+    return with_levels, metadata
 
 
 def _set_in_level(node: Level, key: Any, value: Any) -> None:
@@ -522,7 +526,7 @@ def flatten(
     JAX overflows the stack in a cycle, and loses a little of the stack with every
     exception that passes through it. So a cycle is raised only afterwards.
     """
-    unwatched, is_new = iter(range(_UNWATCHED)), walks.Once()
+    unchecked, is_new = iter(range(_UNCHECKED)), walks.Once()
     searched: list[Any] = []  # then the cycle, or None
 
     def stops_at(x: Any) -> bool:
@@ -531,8 +535,8 @@ def flatten(
             return True
         if ends_at_objects and isinstance(kind, GraphKind):
             return True
-        if next(unwatched, None) is None and isinstance(x, _CONTAINERS):
-            # A node is rarely met twice; only then is the object searched.
+        if next(unchecked, None) is None and isinstance(x, _CONTAINERS):
+            # A node rarely comes twice; only then is the object searched.
             if not is_new(x) and not searched:
                 searched.append(find_cycle(node))
         return any(searched)
@@ -544,7 +548,7 @@ def flatten(
 
 
 def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]], Any]:
-    """`flatten` with the paths of the leaves."""
+    """Flattens as `flatten` does, with the paths of the leaves."""
     flat, treedef = flatten(node, by=jax.tree_util.tree_flatten_with_path)
     for path, leaf in flat:
         if isinstance(leaf, pytrees.Pytree):
@@ -557,7 +561,7 @@ _CONTAINERS = (attributes.DataObject, list, dict)
 
 # Noting each node takes time, so it begins where a tree is larger than most: JAX is
 # then not deep yet.
-_UNWATCHED = 200
+_UNCHECKED = 200
 
 
 class NotAPytreeError(TypeError, ValueError):
@@ -565,36 +569,36 @@ class NotAPytreeError(TypeError, ValueError):
 
 
 def not_a_pytree_error(obj: Any, path: str, function: str) -> NotAPytreeError:
-    """The error for an object of a class declared with ``pytree=False``."""
-    place = f" Found at path: {path}." if path else ""
+    """Builds the error for an object of a class declared with ``pytree=False``."""
+    hint = f" Found at path: {path}." if path else ""
     return NotAPytreeError(
-        f"nnx.{function} got a {type(obj).__name__}, which has pytree=False.{place}\n"
+        f"nnx.{function} got a {type(obj).__name__}, which has pytree=False.{hint}\n"
         f"So it is not a valid JAX type: pass graph=True to nnx.{function}, or declare "
         "the class without pytree=False."
     )
 
 
 def find_duplicate(flat: Iterable[tuple[Any, Any]]) -> tuple[Any, Any, Any] | None:
-    """The first Variable or ref that occurs twice."""
-    seen: dict[int, Any] = {}
+    """Finds the first Variable or ref that occurs twice."""
+    first_paths: dict[int, Any] = {}
     for path, leaf in flat:
         if is_variable_or_ref(leaf):
-            if id(leaf) in seen:
-                return leaf, seen[id(leaf)], path
-            seen[id(leaf)] = path
+            if id(leaf) in first_paths:
+                return leaf, first_paths[id(leaf)], path
+            first_paths[id(leaf)] = path
     return None
 
 
 def duplicate_report(obj: Any, first: str, second: str) -> str:
-    """The lines that report a duplicate and its paths."""
+    """Reports a duplicate and its paths."""
     return f"Duplicate {obj!r}\nfound at paths:\n\n  - {first}\n  - {second}\n"
 
 
 def check_tree(flat: Iterable[tuple[Any, Any]], function: str) -> None:
     """Refuses a Variable or ref that occurs twice."""
-    found = find_duplicate(flat)
-    if found is not None:
-        obj, first, second = found
+    duplicate = find_duplicate(flat)
+    if duplicate is not None:
+        obj, first, second = duplicate
         raise ValueError(
             duplicate_report(obj, _text(first), _text(second))
             + f"\nnnx.{function} with graph=False does not support shared references.\n"
@@ -630,7 +634,7 @@ def _text(path: Any) -> str:
 
 
 def find_cycle(node: Any) -> ValueError | None:
-    """The error for a node of a tree that contains itself, if there is one."""
+    """Returns the error for a node of a tree that contains itself, if there is one."""
     above = walks.Above()
 
     def below(x: Any, _: Any) -> list[tuple[Any, Any]]:
@@ -652,7 +656,7 @@ def check_above(above: walks.Above, x: Any, path: Path) -> None:
 
 
 def cycle_error(x: Any, first: str, second: str) -> ValueError:
-    """The error for a node that occurs below itself, at the second path."""
+    """Builds the error for a node that occurs below itself, at the second path."""
     way_out = (
         "Trees can't have cycles; use graph=True."
         if isinstance(x, pytrees.Pytree)

@@ -43,20 +43,22 @@ def iter_graph(
         >>> [path for path, x in nnx.iter_graph(model) if isinstance(x, nnx.Param)]
         [('bias',), ('kernel',)]
     """
-    below = _in_graph() if config.graph_mode(graph) else _in_tree("iter_graph")
-    return walks.walk(node, below, children_first=True)
+    children_of = _in_graph() if config.graph_mode(graph) else _in_tree("iter_graph")
+    return walks.walk(node, children_of, children_first=True)
 
 
 def iter_nodes(
     node: Any, /, *, graph: bool | None = None
 ) -> Iterator[tuple[Path, Any]]:
     """Lists the same as `iter_graph`; in graph mode only values with children."""
-    below = _nodes_in_graph() if config.graph_mode(graph) else _in_tree("iter_graph")
-    return walks.walk(node, below, children_first=True)
+    children_of = (
+        _nodes_in_graph() if config.graph_mode(graph) else _in_tree("iter_graph")
+    )
+    return walks.walk(node, children_of, children_first=True)
 
 
 def _in_graph() -> walks.Below:
-    """Finds the children of a value in graph mode; each object is met once."""
+    """Finds the children of a value in graph mode; each object comes once."""
     is_new = walks.Once()
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
@@ -70,7 +72,7 @@ def _in_graph() -> walks.Below:
 
 
 def _nodes_in_graph() -> walks.Below:
-    """The same without leaves, which are most of an object."""
+    """Lists children as `_in_graph` does, without leaves, which are the most."""
     is_new, kinds = walks.Once(), nodes.KINDS
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
@@ -92,19 +94,19 @@ def _is_singleton(x: Any) -> bool:
 
 
 def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
-    """The children that graph mode visits, with the bookkeeping of Pytrees."""
+    """Lists the children that graph mode visits, with the bookkeeping of Pytrees."""
     if isinstance(kind, Leaf):
         return []
-    listed = nodes.items(x, kind)
+    items = nodes.items(x, kind)
     if isinstance(x, Pytree):
         entries = bookkeeping.complete(x)
-        listed += [(name, entries[name]) for name in bookkeeping.NAMES]
-        listed.sort(key=lambda item: paths.sort_key(item[0]))
-    return listed
+        items += [(name, entries[name]) for name in bookkeeping.NAMES]
+        items.sort(key=lambda item: paths.sort_key(item[0]))
+    return items
 
 
 def _in_tree(function: str) -> walks.Below:
-    """Finds the children of a value in tree mode; nothing may be met twice."""
+    """Finds the children of a value in tree mode; nothing may come twice."""
     above, leaves = walks.Above(), flattening.RefMap()
 
     def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
@@ -132,8 +134,8 @@ def _is_tree_node(x: Any) -> bool:
 def _tree_children(x: Any) -> list[tuple[Any, Any]]:
     if not _is_tree_node(x):
         return []
-    listed, _ = _jax.flatten_one_level(x)
-    keyed = [(paths.key_from_jax(entry), child) for entry, child in listed]
+    items, _ = _jax.flatten_one_level(x)
+    keyed = [(paths.key_from_jax(entry), child) for entry, child in items]
     if isinstance(x, Pytree):
         keyed.append((bookkeeping.NAMES[1], bookkeeping.state_of(x)))
     return sorted(keyed, key=lambda item: paths.sort_key(item[0]))
@@ -281,7 +283,7 @@ def recursive_map(
     static: set[Path] = set()
     above = walks.Above()
 
-    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+    def children_of(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
         if id(x) in done:
             items[path[:-1]][path[-1]] = done[id(x)][1]
             return None
@@ -303,13 +305,13 @@ def recursive_map(
         return _graph_children(x, kind)
 
     new = None
-    chosen = below if is_graph else _in_tree("recursive_map")
+    chosen = children_of if is_graph else _in_tree("recursive_map")
     for path, x in walks.walk(node, chosen, children_first=True):
-        held = items.pop(path, {})
+        new_children = items.pop(path, {})
         if is_graph:
-            new = f(path, _with_items(x, held, is_static=path in static))
+            new = f(path, _with_items(x, new_children, is_static=path in static))
         else:
-            new = f(path, _with_leaves(x, held))
+            new = f(path, _with_leaves(x, new_children))
         if is_graph and nodes.is_graph_node(x):
             done[id(x)] = x, new
         if path:
@@ -318,7 +320,7 @@ def recursive_map(
 
 
 def _with_items(x: Any, items: dict[Any, Any], *, is_static: bool) -> Any:
-    """A copy of a node with other children; a leaf itself.
+    """Copies a node with other children; a leaf is returned as it is.
 
     A static value with the same children is itself, too: a copy has sorted keys.
     """
@@ -343,7 +345,7 @@ def _with_items(x: Any, items: dict[Any, Any], *, is_static: bool) -> Any:
 def _reclassified(
     x: Pytree, children: list[Child], items: dict[Any, Any]
 ) -> attributes.AttributeTable:
-    """The table of ``x``; data put in place of a static value becomes data."""
+    """Returns the table of ``x``; data put where a static value was becomes data."""
     table = bookkeeping.table_of(x)
     for child, (key, value) in zip(children, items.items(), strict=True):
         name = attributes.name_of(type(x), key)
@@ -353,11 +355,13 @@ def _reclassified(
 
 
 def _with_leaves(x: Any, items: dict[Any, Any]) -> Any:
-    """A copy of a value that JAX takes apart, with other children."""
+    """Copies a value that JAX takes apart, with other children."""
     if not _is_tree_node(x):
         return x
-    listed, treedef = _jax.flatten_one_level(x)
-    return treedef.unflatten([items[paths.key_from_jax(entry)] for entry, _ in listed])
+    children, treedef = _jax.flatten_one_level(x)
+    return treedef.unflatten(
+        [items[paths.key_from_jax(entry)] for entry, _ in children]
+    )
 
 
 def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
@@ -381,21 +385,21 @@ def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
         [[('a',), ('c',)]]
     """
     predicate = filters.to_predicate(only)
-    found = flattening.RefMap()
+    paths_of = flattening.RefMap()
     above = walks.Above()
 
-    def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
+    def children_of(x: Any, path: Path) -> list[tuple[Any, Any]]:
         kind = nodes.kind_of(x)
         has_identity = kind is Leaf.ARRAY or nodes.is_graph_node(x)
-        if has_identity and x in found:
+        if has_identity and x in paths_of:
             if predicate(path, x):
-                found[x].append(path)
+                paths_of[x].append(path)
             return []
         if has_identity:
-            found[x] = [path]
+            paths_of[x] = [path]
         if isinstance(kind, Leaf) or above(x, path) is not None:
             return []
         return nodes.items(x, kind, only_data=True)
 
-    collections.deque(walks.walk(node, below), maxlen=0)
-    return [listed for listed in found.values() if len(listed) > 1]
+    collections.deque(walks.walk(node, children_of), maxlen=0)
+    return [path_list for path_list in paths_of.values() if len(path_list) > 1]

@@ -19,7 +19,7 @@ from graftree.annotations import Filter
 from graftree.core import filters, paths, walks
 from graftree.core.graph import flattening, graphdefs, matching, nodes
 from graftree.core.graph.graphdefs import Path
-from graftree.core.graph.matching import Match, StatePart
+from graftree.core.graph.matching import Match, StateEntry
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.objects import attributes, bookkeeping, pytrees
 from graftree.core.objects.pytrees import Pytree
@@ -65,14 +65,16 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
     """
     all_states = (state, *state_list)
     if isinstance(node, Variable):
-        whole = _root_of(_single(all_states))
+        merged_state = _root_of(_single(all_states))
     else:
         check_arguments(node, all_states, "nnx.update")
-        whole = states.merge_state(*map(matching.mapping_of, all_states)).raw_mapping
+        merged_state = states.merge_state(
+            *map(matching.mapping_of, all_states)
+        ).raw_mapping
     if not strict:
-        _carry_out(matching.match(node, whole))
+        _carry_out(matching.match(node, merged_state))
         return
-    fit = matching.compare(node, whole)
+    fit = matching.compare(node, merged_state)
     error = fit.error(
         f"nnx.update: the state does not fit the {type(node).__name__}. Nothing has "
         "changed.",
@@ -81,22 +83,22 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
     )
     if error is not None:
         raise error
-    write(pair.place for pair in fit.pairs if pair.place is not None)
+    write(pair.entry for pair in fit.pairs if pair.entry is not None)
 
 
-def write(parts: Iterable[StatePart]) -> None:
-    """Writes the parts of states into the objects they belong to: all, or nothing."""
-    _carry_out(Match([*parts]))
+def write(entries: Iterable[StateEntry]) -> None:
+    """Writes values of states into the objects they belong to: all, or nothing."""
+    _carry_out(Match([*entries]))
 
 
 def write_at(node: Any, leaves: Mapping[Path, Any]) -> None:
-    """Writes leaves that are given by their paths into an object: all, or none."""
-    whole = leaves[()] if () in leaves else flat_states.nest(leaves.items())
-    _carry_out(matching.match(node, whole))
+    """Writes leaves, by their paths, into an object: all, or none."""
+    state = leaves[()] if () in leaves else flat_states.nest(leaves.items())
+    _carry_out(matching.match(node, state))
 
 
 class UnsupportedTypeError(RuntimeError, TypeError):
-    """The object to change is not a node. A RuntimeError for existing programs."""
+    """An object to change is not a node. A RuntimeError for existing programs."""
 
     def __init__(self, node: Any) -> None:
         super().__init__(
@@ -115,7 +117,7 @@ def _single(state_list: Sequence[Any]) -> Any:
 
 
 def _root_of(state: Any) -> Any:
-    """The leaf at the root, where a FlatState has one."""
+    """Returns the leaf at the root, where a FlatState has one."""
     if isinstance(state, flat_states.FlatState) and len(state):
         return state.leaves[0] if state.paths == ((),) else state.to_nested_state()
     return state
@@ -141,34 +143,34 @@ def check_arguments(node: Any, state_list: Sequence[Any], function: str) -> None
 
 def _carry_out(match: Match) -> None:
     """Writes all of a state, or raises before changing anything."""
-    writes: list[StatePart] = []
-    set_at: list[StatePart] = []
-    items: dict[int, list[StatePart]] = collections.defaultdict(list)
-    refused = [_refusal(*refusal) for refusal in match.refused]
-    for part in match.parts:
-        _, _, held, value = part
-        if isinstance(held, Variable):
+    writes: list[StateEntry] = []
+    set_at: list[StateEntry] = []
+    items: dict[int, list[StateEntry]] = collections.defaultdict(list)
+    refused = [_describe_refusal(*refusal) for refusal in match.refused]
+    for entry in match.entries:
+        _, _, current, value = entry
+        if isinstance(current, Variable):
             if isinstance(value, Variable):
-                writes.append(part)
+                writes.append(entry)
                 continue
             if nodes.kind_of(value) is nodes.PYTREE:
-                raw = held.get_raw_value()
+                raw = current.get_raw_value()
                 if matching.holds_leaf(raw):
-                    refused.append(_refusal(part, part.path, raw))
+                    refused.append(_describe_refusal(entry, entry.path, raw))
             # An empty mapping has no value for a Variable.
             if not matching.is_empty(value):
-                writes.append(part)
-        elif held is MISSING and _index_of(part) is not None:
-            items[id(part.node)].append(part)
+                writes.append(entry)
+        elif current is MISSING and _index_of(entry) is not None:
+            items[id(entry.node)].append(entry)
         else:
-            set_at.append(part)
-    # An error names the first place in the order of paths, whatever order states have.
-    in_order = sorted(set_at, key=lambda part: paths.path_sort_key(part.path))
-    setting = {id(part): _setting(part) for part in in_order}
+            set_at.append(entry)
+    # An error names the first path in their order, whatever order states have.
+    in_order = sorted(set_at, key=lambda entry: paths.path_sort_key(entry.path))
+    setting = {id(entry): _prepare_setting(entry) for entry in in_order}
     # New attributes have the order of the state.
-    steps = [setting[id(part)] for part in set_at]
-    for added in items.values():
-        steps += _appending(added)
+    steps = [setting[id(entry)] for entry in set_at]
+    for appended in items.values():
+        steps += _prepare_appending(appended)
     if refused:
         raise ValueError(
             errors.message(
@@ -183,41 +185,41 @@ def _carry_out(match: Match) -> None:
         step()
 
 
-def _write_all(writes: Sequence[StatePart]) -> None:
-    boxes, news = [x.held for x in writes], [x.value for x in writes]
+def _write_all(writes: Sequence[StateEntry]) -> None:
+    boxes, news = [x.current for x in writes], [x.value for x in writes]
     are_boxed = [nodes.kind_of(x) is Leaf.VARIABLE for x in news]
     raw = (
         variables.read_all(news) if all(are_boxed) else [*map(flattening.raw_of, news)]
     )
     if any([issubclass(kind, _NUMPY) for kind in {*map(type, raw)}]):
-        raw = [*map(_as_held, boxes, raw)]
+        raw = [*map(_as_current, boxes, raw)]
     variables.write_all(boxes, raw, lambda n: paths.to_string(writes[n].path))
     for variable, new, is_boxed in zip(boxes, news, are_boxed, strict=True):
         if is_boxed:
             variables.take_metadata(variable, new)
 
 
-def _refusal(part: StatePart, path: Path, held: Any) -> str:
-    """The message that a value with parts is given to a holder of an array."""
-    keys = [*map(repr, matching.mapping_of(part.value))]
-    listed = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
-    is_box = isinstance(part.held, Variable)
-    name = type(part.held).__name__ if is_box else "attribute"
+def _describe_refusal(entry: StateEntry, path: Path, content: Any) -> str:
+    """Says that a value with parts is meant for a holder of an array."""
+    keys = [*map(repr, matching.mapping_of(entry.value))]
+    keys_text = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+    is_box = isinstance(entry.current, Variable)
+    name = type(entry.current).__name__ if is_box else "attribute"
     return (
         f"{paths.to_string(path, '<root>')}: the {name} holds "
-        f"{descriptions.describe_leaf(held)}, got a "
-        f"{type(part.value).__name__} with the keys {listed}"
+        f"{descriptions.describe_leaf(content)}, got a "
+        f"{type(entry.value).__name__} with the keys {keys_text}"
     )
 
 
-def _setting(part: StatePart) -> Step:
-    """The checked step that replaces a value other than a Variable."""
-    path, held, value, node = part.path, part.held, part.value, part.node
-    kind: Any = nodes.kind_of(held)
-    if held is MISSING:
+def _prepare_setting(entry: StateEntry) -> Step:
+    """Prepares the step that replaces a value other than a Variable, and checks it."""
+    path, current, value, node = entry.path, entry.current, entry.value, entry.node
+    kind: Any = nodes.kind_of(current)
+    if current is MISSING:
         if isinstance(node, list):
-            raise _out_of_range(part)
-        return _set(node, part.owner, _copied(value), path)
+            raise _out_of_range(entry)
+        return _set(node, entry.owner, _copy_value(value), path)
     if isinstance(kind, GraphKind) or (
         not isinstance(kind, Leaf) and nodes.is_node_leaf(value)
     ):
@@ -227,13 +229,13 @@ def _setting(part: StatePart) -> Step:
         )
     if kind is Leaf.REF:
         new = flattening.raw_of(value)
-        values.check_fits(held, new, paths.to_string(path))
-        return functools.partial(values.write_ref, held, ..., new)
-    return _set(node, part.owner, value, path)
+        values.check_fits(current, new, paths.to_string(path))
+        return functools.partial(values.write_ref, current, ..., new)
+    return _set(node, entry.owner, value, path)
 
 
-def _copied(value: Any) -> Any:
-    """The value for a new attribute, with Variables of its own."""
+def _copy_value(value: Any) -> Any:
+    """Copies a value for a new attribute, with Variables of its own."""
     if isinstance(value, Variable):
         return value.copy()
     if not isinstance(value, (states.State, graphdefs.GraphState)):
@@ -272,38 +274,38 @@ def _set(node: Any, owner: Pytree | None, value: Any, path: Path) -> Step:
     return functools.partial(kind.set_key, node, key, value)
 
 
-def _index_of(part: StatePart) -> Any:
-    """The index that a key of a `List` stands for; ``None`` elsewhere."""
-    node, key = part.node, part.key
+def _index_of(entry: StateEntry) -> Any:
+    """Returns the index that a key of a `List` stands for; ``None`` elsewhere."""
+    node, key = entry.node, entry.key
     if not (isinstance(node, Pytree) and isinstance(node, Sequence)):
         return None
     is_index = isinstance(key, int) or (isinstance(key, str) and key.isdecimal())
     return int(key) if is_index else None
 
 
-def _appending(added: Sequence[StatePart]) -> Iterator[Step]:
-    """The steps that append new items to a `List`, in the order of their indices."""
-    in_order = sorted(added, key=_index_of)
-    for index, part in enumerate(in_order, len(added[0].node)):
-        if index != _index_of(part):  # the List would put it at its end
-            raise _out_of_range(part)
-        path = (*part.path[:-1], index)
-        yield _set(part.node, part.owner, _copied(part.value), path)
+def _prepare_appending(appended: Sequence[StateEntry]) -> Iterator[Step]:
+    """Yields the steps that append items to a `List`, in the order of indices."""
+    in_order = sorted(appended, key=_index_of)
+    for index, entry in enumerate(in_order, len(appended[0].node)):
+        if index != _index_of(entry):  # the List would put it at its end
+            raise _out_of_range(entry)
+        path = (*entry.path[:-1], index)
+        yield _set(entry.node, entry.owner, _copy_value(entry.value), path)
 
 
-def _out_of_range(part: StatePart) -> IndexError:
+def _out_of_range(entry: StateEntry) -> IndexError:
     return IndexError(
-        f"list index {part.key!r} is out of range at "
-        f"{paths.to_string(part.path)!r}: the {type(part.node).__name__} has "
-        f"{len(part.node)} items."
+        f"list index {entry.key!r} is out of range at "
+        f"{paths.to_string(entry.path)!r}: the {type(entry.node).__name__} has "
+        f"{len(entry.node)} items."
     )
 
 
-def _as_held(variable: Variable[Any], raw: Any) -> Any:
-    """A raw value for a Variable: an array of JAX for one that holds such an array."""
-    held = variable.get_raw_value()
-    if isinstance(raw, _NUMPY) and not isinstance(held, _NUMPY):
-        return values.as_jax(raw) if matching.holds_array(held) else raw
+def _as_current(variable: Variable[Any], raw: Any) -> Any:
+    """Converts a raw value to an array of JAX, if the Variable holds one."""
+    current = variable.get_raw_value()
+    if isinstance(raw, _NUMPY) and not isinstance(current, _NUMPY):
+        return values.as_jax(raw) if matching.holds_array(current) else raw
     return raw
 
 
@@ -390,7 +392,7 @@ def pop(node: Any, *filter_list: Filter) -> Any:
         for predicate, group in groups:
             if predicate(path, leaf):
                 group.append((path, leaf))
-                steps.append(_removal(path, *above))
+                steps.append(_prepare_removal(path, *above))
                 break
     for step in steps:
         step()
@@ -399,11 +401,11 @@ def pop(node: Any, *filter_list: Filter) -> Any:
 
 
 def _leaves_of(root: Any) -> Iterator[tuple[Path, Any, tuple[Any, Pytree | None]]]:
-    """The leaves of an object, each with the node that has it and the object around."""
+    """Yields the leaves of an object, each with its node and the Pytree around that."""
     is_new, above = walks.Once(), walks.Above()
-    around: dict[Path, tuple[Any, Pytree | None]] = {(): (None, None)}
+    holders: dict[Path, tuple[Any, Pytree | None]] = {(): (None, None)}
 
-    def below(x: Any, path: Path) -> Sequence[tuple[Any, Any]] | None:
+    def children_of(x: Any, path: Path) -> Sequence[tuple[Any, Any]] | None:
         kind = nodes.kind_of(x)
         if nodes.is_graph_node(x) and not is_new(x):
             return None
@@ -411,16 +413,16 @@ def _leaves_of(root: Any) -> Iterator[tuple[Path, Any, tuple[Any, Pytree | None]
             return None if kind is Leaf.STATIC else ()
         if isinstance(kind, TreeKind):
             nodes.check_above(above, x, path)
-        around[path] = x, x if kind is nodes.PYTREE else around[path[:-1]][1]
+        holders[path] = x, x if kind is nodes.PYTREE else holders[path[:-1]][1]
         return nodes.items(x, kind, only_data=True)
 
-    for path, x in walks.walk(root, below):
+    for path, x in walks.walk(root, children_of):
         if nodes.is_node_leaf(x):
-            yield path, x, around[path[:-1]]
+            yield path, x, holders[path[:-1]]
 
 
-def _removal(path: Path, node: Any, owner: Pytree | None) -> Step:
-    """The step that takes a leaf out of its node; raises if that is not allowed."""
+def _prepare_removal(path: Path, node: Any, owner: Pytree | None) -> Step:
+    """Prepares the step that takes a leaf out of its node, if that is allowed."""
     key = path[-1]
     kind: Any = nodes.kind_of(node)
     if kind.pop_key is None or (kind is nodes.PYTREE and not isinstance(key, str)):

@@ -1,4 +1,4 @@
-"""Checks whether objects still are as they were, as cheaply as it can.
+"""Checks at low cost whether objects are still as they were.
 
 A `ValidityCheck` knows the node specs of a skeleton and their objects, and checks later
 whether each object still matches its spec:
@@ -19,10 +19,9 @@ A check holds Variables and containers, but no objects other than their members.
 usually keeps no model alive; `ValidityCheck.reaches` checks that.
 
 Code that keeps a result about objects keeps a validity check with it: `kept.py`, and
-    the entries
-of `transforms/lifting/dispatch.py`. The rest of this file is what both need: results of
-objects that come together, several results of one object, and arrays that may be
-replaced.
+the entries of `transforms/lifting/dispatch.py`. The rest of this file is what both
+need: results of objects that come together, several results of one object, and arrays
+that may be replaced.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ class ValidityCheck:
     """Checks whether objects still match the node specs of their skeleton.
 
     Args:
-        skeleton: Of the objects.
+        skeleton: The skeleton of the objects.
         members: For each node spec its object or container; ``None`` if JAX took it
             apart.
         objects: The objects by the numbers in the skeleton.
-        made: The latest version of any object, read before the skeleton was made.
+        version: The latest version of any object, read before the skeleton was made.
 
     Attributes:
-        is_complete: Whether all of it can be watched. Arrays in objects of types that
-            were registered as graph nodes can't be. And if another thread changed
-            anything meanwhile, it might have been one of these.
+        is_complete: Whether every change can be noticed. Those of arrays in objects of
+            types that were registered as graph nodes can't be, nor those that another
+            thread makes while this check is made.
         has_versions: Whether all objects have versions. Comparing others with their
             node specs takes longer than flattening them with JAX.
         nodes: The objects that are members of containers.
@@ -74,16 +73,16 @@ class ValidityCheck:
         skeleton: GraphDef[Any],
         members: Sequence[Any],
         objects: Mapping[int, Any],
-        made: int,
+        version: int,
     ) -> None:
-        self.checked = made
+        self.checked = version
         self._specs: tuple[Any, ...] = skeleton.specs
         # Containers, and graph nodes as weak references, by node spec; all objects by
         # number.
         self._members = [*members]
         self._numbered = dict(objects)
         self._versioned: list[Any] = [attributes.changes]
-        self._places = [0]  # of their node specs
+        self._versioned_indices = [0]  # of their node specs
         self._states: dict[int, tuple[Any, type]] = {}
         self._data: dict[tuple[int, Any], Any] = {}  # not arrays
         self.variables = [x for x in self._numbered.values() if isinstance(x, Variable)]
@@ -95,8 +94,8 @@ class ValidityCheck:
         fields = [field for spec in self._specs for field in spec.fields]
         statics = [field[1] for field in fields if type(field) is Static]
         changing = [x for x in statics if type(x) not in fingerprints.PLAIN]
-        listed = [*map(variables.metadata_of, self.variables), *changing]
-        self._statics = {id(x): x for x in listed if fingerprints.may_change(x)}
+        candidates = [*map(variables.metadata_of, self.variables), *changing]
+        self._statics = {id(x): x for x in candidates if fingerprints.may_change(x)}
         self._add_nodes(objects)
         self.has_versions = not self._unseen
         is_as_was = fingerprints.unchanged(self._statics.values())
@@ -106,7 +105,7 @@ class ValidityCheck:
         self._versions = [*map(_version_of, self._versioned)]
         self._variable_versions = [*map(variables.version_of, self.variables)]
         self._comparisons += [
-            functools.partial(self._is_as_was, place) for place in self._unseen
+            functools.partial(self._is_as_was, index) for index in self._unseen
         ]
         self.has_contents = bool(self._mirrored or self._statics or self._comparisons)
         # Some types make their members when they list them, so these are always new.
@@ -114,32 +113,32 @@ class ValidityCheck:
         latest = max(
             *self._versions, *self._variable_versions, ownership.versions.latest
         )
-        self.is_complete &= latest == made
+        self.is_complete &= latest == version
 
     @staticmethod
-    def over(objects: Sequence[Any], made: int) -> ValidityCheck:
-        """A validity check over some objects."""
+    def over(objects: Sequence[Any], version: int) -> ValidityCheck:
+        """Makes a validity check over some objects."""
         refs, members = RefMap(), []
         skeleton, _ = flattening.flatten_leaves(
             None, objects, True, refs, RefMap(), members=members
         )
-        return ValidityCheck(skeleton, members, IndexMap.from_refmap(refs), made)
+        return ValidityCheck(skeleton, members, IndexMap.from_refmap(refs), version)
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
-        now = ownership.versions.latest
-        if now != self.checked:
+        latest = ownership.versions.latest
+        if latest != self.checked:
             # Not whether they are larger: of two threads that change an object at once,
             # the one with the smaller number may be the last to write it.
-            found = [*map(_version_of, self._versioned)]
-            if found != self._versions:
-                if not self._look_alike(found):
+            versions = [*map(_version_of, self._versioned)]
+            if versions != self._versions:
+                if not self._look_alike(versions):
                     return False
                 # A change made after the versions were read has a version of its own.
-                self._versions = found
+                self._versions = versions
             if self._variables_differ():
                 return False
-            self.checked = now
+            self.checked = latest
         if self._mirrored and not self._mirrors_hold():
             return False
         if self._statics and not self._statics_are_as_were():
@@ -148,9 +147,9 @@ class ValidityCheck:
 
     def may_hold_again(self) -> bool:
         """Whether nothing has changed but the values of static attributes."""
-        found = [*map(_version_of, self._versioned)]
+        versions = [*map(_version_of, self._versioned)]
         return (
-            self._look_alike(found, with_statics=False)
+            self._look_alike(versions, with_statics=False)
             and not self._variables_differ()
             and self._mirrors_hold()
             and all(same() for same in self._comparisons)
@@ -165,13 +164,13 @@ class ValidityCheck:
     ) -> bool:
         """Whether the objects with other versions than before are as they were."""
         are_changed = map(operator.ne, versions, self._versions)
-        changed = itertools.compress(self._places, are_changed)
-        return all(self._is_as_was(place, with_statics) for place in changed)
+        changed = itertools.compress(self._versioned_indices, are_changed)
+        return all(self._is_as_was(index, with_statics) for index in changed)
 
-    def _is_as_was(self, place: int, with_statics: bool = True) -> bool:
+    def _is_as_was(self, index: int, with_statics: bool = True) -> bool:
         """Whether an object matches its node spec and is made of the same objects."""
-        spec, obj = self._specs[place], _alive(self._members[place])
-        if obj is None or type(obj) is not spec.type or not self._has_its_dict(place):
+        spec, obj = self._specs[index], _alive(self._members[index])
+        if obj is None or type(obj) is not spec.type or not self._has_its_dict(index):
             return False
         kind: Any = nodes.kind_of(obj)
         children, metadata = kind.flatten(obj)
@@ -181,22 +180,22 @@ class ValidityCheck:
             is_same = fingerprints.is_same(metadata, spec.metadata)
         if not is_same or len(children) != len(spec.fields):
             return False
-        below = place + 1
-        for (key, value, is_data), known, field in zip(
+        child_index = index + 1
+        for (key, value, is_data), former_key, field in zip(
             children, spec.keys, spec.fields, strict=True
         ):
-            if key != known:
+            if key != former_key:
                 return False
             if field is NODE:
                 # A missing value is `None`, too.
-                is_same = value is _alive(self._members[below]) and (
-                    value is not None or self._specs[below].type is type(None)
+                is_same = value is _alive(self._members[child_index]) and (
+                    value is not None or self._specs[child_index].type is type(None)
                 )
-                below += self._specs[below].num_nodes
+                child_index += self._specs[child_index].num_nodes
             elif field is LEAF:
-                before = self._data.get((place, key), MISSING)
+                former_value = self._data.get((index, key), MISSING)
                 is_array = nodes.kind_of(value) is nodes.Leaf.ARRAY
-                is_same = is_array or not _differs(value, before)
+                is_same = is_array or not _differs(value, former_value)
             elif type(field) is Static:
                 is_static = (
                     is_data is False or nodes.kind_of(value) is nodes.Leaf.STATIC
@@ -209,12 +208,12 @@ class ValidityCheck:
                 return False
         return True
 
-    def _has_its_dict(self, place: int) -> bool:
+    def _has_its_dict(self, index: int) -> bool:
         """Whether a Pytree has its bookkeeping; else it may be changed unseen."""
-        if place not in self._states:
+        if index not in self._states:
             return True
-        state, kind = self._states[place]
-        entries = vars(_alive(self._members[place]))
+        state, kind = self._states[index]
+        entries = vars(_alive(self._members[index]))
         return type(entries) is kind and entries.get(bookkeeping.STATE) is state
 
     def _variables_differ(self) -> bool:
@@ -223,49 +222,49 @@ class ValidityCheck:
     def _mirrors_hold(self) -> bool:
         # Python compares by identity first. So if a Variable is compared with another
         # value, it was replaced; in one of the two orders its method is called.
-        now, then = self._mirrored, self._mirrors
-        before = operators.comparisons.latest
+        current, former = self._mirrored, self._mirrors
+        comparison_count = operators.comparisons.latest
         try:
-            is_equal = now == then and then == now
+            is_equal = current == former and former == current
         except Exception:
             return False
-        return is_equal and operators.comparisons.latest == before
+        return is_equal and operators.comparisons.latest == comparison_count
 
     # Making it.
 
     def _add_nodes(self, objects: Mapping[int, Any]) -> None:
         skipped = 0
-        for place, spec in enumerate(self._specs):
-            member = self._members[place]
-            if place >= skipped:
+        for index, spec in enumerate(self._specs):
+            member = self._members[index]
+            if index >= skipped:
                 if spec.index is not None:
-                    self._add_object(place, member)
-                elif member is not None and self._add_container(place, member, objects):
-                    skipped = place + spec.num_nodes
+                    self._add_object(index, member)
+                elif member is not None and self._add_container(index, member, objects):
+                    skipped = index + spec.num_nodes
             if spec.index is not None:
-                weak = _Weak(member) if may_be_weak(member) else None
-                self._members[place] = self._numbered[spec.index] = weak
+                weak = _WeakMember(member) if may_be_weak(member) else None
+                self._members[index] = self._numbered[spec.index] = weak
 
-    def _add_object(self, place: int, obj: Any) -> None:
-        spec = self._specs[place]
+    def _add_object(self, index: int, obj: Any) -> None:
+        spec = self._specs[index]
         if nodes.kind_of(obj) is nodes.PYTREE:
             state = bookkeeping.state_of(obj)
             self._versioned.append(state)
-            self._places.append(place)
-            if not bookkeeping.watch(obj):
-                self._unseen.append(place)
-            self._states[place] = state, type(vars(obj))
+            self._versioned_indices.append(index)
+            if not bookkeeping.version_writes(obj):
+                self._unseen.append(index)
+            self._states[index] = state, type(vars(obj))
             for key, value, _ in nodes.children(obj) if LEAF in spec.fields else ():
                 if nodes.kind_of(value) is nodes.Leaf.STATIC:
-                    self._data[place, key] = value
+                    self._data[index, key] = value
         else:
             # Such objects have no versions, and their members are read only from them.
-            self._unseen.append(place)
+            self._unseen.append(index)
             self.is_complete &= LEAF not in spec.fields and may_be_weak(obj)
             if fingerprints.may_change(spec.metadata):
                 self._statics[id(spec.metadata)] = spec.metadata
 
-    def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
+    def _add_container(self, index: int, x: Any, objects: Mapping[int, Any]) -> bool:
         """Adds a container; returns whether that covers all values below it, too."""
         is_state = isinstance(x, (states.State, states.Level))
         content = flat_states.raw_mapping(x) if is_state else x
@@ -274,45 +273,45 @@ class ValidityCheck:
             return True
         if not (isinstance(x, tuple) or x is None):
             self._comparisons.append(_comparison(content))
-        below = place + 1
-        for field in self._specs[place].fields:
+        child_index = index + 1
+        for field in self._specs[index].fields:
             if field is NODE:
-                if self._specs[below].index is not None:
-                    self.nodes.append(self._members[below])
-                below += self._specs[below].num_nodes
+                if self._specs[child_index].index is not None:
+                    self.nodes.append(self._members[child_index])
+                child_index += self._specs[child_index].num_nodes
             elif type(field) is graphdefs.NodeRef:
                 self.nodes.append(objects[field.index])
         return False
 
 
-def _differs(value: Any, before: Any) -> bool:
+def _differs(value: Any, former: Any) -> bool:
     """Whether a value is another one than it was."""
-    if value is before:
+    if value is former:
         return False
     if type(value) is callables.OwnMethod:
-        return value != before
+        return value != former
     # Comparing values of other types would run the user's code.
-    is_atom = type(value) is type(before) and type(value) in attributes.ATOMS
-    return not (is_atom and Static(value) == Static(before))
+    is_atom = type(value) is type(former) and type(value) in attributes.ATOMS
+    return not (is_atom and Static(value) == Static(former))
 
 
-class _Weak(weakref.ref[Any]):
+class _WeakMember(weakref.ref[Any]):
     """Stands for a graph node. No attribute holds one of these."""
 
     __slots__ = ()
 
 
 def may_be_weak(node: Any) -> bool:
-    """Whether there are weak references to an object: not if it only has slots."""
+    """Tells whether an object can have weak references: not if it only has slots."""
     return type(node).__weakrefoffset__ != 0
 
 
 def _alive(x: Any) -> Any:
-    return x() if type(x) is _Weak else x
+    return x() if type(x) is _WeakMember else x
 
 
 def _mirror(x: Any) -> Any:
-    """A copy of nested dicts of Variables; ``None`` if there is anything else in them.
+    """Copies nested dicts of Variables; ``None`` if there is anything else in them.
 
     The state of an optimizer is like this: many dicts, which Python compares fastest.
     """
@@ -325,30 +324,32 @@ def _mirror(x: Any) -> Any:
 
 def _comparison(x: Any) -> Callable[[], bool]:
     """Checks later whether a container has the same members under the same keys."""
-    then, keys = _content_of(x)
+    former, former_keys = _content_of(x)
 
     def same() -> bool:
-        now, now_keys = _content_of(x)
-        is_same = len(now) == len(then) and all(map(operator.is_, now, then))
-        return is_same and now_keys == keys
+        current, current_keys = _content_of(x)
+        is_same = len(current) == len(former) and all(
+            map(operator.is_, current, former)
+        )
+        return is_same and current_keys == former_keys
 
     return same
 
 
 def _content_of(x: Any) -> tuple[list[Any], Any]:
-    """The members of a container, and its other data."""
+    """Returns the members of a container, and its other data."""
     if type(x) is list:
         return x.copy(), None
     if type(x) is dict:
         return [*x.values()], [*x]
-    listed, treedef = _jax.flatten_one_level(x)
+    items, treedef = _jax.flatten_one_level(x)
     # A treedef compares static data by `==`, for which 3 is 3.0.
     static = fingerprints.fingerprint(treedef.node_data())
-    return [member for _, member in listed], (static, treedef)
+    return [member for _, member in items], (static, treedef)
 
 
 class Attribute(NamedTuple):
-    """The place of an array in an object, where it may be replaced by another one.
+    """Location of an array in an object, where another one may replace it.
 
     Attributes:
         owner: The object, which is not kept alive.
@@ -365,7 +366,7 @@ def read_all(attributes: Iterable[Attribute]) -> list[Any]:
 
 
 def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
-    """The attribute that a path leads to; ``None`` if its end is in a container."""
+    """Finds the attribute that a path leads to; ``None`` if it ends in a container."""
     owner = root
     for key in path[:-1]:
         owner = next(child.value for child in nodes.children(owner) if child.key == key)
@@ -374,11 +375,11 @@ def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
     return Attribute(weakref.ref(owner), attributes.name_of(type(owner), path[-1]))
 
 
-# What else they need who keep results.
+# What else code needs that keeps results.
 
 
 class ObjectGroups:
-    """The results of objects that come together, as in ``(model, optimizer)``.
+    """Results of objects that come together, as in ``(model, optimizer)``.
 
     They are forgotten with the first object that is gone. Most programs have few.
 
@@ -390,34 +391,34 @@ class ObjectGroups:
 
     def __init__(self) -> None:
         # Reading, adding and removing an entry are atomic, so threads need no lock.
-        self._known: dict[Any, tuple[dict[Any, Any], list[weakref.ref[Any]]]] = {}
+        self._entries: dict[Any, tuple[dict[Any, Any], list[weakref.ref[Any]]]] = {}
         self.latest: Any = None
 
     def find(self, key: Any, objects: Sequence[Any]) -> dict[Any, Any]:
-        """The results of some objects, by the given key.
+        """Returns the results of some objects, by a key.
 
         The key has for each object a value that stands for it as long as it lives.
         """
-        results, references = self._known.get(key, ({}, None))
+        results, references = self._entries.get(key, ({}, None))
         if references is not None:
             alive = [weak() for weak in references]
             if all(map(operator.is_, alive, objects)):
                 return results
-        for oldest in [*self._known][: 1 - self.LIMIT]:
+        for oldest in [*self._entries][: 1 - self.LIMIT]:
             self._forget(oldest)
         # This may be gone before its objects are.
         forget = functools.partial(_forget, weakref.WeakMethod(self._forget), key)
         results = {}
-        self._known[key] = results, [weakref.ref(x, forget) for x in objects]
+        self._entries[key] = results, [weakref.ref(x, forget) for x in objects]
         return results
 
     def clear(self) -> None:
         """Forgets all of them."""
-        self._known.clear()
+        self._entries.clear()
         self.latest = None
 
     def _forget(self, key: Any) -> None:
-        self._known.pop(key, None)
+        self._entries.pop(key, None)
         self.latest = None
 
 
@@ -431,10 +432,10 @@ def _forget(method: weakref.WeakMethod[Any], key: Any, _: Any) -> None:
 VARIANTS = 8
 
 
-def with_newest(newest: Any, known: Iterable[Any]) -> tuple[Any, ...]:
-    """A new result, and those known before that may be right again.
+def with_newest(newest: Any, earlier: Iterable[Any]) -> tuple[Any, ...]:
+    """Adds a new result to earlier ones that may be right again.
 
     Each has a ``validity``.
     """
-    kept = [x for x in known if x.validity.may_hold_again()]
-    return (newest, *kept[: VARIANTS - 1])
+    valid = [x for x in earlier if x.validity.may_hold_again()]
+    return (newest, *valid[: VARIANTS - 1])

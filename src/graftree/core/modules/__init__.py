@@ -1,4 +1,4 @@
-"""The needs of models on top of objects.
+"""What models need on top of objects.
 
 - ``modules.py``: `Module`, and `view`, the same model with other flags;
   ``containers.py``: `List`, `Dict`, `Sequential`'s parent.

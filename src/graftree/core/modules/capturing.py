@@ -91,7 +91,7 @@ def tuple_reduce(xs: tuple[Any, ...], x: Any) -> tuple[Any, ...]:
 
 
 class Sower:
-    """The part of a Module that records values: `sow` and `perturb`."""
+    """Methods of a Module that record values: `sow` and `perturb`."""
 
     __slots__ = ()
 
@@ -135,7 +135,7 @@ class Sower:
             >>> y, seen["input"].get_value()
             (6, (3,))
         """
-        add = _adding(value, reduce_fn, init_fn)
+        add = _make_update(value, reduce_fn, init_fn)
         recorded = _change(self, "sow", variable_type, name, add, capture_noop)
         return recorded is not MISSING
 
@@ -190,7 +190,7 @@ class Sower:
 _Update = Callable[[Any], Any]
 
 
-def _adding(
+def _make_update(
     value: Any,
     reduce_fn: Callable[[Any, Any], Any] = tuple_reduce,
     init_fn: Callable[[], Any] = tuple_init,
@@ -236,10 +236,10 @@ def _change(
 
 
 def _open_buffers(module: Any) -> tuple[Buffer, ...] | None:
-    """The buffers to record to; ``None`` outside a capture.
+    """Returns the buffers to record to; ``None`` outside a capture.
 
     A Module with buffers but without an entry in `_capturing_threads` was rebuilt by a
-    transform inside a capture, so only the thread that traces it has it.
+    transform in a capture, so only the thread that traces it has it.
     """
     buffers = vars(module).get(BUFFERS)
     if buffers is None:
@@ -271,12 +271,12 @@ def _record(
 
 def _check_type(variable: Any, expected: type, name: str, method: str) -> None:
     """Raises if an attribute can't be recorded to; `perturb` takes subtypes."""
-    given, takes_subtypes = type(variable), method == "perturb"
-    if given is not expected and not (takes_subtypes and issubclass(given, expected)):
-        is_of_kind = takes_subtypes or issubclass(given, Variable)
+    kind, takes_subtypes = type(variable), method == "perturb"
+    if kind is not expected and not (takes_subtypes and issubclass(kind, expected)):
+        is_of_kind = takes_subtypes or issubclass(kind, Variable)
         wanted = f"of type {expected.__name__!r}" if is_of_kind else "a Variable"
         raise ValueError(
-            f"Expected {name!r} to be {wanted}, got {given.__name__!r}.\nUse another "
+            f"Expected {name!r} to be {wanted}, got {kind.__name__!r}.\nUse another "
             f"name, or {method} inside nnx.capture, where any name is allowed."
         )
 
@@ -295,7 +295,7 @@ def _warn_outside_capture(method: str) -> None:
 
 
 class _Request(NamedTuple):
-    """The request of one use of `capture`."""
+    """What one use of `capture` asks for."""
 
     kinds: tuple[type[Variable[Any]], ...]
     init: Mapping[Any, Any] | None
@@ -380,7 +380,7 @@ def _is_variable_type(x: Any) -> bool:
 
 
 def _subject(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The node whose Modules record in the call ``fn(*args, **kwargs)``."""
+    """Finds the node whose Modules record in the call ``fn(*args, **kwargs)``."""
     if isinstance(fn, Sower):
         return fn
     owner = getattr(fn, "__self__", None)
@@ -406,24 +406,24 @@ _Recorded = Sequence[tuple[Path, tuple[Buffer, ...]]]
 def _call(
     subject: Any, request: _Request, function: Callable[[], Any]
 ) -> tuple[Any, _Recorded]:
-    """The result of a call, and the records of the Modules in its subject."""
+    """Calls, and returns also the records of the Modules in its subject."""
     with _turn:
         modules, claimed = _claim(subject)
-    before = [(module, vars(module).get(BUFFERS)) for _, module in modules]
+    outer = [(module, vars(module).get(BUFFERS)) for _, module in modules]
     result = None
     try:
         recorded = _attach(modules, request)
         result = function()
         return result, recorded
     finally:
-        for module, outer_buffers in before:
+        for module, outer_buffers in outer:
             _restore(module, outer_buffers)
         with _turn:
             for module in claimed:
                 del _capturing_threads[id(module)]
             _turn.notify_all()
         # In an outer call such copies may have to record for it.
-        if all(outer_buffers is None for _, outer_buffers in before):
+        if all(outer_buffers is None for _, outer_buffers in outer):
             _clean_copies(subject, result)
 
 
@@ -459,9 +459,9 @@ def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded
     recorded = []
     init = _init_by_path(request.init)
     if unknown := init.keys() - {path for path, _ in modules}:
-        places = sorted(paths.to_string(path, root="<root>") for path in unknown)
+        shown = sorted(paths.to_string(path, root="<root>") for path in unknown)
         warnings.warn(
-            f"nnx.capture ignores the values in `init` at {places}: there is no Module "
+            f"nnx.capture ignores the values in `init` at {shown}: there is no Module "
             "at these paths.",
             UserWarning,
             stacklevel=4,
@@ -475,8 +475,10 @@ def _attach(modules: Sequence[tuple[Path, Any]], request: _Request) -> _Recorded
         with_outputs += map(type, filter(_takes_outputs, outer_buffers))
         buffers = tuple(
             [
-                kind.from_metadata(given, _OUTPUTS if kind in with_outputs else _PLAIN)
-                for kind, given in entries.items()
+                kind.from_metadata(
+                    content, _OUTPUTS if kind in with_outputs else _PLAIN
+                )
+                for kind, content in entries.items()
             ]
         )
         recorded.append((path, buffers))
@@ -553,18 +555,18 @@ def _recording_outputs(fn: Any) -> Iterator[None]:
     if inspect.ismethod(fn):
         owner, fn = fn.__self__, fn.__func__
     entry = owner, methods.function_of(fn), running.stack.top
-    before, _entries.calls = _entries.calls, (*_entries.calls, entry)
+    former, _entries.calls = _entries.calls, (*_entries.calls, entry)
     is_new = _record_output not in running.stack.observers
     shown = methods.observed(_record_output, shows_methods=True, keeps_apart=False)
     try:
         with shown if is_new else contextlib.nullcontext():
             yield
     finally:
-        _entries.calls = before
+        _entries.calls = former
 
 
 def _record_output(frame: ModuleCall, call: Callable[[], Any]) -> Any:
-    """An observer: records the output of a call where a capture asks for it."""
+    """Observes calls: records their outputs where a capture asks for it."""
     output, module = call(), frame.module
     buffers = [*filter(_takes_outputs, _open_buffers(module) or ())]
     if not buffers or not methods.is_public(frame.method) or not methods.is_own(frame):
@@ -574,7 +576,7 @@ def _record_output(frame: ModuleCall, call: Callable[[], Any]) -> Any:
         if is_entry and parent is frame.parent:
             return output
     for buffer in buffers:
-        _record((buffer,), type(buffer), frame.method, _adding(output))
+        _record((buffer,), type(buffer), frame.method, _make_update(output))
     return output
 
 
@@ -583,13 +585,13 @@ def _takes_outputs(buffer: Buffer) -> bool:
 
 
 def method_names(cls: type) -> list[str]:
-    """The public methods of a class beyond those of Modules and containers."""
-    found: dict[str, Any] = {}
+    """Names the public methods of a class beyond those of Modules and containers."""
+    members: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         of_core = base.__module__.startswith(("graftree.core.", "collections."))
         if not of_core and base.__module__ != "builtins":
-            found |= vars(base)
-    return [x for x in found if methods.is_public(x) and _is_method(found[x])]
+            members |= vars(base)
+    return [x for x in members if methods.is_public(x) and _is_method(members[x])]
 
 
 def _is_method(attribute: Any) -> bool:

@@ -241,7 +241,7 @@ def _position(x: List[Any], index: Any) -> int:
 
 
 def _items(x: List[Any]) -> list[tuple[Any, bool]]:
-    """The items with their status."""
+    """Lists the items with their status."""
     table, entries = bookkeeping.table_of(x), vars(x)
     names = map(str, range(x._length))
     return [(entries[name], table[name]) for name in names]
@@ -263,12 +263,12 @@ def _replace(x: List[Any], items: list[tuple[Any, bool]]) -> None:
 def _assign(x: List[A], values: Iterable[tuple[int, A]]) -> None:
     """Sets items one by one; none of them if one is refused."""
     bookkeeping.check_owned(x)
-    before = bookkeeping.table_of(x), bookkeeping.attribute_items(x)
+    former = bookkeeping.table_of(x), bookkeeping.attribute_items(x)
     try:
         for position, value in values:
             setattr(x, str(position), value)
     except BaseException:
-        pytrees.replace_attributes(x, *before)
+        pytrees.replace_attributes(x, *former)
         raise
 
 
@@ -293,7 +293,7 @@ def _key_of(name: str) -> str:
 
 
 def _name_of(cls: type, key: Any) -> str:
-    """The name under which the item ``key`` is kept."""
+    """Returns the name under which the item ``key`` is kept."""
     if key.startswith(_MARK) or _is_method(cls, key):
         return _MARK + key
     return key
@@ -329,10 +329,10 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
     def __init__(
         self, items: Mapping[str, A] | Iterable[tuple[str, A]] = (), /, **kwargs: A
     ) -> None:
-        given = dict(items, **kwargs)
-        for key in given:
+        entries = dict(items, **kwargs)
+        for key in entries:
             _check_key(key)
-        for key, value in given.items():
+        for key, value in entries.items():
             self[key] = value
 
     @attributes.of_ours
@@ -397,8 +397,8 @@ def _warn_of_order(x: Dict[Any], names: list[str]) -> None:
 
     The table of statuses is that of the Dict which it was made of.
     """
-    known = set(names)
-    inserted = [name for name in bookkeeping.table_of(x) if name in known]
+    present = set(names)
+    inserted = [name for name in bookkeeping.table_of(x) if name in present]
     level = 0 if inserted == names else _level_of_user()
     if not level:
         return
@@ -419,7 +419,7 @@ def _warn_of_order(x: Dict[Any], names: list[str]) -> None:
 
 
 def _level_of_user() -> int:
-    """The level of the loop above the caller; 0 if it is ours, as when a Dict prints.
+    """Finds the level of the loop above the caller; 0 if it is ours, as in a repr.
 
     `Mapping.items` and its like have frames of their own.
     """

@@ -36,7 +36,7 @@ N = TypeVar("N")
 
 
 class ModuleMeta(pytrees.PytreeMeta):
-    """The metaclass of Modules: the base for metaclasses of your own."""
+    """Metaclass of Modules: the base for metaclasses of your own."""
 
 
 class Module(capturing.Sower, pytrees.Pytree, metaclass=ModuleMeta):
@@ -277,25 +277,25 @@ def _configure(
     """Calls ``set_view`` of parts, by path; of parts of stacked layers for each."""
     stacked: dict[Path, dict[Path, Mapping[str, Any]]] = {}
     plain = {}
-    for path, own in options.items():
-        # For a path that leads to layers kept as one.
+    for path, path_options in options.items():
+        # Where the path leads to layers that are stored as one.
         ends = [
             n
             for n, key in enumerate(path)
             if key == "layers" and isinstance(parts[path[:n]], EqualLayers)
         ]
         if ends:
-            stacked.setdefault(path[: ends[0]], {})[path[ends[0] + 1 :]] = own
+            stacked.setdefault(path[: ends[0]], {})[path[ends[0] + 1 :]] = path_options
         else:
-            plain[path] = own
+            plain[path] = path_options
     for path, inner in stacked.items():
 
         def configure(layer: Any, inner: Any = inner) -> None:
             _configure(dict(traversals.iter_graph(layer, graph=True)), inner)
 
         _call_each(parts[path], configure)
-    for path, own in plain.items():
-        parts[path].set_view(**own)
+    for path, path_options in plain.items():
+        parts[path].set_view(**path_options)
 
 
 class EqualLayers(Module):

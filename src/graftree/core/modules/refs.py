@@ -31,7 +31,7 @@ class _HijaxMeta(type):
 
 
 class HijaxVariable(metaclass=_HijaxMeta):
-    """The class of which every Variable with ``hijax=True`` is an instance.
+    """Class of which every Variable with ``hijax=True`` is an instance.
 
     Example:
         >>> count = nnx.Variable(jnp.array(0), hijax=True)
@@ -77,8 +77,8 @@ def with_vars(
         >>> model.bias[...]
         Array([1., 1., 1.], dtype=float32)
     """
-    given = {"hijax": hijax, "ref": ref, "mutable": mutable}
-    flags = {name: value for name, value in given.items() if value is not None}
+    arguments = {"hijax": hijax, "ref": ref, "mutable": mutable}
+    flags = {name: value for name, value in arguments.items() if value is not None}
 
     def differs(leaf: Any) -> bool:
         return isinstance(leaf, Variable) and any(
@@ -159,11 +159,11 @@ def _convert(
     only: Any,
     allow_duplicates: bool,
 ) -> Any:
-    """A new object in which the leaves that ``only`` picks are changed if needed."""
-    is_meant = filters.to_predicate(only)
+    """Copies an object; the leaves that ``only`` picks are changed if needed."""
+    matches = filters.to_predicate(only)
 
     def is_picked(path: Any, leaf: Any) -> bool:
-        return needs_change(leaf) and is_meant(path, leaf)
+        return needs_change(leaf) and matches(path, leaf)
 
     if not allow_duplicates:
         _refuse_duplicates(traversals.find_duplicates(node, only=is_picked))

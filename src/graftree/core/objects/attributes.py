@@ -1,4 +1,4 @@
-"""The status of each attribute of an object: data or static.
+"""Status of each attribute of an object: data or static.
 
 The status of an attribute is declared (with `data` or `static`, in the class body or
 around the assigned value) or inferred from the first value. This file holds the
@@ -38,15 +38,15 @@ WORDS = {True: "data", False: "static"}
 # Exact types whose instances are data wherever they are assigned.
 DATA_REGISTRY: set[type] = set()
 
-_known_types: dict[type, bool] = {}
+_data_types: dict[type, bool] = {}
 
-# Exact types of most static values: they are not data, nor do they contain any. Those
-# of ours derive from `Atom`.
+# Exact types of most static values: they are not data, nor do they contain any. Our
+# own derive from `Atom`.
 ATOMS: set[type] = {int, float, bool, str, bytes, complex, type(None), FunctionType}
 
 
 class Atom:
-    """The base of values that are static attributes wherever they are assigned."""
+    """Base of values that are static attributes wherever they are assigned."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ def register_data_type(type_: type[T], /) -> type[T]:
     """
     DATA_REGISTRY.add(type_)
     ATOMS.discard(type_)
-    _known_types.clear()
+    _data_types.clear()
     return type_
 
 
@@ -94,18 +94,18 @@ def is_data(value: Any, /) -> bool:
         (True, False, False)
     """
     kind = type(value)
-    known = _known_types.get(kind)
-    if known is None:
-        known = _known_types[kind] = (
+    is_registered = _data_types.get(kind)
+    if is_registered is None:
+        is_registered = _data_types[kind] = (
             kind in DATA_REGISTRY
             or _jax.is_data_type(kind)
             or issubclass(kind, (Variable, DataObject))
         )
-    return known
+    return is_registered
 
 
 class DataObject(descriptions.PrintedNode):
-    """The base of objects that are data wherever they are assigned."""
+    """Base of objects that are data wherever they are assigned."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ def has_data(value: Any, /) -> list[Any]:
 
 
 def leaves_of(x: Any, is_leaf: Callable[[Any], bool] = is_data) -> list[Any]:
-    """Like ``jax.tree.leaves``, but without atoms, and at once for a single leaf."""
+    """Lists leaves as ``jax.tree.leaves`` does, without atoms; of one leaf at once."""
     kind = type(x)
     if kind in ATOMS:
         return []
@@ -138,7 +138,7 @@ def leaves_of(x: Any, is_leaf: Callable[[Any], bool] = is_data) -> list[Any]:
 
 
 class AttributeField(dataclasses.Field):
-    """The result of `data` and `static`: a status and, possibly, a value.
+    """Result of `data` and `static`: a status and, possibly, a value.
 
     In a class body it is a dataclass field. Assigning it stores the value it holds.
     """
@@ -325,7 +325,7 @@ _Comparison = Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]
 
 @dataclasses.dataclass(frozen=True)
 class Naming:
-    """The order of the attributes of a class, and the keys for them in paths.
+    """Order of the attributes of a class, and the keys for them in paths.
 
     Attributes:
         sort_key: As for ``sorted``; ``None`` sorts by name.
@@ -339,28 +339,28 @@ class Naming:
 
 
 class AttributeTable(HashableMapping):
-    """The statuses of an object's attributes: name -> is it data?
+    """Statuses of an object's attributes: name -> is it data?
 
     Immutable: setting an attribute with a new name replaces the table of the object.
-    Facts derived from a table are found once per table. And a table remembers the one
-    it was last extended to, so that objects made by the same code share theirs.
+    Facts derived from a table are computed once per table. And a table remembers the
+    one it was last extended to, so that objects made by the same code share theirs.
     """
 
-    __slots__ = ("_extension", "_layout", "data_beside", "known_getters", "size")
+    __slots__ = ("_extension", "_layout", "cached_getters", "data_if_same", "size")
 
-    # `values_beside`, known when `known_getters` are.
-    data_beside: _Comparison
+    # `values_if_same`, there when `cached_getters` are.
+    data_if_same: _Comparison
 
     def __init__(self, entries: Mapping[str, bool], /) -> None:
         super().__init__(entries)
         # These two are read each time that an object is taken apart.
         self.size = len(entries)
         self._extension: tuple[str, bool, AttributeTable] | None = None
-        self.known_getters: tuple[_Names, _Getter, _Getter, _Getter] | None = None
+        self.cached_getters: tuple[_Names, _Getter, _Getter, _Getter] | None = None
         self._layout: tuple[tuple[str, Hashable, bool], ...] | None = None
 
     def with_entry(self, key: str, value: bool) -> AttributeTable:
-        """The table in which ``key`` has this status: itself, or another one."""
+        """Returns the table in which ``key`` has this status: itself, or another."""
         last = self._extension
         if last is not None and last[0] == key and last[1] is value:
             return last[2]
@@ -373,25 +373,25 @@ class AttributeTable(HashableMapping):
         return extended
 
     def getters(self, naming: Naming) -> tuple[_Names, _Getter, _Getter, _Getter]:
-        """The functions that take ``vars`` apart and put them together, all in C.
+        """Returns functions that take ``vars`` apart and put them together, all in C.
 
         Returns:
             The sorted names of all attributes; two functions of ``vars`` that give the
             values of the data, and of the static attributes; and one that puts the
             tuple ``(*data, *static)`` in the order of the names.
         """
-        if self.known_getters is None:
+        if self.cached_getters is None:
             names = tuple([name for name, _, _ in self.layout(naming)])
             data = tuple([name for name in names if self[name]])
             static = tuple([name for name in names if not self[name]])
-            place = {name: i for i, name in enumerate((*data, *static))}
-            in_order = _getter([place[name] for name in names])
-            self.data_beside = values_beside(data, static)
-            self.known_getters = names, _getter(data), _getter(static), in_order
-        return self.known_getters
+            position = {name: i for i, name in enumerate((*data, *static))}
+            in_order = _getter([position[name] for name in names])
+            self.data_if_same = values_if_same(data, static)
+            self.cached_getters = names, _getter(data), _getter(static), in_order
+        return self.cached_getters
 
     def layout(self, naming: Naming) -> tuple[tuple[str, Hashable, bool], ...]:
-        """For each attribute, sorted, its name, its key in paths, and its status."""
+        """Lists for each attribute, sorted, name, key in paths, and status."""
         if self._layout is None:
             names, key_of = sorted(self, key=naming.sort_key), naming.key_of
             self._layout = tuple([(name, key_of(name), self[name]) for name in names])
@@ -402,21 +402,21 @@ EMPTY_TABLE = AttributeTable({})
 
 
 def _getter(keys: Sequence[Any]) -> _Getter:
-    """Like ``operator.itemgetter``, but it gives a tuple for any number of keys."""
+    """Does as ``operator.itemgetter``, but gives a tuple for any number of keys."""
     if len(keys) > 1:
         return operator.itemgetter(*keys)
     return lambda values: tuple([values[key] for key in keys])
 
 
 @functools.lru_cache(maxsize=1024)
-def values_beside(names: _Names, fixed: _Names) -> _Comparison:
-    """A function that gives values of ``vars``, if the fixed ones are these objects.
+def values_if_same(names: _Names, fixed: _Names) -> _Comparison:
+    """Makes a function that gives values of ``vars`` if the fixed ones are the same.
 
     It is generated: JAX flattens each object of a model on each call, and this takes a
     third of the time of `all` of a `map` of `operator.is_` (110 ns for nine values).
     """
-    listed = (*names, *fixed)
-    if len(listed) > _LONGEST_CHAIN or not {str}.issuperset(map(type, listed)):
+    all_names = (*names, *fixed)
+    if len(all_names) > _LONGEST_CHAIN or not {str}.issuperset(map(type, all_names)):
         values_of, fixed_of = _getter(names), _getter(fixed)
 
         def compare(entries: Any, objects: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -451,10 +451,10 @@ _WAYS_OUT = (
 
 
 def data_error(phrase: str, owner: type, name: str, value: Any) -> ValueError:
-    """The error for data in a static attribute; ``phrase`` ends in 'of type'."""
-    place = "to" if phrase.startswith("Cannot assign") else "in"
+    """Builds the error for data in a static attribute; ``phrase`` ends in 'of type'."""
+    preposition = "to" if phrase.startswith("Cannot assign") else "in"
     return ValueError(
-        f"{phrase} {type(value).__name__!r} {place} the static attribute "
+        f"{phrase} {type(value).__name__!r} {preposition} the static attribute "
         f"{name!r} of {owner.__name__}.\n"
         + _WAYS_OUT.format(name=name, owner=owner.__name__)
     )
@@ -464,7 +464,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Facts:
-    """The facts about one class of Pytrees.
+    """Facts about one class of Pytrees.
 
     Attributes:
         is_pytree: Whether its instances are JAX pytrees.
@@ -510,7 +510,7 @@ def _first(entries: dict[type, Any], cls: type, default: Any) -> Any:
     return next((entries[base] for base in cls.__mro__ if base in entries), default)
 
 
-# Gets a new version when a class changes in a way that instances made before depend on.
+# Gets a new version when a class changes so that its present instances are affected.
 changes: Any = SimpleNamespace(version=0)
 
 
@@ -538,28 +538,28 @@ def of_ours(method: F) -> F:
 
 
 def name_of(cls: type, key: Any) -> str:
-    """The attribute that a key of a path stands for."""
+    """Returns the attribute that a key of a path stands for."""
     return facts_of(cls).naming.name_of(cls, key)
 
 
 def _data_descriptors(cls: type) -> frozenset[str]:
-    """The names of the properties and descriptors of ``cls`` that take assignments."""
+    """Names the properties and descriptors of ``cls`` that take assignments."""
     # Not by getattr: it would run the descriptor, which may want an instance.
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        found |= vars(base)
-    names = [name for name, x in found.items() if hasattr(type(x), "__set__")]
-    return _same(frozenset(names))
+        members |= vars(base)
+    names = [name for name, x in members.items() if hasattr(type(x), "__set__")]
+    return _shared_set(frozenset(names))
 
 
 @functools.lru_cache(maxsize=256)
-def _same(names: frozenset[str]) -> frozenset[str]:
-    """One set for all classes with these names: most define none of their own."""
+def _shared_set(names: frozenset[str]) -> frozenset[str]:
+    """Returns one set for all classes with these names: most define none themselves."""
     return names
 
 
 def declared_statuses(cls: type, warn: bool) -> dict[str, bool]:
-    """The statuses that the class bodies of ``cls`` and all its bases declare."""
+    """Returns the statuses that the bodies of ``cls`` and all its bases declare."""
     statuses: dict[str, bool] = {}
     for base in reversed(cls.__mro__):
         for name, status in _own_statuses(base, warn=warn and base is cls):
@@ -574,9 +574,9 @@ def declared_statuses(cls: type, warn: bool) -> dict[str, bool]:
 
 def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
     annotations = inspect.get_annotations(cls).items()
-    listed = [(name, _annotated_status(x)) for name, x in annotations]
-    found = [(name, status) for name, status in listed if status is not None]
-    for name, status in found if warn else ():
+    annotated = [(name, _annotated_status(x)) for name, x in annotations]
+    statuses = [(name, status) for name, status in annotated if status is not None]
+    for name, status in statuses if warn else ():
         word = WORDS[status]
         warnings.warn(
             f"{cls.__qualname__}.{name}: the annotation nnx.{word.title()} is "
@@ -594,8 +594,8 @@ def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
                     f"Invalid 'static' metadata of {cls.__qualname__}.{name}: expected "
                     f"a bool, got {status!r}."
                 )
-            found.append((name, not status))
-    return found
+            statuses.append((name, not status))
+    return statuses
 
 
 def _annotated_status(annotation: Any) -> bool | None:

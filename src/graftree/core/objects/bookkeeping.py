@@ -1,4 +1,4 @@
-"""The data of a Pytree besides its attributes, and how its ``vars`` are watched.
+"""Data of a Pytree besides its attributes, and versions of its ``vars``.
 
     vars(obj)["_pytree__nodes"]   the table: attribute name -> is it data?
     vars(obj)["_pytree__state"]   the owning trace, the structure version, setup flags
@@ -8,8 +8,8 @@ when they are first needed, and an attribute written without ``Pytree.__setattr_
 its status when the object is next flattened.
 
 A cached skeleton must learn of writes into ``vars(obj)``. So when one is cached,
-`watch` replaces the object's dict by a `WatchedDict`. Objects without a cache, such as
-those inside a trace, keep a plain dict and pay nothing.
+`version_writes` replaces the object's dict by a `VersionedDict`. Objects without a
+cache, as those of a trace, keep a plain dict and pay nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NODES = "_pytree__nodes"
 STATE = "_pytree__state"
 NAMES = (NODES, STATE)
 
-# Writes into `vars` without a version, whether or not they are watched.
+# Writes into `vars` without a version, even those of a `VersionedDict`.
 put: Callable[[dict[str, Any], str, Any], None] = dict.__setitem__
 
 # Table, fingerprints and static values, and the two flags of the state.
@@ -38,20 +38,20 @@ NO_AUX: Aux = (attributes.AttributeTable({}), ((), ()), (False, False))
 CHANGING: Aux = (attributes.AttributeTable({}), ((), ()), (False, False))
 
 
-def _flag(number: int, doc: str) -> property:
-    """One of the flags of a state; a change of it is one of structure."""
+def _flag(index: int, doc: str) -> property:
+    """Makes the property for a flag of a state; a change of it is one of structure."""
 
     def set_(state: PytreeState, value: bool) -> None:
-        if value is not state.flags[number]:
+        if value is not state.flags[index]:
             first, second = state.flags
-            state.flags = (value, second) if number == 0 else (first, value)
+            state.flags = (value, second) if index == 0 else (first, value)
             mark_changed(state)
 
-    return property(lambda state: state.flags[number], set_, doc=doc)
+    return property(lambda state: state.flags[index], set_, doc=doc)
 
 
 class PytreeState:
-    """The bookkeeping of one object; owner and version are not part of its structure.
+    """Bookkeeping of one object; owner and version are not part of its structure.
 
     Attributes:
         flags: `initializing` and `is_setup`.
@@ -79,7 +79,7 @@ class PytreeState:
 
     @property
     def trace_state(self) -> ownership.TraceState:
-        """The trace that owns the object; setting its ``jax_trace`` changes the owner.
+        """Trace that owns the object; setting its ``jax_trace`` changes the owner.
 
         Keras finds it among the ``vars`` of an object, by the name with an underscore.
         """
@@ -119,7 +119,7 @@ PytreeState.__module__ = "graftree.core.objects.pytrees"
 
 
 def complete(obj: Any) -> dict[str, Any]:
-    """The ``vars`` of an object, which gets any bookkeeping it lacks."""
+    """Returns the ``vars`` of an object, which gets any bookkeeping it lacks."""
     entries = obj.__dict__
     if NODES not in entries:
         put(entries, NODES, attributes.facts_of(type(obj)).empty_table)
@@ -129,7 +129,7 @@ def complete(obj: Any) -> dict[str, Any]:
 
 
 class Default:
-    """The bookkeeping shown by an object that its metaclass did not make.
+    """Bookkeeping shown by an object that its metaclass did not make.
 
     Not a data descriptor: an entry in ``vars`` comes first.
     """
@@ -146,14 +146,14 @@ class Default:
 
 
 def attribute_items(obj: Any) -> list[tuple[str, Any]]:
-    """The attributes of an object without its bookkeeping, in insertion order."""
+    """Lists an object's attributes without its bookkeeping, in insertion order."""
     # A list first: another thread may be attaching the buffers of a capture.
     entries = list(obj.__dict__.items())
     return [item for item in entries if item[0] not in NAMES]
 
 
 def state_of(obj: Any) -> PytreeState:
-    """The bookkeeping of an object."""
+    """Returns the bookkeeping of an object."""
     try:
         return obj.__dict__[STATE]
     except KeyError:
@@ -161,7 +161,7 @@ def state_of(obj: Any) -> PytreeState:
 
 
 def table_of(obj: Any) -> attributes.AttributeTable:
-    """The table of statuses of an object, with those that were put into ``vars``."""
+    """Returns an object's table of statuses, with those that were put into ``vars``."""
     entries = obj.__dict__
     table = entries.get(NODES)
     # The number of names shows all changes but one name put in place of another. Code
@@ -178,7 +178,7 @@ def check_owned(obj: Any, attribute: str | None = None) -> None:
 
 
 def for_copy(entries: Any) -> Any:
-    """The ``vars`` of an object for a copy, which belongs to the current trace."""
+    """Returns an object's ``vars`` for a copy, which belongs to the current trace."""
     if not isinstance(entries, dict) or STATE not in entries:
         return entries  # those of a class with a `__getstate__` of its own
     return {**entries, STATE: PytreeState(*entries[STATE].flags)}
@@ -197,7 +197,7 @@ def mark_changed(state: PytreeState) -> None:
 
 
 def results_of(obj: Any) -> dict[bool, Any]:
-    """The results of an object, by mode."""
+    """Returns the results of an object, by mode."""
     state = state_of(obj)
     if state.results is None:
         state.results = {}
@@ -235,8 +235,8 @@ def check_static(cls: type, name: str, value: Any) -> None:
 # Watching.
 
 
-class WatchedDict(dict[str, Any]):
-    """The ``vars`` of an object; each write into it gives a new version to the object.
+class VersionedDict(dict[str, Any]):
+    """Dict for the ``vars`` of an object, which gets a new version at each write.
 
     Python itself reads and sets attributes past these methods.
     """
@@ -263,53 +263,53 @@ def _versioned_method(name: str) -> Callable[..., Any]:
                 mark_changed(state)
 
     method.__name__ = name
-    method.__qualname__ = f"WatchedDict.{name}"
+    method.__qualname__ = f"VersionedDict.{name}"
     return method
 
 
 for _name in "__setitem__ __delitem__ clear pop popitem setdefault update".split():
-    setattr(WatchedDict, _name, _versioned_method(_name))
+    setattr(VersionedDict, _name, _versioned_method(_name))
 
 
-def _as_dict(x: WatchedDict) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+def _as_dict(x: VersionedDict) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
     names = tuple(sorted(x))
     return [(jax.tree_util.DictKey(name), x[name]) for name in names], names
 
 
 # A dict to JAX, as it would be without us.
 jax.tree_util.register_pytree_with_keys(
-    WatchedDict,
+    VersionedDict,
     _as_dict,
     lambda names, values: dict(zip(names, values, strict=True)),  # pyright: ignore
 )
 
 
-def watch(obj: Any) -> bool:
+def version_writes(obj: Any) -> bool:
     """Makes each write into ``vars(obj)`` a new version; returns whether it can.
 
-    It cannot if other code holds the present dict, or if the class has its own
+    It cannot if other code holds its present dict, or if the class has its own
     ``__setattr__`` or ``__delattr__``, which may call that of `object`.
     """
     if not attributes.facts_of(type(obj)).sets_version:
         return False
-    if type(obj.__dict__) is WatchedDict:
+    if type(obj.__dict__) is VersionedDict:
         return True
     if _holders(obj) > _ALONE:
         return False
-    before, holders = _exchange(obj)
+    plain, holders = _exchange(obj)
     # Another thread may have got hold of the dict in between.
     if holders > _ALONE_AFTER:
-        object.__setattr__(obj, "__dict__", before)
+        object.__setattr__(obj, "__dict__", plain)
         return False
     return True
 
 
 def _exchange(obj: Any) -> tuple[dict[str, Any], int]:
-    """Swaps in a watched dict; returns the object's old dict and its references."""
-    before = obj.__dict__
-    watched: dict[str, Any] = WatchedDict(before)
-    object.__setattr__(obj, "__dict__", watched)
-    return before, _python.references(before)
+    """Swaps in a versioned dict; returns the old dict and its reference count."""
+    plain = obj.__dict__
+    versioned: dict[str, Any] = VersionedDict(plain)
+    object.__setattr__(obj, "__dict__", versioned)
+    return plain, _python.references(plain)
 
 
 def _holders(obj: Any) -> int:

@@ -123,13 +123,13 @@ def _record_of(x: Any) -> _Record | None:
     return record
 
 
-# Exact types whose instances may hold objects; JAX sees them as leaves. Those of ours
+# Exact types whose instances may hold objects; JAX sees them as leaves. Our own
 # derive from `Holder`.
 TYPES: set[type] = {types.MethodType, functools.partial, types.FunctionType}
 
 
 class Holder:
-    """The base of transformed functions that are objects: they may hold others."""
+    """Base of transformed functions that are objects: they may hold others."""
 
     __slots__ = ()
 
@@ -148,8 +148,8 @@ def is_object(x: Any) -> bool:
     return issubclass(kind, (attributes.DataObject, Variable)) or kind in NODE_TYPES
 
 
-def _taken_apart(x: Any) -> tuple[Recipe, tuple[Any, ...]] | None:
-    """The form and the parts of a callable; ``None`` if it has none."""
+def _take_apart(x: Any) -> tuple[Recipe, tuple[Any, ...]] | None:
+    """Returns the form and the parts of a callable; ``None`` if it has none."""
     if type(x) is types.MethodType:
         return _METHOD, (x.__func__, x.__self__)
     if isinstance(x, functools.partial):
@@ -174,7 +174,7 @@ _METHOD = Recipe(("__func__", "__self__"), _method, None)
 _PARTIAL = ("func", "args", "keywords")
 
 
-class Opening:
+class Opener:
     """Takes callables apart, and notes what is in them.
 
     Args:
@@ -182,7 +182,7 @@ class Opening:
         constant: What stands for all else.
 
     Attributes:
-        met: The types of all containers and values that it met.
+        types: The types of all containers and values so far.
         parts: The data.
     """
 
@@ -192,19 +192,19 @@ class Opening:
         constant: Callable[[Any], Any] = Constant,
     ) -> None:
         self._is_part, self._constant = is_part, constant
-        self.met: set[type] = set()
+        self.types: set[type] = set()
         self.parts: list[Any] = []
 
     def __call__(self, x: Any) -> Any:
-        """A tree with callables taken apart, and constants for all that isn't data."""
+        """Takes the callables in a tree apart; what isn't data becomes a constant."""
         return jax.tree.map(self._part, x, is_leaf=self._ends)
 
     def _ends(self, x: Any) -> bool:
-        self.met.add(type(x))
-        return is_object(x) or _taken_apart(x) is not None
+        self.types.add(type(x))
+        return is_object(x) or _take_apart(x) is not None
 
     def _part(self, x: Any) -> Any:
-        apart = None if is_object(x) else _taken_apart(x)
+        apart = None if is_object(x) else _take_apart(x)
         if apart is not None:
             form, parts = apart
             if form.names is _PARTIAL:  # its own containers can't be changed
@@ -219,24 +219,24 @@ class Opening:
 
 
 def opened(x: Any) -> Any:
-    """A callable that is an argument, taken apart; itself if there is no data in it."""
+    """Takes a callable argument apart; one without data is returned as it is."""
     if type(x) is types.MethodType and is_object(x.__self__):
         if type(x.__func__) not in TYPES or _record_of(x.__func__) is None:
             return Opened(_METHOD, (Constant(x.__func__), x.__self__))  # as below
-    if type(x) not in TYPES or _taken_apart(x) is None:
+    if type(x) not in TYPES or _take_apart(x) is None:
         return x
-    opening = Opening(attributes.is_data)
-    apart = opening(x)
-    return apart if opening.parts else x
+    opener = Opener(attributes.is_data)
+    apart = opener(x)
+    return apart if opener.parts else x
 
 
 def opened_in(tree: Any) -> Any:
-    """A tree of arguments, with the callables in it taken apart."""
+    """Takes the callables in a tree of arguments apart."""
     return jax.tree.map(opened, tree, is_leaf=is_object)
 
 
 def closed(tree: Any) -> Any:
-    """The tree with whole callables again."""
+    """Puts the callables in a tree together again."""
 
     def whole(x: Any) -> Any:
         if type(x) is Opened:
@@ -278,7 +278,7 @@ class OwnMethod:
         return repr(self.bound_to(TheObject.OBJECT))
 
     def bound_to(self, obj: Any) -> Any:
-        """The callable over this object."""
+        """Returns the callable over this object."""
         return closed(jax.tree.map(lambda _: obj, self._form))
 
 
@@ -296,18 +296,18 @@ MAY_BE_OWN = frozenset({types.MethodType, functools.partial})
 
 
 def as_static(value: Any, obj: Any) -> Any:
-    """The value of a static attribute of an object as its structure has it."""
+    """Returns the value of a static attribute of an object as its structure has it."""
     if type(value) not in MAY_BE_OWN:
         return value
-    opening = Opening(attributes.is_data)
-    apart = opening(value)
-    if not opening.parts or any([x is not obj for x in opening.parts]):
+    opener = Opener(attributes.is_data)
+    apart = opener(value)
+    if not opener.parts or any([x is not obj for x in opener.parts]):
         return value
     return OwnMethod(jax.tree.map(lambda _: TheObject.OBJECT, apart, is_leaf=is_object))
 
 
 def as_statics(values: tuple[Any, ...], obj: Any) -> tuple[Any, ...]:
-    """`as_static` of all static attributes of an object."""
+    """Applies `as_static` to all static attributes of an object."""
     return tuple([as_static(x, obj) for x in values])
 
 
@@ -331,15 +331,15 @@ def warn_of_constants(obj: Any, name: str, value: Any) -> None:
         OwnMethod
     ):
         return
-    opening = Opening(attributes.is_data, type)
-    opening([x for x in leaves if type(x) in MAY_BE_OWN])
-    hidden = next((x for x in opening.parts if x is obj or _has_state(x)), None)
+    opener = Opener(attributes.is_data, type)
+    opener([x for x in leaves if type(x) in MAY_BE_OWN])
+    hidden = next((x for x in opener.parts if x is obj or _has_state(x)), None)
     if hidden is not None:
         owner, kind = type(obj).__name__, type(hidden).__name__
-        what = "its own object" if hidden is obj else f"a {kind}"
+        holding = "its own object" if hidden is obj else f"a {kind}"
         _python.warn_user(
             errors.message(
-                f"A static attribute has a callable that holds {what}: its weights "
+                f"A static attribute has a callable that holds {holding}: its weights "
                 "are constants in transforms, without a gradient.",
                 where=f"{owner}.{name}: {type(value).__name__}",
                 way_out=f"Hold the object, and call its method: self.{name} = obj, "
@@ -370,7 +370,7 @@ def _has_state(x: Any) -> bool:
 
 
 class Functions:
-    """The functions of a call, of which some hold objects.
+    """Functions of a call, of which some hold objects.
 
     Arrays of NumPy in a partial stay as they are: a function may need their values
     while it is traced.
@@ -386,24 +386,26 @@ class Functions:
     def __init__(self, functions: Sequence[Any]) -> None:
         self.functions = tuple(functions)
         self.leaves: tuple[Any, ...] | None = None
-        trees, opening = self._opened()
-        if _MUTABLE.isdisjoint(opening.met) and not opening.met & _others(opening.met):
+        trees, opener = self._opened()
+        if _MUTABLE.isdisjoint(opener.types) and not opener.types & _others(
+            opener.types
+        ):
             self.leaves = tuple(jax.tree.leaves(trees, is_leaf=is_object))
             self._trees = trees
 
     @staticmethod
     def of(functions: Sequence[Any]) -> Functions | None:
-        """The functions, if one holds objects."""
+        """Returns the functions, if one holds objects."""
         return Functions(functions) if any(map(holds_objects, functions)) else None
 
     def now(self) -> tuple[Any, ...]:
-        """Each of them taken apart; ``None`` for those that hold no objects."""
+        """Takes each of them apart; ``None`` for those that hold no objects."""
         return self._opened()[0] if self.leaves is None else self._trees
 
-    def _opened(self) -> tuple[tuple[Any, ...], Opening]:
-        opening = Opening(_is_traced)
-        trees = [opening(f) if holds_objects(f) else None for f in self.functions]
-        return tuple(trees), opening
+    def _opened(self) -> tuple[tuple[Any, ...], Opener]:
+        opener = Opener(_is_traced)
+        trees = [opener(f) if holds_objects(f) else None for f in self.functions]
+        return tuple(trees), opener
 
 
 def holds_objects(function: Any) -> bool:
@@ -413,12 +415,12 @@ def holds_objects(function: Any) -> bool:
     if is_object(function):
         return True
     is_tree = _jax.is_pytree_type(type(function))
-    if not is_tree and _taken_apart(function) is None:
+    if not is_tree and _take_apart(function) is None:
         return False
-    opening = Opening(_is_traced, type)
-    opening(function)
-    return bool(opening.parts) and (
-        any(map(is_object, opening.parts)) or bool(_others(opening.met))
+    opener = Opener(_is_traced, type)
+    opener(function)
+    return bool(opener.parts) and (
+        any(map(is_object, opener.parts)) or bool(_others(opener.types))
     )
 
 
@@ -431,7 +433,7 @@ _CONTAINERS = {*_MUTABLE, tuple, type(None), functools.partial}
 
 
 def _others(kinds: set[type]) -> set[type]:
-    """Those of some types that are pytrees of other libraries, or of the user."""
+    """Returns those types that are pytrees of other libraries, or of the user."""
     return {
         kind
         for kind in kinds - _CONTAINERS
@@ -441,7 +443,7 @@ def _others(kinds: set[type]) -> set[type]:
 
 
 def objects_in(function: Any) -> list[Any]:
-    """The objects that a function is or holds."""
-    opening = Opening(lambda x: False, type)
-    opening(function)
-    return opening.parts
+    """Lists the objects that a function is or holds."""
+    opener = Opener(lambda x: False, type)
+    opener(function)
+    return opener.parts

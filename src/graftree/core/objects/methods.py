@@ -81,9 +81,9 @@ class TrackedMethod(attributes.Atom):
         above = stack.top
         stack.top = frame = ModuleCall(name, above, args, kwargs, adds_name)
         call = function
-        held = args[0].__dict__
-        if OUTPUT_DTYPE in held and name == "__call__" and not frame.is_repeated:
-            call = _casting(call, held[OUTPUT_DTYPE])
+        entries = args[0].__dict__
+        if OUTPUT_DTYPE in entries and name == "__call__" and not frame.is_repeated:
+            call = _cast_results(call, entries[OUTPUT_DTYPE])
         try:
             is_traced = _jax.current_trace() is not _jax.no_trace
             if not is_traced and not stack.observers:
@@ -138,13 +138,13 @@ _OWN = frozenset(
 _parts_of: Any = vars(TrackedMethod)["_parts"].__get__
 
 
-def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
-    """A method whose floating results are cast; objects in them stay as they are."""
+def _cast_results(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
+    """Casts a method's floating results; objects in them stay as they are."""
 
     def cast_leaf(x: Any) -> Any:
         is_array = isinstance(x, (jax.Array, np.ndarray))
-        is_meant = is_array and jnp.issubdtype(x.dtype, jnp.floating)
-        return x.astype(dtype) if is_meant and x.dtype != dtype else x
+        is_floating = is_array and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if is_floating and x.dtype != dtype else x
 
     def is_object(x: Any) -> bool:
         return isinstance(x, (attributes.DataObject, Variable))
@@ -158,22 +158,22 @@ def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
 
 
 def function_of(method: Any) -> Any:
-    """The function that a `TrackedMethod` stands for; all else is returned as it is."""
+    """Returns the function of a `TrackedMethod`; all else is returned as it is."""
     return _parts_of(method)[0] if type(method) is TrackedMethod else method
 
 
 def is_own(frame: ModuleCall) -> bool:
-    """Whether an observed call is one of the object's own method of this name.
+    """Whether an observed call is of the object's own method of this name.
 
     Otherwise the object has another one, which has called that of a base class.
     """
-    own = _in_class(frame.module, frame.method)
-    own = own.func if type(own) is functools.partialmethod else own
-    return function_of(own) is frame.function
+    in_class = _in_class(frame.module, frame.method)
+    in_class = in_class.func if type(in_class) is functools.partialmethod else in_class
+    return function_of(in_class) is frame.function
 
 
 def _in_class(obj: Any, name: str) -> Any:
-    """The value of a name in the class of an object, as it is there."""
+    """Returns the value of a name in the class of an object, as it is there."""
     bases = [vars(base) for base in type(obj).__mro__]
     return next((entries[name] for entries in bases if name in entries), None)
 
@@ -184,30 +184,30 @@ def named(method: F) -> F:
     Raises:
         TypeError: If it is not a plain function, or one that does its work later.
     """
-    made = known(method)
-    if made is method:
+    result = tracked(method)
+    if result is method:
         raise TypeError(
             "nnx.debugging.named expects a method written with `def`, which returns "
             f"what it computes, got {method!r}.\n"
             "Put it below other decorators, at the function."
         )
-    return made
+    return result
 
 
-def known(function: Any) -> Any:
-    """A method whose calls are tracked by its name, if it is a plain function."""
+def tracked(function: Any) -> Any:
+    """Tracks the calls of a method by its name, if it is a plain function."""
     if not _is_plain(function):
         return function
     return TrackedMethod(function, function.__name__, adds_name=True)
 
 
 def as_attribute(cls: type, name: str, value: Any) -> Any:
-    """The value to store in a class for one that it gets under a name."""
+    """Returns what a class stores for a value that it gets under a name."""
     if name != "__call__" or cls.__module__.startswith(_PACKAGE):
         return value
     if type(value) is functools.partialmethod and _is_plain(value.func):
-        known = TrackedMethod(value.func, name)
-        return functools.partialmethod(known, *value.args, **value.keywords)
+        method = TrackedMethod(value.func, name)
+        return functools.partialmethod(method, *value.args, **value.keywords)
     return TrackedMethod(value, name) if _is_call(value) else value
 
 
@@ -238,7 +238,7 @@ def is_public(name: str) -> bool:
 
 
 def observable(method: F) -> F:
-    """A method of random streams: it names no operations, but may be observed."""
+    """Makes a method of random streams observable; it names no operations."""
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -265,7 +265,7 @@ def observed(
     It is called as ``observer(frame, call)`` and returns the output of the method:
     ``call()``, or something else. The paths of objects in ``roots`` begin there: the
     key of the first step is the object itself. Functions that `jit` has compiled are
-    traced again in the context, and their traces there are not used outside.
+    traced again in the context, and their traces there are not used elsewhere.
 
     Args:
         observer: It sees the calls of ``__call__`` and of methods that are named.
@@ -276,31 +276,33 @@ def observed(
             that unless the structure of the arguments says what it does with them.
     """
     stack = running.stack
-    before = vars(stack).copy()
+    former = vars(stack).copy()
     if roots:
         named = [(ModuleStep(root, type(root).__name__), root) for root in roots]
         stack.top = NamedArguments(lambda: named, stack.top)
     stack.observers = (*stack.observers, observer)
     stack.shows_draws |= shows_draws
     stack.shows_methods |= shows_methods
-    reading = _reading_methods() if shows_methods else contextlib.nullcontext()
+    reading = _track_methods_read() if shows_methods else contextlib.nullcontext()
     shown = stack.shows_methods, stack.shows_draws
-    apart = (
-        TraceNamespace(*shown) if keeps_apart else contextlib.nullcontext(stack.apart)
+    namespace = (
+        TraceNamespace(*shown)
+        if keeps_apart
+        else contextlib.nullcontext(stack.trace_namespace)
     )
     try:
-        with apart as stack.apart, reading:
+        with namespace as stack.trace_namespace, reading:
             yield
     finally:
         vars(stack).clear()
-        vars(stack).update(before)
+        vars(stack).update(former)
 
 
 def _observe(frame: ModuleCall, method: Callable[..., Any]) -> Any:
     """Calls the method of a frame in view of the observers, the latest one first."""
-    if running.stack.apart is not None:
-        running.stack.apart.heed()
-    call = functools.partial(method, *frame.given, **frame.kwargs)
+    if running.stack.trace_namespace is not None:
+        running.stack.trace_namespace.note_call()
+    call = functools.partial(method, *frame.positional, **frame.kwargs)
     for observer in running.stack.observers:
         call = functools.partial(observer, frame, call)
     return call()
@@ -320,12 +322,12 @@ class TraceNamespace:
     def __init__(self, *shown: bool) -> None:
         with _lock:
             self._free = free = _free[shown]
-            self._number = free.pop() if free else next(_new_numbers)
-        self._programs = _jax.traced_apart(self._number)
+            self._id = free.pop() if free else next(_new_numbers)
+        self._programs = _jax.traced_apart(self._id)
         self._functions: dict[Any, tuple[list[Any], Callable[..., Any]]] = {}
         self._objects: list[Any] = []
         # Traces whose programs go with this context, or with one around it.
-        self._own = {_jax.recording_trace()}
+        self._own_traces = {_jax.recording_trace()}
         self._is_kept = False
 
     def __enter__(self) -> TraceNamespace:
@@ -336,18 +338,18 @@ class TraceNamespace:
         self._programs.__exit__(*error)
         if not self._is_kept:
             with _lock:
-                self._free.append(self._number)
+                self._free.append(self._id)
 
-    def called(self, args: Any, kwargs: Any) -> None:
-        """Takes note of a call of a transform of ours with these arguments."""
-        self.heed()
-        given = running.contents([*args, kwargs])
-        self._objects = [x for _, x in running.next_below(given)]
+    def note_transform(self, args: Any, kwargs: Any) -> None:
+        """Notes a call of a transform of ours with these arguments."""
+        self.note_call()
+        argument_contents = running.contents([*args, kwargs])
+        self._objects = [x for _, x in running.next_below(argument_contents)]
 
     def function(
         self, owner: Any, make: Callable[[], Callable[..., Any]]
     ) -> Callable[..., Any]:
-        """The function for JAX to call here instead of one compiled for others.
+        """Returns the function for JAX to call here instead of one compiled for others.
 
         It is for the objects of the call noted last: JAX would not trace it again for
         others that are alike.
@@ -357,35 +359,35 @@ class TraceNamespace:
             make: Makes it.
         """
         if _jax.current_trace() is not _jax.no_trace:
-            return make()  # inside a trace each call has objects of its own
+            return make()  # in a trace each call has objects of its own
         key = owner, *map(id, self._objects)
         if key not in self._functions:
             self._functions[key] = self._objects, make()
         return self._functions[key][1]
 
-    def traced(self) -> None:
-        """Takes note of a trace of ours: its program is not kept for others."""
-        self._own.add(_jax.recording_trace())
+    def note_trace(self) -> None:
+        """Notes a trace of ours: its program is not kept for others."""
+        self._own_traces.add(_jax.recording_trace())
 
-    def heed(self) -> None:
-        """Takes note of a call that observers may see: JAX may keep its trace."""
+    def note_call(self) -> None:
+        """Notes a call that observers may see: JAX may keep its trace."""
         if not self._is_kept:
-            self._is_kept = _jax.recording_trace() not in self._own
+            self._is_kept = _jax.recording_trace() not in self._own_traces
 
 
-# Numbers that no context has now, by the kinds of calls shown. The last one that was
-# given back comes first, so that nested contexts get those that they had before.
+# Numbers that no context has now, by the kinds of calls shown. The one returned last is
+# used first, so that nested contexts get the same numbers again.
 _free: dict[tuple[bool, ...], list[int]] = collections.defaultdict(list)
 _new_numbers = itertools.count(1)
 # How many contexts show all methods, in any thread.
 _readers = 0
-# Guards these.
+# Guards these three.
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _reading_methods() -> Iterator[None]:
-    """A context in which methods that are read from Pytrees are tracked ones."""
+def _track_methods_read() -> Iterator[None]:
+    """Tracks, in a context, all methods that are read from Pytrees."""
     global _readers
     with _lock:
         _readers += 1

@@ -50,20 +50,20 @@ class PytreeMeta(type(Protocol)):
     class may implement a protocol by deriving from it.
     """
 
-    # Those of protocols are for protocols, and slower.
+    # The metaclass of protocols has slower ones, which only protocols need.
     __instancecheck__ = abc.ABCMeta.__instancecheck__
     __subclasscheck__ = abc.ABCMeta.__subclasscheck__
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         maker = running.stack.maker
         if maker is None:
-            return _made(cls, args, kwargs)
-        return maker(cls, lambda: _made(cls, args, kwargs), args, kwargs)
+            return _make(cls, args, kwargs)
+        return maker(cls, lambda: _make(cls, args, kwargs), args, kwargs)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, methods.as_attribute(cls, name, value))
         if (
-            name in _KNOWN_OF_CLASSES
+            name in _CLASS_FACTS
             or hasattr(type(value), "__set__")
             or name in attributes.facts_of(cls).descriptors
         ):
@@ -92,7 +92,7 @@ def _keyword_only(kind: type, args: tuple[Any, ...]) -> list[str]:
 
 
 def _by_position(kind: type) -> list[str]:
-    """The parameters of a constructor that have a position."""
+    """Lists the parameters of a constructor that have a position."""
     parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
     return [
         p.name
@@ -115,7 +115,7 @@ def _by_keyword(kind: type, args: tuple[Any, ...], names: Sequence[str]) -> str:
     )
 
 
-def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+def _make(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     obj: Any = cls.__new__(cls, *args, **kwargs)
     kind = type(obj)  # a subclass, if `__new__` chose one
     if cls not in kind.__mro__:
@@ -157,14 +157,14 @@ def _check_storage(cls: type) -> None:
 ObjectMeta = PytreeMeta
 
 # The names of a class on which instances depend, besides its properties.
-_KNOWN_OF_CLASSES = {
+_CLASS_FACTS = {
     *("__bases__", "__setattr__", "__delattr__"),
     *("__dataclass_fields__", "_check_valid_context"),
 }
 
 
-def _renamed(older: str, name: str) -> Any:
-    """A property under the name of an older release, which warns."""
+def _older_name(older: str, name: str) -> Any:
+    """Makes a property under the name of an older release, which warns."""
 
     def get(self: Any) -> Any:
         message = f"{older} is deprecated, use {name}."
@@ -267,14 +267,14 @@ class Pytree(
         if not bookkeeping.state_of(self).is_owned():
             raise errors.TraceContextError(error_msg())
 
-    _object__nodes = _renamed("_object__nodes", _NODES)
-    _object__state = _renamed("_object__state", _STATE)
+    _object__nodes = _older_name("_object__nodes", _NODES)
+    _object__state = _older_name("_object__state", _STATE)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return pickling.with_names(super().__reduce_ex__(protocol))
 
     def __getstate__(self) -> Any:
-        """The attributes, for a copy; bases behind this one may add to them."""
+        """Returns the attributes, for a copy; bases behind this one may add to them."""
         bookkeeping.complete(self)
         return bookkeeping.for_copy(super().__getstate__())
 
@@ -297,11 +297,13 @@ class Pytree(
         table, state = bookkeeping.table_of(self), bookkeeping.state_of(self)
         entries = {_NODES: table}
         copied = rebuild(type(self), entries, state.flags)
-        # Known before its attributes are copied: they may refer back to it.
+        # In `memo` before its attributes are copied: they may refer back to it.
         memo[id(self)] = copied
         for name, value in bookkeeping.attribute_items(self):
-            found = pickling.by_name(value)
-            vars(copied)[name] = copy.deepcopy(value, memo) if found is value else value
+            reference = pickling.by_name(value)
+            vars(copied)[name] = (
+                copy.deepcopy(value, memo) if reference is value else value
+            )
         return copied
 
     def __nnx_repr__(self) -> Iterable[Any]:
@@ -367,8 +369,8 @@ def touch(obj: Any) -> None:
     ``object.__setattr__(obj, ...)``.
 
     Args:
-        obj: The Pytree or Variable that changed. Touch changed objects inside it one
-            by one.
+        obj: The Pytree or Variable that changed. Touch changed objects in it one by
+            one.
 
     Raises:
         TypeError: If ``obj`` is neither a Pytree nor a Variable.
@@ -399,11 +401,11 @@ def touch(obj: Any) -> None:
 
 
 def rebuild(cls: type, entries: dict[str, Any], flags: Iterable[bool]) -> Any:
-    """An object of the current trace from its ``vars``; no ``__init__`` is run."""
+    """Makes an object of the current trace from its ``vars``, without ``__init__``."""
     obj = object.__new__(cls)
-    own = obj.__dict__
-    own.update(entries)
-    own[_STATE] = PytreeState(*flags)
+    attribute_dict = obj.__dict__
+    attribute_dict.update(entries)
+    attribute_dict[_STATE] = PytreeState(*flags)
     return obj
 
 
@@ -439,16 +441,16 @@ def replace_attributes(
     state, entries = bookkeeping.state_of(obj), bookkeeping.complete(obj)
     old, new = dict(entries), dict(values)
     ordered = {name: new[name] for name in table if name in new} | new
-    whole = {_NODES: table, _STATE: state, **ordered}
+    exact = {_NODES: table, _STATE: state, **ordered}
     # In one step, so that neither another thread nor an interrupt (Ctrl-C) finds the
     # object without attributes that it keeps.
-    dict.update(entries, whole)
-    for name in old.keys() - whole.keys():
+    dict.update(entries, exact)
+    for name in old.keys() - exact.keys():
         dict.__delitem__(entries, name)
-    if [*entries] != [*whole]:
+    if [*entries] != [*exact]:
         # Only an empty dict takes another order.
         dict.clear(entries)
-        dict.update(entries, whole)
+        dict.update(entries, exact)
     if table != old[_NODES] or not all(
         value is old.get(name, attributes.MISSING)
         or (_is_array(value) and _is_array(old.get(name)))
@@ -480,7 +482,7 @@ def _warn_of_replaced(obj: Any, name: str, array: Any) -> None:
 
 
 def note_read(obj: Any) -> None:
-    """Notes that an object is taken apart."""
+    """Tells the owner that an object is taken apart."""
     owner = bookkeeping.state_of(obj).owner
     if type(owner) is ownership.RebuiltArguments:
         owner.note_read(obj)
@@ -513,7 +515,7 @@ def _take_apart(cls: type, name: str, field: AttributeField) -> tuple[bool, Any]
 def _checked_status(
     obj: Pytree, facts: attributes.Facts, name: str, value: Any, status: bool | None
 ) -> bool:
-    """The status the attribute will have; raises if the value doesn't fit it."""
+    """Returns the attribute's new status; raises if the value doesn't fit it."""
     cls = type(obj)
     if status is not None:
         if not status and attributes.has_data(value):
@@ -521,13 +523,13 @@ def _checked_status(
         attributes.check_no_tags(cls, name, value)
         return status
     entries = obj.__dict__
-    known = entries[_NODES].get(name) if name in entries else None
-    declared = facts.statuses.get(name) if known is None else known
+    current = entries[_NODES].get(name) if name in entries else None
+    declared = facts.statuses.get(name) if current is None else current
     if type(value) in attributes.ATOMS:
         return bool(declared)
     if attributes.is_data(value):
         if declared is False:
-            _refuse_data(obj, name, value, known)
+            _refuse_data(obj, name, value, current)
             return False
         return True
     attributes.check_no_tags(cls, name, value)
@@ -539,8 +541,8 @@ def _checked_status(
     return False
 
 
-def _refuse_data(obj: Pytree, name: str, value: Any, known: bool | None) -> None:
-    if known is not None:
+def _refuse_data(obj: Pytree, name: str, value: Any, current: bool | None) -> None:
+    if current is not None:
         phrase = "Cannot assign data value of type"
         error = attributes.data_error(phrase, type(obj), name, value)
         if obj.__dict__.get(name, attributes.MISSING) is None:
@@ -562,7 +564,7 @@ def _check_static_attributes(obj: Any) -> None:
 
 
 class FingerprintedStatics(tuple[tuple[Any, ...], tuple[Any, ...]]):
-    """The fingerprints of static values, and the values, as a treedef keeps them."""
+    """Fingerprints of static values, and the values, as a treedef keeps them."""
 
     __slots__ = ()
 
@@ -572,7 +574,7 @@ class FingerprintedStatics(tuple[tuple[Any, ...], tuple[Any, ...]]):
 
     @staticmethod
     def of(values: tuple[Any, ...]) -> FingerprintedStatics:
-        """Those of some values."""
+        """Makes those of some values."""
         kinds = tuple(map(type, values))
         if fingerprints.PLAIN.issuperset(kinds):  # almost always
             return FingerprintedStatics((kinds, values))
@@ -582,7 +584,7 @@ class FingerprintedStatics(tuple[tuple[Any, ...], tuple[Any, ...]]):
 
 
 class ChangingStatics(FingerprintedStatics):
-    """The same where a value may change, and so compare itself in a way of its own."""
+    """`FingerprintedStatics` of values that may change, and so are compared anew."""
 
     __slots__ = ()
     __hash__ = tuple.__hash__
@@ -619,7 +621,7 @@ def _flatten(obj: Any) -> Any:
     entries = obj.__dict__
     try:
         table, state = entries[_NODES], entries[_STATE]
-        _, data_of, statics_of, _ = table.known_getters or _getters(type(obj), table)
+        _, data_of, statics_of, _ = table.cached_getters or _getters(type(obj), table)
         if len(entries) == table.size + 2:
             values = statics_of(entries)
             if not callables.MAY_BE_OWN.isdisjoint(map(type, values)):
@@ -636,7 +638,7 @@ _caches = config.caches  # this runs for each object
 
 
 def _flatten_again(obj: Any) -> Any:
-    """`_flatten`, with the aux of the last time if that is still true.
+    """Does as `_flatten`, with the former aux if that is still true.
 
     Then JAX need not compare it.
     """
@@ -647,9 +649,9 @@ def _flatten_again(obj: Any) -> Any:
     entries = obj.__dict__
     try:
         table, aux = entries[_NODES], entries[_STATE].aux
-        before, (_, statics), _ = aux
-        if table is before and len(entries) == table.size + 2:
-            children = table.data_beside(entries, statics)
+        former_table, (_, statics), _ = aux
+        if table is former_table and len(entries) == table.size + 2:
+            children = table.data_if_same(entries, statics)
             if children is not None:
                 return children, aux
     except KeyError:
@@ -669,7 +671,7 @@ def _flatten_with_keys(obj: Any) -> Any:
 
 def _unflatten(cls: type, aux: Any, children: Any) -> Any:
     table, (kinds, statics), flags = aux
-    names, _, _, in_order = table.known_getters or _getters(cls, table)
+    names, _, _, in_order = table.cached_getters or _getters(cls, table)
     obj: Any = object.__new__(cls)
     entries = obj.__dict__
     entries[_NODES] = table
@@ -682,8 +684,8 @@ def _unflatten(cls: type, aux: Any, children: Any) -> Any:
 
 
 def _flatten_at_once(obj: Any) -> Any:
-    kept = hooks.flatten_at_once.call(obj) if config.caches.are_used else None
-    return kept or _flatten_again(obj)
+    flattened = hooks.flatten_at_once.call(obj) if config.caches.are_used else None
+    return flattened or _flatten_again(obj)
 
 
 def _unflatten_either(cls: type, aux: Any, children: Any) -> Any:

@@ -1,15 +1,15 @@
-"""The running object, and the path to it.
+"""The object that is running, and the path to it.
 
     ModuleCall       one call of a method of a Pytree: a frame on a stack of this thread
-    NamedArguments   a frame, too: the source of new objects inside a transform
+    NamedArguments   a frame, too: the source of a transform's new objects
 
 `methods.py` opens a frame around each call, which costs about as much as a call in
-Python. The place of the object is looked up only when needed: JAX traces, and
-operations get the path as their name; an exception is explained; an observer watches.
+Python. The path of the object is looked up only when needed: JAX traces, and operations
+get the path as their name; an exception is explained; an observer is called.
 
 An object is looked for below the object that calls it, then below the callers of that.
-So a shared module has the path by which it is called now. Objects inside a transform
-are new ones; they stand for the arguments of the function and go by their names.
+So a shared module has the path by which it is called now. Objects on the traced
+side are new ones; they stand for the arguments of the function and go by their names.
 
 An exception in a method of a Pytree gets one note (`BaseException.add_note`), about the
 innermost object:
@@ -60,12 +60,12 @@ Contents = list[tuple[ModuleStep, Any]]
 
 
 def keys_of(steps: Steps) -> Path:
-    """The path of some steps."""
+    """Returns the path of some steps."""
     return tuple([step.key for step in steps])
 
 
 class ModulePath(NamedTuple):
-    """The place of an object: below the object of a frame, or at the outside."""
+    """Path of an object: below the object of a frame, or from an outermost one."""
 
     base: ModuleCall | None
     steps: Steps
@@ -95,28 +95,28 @@ class ModuleCall:
         self,
         method: str,
         parent: ModuleCall | None,
-        given: tuple[Any, ...],
+        positional: tuple[Any, ...],
         kwargs: Mapping[str, Any] = _NO_KEYWORDS,
         adds_name: bool = False,
     ) -> None:
-        self.module = given[0]
+        self.module = positional[0]
         self.method = method
         self.parent = parent
-        self.given = given
+        self.positional = positional
         self.kwargs = kwargs
         self.adds_name = adds_name
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The positional arguments, without the object."""
-        return self.given[1:]
+        """Positional arguments, without the object."""
+        return self.positional[1:]
 
     @functools.cached_property
-    def place(self) -> ModulePath:
-        """The place of its object, as seen by its caller; may be set if found later."""
-        found = find(self.parent, self.module)
-        if found is not None:
-            return found
+    def module_path(self) -> ModulePath:
+        """Path of its object, as seen by its caller; may be set if found later."""
+        path = find(self.parent, self.module)
+        if path is not None:
+            return path
         # Made in the call, or by a transform of JAX's own: no path leads to it.
         caller, name = self.parent, type(self.module).__name__
         while isinstance(caller, NamedArguments):
@@ -126,13 +126,13 @@ class ModuleCall:
 
     @property
     def steps(self) -> Steps:
-        """The path of its object from the outermost one, whose name comes first."""
-        base, steps = self.place
+        """Path of its object from the outermost one, whose name comes first."""
+        base, steps = self.module_path
         return steps if base is None else base.steps + steps
 
     @property
     def name(self) -> str:
-        """The path as Python writes it, as in ``net.blocks[3].attn.encode``."""
+        """Path as Python writes it, as in ``net.blocks[3].attn.encode``."""
         text = "".join([step.text for step in self.steps]).lstrip(".")
         return text if self.method == "__call__" else f"{text}.{self.method}"
 
@@ -147,24 +147,25 @@ class ModuleCall:
         )
 
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
-        """The place of an object below that of the frame."""
-        steps = () if wanted is self.module else self._below.find(wanted)
+        """Finds the path of an object below that of the frame."""
+        steps = () if wanted is self.module else self._contents.find(wanted)
         return None if steps is None else ModulePath(self, steps)
 
     @functools.cached_property
-    def _below(self) -> _Below:
+    def _contents(self) -> _ContentPaths:
         # It must not refer to the frame: objects of a trace go with the last frame.
-        return _Below(functools.partial(contents, self.module))
+        return _ContentPaths(functools.partial(contents, self.module))
 
 
 class NamedArguments(ModuleCall):
-    """Named objects around calls, usually the arguments inside a transform.
+    """Named objects around calls, usually a transform's arguments on the traced side.
 
     Args:
         named: Gives the objects, with their names.
         parent: The frame around them.
-        key: Tells the arguments that a frame gave to this transform from others.
-        outer: Gives the same objects outside, for a frame's call of the transform.
+        key: Identifies the transform: its arguments are not those of another one.
+        outer: Gives the same objects on the caller's side, for a frame's call of the
+            transform.
     """
 
     def __init__(
@@ -175,14 +176,14 @@ class NamedArguments(ModuleCall):
         outer: Callable[..., Contents] = lambda *_: [],
     ) -> None:
         super().__init__("", parent, (None,))
-        self._below, self._key, self._name_outer = _Below(named), key, outer
+        self._contents, self._key, self._name_outer = _ContentPaths(named), key, outer
 
     def find(self, wanted: Any, limit: ModuleCall | None = None) -> ModulePath | None:
-        """The place of an object below the arguments, or outside, where they come from.
+        """Finds the path of an object below the arguments, or on the caller's side.
 
-        With a ``limit``, that is not looked for outside of it.
+        With a ``limit``, the search ends at that frame.
         """
-        steps = self._below.find(wanted)
+        steps = self._contents.find(wanted)
         if steps is None:
             return None
         packed = None if self.parent is None else self.parent.packed
@@ -190,50 +191,50 @@ class NamedArguments(ModuleCall):
             return ModulePath(None, steps)
         for start, obj in next_below(self._name_outer(*packed[1:])):
             if steps[: len(start)] == start:
-                place = find(self.parent, obj, limit)
-                if place is not None:
-                    return ModulePath(place.base, place.steps + steps[len(start) :])
+                path = find(self.parent, obj, limit)
+                if path is not None:
+                    return ModulePath(path.base, path.steps + steps[len(start) :])
                 break
         return ModulePath(None, steps)
 
 
-class _Below:
-    """The objects below some entries, by identity, with the first path to each."""
+class _ContentPaths:
+    """Objects below some entries, by identity, with the first path to each."""
 
     def __init__(self, entries: Callable[[], Contents]) -> None:
         self._entries = entries
-        # The objects are kept: the number of one that is gone may come again.
-        self._found: dict[int, tuple[Any, Steps]] = {}
-        self._listed: int | None = None  # when the entries were listed
-        # Those whose contents were not listed yet, the nearest first.
+        # The objects stay alive, since the `id` of one that is gone may come again.
+        self._first_paths: dict[int, tuple[Any, Steps]] = {}
+        self._version: int | None = None  # when the entries were listed
+        # Objects whose contents were not listed yet, the nearest first.
         self._pending = collections.deque[tuple[Any, Steps]]()
 
     def find(self, wanted: Any) -> Steps | None:
-        """The path to an object, ``None`` if it isn't there."""
-        number, found = id(wanted), self._found
-        if number not in found and self._listed != ownership.versions.latest:
+        """Returns the path to an object, ``None`` if it isn't there."""
+        key, first_paths = id(wanted), self._first_paths
+        if key not in first_paths and self._version != ownership.versions.latest:
             # It may have been put there since.
-            self._listed = ownership.versions.latest
+            self._version = ownership.versions.latest
             self._pending += self._list((), self._entries())
-        while number not in found and self._pending:
+        while key not in first_paths and self._pending:
             obj, steps = self._pending.popleft()
             self._pending += self._list(steps, contents(obj))
-        return found[number][1] if number in found else None
+        return first_paths[key][1] if key in first_paths else None
 
     def _list(self, start: Steps, entries: Contents) -> list[tuple[Any, Steps]]:
-        listed = []
+        items = []
         for steps, obj in next_below(entries):
-            if id(obj) not in self._found:
-                self._found[id(obj)] = found = obj, start + steps
-                listed.append(found)
-        return listed
+            if id(obj) not in self._first_paths:
+                self._first_paths[id(obj)] = item = obj, start + steps
+                items.append(item)
+        return items
 
 
 def next_below(entries: Contents) -> list[tuple[Steps, Any]]:
-    """The nearest objects below some entries, past containers."""
+    """Lists the nearest objects below some entries, past containers."""
     is_new = walks.Once()
 
-    def below(x: Any, steps: Steps) -> Contents:
+    def children_of(x: Any, steps: Steps) -> Contents:
         if not steps:
             return entries
         # Methods of objects that can't be called are rarely called; their parts' are.
@@ -241,8 +242,8 @@ def next_below(entries: Contents) -> list[tuple[Steps, Any]]:
         is_entered = is_inner or type(x) in _CONTAINERS
         return contents(x) if is_entered and is_new(x) else []
 
-    found = walks.walk(None, below)
-    return [item for item in found if isinstance(item[1], attributes.DataObject)]
+    items = walks.walk(None, children_of)
+    return [item for item in items if isinstance(item[1], attributes.DataObject)]
 
 
 _CONTAINERS = (list, tuple, dict)
@@ -254,7 +255,7 @@ MOST_SEEN = 10_000
 
 
 def contents(x: Any, *, statics: bool = False) -> Contents:
-    """The direct contents of an object or container; with static ones if asked for."""
+    """Lists an object's or container's direct contents; with static ones if asked."""
     if isinstance(x, _CONTAINERS) and len(x) > MOST_SEEN:
         return []
     if isinstance(x, dict):
@@ -279,34 +280,34 @@ def contents(x: Any, *, statics: bool = False) -> Contents:
 def find(
     frame: ModuleCall | None, wanted: Any, limit: ModuleCall | None = None
 ) -> ModulePath | None:
-    """The place of an object, as seen from a frame: below it, or below its callers.
+    """Finds the path of an object as seen from a frame: below it, or its callers.
 
     With a ``limit``, only the callers below that frame count.
     """
     while frame is not limit and frame is not None:
-        place = frame.find(wanted, limit)
-        if place is not None:
-            return place
+        path = frame.find(wanted, limit)
+        if path is not None:
+            return path
         frame = frame.parent
     return None
 
 
-def path_inside(frame: ModuleCall, limit: ModuleCall | None) -> Path:
-    """The keys to the object of a frame as a transform sees it.
+def path_in_transform(frame: ModuleCall, limit: ModuleCall | None) -> Path:
+    """Returns the keys to the object of a frame as a transform sees it.
 
-    They begin at the argument of the function that the object is in. If it is in none,
-    because the function closes over it, they begin at the object whose method runs
-    around the transform; or at the object itself, if that doesn't have it.
+    They begin at the argument of the function that has the object. If the function
+    closes over it instead, they begin at the object whose method called the transform;
+    or at the object itself, if that doesn't have it.
 
     Args:
-        frame: A call inside the transform.
+        frame: A call on the traced side.
         limit: The frame around the transform; ``None`` if there is none.
     """
-    base, steps = find(frame.parent, frame.module, limit) or frame.place
+    base, steps = find(frame.parent, frame.module, limit) or frame.module_path
     keys = keys_of(steps)
     if base is None:
         return keys[1:]
-    return path_inside(base, limit) + keys if _is_inside(base, limit) else keys
+    return path_in_transform(base, limit) + keys if _is_inside(base, limit) else keys
 
 
 def _is_inside(frame: ModuleCall, limit: ModuleCall | None) -> bool:
@@ -317,21 +318,21 @@ def _is_inside(frame: ModuleCall, limit: ModuleCall | None) -> bool:
 
 
 def steps_below(root: Any, steps: Steps) -> Steps | None:
-    """The part of a path below an object; ``None`` if it does not lead through that.
+    """Returns the part of a path below an object, if it leads through that.
 
     The first step of the path has the object where it begins for its key.
     """
     start, *rest = steps
     reached = itertools.accumulate(rest, _child, initial=start.key)
-    for number, x in enumerate(reached):
+    for index, x in enumerate(reached):
         if x is root:
-            return tuple(rest[number:])
-    above = _Below(functools.partial(contents, root)).find(start.key)
+            return tuple(rest[index:])
+    above = _ContentPaths(functools.partial(contents, root)).find(start.key)
     return None if above is None else (*above, *rest)
 
 
 def reach(root: Any, steps: Steps) -> Any:
-    """The value below an object at the end of a path; ``None`` if there is none."""
+    """Returns the value at the end of a path from an object, if there is one."""
     return functools.reduce(_child, steps, root)
 
 
@@ -351,12 +352,12 @@ Maker = Callable[[type, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any
 
 class _CallStack(threading.local):
     top: ModuleCall | None = None
-    # Those of `methods.observed`; whether they see all public methods, and calls of
-    # random streams; and the context of their traces, a `methods.TraceNamespace`.
+    # Observers of `methods.observed`; whether they see all public methods, and calls of
+    # random streams; and their `methods.TraceNamespace`.
     observers: tuple[Callable[..., Any], ...] = ()
     shows_methods: bool = False
     shows_draws: bool = False
-    apart: Any = None
+    trace_namespace: Any = None
     # Makes objects in this thread, in place of their metaclass.
     maker: Maker | None = None
 
@@ -367,18 +368,18 @@ stack = _CallStack()
 @contextlib.contextmanager
 def made_by(maker: Maker) -> Iterator[None]:
     """Makes a function the maker of this thread's Pytrees, in place of another one."""
-    before, stack.maker = stack.maker, maker
+    former, stack.maker = stack.maker, maker
     try:
         yield
     finally:
-        stack.maker = before
+        stack.maker = former
 
 
 def scope(frame: ModuleCall) -> contextlib.AbstractContextManager[Any]:
     """Names the operations that JAX traces in a call after where its object is."""
     if frame.is_repeated or not config.graftree_named_scopes:
         return contextlib.nullcontext()
-    texts = [step.text for step in frame.place.steps]
+    texts = [step.text for step in frame.module_path.steps]
     if frame.adds_name:
         texts.append(f".{frame.method}")
     parts = ["/" + text[1:] if text[0] == "." else text for text in texts]
@@ -394,8 +395,8 @@ def note_arguments(key: Any, args: Any, kwargs: Any, functions: Any = ()) -> Non
     top = stack.top
     if top is not None:
         top.packed = key, args, kwargs, functions
-    if stack.apart is not None:
-        stack.apart.called(args, kwargs)
+    if stack.trace_namespace is not None:
+        stack.trace_namespace.note_transform(args, kwargs)
 
 
 # Gives arguments their names: those of the parameters of a function.
@@ -417,30 +418,30 @@ def inside(
         kinds = [type(x).__name__ for x in objects]
         entries = [(ModuleStep(text, text), x) for text, x in pairs]
         return entries + [
-            # Those of one type have one name, but not one key.
-            (ModuleStep(f"{name} {number}", name), x)
-            for number, (name, x) in enumerate(zip(kinds, objects, strict=True))
+            # Objects of one type have one name, but not one key.
+            (ModuleStep(f"{name} {index}", name), x)
+            for index, (name, x) in enumerate(zip(kinds, objects, strict=True))
         ]
 
-    before = stack.top
+    caller = stack.top
     entries = functools.partial(named, args, kwargs, functions)
-    stack.top = NamedArguments(entries, before, key, named)
-    if stack.apart is not None:
-        stack.apart.traced()
+    stack.top = NamedArguments(entries, caller, key, named)
+    if stack.trace_namespace is not None:
+        stack.trace_namespace.note_trace()
     try:
         yield
     except Exception as error:
         sharding.explain(error)
         raise
     finally:
-        stack.top = before
+        stack.top = caller
 
 
 _MOST = 8
 
 
 class Note(str):
-    """A note of ours; pickled as a string."""
+    """Note that we add to an exception; pickled as a string."""
 
     __slots__ = ()
 
@@ -449,7 +450,7 @@ class Note(str):
 
 
 def explain(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> None:
-    """Adds the note, if there is none yet."""
+    """Adds our note to an exception, if it has none yet."""
     sharding.explain(error)
     if not any(isinstance(note, Note) for note in getattr(error, "__notes__", ())):
         try:
@@ -462,26 +463,26 @@ def explain(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> 
 
 
 def _describe(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -> str:
-    _place_outermost(frame)
+    _find_outermost(frame)
     calls = [_method_in(x) for x, _ in traceback.walk_tb(error.__traceback__)]
     inner = next(filter(None, reversed(calls)), None)
-    given = _arguments(frame, method)
+    arguments = _arguments(frame, method)
     if inner and (inner.module, inner.method) != (frame.module, frame.method):
         inner.parent = frame
-        frame, given = inner, inner.kwargs
+        frame, arguments = inner, inner.kwargs
     kind = type(frame.module).__name__
-    is_told = frame.name == kind
-    lines = [f"at {frame.name}" + f", {_article(kind)}" * (not is_told)]
-    listed = [f"{name}: {describe(x)}" for name, x in given.items()]
-    lines += [f"  {line}" for line in listed[:_MOST]]
-    held = [
+    has_path = frame.name != kind
+    lines = [f"at {frame.name}" + f", {_article(kind)}" * has_path]
+    texts = [f"{name}: {describe(x)}" for name, x in arguments.items()]
+    lines += [f"  {line}" for line in texts[:_MOST]]
+    held_variables = [
         f"{name} {describe(x)}"
         for name, x in bookkeeping.attribute_items(frame.module)
         if isinstance(x, Variable)
     ]
-    if held:
-        more = [f"{len(held) - _MOST} more"] * (len(held) > _MOST)
-        lines.append("  Variables: " + ", ".join(held[:_MOST] + more))
+    if held_variables:
+        more = [f"{len(held_variables) - _MOST} more"] * (len(held_variables) > _MOST)
+        lines.append("  Variables: " + ", ".join(held_variables[:_MOST] + more))
     return "\n".join(lines)
 
 
@@ -489,7 +490,7 @@ def _describe(error: Exception, frame: ModuleCall, method: Callable[..., Any]) -
 
 
 def _method_in(frame: types.FrameType) -> ModuleCall | None:
-    """The call of a method that a frame of Python is, with its arguments by name."""
+    """Returns the method call that a Python frame is, with its arguments by name."""
     code, module = frame.f_code, _python.module_of(frame)
     # Up to Python 3.12, reading the locals of a function keeps them until it returns.
     if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
@@ -502,23 +503,23 @@ def _method_in(frame: types.FrameType) -> ModuleCall | None:
         return None
     if not any(name in vars(cls) for cls in type(obj).__mro__):
         return None
-    names, rest, keywords, found = inspect.getargvalues(frame)
-    given = {k: found[k] for k in (*names[1:], rest, keywords) if k in found}
-    return ModuleCall(name, None, (obj,), given)
+    names, rest, keywords, values = inspect.getargvalues(frame)
+    arguments = {k: values[k] for k in (*names[1:], rest, keywords) if k in values}
+    return ModuleCall(name, None, (obj,), arguments)
 
 
-def _place_outermost(frame: ModuleCall) -> None:
+def _find_outermost(frame: ModuleCall) -> None:
     """Finds the outermost object in one that runs around it without our tracking."""
     while frame.parent is not None:
         frame = frame.parent
     if isinstance(frame, NamedArguments):
         return
-    for around in filter(None, map(_method_in, _python.frames_above(0))):
-        if around.module is not frame.module:
-            place = around.find(frame.module)
-            if place is not None:
-                frame.place = place
-                frame = around
+    for outer in filter(None, map(_method_in, _python.frames_above(0))):
+        if outer.module is not frame.module:
+            path = outer.find(frame.module)
+            if path is not None:
+                frame.module_path = path
+                frame = outer
 
 
 def _article(name: str) -> str:
@@ -530,7 +531,7 @@ def _article(name: str) -> str:
 def _arguments(frame: ModuleCall, method: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         signature = inspect.signature(method)
-        bound = signature.bind(*frame.given, **frame.kwargs).arguments
+        bound = signature.bind(*frame.positional, **frame.kwargs).arguments
     except TypeError:
         return {f"args[{i}]": x for i, x in enumerate(frame.args)} | {**frame.kwargs}
     return dict([*bound.items()][1:])
@@ -560,7 +561,7 @@ _INTERNAL = ("graftree.", "jax.", "jax._src")
 
 
 def _find_name(wanted: Any) -> str:
-    """The longest path to an object from a local name; empty if there is none."""
+    """Finds the longest path to an object from a local name; empty if there is none."""
     frames = [*_python.frames_above(1)]
     # The runner of a program (runpy, a notebook) holds its names in a dict of its own,
     # and `run_globals['model']` is not a name of the program.
@@ -574,15 +575,15 @@ def _find_name(wanted: Any) -> str:
     return "".join([step.text for step in max(paths, key=len, default=())])
 
 
-def _path_below(root: Any, name: str, wanted: Any, seen: set[int]) -> Steps:
-    def below(x: Any, _: Any) -> Contents | None:
-        if x is not wanted and (id(x) in seen or len(seen) > MOST_SEEN):
+def _path_below(root: Any, name: str, wanted: Any, visited: set[int]) -> Steps:
+    def children_of(x: Any, _: Any) -> Contents | None:
+        if x is not wanted and (id(x) in visited or len(visited) > MOST_SEEN):
             return None
-        seen.add(id(x))
+        visited.add(id(x))
         return contents(x, statics=True)
 
-    found = walks.walk(root, below, (ModuleStep(name, name),))
-    return next((steps for steps, x in found if x is wanted), ())
+    items = walks.walk(root, children_of, (ModuleStep(name, name),))
+    return next((steps for steps, x in items if x is wanted), ())
 
 
 hooks.path_of_object.fill(_find_name)

@@ -1,4 +1,4 @@
-"""All the random streams inside an object: split, forked, saved, restored, reseeded.
+"""All the random streams of an object: split, forked, saved, restored, reseeded.
 
 `split_rngs`, `fork_rngs` and `with_rngs` replace streams of an object by streams
 derived from them, each in its own way; they share one mechanism, in two forms:
@@ -272,7 +272,7 @@ def _rules(
     sizes: Iterable[tuple[Filter, streams.Size | None]],
     matches: Callable[[Filter], Predicate] = filters.to_predicate,
 ) -> list[_Rule]:
-    """Of each filter its rule; streams without a size are forked."""
+    """Lists for each filter its rule; streams without a size are forked."""
     return [
         _Rule(
             method,
@@ -360,7 +360,7 @@ def _derive_in_place(node: Any, choose: Choice) -> SplitBackups:
 
 
 def _derived(node: Any, choose: Choice, graph: bool) -> Any:
-    """A copy of ``node`` with derived streams; its other Variables are shared."""
+    """Copies ``node`` with derived streams; its other Variables are shared."""
     copy = functional.clone(node, variables=False, graph=graph)
     for stream, derive in _chosen(copy, choose, graph):
         new = derive(stream)
@@ -380,7 +380,7 @@ def _chosen(
 
 @dataclasses.dataclass(frozen=True)
 class SplitBackups(Iterable[Backup]):
-    """The state of streams before they were split or forked in place.
+    """State of streams before they were split or forked in place.
 
     As a context manager, it restores them on exit, even after an exception.
 
@@ -439,7 +439,7 @@ def restore_rngs(backups: Iterable[Backup], /) -> None:
 def backup_keys(
     node: Any, /, *, graph: bool | None = None
 ) -> list[tuple[RngStream, PRNGKey]]:
-    """Lists the random streams inside an object with their keys, for `restore_rngs`.
+    """Lists the random streams of an object with their keys, for `restore_rngs`.
 
     Args:
         node: An object that holds streams.
@@ -469,7 +469,7 @@ def reseed(
     policy: ReseedPolicy = "scalars_only",
     **stream_keys: streams.RngValue,
 ) -> None:
-    """Gives the random streams inside an object new keys, and sets their counts to 0.
+    """Gives the random streams of an object new keys, and sets their counts to 0.
 
     For each name, a fresh stream is made from the given seed or key; the streams of
     that name inside ``node`` get keys drawn from it, in the order of `iter_graph`.
@@ -515,7 +515,7 @@ def reseed(
 
 
 def streams_in(node: Any, graph: bool | None) -> list[tuple[Path, RngStream]]:
-    """Lists the random streams inside an object."""
+    """Lists the random streams of an object."""
     nodes = traversals.iter_graph(node, graph=graph)
     return [(path, value) for path, value in nodes if isinstance(value, RngStream)]
 

@@ -20,7 +20,7 @@ Invariants:
 * No two draws give the same key, unless a stream was broadcast or copied. That holds
   for eager draws in several threads, too: each takes `lock` to read and count.
 
-Functions that act on all the streams inside an object are in `model_streams.py`.
+Functions that act on all the streams of an object are in `model_streams.py`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ lock = threading.RLock()
 
 
 class RngState(variables.Variable[jax.Array], representations.CountedAsOne):
-    """The kind of Variable that random streams consist of.
+    """Kind of Variable that random streams consist of.
 
     Example:
         >>> state = nnx.state(nnx.Rngs(0), nnx.RngState)
@@ -70,7 +70,7 @@ class RngState(variables.Variable[jax.Array], representations.CountedAsOne):
 
 
 class RngKey(RngState):
-    """The base key of an `RngStream`.
+    """Base key of an `RngStream`.
 
     Example:
         >>> jax.random.key_data(nnx.Rngs(7).default.key[...])
@@ -79,7 +79,7 @@ class RngKey(RngState):
 
 
 class RngCount(RngState):
-    """The number of keys drawn from an `RngStream`.
+    """How many keys were drawn from an `RngStream`.
 
     Example:
         >>> rngs = nnx.Rngs(0)
@@ -110,7 +110,7 @@ def _keyless(
         f"Draws a key and samples with it.\n\nTakes the arguments of "
         f"`jax.random.{name}` except ``key``, and returns\nwhat it returns."
     )
-    return methods.observable(_described(method, sample, words, leaves_out=1))
+    return methods.observable(_describe_method(method, sample, words, leaves_out=1))
 
 
 def _initializer(
@@ -133,17 +133,19 @@ def _initializer(
         "``(shape, dtype=None, out_sharding=None) -> array``, which draws a key at\n"
         "each of its calls."
     )
-    return _described(method, make, words)
+    return _describe_method(method, make, words)
 
 
-def _described(method: Any, function: Any, words: str, leaves_out: int = 0) -> Any:
+def _describe_method(
+    method: Any, function: Any, words: str, leaves_out: int = 0
+) -> Any:
     # functools.wraps would promise the parameter `key`, which the methods don't take.
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    taken = [*inspect.signature(function).parameters.values()][leaves_out:]
+    parameters = [*inspect.signature(function).parameters.values()][leaves_out:]
     method.__name__ = function.__name__
     method.__qualname__ = f"RandomMethods.{function.__name__}"
     method.__doc__ = words
-    method.__signature__ = inspect.Signature([itself, *taken])
+    method.__signature__ = inspect.Signature([itself, *parameters])
     return method
 
 
@@ -254,7 +256,7 @@ class RngStream(RandomMethods, pytrees.Pytree):
         counter = self.count
         variables.check_write(counter)
         # In a trace, two plain equations instead of a nested function. And a function
-        # that someone has put in place of `fold_in` is called each time.
+        # that replaces `fold_in` is called each time.
         is_own = jax.random.fold_in is _fold_in and _code_of(_fold_in) is _fold_in_code
         with lock:
             key, count = self.key.get_value(), counter.get_value()
@@ -431,10 +433,10 @@ class Rngs(RandomMethods, pytrees.Pytree):
         return default
 
     def __getitem__(self, name: str) -> RngStream:
-        found = vars(self).get(name, vars(self).get("default"))
-        if found is None:
+        stream = vars(self).get(name, vars(self).get("default"))
+        if stream is None:
             raise KeyError(_missing_stream(self, name))
-        return found
+        return stream
 
     def __contains__(self, name: object) -> bool:
         return name in vars(self)
@@ -446,7 +448,7 @@ class Rngs(RandomMethods, pytrees.Pytree):
         return len(_streams(self))
 
     def items(self) -> ItemsView[str, RngStream]:
-        """The streams with their names.
+        """Returns the streams with their names.
 
         Example:
             >>> [name for name, stream in nnx.Rngs(0, params=1).items()]
@@ -536,7 +538,7 @@ class Rngs(RandomMethods, pytrees.Pytree):
 
 
 def _missing_stream(rngs: Rngs, name: str) -> str:
-    """On one line, since a KeyError shows its message as a literal."""
+    """Writes a message of one line: a KeyError shows its message as a literal."""
     return (
         f"No RngStream named '{name}' found in Rngs. It has "
         f"{', '.join(map(repr, _streams(rngs))) or 'no streams'}. Make it with a seed "
@@ -549,7 +551,7 @@ def _streams(rngs: Rngs) -> dict[str, RngStream]:
 
 
 def sizes_by_filter(sizes: Sizes) -> Mapping[Filter, Size | None]:
-    """The size for each stream; the first filter that matches counts."""
+    """Lists the size for each stream; the first filter that matches counts."""
     if sizes is None:
         return {}
     return sizes if isinstance(sizes, Mapping) else {...: sizes}

@@ -79,12 +79,12 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The paths."""
+        """Paths of the leaves."""
         return self._paths
 
     @property
     def leaves(self) -> list[L]:
-        """The leaves: the internal list, not a copy."""
+        """Leaves: the internal list, not a copy."""
         return self._leaves
 
     def __len__(self) -> int:
@@ -128,8 +128,8 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         """
         if not flat_states:
             return flat_state
-        parts = (flat_state, *flat_states)
-        return FlatState([item for part in parts for item in part], sort=True)
+        all_states = (flat_state, *flat_states)
+        return FlatState([item for flat in all_states for item in flat], sort=True)
 
     def split(self, first: Filter, /, *filters: Filter) -> Any:
         """Divides the entries into groups; each entry must match a filter.
@@ -217,7 +217,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
 
 
 def remainder_error(rest: Sequence[tuple[Path, Any]]) -> ValueError:
-    """The error for leaves that no filter matches, where each must match one."""
+    """Builds the error for leaves that no filter matches, where each must match one."""
     shown = [f"{path}: {type(leaf).__name__}" for path, leaf in rest[:20]]
     if len(rest) > 20:
         shown.append(f"and {len(rest) - 20} more")
@@ -315,8 +315,8 @@ def flatten_mapping(
         {'a/b': 1, 'c': 2}
     """
     _check_mapping(xs)
-    found = leaves(xs, is_leaf, keeps_empty=keep_empty_nodes)
-    return {path if sep is None else sep.join(path): value for path, value in found}
+    items = leaves(xs, is_leaf, keeps_empty=keep_empty_nodes)
+    return {path if sep is None else sep.join(path): value for path, value in items}
 
 
 def flatten_to_sequence(
@@ -378,7 +378,7 @@ def unflatten_mapping(
 
 
 def raw_mapping(xs: Any) -> Mapping:
-    """The mapping that a State wraps; any other mapping is returned itself."""
+    """Returns the mapping that a State wraps; any other mapping is returned itself."""
     if type(xs) is dict:
         return xs
     if not isinstance(xs, Mapping):
@@ -417,16 +417,16 @@ def leaves(
     while pending:
         path, remaining = pending[-1]
         for key, value in remaining:
-            kind, where = type(value), (*path, key)
+            kind, child_path = type(value), (*path, key)
             if kind not in nests:
                 nests[kind] = issubclass(kind, kinds)
-            if not nests[kind] or (is_leaf is not None and is_leaf(where, value)):
-                items.append((where, value))
+            if not nests[kind] or (is_leaf is not None and is_leaf(child_path, value)):
+                items.append((child_path, value))
             elif value or not keeps_empty:
-                pending.append((where, iter(value.items())))
+                pending.append((child_path, iter(value.items())))
                 break
             else:
-                items.append((where, empty_node))
+                items.append((child_path, empty_node))
         else:
             pending.pop()
     return items
@@ -451,10 +451,10 @@ def nest(items: Iterable[tuple[Path, Any]]) -> dict:
         # Neighbours usually have the same parent; in deep objects, one of two
         # neighbours is below the parent of the other.
         if path[:-1] != parent:
-            before, parent = parent, path[:-1]
-            depth = min(len(before), len(parent))
+            former, parent = parent, path[:-1]
+            depth = min(len(former), len(parent))
             # Short paths are walked from the root as quickly as they are compared.
-            if depth > 4 and before[:depth] == parent[:depth]:
+            if depth > 4 and former[:depth] == parent[:depth]:
                 del nodes[depth + 1 :]
             else:
                 depth, nodes = 0, [root]
@@ -469,7 +469,7 @@ def nest(items: Iterable[tuple[Path, Any]]) -> dict:
 
 
 def conflict(path: Path, leaf: Any) -> ValueError:
-    """The error for a path that should hold both a leaf and further keys."""
+    """Builds the error for a path that should hold both a leaf and further keys."""
     return ValueError(
         errors.message(
             f"Conflicting entries at path {tuple(path)!r}: a leaf of type "

@@ -9,7 +9,7 @@ has and the value. It knows how checkpoints change states:
     kernel                    kernel/value               a level below each Variable
     nothing                   layers/_pytree__state      ``None``, which is not a leaf
 
-That level is taken off a value by `out_of_box`, for who knows what the target holds.
+`out_of_box` takes that level off a value, where one knows what the target holds.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ def paired(
         for key, value in mapping.items():
             child = children.get(key, MISSING)
             if child is MISSING:
-                key = own_key(key, children)
+                key = present_key(key, children)
                 child = children.get(key, MISSING)
             if is_leaf[type(value)]:
                 pairs.append((position, key, child, value))
             elif value is not None or not is_bookkeeping(key, value):
-                below = enter(position[1], key, child, value)
-                if below is None:
+                child_level = enter(position[1], key, child, value)
+                if child_level is None:
                     pairs.append((position, key, child, value))
                 else:
-                    entered.append(((key, child, position), below))
+                    entered.append(((key, child, position), child_level))
         if entered:
             pending += entered[::-1]
     return pairs
 
 
 def path_of(position: Position, *keys: Any) -> Path:
-    """The path of a node of the target, and keys below it."""
+    """Returns the path of a node of the target, with keys below it."""
     key, _, above = position
     while above is not None:
         keys = (key, *keys)
@@ -87,19 +87,19 @@ def is_bookkeeping(key: Key, value: Any) -> bool:
     return value is None and isinstance(key, str) and key.startswith("_pytree__")
 
 
-def own_key(key: Key, children: Mapping[Any, Any]) -> Key:
-    """The key that a mapping has for this one, where keys may be spelled as strings."""
+def present_key(key: Key, children: Mapping[Any, Any]) -> Key:
+    """Returns a mapping's key for this one, which may be spelled otherwise."""
     if key in children:
         return key
     for other in (restored_key(key), str(key)):
         if other in children:
             return other
-    others = (own for own in children if type(own) not in (str, int))
-    return next((own for own in others if str(own) == key), key)
+    others = (child_key for child_key in children if type(child_key) not in (str, int))
+    return next((child_key for child_key in others if str(child_key) == key), key)
 
 
 def restored_key(key: Key) -> Key:
-    """A key as an integer, if it is one that is written as a string."""
+    """Converts a key to an integer, if it is one that is written as a string."""
     if not isinstance(key, str):
         return key
     try:
@@ -109,7 +109,7 @@ def restored_key(key: Key) -> Key:
 
 
 def unboxed(value: Any) -> Any:
-    """The array in ``{"value": array}``; anything else is returned itself.
+    """Returns the array in ``{"value": array}``; anything else is returned itself.
 
     In this form a checkpoint holds Variables if it is restored without types.
     """
@@ -120,20 +120,20 @@ def unboxed(value: Any) -> Any:
     return value
 
 
-def out_of_box(value: Mapping[Any, Any], held: Any) -> Any:
-    """The value in a checkpoint's box; a mapping that is the value itself stays.
+def out_of_box(value: Mapping[Any, Any], current: Any) -> Any:
+    """Takes a value out of a checkpoint's box; a mapping that is the value stays.
 
     Args:
-        value: The part of a state for a leaf.
-        held: The raw value that the leaf has now.
+        value: What a state has for a leaf.
+        current: The raw value that the leaf has now.
     """
     if len(value) != 1 or "value" not in value:
         return value
     inner = value["value"]
-    if held is None:
+    if current is None:
         return inner if inner is None else unboxed(value)
-    if isinstance(held, Mapping) and (
-        "value" in held or not isinstance(inner, Mapping)
+    if isinstance(current, Mapping) and (
+        "value" in current or not isinstance(inner, Mapping)
     ):
         return value
     return inner

@@ -135,15 +135,15 @@ def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
         >>> nnx.restore_int_paths({"layers": {"0": 1, "1": 2}})
         {'layers': {0: 1, 1: 2}}
     """
-    found: dict[Path, Path] = {}
+    original_paths: dict[Path, Path] = {}
     items = []
     for path, leaf in flat_states.leaves(flat_states.raw_mapping(pure_dict)):
         restored = restored_path(path)
-        if found.setdefault(restored, path) != path:
+        if original_paths.setdefault(restored, path) != path:
             raise ValueError(
                 errors.message(
                     "restore_int_paths: two paths become the same.",
-                    where=f"{found[restored]} and {path} become {restored}",
+                    where=f"{original_paths[restored]} and {path} become {restored}",
                     way_out="Remove or rename one of them.",
                 )
             )
@@ -152,7 +152,7 @@ def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
 
 
 def restored_path(path: Path) -> Path:
-    """A path with the integers that are written as strings as integers."""
+    """Converts keys of a path that are integers written as strings."""
     return tuple(map(pairs.restored_key, path))
 
 

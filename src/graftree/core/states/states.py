@@ -100,7 +100,7 @@ class State(MutableMapping[K, V], representations.Representable):
 
     @property
     def raw_mapping(self) -> dict[K, Any]:
-        """The nested dicts that are wrapped: no copy."""
+        """Wrapped nested dicts: no copy."""
         return self._mapping
 
     def __getitem__(self, key: K) -> Any:
@@ -230,7 +230,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _view(cls: type[S], mapping: dict) -> S:
-    """A State over a dict, without the checks of the constructor."""
+    """Makes a State over a dict, without the checks of the constructor."""
     state = cls.__new__(cls)
     _set_mapping(state, mapping)
     return state
@@ -296,7 +296,7 @@ def _children(node: Any) -> tuple[list[Any], tuple[Key, ...]]:
 
 
 def _as_node(value: dict[Any, Any]) -> dict[Any, Any]:
-    """A sub-mapping with a `Level` for each one in it that needs it."""
+    """Returns a sub-mapping with a `Level` for each one in it that needs it."""
     if type(value) is not dict:
         return Level(value)
     levels: dict[Any, Any] = {}
@@ -325,7 +325,7 @@ hooks.nested_state.fill(functools.partial(_view, State))
 
 
 class Containers:
-    """The containers of a tree, in which each State stands for its dicts.
+    """Containers of a tree, in which each State stands for its dicts.
 
     JAX takes these apart and builds them in C, but a State in Python.
 
@@ -352,33 +352,33 @@ class Containers:
             ),
         )
         contents = [x._mapping if type(x) is State else content_of(x) for x in members]
-        self._places = [
-            (place, jax.tree.structure(content, is_leaf=is_leaf))
-            for place, content in enumerate(contents)
+        self._treedefs_by_index = [
+            (index, jax.tree.structure(content, is_leaf=is_leaf))
+            for index, content in enumerate(contents)
             if content is not None
         ]
 
     def leaves(self, tree: Any) -> list[Any] | None:
-        """The leaves of another tree; ``None`` if its containers differ."""
+        """Returns the leaves of another tree; ``None`` if its containers differ."""
         try:
             leaves = self._treedef.flatten_up_to(tree)
-            for place, treedef in reversed(self._places):
-                x = leaves[place]
+            for index, treedef in reversed(self._treedefs_by_index):
+                x = leaves[index]
                 content = x._mapping if type(x) is State else self._content_of(x)
                 if content is None:
                     return None
-                leaves[place : place + 1] = treedef.flatten_up_to(content)
+                leaves[index : index + 1] = treedef.flatten_up_to(content)
         except ValueError:
             return None
         return leaves
 
     def tree(self, leaves: Iterable[Any]) -> Any:
-        """A new tree of these leaves, if only States stand for other containers."""
+        """Builds a new tree of leaves, if only States stand for other containers."""
         members = [*leaves]
-        for place, treedef in self._places:
-            stop = place + treedef.num_leaves
-            mapping = treedef.unflatten(members[place:stop])
-            members[place:stop] = [_view(State, mapping)]
+        for index, treedef in self._treedefs_by_index:
+            stop = index + treedef.num_leaves
+            mapping = treedef.unflatten(members[index:stop])
+            members[index:stop] = [_view(State, mapping)]
         return self._treedef.unflatten(members)
 
 
@@ -560,23 +560,23 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
     if not states:
         return state if isinstance(state, cls) else cls(flat_states.raw_mapping(state))
     merged: dict = {}
-    for part in (state, *states):
-        _merge_into(merged, flat_states.raw_mapping(part), ())
+    for mapping in (state, *states):
+        _merge_into(merged, flat_states.raw_mapping(mapping), ())
     return _view(cls, merged)
 
 
-def _merge_into(merged: dict, part: Mapping, path: Path) -> None:
-    for key, value in part.items():
+def _merge_into(merged: dict, mapping: Mapping, path: Path) -> None:
+    for key, value in mapping.items():
         if not isinstance(value, Mapping):
             merged[key] = value
             continue
-        known = merged.get(key, {})
-        if type(known) is dict:
-            _merge_into(known, flat_states.raw_mapping(value), (*path, key))
-            if known:
-                merged[key] = known
+        earlier = merged.get(key, {})
+        if type(earlier) is dict:
+            _merge_into(earlier, flat_states.raw_mapping(value), (*path, key))
+            if earlier:
+                merged[key] = earlier
         elif flat_states.leaves(value):
-            raise flat_states.conflict((*path, key), known)
+            raise flat_states.conflict((*path, key), earlier)
 
 
 def diff(state: N, other: Mapping) -> N | State:
@@ -600,7 +600,11 @@ def diff(state: N, other: Mapping) -> N | State:
     """
     if not flat_states.raw_mapping(other):
         return state
-    known = {path for path, _ in flat_states.sorted_leaves(other)}
+    other_paths = {path for path, _ in flat_states.sorted_leaves(other)}
     return from_flat_state(
-        [item for item in flat_states.sorted_leaves(state) if item[0] not in known]
+        [
+            item
+            for item in flat_states.sorted_leaves(state)
+            if item[0] not in other_paths
+        ]
     )

@@ -1,4 +1,4 @@
-"""The description of a value: a frame, and its contents by name.
+"""Describes a value: a frame, and its contents by name.
 
 Objects of this library describe themselves in ``__nnx_repr__``, which yields one
 `Object` and then its `Attr` items; containers and other values are described here. All
@@ -27,7 +27,7 @@ from graftree import _jax
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Object:
-    """The frame of an object: the first item that ``__nnx_repr__`` yields.
+    """Frame of an object: the first item that ``__nnx_repr__`` yields.
 
     Args:
         type: The class, or the name to show.
@@ -95,10 +95,10 @@ Item = Object | Attr
 
 
 def described(obj: Any) -> tuple[Object, list[Attr]]:
-    """The description of an object: its frame and its attributes."""
+    """Describes an object: its frame and its attributes."""
     frame, *attributes = [*obj.__nnx_repr__()] or [None]
-    for number, item in enumerate([frame, *attributes]):
-        kind, which = (Attr, "Item") if number else (Object, "First item")
+    for index, item in enumerate([frame, *attributes]):
+        kind, which = (Attr, "Item") if index else (Object, "First item")
         if not isinstance(item, kind):
             raise TypeError(
                 f"{which} of {type(obj).__name__}.__nnx_repr__ must be an "
@@ -108,7 +108,7 @@ def described(obj: Any) -> tuple[Object, list[Attr]]:
 
 
 def contents(x: Any) -> tuple[Object | None, list[Attr]]:
-    """The frame and the entries of any value; no frame if nothing is in it."""
+    """Returns the frame and the entries of any value; no frame if nothing is in it."""
     cls = type(x)
     frame = Object(cls, same_line=True)
     if describes_itself(x):
@@ -148,7 +148,7 @@ def is_object(x: Any) -> bool:
 
 
 def leaves(x: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """The leaves of a pytree; none if JAX can't take it apart."""
+    """Lists the leaves of a pytree; none if JAX can't take it apart."""
     try:
         return jax.tree.leaves(x, is_leaf=is_leaf)
     except Exception:  # keys that can't be sorted, or the code of a foreign class
@@ -156,7 +156,7 @@ def leaves(x: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
 
 
 def safe_repr(x: Any, write: Callable[[Any], str] = repr) -> str:
-    """The ``repr`` of a foreign value, of a function its name in place of an address.
+    """Returns the ``repr`` of a foreign value, of a function its name, no address.
 
     It names the type if that fails. It may be the ``str`` instead.
     """
@@ -174,13 +174,13 @@ def safe_repr(x: Any, write: Callable[[Any], str] = repr) -> str:
 
 
 def callable_name(x: Any) -> str:
-    """The name of a function, a lambda with its place; empty for other values."""
+    """Names a function, a lambda with file and line; empty for other values."""
     name = _name_of(x)
     return callable_and_place(x) if name.endswith("<lambda>") else name
 
 
 def callable_and_place(x: Any) -> str:
-    """The name of a function with its file and line, if it is one of Python."""
+    """Names a function with its file and line, if it is one of Python."""
     name = _name_of(x)
     code = getattr(x, "__code__", None) if name else None
     if not isinstance(code, types.CodeType):
@@ -212,7 +212,7 @@ def is_deleted(x: Any) -> bool:
 
 
 def array_form(x: Any) -> str:
-    """An array in short, with a word for anything special about it."""
+    """Writes an array in short, with a word for anything special about it."""
     word = "ref " if _jax.is_ref(x) else "deleted " if is_deleted(x) else ""
     if isinstance(x, (np.ndarray, jax.ShapeDtypeStruct)):
         word = "numpy " if isinstance(x, np.ndarray) else "abstract "
@@ -241,7 +241,7 @@ def has_form(x: Any) -> bool:
 
 
 def describe_leaf(x: Any, is_plain: bool = False) -> str:
-    """A leaf in words, as in ``float32[2,3]``; ``is_plain`` treats arrays alike."""
+    """Writes a leaf as in ``float32[2,3]``; ``is_plain`` treats arrays alike."""
     shape, dtype = form_of(x)
     if x is None:
         return "None"
@@ -284,12 +284,12 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def describe(x: Any) -> str:
-    """The dtype and the shape of an array, or of a stand-in for one."""
+    """Writes the dtype and the shape of an array, or of a stand-in for one."""
     return describe_form(x.dtype, x.shape)
 
 
 def describe_form(dtype: Any, shape: Sequence[Any]) -> str:
-    """The same of a dtype and a shape."""
+    """Writes a dtype and a shape, as `describe` does."""
     return f"{dtype}{describe_shape(shape)}"
 
 
@@ -299,20 +299,20 @@ def describe_shape(shape: Sequence[Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
-    """The lines of a table, with columns as wide as they need to be.
+    """Lays out a table, with columns as wide as they need to be.
 
     Args:
         rows: At least one; the first, the header, sets the number of columns. A row
             with fewer cells is a remark, for which no column is made wider.
         indent: The start of each line.
     """
-    whole = [row for row in rows if len(row) == len(rows[0])]
-    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    full_rows = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(map(len, column)) for column in zip(*full_rows, strict=True)]
     return [indent + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def folded_rows(rows: Sequence[Row]) -> list[Row]:
-    """One row for those that differ only in the indices of their first cell.
+    """Writes one row for those that differ only in the indices of their first cell.
 
     These become one range, as in ``blocks[0-11].mlp``, or a star.
     """
@@ -320,19 +320,19 @@ def folded_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def groups_of_rows(rows: Sequence[Row]) -> list[tuple[Row, list[int]]]:
-    """The rows of `folded_rows`, each with the numbers of those that it stands for."""
-    found: dict[Row, list[int]] = {}
-    for number, row in enumerate(rows):
+    """Returns the rows of `folded_rows`, each with the indices that it stands for."""
+    groups: dict[Row, list[int]] = {}
+    for index, row in enumerate(rows):
         key = (_INDEX.sub("[*]", row[0]), *row[1:])
-        found.setdefault(key, []).append(number)
+        groups.setdefault(key, []).append(index)
     return [
-        ((_path([rows[number][0] for number in numbers]), *key[1:]), numbers)
-        for key, numbers in found.items()
+        ((_path([rows[index][0] for index in indices]), *key[1:]), indices)
+        for key, indices in groups.items()
     ]
 
 
 def _path(paths: list[str]) -> str:
-    """One path for several that differ in indices."""
+    """Writes one path for several that differ in indices."""
     columns = [*zip(*[map(int, _INDEX.findall(path)) for path in paths], strict=True)]
     ranges = iter([_range(sorted({*column}), len(paths)) for column in columns])
     return _INDEX.sub(lambda _: f"[{next(ranges)}]", paths[0])

@@ -1,4 +1,4 @@
-"""The base classes of objects that print; what ours print, and what ``dir`` lists.
+"""Base classes of objects that print; what ours print, and what ``dir`` lists.
 
 Classes derive from `Representable` and define ``__nnx_repr__``; `writing.py` turns its
 items into text. The functions at the end serve Variables and Pytrees, which are
@@ -22,7 +22,7 @@ from graftree.core.text.descriptions import Attr, Item, Object
 
 
 class Representable:
-    """The base of classes that print as nested text; they define ``__nnx_repr__``.
+    """Base of classes that print as nested text; they define ``__nnx_repr__``.
 
     Example:
         >>> class Point(nnx.reprlib.Representable):
@@ -161,7 +161,7 @@ def sequence_items(name: str | type, sequence: Iterable) -> Iterator[Item]:
 
 
 class Size(NamedTuple):
-    """The number of elements of arrays, and of the bytes that they take."""
+    """How many elements arrays have, and how many bytes they take."""
 
     elements: int = 0
     bytes: int = 0
@@ -180,7 +180,7 @@ def size_of(value: Any) -> Size:
 
 
 def total(sizes: Iterable[Size]) -> Size:
-    """The sum of sizes."""
+    """Adds sizes."""
     return Size(*map(sum, zip(*sizes, Size(), strict=True)))
 
 
@@ -268,39 +268,39 @@ def _sizes(writer: writing.Writer | None) -> Sizes:
 
 
 class Sizes:
-    """The types and sizes of the Variables in each object of one text.
+    """Types and sizes of the Variables in each object of one text.
 
-    A walk over the outermost object finds those in all objects in it: they come in a
-    row, unless an object is met twice.
+    One walk over the outermost object finds those of all objects in it: they follow
+    each other, unless an object occurs twice.
     """
 
     def __init__(self) -> None:
         self._variables: list[tuple[type, Size]] = []
         self._spans: dict[int, slice] = {}
-        self._kept: Any = None  # the objects, so that no other takes their id
+        self._alive: Any = None  # the objects, so that no other takes their id
 
     def of(self, obj: Any) -> list[tuple[type, Size]]:
-        """The types and sizes of the distinct Variables in an object."""
+        """Lists the types and sizes of the distinct Variables in an object."""
         if id(obj) not in self._spans:
             self._walk(obj)
         return self._variables[self._spans[id(obj)]]
 
     def _walk(self, root: Any) -> None:
-        self._kept, below = _once_below()
+        self._alive, children_of = _once_below()
         self._variables, self._spans = [], {}
-        # Depth, id, and the number of Variables before.
+        # Depth, id, and how many Variables came before.
         above = list[tuple[int, int, int]]()
         is_shared = False
 
-        def noted(x: Any, path: Any) -> Any:
+        def children_and_sharing(x: Any, path: Any) -> Any:
             nonlocal is_shared
-            values = below(x, path)
+            values = children_of(x, path)
             if values is None and type(x) not in writing.ATOMS:
                 span = self._spans.get(id(x), slice(0, 1))
                 is_shared |= span.start < span.stop
             return values
 
-        for path, x in walks.walk(root, noted):
+        for path, x in walks.walk(root, children_and_sharing):
             self._close(above, len(path))
             above.append((len(path), id(x), len(self._variables)))
             if descriptions.is_variable(x):
@@ -316,9 +316,9 @@ class Sizes:
 
 
 class CountedAsOne:
-    """The base of a type of Variables that counts for all types below it.
+    """Base of a type of Variables that counts for all types below it.
 
-    Random state is such a type.
+    Random state is one.
     """
 
     __slots__ = ()
@@ -331,15 +331,15 @@ def _kind_and_size(variable: Any) -> tuple[type, Size]:
 
 def variables_in(root: Any) -> list[Any]:
     """Lists the distinct Variables of an object, in the order of their paths."""
-    _, below = _once_below()
-    return [x for _, x in walks.walk(root, below) if descriptions.is_variable(x)]
+    _, children_of = _once_below()
+    return [x for _, x in walks.walk(root, children_of) if descriptions.is_variable(x)]
 
 
 def _once_below() -> tuple[walks.Once, Callable[[Any, Any], Any]]:
-    """For a walk: what it has met, and a function that lists what is in a value."""
+    """Returns, for a walk, the objects so far, and a lister of what is in a value."""
     is_new = walks.Once()
 
-    def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
+    def children_of(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
         if type(x) in writing.ATOMS or not is_new(x):
             return None
         if descriptions.is_variable(x):
@@ -349,11 +349,11 @@ def _once_below() -> tuple[walks.Once, Callable[[Any, Any], Any]]:
         if isinstance(x, Mapping):
             return [*x.items()]
         is_sequence = isinstance(x, (list, tuple))
-        inside = x if is_sequence else descriptions.leaves(x, _is_end)
-        is_leaf = len(inside) == 1 and inside[0] is x
-        return [] if is_leaf else [*enumerate(inside)]
+        members = x if is_sequence else descriptions.leaves(x, _is_end)
+        is_leaf = len(members) == 1 and members[0] is x
+        return [] if is_leaf else [*enumerate(members)]
 
-    return is_new, below
+    return is_new, children_of
 
 
 def _is_end(x: Any) -> bool:
@@ -367,18 +367,18 @@ def _is_end(x: Any) -> bool:
 
 
 def names_of_class(self: type) -> list[str]:
-    """The names of a class that are for users."""
-    return _listed(type.__dir__(self), self, own=())
+    """Lists the names of a class that are for users."""
+    return _sorted_names(type.__dir__(self), self, attribute_names=())
 
 
 def names_of_object(self: Any, further: Iterable[str] = ()) -> list[str]:
-    """The names of an object that are for users, with further ones."""
-    own = getattr(self, "__dict__", ())
-    return _listed({*object.__dir__(self), *further}, type(self), own)
+    """Lists the names of an object that are for users, with further ones."""
+    attribute_names = getattr(self, "__dict__", ())
+    return _sorted_names({*object.__dir__(self), *further}, type(self), attribute_names)
 
 
 def names_of_variable(self: Any) -> list[str]:
-    """The names of a Variable for users, with those of its metadata and its value."""
+    """Lists a Variable's names for users, with those of its metadata and value."""
     raw = self.get_raw_value()
     # A ref and a tracer show those of the array that they stand for.
     is_array = isinstance(raw, jax.Array) or _jax.is_ref(raw)
@@ -386,13 +386,15 @@ def names_of_variable(self: Any) -> list[str]:
     return names_of_object(self, [*self.get_metadata(), *of_value])
 
 
-def _listed(names: Iterable[str], cls: type, own: Collection[str]) -> list[str]:
+def _sorted_names(
+    names: Iterable[str], cls: type, attribute_names: Collection[str]
+) -> list[str]:
     def is_internal(name: str) -> bool:
         if not name.startswith("_") or name.startswith("__"):
             return False
         owner = next((base for base in cls.__mro__ if name in vars(base)), type)
         is_ours = owner.__module__.partition(".")[0] in _NOT_THE_USERS
-        return name.startswith(_INTERNAL) or (name not in own and is_ours)
+        return name.startswith(_INTERNAL) or (name not in attribute_names and is_ours)
 
     return sorted(x for x in names if x.isidentifier() and not is_internal(x))
 

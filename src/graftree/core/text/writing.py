@@ -20,7 +20,7 @@ The *compact form* is for larger objects. Its last line says how to get the full
   choose the form of a text: a large model costs no transfer.
 - Attributes that equal the defaults of the constructor are left out.
 - Neighbours that would read the same are written once, with their number
-  and places; an object referred to from outside of them is ``the same``.
+  and positions; an object referred to from outside of them is ``the same``.
 - A piece that fits within a width stands on one line.
 - Variables, too, are written out once, and objects no deeper than `_DEEPEST`.
 
@@ -33,9 +33,9 @@ Invariants:
 - the ``==`` of a foreign class is not trusted: its instances equal only themselves.
 
 A value is compared by its *tokens*: its parts, in preorder. Skeletons won't do for
-this. They tell apart two functions with the same code, as the key of a compiled
-function must; but layers may have initializers of their own that read the same.
-They also call methods of foreign classes, and compare shared objects only by place.
+this. They distinguish two functions with the same code, as the key of a compiled
+function must; but layers may have initializers of their own that read the same. They
+also call methods of foreign classes, and compare shared objects only by position.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _DEEPEST = 20
 
 
 class Color(NamedTuple):
-    """The escape code that starts each kind of text, and the one that ends them all."""
+    """Escape code that starts each kind of text, and the one that ends them all."""
 
     TYPE: str = ""
     ATTRIBUTE: str = ""
@@ -89,7 +89,7 @@ class Color(NamedTuple):
 NO_COLOR = Color()
 # Of the sixteen basic colors, which every terminal shows in its own scheme.
 _NUMBERS = (36, 94, 37, 33, 90, 32, 91, 32, 34, 34, 0)
-COLOR = Color(*[f"\033[{number}m" for number in _NUMBERS])
+COLOR = Color(*[f"\033[{code}m" for code in _NUMBERS])
 _CODES = re.compile("\033\\[\\d+m")
 _KINDS = {int: "INT", str: "STRING", float: "FLOAT", bool: "BOOL", type(None): "NONE"}
 
@@ -108,7 +108,7 @@ def in_ipython() -> bool:
 
 
 def default_color() -> Color:
-    """The colors for output to the user: none where they would not be shown."""
+    """Returns the colors for output to the user: none where they don't show."""
     return COLOR if supports_color() else NO_COLOR
 
 
@@ -194,35 +194,37 @@ class Piece:
     @property
     def flat(self) -> str:
         """All of it on one line, but for line breaks in the text."""
-        return self.start + " ".join(part.flat for part in self.parts) + self.end
+        return self.start + " ".join(piece.flat for piece in self.parts) + self.end
 
-    def lines(self, width: int, margin: str = "", *, inside: bool = False) -> list[str]:
-        """Its lines; inside of another piece, one line if it fits within a width."""
+    def lines(
+        self, width: int, margin: str = "", *, is_inner: bool = False
+    ) -> list[str]:
+        """Lays it out in lines; an inner piece gets one if it fits within a width."""
         if not self.parts:
             return [margin + self.flat.replace("\n", "\n" + margin)]
-        if inside and width and (short := self._short(width - len(margin))):
+        if is_inner and width and (short := self._short(width - len(margin))):
             return [margin + line for line in short]
         lines, inner = [margin + self.start + self.comment], margin + self.indent
-        for row in _filled(self.parts, width - len(inner)):
-            lines += row.lines(width, inner, inside=True)
+        for row in _join_small(self.parts, width - len(inner)):
+            lines += row.lines(width, inner, is_inner=True)
         return [*lines, margin + self.end]
 
     def joined(self) -> Piece:
-        """The same with its parts side by side, also where they have several lines."""
-        text = " ".join("\n".join(part.lines(0)) for part in self.parts)
+        """Puts its parts side by side, also where they have several lines."""
+        text = " ".join("\n".join(piece.lines(0)) for piece in self.parts)
         return Piece(self.start + text.replace("\n", "\n" + self.indent) + self.end)
 
     def _short(self, room: int) -> list[str]:
-        """A small piece on one or two lines; nothing if it is larger."""
-        pieces = [Piece(part.flat, is_small=True) for part in self.parts]
+        """Writes a small piece on one or two lines; nothing if it is larger."""
+        pieces = [Piece(piece.flat, is_small=True) for piece in self.parts]
         pieces[0].start = self.start + pieces[0].start
         pieces[-1].start += self.end
-        first, *others = [row.start for row in _filled(pieces, room)]
+        first, *others = [row.start for row in _join_small(pieces, room)]
         rows = [first, *["    " + row for row in others]]
         return rows if len(rows) <= 2 and all(_fits(row, room) for row in rows) else []
 
 
-def _filled(pieces: Sequence[Piece], room: int) -> list[Piece]:
+def _join_small(pieces: Sequence[Piece], room: int) -> list[Piece]:
     """Joins small neighbours, as many as fit on a line."""
     rows: list[Piece] = []
     for piece in pieces:
@@ -250,7 +252,7 @@ _active = threading.local()
 
 
 def active() -> Writer | None:
-    """The writer at work in this thread, if any."""
+    """Returns the writer at work in this thread, if any."""
     return getattr(_active, "writer", None)
 
 
@@ -260,14 +262,14 @@ class Writer:
     Args:
         color: The colors.
         max_elements: Arrays with more elements are shortened wherever they are.
-        limit: Given if the caller only wants the number of lines, and whether it is
+        limit: For a caller that only wants the number of lines, and whether it is
             larger than this.
-        siblings: Given for the compact form: finds the values that read the same.
+        siblings: For the compact form: finds the values that read the same.
 
     Attributes:
         only_counts: Whether the caller only wants the number of lines.
         reads_values: Whether it shows values, and not only shapes.
-        short: Whether the arrays at the current place are shortened.
+        short: Whether arrays are shortened where it writes now.
         count: How many objects it has come to.
     """
 
@@ -289,12 +291,12 @@ class Writer:
         self.short, self.depth, self.same = False, 0, frozenset[int]()
         self.count = 0
         self.sizes: Any = None  # of Variables; see `representations.Sizes`
-        # By identity; the objects are kept alive, so that no other takes their id.
+        # By identity; the objects stay alive, so that no other takes their id.
         self.written: dict[int, Any] = {}
         self.open: dict[int, Any] = {}
 
     def write(self, x: Any) -> str:
-        """The text of an object or value that is not part of another text."""
+        """Writes an object or value that is not part of another text."""
         outer, _active.writer = active(), self
         try:
             return self.value(x)
@@ -302,15 +304,15 @@ class Writer:
             _active.writer = outer
 
     def value(self, x: Any) -> str:
-        """The text of any part."""
+        """Writes any value, as a text."""
         return "\n".join(self._piece(x).lines(self.width))
 
     def painted(self, kind: str, text: str) -> str:
-        """A text in the color of its kind."""
+        """Writes a text in the color of its kind."""
         return f"{getattr(self.color, kind)}{text}{self.color.END}" if text else ""
 
     def _piece(self, x: Any) -> Piece:
-        """The text of any part, not yet laid out."""
+        """Describes any value as a piece, not yet laid out."""
         frame, entries = self._contents(x)
         if frame is None:
             return Piece(self._leaf(x), is_small=not descriptions.is_array(x))
@@ -318,7 +320,7 @@ class Writer:
         start = self.painted("TYPE", name) + self.painted("PAREN", frame.start)
         if self._is_abbreviated(x):
             return Piece(start + self.painted("PAREN", "..." + frame.end))
-        start = self._marked(x, start) + ("" if entries else frame.empty_repr)
+        start = self._mark_same(x, start) + ("" if entries else frame.empty_repr)
         parts, end = self._parts(x, frame, entries), self.painted("PAREN", frame.end)
         piece = Piece(start, parts, end, self.painted("COMMENT", frame.comment))
         if self.siblings:
@@ -327,7 +329,7 @@ class Writer:
         return piece.joined() if frame.same_line else piece
 
     def _contents(self, x: Any) -> tuple[Object | None, list[Attr]]:
-        """The frame and the entries of a value that is written by its parts."""
+        """Returns the frame and the entries of a value that is written by its parts."""
         if _has_values(x) and self._is_shortened(x) and not self.siblings:
             name = "ArrayRef" if _jax.is_ref(x) else "Array"
             facts = [Attr("shape", x.shape), Attr("dtype", x.dtype)]
@@ -353,7 +355,7 @@ class Writer:
         return id(x) in self.written or id(x) in self.open
 
     def _parts(self, x: Any, frame: Object, entries: list[Attr]) -> list[Piece]:
-        """The texts of the entries of a value."""
+        """Writes the entries of a value."""
         is_node = descriptions.is_node(x)
         if is_node or (self.siblings and descriptions.is_variable(x)):
             self.written[id(x)] = x
@@ -366,17 +368,17 @@ class Writer:
         self.depth += descriptions.describes_itself(x)
         self.open[id(x)] = x
         try:
-            parts = [self._part(frame, group) for group in groups]
+            pieces = [self._part(frame, group) for group in groups]
         finally:
             self.short, self.depth = outer
             del self.open[id(x)]
-        for part in parts[:-1]:
-            part.end += ","
-        return parts
+        for piece in pieces[:-1]:
+            piece.end += ","
+        return pieces
 
     def _part(self, frame: Object, group: Fold) -> Piece:
-        """The text of one entry, which may stand for several."""
-        place, entry, count, shared = group
+        """Writes one entry, which may stand for several."""
+        label, entry, count, shared = group
         if entry.use_raw_value:
             piece = Piece(str(entry.value))
         else:
@@ -388,19 +390,19 @@ class Writer:
             piece.comment = piece.comment.replace(" # ", " # each ", 1)
         is_bare = self.siblings or frame.type is functools.partial
         if str(entry.key) or not is_bare:
-            place = place if entry.use_raw_key else self.painted("ATTRIBUTE", place)
-            place += self.painted("SEP", frame.kv_sep)
-        piece.start = entry.start + place + piece.start
+            label = label if entry.use_raw_key else self.painted("ATTRIBUTE", label)
+            label += self.painted("SEP", frame.kv_sep)
+        piece.start = entry.start + label + piece.start
         piece.end += entry.end
         return piece
 
-    def _marked(self, x: Any, text: str) -> str:
+    def _mark_same(self, x: Any, text: str) -> str:
         return f"the same {text}" if id(x) in self.same else text
 
     def _leaf(self, x: Any) -> str:
-        """The text of a part that is written as a whole."""
+        """Writes a value as a whole, without parts."""
         if self.siblings and descriptions.is_array(x):
-            return self._marked(x, self.painted("TYPE", descriptions.array_form(x)))
+            return self._mark_same(x, self.painted("TYPE", descriptions.array_form(x)))
         if _has_values(x) and not self.reads_values:
             *rows, columns = x.shape or (1,)  # about as many lines as NumPy writes
             return "\n" * (math.prod(rows) * math.ceil(columns / 8) - 1)
@@ -435,20 +437,20 @@ class Fold(NamedTuple):
     """Entries of an object or container that read the same.
 
     Attributes:
-        place: Where they are: keys, or in a sequence indices, if some are folded.
+        label: Their keys, or in a sequence indices, if some are folded.
         entry: The first of them.
         size: How many there are.
         shared: The ids of the objects that all of them refer to, with others.
     """
 
-    place: str
+    label: str
     entry: Attr
     size: int = 1
     shared: Set[int] = frozenset()
 
 
 def parts(x: Any) -> tuple[Any, Sequence[Any]]:
-    """A value as a label, which is safe to compare, and its parts.
+    """Splits a value into a label, which is safe to compare, and its parts.
 
     The label has their number. They are a list if the value has an identity.
     """
@@ -476,13 +478,13 @@ def parts(x: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def attributes_of(node: Any) -> dict[str, Any]:
-    """The attributes of a node without its bookkeeping."""
+    """Lists the attributes of a node without its bookkeeping."""
     entries = list(vars(node).items())  # another thread may be writing
     return {k: v for k, v in entries if not k.startswith("_pytree__")}
 
 
 def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any]]:
-    """The parts of a value of which only the printed text is known."""
+    """Splits a value of which only the printed text is known."""
     frame, entries = descriptions.contents(x)
     if frame is not None:
         is_ours = isinstance(x, (Mapping, functools.partial))
@@ -505,46 +507,46 @@ class Siblings:
     """
 
     def __init__(self, root: Any) -> None:
-        # The label and the parts of each value, by its id; with them, it is kept alive.
+        # Each value, which so stays alive, with its label and its parts, by id.
         self._parts: dict[int, tuple[Any, Any, Sequence[Any]]] = {}
         self._references = self._count(root)
 
     def tokens(self, x: Any) -> tuple[Any, ...]:
-        """The tokens of ``x``: equal tokens mean equal values."""
+        """Returns the tokens of ``x``: equal tokens mean equal values."""
         return tuple(token for _, token in self._list(x, self.external(x)))
 
     def external(self, x: Any) -> Set[int]:
-        """The ids of the objects in ``x`` that are referred to from outside of it."""
+        """Returns the ids of the objects in ``x`` that others refer to, too."""
         counts = self._count(x).items()
         return {key for key, count in counts if count < self._references[key]}
 
     def _count(self, root: Any) -> collections.Counter[int]:
-        """The number of references to each object."""
+        """Counts the references to each object."""
         return collections.Counter(key for key, _ in self._list(root) if key)
 
     def _list(
         self, root: Any, external: Set[int] = frozenset()
     ) -> Iterator[tuple[int, Any]]:
-        """The parts of a value: ids of those that can be shared, or 0, and tokens."""
+        """Yields the parts of a value: an id if it can be shared, or 0, and a token."""
         numbers: dict[int, int] = {}
         pending = [root]
         while pending:
             x = pending.pop()
-            _, label, below = self._taken_apart(x)
-            key = id(x) if isinstance(below, list) else 0
+            _, label, children = self._take_apart(x)
+            key = id(x) if isinstance(children, list) else 0
             if key in external or key in numbers:
                 yield key, numbers.get(key, key)
                 continue
             if key:
                 numbers[key] = -len(numbers)  # no id
             yield key, label
-            pending += reversed(below)
+            pending += reversed(children)
 
-    def _taken_apart(self, x: Any) -> tuple[Any, Any, Sequence[Any]]:
-        known = self._parts.get(id(x))
-        if known is None:
-            known = self._parts[id(x)] = x, *parts(x)
-        return known
+    def _take_apart(self, x: Any) -> tuple[Any, Any, Sequence[Any]]:
+        entry = self._parts.get(id(x))
+        if entry is None:
+            entry = self._parts[id(x)] = x, *parts(x)
+        return entry
 
     def groups(self, entries: Sequence[Attr], *, may_omit: bool) -> list[Fold]:
         """Groups the entries that read the same; of many, omits those in the middle."""
@@ -553,9 +555,9 @@ class Siblings:
         is_folded = len(runs) < len(entries)
         groups: list[Fold] = []
         for run in runs:
-            entry, place = entries[run[0]], _place(run, keys, is_folded)
+            entry, label = entries[run[0]], _label(run, keys, is_folded)
             shared = self.external(entry.value) if len(run) > 1 else frozenset[int]()
-            groups.append(Fold(place, entry, len(run), shared))
+            groups.append(Fold(label, entry, len(run), shared))
         if may_omit and len(groups) > _MOST_ENTRIES:
             count = sum(map(len, runs[_FIRST:-_LAST]))
             omitted = Attr("", f"... {count:,} more ...", use_raw_value=True)
@@ -563,13 +565,13 @@ class Siblings:
         return groups
 
     def _runs(self, entries: Sequence[Attr], keys: list[str]) -> list[list[int]]:
-        """The indices of equal entries: of neighbours, or in a long sequence of all."""
+        """Returns indices of equal entries: neighbours, or in a long sequence all."""
         values = [entry.value for entry in entries]
         lines = [*map(_takes_a_line, values)]
         pairs = enumerate(zip(values, lines, strict=True))
-        labels = [self._taken_apart(x)[1] if line else i for i, (x, line) in pairs]
+        labels = [self._take_apart(x)[1] if line else i for i, (x, line) in pairs]
 
-        # A value has as many tokens as parts, and often its label tells it apart.
+        # A value has as many tokens as parts, and often its label is enough.
         @functools.cache
         def tokens(i: int) -> Any:
             return self.tokens(values[i]) if lines[i] else i
@@ -608,14 +610,14 @@ def _may_join(value: Any, keys: list[str], run: list[int]) -> bool:
 def _is_next(key: str, following: str) -> bool:
     """Whether a key follows another, as ``layer_1`` follows ``layer_0``."""
 
-    def next_number(found: re.Match[str]) -> str:
-        return str(int(found[0]) + 1).zfill(len(found[0]))
+    def next_number(match: re.Match[str]) -> str:
+        return str(int(match[0]) + 1).zfill(len(match[0]))
 
     return following != key and following == re.sub(r"\d+(?=\D*$)", next_number, key)
 
 
-def _place(run: list[int], keys: list[str], is_folded: bool) -> str:
-    """The places of the entries of a run: keys, or in a sequence indices."""
+def _label(run: list[int], keys: list[str], is_folded: bool) -> str:
+    """Writes the keys of the entries of a run, or in a sequence their indices."""
     names = [keys[i] for i in run]
     if names[0]:
         is_row = len(run) > 2 and all(map(_is_next, names, names[1:]))
@@ -625,26 +627,26 @@ def _place(run: list[int], keys: list[str], is_folded: bool) -> str:
     steps = {later - i for i, later in itertools.pairwise(run)}
     if len(run) > 3 and len(steps) == 1 and steps != {1}:
         return f"({run[0]}, {run[1]}, ..., {run[-1]}) "
-    known = set(run)
-    firsts = [i for i in run if i - 1 not in known]
-    lasts = [i for i in run if i + 1 not in known]
+    indices = set(run)
+    firsts = [i for i in run if i - 1 not in indices]
+    lasts = [i for i in run if i + 1 not in indices]
     ends = zip(firsts, lasts, strict=True)
     return f"({', '.join(f'{i}-{j}' if i < j else f'{i}' for i, j in ends)}) "
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """The defaults of the constructors of a class and its bases, by parameter.
+    """Returns the defaults of the constructors of a class and its bases by parameter.
 
-    A parameter is that of the first class which has it.
+    The first class that has a parameter counts.
     """
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for base in cls.__mro__[:-1]:
         # It may have no constructor, or none in Python.
         with contextlib.suppress(KeyError, TypeError, ValueError):
             constructor = inspect.signature(vars(base)["__init__"])
             for name, parameter in constructor.parameters.items():
-                found.setdefault(name, parameter.default)
-    return found
+                defaults.setdefault(name, parameter.default)
+    return defaults
 
 
 def is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
@@ -656,10 +658,10 @@ def is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two values are the same, as far as is known without reading arrays."""
+    """Whether two values are the same, as far as one sees without reading arrays."""
     if a is b or descriptions.is_array(a):
         return a is b
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         a, b = dict(a), dict(b)  # a constructor may keep another kind of mapping
-    (label, below), (other_label, others) = parts(a), parts(b)
-    return label == other_label and all(map(_equal, below, others))
+    (label, members), (other_label, other_members) = parts(a), parts(b)
+    return label == other_label and all(map(_equal, members, other_members))

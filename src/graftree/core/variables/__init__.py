@@ -1,8 +1,8 @@
-"""The box and its parts.
+"""Variables: mutable boxes for values, and what they are made of.
 
     Variable = raw value (array, ref or pytree) + metadata + owner
 
-- ``variables.py``: `Variable`, a JAX pytree; who may write it; many read and written
+- ``variables.py``: `Variable`, a JAX pytree; what may write it; many read and written
   at once.
 - ``kinds.py``: `Param`, `Cache`, ..., and their names.
 - ``metadata.py``: the data of a Variable besides its value: hooks, flags, defaults.

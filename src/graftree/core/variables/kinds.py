@@ -1,4 +1,4 @@
-"""The kinds of Variables, and their names: ``"params"`` is `Param`."""
+"""Kinds of Variables, and their names: ``"params"`` is `Param`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cache(Variable[A]):
 
 
 class Intermediate(Variable[A]):
-    """A value recorded inside a call, e.g. by ``Module.sow``.
+    """A value recorded during a call, e.g. by ``Module.sow``.
 
     Example:
         >>> nnx.Intermediate((1.0, 2.0)).get_value()
@@ -49,7 +49,7 @@ class Intermediate(Variable[A]):
 
 
 class Perturbation(Intermediate[A]):
-    """A zero added to a value inside a call, so that gradients reach that value.
+    """A zero added to a value during a call, so that gradients reach that value.
 
     Example:
         >>> isinstance(nnx.Perturbation(jnp.zeros(3)), nnx.Intermediate)
@@ -58,9 +58,11 @@ class Perturbation(Intermediate[A]):
 
 
 def kind_of(variable: Variable[Any]) -> type[Variable[Any]]:
-    """The class of a Variable; if `nnx.surgery.freeze` changed it, that before."""
-    before = variables.metadata_of(variable).get(metadata.FROZEN_TYPE)
-    return before if isinstance(before, type) else type(variable)
+    """Returns the class of a Variable; of a frozen one the class that it had before."""
+    type_before_freeze = variables.metadata_of(variable).get(metadata.FROZEN_TYPE)
+    return (
+        type_before_freeze if isinstance(type_before_freeze, type) else type(variable)
+    )
 
 
 # A type may have several names; its own is the first.

@@ -1,4 +1,4 @@
-"""The data of a Variable besides its value: how it is handed over; its defaults.
+"""Data of a Variable besides its value: how it is handed over; its defaults.
 
 Metadata is an immutable `HashableMapping`, replaced as a whole when it changes. So it
 can be shared between Variables and skeletons without copies, and "did the metadata
@@ -36,7 +36,7 @@ AddAxisHook = RemoveAxisHook = Callable[[Any, int, str | None], None]
 _RENAMED = {"sharding": "out_sharding", "sharding_names": "out_sharding"}
 
 # Older flags and those they set. Programs that write ``is_hijax=True`` expect writes
-# inside plain JAX transforms to propagate, as those of a ref do.
+# in plain JAX transforms to propagate, as those of a ref do.
 _OLDER_FLAGS = {"use_ref": ("ref",), "has_ref": ("ref",), "is_hijax": ("hijax", "ref")}
 
 # The class that a Variable had before `nnx.surgery.freeze`.
@@ -45,11 +45,11 @@ FROZEN_TYPE = "frozen_type"
 # The entries that a Variable keeps when it takes over the metadata of another one, and
 # does not take over if it has none of its own.
 _OWN = ("hijax", "ref", "mutable", FROZEN_TYPE)
-_NOT_TAKEN = ("mutable", FROZEN_TYPE)
+_KEPT_BY_UPDATES = ("mutable", FROZEN_TYPE)
 
 
 class Entries(MutableMapping[str, Any]):
-    """The metadata of a Variable; writes to this are writes to that."""
+    """Metadata of a Variable as a dict; writes to it are writes to the Variable."""
 
     __slots__ = ("_read", "_write")
 
@@ -88,7 +88,7 @@ class Entries(MutableMapping[str, Any]):
         return {**other, **self}
 
     def copy(self) -> dict[str, Any]:
-        """The entries of now."""
+        """Returns a plain dict of the present entries."""
         return dict(self)
 
     def __reduce__(self) -> Any:
@@ -183,8 +183,14 @@ def with_metadata(
         >>> nnx.Param(init(jax.random.key(0), (2,))).get_metadata("tag")
         'x'
     """
-    given = (on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis)
-    hooks = [(hook,) if callable(hook) else tuple(hook) for hook in given]
+    hook_groups = (
+        on_set_value,
+        on_get_value,
+        on_create_value,
+        on_add_axis,
+        on_remove_axis,
+    )
+    hooks = [(hook,) if callable(hook) else tuple(hook) for hook in hook_groups]
     if any(hooks):
         warn_about_hooks(stacklevel=3)
 
@@ -248,7 +254,7 @@ def using_refs() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class VarDefaults(Mapping[str, bool]):
-    """The defaults in force: a mapping with the keys ``hijax`` and ``ref``.
+    """Defaults in force: a mapping with the keys ``hijax`` and ``ref``.
 
     Example:
         >>> dict(nnx.var_defaults())
@@ -314,8 +320,8 @@ def var_defaults(
         >>> count.ref, nnx.var_defaults().ref
         (True, False)
     """
-    given = {"hijax": hijax, "ref": ref}
-    values = {name: value for name, value in given.items() if value is not None}
+    arguments = {"hijax": hijax, "ref": ref}
+    values = {name: value for name, value in arguments.items() if value is not None}
     if not values:
         return VarDefaults(using_hijax(), using_refs())
     return VarDefaultsContext(values)
@@ -328,23 +334,23 @@ def absorb(
     boxed: VariableMetadata, flags: dict[str, Any], metadata: dict[str, Any]
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Takes a VariableMetadata apart; its entries win over the keyword metadata."""
-    own = dict(boxed.metadata)
+    entries = dict(boxed.metadata)
     for key in flags:
-        given = own.pop(key, None)
-        if given is None:
+        flag = entries.pop(key, None)
+        if flag is None:
             continue
-        if flags[key] is not None and flags[key] != given:
+        if flags[key] is not None and flags[key] != flag:
             raise ValueError(
-                f"Conflicting values of `{key}`: {flags[key]} as an argument, {given} "
+                f"Conflicting values of `{key}`: {flags[key]} as an argument, {flag} "
                 "in the metadata of the value."
             )
-        flags[key] = given
+        flags[key] = flag
     hooks = {
         hook: getattr(boxed, hook)
         for hook in HOOKS
         if getattr(boxed, hook) and hook not in metadata
     }
-    return boxed.raw_value, flags, {**metadata, **own, **hooks}
+    return boxed.raw_value, flags, {**metadata, **entries, **hooks}
 
 
 _FLAGS = {**_SCOPES, "eager_sharding": sharding.use_eager_sharding}
@@ -359,14 +365,14 @@ _PLAIN = {
 
 @functools.cache
 def hooks_of(cls: type) -> dict[str, Callable[..., Any]]:
-    """The hooks that a class of Variables defines: each new one of it gets them."""
+    """Returns the hooks that a class of Variables defines; new ones of it get them."""
     return {hook: getattr(cls, hook) for hook in HOOKS if hasattr(cls, hook)}
 
 
 def complete(
     cls: Any, flags: dict[str, Any], metadata: dict[str, Any]
 ) -> HashableMapping:
-    """All metadata of a new Variable: the user's, the flags, the hooks of its class.
+    """Returns all metadata of a new Variable: user's, flags, hooks of its class.
 
     Missing flags get the defaults now in force.
     """
@@ -387,7 +393,7 @@ def complete(
 
 
 def updated(current: HashableMapping, updates: dict[str, Any]) -> HashableMapping:
-    """The metadata of a copy with other entries; ``mutable=True`` undoes ``False``."""
+    """Returns metadata with other entries; ``mutable=True`` undoes ``False``."""
     if not updates:
         return current
     take_older_flags(updates, updates)
@@ -398,8 +404,10 @@ def updated(current: HashableMapping, updates: dict[str, Any]) -> HashableMappin
 
 
 def taken_over(current: HashableMapping, other: HashableMapping) -> HashableMapping:
-    """The metadata of a Variable after an update by the state of another one."""
-    entries = {key: value for key, value in other.items() if key not in _NOT_TAKEN}
+    """Returns a Variable's metadata after an update by another one's state."""
+    entries = {
+        key: value for key, value in other.items() if key not in _KEPT_BY_UPDATES
+    }
     entries |= {key: current[key] for key in _OWN if key in current}
     return HashableMapping(entries)
 
@@ -407,7 +415,7 @@ def taken_over(current: HashableMapping, other: HashableMapping) -> HashableMapp
 def changed(
     current: Mapping[str, Any], args: tuple[Any, ...], entries: Mapping[str, Any]
 ) -> HashableMapping:
-    """The metadata after ``Variable.set_metadata(*args, **entries)``."""
+    """Returns the metadata after ``Variable.set_metadata(*args, **entries)``."""
     if (args and entries) or len(args) > 2 or not (args or entries):
         raise TypeError(
             "set_metadata takes one dict, a name and a value, or keywords; got "
@@ -419,14 +427,16 @@ def changed(
             f"{type(args[0]).__name__}."
         )
     fixed = ["hijax", "ref"]
-    kept = dict(current)
+    remaining = dict(current)
     if len(args) == 1:
         fixed.append("eager_sharding")
-        kept = {key: current[key] for key in (*fixed, FROZEN_TYPE) if key in current}
+        remaining = {
+            key: current[key] for key in (*fixed, FROZEN_TYPE) if key in current
+        }
         (entries,) = args
     elif args:
         entries = dict([args])
-    updated = kept | rename_old_keys(dict(entries))
+    updated = remaining | rename_old_keys(dict(entries))
     for key in fixed:
         if updated[key] != current[key]:
             raise ValueError(

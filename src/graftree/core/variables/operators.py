@@ -37,7 +37,7 @@ _UNARY = (
 
 
 class ValueOperators(Generic[A]):
-    """The operators of Python, applied to ``self.get_value()``; older accessors."""
+    """Python's operators, applied to ``self.get_value()``; older accessors."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ class ValueOperators(Generic[A]):
 
     @property
     def value(self: Any) -> Any:
-        """The value (deprecated: use ``variable[...]`` or `get_value`).
+        """Value (deprecated: use ``variable[...]`` or `get_value`).
 
         Raises:
             NotImplementedError: If the Variable was made with ``hijax=True``.
@@ -90,7 +90,7 @@ class ValueOperators(Generic[A]):
 
     @property
     def raw_value(self: Any) -> Any:
-        """The raw value (deprecated: use `get_raw_value`)."""
+        """Raw value (deprecated: use `get_raw_value`)."""
         _warn("'.raw_value' access")
         return self.get_raw_value()
 
@@ -101,7 +101,7 @@ class ValueOperators(Generic[A]):
 
     @property
     def sharding_names(self: Any) -> Any:
-        """The annotation (deprecated: read the metadata ``out_sharding``)."""
+        """Annotation (deprecated: read the metadata ``out_sharding``)."""
         _warn("'.sharding_names'")
         return self.get_metadata("out_sharding", None)
 
@@ -112,7 +112,7 @@ class ValueOperators(Generic[A]):
 
     @property
     def is_hijax(self: Any) -> bool:
-        """Whether writes inside plain JAX transforms propagate or raise."""
+        """Whether writes within plain JAX transforms propagate or raise."""
         return self.hijax or self.has_ref
 
     if TYPE_CHECKING:
@@ -172,9 +172,9 @@ class ValueOperators(Generic[A]):
         __iand__ = __ixor__ = __ior__ = __iadd__
 
 
-def _warn(what: str, stacklevel: int = 3) -> None:
+def _warn(older_name: str, stacklevel: int = 3) -> None:
     warnings.warn(
-        f"{what} is now deprecated. Use variable[...] for arrays, or "
+        f"{older_name} is now deprecated. Use variable[...] for arrays, or "
         "variable.get_value() and variable.set_value(x).",
         DeprecationWarning,
         stacklevel=stacklevel,  # a setter is called by `Variable.__setattr__`
@@ -194,7 +194,7 @@ def _is_equal(self: Any, other: Any) -> Any:
 
 
 def unwrap(value: Any) -> Any:
-    """The value of a Variable; any other value as it is."""
+    """Returns the value of a Variable; any other value as it is."""
     return value.get_value() if isinstance(value, ValueOperators) else value
 
 

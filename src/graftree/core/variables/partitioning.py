@@ -185,7 +185,7 @@ def _abstract_sharding(metadata: Mapping[str, Any], is_replicated: bool) -> Any:
 
 
 def on_concrete_mesh(sharding: Any, path: Path, call: str) -> Any:
-    """The sharding on devices of an abstract array.
+    """Returns the sharding on devices of an abstract array.
 
     Raises:
         ValueError: If its mesh is not in force; with the path, and the function that
@@ -330,7 +330,7 @@ def _change(
 
 
 def _entries(variable: Variable[Any], key: str) -> tuple[Any, ...]:
-    """A metadata entry per dimension; empty if it is not of that kind."""
+    """Returns a metadata entry per dimension; empty if it is not of that kind."""
     value = variable.get_metadata(key, None)
     if key == "out_sharding" and isinstance(value, NamedSharding):
         value = value.spec
@@ -340,7 +340,7 @@ def _entries(variable: Variable[Any], key: str) -> tuple[Any, ...]:
 
 
 def _with_entries(variable: Variable[Any], key: str, entries: tuple[Any, ...]) -> Any:
-    """The metadata value with other entries; a NamedSharding stays on its mesh."""
+    """Returns metadata with other entries; a NamedSharding stays on its mesh."""
     value = variable.get_metadata(key)
     if key == "out_sharding" and isinstance(value, NamedSharding):
         return NamedSharding(value.mesh, PartitionSpec(*entries))
@@ -357,11 +357,11 @@ def _inserted(variable: Variable[Any], key: str, index: int, name: Any) -> tuple
 def _removed(variable: Variable[Any], key: str, index: int, name: Any) -> tuple:
     entries = _entries(variable, key)
     position = _position(variable, index, len(entries))
-    found = entries[position] if position < len(entries) else None
-    if found != name:
+    entry = entries[position] if position < len(entries) else None
+    if entry != name:
         raise ValueError(
             f"Expected to remove {name!r} at index {index} from {entries}, but found "
-            f"{found!r}.\nThis is `{key}` of a {type(variable).__name__}; pass the "
+            f"{entry!r}.\nThis is `{key}` of a {type(variable).__name__}; pass the "
             "name that was added at this index."
         )
     return entries[:position] + entries[position + 1 :]

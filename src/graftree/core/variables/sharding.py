@@ -47,27 +47,27 @@ def using_eager_sharding() -> bool:
 
 
 class _ThreadRules(threading.local):
-    now: AxisRules = ()
+    in_force: AxisRules = ()
 
 
 _rules: Any = _ThreadRules()
 
 
 def keep_rules_in(store: Any) -> Any:
-    """Keeps the rules in force in an object, as ``now``; returns the one before."""
+    """Keeps the rules in another object, as ``in_force``; returns the former one."""
     global _rules
-    before, _rules = _rules, store
-    return before
+    former, _rules = _rules, store
+    return former
 
 
 def get_logical_axis_rules() -> AxisRules:
-    """The rules in force in this thread."""
-    return _rules.now
+    """Returns the rules in force in this thread."""
+    return _rules.in_force
 
 
 def set_logical_axis_rules(rules: AxisRules) -> None:
-    """Puts rules in force in this thread, inside the innermost context."""
-    _rules.now = rules
+    """Puts rules in force in this thread, within the innermost context."""
+    _rules.in_force = rules
     config.trace_under("logical_axis_rules", _hashable(rules) or None)
 
 
@@ -77,7 +77,7 @@ def _hashable(x: Any) -> Any:
 
 @contextlib.contextmanager
 def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
-    """Maps logical axis names to mesh axes inside a context.
+    """Maps logical axis names to mesh axes within a context.
 
     The rules replace those of an outer context.
 
@@ -96,7 +96,7 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
         ...     tuple(nnx.spmd.get_var_pspec(kernel))
         ('model', None)
     """
-    outer = _rules.now
+    outer = _rules.in_force
     rules = _checked_pairs(rules)
     set_logical_axis_rules(rules)
     try:
@@ -142,7 +142,7 @@ def _rename(entry: Any, table: Mapping[str, Any]) -> Any:
 
 
 def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
-    """The PartitionSpec of an annotation under the rules in force and ``rules``."""
+    """Returns an annotation's PartitionSpec under the rules in force and ``rules``."""
     if isinstance(sharding, NamedSharding):
         sharding = sharding.spec
     if isinstance(sharding, str):
@@ -150,7 +150,7 @@ def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
             f"A partition annotation is a tuple with an entry per dimension, "
             f"got the string {sharding!r}; write ({sharding!r},)."
         )
-    in_force = composite_rules(_rules.now, _checked_pairs(rules or ()))
+    in_force = composite_rules(_rules.in_force, _checked_pairs(rules or ()))
     return from_sharding_rules(sharding, in_force)
 
 
@@ -194,7 +194,7 @@ def _splits_mesh(axis: Any, metadata: Mapping[str, Any]) -> bool:
 
 
 def kept(new: Any, old: Any) -> Any:
-    """The next value of a Variable, placed like the previous one if that is on a mesh.
+    """Places the next value of a Variable like the previous one if that is on a mesh.
 
     With Auto axes the compiler places the outputs of a program, and of each operation
     outside of one: a parameter that is on all devices would be divided like the
@@ -210,7 +210,7 @@ def kept(new: Any, old: Any) -> Any:
 
 
 def moved(new: Any, old: Any) -> Any:
-    """A value with the sharding of another one of its shape, if that is on a mesh."""
+    """Gives a value the sharding of another of its shape, if that is on a mesh."""
     if not isinstance(new, jax.Array) or new.shape != np.shape(old):
         return new
     if isinstance(new, _jax.Tracer):
@@ -247,19 +247,19 @@ def explain(error: Exception) -> None:
 
 
 def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedSharding:
-    """The NamedSharding that an annotation means on the mesh in force."""
+    """Returns the NamedSharding that an annotation means on the mesh in force."""
     mesh = metadata.get("mesh")
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
         mesh = None if mesh.empty else mesh
-    own = annotation.mesh if isinstance(annotation, NamedSharding) else None
-    if own is not None and mesh is not None:
-        if own.abstract_mesh != getattr(mesh, "abstract_mesh", mesh):
+    own_mesh = annotation.mesh if isinstance(annotation, NamedSharding) else None
+    if own_mesh is not None and mesh is not None:
+        if own_mesh.abstract_mesh != getattr(mesh, "abstract_mesh", mesh):
             raise ValueError(
-                f"The mesh {own} of the annotation {annotation} differs from "
+                f"The mesh {own_mesh} of the annotation {annotation} differs from "
                 f"the mesh {mesh} that is set; use the same mesh for both."
             )
-    chosen = own or mesh
+    chosen = own_mesh or mesh
     if chosen is None:
         raise ValueError(
             "An auto mesh context or metadata is required to place the annotation "

@@ -1,4 +1,4 @@
-"""The work of Variables on their values: read, write, check and copy them."""
+"""How Variables read, write, check and copy their values."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _is_array_type: dict[type, bool] = {}
 def is_array(value: Any) -> bool:
     """Whether a value is a JAX array or a tracer of one."""
     kind = type(value)
-    known = _is_array_type.get(kind)
-    if known is None:
+    is_array_type = _is_array_type.get(kind)
+    if is_array_type is None:
         # A traced ref has the type of a traced array, so tracers are asked one by one.
         if issubclass(kind, _jax.Tracer):
             return not _jax.is_ref(value)
-        known = _is_array_type[kind] = issubclass(kind, jax.Array)
-    return known
+        is_array_type = _is_array_type[kind] = issubclass(kind, jax.Array)
+    return is_array_type
 
 
 def as_jax(value: Any) -> Any:
-    """An array of JAX for one of NumPy, which others may write; all else itself."""
+    """Makes arrays of NumPy, which others may write, JAX's; all else stays."""
     if isinstance(value, (np.ndarray, np.generic)) and any(
         jax.numpy.issubdtype(value.dtype, kind) for kind in (np.number, np.bool_)
     ):
@@ -89,7 +89,7 @@ def changes_in_place(value: Any, name: str) -> bool:
 
 
 def checked(method: Callable[..., Any], check: Callable[[], None]) -> Any:
-    """A method that checks first."""
+    """Makes a method check first."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         check()
@@ -99,7 +99,7 @@ def checked(method: Callable[..., Any], check: Callable[[], None]) -> Any:
 
 
 def stored(value: Any, *, ref: bool) -> Any:
-    """The raw value that a Variable stores: the value itself, or a new ref of it."""
+    """Returns the raw value that a Variable stores: the value, or a new ref of it."""
     if _jax.is_ref(value):
         value = value[...]
     if not ref or is_stand_in(value):
@@ -108,7 +108,7 @@ def stored(value: Any, *, ref: bool) -> Any:
 
 
 def read_ref(ref: Any, index: Any) -> Any:
-    """The part of a ref's value at an index, which may be any that arrays take."""
+    """Reads a part of a ref's value, at any index that arrays take."""
     return ref[index] if _is_ref_index(index, ref.shape) else ref[...][index]
 
 
@@ -132,22 +132,22 @@ def _is_ref_index(index: Any, shape: tuple[int, ...]) -> bool:
     """
     if index is Ellipsis:
         return True
-    parts = index if isinstance(index, tuple) else (index,)
-    if len(parts) > len(shape) or not all(map(_is_within, parts, shape)):
+    items = index if isinstance(index, tuple) else (index,)
+    if len(items) > len(shape) or not all(map(_is_within, items, shape)):
         return False
-    # Inside of jit, JAX fails on a number next to a slice with a step.
-    slices = [part for part in parts if isinstance(part, slice)]
-    is_mixed = 0 < len(slices) < len(parts)
-    return not is_mixed or all(part.step in (None, 1) for part in slices)
+    # Under jit, JAX fails on a number next to a slice with a step.
+    slices = [item for item in items if isinstance(item, slice)]
+    is_mixed = 0 < len(slices) < len(items)
+    return not is_mixed or all(item.step in (None, 1) for item in slices)
 
 
-def _is_within(part: Any, size: int) -> bool:
-    if not isinstance(part, slice):
-        return type(part) is int and -size <= part < size
-    kinds = {*map(type, (part.start, part.stop, part.step))}
-    if not kinds <= {int, type(None)} or part.step == 0:
+def _is_within(item: Any, size: int) -> bool:
+    if not isinstance(item, slice):
+        return type(item) is int and -size <= item < size
+    kinds = {*map(type, (item.start, item.stop, item.step))}
+    if not kinds <= {int, type(None)} or item.step == 0:
         return False
-    numbers = range(*part.indices(size))
+    numbers = range(*item.indices(size))
     return len(numbers) > 0 and numbers.step > 0
 
 
@@ -160,7 +160,7 @@ def _is_part(value: Any, ref: Any, index: Any) -> bool:
     return value.shape == shape and value.dtype == ref.dtype
 
 
-def check_fits(ref: Any, value: Any, where: str = "") -> None:
+def check_fits(ref: Any, value: Any, path: str = "") -> None:
     """Raises if a value can't become that of a ref, which keeps its shape and dtype.
 
     A scalar fills the ref. For different dtypes, JAX does the same as when it writes
@@ -168,25 +168,25 @@ def check_fits(ref: Any, value: Any, where: str = "") -> None:
     """
     if is_stand_in(value):
         raise TypeError(f"A {type(value).__name__} can't be written into an array ref.")
-    given = value if is_array(value) or _jax.is_ref(value) else jax.typeof(value)
-    if given.shape not in ((), ref.shape):
-        raise _misfit("shape", ref, given, where)
-    if given.dtype != ref.dtype:
+    array = value if is_array(value) or _jax.is_ref(value) else jax.typeof(value)
+    if array.shape not in ((), ref.shape):
+        raise _misfit("shape", ref, array, path)
+    if array.dtype != ref.dtype:
         try:
             jax.eval_shape(
-                lambda x, new: x.at[...].set(new), _abstract(ref), _abstract(given)
+                lambda x, new: x.at[...].set(new), _abstract(ref), _abstract(array)
             )
         except (TypeError, ValueError) as error:
-            raise _misfit("dtype", ref, given, where) from error
+            raise _misfit("dtype", ref, array, path) from error
 
 
-def _misfit(what: str, ref: Any, given: Any, where: str) -> ValueError:
+def _misfit(aspect: str, ref: Any, array: Any, path: str) -> ValueError:
     return ValueError(
         errors.message(
-            f"Invalid {what}: a ref cannot change its {what}.",
-            where=f"{f'at {where}: ' if where else ''}the ref holds "
+            f"Invalid {aspect}: a ref cannot change its {aspect}.",
+            where=f"{f'at {path}: ' if path else ''}the ref holds "
             f"{descriptions.describe(ref)}, "
-            f"the value is {descriptions.describe(given)}",
+            f"the value is {descriptions.describe(array)}",
             way_out="Convert the value, or make a new ref: nnx.to_arrays(node).",
         )
     )
@@ -198,12 +198,12 @@ def _abstract(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def write_at(raw: Any, index: Any, value: Any) -> Any:
-    """The array with a part of it replaced; its shape, dtype and sharding stay.
+    """Replaces a part of an array, which keeps its shape, dtype and sharding.
 
     An abstract array becomes a concrete one if all of it is replaced.
     """
     if isinstance(raw, jax.ShapeDtypeStruct):
-        return _made_concrete(raw, index, value)
+        return _concrete(raw, index, value)
     if index is Ellipsis and is_array(value):
         if not have_same_type(raw, value):
             value = sharding.moved(value, raw)
@@ -212,7 +212,7 @@ def write_at(raw: Any, index: Any, value: Any) -> Any:
     return raw.at[index].set(value)
 
 
-def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> Any:
+def _concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> Any:
     if index is not Ellipsis:
         raise TypeError(
             f"The value {descriptions.describe(abstract)} is abstract: it has no "
@@ -240,7 +240,7 @@ _SLOTS = ("_raw_value", "__nnx_metadata__")
 
 
 class Copyable:
-    """The parts of Variables, for copy and pickle.
+    """Parts of Variables, for copy and pickle.
 
         _raw_value      the value; in a pickle of a ref-backed Variable that of its ref
         _trace_state    the trace that owns it, for a copy the current one
@@ -253,7 +253,7 @@ class Copyable:
     __slots__ = ()
 
     def __getstate__(self: Any) -> dict[str, Any]:
-        """The parts of the Variable, for a copy or a pickle."""
+        """Returns the parts of the Variable, for a copy or a pickle."""
         raw = self._raw_value
         return _parts(self, raw[...] if _jax.is_ref(raw) else raw)
 

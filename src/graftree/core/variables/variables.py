@@ -1,8 +1,8 @@
-"""Variables: typed mutable boxes for values inside objects.
+"""Variables: typed mutable boxes for values in objects.
 
 A `Variable` has four slots: its raw value (an array, an array ref, or any pytree), its
 metadata, the trace that owns it, and a version. It is the only thing that can change
-inside a transform without changing structure. Invariants:
+in a transform without changing structure. Invariants:
 
 - only the owning trace writes (ref-backed Variables excepted: their writes are effects
   that JAX itself tracks), and no one writes a read-only one;
@@ -40,7 +40,7 @@ _KEY = jax.tree_util.GetAttrKey("value")
 
 
 class _Slots(descriptions.PrintedVariable):
-    """The slots of a Variable."""
+    """Slots of a Variable."""
 
     __slots__ = ("__nnx_metadata__", "_raw_value", "owner", "version")
 
@@ -163,30 +163,30 @@ class Variable(
         **metadata: Any,
     ) -> None:
         flags = {"hijax": hijax, "ref": ref, "eager_sharding": eager_sharding}
-        given: Any = value
+        raw: Any = value
         if isinstance(value, variable_metadata.VariableMetadata):
-            given, flags, metadata = variable_metadata.absorb(value, flags, metadata)
-        if values.contains_ref(given):
+            raw, flags, metadata = variable_metadata.absorb(value, flags, metadata)
+        if values.contains_ref(raw):
             raise ValueError(
                 "Cannot pass a Ref directly into Variable constructor.\n"
                 "Pass the array and ref=True: Variable(array, ref=True)."
             )
         entries = variable_metadata.complete(type(self), flags, metadata)
-        _set_raw(self, given)
+        _set_raw(self, raw)
         _set_metadata(self, entries)
         _set_owner(self, ownership.current())
         _set_version(self, 0)
         if "on_create_value" in entries:
-            given = variable_metadata.run_hooks(entries["on_create_value"], self, given)
-        given = self.create_value(given)
+            raw = variable_metadata.run_hooks(entries["on_create_value"], self, raw)
+        raw = self.create_value(raw)
         if entries["eager_sharding"] and "out_sharding" in entries:
-            given = sharding.place(given, entries)
-        _set_raw(self, values.stored(given, ref=entries["ref"]))
+            raw = sharding.place(raw, entries)
+        _set_raw(self, values.stored(raw, ref=entries["ref"]))
 
     # Reading and writing the value.
 
     def create_value(self, value: A) -> A:
-        """Called with the value as the Variable is made; override to change it."""
+        """Gets the value as the Variable is made; override to change it."""
         return value
 
     @overload
@@ -277,7 +277,7 @@ class Variable(
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
+        """Shape of the value."""
         value: Any = self.get_value()
         return value.shape
 
@@ -285,7 +285,7 @@ class Variable(
 
     @property
     def var_type(self) -> Any:
-        """The class of the Variable; also as ``type``."""
+        """Class of the Variable; also as ``type``."""
         return type(self)
 
     type = var_type
@@ -450,9 +450,11 @@ class Variable(
         # Views of refs, such as `.at` and (of tracers) `.T`, would not be arrays.
         if _jax.is_ref(raw) and (name == "at" or not hasattr(_jax.Ref, name)):
             raw = raw[...]
-        found = getattr(raw, name)
+        member = getattr(raw, name)
         is_write = values.changes_in_place(raw, name)
-        return values.checked(found, partial(check_write, self)) if is_write else found
+        return (
+            values.checked(member, partial(check_write, self)) if is_write else member
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_raw_value":
@@ -492,7 +494,7 @@ class Variable(
 
     @property
     def _trace_state(self) -> ownership.TraceState:
-        """The trace that owns the Variable; another one can be set in it."""
+        """Trace that owns the Variable; another one can be set in it."""
         return ownership.Owner(
             lambda: ownership.token_of(owner_of(self)), partial(_set_owner, self)
         )
@@ -503,7 +505,7 @@ class Variable(
 
     @property
     def _var_metadata(self) -> MutableMapping[str, Any]:
-        """The metadata, as a mapping that any trace can write, like a dict."""
+        """Metadata, as a mapping that any trace can write, like a dict."""
         read, write = metadata_of, _store_metadata
         return variable_metadata.Entries(partial(read, self), partial(write, self))
 
@@ -523,14 +525,14 @@ is_variable: Callable[[Any], bool] = Variable.__instancecheck__
 
 
 def touch(variable: Variable[Any]) -> None:
-    """`ownership.touch` for a Variable."""
+    """Applies `ownership.touch` to a Variable."""
     ownership.touch_slot(_set_version, variable)
 
 
 def rebuild(
     cls: type[Variable[Any]], raw: Any, entries: HashableMapping, owner: Any = MISSING
 ) -> Any:
-    """A Variable made of its parts, by default the current trace's; nothing is run."""
+    """Makes a Variable of its parts, by default the current trace's; runs nothing."""
     variable = object.__new__(cls)
     _set_raw(variable, raw)
     _set_metadata(variable, entries.live if type(entries) is Snapshot else entries)
@@ -573,7 +575,7 @@ def take_over(variable: Variable[Any]) -> None:
 
 
 def note_read(variable: Variable[Any]) -> None:
-    """Notes that a Variable is taken apart."""
+    """Tells the owner that a Variable is taken apart."""
     owner = owner_of(variable)
     if type(owner) is ownership.RebuiltArguments:
         owner.note_read(variable)
@@ -634,10 +636,10 @@ def _store_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
 
 def take_metadata(variable: Variable[Any], other: Variable[Any]) -> None:
     """Takes over another Variable's metadata, except for entries on how it is kept."""
-    given, own = metadata_of(other), metadata_of(variable)
-    if given is not own:
-        entries = variable_metadata.taken_over(own, given)
-        if entries != own:
+    other_metadata, current = metadata_of(other), metadata_of(variable)
+    if other_metadata is not current:
+        entries = variable_metadata.taken_over(current, other_metadata)
+        if entries != current:
             replace_metadata(variable, entries)
 
 
@@ -645,32 +647,32 @@ def take_metadata(variable: Variable[Any], other: Variable[Any]) -> None:
 
 
 def read_all(boxes: Sequence[Variable[Any]]) -> list[Any]:
-    """The raw values of many Variables."""
+    """Returns the raw values of many Variables."""
     return [x._raw_value for x in boxes]
 
 
 def write_all(
     boxes: Sequence[Variable[Any]],
     raw_values: Sequence[Any],
-    where: Callable[[int], str] | None = None,
+    path_at: Callable[[int], str] | None = None,
 ) -> None:
     """Writes raw values into many Variables: all, or it raises and writes none.
 
     Args:
         boxes: The Variables.
-        raw_values: Of each the value.
-        where: Gives the path of the n-th Variable, for the message.
+        raw_values: The value of each.
+        path_at: Gives the path of the n-th Variable, for the message.
     """
     if may_replace_all(boxes, raw_values):
         replace_all(boxes, raw_values)
         return
-    for number, (variable, raw) in enumerate(zip(boxes, raw_values, strict=True)):
-        check_write(variable, raw, "" if where is None else where(number))
+    for index, (variable, raw) in enumerate(zip(boxes, raw_values, strict=True)):
+        check_write(variable, raw, "" if path_at is None else path_at(index))
     store_all(boxes, raw_values)
 
 
 def store_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
-    """`store` for each of many Variables."""
+    """Applies `store` to each of many Variables."""
     for variable, raw in zip(boxes, raw_values, strict=True):
         store(variable, raw)
 
@@ -692,6 +694,6 @@ def may_replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -
 
 
 def replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
-    """`store_all` where `may_replace_all` holds."""
+    """Does as `store_all` where `may_replace_all` holds."""
     # A loop would cost four times as much, which counts in the cost of a whole call.
     collections.deque(map(_set_raw, boxes, raw_values), maxlen=0)

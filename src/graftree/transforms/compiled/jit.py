@@ -111,8 +111,10 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
         return self._function()(*groups)
 
     def _function(self) -> Any:
-        apart = running.stack.apart
-        return self.jitted_fn if apart is None else apart.function(self, self._compiled)
+        namespace = running.stack.trace_namespace
+        if namespace is None:
+            return self.jitted_fn
+        return namespace.function(self, self._compiled)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:  # not `_jax.hidden_frames`, which costs calls
@@ -121,7 +123,7 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
                 return out
             if running.stack.observers and self.is_unseen(args):
                 return self.seen(args, kwargs)
-            is_usual = running.stack.apart is None
+            is_usual = running.stack.trace_namespace is None
             transformed = self.jitted_fn if is_usual else self._called
             if config.caches.are_used:
                 return self._cache.run(transformed, args, kwargs, self.prepare)

@@ -310,10 +310,10 @@ class _Transformed(Rebuilt):
 
     def called(self) -> Callable[..., Any]:
         """Returns what to call, for observers a new one: see `__call__`."""
-        return self.function if running.stack.apart is None else self
+        return self.function if running.stack.trace_namespace is None else self
 
     def __call__(self, *groups: Leaves) -> Any:
-        apart = running.stack.apart
+        apart = running.stack.trace_namespace
         function = self.function if apart is None else apart.function(self, self._made)
         return function(*groups)
 

@@ -30,7 +30,7 @@ import jax.core
 import numpy as np
 
 from graftree import _jax, config
-from graftree.core.graph.differences import Exactly
+from graftree.core.graph.differences import ByIdentity
 from graftree.transforms.lifting import debug_info, jaxprs
 
 # How many programs are kept, those that were used last. A small one takes 0.5 MB.
@@ -271,11 +271,11 @@ class _Key:
         return _same(x) if is_function or isinstance(x, jax.Array) else (kind, x)
 
 
-def _same(x: Any) -> Exactly:
+def _same(x: Any) -> ByIdentity:
     """A value compared by identity; it lives as long as the key."""
     if isinstance(x, _jax.Tracer):
         raise TypeError("The program holds values of a trace: it is used once.")
-    return Exactly(x)
+    return ByIdentity(x)
 
 
 _NUMBERS = (float, complex, np.ndarray, np.generic)

@@ -315,13 +315,13 @@ class Signature:
             [
                 type(x) is graphdefs.NodeRef
                 or getattr(x, "outer_index", None) is not None
-                for _, x in self.skeleton.listed()
+                for _, x in self.skeleton.located_fields()
             ]
         )
 
     def numbers(self, entry: int) -> Iterator[int]:
         """Lists the numbers of the objects that are new in an entry or one after it."""
-        for path, spec in self.skeleton.listed():
+        for path, spec in self.skeleton.located_fields():
             if path and path[0] >= entry and not isinstance(spec, graphdefs.NodeRef):
                 index = getattr(spec, "index", None)
                 if index is not None:
