@@ -1,7 +1,7 @@
 """The traces of a compiled function: their dependencies, to explain why each was made.
 
 A `Trace` is noted when a function was traced: the signature of the call, the types of
-its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled a trace:
+its leaves, the configuration of JAX. A `Placed` is noted when JAX compiled a trace:
 the devices of the leaves, since JAX compiles a trace again for others. The reports on
 them are in ``recompiles.py``; `Traces` calls it where traces repeat.
 

@@ -1,6 +1,6 @@
 """What holds for all layers (contract, section 2), and where they are imported from.
 
-More is in `tests/nn/test_layers_under_transforms.py`; hooks, random streams and
+More is in `tests/nn/`; hooks, random streams and
 wrong inputs are in `test_errors.py`.
 """
 
@@ -25,6 +25,7 @@ NEEDS_RNGS = [
     if row.has_rngs
     and row.parameters()["rngs"].default is inspect.Parameter.empty
     and not row.wraps
+    and not row.builds
 ]
 needs_rngs = pytest.mark.parametrize("row", NEEDS_RNGS, ids=lambda row: row.name)
 

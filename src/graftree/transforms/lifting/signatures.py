@@ -116,7 +116,7 @@ class Signature:
         parameters: The source of their names in the function.
         number: Its own, once it is known to be `Interned`. JAX compares it first.
         has_no_contents: Whether its static values are known to have no content that
-            could change (`static_contents`).
+            could change.
     """
 
     skeleton: graphdefs.GraphDef[Any]
