@@ -40,6 +40,7 @@ class Layer:
         has_rngs: Whether the constructor takes ``rngs``.
         has_dtype: Whether it takes ``dtype`` and all outputs have that.
         is_ours: Whether the peer has no such class.
+        beyond: Options of the constructor that the peer lacks, and their attributes.
         since: The release of Flax from which on its class is the same.
         builds: Whether it makes its layers, which have the dtypes and name wrong sizes.
         is_usual: Whether it runs in `make test` for others that share its code: those
@@ -59,6 +60,7 @@ class Layer:
     has_rngs: bool = True
     has_dtype: bool = True
     is_ours: bool = False
+    beyond: str = ""
     since: str = "0.12.8"
     builds: bool = False
     is_usual: bool = False

@@ -1,7 +1,7 @@
-"""A new layer touches five files: the walk of CONTRIBUTING, made in a copy of the tree.
+"""A new layer touches five files, an option six: the walks of CONTRIBUTING.
 
-What is left out is an error that names the file and what it lacks; with all of it the
-laws of all layers run on the new one.
+Each is made in a copy of the tree. What is left out is an error that names the file
+and what it lacks; with all of it the laws of all layers run.
 """
 
 import os
@@ -131,6 +131,27 @@ def test_a_new_layer_touches_five_files_and_what_is_missing_is_named(tree):
     said = said_of(tree, *RULES, *LAWS, "-k", chosen)
     assert re.search(r"^\d+ passed", said, re.MULTILINE), said
     assert int(re.search(r"(\d+) passed", said)[1]) > 50
+
+
+# An option: here all that it needs for the laws. Its formula and its refusals are for
+# the file of the family, its words for the guide and the changelog.
+CODE, ROW_OF = "src/graftree/nn/multi_head_attention.py", "tests/catalog.py"
+OPTION = [
+    (CODE, "        num_kv_heads: int | None", "        query_gain: float = 1.0,\n"),
+    (CODE, "        self.num_kv_heads =", "        self.query_gain = query_gain\n"),
+    (ROW_OF, '"num_kv_heads dtype', '"query_gain "\n            '),
+]
+OF_PEER = 'call={"decode": False},'
+
+
+def test_an_option_of_attention_touches_its_file_and_the_row_for_the_laws(tree):
+    for file, before, text in OPTION:
+        insert(tree, file, before, text)
+    said = said_of(tree, LAWS[0], "-k", "MultiHeadAttention and of_the_peer")
+    assert "2 failed" in said
+    insert(tree, ROW_OF, OF_PEER, 'beyond="query_gain",\n            ')
+    said = said_of(tree, *RULES, *LAWS, "-k", "MultiHeadAttention or row")
+    assert re.search(r"^\d+ passed", said, re.MULTILINE), said
 
 
 def test_the_walk_is_that_of_contributing():
