@@ -72,13 +72,18 @@ def pytest_addoption(parser):
 
 # Where `make test`, too, runs a test with each pair of its parameters.
 _EACH_PAIR = "tests/contract/", "tests/weights/", "tests/core/test_variables.py"
+# But not where what is special to a family of layers is tested.
+_LAYERS = "tests/contract/test_nn_layers/"
+_OF_ALL_LAYERS = f"{_LAYERS}test_common_rules.py", f"{_LAYERS}test_errors.py"
 
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out what the options leave out, and says what `make test` does."""
     short = [item for item in items if not item.get_closest_marker("long")]
     for item in tables.out_of_turn(short):
-        if not item.nodeid.startswith(_EACH_PAIR):
+        is_of_family = item.nodeid.startswith(_LAYERS)
+        has_each_pair = _OF_ALL_LAYERS if is_of_family else _EACH_PAIR
+        if not item.nodeid.startswith(has_each_pair):
             item.add_marker(pytest.mark.long)
     _skip_those_of_caches(items)
     left_out = _left_out(config.getoption("--end"), items)
@@ -102,10 +107,8 @@ def _left_out(end, items):
     of_oldest = {*pages[::8]}
     if end != "oldest":
         return of_oldest if end else set()
-    # Whether the shapes of layers are those of their annotations is seen here only, and
-    # not where a call raises.
-    layers, errors = "tests/contract/test_nn_layers/", "/test_errors.py"
-    whole = {x for x in items if x.nodeid.startswith(layers) and errors not in x.nodeid}
+    # Whether the shapes of layers are those of their annotations is seen here only.
+    whole = {x for x in items if x.nodeid.startswith(_OF_ALL_LAYERS[0])}
     others = [x for x in items if x not in whole and not x.get_closest_marker("pages")]
     return {*items} - whole - of_oldest - {*modes.by_turns(others)}
 

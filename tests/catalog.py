@@ -1,14 +1,15 @@
-"""The tables of all layers: how to make one, what to call it with, its attributes.
+"""The table of all layers: how to make one, what to call it with, what it is.
 
-Rules that hold for every layer are tests over them, in
-`tests/nn/test_layers_under_transforms.py`. A new layer is a new row.
+A new layer is a new row. From it come the laws of all layers and the comparison with
+the peer (`tests/contract/test_nn_layers/`), and `tests/test_house_rules.py` holds the
+tables of the guides, the names beyond Flax and the tests of a family against it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,67 +18,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-NORM = "axis_name axis_index_groups use_fast_variance promote_dtype"
-DENSE = "dtype param_dtype precision dot_general promote_dtype preferred_element_type"
-LSTM = (
-    "in_features hidden_features gate_fn activation_fn dtype param_dtype promote_dtype "
-    "rngs"
-)
-POOLING = "window_shape strides padding"
-
-# Those of a new layer, in order.
-ATTRIBUTES = {
-    "Linear": f"kernel bias in_features out_features use_bias {DENSE}",
-    "LinearGeneral": "in_features out_features axis batch_axis use_bias dtype "
-    "param_dtype precision dot_general dot_general_cls promote_dtype "
-    "preferred_element_type kernel bias",
-    "Einsum": "kernel bias einsum_str kernel_shape bias_shape dtype param_dtype "
-    "precision promote_dtype einsum_op preferred_element_type",
-    "Conv": "kernel_shape kernel bias in_features out_features kernel_size strides "
-    "padding input_dilation kernel_dilation feature_group_count use_bias mask dtype "
-    "param_dtype precision conv_general_dilated promote_dtype preferred_element_type",
-    "ConvTranspose": "kernel_size in_features out_features strides padding "
-    "kernel_dilation use_bias mask dtype param_dtype precision transpose_kernel "
-    "promote_dtype preferred_element_type kernel_shape kernel bias",
-    "Embed": "embedding num_embeddings features dtype param_dtype promote_dtype",
-    "LoRA": "in_features out_features dtype param_dtype lora_param_type base_module "
-    "promote_dtype lora_a lora_b",
-    "LoRALinear": f"kernel bias in_features out_features use_bias {DENSE} lora",
-    "PReLU": "negative_slope dtype param_dtype promote_dtype",
-    "MultiHeadAttention": "num_heads in_features qkv_features out_features "
-    "in_kv_features num_kv_heads dtype param_dtype broadcast_dropout dropout_rate "
-    "deterministic precision use_bias attention_fn decode normalize_qk "
-    "qkv_promote_dtype out_promote_dtype ln_promote_dtype qkv_dot_general "
-    "out_dot_general qkv_dot_general_cls out_dot_general_cls head_dim query key value "
-    "query_ln key_ln out rngs cached_key cached_value cache_index",
-    "RoPE": "theta cached_sin cached_cos",
-    "BatchNorm": "mean var scale bias num_features use_running_average axis momentum "
-    f"epsilon dtype param_dtype use_bias use_scale {NORM}",
-    "LayerNorm": "scale bias num_features epsilon dtype param_dtype use_bias use_scale "
-    f"reduction_axes feature_axes {NORM}",
-    "RMSNorm": "scale num_features epsilon dtype param_dtype use_scale reduction_axes "
-    f"feature_axes {NORM}",
-    "GroupNorm": "feature_axis num_groups group_size scale bias epsilon dtype "
-    f"param_dtype use_bias use_scale reduction_axes {NORM}",
-    "InstanceNorm": "scale bias num_features epsilon dtype param_dtype use_bias "
-    f"use_scale feature_axes {NORM}",
-    "SpectralNorm": "layer_instance n_steps epsilon dtype param_dtype "
-    "error_on_non_matrix use_running_average batch_stats",
-    "WeightNorm": "layer_instance feature_axes use_scale scale_init epsilon dtype "
-    "param_dtype variable_filter promote_dtype scales",
-    "Dropout": "rate broadcast_dims deterministic rng_collection rngs",
-    "LSTMCell": f"{LSTM} ii if_ ig io hi hf hg ho carry_init",
-    "OptimizedLSTMCell": f"{LSTM} dense_i dense_h carry_init",
-    "SimpleCell": "in_features hidden_features dtype param_dtype residual "
-    "activation_fn promote_dtype rngs dense_h dense_i carry_init",
-    "GRUCell": f"{LSTM} dense_i dense_h carry_init",
-    "RNN": "cell time_major return_carry reverse keep_order unroll rngs state_axes "
-    "broadcast_rngs",
-    "Bidirectional": "forward_rnn backward_rnn merge_fn time_major return_carry rngs",
-    **{"MaxPool": POOLING, "MinPool": POOLING},
-    "AvgPool": f"{POOLING} count_include_pad",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,19 +29,30 @@ class Layer:
         arguments: The positional arguments of the constructor.
         shapes: The shapes of what the layer is called with; a nested tuple is a tuple
             of arrays, as the carry of an LSTM.
+        attributes: Those of a new layer, in order.
+        formula: What the outputs are in NumPy, as a function of the Params of the layer
+            (attributes with dots as underscores) and of the inputs. ``None``: the file
+            of the family has tables of options, and tests it there.
         keywords: Further arguments of the constructor.
         call: Keywords of the call.
-        wraps: The row of the layer that comes as first argument.
+        wraps: The rows of the layers that come as first arguments.
         bound: For indices, the number of rows of the table that they look up.
         has_rngs: Whether the constructor takes ``rngs``.
         has_dtype: Whether it takes ``dtype`` and all outputs have that.
         is_ours: Whether the peer has no such class.
+        beyond: Options of the constructor that the peer lacks, and their attributes.
         since: The release of Flax from which on its class is the same.
+        builds: Whether it makes its layers, which have the dtypes and name wrong sizes.
+        is_usual: Whether it runs in `make test` for others that share its code: those
+            of promotion and contraction, of moments, of carries or of windows.
+        family: See `FAMILIES`; `of_family` sets it.
     """
 
     name: str
     arguments: tuple[Any, ...]
     shapes: tuple[Any, ...]
+    attributes: str
+    formula: Callable[..., Any] | None = None
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
     wraps: tuple[str, ...] = ()
@@ -109,12 +60,11 @@ class Layer:
     has_rngs: bool = True
     has_dtype: bool = True
     is_ours: bool = False
+    beyond: str = ""
     since: str = "0.12.8"
-
-    @property
-    def attributes(self) -> str:
-        """Those of a new layer."""
-        return ATTRIBUTES.get(self.name, "num_spatial_axes")
+    builds: bool = False
+    is_usual: bool = False
+    family: str = ""
 
     def cls(self, library: Any = nnx) -> type:
         """The class, in one of the libraries."""
@@ -149,83 +99,408 @@ class Layer:
         return dict(inspect.signature(self.cls(library).__init__).parameters)
 
 
-def cell(name: str, carry: Any) -> Layer:
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Layers that have a file of tests, and are listed in one place of the guides.
+
+    Attributes:
+        tests: The file, below ``tests``.
+        page: The page, in ``docs/guides``.
+        row: How the row of its table begins; empty: anywhere on the page.
+    """
+
+    tests: str
+    page: str = "layers.md"
+    row: str = ""
+
+
+FAMILIES = {
+    "linear": Family("contract/test_nn_layers/test_linear.py", row="| vectors |"),
+    "conv": Family(
+        "contract/test_nn_layers/test_conv.py", row="| images, audio, volumes |"
+    ),
+    "pooling": Family("contract/test_nn_layers/test_pooling.py", row="| pooling |"),
+    "normalization": Family(
+        "contract/test_nn_layers/test_normalization.py", row="| normalization |"
+    ),
+    "wrappers": Family(
+        "contract/test_nn_layers/test_reparametrization.py", row="| normalization |"
+    ),
+    "dropout": Family("contract/test_nn_layers/test_dropout.py", row="| noise |"),
+    "attention": Family(
+        "contract/test_nn_layers/test_multi_head_attention.py", row="| [sequences]"
+    ),
+    "positions": Family(
+        "contract/test_nn_layers/test_attention.py", row="| [sequences]"
+    ),
+    "cells": Family("contract/test_nn_layers/test_cells.py", row="| [sequences]"),
+    "recurrent": Family(
+        "contract/test_nn_layers/test_recurrent.py", row="| [sequences]"
+    ),
+    "activations": Family(
+        "contract/test_nn_layers/test_activations.py", row="| activations |"
+    ),
+    "lora": Family("contract/test_nn_layers/test_lora.py", "lora.md"),
+    "containers": Family("surgery/test_stacks.py", row="| putting layers together |"),
+}
+
+
+def of_family(family: str, *rows: Layer) -> list[Layer]:
+    """The rows of a family."""
+    return [dataclasses.replace(row, family=family) for row in rows]
+
+
+def cell(name: str, carry: Any, attributes: str, **options: Any) -> Layer:
     """The row of a recurrent cell."""
-    return Layer(name, (3, 4), (carry, (2, 3)))
+    return Layer(name, (3, 4), (carry, (2, 3)), attributes, **options)
 
 
-def pooling(name: str) -> Layer:
+def pooling(name: str, formula: Any, more: str = "", **options: Any) -> Layer:
     """The row of a pooling layer, which only this library has."""
-    windows = () if name.startswith("Global") else (2,)
-    options = {"has_rngs": False, "has_dtype": False, "is_ours": True}
-    return Layer(name, windows, ((2, 5, 3),), **options)
+    windows, attributes = (2,), f"window_shape strides padding {more}".strip()
+    if name.startswith("Global"):
+        windows, attributes = (), "num_spatial_axes"
+    options |= {"has_rngs": False, "has_dtype": False, "is_ours": True}
+    return Layer(name, windows, ((2, 5, 3),), attributes, formula, **options)
+
+
+# What several rows have.
+NORM = "axis_name axis_index_groups use_fast_variance promote_dtype"
+DENSE = "dtype param_dtype precision dot_general promote_dtype preferred_element_type"
+GATED = (
+    "in_features hidden_features gate_fn activation_fn dtype param_dtype promote_dtype "
+    "rngs"
+)
+FLAGS = "epsilon dtype param_dtype use_bias use_scale"
+ONES = {"b_initializer": nnx.initializers.ones}  # not zeros: else LoRA does nothing
+
+
+def leaky(x: Any, slope: Any) -> Any:
+    """The inputs, times the slope where they are negative."""
+    return np.where(x < 0, slope * x, x)
+
+
+def centered(x: Any, axes: Any = -1) -> Any:
+    """The inputs less their mean, over the root of their variance."""
+    over = {"axis": axes, "keepdims": True}
+    return (x - x.mean(**over)) / np.sqrt(x.var(**over) + 1e-6)
+
+
+def over_windows(reduce: Any) -> Any:
+    """A function of each two neighbours along the axis of space."""
+    windows = np.lib.stride_tricks.sliding_window_view
+    return lambda _, x: reduce(windows(x, 2, axis=1), axis=-1)
+
+
+def over_space(reduce: Any) -> Any:
+    return lambda _, x: reduce(x, axis=1)
 
 
 LAYERS: Sequence[Layer] = [
-    Layer("Linear", (3, 4), ((2, 3),)),
-    Layer("LinearGeneral", ((2, 3), (4, 5)), ((7, 2, 3),), {"axis": (-2, -1)}),
-    Layer("Einsum", ("...a,ab->...b", (3, 4), (4,)), ((2, 3),)),
-    Layer("Conv", (3, 4, (3,)), ((2, 5, 3),)),
-    Layer("ConvTranspose", (3, 4, (3,), 2), ((2, 5, 3),)),
-    Layer("Embed", (6, 3), ((2, 4),), bound=6),
-    Layer("LoRA", (3, 2, 4), ((2, 3),), {"b_initializer": nnx.initializers.ones}),
-    Layer(
-        "LoRALinear",
-        (3, 4),
-        ((2, 3),),
-        {"lora_rank": 2, "b_initializer": nnx.initializers.ones},
-        has_dtype=False,
+    *of_family(
+        "linear",
+        Layer(
+            "Linear",
+            (3, 4),
+            ((2, 3),),
+            f"kernel bias in_features out_features use_bias {DENSE}",
+            lambda p, x: x @ p.kernel + p.bias,
+            is_usual=True,
+        ),
+        Layer(
+            "LinearGeneral",
+            ((2, 3), (4, 5)),
+            ((7, 2, 3),),
+            "in_features out_features axis batch_axis use_bias dtype param_dtype "
+            "precision dot_general dot_general_cls promote_dtype "
+            "preferred_element_type kernel bias",
+            lambda p, x: np.einsum("nab,abcd->ncd", x, p.kernel) + p.bias,
+            keywords={"axis": (-2, -1)},
+        ),
+        Layer(
+            "Einsum",
+            ("...a,ab->...b", (3, 4), (4,)),
+            ((2, 3),),
+            "kernel bias einsum_str kernel_shape bias_shape dtype param_dtype "
+            "precision promote_dtype einsum_op preferred_element_type",
+            lambda p, x: x @ p.kernel + p.bias,
+        ),
+        Layer(
+            "Embed",
+            (6, 3),
+            ((2, 4),),
+            "embedding num_embeddings features dtype param_dtype promote_dtype",
+            lambda p, i: p.embedding[i],
+            bound=6,
+            is_usual=True,
+        ),
     ),
-    Layer("PReLU", (), ((2, 3),), has_rngs=False),
-    Layer(
-        "MultiHeadAttention",
-        (2, 8),
-        ((2, 3, 8),),
-        {"normalize_qk": True, "dropout_rate": 0.5, "deterministic": False},
-        {"decode": False},
+    *of_family(
+        "conv",
+        Layer(
+            "Conv",
+            (3, 4, (3,)),
+            ((2, 5, 3),),
+            "kernel_shape kernel bias in_features out_features kernel_size strides "
+            "padding input_dilation kernel_dilation feature_group_count use_bias mask "
+            "dtype param_dtype precision conv_general_dilated promote_dtype "
+            "preferred_element_type",
+            is_usual=True,
+        ),
+        Layer(
+            "ConvTranspose",
+            (3, 4, (3,), 2),
+            ((2, 5, 3),),
+            "kernel_size in_features out_features strides padding kernel_dilation "
+            "use_bias mask dtype param_dtype precision transpose_kernel promote_dtype "
+            "preferred_element_type kernel_shape kernel bias",
+        ),
     ),
-    Layer(
-        "RoPE",
-        (),
-        ((2, 3, 4),),
-        {"embedding_size": 4, "max_seq_len": 3},
-        has_rngs=False,
-        has_dtype=False,
-        since="0.12.9",
+    *of_family(
+        "lora",
+        Layer(
+            "LoRA",
+            (3, 2, 4),
+            ((2, 3),),
+            "in_features out_features dtype param_dtype lora_param_type base_module "
+            "promote_dtype lora_a lora_b",
+            lambda p, x: x @ p.lora_a @ p.lora_b,
+            keywords=ONES,
+        ),
+        Layer(
+            "LoRALinear",
+            (3, 4),
+            ((2, 3),),
+            f"kernel bias in_features out_features use_bias {DENSE} lora",
+            lambda p, x: x @ (p.kernel + p.lora_lora_a @ p.lora_lora_b) + p.bias,
+            keywords={"lora_rank": 2, **ONES},
+            has_dtype=False,
+            is_usual=True,
+        ),
     ),
-    Layer("BatchNorm", (3,), ((4, 3),)),
-    Layer("LayerNorm", (3,), ((4, 3),)),
-    Layer("RMSNorm", (3,), ((4, 3),)),
-    Layer("GroupNorm", (4, 2), ((2, 5, 4),)),
-    Layer("InstanceNorm", (3,), ((2, 5, 3),)),
-    Layer("SpectralNorm", (), ((2, 3),), wraps=("Linear",), has_dtype=False),
-    Layer(
-        "WeightNorm", (), ((2, 3),), wraps=("Linear",), has_dtype=False, since="0.12.9"
+    *of_family(
+        "activations",
+        Layer(
+            "PReLU",
+            (),
+            ((2, 3),),
+            "negative_slope dtype param_dtype promote_dtype",
+            lambda p, x: leaky(x, p.negative_slope),
+            has_rngs=False,
+            is_usual=True,
+        ),
     ),
-    Layer("Dropout", (0.5,), ((2, 3),), has_dtype=False),
-    cell("LSTMCell", ((2, 4), (2, 4))),
-    cell("OptimizedLSTMCell", ((2, 4), (2, 4))),
-    cell("SimpleCell", (2, 4)),
-    cell("GRUCell", (2, 4)),
-    Layer("RNN", (), ((2, 5, 3),), wraps=("GRUCell",), has_dtype=False),
-    Layer("Bidirectional", (), ((2, 5, 3),), wraps=("RNN", "RNN"), has_dtype=False),
-    *map(pooling, ("MaxPool", "MinPool", "AvgPool")),
-    *map(pooling, ("GlobalMaxPool", "GlobalMinPool", "GlobalAvgPool")),
+    *of_family(
+        "attention",
+        Layer(
+            "MultiHeadAttention",
+            (2, 8),
+            ((2, 3, 8),),
+            "num_heads in_features qkv_features out_features in_kv_features "
+            "num_kv_heads dtype param_dtype broadcast_dropout dropout_rate "
+            "deterministic precision use_bias attention_fn decode normalize_qk "
+            "qkv_promote_dtype out_promote_dtype ln_promote_dtype qkv_dot_general "
+            "out_dot_general qkv_dot_general_cls out_dot_general_cls head_dim query "
+            "key value query_ln key_ln out rngs cached_key cached_value cache_index",
+            keywords={
+                "normalize_qk": True,
+                "dropout_rate": 0.5,
+                "deterministic": False,
+            },
+            call={"decode": False},
+            is_usual=True,
+        ),
+    ),
+    *of_family(
+        "positions",
+        Layer(
+            "RoPE",
+            (),
+            ((2, 3, 4),),
+            "theta cached_sin cached_cos",
+            keywords={"embedding_size": 4, "max_seq_len": 3},
+            has_rngs=False,
+            has_dtype=False,
+            since="0.12.9",
+            is_usual=True,
+        ),
+    ),
+    *of_family(
+        "normalization",
+        Layer(
+            "BatchNorm",
+            (3,),
+            ((4, 3),),
+            "mean var scale bias num_features use_running_average axis momentum "
+            f"{FLAGS} {NORM}",
+            is_usual=True,
+        ),
+        Layer(
+            "LayerNorm",
+            (3,),
+            ((4, 3),),
+            f"scale bias num_features {FLAGS} reduction_axes feature_axes {NORM}",
+            lambda p, x: p.scale * centered(x) + p.bias,
+            is_usual=True,
+        ),
+        Layer(
+            "RMSNorm",
+            (3,),
+            ((4, 3),),
+            "scale num_features epsilon dtype param_dtype use_scale reduction_axes "
+            f"feature_axes {NORM}",
+            lambda p, x: p.scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6),
+        ),
+        Layer(
+            "GroupNorm",
+            (4, 2),
+            ((2, 5, 4),),
+            f"feature_axis num_groups group_size scale bias {FLAGS} reduction_axes "
+            f"{NORM}",
+            lambda p, x: (
+                p.scale * centered(x.reshape(2, 5, 2, 2), (1, 3)).reshape(x.shape)
+                + p.bias
+            ),
+        ),
+        Layer(
+            "InstanceNorm",
+            (3,),
+            ((2, 5, 3),),
+            f"scale bias num_features {FLAGS} feature_axes {NORM}",
+            lambda p, x: p.scale * centered(x, 1) + p.bias,
+        ),
+    ),
+    *of_family(
+        "wrappers",
+        Layer(
+            "SpectralNorm",
+            (),
+            ((2, 3),),
+            "layer_instance n_steps epsilon dtype param_dtype error_on_non_matrix "
+            "use_running_average batch_stats",
+            wraps=("Linear",),
+            has_dtype=False,
+            is_usual=True,
+        ),
+        Layer(
+            "WeightNorm",
+            (),
+            ((2, 3),),
+            "layer_instance feature_axes use_scale scale_init epsilon dtype "
+            "param_dtype variable_filter promote_dtype scales",
+            wraps=("Linear",),
+            has_dtype=False,
+            since="0.12.9",
+        ),
+    ),
+    *of_family(
+        "dropout",
+        Layer(
+            "Dropout",
+            (0.5,),
+            ((2, 3),),
+            "rate broadcast_dims deterministic rng_collection rngs",
+            has_dtype=False,
+            is_usual=True,
+        ),
+    ),
+    *of_family(
+        "cells",
+        cell(
+            "LSTMCell",
+            ((2, 4), (2, 4)),
+            f"{GATED} ii if_ ig io hi hf hg ho carry_init",
+        ),
+        cell(
+            "OptimizedLSTMCell",
+            ((2, 4), (2, 4)),
+            f"{GATED} dense_i dense_h carry_init",
+            is_usual=True,
+        ),
+        cell(
+            "SimpleCell",
+            (2, 4),
+            "in_features hidden_features dtype param_dtype residual activation_fn "
+            "promote_dtype rngs dense_h dense_i carry_init",
+        ),
+        cell("GRUCell", (2, 4), f"{GATED} dense_i dense_h carry_init"),
+    ),
+    *of_family(
+        "recurrent",
+        Layer(
+            "RNN",
+            (),
+            ((2, 5, 3),),
+            "cell time_major return_carry reverse keep_order unroll rngs state_axes "
+            "broadcast_rngs",
+            wraps=("GRUCell",),
+            has_dtype=False,
+            is_usual=True,
+        ),
+        Layer(
+            "Bidirectional",
+            (),
+            ((2, 5, 3),),
+            "forward_rnn backward_rnn merge_fn time_major return_carry rngs",
+            wraps=("RNN", "RNN"),
+            has_dtype=False,
+        ),
+        Layer(
+            "StackedRNN",
+            (nnx.GRUCell, 3, 4),
+            ((2, 5, 3),),
+            "layers dropout rngs",
+            keywords={"num_layers": 2},
+            has_dtype=False,
+            is_ours=True,
+            builds=True,
+        ),
+    ),
+    *of_family(
+        "pooling",
+        pooling("MaxPool", over_windows(np.max)),
+        pooling("MinPool", over_windows(np.min)),
+        pooling("AvgPool", over_windows(np.mean), "count_include_pad", is_usual=True),
+        pooling("GlobalMaxPool", over_space(np.max), is_usual=True),
+        pooling("GlobalMinPool", over_space(np.min)),
+        pooling("GlobalAvgPool", over_space(np.mean)),
+    ),
+    *of_family(
+        "containers",
+        Layer(
+            "Sequential",
+            (),
+            ((2, 3),),
+            "layers",
+            lambda p, x: leaky(
+                x @ p.layers_0_kernel + p.layers_0_bias, p.layers_1_negative_slope
+            ),
+            wraps=("Linear", "PReLU"),
+            has_rngs=False,
+            has_dtype=False,
+        ),
+        Layer(
+            "Stack",
+            (lambda rngs: nnx.Linear(8, 8, rngs=rngs), 2),
+            ((2, 8),),
+            "length remat unroll axis_name layers",
+            lambda p, x: (
+                (x @ p.layers_kernel[0] + p.layers_bias[0]) @ p.layers_kernel[1]
+                + p.layers_bias[1]
+            ),
+            has_dtype=False,
+            is_ours=True,
+            builds=True,
+        ),
+    ),
 ]
 
 BY_NAME = {layer.name: layer for layer in LAYERS}
 
-# Of the layers that share the code of promotion and contraction, of moments, of carries
-# or of windows, one; and all that share none.
-FAMILIES = (
-    "Linear Conv Embed LoRALinear PReLU MultiHeadAttention RoPE BatchNorm LayerNorm "
-    "SpectralNorm Dropout OptimizedLSTMCell RNN AvgPool GlobalMaxPool"
-).split()
-
 
 def unless_family(layer: Layer) -> Any:
     """The mark of a layer that others stand for: only the long run has it."""
-    return () if layer.name in FAMILIES else pytest.mark.long
+    return () if layer.is_usual else pytest.mark.long
 
 
 def of_families(layers: Sequence[Layer]) -> Any:

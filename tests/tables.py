@@ -16,7 +16,8 @@ def out_of_turn(items):
     """The items that are not needed for each value of crossed parameters to be run.
 
     For each value of the longest parameter one item is: the values of the others take
-    turns beside it, in each mode in another order.
+    turns beside it, in each mode in another order. A long table without others takes
+    turns with the modes.
     """
     known = defaultdict(dict)
     places = {item: [*_places(item, known)] for item in items}
@@ -36,11 +37,17 @@ def _places(item, known):
             yield rows, rows.setdefault(row, len(rows))
 
 
+# Rows of a table, of which each is enough in one mode.
+_MANY = 40
+
+
 def _is_in_turn(item, places):
-    if len(places) < 2:
+    if not places:
         return True
-    (_, turn), *others = sorted(places, key=lambda x: -len(x[0]))
+    (longest, turn), *others = sorted(places, key=lambda x: -len(x[0]))
     for name, values in modes.ARGUMENTS.items():
         if name in item.callspec.params:
             turn += [*values.values()].index(item.callspec.params[name])
+            if not others and len(longest) >= _MANY:
+                return turn % len(values) == 0
     return all(place == turn % len(rows) for rows, place in others)

@@ -322,7 +322,7 @@ THE_PACKAGE = """
     from flax.nnx.nn import dtypes
     from flax.nnx.nn.linear import Conv
     from graftree import errors
-    from graftree.interop import name_tables
+    from graftree.interop import flax_names
 
     def refused(function, *args):
         try:
@@ -355,7 +355,7 @@ THE_PACKAGE = """
     assert metrics is nnx.metrics is graftree.metrics
     print([name for name in dir(nnx) if not hasattr(nnx, name)])
     # What is ours alone, what Flax had once, what neither has.
-    for name in name_tables.BEYOND:
+    for name in flax_names.names_beyond():
         assert hasattr(graftree, name) and not hasattr(nnx, name)
         assert name not in nnx.__all__ and name not in dir(nnx)
     for name in "MaxPool", "GraphNode":

@@ -11,7 +11,8 @@ import typing
 
 import graftree as nnx
 from graftree import errors
-from tests import interpreters, sources, tables
+from tests import catalog, interpreters, sources, tables
+from tests.contract.test_transforms import matrix
 
 # STYLE §3: 500 as a rule; a file that is one class with its helpers may reach 700.
 MAX_FILE_LINES = 700
@@ -135,6 +136,86 @@ def test_every_file_has_a_docstring():
         for source in sources.repository()
         if source.text and not ast.get_docstring(source.tree)
     )
+
+
+# ------------------------------------------------------- the tables of what there is
+
+CATALOG = "tests/catalog.py"
+NO_LAYERS = {
+    **{"Module": "the base", "RNNCellBase": "the base of cells"},
+    **{"List": "has no call", "Dict": "has no call"},
+}
+
+
+def public_modules():
+    """The names of the Modules that can be called."""
+    values = {name: getattr(nnx, name) for name in nnx.__all__}
+    return {
+        name
+        for name, value in values.items()
+        if inspect.isclass(value) and issubclass(value, nnx.Module)
+    } - {*NO_LAYERS}
+
+
+def test_every_public_module_has_its_row():
+    fails(
+        f"{CATALOG}: add a row to LAYERS, in its family: Layer({name!r}, ...)"
+        for name in public_modules() - {*catalog.BY_NAME}
+    )
+    fails(f"{CATALOG}: there is no nnx.{x}" for x in {*catalog.BY_NAME} - {*dir(nnx)})
+
+
+def test_numbers_of_each_layer_are_tested():
+    faults = []
+    for row in catalog.LAYERS:
+        file = f"tests/{catalog.FAMILIES[row.family].tests}"
+        path = sources.ROOT / file
+        text = path.read_text() if path.exists() else ""
+        if not row.formula and not re.search(rf"\b{row.name}\b", text):
+            where = f"the row of {row.name} a formula, or {file} tests of it"
+            faults.append(f"{CATALOG}: give {where}")
+    fails(faults)
+
+
+def test_guides_list_each_layer_where_its_family_is():
+    faults = []
+    for row in catalog.LAYERS:
+        family = catalog.FAMILIES[row.family]
+        page = f"docs/guides/{family.page}"
+        lines = (sources.ROOT / page).read_text().splitlines()
+        text = "\n".join(line for line in lines if line.startswith(family.row))
+        if not re.search(rf"`nnx\.{row.name}\b", text):
+            faults.append(f"{page}: name `nnx.{row.name}` in the row {family.row!r}")
+    (ours,) = [x for x in layers_page() if x.startswith(OURS)]
+    named = {*re.findall(r"`nnx\.(\w+)`", ours)}
+    expected = {row.name for row in catalog.LAYERS if row.is_ours}
+    faults += [
+        f"docs/guides/layers.md: {name} in one of {OURS!r} and {CATALOG}"
+        for name in named ^ expected
+    ]
+    fails(faults)
+
+
+OURS = "Flax NNX does not have"
+
+
+def layers_page():
+    return (sources.ROOT / "docs/guides/layers.md").read_text().split("\n\n")
+
+
+def test_every_public_transform_has_its_row():
+    values = [getattr(nnx, name) for name in nnx.__all__]
+    transforms = {
+        value.__name__
+        for value in values
+        if inspect.isroutine(value) or hasattr(value, "defvjp")
+        if str(value.__module__).startswith("graftree.transforms.")
+        if not str(value.__module__).startswith("graftree.transforms.lifting.")
+    }
+    rows = {row.transform for row in matrix.ROWS.values()}
+    where = "tests/contract/test_transforms/matrix.py: add a row to ROWS"
+    fails(f"{where}: {name!r}" for name in transforms - rows)
+    assert len(transforms) > 20
 
 
 # ------------------------------------------------------------------------------ size

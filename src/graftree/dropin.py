@@ -41,7 +41,7 @@ import graftree
 from graftree import config, errors
 from graftree.core import exporting
 from graftree.core.variables import sharding
-from graftree.interop import flax_names, name_tables
+from graftree.interop import flax_names
 
 FLAX_VERSION = "0.12.12"
 """The release of Flax whose API this is; ``flax.__version__`` where Flax is missing."""
@@ -261,16 +261,15 @@ def _fill_top(module: types.ModuleType) -> None:
 
 def _fill_namespace(module: types.ModuleType) -> None:
     """Makes ``flax.nnx``: the public namespace as programs for Flax know it."""
-    names = [
-        name for name in vars(graftree)["__all__"] if name not in name_tables.BEYOND
-    ]
+    beyond = flax_names.names_beyond()
+    names = [name for name in vars(graftree)["__all__"] if name not in beyond]
     paths = flax_names.top_level_paths()
     starred = [*names, *sorted({*paths, *flax_names.DEPRECATED}.difference(names))]
 
     def attribute(name: str) -> Any:
         if name in paths:
             return importlib.import_module(f"{_NAMESPACE}.{name}")
-        if name in name_tables.BEYOND:
+        if name in beyond:
             raise AttributeError(
                 f"Module {_NAMESPACE} has no attribute {name!r}: Flax lacks it. "
                 f"Graftree has it, as graftree.{name}."

@@ -411,7 +411,7 @@ TREES = st.recursive(
 ).filter(lambda x: isinstance(x, dict))
 
 
-@strategies.examples(few=40, many=1000)
+@strategies.examples(few=12, many=1000)
 @hypothesis.given(TREES)
 def test_every_tree_comes_back_or_is_refused_before_anything_is_written(tree):
     state = nnx.State(tree)

@@ -34,8 +34,22 @@ CACHES = {"no-cache": None, "cache": None, "ring": WINDOW}  # and the window
 BATCHES = "whole", "accumulated", "padded"
 FORMS = {"plain": 1, "remat": 1, "stack": 2}  # and how many layers
 DEVICES = "device", "mesh"
-CELLS = [*itertools.product(DTYPES, CACHES, BATCHES, FORMS, DEVICES)]
-IDS = ["-".join(cell) for cell in CELLS]
+FEATURES = DTYPES, CACHES, BATCHES, FORMS, DEVICES
+CELLS = [*itertools.product(*FEATURES)]
+
+
+def by_turns(cell):
+    """One cell in six is in `make test`.
+
+    In these each pair of features occurs, and each cache with each batch and form.
+    """
+    indices = [[*x].index(name) for x, name in zip(FEATURES, cell, strict=True)]
+    dtype, cache, batch, form, devices = indices
+    turn = (cache + batch + form - dtype) % 3, (dtype + cache + batch - devices) % 2
+    marks = () if turn == (0, 0) else pytest.mark.long
+    return pytest.param(cell, id="-".join(cell), marks=marks)
+
+
 RUN = [
     (
         dtype,
@@ -214,6 +228,15 @@ def expected_of(is_padded, window, layers):
     return loss_of(weights, tokens, window).real, grads
 
 
+def test_the_cells_of_make_test_have_each_pair_of_features():
+    cells = [x.values[0] for x in map(by_turns, CELLS) if not x.marks]
+    assert len(cells) == 36
+    for a, b in itertools.combinations(range(len(FEATURES)), 2):
+        pairs = {(cell[a], cell[b]) for cell in cells}
+        assert len(pairs) == len(FEATURES[a]) * len(FEATURES[b])
+    assert len({cell[1:4] for cell in cells}) == 27
+
+
 def check_numbers(cell, loss, grads, tolerance):
     _, cache, batch, form, _ = cell
     expected, of_weights = expected_of(batch == "padded", CACHES[cache], FORMS[form])
@@ -256,7 +279,7 @@ def traced(cell):
 EVALUATED = {}
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=IDS)
+@pytest.mark.parametrize("cell", [*map(by_turns, CELLS)])
 def test_each_cell_has_the_dtypes_asked_for_and_means_the_mathematics(cell):
     stored, _, compute = DTYPES[cell[0]]
     program, arguments = traced(cell)

@@ -13,8 +13,8 @@ from jax.experimental import checkify
 import graftree as nnx
 from examples.models import llama
 from tests import strategies, tables, tiny_llamas
-from tests.nn import test_attention_options
-from tests.nn.test_attention import attention
+from tests.contract.test_nn_layers import test_attention_options
+from tests.contract.test_nn_layers.test_attention import attention
 from tests.random_arrays import random
 
 WINDOWS = [None, 1, 2, 4, 30]

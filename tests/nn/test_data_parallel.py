@@ -77,7 +77,7 @@ class Program:
         return self.make_model(nnx.Rngs(0))
 
     def inputs(self):
-        return catalog.Layer("", (), self.shapes, bound=self.bound).inputs()
+        return catalog.Layer("", (), self.shapes, "", bound=self.bound).inputs()
 
     def __call__(self, model, *inputs):
         return self.call(model, *inputs)
@@ -168,7 +168,7 @@ def plain(model, *inputs):
 
 
 PROGRAMS = [
-    Program("StackedRNN", stacked, plain, ((8, 3, 8),)),
+    Program("StackedRNN of two directions", stacked, plain, ((8, 3, 8),)),
     Program(
         "RNN seq_lengths",
         lambda rngs: nnx.RNN(nnx.SimpleCell(8, 16, rngs=rngs), reverse=True),
@@ -186,12 +186,12 @@ PROGRAMS = [
         32,
     ),
     Program(
-        "Stack",
+        "Stack of blocks",
         lambda rngs: nnx.Stack(Block, 2, rngs=rngs),
         plain,
         ((8, 8),),
     ),
-    Program("Sequential", sequential, plain, ((8, 8, 8, 1),)),
+    Program("network of convolutions", sequential, plain, ((8, 8, 8, 1),)),
     Program("LoRA with a base", lora, plain, ((8, 8),)),
 ]
 ROWS = [*map(WideLayer, catalog.LAYERS), *PROGRAMS]

@@ -36,7 +36,10 @@ class Subject:
         if inspect.isclass(self.layer):
             with warnings.catch_warnings(action="ignore"):  # of older arguments
                 self.layer = self._construct()
-        self.attributes = [n for n in vars(self.layer) if not n.startswith("_pytree__")]
+        row = catalog.BY_NAME.get(case.name)
+        beyond = row.beyond.split() if row else ()
+        names = [n for n in vars(self.layer) if not n.startswith("_pytree__")]
+        self.attributes = [name for name in names if name not in beyond]
         self.created, self.counts = self.state(), self.state(self.rngs)
         if case.prepare is not None:
             case.prepare(self.layer)

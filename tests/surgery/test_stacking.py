@@ -314,7 +314,7 @@ def test_layers_of_one_make_are_alike(row):
         for each in (model.blocks, stack)
     ]
     assert found == expected
-    nnx.surgery.unstack(model)
+    nnx.surgery.unstack(model, "blocks")
     assert held_by(model)[0] == before[0]
     assert jax.tree.map(bits, held_by(model)[1]) == jax.tree.map(bits, before[1])
 

@@ -120,6 +120,26 @@ def top_level_paths() -> frozenset[str]:
     return frozenset(_names_below(tables.PUBLIC, _PATHS))
 
 
+@functools.cache
+def names_beyond() -> frozenset[str]:
+    """The names of the public namespace that Flax NNX lacks.
+
+    Returns:
+        Those that no path of Flax has, and the modules for which it has no path.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> {"MaxPool", "checkpoints"} <= flax_names.names_beyond()
+        True
+    """
+    namespace = vars(sys.modules[_full(tables.PUBLIC)])
+    theirs = {name for files in tables.MODULES.values() for name in _origins(files)}
+    theirs |= tables.OF_NAMESPACE | top_level_paths()
+    modules = {k for k, v in namespace.items() if isinstance(v, types.ModuleType)}
+    theirs -= modules - top_level_paths()
+    return frozenset(namespace["__all__"]) - theirs
+
+
 def list_below(path: str) -> list[tuple[str, bool]]:
     """Lists the paths directly below a path: their names, and whether more are below.
 

@@ -378,11 +378,11 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
 # Paths below ``flax`` that are modules of this package.
 BESIDE_SAME = ("config", "errors")
 
-# Names of the public namespace that Flax NNX lacks.
-BEYOND = frozenset(
-    "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool Stack"
-    " StackedRNN checkpoints config debugging decoding errors memory name precision"
-    " sharding surgery touch weights".split()
+# Names of ``flax.nnx``, of this release or older ones, that no path above has. A public
+# name that is neither here nor there is ours alone.
+OF_NAMESPACE = frozenset(
+    "EMA Metric MultiMetric avg_pool logical_axis_rules max_pool min_pool pool"
+    " to_arrays to_refs".split()
 )
 
 # Things with other names in PyTorch, Keras and Linen: the name here, the names there,

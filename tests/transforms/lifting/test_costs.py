@@ -8,6 +8,7 @@ Then programs of eager control flow, warnings, and bounds of what is kept.
 
 import functools
 import gc
+import itertools
 import pickle
 import sys
 import warnings
@@ -25,9 +26,9 @@ from graftree.core.graph.validity_checks import ObjectGroups
 from graftree.core.variables import variables
 from graftree.errors import LostUpdateWarning
 from graftree.transforms.lifting import programs
-from tests import changes, modes, zoo
+from tests import changes, modes, tables, zoo
 from tests.static_values import Tag
-from tests.transforms.lifting.test_repeated_calls import EACH, TRACED, TRACED_EACH
+from tests.transforms.lifting.test_repeated_calls import EACH, TRACED
 
 FEW_CALLS = pytest.mark.caches("it counts Python functions of repeated calls")
 ONE_PROGRAM = pytest.mark.caches("it counts compilations of equal programs")
@@ -205,8 +206,18 @@ def test_states_that_are_read_cost_few_python_calls(mode):
     assert python_calls(step, states[1], 2.0) < 15
 
 
+def each_in_one_mode():
+    """Each transform, and each mode once; the other pairs are in the long run."""
+    pairs = itertools.product(
+        enumerate(TRACED.items()), enumerate(modes.BY_NAME.items())
+    )
+    for (i, (transform, make)), (j, (name, mode)) in pairs:
+        marks = () if i == j else pytest.mark.long
+        yield pytest.param(make, mode, id=f"{transform}-{name}", marks=marks)
+
+
 @FEW_CALLS
-@TRACED_EACH
+@tables.cases("transform, mode", *each_in_one_mode())
 def test_eager_transforms_take_known_objects_apart_once(transform, mode):
     # They are traced each time, which costs more than that.
     call, model = transform(double, **mode), large()

@@ -4,9 +4,9 @@ Each call gives what a first one gives: a transform that remembers what it found
 about its arguments must not be seen to. What it remembers is in `test_costs.py`.
 """
 
+import dataclasses
 import functools
 import os
-import zlib
 
 import hypothesis
 import jax
@@ -73,42 +73,42 @@ LOOSE_ALIAS = {
 }
 
 
-def number(x):
-    """A small integer for any static value."""
-    return zlib.crc32(repr(x).encode()) % 31
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Statics:
+    """What is static in a tree, as lines of text; equal if they are."""
+
+    lines: tuple[str, ...]
 
 
 def visit(tree):
-    """A number that depends on all in a tree; writes into each of its Variables.
-
-    Little is to be compiled: values go from one Variable to the next one of their type,
-    and all numbers are summed as one vector. They are small integers, so that the sum
-    is exact in any order.
-    """
-    model, variables, terms = tree["model"], [], []
+    """All that is in a tree: what is static, and its arrays; writes each Variable."""
+    model, variables, lines, values = tree["model"], [], [], []
     for path, leaf in nnx.to_flat_state(nnx.state(tree)):
         if isinstance(leaf, nnx.Variable):
             metadata = [leaf.get_metadata(x, None) for x in ("tag", "sizes", "axes")]
-            factor = number((path, type(leaf).__name__, metadata))
+            lines.append(f"{path}: {type(leaf).__name__} {metadata}")
             variables.append(leaf)
-            terms += [(factor, x) for x in jax.tree.leaves(leaf.get_value())]
+            values += jax.tree.leaves(leaf.get_value())
         elif path[:2] not in [("model", "items"), ("model", "named")]:
             # So is one in what became data: static in graph mode, and data in a tree.
             is_number = len(path) > 2 and getattr(leaf, "weak_type", False)
-            terms += [] if is_number else [(number(path), leaf)]
+            values += [] if is_number else [leaf]
+            lines += [] if is_number else [str(path)]
     write_each(variables)
     # Numbers in containers are static, and data in tree mode.
     # JAX sorts the keys of dicts.
     named = [x for _, x in sorted(getattr(model, "named", {}).items())]
     inside = [*getattr(model, "items", ()), *named]
-    inside = [x for x in inside if not isinstance(x, nnx.Variable)]
-    terms += [(3 + place, x) for place, x in enumerate(inside)]
+    values += [x for x in inside if not isinstance(x, nnx.Variable)]
     statics = [model.tags[1].name, model.dropout.deterministic, len(model.layers)]
     for name in ("_name", "flag", "rate", "text", "none", "tag", "unhashable"):
         if model._pytree__nodes.get(name) is False:
             value = vars(model)[name]
             statics.append((name, getattr(value, "name", value)))
-    return weighted_sum(terms) + number([*statics, model.heads.flag])
+    return Statics((*lines, f"{statics} {model.heads.flag}")), [
+        *map(jnp.asarray, values)
+    ]
 
 
 def write_each(variables):
@@ -123,18 +123,6 @@ def write_each(variables):
             moved[following] = values[place] if len(group) > 1 else -values[place]
     for variable, value in zip(variables, structure.unflatten(moved), strict=True):
         variable.set_value(value)
-
-
-def weighted_sum(terms):
-    """The sum of factors times the sums of arrays.
-
-    It is made by NumPy where nothing is traced: JAX would compile each operation.
-    """
-    np_or_jnp = jnp if any(isinstance(x, jax.core.Tracer) for _, x in terms) else np
-    flat = [np_or_jnp.ravel(x).astype("float32") for _, x in terms]
-    pairs = zip(terms, flat, strict=True)
-    weights = [np.full(x.size, factor, np.float32) for (factor, _), x in pairs]
-    return jnp.asarray(np_or_jnp.concatenate(flat) @ np.concatenate(weights))
 
 
 def visit_and_return(tree):
@@ -166,17 +154,33 @@ def form_of(name, mode):
 
 
 def mapped(f, **mode):
-    each = nnx.vmap(lambda m, x: f(m) + x, in_axes=(None, 0), **mode)
+    each = nnx.vmap(lambda m, x: (f(m), x), in_axes=(None, 0), **mode)
     return lambda model: each(model, jnp.arange(2.0))
 
 
 def differentiated(f, **mode):
-    return nnx.value_and_grad(f, allow_int=True, **mode)
+    def loss(model):
+        outputs = f(model)
+        return sum_of_squares(jax.tree.leaves(outputs)), outputs
+
+    derive = nnx.value_and_grad(loss, has_aux=True, allow_int=True, **mode)
+
+    def call(model):
+        (total, outputs), gradients = derive(model)
+        return outputs, total, gradients
+
+    return call
+
+
+def sum_of_squares(values):
+    """A number whose derivatives are the values, twice; one vector compiles little."""
+    flat = [jnp.ravel(x).astype("float32") for x in values]
+    return jnp.sum(jnp.concatenate(flat) ** 2)
 
 
 def scanned(f, **mode):
     axes = (nnx.Carry, 0)
-    each = nnx.scan(lambda m, x: (m, f(m) + x), in_axes=axes, out_axes=axes, **mode)
+    each = nnx.scan(lambda m, x: (m, (f(m), x)), in_axes=axes, out_axes=axes, **mode)
     return lambda model: each(model, jnp.arange(1.0))[1]
 
 
@@ -299,7 +303,7 @@ def test_traced_calls_equal_first_ones(transform, mode, data):
     names = [name for name in changes if name != "a way back"]
     for name, (k, calls) in data.draw(steps_of(names, 5)):
         for _ in range(calls):
-            check_same(arrays(kept(ours)), arrays(make(visit, **mode)(theirs)))
+            check_same(kept(ours), make(visit, **mode)(theirs))
         for tree in (ours, theirs):
             changed(tree, changes[name], k)
     check_alike(ours, theirs)
@@ -591,7 +595,7 @@ def test_what_a_function_captures_is_read_at_each_call(transform, mode):
     model, totals = zoo.Scale(), []
     for count in range(5):
         other.w[...] = scale[0] = float(count)
-        totals.append(float(jnp.ravel(call(model)[0])[0]))
+        totals.append(float(jnp.ravel(jax.tree.leaves(call(model))[0])[0]))
     assert totals == [2.0 * count**2 for count in range(5)]
 
 

@@ -11,7 +11,11 @@ import pytest
 import graftree as nnx
 from tests import meshes, tables
 from tests.comparisons import unchanged
-from tests.nn.test_attention import layer_output, make_layer, params_of
+from tests.contract.test_nn_layers.test_attention import (
+    layer_output,
+    make_layer,
+    params_of,
+)
 from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
 

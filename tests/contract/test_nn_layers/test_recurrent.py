@@ -12,8 +12,8 @@ import pytest
 import graftree as nnx
 from tests import random_arrays, tables
 from tests.comparisons import raises
-from tests.nn import test_cells as cells
-from tests.nn.test_cells import SEQUENCE, Sum, make, normal
+from tests.contract.test_nn_layers import test_cells as cells
+from tests.contract.test_nn_layers.test_cells import SEQUENCE, Sum, make, normal
 
 # ----------------------------------------------------------------- layout and options
 

@@ -10,8 +10,14 @@ from jax import test_util
 
 import graftree as nnx
 from tests import programs, tables
-from tests.nn import test_attention
-from tests.nn.test_attention import PATHS, SINKS, attention, exact_weights, qkv
+from tests.contract.test_nn_layers import test_attention
+from tests.contract.test_nn_layers.test_attention import (
+    PATHS,
+    SINKS,
+    attention,
+    exact_weights,
+    qkv,
+)
 from tests.random_arrays import random, random_mask
 
 LENGTHS = np.array([[5, 3, 0], [1, 4, 2]])
