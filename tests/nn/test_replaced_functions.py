@@ -384,7 +384,7 @@ def test_attention_gives_the_very_numbers_of_jax(is_causal, dtype, extras):
 # ----------------------------------------------------------------------- fast functions
 
 
-def counted(function, *names, **options):
+def counted(function):
     """The function made fast, and the list of its calls."""
     calls = []
 
@@ -392,7 +392,7 @@ def counted(function, *names, **options):
         calls.append(1)
         return function(x, times)
 
-    return eager.fast(*names, **options)(call), calls
+    return eager.compiled(call), calls
 
 
 @pytest.mark.parametrize("times", [np.float32(2), [2], lambda: 2])

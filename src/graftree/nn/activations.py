@@ -84,6 +84,6 @@ class PReLU(Module):
         return _leaky(x, slope)
 
 
-@eager.fast()
+@eager.compiled
 def _leaky(x: jax.Array, slope: jax.Array) -> jax.Array:
     return jnp.where(x >= 0, x, slope * x)

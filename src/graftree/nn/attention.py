@@ -38,7 +38,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, arithmetic, eager, jax_functions
 
 
 def dot_product_attention(
@@ -432,7 +432,7 @@ def _attend_as_it_is(
     return jnp.reshape(outputs, query.shape)
 
 
-_attend = eager.fast()(_attend_as_it_is)
+_attend = eager.compiled(_attend_as_it_is)
 
 
 def _logits(
@@ -443,7 +443,7 @@ def _logits(
 ) -> jax.Array:
     """The scaled dot products, ``[*batch, heads, queries, keys]``."""
     shape = _weights_shape(query, key)
-    dtype, wide = query.dtype, arguments.wide_dtype(query.dtype, jnp.float32)
+    dtype, wide = query.dtype, arithmetic.wide_dtype(query.dtype, jnp.float32)
     if scale is None:
         query = query / math.sqrt(query.shape[-1])
     query = _grouped(query, key.shape[-2], axis=-2)
@@ -559,7 +559,7 @@ def make_attention_mask(
                 [ True,  True, False],
                 [False, False, False]]], dtype=bool)
     """
-    pairs = eager.current(pairwise_fn)(
+    pairs = jax_functions.current(pairwise_fn)(
         jnp.expand_dims(query_input, axis=-1), jnp.expand_dims(key_input, axis=-2)
     )
     mask = jnp.expand_dims(pairs, (*range(extra_batch_dims), -3))

@@ -142,7 +142,7 @@ class Dropout(Module):
             self.deterministic = deterministic
 
 
-@eager.fast()
+@eager.compiled
 def _dropped(
     inputs: jax.Array, key: jax.Array, *, keep_rate: float, shared: tuple[int, ...]
 ) -> jax.Array:

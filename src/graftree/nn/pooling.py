@@ -148,7 +148,7 @@ def avg_pool(
     )
 
 
-@eager.fast()
+@eager.compiled
 def _averages(
     inputs: jax.Array,
     *,

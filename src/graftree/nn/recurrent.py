@@ -26,7 +26,7 @@ from graftree.core.rng.streams import Rngs, RngState, RngStream
 from graftree.core.variables.metadata import var_defaults
 from graftree.nn.cells import RNNCellBase
 from graftree.nn.dropout import Dropout
-from graftree.nn.support import arguments, meshes
+from graftree.nn.support import arguments, arithmetic, meshes
 from graftree.transforms.control_flow import loops
 from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.lifting.prefixes import StateAxes
@@ -300,7 +300,7 @@ def _in_dtypes_of(state: Any, new_state: Any) -> Any:
     new_dtypes = [*map(jnp.result_type, new_leaves)]
     if dtypes == new_dtypes:
         return new_state
-    wide = [*map(arguments.wide_dtype, dtypes, new_dtypes)]
+    wide = [*map(arithmetic.wide_dtype, dtypes, new_dtypes)]
     if wide != dtypes:
         raise _WiderCarry(wide)
     return treedef.unflatten(map(jnp.asarray, new_leaves, dtypes))

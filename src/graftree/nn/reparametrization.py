@@ -13,7 +13,6 @@ fails, weights and statistics stay as they were.
 
 from __future__ import annotations
 
-import operator
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +32,7 @@ from graftree.core.variables import variables
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
-from graftree.nn.support import arguments, eager, meshes
+from graftree.nn.support import arguments, arithmetic, eager, meshes
 
 _U_INIT = initializers.normal(stddev=0.01)
 _KERNELS = filters.PathContains("kernel")
@@ -174,7 +173,7 @@ class SpectralNorm(Module):
         return found
 
 
-@eager.fast()
+@eager.compiled
 def _with_unit_norm(
     weights: jax.Array,
     u: jax.Array,
@@ -192,9 +191,7 @@ def _with_unit_norm(
         v = _unit(jnp.matmul(u, constant.T), epsilon)
         u = _unit(jnp.matmul(v, constant), epsilon)
     sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
-    weights = operator.truediv(
-        *arguments.alike(weights, jnp.where(sigma != 0, sigma, 1.0))
-    )
+    weights = arithmetic.over(weights, jnp.where(sigma != 0, sigma, 1.0))
     dtype = arguments.canonicalize_dtype(weights, dtype=dtype)
     return weights.astype(dtype), u, jax.lax.stop_gradient(sigma)
 
@@ -333,7 +330,7 @@ class WeightNorm(Module):
         return _variables(self.layer_instance, self.variable_filter)
 
 
-@eager.fast()
+@eager.compiled
 def _with_unit_vectors(
     old: jax.Array,
     scale: jax.Array | None,
@@ -351,7 +348,7 @@ def _with_unit_vectors(
     if scale is not None:
         shape = arguments.shape_along(feature_axes, old.shape)
         (lengths,) = meshes.beside(new, feature_axes, (scale,))
-        new = operator.mul(*arguments.alike(new, jnp.reshape(lengths, shape)))
+        new = arithmetic.times(new, jnp.reshape(lengths, shape))
     (new,) = promote_dtype((new,), dtype=dtype)
     # Weights keep their dtype, whatever the dtype of the scale.
     return new.astype(arguments.canonicalize_dtype(old, dtype=dtype))
@@ -365,7 +362,7 @@ def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]
 
 def _widened(x: jax.Array) -> jax.Array:
     """``x`` in float32 or wider: half precision can't hold sums and a small epsilon."""
-    return x.astype(arguments.wide_dtype(x.dtype, jnp.float32))
+    return x.astype(arithmetic.wide_dtype(x.dtype, jnp.float32))
 
 
 def _check_known(paths: Sequence[Path], known: dict[Path, Any]) -> None:

@@ -81,9 +81,10 @@ class TrackedMethod(attributes.Atom):
         above = stack.top
         stack.top = frame = ModuleCall(name, above, args, kwargs, adds_name)
         call = function
-        held = args[0].__dict__
-        if OUTPUT_DTYPE in held and name == "__call__" and not frame.is_repeated:
-            call = _casting(call, held[OUTPUT_DTYPE])
+        # No local name for its dict: what is held elsewhere can't be watched.
+        if OUTPUT_DTYPE in args[0].__dict__:
+            if name == "__call__" and not frame.is_repeated:
+                call = _casting(call, args[0].__dict__[OUTPUT_DTYPE])
         try:
             is_traced = _jax.current_trace() is not _jax.no_trace
             if not is_traced and not stack.observers:
