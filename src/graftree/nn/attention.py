@@ -274,27 +274,27 @@ def dot_product_attention_weights(
 def _check_shapes(query: jax.Array, key: jax.Array, *value: jax.Array) -> None:
     """Refuses arrays that do not fit together; the value is optional."""
     arrays = (query, key, *value)
-    names, what = ", ".join("qkv"[: len(arrays)]), None
+    names, fault = ", ".join("qkv"[: len(arrays)]), None
     if len({x.ndim for x in arrays}) > 1:
         ranks = ", ".join([str(x.ndim) for x in arrays])
-        what = f"{names} must have same rank, but got {ranks}"
+        fault = f"{names} must have same rank, but got {ranks}"
     elif query.ndim < 3:
-        what = f"{names} must have rank 3 or more"
+        fault = f"{names} must have rank 3 or more"
     elif len({x.shape[:-3] for x in arrays}) > 1:
-        what = f"{names} batch dims must match"
+        fault = f"{names} batch dims must match"
     elif value and key.shape[-3] != value[0].shape[-3]:
-        what = "k, v lengths must match"
+        fault = "k, v lengths must match"
     elif query.shape[-1] != key.shape[-1]:
-        what = "q, k depths must match"
+        fault = "q, k depths must match"
     for name, x in zip(("Key", "Value"), arrays[1:], strict=False):
-        if what is None and (x.shape[-2] == 0 or query.shape[-2] % x.shape[-2]):
-            what = (
+        if fault is None and (x.shape[-2] == 0 or query.shape[-2] % x.shape[-2]):
+            fault = (
                 f"Query heads ({query.shape[-2]}) must be multiple of {name} heads "
                 f"({x.shape[-2]}): the number of query heads must be a multiple"
             )
-    if what is not None:
+    if fault is not None:
         shapes = ", ".join([str(x.shape) for x in arrays])
-        raise ValueError(f"{what}; [*batch, length, heads, depth] are {shapes}.")
+        raise ValueError(f"{fault}; [*batch, length, heads, depth] are {shapes}.")
 
 
 def _dropout_key(
@@ -619,15 +619,15 @@ def combine_masks(
                 [1., 1., 0.],
                 [0., 0., 0.]]], dtype=float32)
     """
-    given = [jnp.asarray(mask) for mask in masks if mask is not None]
-    if not given:
+    arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
+    if not arrays:
         return None
-    ranks = tuple(mask.ndim for mask in given)
+    ranks = tuple(mask.ndim for mask in arrays)
     if len(set(ranks)) > 1:
         raise ValueError(
             f"masks must have same rank, but got {ranks}, with the shapes "
-            f"{', '.join(str(mask.shape) for mask in given)}.\n"
+            f"{', '.join(str(mask.shape) for mask in arrays)}.\n"
             "Give each the axes [*batch, heads, query length, key length]; those of "
             "size one broadcast."
         )
-    return functools.reduce(jnp.logical_and, given).astype(dtype)
+    return functools.reduce(jnp.logical_and, arrays).astype(dtype)

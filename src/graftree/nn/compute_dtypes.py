@@ -53,8 +53,8 @@ def compute_dtype(layer: Any) -> np.dtype[Any]:
         >>> nnx.precision.compute_dtype(layer)
         dtype(bfloat16)
     """
-    own = _returned(layer)
-    dtypes = _of_params(layer) if own is None else [own]
+    dtype = _returned(layer)
+    dtypes = _of_params(layer) if dtype is None else [dtype]
     if not dtypes:
         raise ValueError(
             errors.message(

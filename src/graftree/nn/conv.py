@@ -58,9 +58,9 @@ class _OneSize(tuple[int]):
     __slots__ = ()
 
 
-def _sizes(given: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = arguments.sizes(given)
-    return _OneSize(sizes) if arguments.is_int(given) else sizes
+def _sizes(kernel_size: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = arguments.sizes(kernel_size)
+    return _OneSize(sizes) if arguments.is_int(kernel_size) else sizes
 
 
 class Conv(Convolution):

@@ -467,15 +467,15 @@ def _cache_of(layer: MultiHeadAttention) -> list[Cache[jax.Array]]:
         ImmutableVariableError: If it is read-only.
     """
     cache = [layer.cached_key, layer.cached_value, layer.cache_index]
-    found = [variable for variable in cache if variable is not None]
-    if len(found) < len(cache):
+    existing = [variable for variable in cache if variable is not None]
+    if len(existing) < len(cache):
         raise ValueError(
             "Autoregressive cache not initialized.\nCall `init_cache((*batch, "
             "max_length, features))` first, or pass `decode=False`."
         )
-    for variable in found:
+    for variable in existing:
         variables.check_write(variable)
-    return found
+    return existing
 
 
 def _extended(

@@ -66,8 +66,8 @@ def update(module: Any) -> None:
     names = {*adaptations_of(module)}
     if compute_dtypes.PARAMS_DTYPE in vars(module):
         names.update(names_in(module))
-    own = plain_class(type(module))
-    cls = _reading_class(own, frozenset(names)) if names else own
+    plain = plain_class(type(module))
+    cls = _reading_class(plain, frozenset(names)) if names else plain
     if type(module) is not cls:
         module.__class__ = cls
 
@@ -135,17 +135,17 @@ def _reading_class(cls: type, names: frozenset[str]) -> type:
         "__doc__": cls.__doc__,
         **{name: _Reading(name) for name in sorted(names)},
     }
-    made = _reading_metaclass(type(cls))(cls.__name__, (cls,), namespace)
-    made._reads = names
-    return made
+    reading = _reading_metaclass(type(cls))(cls.__name__, (cls,), namespace)
+    reading._reads = names
+    return reading
 
 
 @functools.cache
 def _reading_metaclass(metaclass: type) -> Any:
-    made = type(metaclass.__name__, (_ReadingMeta, metaclass), {})
+    reading = type(metaclass.__name__, (_ReadingMeta, metaclass), {})
     # Such a class is not the one that its module has under its name.
-    copyreg.pickle(made, _reduced)
-    return made
+    copyreg.pickle(reading, _reduced)
+    return reading
 
 
 def _reduced(cls: Any) -> tuple[Any, ...]:

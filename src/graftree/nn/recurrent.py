@@ -174,8 +174,8 @@ class RNN(Module):
             steps = jnp.arange(inputs.shape[axis]).reshape((-1,) + (1,) * num_batch)
             is_valid = steps < lengths[None]  # [time, *batch]: no padding
         with arguments.undone_on_failure(*_streams(self, rngs)):
-            given = rngs.carry.fork() if isinstance(rngs, Rngs) else rngs
-            stream = arguments.stream(self, given, "carry")
+            forked = rngs.carry.fork() if isinstance(rngs, Rngs) else rngs
+            stream = arguments.stream(self, forked, "carry")
             if initial_carry is None:
                 initial_carry = self.cell.initialize_carry(step_shape, stream)
             batch_axes = [n for n in range(num_batch + 1) if n != axis]
@@ -212,8 +212,9 @@ class RNN(Module):
 
 def _streams(network: Module, rngs: Any) -> list[Any]:
     """The streams that a call draws from: those given to it, and all of its own."""
-    given = rngs.carry if isinstance(rngs, Rngs) else rngs
-    return [given, *[s for _, s in model_streams.streams_in(network, graph=True)]]
+    stream = rngs.carry if isinstance(rngs, Rngs) else rngs
+    streams = model_streams.streams_in(network, graph=True)
+    return [stream, *[x for _, x in streams]]
 
 
 def _new_stream(rngs: Rngs | RngStream | bool) -> RngStream | None:
@@ -224,14 +225,14 @@ def _new_stream(rngs: Rngs | RngStream | bool) -> RngStream | None:
 
 
 def _num_batch_axes(cell: Any, shape: tuple[int, ...], time_major: bool) -> int:
-    number = len(shape) - cell.num_feature_axes - 1
-    if number < 0:
+    num_batch = len(shape) - cell.num_feature_axes - 1
+    if num_batch < 0:
         axes = "time, *batch" if time_major else "*batch, time"
         raise ValueError(
             f"nnx.RNN expects inputs [{axes}, *features], with "
             f"{cell.num_feature_axes} axes of features for a {type(cell).__name__}."
         )
-    return number
+    return num_batch
 
 
 def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | None:

@@ -159,7 +159,7 @@ class SpectralNorm(Module):
         """The Params to normalize and their paths, in order."""
         if self.n_steps < 1:
             return []
-        found = []
+        matrices = []
         for path, param in _variables(self.layer_instance, Param):
             ndim = getattr(param.get_value(), "ndim", 0)
             if ndim > 2 and self.error_on_non_matrix:
@@ -169,8 +169,8 @@ class SpectralNorm(Module):
                     "error_on_non_matrix=False to take all axes but the last as one."
                 )
             if ndim >= 2:
-                found.append((path, param))
-        return found
+                matrices.append((path, param))
+        return matrices
 
 
 @eager.compiled
@@ -365,10 +365,10 @@ def _widened(x: jax.Array) -> jax.Array:
     return x.astype(arithmetic.wide_dtype(x.dtype, jnp.float32))
 
 
-def _check_known(paths: Sequence[Path], known: dict[Path, Any]) -> None:
+def _check_known(paths: Sequence[Path], prepared: dict[Path, Any]) -> None:
     """Raises unless the wrapper has prepared something for all these paths."""
     for path in paths:
-        if path not in known:
+        if path not in prepared:
             raise RuntimeError(
                 "Parameters of the layer_instance should not change, but since the "
                 f"layer was wrapped {path} is new.\n"

@@ -60,11 +60,11 @@ def as_array(inputs: Any) -> jax.Array:
         raise
 
 
-def setting(layer: Any, attribute: str, given: bool | None) -> bool:
+def setting(layer: Any, attribute: str, argument: bool | None) -> bool:
     """The setting for a call: its argument, or else the attribute of that name."""
-    if given is None:
-        given = getattr(layer, attribute)
-    if given is None:
+    if argument is None:
+        argument = getattr(layer, attribute)
+    if argument is None:
         name = type(layer).__name__
         in_all_layers = ""
         if attribute in ("deterministic", "use_running_average"):
@@ -76,12 +76,12 @@ def setting(layer: Any, attribute: str, given: bool | None) -> bool:
             f"or to the call: layer(x, {attribute}=False)\n"
             f"or to a view: nnx.view(model, {attribute}=False)"
         )
-    return given
+    return argument
 
 
-def stream(layer: Any, given: Any, tag: str) -> RngStream | None:
+def stream(layer: Any, argument: Any, tag: str) -> RngStream | None:
     """The stream a call draws from: that of its argument, or else the layer's own."""
-    rngs = layer.rngs if given is None else given
+    rngs = layer.rngs if argument is None else argument
     if isinstance(rngs, Rngs):
         return getattr(rngs, tag)
     if rngs is None or isinstance(rngs, RngStream):
@@ -139,8 +139,8 @@ def canonicalize_dtype(
         dtype('float32')
     """
     if dtype is None:
-        given = [x for x in args if x is not None]
-        arrays = [x if values.is_array(x) else _as_array(x) for x in given]
+        present = [x for x in args if x is not None]
+        arrays = [x if values.is_array(x) else _as_array(x) for x in present]
         dtype = jnp.result_type(*arrays)
         if inexact and not jnp.issubdtype(dtype, jnp.inexact):
             dtype = jnp.promote_types(jnp.float32, dtype)
@@ -225,11 +225,11 @@ def read(variable: variables.Variable[jax.Array] | None) -> jax.Array | None:
 # Sizes, axes and padding.
 
 
-def sizes(given: int | Sequence[int]) -> tuple[int, ...]:
+def sizes(value: int | Sequence[int]) -> tuple[int, ...]:
     """Normalizes one size or several to a tuple."""
-    if isinstance(given, int | np.integer):
-        return (int(given),)
-    return tuple(operator.index(value) for value in given)
+    if isinstance(value, int | np.integer):
+        return (int(value),)
+    return tuple(operator.index(size) for size in value)
 
 
 def check_sizes(layer: Any, **values: Any) -> None:

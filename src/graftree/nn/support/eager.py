@@ -23,15 +23,18 @@ This is speed and nothing else. The body itself runs
   methods of subclasses (`_brings_code`);
 - while a function of JAX that runs in the body is replaced (`jax_functions`);
 - in view of observers, if parts of the layer are called that they may see;
-- with arguments other than arrays, ``None``, booleans, and settings by keyword;
+- with arguments other than arrays, tuples of arrays, ``None``, booleans, and settings
+  by keyword;
 - if the program fails, as the body explains the error best.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -90,17 +93,30 @@ class _Signature(NamedTuple):
 
     Attributes:
         graphdef: Of the layer; ``None`` for a function of arrays.
-        arguments: The positional arguments after the layer.
-        settings: The keyword arguments by name.
+        arguments: The positional arguments after the layer, `_ARRAY` for each array.
+        treedef: The tuples that they are in; ``None`` if there are none.
+        names: The names of the keyword arguments.
+        settings: The keyword arguments, likewise.
         types: The types of the settings: 1, 1.0 and True are equal.
         is_apart: Whether operations are kept apart.
     """
 
     graphdef: GraphDef[Any] | None
     arguments: tuple[Any, ...]
-    settings: tuple[tuple[str, Any], ...]
+    treedef: Any
+    names: tuple[str, ...]
+    settings: tuple[Any, ...]
     types: tuple[type, ...]
     is_apart: bool
+
+    def filled(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments with these arrays: positional ones, and by keyword."""
+        rest = iter(arrays)
+        args = [next(rest) if x is _ARRAY else x for x in self.arguments]
+        settings = [next(rest) if x is _ARRAY else x for x in self.settings]
+        if self.treedef is not None:
+            args = self.treedef.unflatten(args)
+        return args, dict(zip(self.names, settings, strict=True))
 
 
 class _Tracing(threading.local):
@@ -143,24 +159,22 @@ class _Programs:
                 if running.stack.observers and len(graphdef.rows) > 1:
                     return _MISS
                 args = args[1:]
+            treedef = None
+            if tuple in map(type, args):
+                args, treedef = jax.tree.flatten(args, is_leaf=_is_no_tuple)
             values = [*map(flattening.raw_of, leaves)]
-            arrays = [x for x in args if isinstance(x, _ARRAYS)]
-            statics = tuple([_ARRAY if isinstance(x, _ARRAYS) else x for x in args])
-            settings, types = (), ()
+            arrays, statics = _parted(args, _ARRAYS)
+            names, settings = (), ()
             if kwargs:
-                arrays += [x for x in kwargs.values() if isinstance(x, _ARRAYS)]
-                settings = tuple(
-                    [
-                        (name, _ARRAY if isinstance(x, _ARRAYS) else x)
-                        for name, x in kwargs.items()
-                    ]
-                )
-                types = tuple([type(x) for _, x in settings])
+                named, settings = _parted(kwargs.values(), jax.Array)
+                names, arrays = tuple(kwargs), arrays + named
             is_apart = self._is_apart([*values, *arrays])
             if is_apart is None:
                 return _MISS
-            signature = _Signature(graphdef, statics, settings, types, is_apart)
-            program = self._find(signature)
+            types = tuple(map(type, settings))
+            program = self._find(
+                _Signature(graphdef, statics, treedef, names, settings, types, is_apart)
+            )
             if program is None or not self._watch.holds():
                 return _MISS
             result = program(values, arrays)
@@ -186,47 +200,78 @@ class _Programs:
     def _new_program(self, signature: _Signature) -> Callable[..., Any] | None:
         """A program for calls of this kind; ``None`` if the body must run itself."""
         graphdef = signature.graphdef
-        statics = (*signature.arguments, *(x for _, x in signature.settings))
-        is_flag = [x is _ARRAY or x is None or type(x) is bool for x in statics]
-        are_flags = all(is_flag[: len(signature.arguments)])
-        if not (are_flags and all(map(jax_functions.is_plain, statics))):
+        are_flags = all([type(x) in _FLAGS for x in signature.arguments])
+        if not (are_flags and all(map(jax_functions.is_plain, signature.settings))):
             return None
         if graphdef is not None and _brings_code(graphdef):
             return None
-        run = functools.partial(self._traced, signature)
-        if signature.is_apart:
-            return jax.jit(functools.partial(_jax.call_apart, run))
-        return jax.jit(run, inline=_EARLY)
+        run: Any = functools.partial(self._traced, signature)
+        run.__name__ = self._body.__qualname__  # in profiles
+        if not signature.is_apart:
+            return jax.jit(run, inline=_EARLY)
+        apart: Any = functools.partial(_jax.call_apart, run)
+        apart.__name__ = run.__name__
+        return jax.jit(apart)
 
     def _traced(self, signature: _Signature, values: Any, arrays: Any) -> _Result:
         """Runs the body in a trace."""
         if not _jax.is_tracing():
             raise ValueError("Nothing is traced: jax.disable_jit is on.")
-        rest = iter(arrays)
-        args = [next(rest) if x is _ARRAY else x for x in signature.arguments]
-        settings = {
-            name: next(rest) if x is _ARRAY else x for name, x in signature.settings
-        }
-        layer = None
-        if signature.graphdef is not None:
+        args, settings = signature.filled(arrays)
+        with _keeping_apart(signature.is_apart):
+            if signature.graphdef is None:
+                output = self._watch.call(self._body, *args, **settings)
+                return _Result.of(output, {}, arrays)
             layer = flattening.unflatten(signature.graphdef, values)
-            args.insert(0, layer)
-        before, _tracing.is_apart = _tracing.is_apart, signature.is_apart
-        try:
-            output = self._watch.call(self._body, *args, **settings)
-        finally:
-            _tracing.is_apart = before
-        changed: dict[int, Any] = {}
-        if layer is not None:
-            graphdef, leaves = flattening.flatten_graph(layer)
-            if graphdef != signature.graphdef:
-                raise ValueError("The body changes the structure of its layer.")
-            changed = {
-                number: flattening.raw_of(leaf)
-                for number, leaf in enumerate(leaves)
-                if flattening.raw_of(leaf) is not values[number]
-            }
+            with _in_place_of_running(layer):
+                output = self._watch.call(self._body, layer, *args, **settings)
+        graphdef, leaves = flattening.flatten_graph(layer)
+        if graphdef != signature.graphdef:
+            raise ValueError("The body changes the structure of its layer.")
+        pairs = enumerate(zip(map(flattening.raw_of, leaves), values, strict=True))
+        changed = {n: now for n, (now, before) in pairs if now is not before}
         return _Result.of(output, changed, (*values, *arrays))
+
+
+@contextlib.contextmanager
+def _keeping_apart(is_apart: bool) -> Iterator[None]:
+    """Traces a body; in one whose operations are kept apart, all others are, too."""
+    before, _tracing.is_apart = _tracing.is_apart, is_apart
+    try:
+        yield
+    finally:
+        _tracing.is_apart = before
+
+
+@contextlib.contextmanager
+def _in_place_of_running(layer: Any) -> Iterator[None]:
+    """Names parts of a layer, which stands for the running one, as parts of that."""
+    stack = running.stack
+    above = stack.top
+    stack.top = frame = running.ModuleCall("__call__", above, (layer,))
+    frame.place = running.ModulePath(above, ())
+    try:
+        yield
+    finally:
+        stack.top = above
+
+
+def _parted(
+    arguments: Collection[Any], kinds: Any
+) -> tuple[list[Any], tuple[Any, ...]]:
+    """The arrays among arguments, and the arguments with `_ARRAY` for each array."""
+    is_array = [isinstance(x, kinds) for x in arguments]
+    arrays = [*itertools.compress(arguments, is_array)]
+    pairs = zip(arguments, is_array, strict=True)
+    return arrays, tuple([_ARRAY if is_one else x for x, is_one in pairs])
+
+
+def _is_no_tuple(x: Any) -> bool:
+    return type(x) is not tuple
+
+
+# A float, say, may be another one at each call.
+_FLAGS = (type(_ARRAY), type(None), bool)
 
 
 def _parts_of(layer: Any) -> tuple[GraphDef[Any], Sequence[Any]]:
@@ -262,7 +307,7 @@ class _Result:
     ) -> _Result:
         """The result with this output, of a program with these inputs."""
         arrays = [*changed.values()]
-        numbers = {id(x): number for number, x in enumerate(inputs)}
+        numbers = {id(x): n for n, x in enumerate(inputs)}
         flat, treedef = jax.tree.flatten(output)
         for x in flat:
             if id(x) not in numbers:
@@ -276,7 +321,7 @@ class _Result:
     def write(self, leaves: Sequence[Any]) -> None:
         """Writes the new values of leaves, all or none."""
         if self._changed:
-            boxes = [leaves[number] for number in self._changed]
+            boxes = [leaves[n] for n in self._changed]
             # Placed as the body would do: in a program the compiler places arrays.
             arrays = map(sharding.moved, self._arrays, map(flattening.raw_of, boxes))
             variables.write_all(boxes, [*arrays])
@@ -286,7 +331,7 @@ class _Result:
         if self._treedef is None:
             return self._arrays[-1]
         arrays = (*inputs, *self._arrays)
-        return self._treedef.unflatten([arrays[number] for number in self._sources])
+        return self._treedef.unflatten([arrays[n] for n in self._sources])
 
     def flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """JAX's children of it, and the static part."""
@@ -338,8 +383,8 @@ def _is_plain_class(cls: type) -> bool:
     is_ours = [jax_functions.is_ours(base) for base in cls.__mro__]
     first = is_ours.index(True) if True in is_ours else len(is_ours)
     names = {name for base in cls.__mro__[first:] for name in _names_in(base)}
-    own = {name for base in cls.__mro__[:first] for name in vars(base)}
-    return first < len(is_ours) and not (own - _HARMLESS) & names
+    added = {name for base in cls.__mro__[:first] for name in vars(base)}
+    return first < len(is_ours) and not (added - _HARMLESS) & names
 
 
 def _names_in(cls: type) -> set[str]:

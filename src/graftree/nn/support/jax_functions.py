@@ -22,18 +22,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _python
+from graftree.core.hashable_mappings import HashableMapping
 
+# The module that JAX's initializers draw from.
+_draws: Any = jax.nn.initializers.lecun_normal().__globals__.get("random", jax.random)
 # The public functions of JAX, as they are when this module is imported.
 _NAMESPACES: tuple[dict[str, Any], ...] = tuple(
-    map(vars, (jax.lax, jnp, jax.nn, jax.random))
+    map(vars, (jax.lax, jnp, jax.nn, jax.random, _draws))
 )
 _FUNCTIONS: list[dict[str, Any]] = [
     {name: x for name, x in namespace.items() if callable(x)}
     for namespace in _NAMESPACES
 ]
+# The number of a function's namespace, and its name there; first in `jax.lax`.
 _HOMES = {
-    id(x): (namespace, name)
-    for namespace, functions in reversed([*zip(_NAMESPACES, _FUNCTIONS, strict=True)])
+    id(x): (index, name)
+    for index, functions in reversed([*enumerate(_FUNCTIONS)])
     for name, x in functions.items()
 }
 _CODES = {
@@ -54,7 +58,15 @@ def current(function: Any) -> Any:
     that JAX had when the layer's class was made.
     """
     home = _HOMES.get(id(function))
-    return function if home is None else home[0][home[1]]
+    if home is None:
+        return function
+    index, name = home
+    _looked_up[index].add(name)
+    return _NAMESPACES[index][name]
+
+
+# The names that `current` has looked up.
+_looked_up: list[set[str]] = [set() for _ in _NAMESPACES]
 
 
 # Which functions only compute.
@@ -72,14 +84,20 @@ def is_plain(setting: Any) -> bool:
     kind = type(setting)
     if kind.__hash__ is None or issubclass(kind, np.generic):
         return False  # numbers of NumPy have a dtype of their own
+    if isinstance(setting, HashableMapping):
+        return all(map(is_plain, setting.values()))
     if isinstance(setting, type):
-        kind = setting
-    elif callable(setting):
+        return _package_of(setting) in (*_PACKAGES, "graftree")
+    if callable(setting):
         return _only_computes(setting)
-    return kind.__module__.partition(".")[0] in _PACKAGES
+    return _package_of(kind) in _PACKAGES
 
 
-_PACKAGES = {"builtins", "jax", "jaxlib", "numpy", "ml_dtypes", "graftree", "enum"}
+_PACKAGES = ("builtins", "jax", "jaxlib", "numpy", "ml_dtypes")
+
+
+def _package_of(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
 
 
 def _only_computes(function: Any) -> bool:
@@ -141,10 +159,13 @@ class Watch:
     def _add(self, codes: set[Any]) -> None:
         self._functions |= {x for code in codes for x in _BY_CODE.get(code, ())}
         ours = [code for code in codes if code.co_filename.startswith(_PACKAGE)]
-        names = {name for code in ours for name in code.co_names}
+        names = [{name for code in ours for name in code.co_names}] * 4
+        names.append({name for code in codes for name in code.co_names})
         self._names = [
-            watched | (names & functions.keys())
-            for watched, functions in zip(self._names, _FUNCTIONS, strict=True)
+            watched | (read & functions.keys()) | looked_up
+            for watched, read, functions, looked_up in zip(
+                self._names, names, _FUNCTIONS, _looked_up, strict=True
+            )
         ]
 
     def _settle(self) -> None:
