@@ -300,7 +300,7 @@ def _check_shapes(query: jax.Array, key: jax.Array, *value: jax.Array) -> None:
 def _dropout_key(
     rate: float, key: jax.Array | None, deterministic: bool
 ) -> jax.Array | None:
-    """The key, if dropout is active; refuses a bad rate, and a missing key."""
+    """Returns the key if dropout is active; refuses a bad rate, and a missing key."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout_rate must be in the range [0, 1), got {rate}.")
     if deterministic or rate == 0.0:
@@ -330,7 +330,7 @@ def _can_fuse(
 
 
 def _weights_shape(query: jax.Array, key: jax.Array) -> tuple[int, ...]:
-    """The shape ``[*batch, heads, queries, keys]``."""
+    """Combines shapes to ``[*batch, heads, queries, keys]``."""
     return (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
 
 
@@ -365,7 +365,7 @@ def _check_window(window: int | None, is_causal: bool) -> None:
 
 
 def checked_lengths(lengths: Any, batch: Shape) -> jax.Array | None:
-    """The number of keys of each sequence, as int32."""
+    """Checks the numbers of keys of sequences, and makes them int32."""
     if lengths is None:
         return None
     lengths = jnp.asarray(lengths)
@@ -378,7 +378,7 @@ def checked_lengths(lengths: Any, batch: Shape) -> jax.Array | None:
 
 
 def _sinks(sinks: Any, shape: Shape) -> jax.Array | None:
-    """The sinks, of the rank of the weights."""
+    """Brings sinks to the rank of the weights."""
     if sinks is None:
         return None
     sinks, heads = jnp.asarray(sinks), shape[-3]
@@ -441,7 +441,7 @@ def _logits(
     scale: float | jax.Array | None,
     precision: PrecisionLike,
 ) -> jax.Array:
-    """The scaled dot products, ``[*batch, heads, queries, keys]``."""
+    """Computes scaled dot products, ``[*batch, heads, queries, keys]``."""
     shape = _weights_shape(query, key)
     dtype, wide = query.dtype, arithmetic.wide_dtype(query.dtype, jnp.float32)
     if scale is None:
@@ -482,7 +482,7 @@ def _visible(
     window: int | None,
     lengths: jax.Array | None,
 ) -> jax.Array | None:
-    """The keys that each query sees, in the rank of the weights; ``None``: all."""
+    """Combines masks: which keys each query sees; ``None``: all."""
     rules = [] if mask is None else [mask.astype(bool)]
     ones = (1,) * (len(shape) - 2)
     if is_causal:
@@ -497,7 +497,7 @@ def _visible(
 
 
 def _softmax(logits: jax.Array, sinks: jax.Array | None) -> jax.Array:
-    """The softmax over the keys and a sink, without the share of the sink."""
+    """Computes the softmax over keys and a sink, without the share of the sink."""
     if sinks is None:
         return jax.nn.softmax(logits)
     sinks = sinks.astype(logits.dtype)
@@ -516,7 +516,7 @@ def _drop(weights: jax.Array, key: jax.Array, rate: float, shape: Shape) -> jax.
 def _average(
     weights: jax.Array, value: jax.Array, precision: PrecisionLike
 ) -> jax.Array:
-    """The values, averaged with the weights."""
+    """Averages values with the weights."""
     weights = _grouped(weights, value.shape[-2], axis=-3)
     outputs = jnp.einsum("...hgqk,...khd->...qhgd", weights, value, precision=precision)
     *batch, heads, groups, depth = outputs.shape

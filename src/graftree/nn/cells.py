@@ -119,12 +119,12 @@ class RNNCellBase(Module):
 
     @property
     def num_feature_axes(self) -> int:
-        """The number of last axes of the inputs that are not batch axes."""
+        """How many of the last axes of the inputs are not batch axes."""
         raise NotImplementedError
 
 
 class VectorCell(RNNCellBase):
-    """The base of the cells of this library: features and states are vectors.
+    """Base of the cells of this library: features and states are vectors.
 
     Attributes:
         num_states: How many arrays are carried; several are a tuple.
@@ -184,7 +184,7 @@ class VectorCell(RNNCellBase):
 
     @property
     def num_feature_axes(self) -> int:
-        """The number of axes of the inputs that are not batch axes: one."""
+        """How many of the last axes of the inputs are not batch axes: one."""
         return 1
 
 
@@ -203,7 +203,7 @@ def _first_state(
 
 
 def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
-    """The arrays of a carry, if they are as many and as large as the cell carries.
+    """Unpacks a carry; refuses one with more or other arrays than the cell carries.
 
     JAX would turn several arrays into one and one into several, or broadcast a memory.
     """

@@ -39,7 +39,7 @@ from graftree.nn.support import arguments, eager, jax_functions
 
 
 class Convolution(linear.Contraction):
-    """The base class of `Conv` and `ConvTranspose`."""
+    """Base of `Conv` and `ConvTranspose`."""
 
     kernel_shape: tuple[int, ...]
     in_features: int
@@ -280,7 +280,7 @@ def _per_axis(layer: Convolution, attribute: str) -> tuple[int, ...]:
 def _flatten_batch(
     layer: Convolution, inputs: jax.Array
 ) -> tuple[tuple[int, ...], jax.Array]:
-    """The shape of the batch axes, and the inputs ``[batch, *spatial, features]``."""
+    """Merges the batch axes into one; returns their shape and the inputs."""
     rank = len(layer.kernel_size)
     if inputs.ndim < rank + 1:
         raise ValueError(
@@ -315,7 +315,7 @@ def _check_channels(layer: Convolution, x: jax.Array, expected: int) -> None:
 
 
 def _call_of(layer: Convolution) -> str:
-    """The layer and what decides about the sizes of its results."""
+    """Names a layer and what decides about the sizes of its results."""
     return (
         f"{type(layer).__name__} with kernel_size={tuple(layer.kernel_size)}, "
         f"strides={layer.strides}, padding={layer.padding!r}"
@@ -419,7 +419,7 @@ def _dilate(inputs: jax.Array, dilation: tuple[int, ...]) -> jax.Array:
 
 
 def channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
-    """The places of batch, channels and spatial axes in inputs, kernel and outputs."""
+    """Says which axes of inputs, kernel and outputs are batch, channels and spatial."""
     array = (0, rank + 1, *range(1, rank + 1))
     kernel = (rank + 1, rank, *range(rank))
     return jax.lax.ConvDimensionNumbers(array, kernel, array)

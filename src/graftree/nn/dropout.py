@@ -121,7 +121,7 @@ class Dropout(Module):
         return jnp.where(is_kept, inputs / keep_rate, 0.0)
 
     def _draw_key(self, rngs: Any) -> jax.Array:
-        """The key of one call: from its argument, else from the layer's stream."""
+        """Draws the key of a call: from its argument, else from the layer's stream."""
         rngs = self.rngs if rngs is None else rngs
         if isinstance(rngs, Rngs):
             return rngs[self.rng_collection]()
@@ -152,7 +152,7 @@ class Dropout(Module):
 def _mask_sharding(
     inputs: jax.Array, shared: Sequence[int]
 ) -> jax.sharding.NamedSharding | None:
-    """The sharding of a mask for these inputs, if random numbers can be made with it.
+    """Chooses the sharding of a mask; ``None`` if JAX can't draw with one.
 
     The mask has size one along the shared axes.
     """

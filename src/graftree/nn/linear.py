@@ -46,7 +46,7 @@ default_bias_init = initializers.zeros
 
 
 class Contraction(Module):
-    """The base class of layers that contract their inputs with a kernel."""
+    """Base of layers that contract their inputs with a kernel."""
 
     kernel: Param[jax.Array]
     bias: Param[jax.Array] | None
@@ -60,13 +60,13 @@ class Contraction(Module):
 def promoted(
     layer: Contraction, inputs: Any, *params: Any, axes: Sequence[int] = (-1,)
 ) -> tuple[Any, ...]:
-    """The operands in one dtype, in which they meet; ``axes`` are contracted."""
+    """Casts operands to one dtype and gathers Params, to contract ``axes``."""
     inputs, *params = layer.promote_dtype((inputs, *params), dtype=layer.dtype)
     return (inputs, *meshes.beside(inputs, axes, params))
 
 
 def contraction_options(layer: Contraction, out_sharding: Any) -> dict[str, Any]:
-    """The keywords of a contraction: ``precision`` always, the others only if set.
+    """Collects the keywords of a contraction: ``precision``, and others if set.
 
     The user's own contraction need not have these.
     """
@@ -338,14 +338,14 @@ class LinearGeneral(Contraction):
         return add_bias(y, bias, (*bias_sizes, *self.out_features))
 
     def _contraction(self) -> DotGeneralT:
-        """The function that contracts inputs and kernel."""
+        """Chooses the function that contracts inputs and kernel."""
         if self.dot_general_cls is not None:
             return self.dot_general_cls()
         return jax.lax.dot_general if self.dot_general is None else self.dot_general
 
 
 def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:
-    """The sizes of the batch axes, which must be the leading ones."""
+    """Lists the sizes of the batch axes, which must be the leading ones."""
     axes = tuple(sorted(batch_axis))
     if axes != tuple(range(len(axes))):
         raise ValueError(
@@ -521,7 +521,7 @@ def _checked(einsum_str: str) -> str:
 def _all_labels(
     equation: str, inputs_ndim: int, kernel_ndim: int
 ) -> list[Sequence[str | int]]:
-    """The labels of the axes of inputs, kernel and result."""
+    """Labels the axes of inputs, kernel and result."""
     operands, outputs = equation.split("->")
     inputs, kernel = operands.split(",")
     widths = _ellipsis(inputs, inputs_ndim), _ellipsis(kernel, kernel_ndim)
@@ -529,7 +529,7 @@ def _all_labels(
 
 
 def _ellipsis(subscripts: str, ndim: int) -> int:
-    """The number of axes that the ellipsis of an operand stands for."""
+    """Counts the axes that the ellipsis of an operand stands for."""
     return ndim - len(subscripts.replace("...", "")) if "..." in subscripts else 0
 
 

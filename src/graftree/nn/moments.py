@@ -25,7 +25,7 @@ from graftree.nn.support import arguments, arithmetic, meshes
 
 
 class Norm(Module):
-    """The base of normalization layers: Params along the features, and settings."""
+    """Base of normalization layers: Params along the features, and settings."""
 
     scale: Param[jax.Array] | None
     bias: Param[jax.Array] | None
@@ -43,7 +43,7 @@ class Norm(Module):
 def promoted(
     layer: Norm, x: Any, *params: Any, feature_axes: Sequence[int]
 ) -> tuple[Any, ...]:
-    """The operands in one dtype; the Params vary along these axes of ``x``."""
+    """Casts operands to one dtype; the Params vary along these axes of ``x``."""
     x, *params = layer.promote_dtype((x, *params), dtype=layer.dtype)
     return (x, *meshes.beside(x, feature_axes, params))
 
@@ -96,7 +96,7 @@ def _means(
     axes: Sequence[int],
     mask: jax.Array | None,
 ) -> Sequence[jax.Array]:
-    """The means of arrays over some axes, and over a mapped axis if there is one.
+    """Averages arrays over some axes, and over a mapped axis if there is one.
 
     They have the same shape. A mask may count less in one part of the mapped axis than
     in another, so there sums and counts are added, in one collective.

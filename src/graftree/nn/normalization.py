@@ -274,7 +274,7 @@ class _SampleNorm(moments.Norm):
         return jnp.asarray(y, dtype)
 
     def _axes(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axes of statistics and features, of inputs with this rank."""
+        """Lists the axes of statistics and of features, of inputs with this rank."""
         return (
             arguments.canonical_axes(self.reduction_axes, ndim),
             arguments.canonical_axes(self.feature_axes, ndim),
@@ -687,7 +687,7 @@ class GroupNorm(moments.Norm):
         return jnp.reshape(jnp.asarray(y, dtype), x.shape)
 
     def _axes(self, ndim: int) -> tuple[int, ...]:
-        """The axes of the statistics, in inputs whose last axis is split in two."""
+        """Lists the axes of statistics, in inputs whose last axis is split in two."""
         last = ndim - 1
         axes = (*range(1, last), last)
         if self.reduction_axes is not None:

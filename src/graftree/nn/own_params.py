@@ -47,13 +47,13 @@ class CountedParam(Param[A]):
 
 
 def adaptations_of(module: Any) -> Mapping[str, Any]:
-    """The low-rank changes of a module's own Params, by name."""
+    """Reads the low-rank changes of a module's own Params, by name."""
     changes = vars(module).get("lora")
     return changes if isinstance(changes, AdaptedParams) else {}
 
 
 def names_in(module: Any) -> list[str]:
-    """The attributes of a module that are Params, and that its code reads by name."""
+    """Lists attributes of a module that are Params, which its code reads by name."""
     if not isinstance(module, Module) or isinstance(
         module, (containers.List, containers.Dict)
     ):
@@ -73,7 +73,7 @@ def update(module: Any) -> None:
 
 
 def plain_class(cls: type) -> type:
-    """The class of a module, or the one that it had before `update`."""
+    """Finds the class that a module had before `update`."""
     return cls.__bases__[0] if isinstance(cls, _ReadingMeta) else cls
 
 

@@ -96,7 +96,7 @@ def _window(window_shape: int | Sequence[int], ndim: int) -> tuple[int, ...]:
 
 
 def _pads(padding: PaddingLike, batch: int, rank: int) -> LaxPadding:
-    """The padding of all axes; only window axes have any."""
+    """Extends padding to all axes; only window axes have any."""
     try:
         pads = arguments.canonicalize_padding(padding, rank)
     except ValueError as error:

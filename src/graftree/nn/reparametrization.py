@@ -156,7 +156,7 @@ class SpectralNorm(Module):
         return _call_with(news, self.layer_instance, x, **kwargs)
 
     def _matrices(self) -> list[tuple[Path, Variable[Any]]]:
-        """The Params to normalize and their paths, in order."""
+        """Lists the Params to normalize with their paths, in order."""
         if self.n_steps < 1:
             return []
         matrices = []
@@ -326,7 +326,7 @@ class WeightNorm(Module):
         return _call_with(news, self.layer_instance, x, *args, **kwargs)
 
     def _kernels(self) -> list[tuple[Path, Variable[Any]]]:
-        """The Variables to normalize and their paths, in order."""
+        """Lists the Variables to normalize with their paths, in order."""
         return _variables(self.layer_instance, self.variable_filter)
 
 
@@ -340,7 +340,7 @@ def _with_unit_vectors(
     dtype: Dtype | None,
     promote_dtype: PromoteDtypeFn,
 ) -> jax.Array:
-    """The new weights of one kernel."""
+    """Normalizes one kernel and scales its vectors."""
     others = tuple(axis for axis in range(old.ndim) if axis not in feature_axes)
     new = _widened(old)
     square = (new * new).sum(others, keepdims=True)
@@ -355,7 +355,7 @@ def _with_unit_vectors(
 
 
 def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]]]:
-    """The Variables of a layer that a filter matches, sorted by their paths."""
+    """Lists the Variables of a layer that a filter matches, sorted by their paths."""
     flat = states.to_flat_state(functional.state(layer, filter_))
     return [(path, leaf) for path, leaf in flat if isinstance(leaf, Variable)]
 

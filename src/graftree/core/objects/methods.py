@@ -297,6 +297,16 @@ def observed(
         vars(stack).update(before)
 
 
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Shows no observer the calls in a context, which only ask for shapes or dtypes."""
+    before, running.stack.observers = running.stack.observers, ()
+    try:
+        yield
+    finally:
+        running.stack.observers = before
+
+
 def _observe(frame: ModuleCall, method: Callable[..., Any]) -> Any:
     """Calls the method of a frame in view of the observers, the latest one first."""
     if running.stack.apart is not None:

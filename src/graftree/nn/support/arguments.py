@@ -61,7 +61,7 @@ def as_array(inputs: Any) -> jax.Array:
 
 
 def setting(layer: Any, attribute: str, argument: bool | None) -> bool:
-    """The setting for a call: its argument, or else the attribute of that name."""
+    """Chooses a setting: the argument of a call, or else the layer's attribute."""
     if argument is None:
         argument = getattr(layer, attribute)
     if argument is None:
@@ -80,7 +80,7 @@ def setting(layer: Any, attribute: str, argument: bool | None) -> bool:
 
 
 def stream(layer: Any, argument: Any, tag: str) -> RngStream | None:
-    """The stream a call draws from: that of its argument, or else the layer's own."""
+    """Chooses the stream a call draws from: its argument's, or else the layer's own."""
     rngs = layer.rngs if argument is None else argument
     if isinstance(rngs, Rngs):
         return getattr(rngs, tag)
@@ -92,7 +92,7 @@ def stream(layer: Any, argument: Any, tag: str) -> RngStream | None:
 def cell_stream(
     rngs: Rngs, keep_rngs: bool, carry_init: Initializer | None
 ) -> RngStream | None:
-    """The attribute ``rngs`` of a cell; warns of deprecated arguments."""
+    """Makes the attribute ``rngs`` of a cell; warns of deprecated arguments."""
     if carry_init is not None:
         _python.warn_user(
             "carry_init is provided in __init__, so that cells which differ in nothing "
@@ -290,7 +290,7 @@ def per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def if_set(**options: Any) -> dict[str, Any]:
-    """The keywords that are not ``None``: for functions that may not have them."""
+    """Drops keywords that are ``None``, for functions that may not have them."""
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -371,7 +371,7 @@ def split_features(
 
 
 def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:
-    """The sizes of ``shape`` along ``axes``, and one elsewhere."""
+    """Keeps the sizes of ``shape`` along ``axes``; others become one."""
     return tuple([n if axis in axes else 1 for axis, n in enumerate(shape)])
 
 
@@ -402,7 +402,7 @@ def undone_on_failure(*state: Any) -> Iterator[None]:
 
 
 def _content(variable: variables.Variable[Any]) -> Any:
-    """The stored value, past all hooks, which would change it on its way back."""
+    """Reads a stored value past all hooks, which would change it on its way back."""
     raw = variable.get_raw_value()
     # A trace that fails drops its writes; reading would add an operation.
     is_eager_ref = _jax.is_ref(raw) and not isinstance(raw, _jax.Tracer)

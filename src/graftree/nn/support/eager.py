@@ -79,8 +79,10 @@ def compiled(body: F, *, eager_transforms: bool = False) -> F:
     return cast("F", call)
 
 
-# In eager derivatives, too.
-compiled_contraction = functools.partial(compiled, eager_transforms=True)
+def compiled_contraction(body: F) -> F:
+    """`compiled`, also in eager derivatives and ``vmap``."""
+    return compiled(body, eager_transforms=True)
+
 
 # Stands for the output of a call that no program makes.
 _MISS: Any = object()
@@ -110,7 +112,7 @@ class _Signature(NamedTuple):
     is_apart: bool
 
     def filled(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The arguments with these arrays: positional ones, and by keyword."""
+        """Puts arrays into the arguments: the positional ones, and those by keyword."""
         rest = iter(arrays)
         args = [next(rest) if x is _ARRAY else x for x in self.arguments]
         settings = [next(rest) if x is _ARRAY else x for x in self.settings]
@@ -148,7 +150,7 @@ class _Programs:
         self._find = functools.lru_cache(maxsize=1024)(self._new_program)
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The output of a program for this call, or `_MISS`."""
+        """Runs a program for this call; returns its output, or `_MISS`."""
         if _tracing.is_apart or not _jax.can_call_apart():
             return _MISS
         try:
@@ -259,7 +261,7 @@ def _in_place_of_running(layer: Any) -> Iterator[None]:
 def _parted(
     arguments: Collection[Any], kinds: Any
 ) -> tuple[list[Any], tuple[Any, ...]]:
-    """The arrays among arguments, and the arguments with `_ARRAY` for each array."""
+    """Takes the arrays out of arguments, and leaves `_ARRAY` for each."""
     is_array = [isinstance(x, kinds) for x in arguments]
     arrays = [*itertools.compress(arguments, is_array)]
     pairs = zip(arguments, is_array, strict=True)
@@ -275,7 +277,7 @@ _FLAGS = (type(_ARRAY), type(None), bool)
 
 
 def _parts_of(layer: Any) -> tuple[GraphDef[Any], Sequence[Any]]:
-    """The structure of a layer, and its leaves; kept for the next call if it can be."""
+    """Takes a layer apart into structure and leaves, kept for the next call."""
     parts = kept.find(layer, True, "an eager call")
     return flattening.flatten_graph(layer) if parts is None else parts
 
@@ -305,7 +307,7 @@ class _Result:
     def of(
         cls, output: Any, changed: Mapping[int, Any], inputs: Sequence[Any]
     ) -> _Result:
-        """The result with this output, of a program with these inputs."""
+        """Makes the result of a program from its output."""
         arrays = [*changed.values()]
         numbers = {id(x): n for n, x in enumerate(inputs)}
         flat, treedef = jax.tree.flatten(output)
@@ -327,7 +329,7 @@ class _Result:
             variables.write_all(boxes, [*arrays])
 
     def output(self, inputs: Sequence[Any]) -> Any:
-        """The output for these inputs."""
+        """Puts the output together, of new arrays and inputs."""
         if self._treedef is None:
             return self._arrays[-1]
         arrays = (*inputs, *self._arrays)

@@ -52,7 +52,7 @@ _code_of = operator.attrgetter("__code__")
 
 
 def current(function: Any) -> Any:
-    """The function that JAX has now under the name of this one; any other as it is.
+    """Looks up what JAX now has under the name of a function; others stay.
 
     The defaults of layers, such as ``dot_general=jax.lax.dot_general``, are functions
     that JAX had when the layer's class was made.
