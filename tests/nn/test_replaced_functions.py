@@ -434,7 +434,7 @@ def test_the_second_eager_call_of_a_layer_runs_a_program(name):
     assert not again.intersection(PARTS)
 
 
-# ----------------------------------------------------------------------- compiled bodies
+# ---------------------------------------------------------------------- compiled bodies
 
 
 class Scaled(nnx.Module):
