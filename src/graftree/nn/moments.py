@@ -41,9 +41,9 @@ class Norm(Module):
 
 
 def promoted(
-    layer: Norm, x: Any, *params: Any, feature_axes: Sequence[int]
+    layer: Norm, feature_axes: Sequence[int], x: Any, *params: Any
 ) -> tuple[Any, ...]:
-    """Casts operands to one dtype; the Params vary along these axes of ``x``."""
+    """Casts operands to one dtype; the Params vary along ``feature_axes``."""
     x, *params = layer.promote_dtype((x, *params), dtype=layer.dtype)
     return (x, *meshes.beside(x, feature_axes, params))
 

@@ -175,31 +175,31 @@ class BatchNorm(moments.Norm):
         use_running_average = arguments.setting(
             self, "use_running_average", use_running_average
         )
-        x = arguments.as_array(x)
-        mask = None if use_running_average else moments.prepare_mask(mask, x)
-        feature_axes = arguments.canonical_axes(self.axis, x.ndim)
-        axes = tuple([axis for axis in range(x.ndim) if axis not in feature_axes])
-        x, mean, variance, scale, bias = moments.promoted(
+        inputs = arguments.as_array(x)
+        mask = None if use_running_average else moments.prepare_mask(mask, inputs)
+        feature_axes = arguments.canonical_axes(self.axis, inputs.ndim)
+        axes = tuple([axis for axis in range(inputs.ndim) if axis not in feature_axes])
+        inputs, mean, variance, scale, bias = moments.promoted(
             self,
-            x,
+            feature_axes,
+            inputs,
             self.mean[...],
             self.var[...],
             arguments.read(self.scale),
             arguments.read(self.bias),
-            feature_axes=feature_axes,
         )
-        dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
+        dtype = arguments.canonicalize_dtype(inputs, scale, bias, dtype=self.dtype)
         is_known = None
         if use_running_average or mask is not None:
-            mean, variance = moments.along(feature_axes, x.shape, mean, variance)
+            mean, variance = moments.along(feature_axes, inputs.shape, mean, variance)
         if mask is not None:
             mask, is_known = moments.split_mask(self, mask, axes)
         if not use_running_average:
-            current = moments.moments(self, x, axes, mask)
+            current = moments.moments(self, inputs, axes, mask)
             mean, variance = moments.where_known(is_known, current, (mean, variance))
-        scale, bias = moments.along(feature_axes, x.shape, scale, bias)
+        scale, bias = moments.along(feature_axes, inputs.shape, scale, bias)
         factor = arithmetic.times(lax.rsqrt(variance + self.epsilon), scale)
-        y = arithmetic.times(arithmetic.minus(x, mean), factor)
+        y = arithmetic.times(arithmetic.minus(inputs, mean), factor)
         y = arithmetic.plus(y, bias)
         if not use_running_average:
             self._move_towards(mean, variance, is_known)
@@ -258,18 +258,16 @@ class _SampleNorm(moments.Norm):
                 can't be broadcast to ``x``, or if ``dtype`` is neither floating nor
                 complex.
         """
-        x = arguments.as_array(x)
-        mask = moments.prepare_mask(mask, x)
-        axes, feature_axes = self._axes(x.ndim)
+        inputs = arguments.as_array(x)
+        mask = moments.prepare_mask(mask, inputs)
+        axes, feature_axes = self._axes(inputs.ndim)
         scale, bias = arguments.read(self.scale), arguments.read(self.bias)
-        x, scale, bias = moments.promoted(
-            self, x, scale, bias, feature_axes=feature_axes
-        )
-        dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
-        mean, variance = moments.moments(self, x, axes, mask)
-        scale, bias = moments.along(feature_axes, x.shape, scale, bias)
+        inputs, scale, bias = moments.promoted(self, feature_axes, inputs, scale, bias)
+        dtype = arguments.canonicalize_dtype(inputs, scale, bias, dtype=self.dtype)
+        mean, variance = moments.moments(self, inputs, axes, mask)
+        scale, bias = moments.along(feature_axes, inputs.shape, scale, bias)
         factor = arithmetic.times(lax.rsqrt(variance + self.epsilon), scale)
-        y = arithmetic.times(arithmetic.minus(x, mean), factor)
+        y = arithmetic.times(arithmetic.minus(inputs, mean), factor)
         y = arithmetic.plus(y, bias)
         return jnp.asarray(y, dtype)
 
@@ -463,16 +461,16 @@ class RMSNorm(_SampleNorm):
             TypeError: See `LayerNorm`.
             ValueError: See `LayerNorm`.
         """
-        x = arguments.as_array(x)
-        mask = moments.prepare_mask(mask, x)
-        axes, feature_axes = self._axes(x.ndim)
+        inputs = arguments.as_array(x)
+        mask = moments.prepare_mask(mask, inputs)
+        axes, feature_axes = self._axes(inputs.ndim)
         scale = arguments.read(self.scale)
-        x, scale = moments.promoted(self, x, scale, feature_axes=feature_axes)
-        dtype = arguments.canonicalize_dtype(x, scale, dtype=self.dtype)
-        square = moments.mean_square(self, x, axes, mask)
-        (scale,) = moments.along(feature_axes, x.shape, scale)
+        inputs, scale = moments.promoted(self, feature_axes, inputs, scale)
+        dtype = arguments.canonicalize_dtype(inputs, scale, dtype=self.dtype)
+        square = moments.mean_square(self, inputs, axes, mask)
+        (scale,) = moments.along(feature_axes, inputs.shape, scale)
         factor = arithmetic.times(lax.rsqrt(square + self.epsilon), scale)
-        return jnp.asarray(arithmetic.times(x, factor), dtype)
+        return jnp.asarray(arithmetic.times(inputs, factor), dtype)
 
 
 class InstanceNorm(_SampleNorm):
@@ -663,28 +661,30 @@ class GroupNorm(moments.Norm):
             TypeError: See `LayerNorm`.
             ValueError: See `LayerNorm`; if the ``reduction_axes`` lack the last axis.
         """
-        x = arguments.as_array(x)
-        mask = moments.prepare_mask(mask, x)
-        axes = self._axes(x.ndim)
+        inputs = arguments.as_array(x)
+        mask = moments.prepare_mask(mask, inputs)
+        axes = self._axes(inputs.ndim)
         scale, bias = arguments.read(self.scale), arguments.read(self.bias)
-        x, scale, bias = moments.promoted(self, x, scale, bias, feature_axes=(-1,))
-        dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
-        if x.shape[-1:] != (self.num_features,):  # empty arrays fit into any groups
+        inputs, scale, bias = moments.promoted(self, (-1,), inputs, scale, bias)
+        dtype = arguments.canonicalize_dtype(inputs, scale, bias, dtype=self.dtype)
+        # Empty arrays would fit into any groups.
+        num_features = inputs.shape[-1:]
+        if num_features != (self.num_features,):
             raise TypeError(
-                f"GroupNorm expects {self.num_features} features, got {x.shape[-1:]}."
+                f"GroupNorm expects {self.num_features} features, got {num_features}."
             )
         groups = (self.num_groups, self.group_size)
-        grouped = jnp.reshape(x, (*x.shape[:-1], *groups))
+        grouped = jnp.reshape(inputs, (*inputs.shape[:-1], *groups))
         if mask is not None:
-            mask = jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1]))
+            mask = jnp.broadcast_to(mask, (*mask.shape[:-1], inputs.shape[-1]))
             mask = jnp.reshape(mask, (*mask.shape[:-1], *groups))
         mean, variance = moments.moments(self, grouped, axes, mask)
-        last_two = (x.ndim - 1, x.ndim)
+        last_two = (inputs.ndim - 1, inputs.ndim)
         scale, bias = moments.along(last_two, grouped.shape, scale, bias)
         factor = arithmetic.times(lax.rsqrt(variance + self.epsilon), scale)
         y = arithmetic.times(arithmetic.minus(grouped, mean), factor)
         y = arithmetic.plus(y, bias)
-        return jnp.reshape(jnp.asarray(y, dtype), x.shape)
+        return jnp.reshape(jnp.asarray(y, dtype), inputs.shape)
 
     def _axes(self, ndim: int) -> tuple[int, ...]:
         """Lists the axes of statistics, in inputs whose last axis is split in two."""

@@ -25,6 +25,7 @@ from graftree.core.objects import attributes, methods
 from graftree.core.rng import model_streams
 from graftree.core.rng.streams import Rngs, RngState, RngStream
 from graftree.core.variables.metadata import var_defaults
+from graftree.nn import compute_dtypes
 from graftree.nn.cells import RNNCellBase
 from graftree.nn.dropout import Dropout
 from graftree.nn.support import arguments, arithmetic, meshes
@@ -282,6 +283,8 @@ def _in_dtypes_of_steps(
     A loop carries the same dtypes from step to step, but a carry in half precision may
     meet inputs or parameters in float32.
     """
+    if len(_dtypes_in(cell, carry, inputs)) == 1:
+        return carry
     graphdef, leaves = flattening.flatten_graph(cell)
     values = [flattening.raw_of(leaf) for leaf in leaves]
     values = [x[...] if _jax.is_ref(x) else x for x in values]
@@ -307,6 +310,15 @@ def _in_dtypes_of_steps(
             carry = wide
     except Exception:
         return carry  # the loop raises the same error, with the path of the cell
+
+
+def _dtypes_in(cell: Any, carry: Any, inputs: jax.Array) -> set[Any]:
+    """Collects the dtypes that meet in a step."""
+    dtypes = {inputs.dtype, *map(jnp.result_type, jax.tree.leaves(carry))}
+    try:
+        return {*dtypes, compute_dtypes.compute_dtype(cell)}
+    except ValueError:  # a cell without parameters
+        return dtypes
 
 
 def _axis_of(path: Any, leaf: Any, state_axes: StateAxes) -> Any:

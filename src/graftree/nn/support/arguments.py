@@ -441,9 +441,9 @@ def initial_value(
     initializer: Initializer, key: jax.Array | None, shape: Shape | int, dtype: Dtype
 ) -> Any:
     """Calls ``initializer(key, shape, dtype)``."""
-    is_shape = isinstance(shape, tuple) and all(type(n) is int for n in shape)
-    if is_shape and _jax.concrete_mesh() is None:
-        return _initialized(key, initializer=initializer, shape=shape, dtype=dtype)
+    if isinstance(shape, tuple) and all(type(n) is int for n in shape):
+        if _jax.concrete_mesh() is None:
+            return _initialized(key, initializer=initializer, shape=shape, dtype=dtype)
     return cast("Any", initializer)(key, shape, dtype)
 
 

@@ -158,7 +158,7 @@ class _Programs:
             leaves: Sequence[Any] = ()
             if args and isinstance(args[0], attributes.DataObject):
                 graphdef, leaves = _parts_of(args[0])
-                if running.stack.observers and len(graphdef.rows) > 1:
+                if running.stack.observers and len(graphdef.specs) > 1:
                     return _MISS
                 args = args[1:]
             treedef = None
@@ -166,7 +166,8 @@ class _Programs:
                 args, treedef = jax.tree.flatten(args, is_leaf=_is_no_tuple)
             values = [*map(flattening.raw_of, leaves)]
             arrays, statics = _parted(args, _ARRAYS)
-            names, settings = (), ()
+            names: tuple[str, ...] = ()
+            settings: tuple[Any, ...] = ()
             if kwargs:
                 named, settings = _parted(kwargs.values(), jax.Array)
                 names, arrays = tuple(kwargs), arrays + named
@@ -367,15 +368,15 @@ def _brings_code(graphdef: GraphDef[Any]) -> bool:
 
     Also if it holds refs, which a program can't take out of a trace.
     """
-    objects = [row.type for row in graphdef.rows if row.index is not None]
-    cells = [cell for row in graphdef.rows for cell in row.cells]
-    boxes = [cell for cell in cells if type(cell) is VariableDef]
-    statics = [cell.value for cell in cells if type(cell) is graphdefs.Static]
+    objects = [spec.type for spec in graphdef.specs if spec.index is not None]
+    fields = [field for spec in graphdef.specs for field in spec.fields]
+    boxes = [field for field in fields if type(field) is VariableDef]
+    statics = [field.value for field in fields if type(field) is graphdefs.Static]
     return not (
         all(map(_is_plain_class, objects))
         and all(map(_is_plain_box, boxes))
         and all(map(jax_functions.is_plain, statics))
-        and not any([type(cell) is graphdefs.ArrayRefDef for cell in cells])
+        and not any([type(field) is graphdefs.ArrayRefDef for field in fields])
     )
 
 

@@ -13,6 +13,7 @@ import functools
 import inspect
 import itertools
 import operator
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,8 @@ from graftree import _python
 from graftree.core.hashable_mappings import HashableMapping
 
 # The module that JAX's initializers draw from.
-_draws: Any = jax.nn.initializers.lecun_normal().__globals__.get("random", jax.random)
+_normal: Any = jax.nn.initializers.lecun_normal()
+_draws = _normal.__globals__.get("random", jax.random)
 # The public functions of JAX, as they are when this module is imported.
 _NAMESPACES: tuple[dict[str, Any], ...] = tuple(
     map(vars, (jax.lax, jnp, jax.nn, jax.random, _draws))
@@ -144,16 +146,18 @@ class Watch:
         """Calls a function, and watches the functions of JAX that run in it.
 
         Raises:
-            ValueError: If any function of JAX is replaced.
+            ValueError: If one of these is replaced now.
         """
-        if not _EVERYTHING.holds():
-            raise ValueError("A function of JAX is replaced.")
         output, codes = _python.recorded(functools.partial(function, *args, **kwargs))
         if codes is None:
-            self._names, self._functions = _EVERYTHING._names, _EVERYTHING._functions
+            self._names = [{*functions} for functions in _FUNCTIONS]
+            self._functions = {*_CODES}
         else:
             self._add(codes)
         self._settle()
+        replacements = {*map(_code_of, _CODES)} - _BY_CODE.keys()
+        if not self.holds() or not replacements.isdisjoint(codes or ()):
+            raise ValueError("A function of JAX is replaced.")
         return output
 
     def _add(self, codes: set[Any]) -> None:
@@ -181,15 +185,4 @@ class Watch:
         self._now = picks, functions, [_CODES[x] for x in functions]
 
 
-_PACKAGE = __file__.partition("nn")[0]
-
-
-def _watching_everything() -> Watch:
-    watch = Watch()
-    watch._names = [{*functions} for functions in _FUNCTIONS]
-    watch._functions = {*_CODES}
-    watch._settle()
-    return watch
-
-
-_EVERYTHING = _watching_everything()
+_PACKAGE = str(pathlib.Path(__file__).parents[2])
