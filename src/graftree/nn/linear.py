@@ -61,8 +61,8 @@ def promoted(
     layer: Contraction, inputs: Any, *params: Any, axes: Sequence[int] = (-1,)
 ) -> tuple[Any, ...]:
     """Casts operands to one dtype and gathers Params, to contract ``axes``."""
-    inputs, *params = layer.promote_dtype((inputs, *params), dtype=layer.dtype)
-    return (inputs, *meshes.beside(inputs, axes, params))
+    inputs, *others = layer.promote_dtype((inputs, *params), dtype=layer.dtype)
+    return (inputs, *meshes.beside(inputs, axes, others))
 
 
 def contraction_options(layer: Contraction, out_sharding: Any) -> dict[str, Any]:

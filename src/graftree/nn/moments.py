@@ -44,8 +44,8 @@ def promoted(
     layer: Norm, feature_axes: Sequence[int], x: Any, *params: Any
 ) -> tuple[Any, ...]:
     """Casts operands to one dtype; the Params vary along ``feature_axes``."""
-    x, *params = layer.promote_dtype((x, *params), dtype=layer.dtype)
-    return (x, *meshes.beside(x, feature_axes, params))
+    x, *others = layer.promote_dtype((x, *params), dtype=layer.dtype)
+    return (x, *meshes.beside(x, feature_axes, others))
 
 
 def moments(
@@ -130,8 +130,8 @@ def _over_axis(layer: Norm, reduce: Any, arrays: Any) -> Any:
 
 def along(
     feature_axes: Sequence[int], shape: Shape, *params: jax.Array | None
-) -> list[jax.Array | None]:
-    """Flat arrays in the rank of a shape, along these axes of it."""
+) -> list[Any]:
+    """Flat arrays in the rank of a shape, along these axes of it. ``None`` stays."""
     full = arguments.shape_along(feature_axes, shape)
     return [None if x is None else jnp.reshape(x, full) for x in params]
 

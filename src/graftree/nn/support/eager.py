@@ -163,7 +163,8 @@ class _Programs:
                 args = args[1:]
             treedef = None
             if tuple in map(type, args):
-                args, treedef = jax.tree.flatten(args, is_leaf=_is_no_tuple)
+                flat, treedef = jax.tree.flatten(args, is_leaf=_is_no_tuple)
+                args = tuple(flat)
             values = [*map(flattening.raw_of, leaves)]
             arrays, statics = _parted(args, _ARRAYS)
             names: tuple[str, ...] = ()
