@@ -96,6 +96,42 @@ def references(obj: Any) -> int:
 _count: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: sys.maxsize)
 
 
+class _CallRecords(threading.local):
+    """The innermost record of this thread, or ``None``."""
+
+    codes: set[CodeType] | None = None
+
+
+_records = _CallRecords()
+
+
+def recorded(function: Callable[[], Any]) -> tuple[Any, set[CodeType] | None]:
+    """Calls a function; returns its output, and the code of all functions that ran.
+
+    It serves compiled calls of layers, which must see when one of these is replaced.
+    There is no record, but ``None``, while a profiler of Python runs in the thread.
+    """
+    outer = _records.codes
+    if outer is None and sys.getprofile() is not None:
+        return function(), None
+    _records.codes = codes = set[CodeType]()
+    if outer is None:
+        sys.setprofile(_record)
+    try:
+        return function(), codes
+    finally:
+        if outer is None:
+            sys.setprofile(None)
+        else:
+            outer |= codes
+        _records.codes = outer
+
+
+def _record(frame: FrameType, event: str, _: Any) -> None:
+    if event == "call" and _records.codes is not None:
+        _records.codes.add(frame.f_code)
+
+
 def contents_of(function: FunctionType) -> list[Any]:
     """Lists what a function has captured; ``None`` for each that is not set yet.
 

@@ -176,7 +176,7 @@ def test_unknown_names_are_named():
 
 
 def test_real_modules_keep_their_own_names():
-    assert nnx.nn.linear.contraction_settings.__module__ == "graftree.nn.linear"
+    assert nnx.nn.linear.contraction_options.__module__ == "graftree.nn.linear"
 
 
 def test_conversion_of_paths_is_in_graphlib_only():

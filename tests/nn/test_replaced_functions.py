@@ -381,10 +381,10 @@ def test_attention_gives_the_very_numbers_of_jax(is_causal, dtype, extras):
         np.testing.assert_array_equal(y, expected)
 
 
-# ----------------------------------------------------------------------- fast functions
+# ------------------------------------------------------------------- compiled functions
 
 
-def counted(function, *names, **options):
+def counted(function):
     """The function made fast, and the list of its calls."""
     calls = []
 
@@ -392,7 +392,7 @@ def counted(function, *names, **options):
         calls.append(1)
         return function(x, times)
 
-    return eager.fast(*names, **options)(call), calls
+    return eager.compiled(call), calls
 
 
 @pytest.mark.parametrize("times", [np.float32(2), [2], lambda: 2])
@@ -432,3 +432,129 @@ def test_the_second_eager_call_of_a_layer_runs_a_program(name):
     layer(*inputs, **row.call)
     again = functions_run(lambda: layer(*inputs, **row.call))
     assert not again.intersection(PARTS)
+
+
+# ---------------------------------------------------------------------- compiled bodies
+
+
+class Scaled(nnx.Module):
+    """A layer of the user's: it is not compiled."""
+
+    def __init__(self):
+        self.calls = 0
+
+    @eager.compiled
+    def __call__(self, x):
+        self.calls += 1
+        return 2 * x
+
+
+def body_runs(layer, *args, **options):
+    """Whether the second of two calls runs the body of the layer."""
+    layer(*args, **options)
+    body = type(layer).__call__.__wrapped__.__code__
+    codes = set()
+    sys.setprofile(lambda frame, *_: codes.add(frame.f_code))
+    try:
+        layer(*args, **options)
+    finally:
+        sys.setprofile(None)
+    return body in codes
+
+
+def user_function(x):
+    return x
+
+
+class Renamed(nnx.LayerNorm):
+    """Only has another name."""
+
+    def to_string(self):
+        return "a method"
+
+
+class Reading(nnx.LayerNorm):
+    """Chooses other axes."""
+
+    def _axes(self, ndim):
+        return (0,), (ndim - 1,)
+
+
+BODIES = {
+    "a layer": (lambda: nnx.GRUCell(8, 8, rngs=rngs()), False),
+    "a subclass": (lambda: Renamed(8, rngs=rngs()), False),
+    "another method": (lambda: Reading(8, rngs=rngs()), True),
+    "a function of the user": (
+        lambda: nnx.GRUCell(8, 8, gate_fn=user_function, rngs=rngs()),
+        True,
+    ),
+    "one in a part": (
+        lambda: nnx.GRUCell(8, 8, promote_dtype=lambda *a, **o: a[0], rngs=rngs()),
+        True,
+    ),
+}
+
+
+@pytest.mark.caches("it looks at what runs in the second call")
+@pytest.mark.parametrize("case", BODIES)
+def test_bodies_run_where_code_of_the_user_may_run(case):
+    make, runs = BODIES[case]
+    layer = make()
+    inputs = (x[:, 0], x[:, 0]) if isinstance(layer, nnx.GRUCell) else (x,)
+    assert body_runs(layer, *inputs) is runs
+
+
+@pytest.mark.caches("it looks at what runs in the second call")
+def test_a_hook_of_a_variable_runs_at_each_call():
+    layer, reads = nnx.BatchNorm(8, rngs=rngs()), []
+    layer.scale.set_metadata(on_get_value=lambda _, value: reads.append(1) or value)
+    for _ in range(3):
+        layer(x)
+    assert len(reads) >= 3
+
+
+def test_a_layer_of_the_user_runs_as_it_is_written():
+    layer = Scaled()
+    for _ in range(3):
+        np.testing.assert_array_equal(layer(x), 2 * x)
+    assert layer.calls == 3
+
+
+def test_what_comes_back_as_it_came_is_the_same_object():
+    layer = nnx.Dropout(0.5, deterministic=True, rngs=rngs())
+    cell = nnx.OptimizedLSTMCell(8, 8, rngs=rngs())
+    for _ in range(3):
+        (_, h), outputs = cell((x[:, 0], x[:, 1]), x[:, 2])
+        assert layer(x) is x and outputs is h
+
+
+def test_a_failed_call_writes_nothing():
+    layer = nnx.BatchNorm(8, rngs=rngs())
+    layer(x)
+    before = layer.mean[...]
+    with pytest.raises(TypeError):
+        layer(x[..., :3])
+    assert layer.mean[...] is before
+
+
+def test_changed_attributes_count_at_once():
+    layer, dropout = nnx.BatchNorm(8, rngs=rngs()), nnx.Dropout(0.5, rngs=rngs())
+    for _ in range(3):
+        layer(x), dropout(x)
+    layer.eval(), dropout.eval()
+    mean = layer.mean[...]
+    layer(x)
+    assert dropout(x) is x and layer.mean[...] is mean
+    layer.scale[...] = 2 * layer.scale[...]
+    layer.bias = nnx.Param(jnp.ones(8))
+    spread = np.sqrt(np.asarray(layer.var[...], np.float64) + 1e-5)
+    expected = 2 * (np.asarray(x, np.float64) - np.asarray(mean)) / spread + 1
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5)
+
+
+@pytest.mark.caches("it looks at the paths in a program")
+def test_parts_of_a_compiled_layer_have_their_paths():
+    cell = nnx.GRUCell(8, 8, rngs=rngs())
+    for _ in range(2):
+        text = jax.jit(lambda h, x: cell(h, x)).lower(x[:, 0], x[:, 0])
+        assert "dense_i" in text.as_text(debug_info=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from graftree.annotations import Array, ArrayLike, Dtype, Num, PromoteDtypeFn
@@ -62,6 +61,7 @@ class PReLU(Module):
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
 
+    @eager.compiled
     def __call__(self, inputs: Num[ArrayLike, "*shape"]) -> Num[Array, "*shape"]:
         """Scales the negative entries of ``inputs``.
 
@@ -81,9 +81,4 @@ class PReLU(Module):
             slope = jnp.asarray(slope, x.dtype)
         else:
             x, slope = self.promote_dtype((x, slope), dtype=self.dtype)
-        return _leaky(x, slope)
-
-
-@eager.fast()
-def _leaky(x: jax.Array, slope: jax.Array) -> jax.Array:
-    return jnp.where(x >= 0, x, slope * x)
+        return jnp.where(x >= 0, x, slope * x)

@@ -38,7 +38,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, arithmetic, eager, jax_functions
 
 
 def dot_product_attention(
@@ -274,33 +274,33 @@ def dot_product_attention_weights(
 def _check_shapes(query: jax.Array, key: jax.Array, *value: jax.Array) -> None:
     """Refuses arrays that do not fit together; the value is optional."""
     arrays = (query, key, *value)
-    names, what = ", ".join("qkv"[: len(arrays)]), None
+    names, fault = ", ".join("qkv"[: len(arrays)]), None
     if len({x.ndim for x in arrays}) > 1:
         ranks = ", ".join([str(x.ndim) for x in arrays])
-        what = f"{names} must have same rank, but got {ranks}"
+        fault = f"{names} must have same rank, but got {ranks}"
     elif query.ndim < 3:
-        what = f"{names} must have rank 3 or more"
+        fault = f"{names} must have rank 3 or more"
     elif len({x.shape[:-3] for x in arrays}) > 1:
-        what = f"{names} batch dims must match"
+        fault = f"{names} batch dims must match"
     elif value and key.shape[-3] != value[0].shape[-3]:
-        what = "k, v lengths must match"
+        fault = "k, v lengths must match"
     elif query.shape[-1] != key.shape[-1]:
-        what = "q, k depths must match"
+        fault = "q, k depths must match"
     for name, x in zip(("Key", "Value"), arrays[1:], strict=False):
-        if what is None and (x.shape[-2] == 0 or query.shape[-2] % x.shape[-2]):
-            what = (
+        if fault is None and (x.shape[-2] == 0 or query.shape[-2] % x.shape[-2]):
+            fault = (
                 f"Query heads ({query.shape[-2]}) must be multiple of {name} heads "
                 f"({x.shape[-2]}): the number of query heads must be a multiple"
             )
-    if what is not None:
+    if fault is not None:
         shapes = ", ".join([str(x.shape) for x in arrays])
-        raise ValueError(f"{what}; [*batch, length, heads, depth] are {shapes}.")
+        raise ValueError(f"{fault}; [*batch, length, heads, depth] are {shapes}.")
 
 
 def _dropout_key(
     rate: float, key: jax.Array | None, deterministic: bool
 ) -> jax.Array | None:
-    """The key, if dropout is active; refuses a bad rate, and a missing key."""
+    """Returns the key if dropout is active; refuses a bad rate, and a missing key."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout_rate must be in the range [0, 1), got {rate}.")
     if deterministic or rate == 0.0:
@@ -330,7 +330,7 @@ def _can_fuse(
 
 
 def _weights_shape(query: jax.Array, key: jax.Array) -> tuple[int, ...]:
-    """The shape ``[*batch, heads, queries, keys]``."""
+    """Combines shapes to ``[*batch, heads, queries, keys]``."""
     return (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
 
 
@@ -365,7 +365,7 @@ def _check_window(window: int | None, is_causal: bool) -> None:
 
 
 def checked_lengths(lengths: Any, batch: Shape) -> jax.Array | None:
-    """The number of keys of each sequence, as int32."""
+    """Checks the numbers of keys of sequences, and makes them int32."""
     if lengths is None:
         return None
     lengths = jnp.asarray(lengths)
@@ -378,7 +378,7 @@ def checked_lengths(lengths: Any, batch: Shape) -> jax.Array | None:
 
 
 def _sinks(sinks: Any, shape: Shape) -> jax.Array | None:
-    """The sinks, of the rank of the weights."""
+    """Brings sinks to the rank of the weights."""
     if sinks is None:
         return None
     sinks, heads = jnp.asarray(sinks), shape[-3]
@@ -432,7 +432,7 @@ def _attend_as_it_is(
     return jnp.reshape(outputs, query.shape)
 
 
-_attend = eager.fast()(_attend_as_it_is)
+_attend = eager.compiled(_attend_as_it_is)
 
 
 def _logits(
@@ -441,9 +441,9 @@ def _logits(
     scale: float | jax.Array | None,
     precision: PrecisionLike,
 ) -> jax.Array:
-    """The scaled dot products, ``[*batch, heads, queries, keys]``."""
+    """Computes scaled dot products, ``[*batch, heads, queries, keys]``."""
     shape = _weights_shape(query, key)
-    dtype, wide = query.dtype, arguments.wide_dtype(query.dtype, jnp.float32)
+    dtype, wide = query.dtype, arithmetic.wide_dtype(query.dtype, jnp.float32)
     if scale is None:
         query = query / math.sqrt(query.shape[-1])
     query = _grouped(query, key.shape[-2], axis=-2)
@@ -482,7 +482,7 @@ def _visible(
     window: int | None,
     lengths: jax.Array | None,
 ) -> jax.Array | None:
-    """The keys that each query sees, in the rank of the weights; ``None``: all."""
+    """Combines masks: which keys each query sees; ``None``: all."""
     rules = [] if mask is None else [mask.astype(bool)]
     ones = (1,) * (len(shape) - 2)
     if is_causal:
@@ -497,7 +497,7 @@ def _visible(
 
 
 def _softmax(logits: jax.Array, sinks: jax.Array | None) -> jax.Array:
-    """The softmax over the keys and a sink, without the share of the sink."""
+    """Computes the softmax over keys and a sink, without the share of the sink."""
     if sinks is None:
         return jax.nn.softmax(logits)
     sinks = sinks.astype(logits.dtype)
@@ -516,7 +516,7 @@ def _drop(weights: jax.Array, key: jax.Array, rate: float, shape: Shape) -> jax.
 def _average(
     weights: jax.Array, value: jax.Array, precision: PrecisionLike
 ) -> jax.Array:
-    """The values, averaged with the weights."""
+    """Averages values with the weights."""
     weights = _grouped(weights, value.shape[-2], axis=-3)
     outputs = jnp.einsum("...hgqk,...khd->...qhgd", weights, value, precision=precision)
     *batch, heads, groups, depth = outputs.shape
@@ -559,7 +559,7 @@ def make_attention_mask(
                 [ True,  True, False],
                 [False, False, False]]], dtype=bool)
     """
-    pairs = eager.current(pairwise_fn)(
+    pairs = jax_functions.current(pairwise_fn)(
         jnp.expand_dims(query_input, axis=-1), jnp.expand_dims(key_input, axis=-2)
     )
     mask = jnp.expand_dims(pairs, (*range(extra_batch_dims), -3))
@@ -619,15 +619,15 @@ def combine_masks(
                 [1., 1., 0.],
                 [0., 0., 0.]]], dtype=float32)
     """
-    given = [jnp.asarray(mask) for mask in masks if mask is not None]
-    if not given:
+    arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
+    if not arrays:
         return None
-    ranks = tuple(mask.ndim for mask in given)
+    ranks = tuple(mask.ndim for mask in arrays)
     if len(set(ranks)) > 1:
         raise ValueError(
             f"masks must have same rank, but got {ranks}, with the shapes "
-            f"{', '.join(str(mask.shape) for mask in given)}.\n"
+            f"{', '.join(str(mask.shape) for mask in arrays)}.\n"
             "Give each the axes [*batch, heads, query length, key length]; those of "
             "size one broadcast."
         )
-    return functools.reduce(jnp.logical_and, given).astype(dtype)
+    return functools.reduce(jnp.logical_and, arrays).astype(dtype)

@@ -9,7 +9,6 @@ the members of `RNNCellBase` is a cell.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import _python, errors
+from graftree import errors
 from graftree.annotations import (
     Array,
     ArrayLike,
@@ -29,10 +28,10 @@ from graftree.annotations import (
     Shape,
 )
 from graftree.core.modules.modules import Module
-from graftree.core.objects import attributes, methods
+from graftree.core.objects import methods
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import compute_dtypes, initializers, linear
-from graftree.nn.support import arguments, eager, meshes
+from graftree.nn.support import arguments, arithmetic, eager, jax_functions, meshes
 
 State: TypeAlias = "Inexact[Array, '*batch hidden_features']"
 StateLike: TypeAlias = "Inexact[ArrayLike, '*batch hidden_features']"
@@ -67,7 +66,7 @@ def modified_orthogonal(
 
 def orthogonal(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.Array:
     """Draws an orthogonal matrix; in float32 if JAX has no QR decomposition of it."""
-    wide = arguments.wide_dtype(dtype, jnp.float32)
+    wide = arithmetic.wide_dtype(dtype, jnp.float32)
     return _orthogonal(key, shape, wide).astype(dtype)
 
 
@@ -120,12 +119,12 @@ class RNNCellBase(Module):
 
     @property
     def num_feature_axes(self) -> int:
-        """The number of last axes of the inputs that are not batch axes."""
+        """How many of the last axes of the inputs are not batch axes."""
         raise NotImplementedError
 
 
 class VectorCell(RNNCellBase):
-    """The base of the cells of this library: features and states are vectors.
+    """Base of the cells of this library: features and states are vectors.
 
     Attributes:
         num_states: How many arrays are carried; several are a tuple.
@@ -185,7 +184,7 @@ class VectorCell(RNNCellBase):
 
     @property
     def num_feature_axes(self) -> int:
-        """The number of axes of the inputs that are not batch axes: one."""
+        """How many of the last axes of the inputs are not batch axes: one."""
         return 1
 
 
@@ -200,61 +199,11 @@ def _first_state(
         if initializer is not initializers.zeros:
             raise
         key = None
-    return arguments.first_value(initializer, key, shape, dtype)
-
-
-def _own_stream(
-    rngs: Rngs, keep_rngs: bool, carry_init: Initializer | None
-) -> RngStream | None:
-    """The attribute ``rngs`` of a cell; warns of deprecated arguments."""
-    if carry_init is not None:
-        _python.warn_user(
-            "carry_init is provided in __init__, so that cells which differ in nothing "
-            "else have different graphdefs. Pass it to `initialize_carry` instead.",
-            UserWarning,
-        )
-    if not keep_rngs:
-        return attributes.data(None)
-    _python.warn_user(
-        "keep_rngs argument is deprecated. Pass `rngs` to `initialize_carry`, or to "
-        "the call of nnx.RNN, instead.",
-        UserWarning,
-    )
-    return rngs.carry.fork()
-
-
-def _set_up(
-    cell: VectorCell, given: Mapping[str, Any]
-) -> tuple[Callable[..., linear.Linear], Callable[..., linear.Linear]]:
-    """Keeps the arguments of a constructor; makes layers from inputs, and from states.
-
-    Both results take the size of the outputs, and further arguments of a `Linear`.
-    """
-    names = ("in_features", "hidden_features")
-    arguments.check_sizes(cell, **{name: given[name] for name in names})
-    arguments.keep(cell, given)
-    cell.rngs = _own_stream(given["rngs"], given["keep_rngs"], given["carry_init"])
-    names = "dtype param_dtype promote_dtype bias_init bias_metadata rngs".split()
-    new_layer = functools.partial(
-        linear.Linear, **{name: given[name] for name in names}
-    )
-    from_inputs = functools.partial(
-        new_layer,
-        given["in_features"],
-        kernel_init=given["kernel_init"],
-        kernel_metadata=given["kernel_metadata"],
-    )
-    from_state = functools.partial(
-        new_layer,
-        given["hidden_features"],
-        kernel_init=given["recurrent_kernel_init"],
-        kernel_metadata=given["recurrent_kernel_metadata"],
-    )
-    return from_inputs, from_state
+    return arguments.initial_value(initializer, key, shape, dtype)
 
 
 def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
-    """The arrays of a carry, if they are as many and as large as the cell carries.
+    """Unpacks a carry; refuses one with more or other arrays than the cell carries.
 
     JAX would turn several arrays into one and one into several, or broadcast a memory.
     """
@@ -354,11 +303,43 @@ class SimpleCell(VectorCell):
         recurrent_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
-        from_inputs, from_state = _set_up(self, locals())
-        self.dense_h = from_state(hidden_features, use_bias=False)
-        self.dense_i = from_inputs(hidden_features)
+        arguments.check_sizes(
+            self, in_features=in_features, hidden_features=hidden_features
+        )
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.residual = residual
+        self.activation_fn = activation_fn
+        self.promote_dtype = promote_dtype
+        self.rngs = arguments.cell_stream(rngs, keep_rngs, carry_init)
+        new_layer = functools.partial(
+            linear.Linear,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            bias_init=bias_init,
+            promote_dtype=promote_dtype,
+            bias_metadata=bias_metadata,
+            rngs=rngs,
+        )
+        self.dense_h = new_layer(
+            hidden_features,
+            hidden_features,
+            use_bias=False,
+            kernel_init=recurrent_kernel_init,
+            kernel_metadata=recurrent_kernel_metadata,
+        )
+        self.dense_i = new_layer(
+            in_features,
+            hidden_features,
+            use_bias=True,
+            kernel_init=kernel_init,
+            kernel_metadata=kernel_metadata,
+        )
         self.carry_init = carry_init
 
+    @eager.compiled
     def __call__(
         self, carry: StateLike, inputs: Num[ArrayLike, "*batch in_features"]
     ) -> tuple[State, State]:
@@ -378,8 +359,8 @@ class SimpleCell(VectorCell):
         (h,) = _states(self, carry, inputs)
         total = self.dense_i(inputs) + self.dense_h(h)
         if self.residual:
-            total = operator.add(*arguments.alike(total, h))
-        h = eager.current(self.activation_fn)(total)
+            total = arithmetic.plus(total, h)
+        h = jax_functions.current(self.activation_fn)(total)
         return h, h
 
 
@@ -415,10 +396,41 @@ class GatedCell(VectorCell):
         recurrent_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
-        from_inputs, from_state = _set_up(self, locals())
+        arguments.check_sizes(
+            self, in_features=in_features, hidden_features=hidden_features
+        )
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.gate_fn = gate_fn
+        self.activation_fn = activation_fn
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+        self.rngs = arguments.cell_stream(rngs, keep_rngs, carry_init)
+        new_layer = functools.partial(
+            linear.Linear,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            bias_init=bias_init,
+            promote_dtype=promote_dtype,
+            bias_metadata=bias_metadata,
+            rngs=rngs,
+        )
         size = self.num_gates * hidden_features
-        self.dense_i = from_inputs(size, use_bias=self.bias_of_inputs)
-        self.dense_h = from_state(size, use_bias=not self.bias_of_inputs)
+        self.dense_i = new_layer(
+            in_features,
+            size,
+            use_bias=self.bias_of_inputs,
+            kernel_init=kernel_init,
+            kernel_metadata=kernel_metadata,
+        )
+        self.dense_h = new_layer(
+            hidden_features,
+            size,
+            use_bias=not self.bias_of_inputs,
+            kernel_init=recurrent_kernel_init,
+            kernel_metadata=recurrent_kernel_metadata,
+        )
         self.carry_init = carry_init
 
 
@@ -457,38 +469,21 @@ class GRUCell(GatedCell):
     num_gates: ClassVar[int] = 3
     bias_of_inputs: ClassVar[bool] = True
 
+    @eager.compiled
     def __call__(
         self, carry: StateLike, inputs: Num[ArrayLike, "*batch in_features"]
     ) -> tuple[State, State]:
         """Computes one step; see `SimpleCell`."""
         (h,) = _states(self, carry, inputs)
-        h = _reset_and_updated(
-            self.dense_i(inputs),
-            self.dense_h(h),
-            h,
-            gate_fn=self.gate_fn,
-            activation_fn=self.activation_fn,
-        )
+        gate_fn = jax_functions.current(self.gate_fn)
+        activation_fn = jax_functions.current(self.activation_fn)
+        x_r, x_z, x_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
+        h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
+        r = gate_fn(x_r + h_r)
+        z = gate_fn(x_z + h_z)
+        n = activation_fn(x_n + r * h_n)
+        h = arithmetic.plus((1.0 - z) * n, arithmetic.times(z, h))
         return h, h
-
-
-@eager.fast()
-def _reset_and_updated(
-    from_inputs: jax.Array,
-    from_state: jax.Array,
-    h: jax.Array,
-    *,
-    gate_fn: Callable[..., Any],
-    activation_fn: Callable[..., Any],
-) -> jax.Array:
-    """The new state of a `GRUCell`, from what its layers make of inputs and state."""
-    x_r, x_z, x_n = jnp.split(from_inputs, 3, axis=-1)
-    h_r, h_z, h_n = jnp.split(from_state, 3, axis=-1)
-    r = gate_fn(x_r + h_r)
-    z = gate_fn(x_z + h_z)
-    n = activation_fn(x_n + r * h_n)
-    kept = operator.mul(*arguments.alike(z, h))
-    return operator.add(*arguments.alike((1.0 - z) * n, kept))
 
 
 class LSTMCell(VectorCell):
@@ -571,17 +566,52 @@ class LSTMCell(VectorCell):
         recurrent_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
-        from_inputs, from_state = _set_up(self, locals())
-        self.ii = from_inputs(hidden_features, use_bias=False)
-        self.if_ = from_inputs(hidden_features, use_bias=False)
-        self.ig = from_inputs(hidden_features, use_bias=False)
-        self.io = from_inputs(hidden_features, use_bias=False)
-        self.hi = from_state(hidden_features)
-        self.hf = from_state(hidden_features)
-        self.hg = from_state(hidden_features)
-        self.ho = from_state(hidden_features)
+        arguments.check_sizes(
+            self, in_features=in_features, hidden_features=hidden_features
+        )
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.gate_fn = gate_fn
+        self.activation_fn = activation_fn
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+        self.rngs = arguments.cell_stream(rngs, keep_rngs, carry_init)
+        new_layer = functools.partial(
+            linear.Linear,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            bias_init=bias_init,
+            promote_dtype=promote_dtype,
+            bias_metadata=bias_metadata,
+            rngs=rngs,
+        )
+        from_inputs = functools.partial(
+            new_layer,
+            in_features,
+            hidden_features,
+            use_bias=False,
+            kernel_init=kernel_init,
+            kernel_metadata=kernel_metadata,
+        )
+        from_state = functools.partial(
+            new_layer,
+            hidden_features,
+            hidden_features,
+            kernel_init=recurrent_kernel_init,
+            kernel_metadata=recurrent_kernel_metadata,
+        )
+        self.ii = from_inputs()
+        self.if_ = from_inputs()
+        self.ig = from_inputs()
+        self.io = from_inputs()
+        self.hi = from_state()
+        self.hf = from_state()
+        self.hg = from_state()
+        self.ho = from_state()
         self.carry_init = carry_init
 
+    @eager.compiled
     def __call__(
         self,
         carry: tuple[StateLike, StateLike],
@@ -601,11 +631,15 @@ class LSTMCell(VectorCell):
             TypeError: If a shape does not fit.
         """
         c, h = _states(self, carry, inputs)
-        i = self.ii(inputs) + self.hi(h)
-        f = self.if_(inputs) + self.hf(h)
-        g = self.ig(inputs) + self.hg(h)
-        o = self.io(inputs) + self.ho(h)
-        return _remember(self, c, i, f, g, o)
+        gate_fn = jax_functions.current(self.gate_fn)
+        activation_fn = jax_functions.current(self.activation_fn)
+        i = gate_fn(self.ii(inputs) + self.hi(h))
+        f = gate_fn(self.if_(inputs) + self.hf(h))
+        g = activation_fn(self.ig(inputs) + self.hg(h))
+        o = gate_fn(self.io(inputs) + self.ho(h))
+        c = arithmetic.plus(arithmetic.times(f, c), i * g)
+        h = arithmetic.times(o, activation_fn(c))
+        return (c, h), h
 
 
 class OptimizedLSTMCell(GatedCell):
@@ -641,6 +675,7 @@ class OptimizedLSTMCell(GatedCell):
     num_gates: ClassVar[int] = 4
     bias_of_inputs: ClassVar[bool] = False
 
+    @eager.compiled
     def __call__(
         self,
         carry: tuple[StateLike, StateLike],
@@ -648,17 +683,11 @@ class OptimizedLSTMCell(GatedCell):
     ) -> tuple[tuple[State, State], State]:
         """Computes one step; see `LSTMCell`."""
         c, h = _states(self, carry, inputs)
-        gates = self.dense_i(inputs) + self.dense_h(h)
-        return _remember(self, c, *jnp.split(gates, 4, axis=-1))
-
-
-def _remember(
-    cell: Any, c: jax.Array, i: Any, f: Any, g: Any, o: Any
-) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    """The new carry and the outputs; ``i, f, g, o`` are not yet activated."""
-    gate_fn = eager.current(cell.gate_fn)
-    activation_fn = eager.current(cell.activation_fn)
-    kept = operator.mul(*arguments.alike(gate_fn(f), c))
-    c = operator.add(*arguments.alike(kept, gate_fn(i) * activation_fn(g)))
-    h = operator.mul(*arguments.alike(gate_fn(o), activation_fn(c)))
-    return (c, h), h
+        gate_fn = jax_functions.current(self.gate_fn)
+        activation_fn = jax_functions.current(self.activation_fn)
+        i, f, g, o = jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
+        c = arithmetic.plus(
+            arithmetic.times(gate_fn(f), c), gate_fn(i) * activation_fn(g)
+        )
+        h = arithmetic.times(gate_fn(o), activation_fn(c))
+        return (c, h), h

@@ -26,7 +26,7 @@ PARAMS_DTYPE = "_params_dtype"
 
 
 def compute_dtype(layer: Any) -> np.dtype[Any]:
-    """The dtype in which a layer computes, as the word ``compute`` of a policy.
+    """Finds the dtype in which a layer computes: the word ``compute`` of a policy.
 
     That is its attribute ``dtype``, which an argument or a policy sets, or else the
     promoted dtype of its Params. Parts of a module count in the same way, and for a
@@ -53,8 +53,8 @@ def compute_dtype(layer: Any) -> np.dtype[Any]:
         >>> nnx.precision.compute_dtype(layer)
         dtype(bfloat16)
     """
-    own = _returned(layer)
-    dtypes = _of_params(layer) if own is None else [own]
+    dtype = _returned(layer)
+    dtypes = _of_params(layer) if dtype is None else [dtype]
     if not dtypes:
         raise ValueError(
             errors.message(
@@ -72,7 +72,7 @@ def is_param(x: Any) -> bool:
 
 
 def set_dtype(layer: Any) -> np.dtype[Any] | None:
-    """The floating or complex dtype that an argument or a policy set in a layer."""
+    """Reads the inexact dtype that an argument or a policy has set in a layer."""
     attributes = vars(layer) if isinstance(layer, Module) else {}
     dtype = attributes.get(PARAMS_DTYPE, attributes.get("dtype"))
     try:
@@ -83,7 +83,7 @@ def set_dtype(layer: Any) -> np.dtype[Any] | None:
 
 
 def _returned(layer: Any) -> np.dtype[Any] | None:
-    """The dtype set for the results of a layer; a norm may compute in a wider one."""
+    """Reads the dtype set for a layer's results; a norm may compute in a wider one."""
     is_norm = isinstance(layer, moments.Norm)
     output = vars(layer).get(methods.OUTPUT_DTYPE) if is_norm else None
     return set_dtype(layer) if output is None else jnp.dtype(output)
@@ -108,14 +108,14 @@ def _of_params(layer: Any) -> list[np.dtype[Any]]:
 
 
 def _floating(param: Variable[Any]) -> list[np.dtype[Any]]:
-    """The dtypes of the floating and complex arrays that a Param holds."""
+    """Lists the dtypes of the floating and complex arrays that a Param holds."""
     leaves = jax.tree.leaves(param.get_raw_value())
     dtypes = [leaf.dtype for leaf in leaves if hasattr(leaf, "dtype")]
     return [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
 
 
 def params_dtype(layer: Any) -> np.dtype[Any] | None:
-    """The promoted dtype in which floating Params are stored; ``None``: there are none.
+    """Promotes the dtypes in which floating Params are stored; ``None`` without any.
 
     That may be another one than ``param_dtype``, with which they were made.
     """

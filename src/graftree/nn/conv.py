@@ -31,14 +31,15 @@ from graftree.annotations import (
     PrecisionLike,
     PromoteDtypeFn,
 )
+from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.text import descriptions
 from graftree.nn import linear
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, eager, jax_functions
 
 
 class Convolution(linear.Contraction):
-    """The base class of `Conv` and `ConvTranspose`."""
+    """Base of `Conv` and `ConvTranspose`."""
 
     kernel_shape: tuple[int, ...]
     in_features: int
@@ -57,9 +58,9 @@ class _OneSize(tuple[int]):
     __slots__ = ()
 
 
-def _sizes(given: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = arguments.sizes(given)
-    return _OneSize(sizes) if arguments.is_int(given) else sizes
+def _sizes(kernel_size: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = arguments.sizes(kernel_size)
+    return _OneSize(sizes) if arguments.is_int(kernel_size) else sizes
 
 
 class Conv(Convolution):
@@ -165,8 +166,30 @@ class Conv(Convolution):
             in_features // feature_group_count,
             out_features,
         )
-        arguments.make(self, locals(), kernel=self.kernel_shape, bias=(out_features,))
-        arguments.keep(self, locals())
+        self.kernel = arguments.make_param(
+            kernel_init, rngs, self.kernel_shape, param_dtype, kernel_metadata
+        )
+        self.bias = attributes.data(None)
+        if use_bias:
+            self.bias = arguments.make_param(
+                bias_init, rngs, (out_features,), param_dtype, bias_metadata
+            )
+        self.in_features = in_features
+        self.out_features = out_features
+        self.kernel_size = kernel_size
+        self.strides = strides
+        self.padding = padding
+        self.input_dilation = input_dilation
+        self.kernel_dilation = kernel_dilation
+        self.feature_group_count = feature_group_count
+        self.use_bias = use_bias
+        self.mask = mask
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.conv_general_dilated = conv_general_dilated
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
 
     def __call__(
         self,
@@ -193,18 +216,22 @@ class Conv(Convolution):
             TypeError: If ``inputs`` is not numeric.
             AssertionError: If ``feature_group_count`` does not divide ``in_features``.
         """
+        x = arguments.as_array(inputs)
+        _warn_of_one_axis(self, x)
         kernel, bias = _masked_kernel(self), arguments.read(self.bias)
-        return convolve(self, inputs, kernel, bias, out_sharding)
+        return convolve(self, x, kernel, bias, out_sharding=out_sharding)
 
 
+@eager.compiled
 def convolve(
     layer: Conv,
-    inputs: Any,
+    inputs: jax.Array,
     kernel: jax.Array,
     bias: jax.Array | None,
+    *,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """Computes a layer with a kernel, which may have other output channels."""
+    """Convolves inputs as a layer does, with a kernel that may have other outputs."""
     if layer.in_features % layer.feature_group_count:
         # An AssertionError, at call time: existing programs catch it here.
         raise AssertionError(
@@ -213,60 +240,28 @@ def convolve(
         )
     batch_shape, x = _flatten_batch(layer, inputs)
     _check_channels(layer, x, kernel.shape[-2] * layer.feature_group_count)
-    kernel_dilation = _per_axis(layer, "kernel_dilation")
-    strides = _per_axis(layer, "strides")
-    input_dilation = _per_axis(layer, "input_dilation")
-    padding = arguments.canonicalize_padding(layer.padding, len(layer.kernel_size))
-    x, padding, input_dilation = _apply_padding(
-        x, padding, strides, layer.kernel_size, kernel_dilation, input_dilation
-    )
-    outputs = _convolved(
+    x, padding, input_dilation = _apply_padding(layer, x)
+    x, kernel, bias = linear.promoted(layer, x, kernel, bias)
+    conv_general_dilated = jax_functions.current(layer.conv_general_dilated)
+    y = conv_general_dilated(
         x,
         kernel,
-        bias,
-        strides=strides,
-        padding=padding if isinstance(padding, str) else tuple(padding),
-        lhs_dilation=input_dilation,
-        rhs_dilation=kernel_dilation,
-        feature_group_count=layer.feature_group_count,
-        conv_general_dilated=layer.conv_general_dilated,
-        settings=linear.contraction_settings(layer, out_sharding),
-    )
-    way_out = (
-        'Pad the inputs, as by padding="SAME", or give them more entries than a window.'
-    )
-    arguments.check_not_empty(_call_of(layer), x, outputs, way_out)
-    return _restore_batch(outputs, batch_shape)
-
-
-@eager.fast("contraction")
-def _convolved(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    *,
-    strides: tuple[int, ...],
-    padding: str | tuple[tuple[int, int], ...],
-    lhs_dilation: tuple[int, ...],
-    rhs_dilation: tuple[int, ...],
-    feature_group_count: int,
-    conv_general_dilated: ConvGeneralDilatedT,
-    settings: linear.ContractionSettings,
-) -> jax.Array:
-    """The convolution of ``x`` with a kernel, and a bias per channel."""
-    x, kernel, bias = settings.promoted(x, kernel, bias)
-    outputs = conv_general_dilated(
-        x,
-        kernel,
-        strides,
+        _per_axis(layer, "strides"),
         padding,
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=rhs_dilation,
-        dimension_numbers=channels_last(len(strides)),
-        feature_group_count=feature_group_count,
-        **settings.options(),
+        lhs_dilation=input_dilation,
+        rhs_dilation=_per_axis(layer, "kernel_dilation"),
+        dimension_numbers=channels_last(len(layer.kernel_size)),
+        feature_group_count=layer.feature_group_count,
+        **linear.contraction_options(layer, out_sharding),
     )
-    return linear.add_bias(outputs, bias)
+    arguments.check_not_empty(
+        _call_of(layer),
+        x,
+        y,
+        'Pad the inputs, as by padding="SAME", or give them '
+        "more entries than a window.",
+    )
+    return _restore_batch(linear.add_bias(y, bias), batch_shape)
 
 
 def _per_axis(layer: Convolution, attribute: str) -> tuple[int, ...]:
@@ -283,10 +278,10 @@ def _per_axis(layer: Convolution, attribute: str) -> tuple[int, ...]:
 
 
 def _flatten_batch(
-    layer: Convolution, inputs: Any
+    layer: Convolution, inputs: jax.Array
 ) -> tuple[tuple[int, ...], jax.Array]:
-    """The shape of the batch axes, and the inputs ``[batch, *spatial, features]``."""
-    inputs, rank = arguments.as_array(inputs), len(layer.kernel_size)
+    """Merges the batch axes into one; returns their shape and the inputs."""
+    rank = len(layer.kernel_size)
     if inputs.ndim < rank + 1:
         raise ValueError(
             f"{type(layer).__name__} with kernel_size={layer.kernel_size} needs inputs "
@@ -296,8 +291,6 @@ def _flatten_batch(
     batch_shape = inputs.shape[: inputs.ndim - rank - 1]
     if len(batch_shape) == 1:
         return batch_shape, inputs
-    if len(batch_shape) > 1 and isinstance(layer.kernel_size, _OneSize):
-        _warn_of_one_axis(layer, inputs)
     size = math.prod(batch_shape)
     return batch_shape, inputs.reshape((size, *inputs.shape[len(batch_shape) :]))
 
@@ -322,7 +315,7 @@ def _check_channels(layer: Convolution, x: jax.Array, expected: int) -> None:
 
 
 def _call_of(layer: Convolution) -> str:
-    """The layer and what decides about the sizes of its results."""
+    """Names a layer and what decides about the sizes of its results."""
     return (
         f"{type(layer).__name__} with kernel_size={tuple(layer.kernel_size)}, "
         f"strides={layer.strides}, padding={layer.padding!r}"
@@ -331,17 +324,19 @@ def _call_of(layer: Convolution) -> str:
 
 def _warn_of_one_axis(layer: Convolution, inputs: jax.Array) -> None:
     """Warns if all axes of an image may be meant, unless it makes no difference."""
+    if not isinstance(layer.kernel_size, _OneSize) or inputs.ndim < 4:
+        return
     (size,), name = layer.kernel_size, type(layer).__name__
     is_pointwise = (size, *_per_axis(layer, "strides")) == (1, 1)
     if is_pointwise or inputs.shape[-1] != layer.in_features:
         return
-    whole = (size,) * (inputs.ndim - 2)
+    all_axes = (size,) * (inputs.ndim - 2)
     _python.warn_user(
         errors.message(
             f"{name} with kernel_size={size} convolves one axis; the ones before are "
             "batch axes.",
             where=f"inputs: {descriptions.describe(inputs)}",
-            way_out=f"For all axes of an image, write kernel_size={whole}.\n"
+            way_out=f"For all axes of an image, write kernel_size={all_axes}.\n"
             f"If one axis is meant, write kernel_size=({size},), or ignore this by "
             "warnings.filterwarnings('ignore', category=nnx.errors.OneAxisWarning).",
         ),
@@ -371,21 +366,20 @@ def _masked_kernel(layer: Convolution) -> jax.Array:
 
 
 def _apply_padding(
-    inputs: jax.Array,
-    padding: LaxPadding,
-    strides: tuple[int, ...],
-    kernel_size: tuple[int, ...],
-    kernel_dilation: tuple[int, ...],
-    input_dilation: tuple[int, ...],
+    layer: Conv, inputs: jax.Array
 ) -> tuple[jax.Array, LaxPadding, tuple[int, ...]]:
     """Applies the padding that ``jax.lax.conv_general_dilated`` can't apply.
 
     Returns:
         The inputs, the padding and the input dilation that are left for it.
     """
+    kernel_size, rank = layer.kernel_size, len(layer.kernel_size)
+    kernel_dilation = _per_axis(layer, "kernel_dilation")
+    strides = _per_axis(layer, "strides")
+    input_dilation = _per_axis(layer, "input_dilation")
+    padding = arguments.canonicalize_padding(layer.padding, rank)
     if not isinstance(padding, str):
         return inputs, padding, input_dilation
-    rank = len(kernel_size)
     extents = [
         (k - 1) * d + 1 for k, d in zip(kernel_size, kernel_dilation, strict=True)
     ]
@@ -425,7 +419,7 @@ def _dilate(inputs: jax.Array, dilation: tuple[int, ...]) -> jax.Array:
 
 
 def channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
-    """The places of batch, channels and spatial axes in inputs, kernel and outputs."""
+    """Says which axes of inputs, kernel and outputs are batch, channels and spatial."""
     array = (0, rank + 1, *range(1, rank + 1))
     kernel = (rank + 1, rank, *range(rank))
     return jax.lax.ConvDimensionNumbers(array, kernel, array)
@@ -520,13 +514,32 @@ class ConvTranspose(Convolution):
             out_features=out_features,
             kernel_size=kernel_size,
         )
-        self.kernel_size = kernel_size = _sizes(kernel_size)
-        arguments.keep(self, locals())
+        self.kernel_size = _sizes(kernel_size)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.strides = strides
+        self.padding = padding
+        self.kernel_dilation = kernel_dilation
+        self.use_bias = use_bias
+        self.mask = mask
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.transpose_kernel = transpose_kernel
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
         channels = (in_features, out_features)
-        self.kernel_shape = kernel_size + (
+        self.kernel_shape = self.kernel_size + (
             channels[::-1] if transpose_kernel else channels
         )
-        arguments.make(self, locals(), kernel=self.kernel_shape, bias=(out_features,))
+        self.kernel = arguments.make_param(
+            kernel_init, rngs, self.kernel_shape, param_dtype, kernel_metadata
+        )
+        self.bias = attributes.data(None)
+        if use_bias:
+            self.bias = arguments.make_param(
+                bias_init, rngs, (out_features,), param_dtype, bias_metadata
+            )
 
     def __call__(
         self, inputs: Num[ArrayLike, "*batch_spatial in_features"]
@@ -547,22 +560,37 @@ class ConvTranspose(Convolution):
                 or if ``dtype`` is neither floating nor complex.
             TypeError: If ``inputs`` is not numeric.
         """
-        batch_shape, x = _flatten_batch(self, inputs)
-        kernel = _masked_kernel(self)
-        _check_channels(self, x, kernel.shape[-1 if self.transpose_kernel else -2])
-        padding = arguments.canonicalize_padding(self.padding, len(self.kernel_size))
-        outputs = _convolved_back(
-            x,
-            kernel,
-            arguments.read(self.bias),
-            strides=_per_axis(self, "strides"),
-            padding=padding if isinstance(padding, str) else tuple(padding),
-            rhs_dilation=_per_axis(self, "kernel_dilation"),
-            transpose_kernel=self.transpose_kernel,
-            settings=linear.contraction_settings(self, None),
-        )
-        arguments.check_not_empty(_call_of(self), x, outputs, _TRANSPOSED_PADDING)
-        return _restore_batch(outputs, batch_shape)
+        x = arguments.as_array(inputs)
+        _warn_of_one_axis(self, x)
+        kernel, bias = _masked_kernel(self), arguments.read(self.bias)
+        return _convolve_transposed(self, x, kernel, bias)
+
+
+@eager.compiled
+def _convolve_transposed(
+    layer: ConvTranspose, inputs: jax.Array, kernel: jax.Array, bias: jax.Array | None
+) -> jax.Array:
+    """Convolves inputs with the transpose of a kernel."""
+    batch_shape, x = _flatten_batch(layer, inputs)
+    _check_channels(layer, x, kernel.shape[-1 if layer.transpose_kernel else -2])
+    padding = arguments.canonicalize_padding(layer.padding, len(layer.kernel_size))
+    strides = _per_axis(layer, "strides")
+    x, kernel, bias = linear.promoted(layer, x, kernel, bias)
+    y = jax.lax.conv_transpose(
+        x,
+        kernel,
+        strides,
+        "VALID" if padding == "CIRCULAR" else padding,
+        rhs_dilation=_per_axis(layer, "kernel_dilation"),
+        dimension_numbers=channels_last(len(strides)),
+        transpose_kernel=layer.transpose_kernel,
+        **linear.contraction_options(layer, None),
+    )
+    if padding == "CIRCULAR":
+        for axis, stride in enumerate(strides, start=1):
+            y = _wrap(y, axis, x.shape[axis] * stride, layer.transpose_kernel)
+    arguments.check_not_empty(_call_of(layer), x, y, _TRANSPOSED_PADDING)
+    return _restore_batch(linear.add_bias(y, bias), batch_shape)
 
 
 _TRANSPOSED_PADDING = (
@@ -570,38 +598,6 @@ _TRANSPOSED_PADDING = (
     "padding p of PyTorch is\nkernel_dilation * (kernel_size - 1) - p, and its 0 is "
     'padding="VALID".'
 )
-
-
-@eager.fast("contraction")
-def _convolved_back(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    *,
-    strides: tuple[int, ...],
-    padding: str | tuple[tuple[int, int], ...],
-    rhs_dilation: tuple[int, ...],
-    transpose_kernel: bool,
-    settings: linear.ContractionSettings,
-) -> jax.Array:
-    """The transposed convolution of ``x`` with a kernel, and a bias per channel."""
-    x, kernel, bias = settings.promoted(x, kernel, bias)
-    is_circular = padding == "CIRCULAR"
-    outputs = jax.lax.conv_transpose(
-        x,
-        kernel,
-        strides,
-        "VALID" if is_circular else padding,
-        rhs_dilation=rhs_dilation,
-        dimension_numbers=channels_last(len(strides)),
-        transpose_kernel=transpose_kernel,
-        **settings.options(),
-    )
-    if is_circular:
-        for axis, stride in enumerate(strides, start=1):
-            period = x.shape[axis] * stride
-            outputs = _wrap(outputs, axis, period, transpose_kernel)
-    return linear.add_bias(outputs, bias)
 
 
 def _wrap(x: jax.Array, axis: int, period: int, is_transposed: bool) -> jax.Array:

@@ -76,6 +76,7 @@ class Dropout(Module):
             )
         self.rngs = attributes.data(None) if rngs is None else rngs.fork()
 
+    @eager.compiled
     def __call__(
         self,
         inputs: Num[Array, "*shape"],
@@ -109,12 +110,18 @@ class Dropout(Module):
             return jnp.zeros_like(inputs)
         jnp.result_type(inputs, float)  # refuses random keys, before it draws one
         shared = arguments.canonical_axes(self.broadcast_dims, inputs.ndim)
+        shape = [1 if axis in shared else n for axis, n in enumerate(inputs.shape)]
         keep_rate = float(1 - self.rate)
-        key = self._draw_key(rngs)
-        return _dropped(inputs, key, keep_rate=keep_rate, shared=shared)
+        is_kept = jax.random.bernoulli(
+            self._draw_key(rngs),
+            keep_rate,
+            shape,
+            out_sharding=_mask_sharding(inputs, shared),
+        )
+        return jnp.where(is_kept, inputs / keep_rate, 0.0)
 
     def _draw_key(self, rngs: Any) -> jax.Array:
-        """The key of one call: from its argument, else from the layer's stream."""
+        """Draws the key of a call: from its argument, else from the layer's stream."""
         rngs = self.rngs if rngs is None else rngs
         if isinstance(rngs, Rngs):
             return rngs[self.rng_collection]()
@@ -142,31 +149,19 @@ class Dropout(Module):
             self.deterministic = deterministic
 
 
-@eager.fast()
-def _dropped(
-    inputs: jax.Array, key: jax.Array, *, keep_rate: float, shared: tuple[int, ...]
-) -> jax.Array:
-    is_kept = _keep_mask(key, keep_rate, inputs, shared)
-    return jnp.where(is_kept, inputs / keep_rate, 0.0)
+def _mask_sharding(
+    inputs: jax.Array, shared: Sequence[int]
+) -> jax.sharding.NamedSharding | None:
+    """Chooses the sharding of a mask; ``None`` if JAX can't draw with one.
 
-
-def _keep_mask(
-    key: jax.Array, keep_rate: float, inputs: jax.Array, shared: Sequence[int]
-) -> jax.Array:
-    """Draws which entries are kept: booleans of size one along the shared axes."""
-    shape = [1 if axis in shared else n for axis, n in enumerate(inputs.shape)]
-    sharding = _explicit_sharding(inputs)
-    if sharding is not None:
-        spec = [None if axis in shared else s for axis, s in enumerate(sharding.spec)]
-        sharding = sharding.update(spec=jax.sharding.PartitionSpec(*spec))
-    return jax.random.bernoulli(key, keep_rate, shape, out_sharding=sharding)
-
-
-def _explicit_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
-    """The sharding in the type of ``x``, if random numbers can be made with it."""
-    sharding = jax.typeof(x).sharding
+    The mask has size one along the shared axes.
+    """
+    sharding = jax.typeof(inputs).sharding
     if not sharding.mesh.explicit_axes:
         return None
     # Eager, outside `jax.set_mesh`, JAX can't make an array on several devices.
-    in_context = not jax.sharding.get_abstract_mesh().empty
-    return sharding if in_context or isinstance(x, _jax.Tracer) else None
+    is_eager = not isinstance(inputs, _jax.Tracer)
+    if is_eager and jax.sharding.get_abstract_mesh().empty:
+        return None
+    spec = [None if axis in shared else s for axis, s in enumerate(sharding.spec)]
+    return sharding.update(spec=jax.sharding.PartitionSpec(*spec))

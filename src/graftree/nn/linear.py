@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +32,12 @@ from graftree.annotations import (
 )
 from graftree.core.hashable_mappings import HashableMapping
 from graftree.core.modules.modules import Module
-from graftree.core.objects import bookkeeping, methods, pytrees
+from graftree.core.objects import attributes, bookkeeping, methods, pytrees
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
-from graftree.nn.support import arguments, eager, meshes
+from graftree.nn.support import arguments, eager, jax_functions, meshes
 
 default_kernel_init = arguments.lecun_normal
 """The kernel initializer of all layers: truncated normal, variance ``1 / fan_in``."""
@@ -46,62 +45,8 @@ default_bias_init = initializers.zeros
 """The bias initializer of all layers."""
 
 
-class ContractionSettings(NamedTuple):
-    """The settings of a contraction; all but the last are attributes of the layer."""
-
-    promote_dtype: PromoteDtypeFn
-    dtype: Dtype | None
-    precision: PrecisionLike
-    preferred_element_type: Dtype | None
-    out_sharding: Any
-
-    def promoted(
-        self, inputs: Any, *params: Any, axes: Sequence[int] = (-1,)
-    ) -> tuple[Any, ...]:
-        """The operands in one dtype, in which they meet; ``axes`` are contracted."""
-        inputs, *others = self.promote_dtype((inputs, *params), dtype=self.dtype)
-        return (inputs, *meshes.beside(inputs, axes, others))
-
-    def options(self) -> dict[str, Any]:
-        """The keywords of a contraction: ``precision`` always, the others only if set.
-
-        The user's own contraction need not have these.
-        """
-        found = arguments.if_set(
-            preferred_element_type=self.preferred_element_type,
-            out_sharding=self.out_sharding,
-        )
-        return {"precision": self.precision, **found}
-
-
-@eager.fast("contraction", eager_transforms=True)
-def affine(
-    inputs: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    *,
-    dot_general: DotGeneralT,
-    settings: ContractionSettings,
-) -> jax.Array:
-    """Computes ``inputs @ kernel + bias``."""
-    inputs, kernel, bias = settings.promoted(inputs, kernel, bias)
-    last_with_first = (((inputs.ndim - 1,), (0,)), ((), ()))
-    outputs = dot_general(inputs, kernel, last_with_first, **settings.options())
-    return add_bias(outputs, bias)
-
-
-def add_bias(
-    outputs: jax.Array, bias: jax.Array | None, shape: Shape | None = None
-) -> jax.Array:
-    """Adds a bias, if there is one; in full rank, as users can forbid to promote it."""
-    if bias is None:
-        return outputs
-    shape = (1,) * (outputs.ndim - 1) + (-1,) if shape is None else shape
-    return outputs + jnp.reshape(bias, shape)
-
-
 class Contraction(Module):
-    """The base class of layers that contract their inputs with a kernel."""
+    """Base of layers that contract their inputs with a kernel."""
 
     kernel: Param[jax.Array]
     bias: Param[jax.Array] | None
@@ -112,12 +57,33 @@ class Contraction(Module):
     preferred_element_type: Dtype | None
 
 
-def contraction_settings(layer: Contraction, out_sharding: Any) -> ContractionSettings:
-    """The settings of a layer's contraction, for functions that are fast."""
-    return ContractionSettings._make((*_read_settings(layer), out_sharding))
+def promoted(
+    layer: Contraction, inputs: Any, *params: Any, axes: Sequence[int] = (-1,)
+) -> tuple[Any, ...]:
+    """Casts operands to one dtype and gathers Params, to contract ``axes``."""
+    inputs, *others = layer.promote_dtype((inputs, *params), dtype=layer.dtype)
+    return (inputs, *meshes.beside(inputs, axes, others))
 
 
-_read_settings = operator.attrgetter(*ContractionSettings._fields[:-1])
+def contraction_options(layer: Contraction, out_sharding: Any) -> dict[str, Any]:
+    """Collects the keywords of a contraction: ``precision``, and others if set.
+
+    The user's own contraction need not have these.
+    """
+    options = arguments.if_set(
+        preferred_element_type=layer.preferred_element_type, out_sharding=out_sharding
+    )
+    return {"precision": layer.precision, **options}
+
+
+def add_bias(
+    outputs: jax.Array, bias: jax.Array | None, shape: Shape | None = None
+) -> jax.Array:
+    """Adds a bias, if there is one; in full rank, as users can forbid to promote it."""
+    if bias is None:
+        return outputs
+    shape = (1,) * (outputs.ndim - 1) + (-1,) if shape is None else shape
+    return outputs + jnp.reshape(bias, shape)
 
 
 class Linear(Contraction):
@@ -181,11 +147,26 @@ class Linear(Contraction):
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         arguments.check_sizes(self, in_features=in_features, out_features=out_features)
-        arguments.make(
-            self, locals(), kernel=(in_features, out_features), bias=(out_features,)
+        kernel_shape = (in_features, out_features)
+        self.kernel = arguments.make_param(
+            kernel_init, rngs, kernel_shape, param_dtype, kernel_metadata
         )
-        arguments.keep(self, locals())
+        self.bias = attributes.data(None)
+        if use_bias:
+            self.bias = arguments.make_param(
+                bias_init, rngs, (out_features,), param_dtype, bias_metadata
+            )
+        self.in_features = in_features
+        self.out_features = out_features
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.dot_general = dot_general
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
 
+    @eager.compiled_contraction
     def __call__(
         self, inputs: Num[ArrayLike, "*batch in_features"], out_sharding: Any = None
     ) -> Inexact[Array, "*batch out_features"]:
@@ -205,13 +186,12 @@ class Linear(Contraction):
                 is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        return affine(
-            arguments.as_array(inputs),
-            self.kernel[...],
-            arguments.read(self.bias),
-            dot_general=self.dot_general,
-            settings=contraction_settings(self, out_sharding),
-        )
+        x = arguments.as_array(inputs)
+        x, kernel, bias = promoted(self, x, self.kernel[...], arguments.read(self.bias))
+        dot_general = jax_functions.current(self.dot_general)
+        last_with_first = (((x.ndim - 1,), (0,)), ((), ()))
+        options = contraction_options(self, out_sharding)
+        return add_bias(dot_general(x, kernel, last_with_first, **options), bias)
 
 
 class LinearGeneral(Contraction):
@@ -303,17 +283,26 @@ class LinearGeneral(Contraction):
                 f"Got {self.in_features} and {self.axis}."
             )
         batch = _batch_sizes(batch_axis)
-        rows = math.prod(batch) * math.prod(self.in_features)
-        columns = math.prod(self.out_features)
-        kernel_init = _on_flat_shape(kernel_init, (rows, columns))
-        bias_init = _on_flat_shape(bias_init, (math.prod(batch) * columns,))
-        arguments.make(
-            self,
-            locals(),
-            kernel=(*batch, *self.in_features, *self.out_features),
-            bias=(*batch, *self.out_features),
+        num_rows = math.prod(batch) * math.prod(self.in_features)
+        num_columns = math.prod(self.out_features)
+        self.kernel = arguments.make_param(
+            _on_flat_shape(kernel_init, (num_rows, num_columns)),
+            rngs,
+            (*batch, *self.in_features, *self.out_features),
+            param_dtype,
+            kernel_metadata,
         )
+        self.bias = attributes.data(None)
+        if use_bias:
+            self.bias = arguments.make_param(
+                _on_flat_shape(bias_init, (math.prod(batch) * num_columns,)),
+                rngs,
+                (*batch, *self.out_features),
+                param_dtype,
+                bias_metadata,
+            )
 
+    @eager.compiled_contraction
     def __call__(
         self, inputs: Num[ArrayLike, "*shape"], out_sharding: Any = None
     ) -> Inexact[Array, "*out_shape"]:
@@ -336,47 +325,27 @@ class LinearGeneral(Contraction):
         x = arguments.as_array(inputs)
         ndim = len(x.shape)
         axis = tuple(sorted([a + ndim if a < 0 else a for a in self.axis]))
+        remaining = [n for n in range(ndim) if n not in axis]
         batch = tuple(range(len(self.batch_axis)))
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
-        kept = [n for n in range(ndim) if n not in axis]
-        sizes = [x.shape[n] if n in batch else 1 for n in kept]
-        return _affine_along(
-            x,
-            self.kernel[...],
-            arguments.read(self.bias),
-            axes=((axis, kernel_axis), (batch, batch)),
-            bias_shape=(*sizes, *self.out_features),
-            dot_general=self._contraction(),
-            settings=contraction_settings(self, out_sharding),
-        )
+        bias_sizes = [x.shape[n] if n in batch else 1 for n in remaining]
+        kernel, bias = self.kernel[...], arguments.read(self.bias)
+        x, kernel, bias = promoted(self, x, kernel, bias, axes=(*axis, *batch))
+        dot_general = jax_functions.current(self._contraction())
+        contracted = ((axis, kernel_axis), (batch, batch))
+        options = contraction_options(self, out_sharding)
+        y = dot_general(x, kernel, contracted, **options)
+        return add_bias(y, bias, (*bias_sizes, *self.out_features))
 
     def _contraction(self) -> DotGeneralT:
-        """The function that contracts inputs and kernel."""
+        """Chooses the function that contracts inputs and kernel."""
         if self.dot_general_cls is not None:
             return self.dot_general_cls()
         return jax.lax.dot_general if self.dot_general is None else self.dot_general
 
 
-@eager.fast("contraction", eager_transforms=True)
-def _affine_along(
-    inputs: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    *,
-    axes: Any,
-    bias_shape: Shape,
-    dot_general: DotGeneralT,
-    settings: ContractionSettings,
-) -> jax.Array:
-    """Contracts these axes of inputs and kernel, and adds a bias."""
-    shared = (*axes[0][0], *axes[1][0])
-    inputs, kernel, bias = settings.promoted(inputs, kernel, bias, axes=shared)
-    outputs = dot_general(inputs, kernel, axes, **settings.options())
-    return add_bias(outputs, bias, bias_shape)
-
-
 def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:
-    """The sizes of the batch axes, which must be the leading ones."""
+    """Lists the sizes of the batch axes, which must be the leading ones."""
     axes = tuple(sorted(batch_axis))
     if axes != tuple(range(len(axes))):
         raise ValueError(
@@ -393,7 +362,7 @@ def _on_flat_shape(initializer: Initializer, flat_shape: Shape) -> Initializer:
     """
 
     def initialize(key: jax.Array, shape: Shape, dtype: Dtype) -> Any:
-        value = arguments.first_value(initializer, key, flat_shape, dtype)
+        value = arguments.initial_value(initializer, key, flat_shape, dtype)
         if isinstance(value, VariableMetadata):
             raw_value = jnp.reshape(value.raw_value, shape)
             return dataclasses.replace(value, raw_value=raw_value)
@@ -469,9 +438,25 @@ class Einsum(Contraction):
         arguments.check_sizes(
             self, kernel_shape=kernel_shape, bias_shape=bias_shape or ()
         )
-        arguments.make(self, locals(), kernel=kernel_shape, bias=bias_shape)
-        arguments.keep(self, locals())
+        self.kernel = arguments.make_param(
+            kernel_init, rngs, kernel_shape, param_dtype, kernel_metadata
+        )
+        self.bias = attributes.data(None)
+        if bias_shape is not None:
+            self.bias = arguments.make_param(
+                bias_init, rngs, bias_shape, param_dtype, bias_metadata
+            )
+        self.einsum_str = einsum_str
+        self.kernel_shape = kernel_shape
+        self.bias_shape = bias_shape
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.promote_dtype = promote_dtype
+        self.einsum_op = einsum_op
+        self.preferred_element_type = preferred_element_type
 
+    @eager.compiled
     def __call__(
         self,
         inputs: Num[ArrayLike, "*shape"],
@@ -502,33 +487,18 @@ class Einsum(Contraction):
                 "No `einsum_str` argument was provided to Einsum, as argument of the "
                 "call or as attribute."
             )
-        return _contracted(
-            arguments.as_array(inputs),
-            self.kernel[...],
-            arguments.read(self.bias),
-            equation=_checked(einsum_str),
-            einsum_op=self.einsum_op,
-            settings=contraction_settings(self, out_sharding),
+        equation = _checked(einsum_str)
+        x, kernel = arguments.as_array(inputs), self.kernel[...]
+        x_labels, kernel_labels, y_labels = _all_labels(equation, x.ndim, kernel.ndim)
+        shared = [n for n, label in enumerate(x_labels) if label in [*kernel_labels]]
+        x, kernel, bias = promoted(
+            self, x, kernel, arguments.read(self.bias), axes=shared
         )
-
-
-@eager.fast("contraction")
-def _contracted(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    *,
-    equation: str,
-    einsum_op: EinsumT,
-    settings: ContractionSettings,
-) -> jax.Array:
-    inputs, labels, outputs = _all_labels(equation, x.ndim, kernel.ndim)
-    shared = [axis for axis, label in enumerate(inputs) if label in [*labels]]
-    sizes = dict(zip(labels, kernel.shape, strict=False))
-    x, kernel, bias = settings.promoted(x, kernel, bias, axes=shared)
-    result = einsum_op(equation, x, kernel, **settings.options())
-    # One where the kernel does not vary.
-    return add_bias(result, bias, tuple([sizes.get(label, 1) for label in outputs]))
+        einsum = jax_functions.current(self.einsum_op)
+        y = einsum(equation, x, kernel, **contraction_options(self, out_sharding))
+        sizes = dict(zip(kernel_labels, kernel.shape, strict=False))
+        # One where the kernel does not vary.
+        return add_bias(y, bias, tuple([sizes.get(label, 1) for label in y_labels]))
 
 
 def _checked(einsum_str: str) -> str:
@@ -551,7 +521,7 @@ def _checked(einsum_str: str) -> str:
 def _all_labels(
     equation: str, inputs_ndim: int, kernel_ndim: int
 ) -> list[Sequence[str | int]]:
-    """The labels of the axes of inputs, kernel and result."""
+    """Labels the axes of inputs, kernel and result."""
     operands, outputs = equation.split("->")
     inputs, kernel = operands.split(",")
     widths = _ellipsis(inputs, inputs_ndim), _ellipsis(kernel, kernel_ndim)
@@ -559,7 +529,7 @@ def _all_labels(
 
 
 def _ellipsis(subscripts: str, ndim: int) -> int:
-    """The number of axes that the ellipsis of an operand stands for."""
+    """Counts the axes that the ellipsis of an operand stands for."""
     return ndim - len(subscripts.replace("...", "")) if "..." in subscripts else 0
 
 
@@ -621,7 +591,10 @@ class Embed(Module):
         embedding_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         arguments.check_sizes(self, num_embeddings=num_embeddings, features=features)
-        arguments.make(self, locals(), embedding=(num_embeddings, features))
+        shape = (num_embeddings, features)
+        self.embedding = arguments.make_param(
+            embedding_init, rngs, shape, param_dtype, embedding_metadata
+        )
         self.num_embeddings = num_embeddings
         self.features = features
         self.dtype = dtype
@@ -662,13 +635,13 @@ class Embed(Module):
             ValueError: If ``inputs`` holds numbers other than integers.
             TypeError: If ``inputs`` is not numeric.
         """
-        numbers = arguments.as_array(inputs)
-        if not jnp.issubdtype(numbers.dtype, jnp.integer):
+        indices = arguments.as_array(inputs)
+        if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise ValueError("Input type must be an integer or unsigned integer.")
         (embedding,) = self.promote_dtype(
             (self.embedding[...],), dtype=self.dtype, inexact=False
         )
-        return meshes.look_up(embedding, numbers, out_sharding)
+        return meshes.look_up(embedding, indices, out_sharding)
 
     @methods.named
     def attend(

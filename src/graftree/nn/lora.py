@@ -163,7 +163,7 @@ class LoRA(Module):
 
 
 def along_batch(sharding: Any, ndim: int) -> Any:
-    """The sharding of an array like the outputs, but whole along its last axis."""
+    """Drops the last axis from a sharding of outputs."""
     if sharding is None:
         return None
     if isinstance(sharding, jax.sharding.NamedSharding):

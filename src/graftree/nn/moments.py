@@ -11,40 +11,21 @@ arrays that keep their rank: reduced axes have size one.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from graftree.annotations import Dtype, PromoteDtypeFn
+from graftree.annotations import Dtype, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
-from graftree.nn.support import arguments, meshes
-
-
-class NormSettings(NamedTuple):
-    """The settings of a computation; the attributes are those of the layer."""
-
-    promote_dtype: PromoteDtypeFn
-    dtype: Dtype | None
-    epsilon: float
-    use_fast_variance: bool
-    axis_name: Any
-    axis_index_groups: Any
-
-    def promoted(
-        self, x: Any, *params: Any, feature_axes: Sequence[int]
-    ) -> tuple[Any, ...]:
-        """The operands in one dtype; the Params vary along these axes of ``x``."""
-        x, *others = self.promote_dtype((x, *params), dtype=self.dtype)
-        return (x, *meshes.beside(x, feature_axes, others))
+from graftree.nn.support import arguments, arithmetic, meshes
 
 
 class Norm(Module):
-    """The base of normalization layers: Params along the features, and settings."""
+    """Base of normalization layers: Params along the features, and settings."""
 
     scale: Param[jax.Array] | None
     bias: Param[jax.Array] | None
@@ -59,47 +40,47 @@ class Norm(Module):
     promote_dtype: PromoteDtypeFn
 
 
-def settings_of(layer: Norm) -> NormSettings:
-    """The settings of a layer, for functions that are fast."""
-    return NormSettings(*_read_settings(layer))
-
-
-_read_settings = operator.attrgetter(*NormSettings._fields)
+def promoted(
+    layer: Norm, feature_axes: Sequence[int], x: Any, *params: Any
+) -> tuple[Any, ...]:
+    """Casts operands to one dtype; the Params vary along ``feature_axes``."""
+    x, *others = layer.promote_dtype((x, *params), dtype=layer.dtype)
+    return (x, *meshes.beside(x, feature_axes, others))
 
 
 def moments(
-    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: NormSettings
+    layer: Norm, x: jax.Array, axes: Sequence[int], mask: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes mean and population variance of ``x`` over some of its axes.
 
     The fast variance is ``max(0, mean(|x|^2) - |mean(x)|^2)``, one pass over ``x``; the
     other is ``mean(|x - mean(x)|^2)``, which loses less where the mean is large.
 
-    The settings choose the variance, and a mapped axis to average over too. Both
-    results have the rank of ``x``; the variance of complex numbers is real.
+    The layer chooses the variance, and a mapped axis to average over too. Both results
+    have the rank of ``x``; the variance of complex numbers is real.
     """
-    x = _widen(x, settings)
-    if settings.use_fast_variance:
-        mean, square = _means((x, _abs_square(x)), axes, mask, settings)
+    x = _widened(layer, x)
+    if layer.use_fast_variance:
+        mean, square = _means(layer, (x, _abs_square(x)), axes, mask)
         return mean, jnp.maximum(0.0, square - _abs_square(mean))
-    (mean,) = _means((x,), axes, mask, settings)
-    (deviation,) = _means((_abs_square(x - mean),), axes, mask, settings)
+    (mean,) = _means(layer, (x,), axes, mask)
+    (deviation,) = _means(layer, (_abs_square(x - mean),), axes, mask)
     return mean, deviation
 
 
 def mean_square(
-    x: jax.Array, axes: Sequence[int], mask: jax.Array | None, settings: NormSettings
+    layer: Norm, x: jax.Array, axes: Sequence[int], mask: jax.Array | None
 ) -> jax.Array:
     """Computes the mean of ``|x|^2`` over some axes; arguments as for `moments`."""
-    square = _abs_square(_widen(x, settings))
-    (mean,) = _means((square,), axes, mask, settings)
+    square = _abs_square(_widened(layer, x))
+    (mean,) = _means(layer, (square,), axes, mask)
     return mean
 
 
-def _widen(x: jax.Array, settings: NormSettings) -> jax.Array:
+def _widened(layer: Norm, x: jax.Array) -> jax.Array:
     """Casts ``x`` to the dtype that statistics are computed in."""
-    dtype = jnp.result_type(x) if settings.dtype is None else settings.dtype
-    return jnp.asarray(x, arguments.wide_dtype(dtype, jnp.float32))
+    dtype = jnp.result_type(x) if layer.dtype is None else layer.dtype
+    return jnp.asarray(x, arithmetic.wide_dtype(dtype, jnp.float32))
 
 
 def _abs_square(x: jax.Array) -> jax.Array:
@@ -110,36 +91,33 @@ def _abs_square(x: jax.Array) -> jax.Array:
 
 
 def _means(
-    values: Sequence[jax.Array],
+    layer: Norm,
+    arrays: Sequence[jax.Array],
     axes: Sequence[int],
     mask: jax.Array | None,
-    settings: NormSettings,
 ) -> Sequence[jax.Array]:
-    """The means of arrays over some axes, and over a mapped axis if there is one.
+    """Averages arrays over some axes, and over a mapped axis if there is one.
 
     They have the same shape. A mask may count less in one part of the mapped axis than
     in another, so there sums and counts are added, in one collective.
     """
     if mask is None:  # not passed on: jax2onnx has no mean with a mask, not even None
-        means = [jnp.mean(x, axes, keepdims=True) for x in values]
-        return (
-            means
-            if settings.axis_name is None
-            else _over_axis(lax.pmean, means, settings)
-        )
-    if settings.axis_name is None:
-        return [jnp.mean(x, axes, keepdims=True, where=mask) for x in values]
-    sums = [jnp.sum(x, axes, keepdims=True, where=mask) for x in values]
-    counted = jnp.broadcast_to(mask, values[0].shape)
+        means = [jnp.mean(x, axes, keepdims=True) for x in arrays]
+        return means if layer.axis_name is None else _over_axis(layer, lax.pmean, means)
+    if layer.axis_name is None:
+        return [jnp.mean(x, axes, keepdims=True, where=mask) for x in arrays]
+    sums = [jnp.sum(x, axes, keepdims=True, where=mask) for x in arrays]
+    counted = jnp.broadcast_to(mask, arrays[0].shape)
     count = jnp.sum(counted, axes, keepdims=True, dtype=jnp.float32)
-    *sums, count = _over_axis(lax.psum, [*sums, count], settings)
+    *sums, count = _over_axis(layer, lax.psum, [*sums, count])
     return [x / count.astype(x.dtype) for x in sums]
 
 
-def _over_axis(reduce: Any, values: Any, settings: NormSettings) -> Any:
-    name, groups = settings.axis_name, settings.axis_index_groups
+def _over_axis(layer: Norm, reduce: Any, arrays: Any) -> Any:
+    """Reduces arrays over the mapped axis of a layer."""
+    name, groups = layer.axis_name, layer.axis_index_groups
     try:
-        return reduce(values, name, axis_index_groups=groups)
+        return reduce(arrays, name, axis_index_groups=groups)
     except NameError as error:
         error.add_note(
             f"This layer has axis_name={name!r}: it averages over an axis that a "
@@ -150,31 +128,12 @@ def _over_axis(reduce: Any, values: Any, settings: NormSettings) -> Any:
         raise
 
 
-def normalize(
-    x: jax.Array,
-    mean: jax.Array | None,
-    variance: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    feature_axes: Sequence[int],
-    settings: NormSettings,
-) -> jax.Array:
-    """Computes ``(x - mean) * (rsqrt(variance + epsilon) * scale) + bias``.
-
-    Mean and variance have the rank of ``x``; scale and bias are flat, and vary along
-    the ``feature_axes`` of ``x``. Any that is ``None`` is left out.
-    """
-    dtype = arguments.canonicalize_dtype(x, scale, bias, dtype=settings.dtype)
-    shape = arguments.shape_along(feature_axes, x.shape)
-    y = x if mean is None else operator.sub(*arguments.alike(x, mean))
-    multiplier = lax.rsqrt(variance + settings.epsilon)
-    if scale is not None:
-        factors = arguments.alike(multiplier, jnp.reshape(scale, shape))
-        multiplier = operator.mul(*factors)
-    y = operator.mul(*arguments.alike(y, multiplier))
-    if bias is not None:
-        y = operator.add(*arguments.alike(y, jnp.reshape(bias, shape)))
-    return jnp.asarray(y, dtype)
+def along(
+    feature_axes: Sequence[int], shape: Shape, *params: jax.Array | None
+) -> list[Any]:
+    """Flat arrays in the rank of a shape, along these axes of it. ``None`` stays."""
+    full = arguments.shape_along(feature_axes, shape)
+    return [None if x is None else jnp.reshape(x, full) for x in params]
 
 
 def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:
@@ -188,7 +147,7 @@ def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:
 
 
 def split_mask(
-    mask: jax.Array, axes: tuple[int, ...], settings: NormSettings
+    layer: Norm, mask: jax.Array, axes: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """A mask that leaves no feature empty, and the features that have statistics.
 
@@ -196,6 +155,29 @@ def split_mask(
     no position counts, let all count, and mark the result as void.
     """
     is_known = jnp.any(mask, axes, keepdims=True)
-    if settings.axis_name is not None:
-        is_known = _over_axis(lax.psum, is_known.astype(jnp.int32), settings) > 0
+    if layer.axis_name is not None:
+        is_known = _over_axis(layer, lax.psum, is_known.astype(jnp.int32)) > 0
     return mask | ~is_known, is_known
+
+
+def where_known(
+    is_known: jax.Array | None, arrays: Sequence[jax.Array], others: Sequence[jax.Array]
+) -> Sequence[jax.Array]:
+    """Replaces arrays by others where they are not known."""
+    if is_known is None:
+        return arrays
+    return [jnp.where(is_known, *pair) for pair in zip(arrays, others, strict=True)]
+
+
+def moved(
+    old: jax.Array, current: jax.Array, is_known: jax.Array | None, momentum: float
+) -> jax.Array:
+    """Moves a running statistic towards the present one, where that is known."""
+    new = momentum * old + jnp.reshape((1 - momentum) * current, old.shape)
+    if is_known is not None:
+        is_known = jnp.broadcast_to(is_known, current.shape).reshape(old.shape)
+        new = jnp.where(is_known, new, old)
+    if jnp.iscomplexobj(new) and not jnp.iscomplexobj(old):
+        new = jnp.real(new)
+    # Stored gradients would leak out of transforms through array refs.
+    return lax.stop_gradient(new).astype(old.dtype)

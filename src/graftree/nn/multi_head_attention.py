@@ -344,7 +344,7 @@ class MultiHeadAttention(Module):
         return outputs
 
     def _fill_in(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> list[Any]:
-        """The inputs of queries, keys and values, those left out filled in."""
+        """Fills in inputs of keys and values that were left out, and checks them."""
         if inputs_k is None and inputs_v is not None:
             raise ValueError(
                 "`inputs_k` cannot be None if `inputs_v` is not None.\n"
@@ -361,7 +361,7 @@ class MultiHeadAttention(Module):
         return inputs
 
     def _key_stream(self, deterministic: bool | None, rngs: Any) -> RngStream | None:
-        """The stream of the key for dropout, or ``None`` if nothing is dropped."""
+        """Chooses the stream for dropout; ``None`` if nothing is dropped."""
         drops = self.dropout_rate > 0
         if not drops or arguments.setting(self, "deterministic", deterministic):
             return None
@@ -467,21 +467,21 @@ def _cache_of(layer: MultiHeadAttention) -> list[Cache[jax.Array]]:
         ImmutableVariableError: If it is read-only.
     """
     cache = [layer.cached_key, layer.cached_value, layer.cache_index]
-    found = [variable for variable in cache if variable is not None]
-    if len(found) < len(cache):
+    existing = [variable for variable in cache if variable is not None]
+    if len(existing) < len(cache):
         raise ValueError(
             "Autoregressive cache not initialized.\nCall `init_cache((*batch, "
             "max_length, features))` first, or pass `decode=False`."
         )
-    for variable in found:
+    for variable in existing:
         variables.check_write(variable)
-    return found
+    return existing
 
 
 def _extended(
     cache: list[Cache[jax.Array]], key: jax.Array, value: jax.Array
 ) -> list[jax.Array]:
-    """The contents of the cache with one more token; writes nothing.
+    """Computes the contents of the cache with one more token; writes nothing.
 
     Args:
         cache: Keys, values and index.

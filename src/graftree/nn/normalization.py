@@ -9,10 +9,11 @@ is in ``moments``. State is written last: a failed call changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from graftree.annotations import (
     Array,
@@ -25,11 +26,12 @@ from graftree.annotations import (
     Num,
     PromoteDtypeFn,
 )
+from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables import sharding
 from graftree.core.variables.kinds import BatchStat
 from graftree.nn import initializers, moments
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, arithmetic, eager
 
 
 class BatchNorm(moments.Norm):
@@ -116,8 +118,31 @@ class BatchNorm(moments.Norm):
         arguments.check_sizes(self, num_features=num_features)
         self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
-        _set_up(self, locals())
+        self.scale = attributes.data(None)
+        if use_scale:
+            self.scale = arguments.make_param(
+                scale_init, rngs, (num_features,), param_dtype, scale_metadata
+            )
+        self.bias = attributes.data(None)
+        if use_bias:
+            self.bias = arguments.make_param(
+                bias_init, rngs, (num_features,), param_dtype, bias_metadata
+            )
+        self.num_features = num_features
+        self.use_running_average = use_running_average
+        self.axis = axis
+        self.momentum = momentum
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
 
+    @eager.compiled
     def __call__(
         self,
         x: Num[ArrayLike, "*shape"],
@@ -151,23 +176,45 @@ class BatchNorm(moments.Norm):
             self, "use_running_average", use_running_average
         )
         inputs = arguments.as_array(x)
-        counts = None if use_running_average else moments.prepare_mask(mask, inputs)
-        y, *news = _normalized_over_batch(
+        mask = None if use_running_average else moments.prepare_mask(mask, inputs)
+        feature_axes = arguments.canonical_axes(self.axis, inputs.ndim)
+        axes = tuple([axis for axis in range(inputs.ndim) if axis not in feature_axes])
+        inputs, mean, variance, scale, bias = moments.promoted(
+            self,
+            feature_axes,
             inputs,
             self.mean[...],
             self.var[...],
             arguments.read(self.scale),
             arguments.read(self.bias),
-            counts,
-            feature_axes=arguments.canonical_axes(self.axis, inputs.ndim),
-            use_running_average=use_running_average,
-            momentum=self.momentum,
-            settings=moments.settings_of(self),
         )
-        if news:
-            olds = self.mean[...], self.var[...]
-            self.mean[...], self.var[...] = map(sharding.kept, news, olds)
-        return y
+        dtype = arguments.canonicalize_dtype(inputs, scale, bias, dtype=self.dtype)
+        is_known = None
+        if use_running_average or mask is not None:
+            mean, variance = moments.along(feature_axes, inputs.shape, mean, variance)
+        if mask is not None:
+            mask, is_known = moments.split_mask(self, mask, axes)
+        if not use_running_average:
+            current = moments.moments(self, inputs, axes, mask)
+            mean, variance = moments.where_known(is_known, current, (mean, variance))
+        scale, bias = moments.along(feature_axes, inputs.shape, scale, bias)
+        factor = arithmetic.times(lax.rsqrt(variance + self.epsilon), scale)
+        y = arithmetic.times(arithmetic.minus(inputs, mean), factor)
+        y = arithmetic.plus(y, bias)
+        if not use_running_average:
+            self._move_towards(mean, variance, is_known)
+        return jnp.asarray(y, dtype)
+
+    def _move_towards(
+        self, mean: jax.Array, variance: jax.Array, is_known: jax.Array | None
+    ) -> None:
+        """Moves the running statistics towards these, where these are known."""
+        running = self.mean[...], self.var[...]
+        moved = [
+            moments.moved(old, current, is_known, self.momentum)
+            for old, current in zip(running, (mean, variance), strict=True)
+        ]
+        self.mean[...], self.var[...] = map(sharding.kept, moved, running)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Sets how the view's layer works.
@@ -180,89 +227,13 @@ class BatchNorm(moments.Norm):
             self.use_running_average = use_running_average
 
 
-def _set_up(layer: moments.Norm, given: Mapping[str, Any]) -> None:
-    """Makes scale and bias, and keeps the other arguments of a constructor."""
-    arguments.check_sizes(layer, num_features=given["num_features"])
-    names = [name for name in ("scale", "bias") if f"use_{name}" in given]
-    arguments.make(layer, given, **dict.fromkeys(names, (given["num_features"],)))
-    arguments.keep(layer, given)
-
-
-@eager.fast("norm")
-def _normalized_over_batch(
-    x: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    feature_axes: tuple[int, ...],
-    use_running_average: bool,
-    momentum: float,
-    settings: moments.NormSettings,
-) -> tuple[jax.Array, ...]:
-    """The outputs, and running mean and variance if they are not used but moved."""
-    olds = mean, variance
-    x, mean, variance, scale, bias = settings.promoted(
-        x, mean, variance, scale, bias, feature_axes=feature_axes
-    )
-    shape = arguments.shape_along(feature_axes, x.shape)
-    axes = tuple(axis for axis in range(x.ndim) if axis not in feature_axes)
-    is_known = None
-    if use_running_average:
-        mean, variance = jnp.reshape(mean, shape), jnp.reshape(variance, shape)
-    elif mask is None:
-        mean, variance = moments.moments(x, axes, None, settings)
-    else:
-        mask, is_known = moments.split_mask(mask, axes, settings)
-        current = moments.moments(x, axes, mask, settings)
-        mean = jnp.where(is_known, current[0], jnp.reshape(mean, shape))
-        variance = jnp.where(is_known, current[1], jnp.reshape(variance, shape))
-    y = moments.normalize(x, mean, variance, scale, bias, feature_axes, settings)
-    if use_running_average:
-        return (y,)
-    news = zip(olds, (mean, variance), strict=True)
-    return (y, *(_moved(old, new, is_known, momentum) for old, new in news))
-
-
-def _moved(
-    old: jax.Array, current: jax.Array, is_known: jax.Array | None, momentum: float
-) -> jax.Array:
-    """A running statistic, moved towards the present one where that is known."""
-    new = momentum * old + jnp.reshape((1 - momentum) * current, old.shape)
-    if is_known is not None:
-        is_known = jnp.broadcast_to(is_known, current.shape).reshape(old.shape)
-        new = jnp.where(is_known, new, old)
-    if jnp.iscomplexobj(new) and not jnp.iscomplexobj(old):
-        new = jnp.real(new)
-    # Stored gradients would leak out of transforms through array refs.
-    return jax.lax.stop_gradient(new).astype(old.dtype)
-
-
-class _Axes(NamedTuple):
-    """What a norm without running statistics computes over.
-
-    Attributes:
-        averaged: The axes of the statistics.
-        features: Those along which scale and bias vary.
-        groups: Number and size of groups that split the last axis in two, before the
-            others are counted; ``None``: it stays whole.
-    """
-
-    averaged: tuple[int, ...]
-    features: tuple[int, ...]
-    groups: tuple[int, int] | None = None
-
-
 class _SampleNorm(moments.Norm):
-    """The base of norms without running statistics, which differ in their axes."""
+    """Normalizes with the statistics of each sample; subclasses choose their axes."""
 
     reduction_axes: Any
     feature_axes: Axes
-    _is_centered: ClassVar[bool] = True
-    """Whether the mean is subtracted, and a bias added."""
 
+    @eager.compiled
     def __call__(
         self,
         x: Num[ArrayLike, "*shape"],
@@ -273,8 +244,7 @@ class _SampleNorm(moments.Norm):
 
         Args:
             x: Inputs of any shape that fits the axes of the layer; for `InstanceNorm`
-                with the samples along the first axis; for `GroupNorm` ``[batch,
-                *positions, num_features]``, or ``[num_features]``.
+                with the samples along the first axis.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
                 statistics, all the same, also along ``axis_name``.
 
@@ -284,63 +254,29 @@ class _SampleNorm(moments.Norm):
         Raises:
             TypeError: If ``x`` has the wrong number of features or is not numeric.
             ValueError: If an axis does not exist, if the ``feature_axes`` of an
-                `InstanceNorm` include the first axis, if the ``reduction_axes`` of a
-                `GroupNorm` lack the last one, if ``mask`` is not boolean or can't be
-                broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
+                `InstanceNorm` include the first axis, if ``mask`` is not boolean or
+                can't be broadcast to ``x``, or if ``dtype`` is neither floating nor
+                complex.
         """
-        return self._applied(x, mask)
+        inputs = arguments.as_array(x)
+        mask = moments.prepare_mask(mask, inputs)
+        axes, feature_axes = self._axes(inputs.ndim)
+        scale, bias = arguments.read(self.scale), arguments.read(self.bias)
+        inputs, scale, bias = moments.promoted(self, feature_axes, inputs, scale, bias)
+        dtype = arguments.canonicalize_dtype(inputs, scale, bias, dtype=self.dtype)
+        mean, variance = moments.moments(self, inputs, axes, mask)
+        scale, bias = moments.along(feature_axes, inputs.shape, scale, bias)
+        factor = arithmetic.times(lax.rsqrt(variance + self.epsilon), scale)
+        y = arithmetic.times(arithmetic.minus(inputs, mean), factor)
+        y = arithmetic.plus(y, bias)
+        return jnp.asarray(y, dtype)
 
-    def _applied(self, x: Any, mask: Any) -> jax.Array:
-        x = arguments.as_array(x)
-        return _normalized(
-            x,
-            arguments.read(self.scale),
-            arguments.read(getattr(self, "bias", None)),
-            moments.prepare_mask(mask, x),
-            axes=self._axes(x.ndim),
-            is_centered=self._is_centered,
-            settings=moments.settings_of(self),
-        )
-
-    def _axes(self, ndim: int) -> _Axes:
-        """The axes of inputs with this rank."""
-        return _Axes(
+    def _axes(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Lists the axes of statistics and of features, of inputs with this rank."""
+        return (
             arguments.canonical_axes(self.reduction_axes, ndim),
             arguments.canonical_axes(self.feature_axes, ndim),
         )
-
-
-@eager.fast("norm")
-def _normalized(
-    x: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    axes: _Axes,
-    is_centered: bool,
-    settings: moments.NormSettings,
-) -> jax.Array:
-    """Normalizes ``x`` with the statistics of its own entries."""
-    if is_centered:
-        x, scale, bias = settings.promoted(x, scale, bias, feature_axes=axes.features)
-    else:
-        x, scale = settings.promoted(x, scale, feature_axes=axes.features)
-    y = x
-    if axes.groups is not None:
-        size = axes.groups[0] * axes.groups[1]
-        if x.shape[-1:] != (size,):  # empty arrays have room for any groups
-            raise TypeError(f"GroupNorm expects {size} features, got {x.shape[-1:]}.")
-        y = jnp.reshape(x, (*x.shape[:-1], *axes.groups))
-        if mask is not None:
-            mask = jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1]))
-            mask = jnp.reshape(mask, (*mask.shape[:-1], *axes.groups))
-    if is_centered:
-        mean, variance = moments.moments(y, axes.averaged, mask, settings)
-    else:
-        mean, variance = None, moments.mean_square(y, axes.averaged, mask, settings)
-    y = moments.normalize(y, mean, variance, scale, bias, axes.features, settings)
-    return jnp.reshape(y, x.shape)
 
 
 class LayerNorm(_SampleNorm):
@@ -406,7 +342,29 @@ class LayerNorm(_SampleNorm):
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
-        _set_up(self, locals())
+        arguments.check_sizes(self, num_features=num_features)
+        self.scale = attributes.data(None)
+        if use_scale:
+            self.scale = arguments.make_param(
+                scale_init, rngs, (num_features,), param_dtype, scale_metadata
+            )
+        self.bias = attributes.data(None)
+        if use_bias:
+            self.bias = arguments.make_param(
+                bias_init, rngs, (num_features,), param_dtype, bias_metadata
+            )
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.reduction_axes = reduction_axes
+        self.feature_axes = feature_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
 
 
 class RMSNorm(_SampleNorm):
@@ -449,7 +407,6 @@ class RMSNorm(_SampleNorm):
     """
 
     num_features: int
-    _is_centered: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -469,8 +426,25 @@ class RMSNorm(_SampleNorm):
         rngs: Rngs,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
-        _set_up(self, locals())
+        arguments.check_sizes(self, num_features=num_features)
+        self.scale = attributes.data(None)
+        if use_scale:
+            self.scale = arguments.make_param(
+                scale_init, rngs, (num_features,), param_dtype, scale_metadata
+            )
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_scale = use_scale
+        self.reduction_axes = reduction_axes
+        self.feature_axes = feature_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
 
+    @eager.compiled
     def __call__(
         self,
         x: Num[ArrayLike, "*shape"],
@@ -483,15 +457,20 @@ class RMSNorm(_SampleNorm):
             mask: Booleans, broadcastable to ``x``: the positions that count in the mean
                 square.
 
-        Returns:
-            A new array of the shape of ``x``.
-
         Raises:
-            TypeError: If ``x`` has the wrong number of features or is not numeric.
-            ValueError: If an axis does not exist, if ``mask`` is not boolean or can't
-                be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
+            TypeError: See `LayerNorm`.
+            ValueError: See `LayerNorm`.
         """
-        return self._applied(x, mask)
+        inputs = arguments.as_array(x)
+        mask = moments.prepare_mask(mask, inputs)
+        axes, feature_axes = self._axes(inputs.ndim)
+        scale = arguments.read(self.scale)
+        inputs, scale = moments.promoted(self, feature_axes, inputs, scale)
+        dtype = arguments.canonicalize_dtype(inputs, scale, dtype=self.dtype)
+        square = moments.mean_square(self, inputs, axes, mask)
+        (scale,) = moments.along(feature_axes, inputs.shape, scale)
+        factor = arithmetic.times(lax.rsqrt(square + self.epsilon), scale)
+        return jnp.asarray(arithmetic.times(inputs, factor), dtype)
 
 
 class InstanceNorm(_SampleNorm):
@@ -541,9 +520,30 @@ class InstanceNorm(_SampleNorm):
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
-        _set_up(self, locals())
+        arguments.check_sizes(self, num_features=num_features)
+        self.scale = attributes.data(None)
+        if use_scale:
+            self.scale = arguments.make_param(
+                scale_init, rngs, (num_features,), param_dtype, scale_metadata
+            )
+        self.bias = attributes.data(None)
+        if use_bias:
+            self.bias = arguments.make_param(
+                bias_init, rngs, (num_features,), param_dtype, bias_metadata
+            )
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.feature_axes = feature_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
 
-    def _axes(self, ndim: int) -> _Axes:
+    def _axes(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         feature_axes = arguments.canonical_axes(self.feature_axes, ndim)
         if 0 in feature_axes:
             raise ValueError(
@@ -551,10 +551,10 @@ class InstanceNorm(_SampleNorm):
                 f"assumed to be the batch axis, but feature_axes={self.feature_axes}."
             )
         axes = tuple([axis for axis in range(1, ndim) if axis not in feature_axes])
-        return _Axes(axes, feature_axes)
+        return axes, feature_axes
 
 
-class GroupNorm(_SampleNorm):
+class GroupNorm(moments.Norm):
     """Normalizes each group of features of each sample, over its positions.
 
     The last axis is split into ``num_groups`` times ``group_size`` features. With one
@@ -613,17 +613,81 @@ class GroupNorm(_SampleNorm):
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         arguments.check_sizes(self, num_features=num_features)
-        num_groups, group_size = _split_features(num_features, num_groups, group_size)
+        num_groups, group_size = arguments.split_features(
+            num_features, num_groups, group_size
+        )
         self.feature_axis = -1
         self.num_groups, self.group_size = num_groups, group_size
-        _set_up(self, locals())
+        self.scale = attributes.data(None)
+        if use_scale:
+            self.scale = arguments.make_param(
+                scale_init, rngs, (num_features,), param_dtype, scale_metadata
+            )
+        self.bias = attributes.data(None)
+        if use_bias:
+            self.bias = arguments.make_param(
+                bias_init, rngs, (num_features,), param_dtype, bias_metadata
+            )
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.reduction_axes = reduction_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
 
     @property
     def num_features(self) -> int:
         """The size of the last axis of the inputs."""
         return self.num_groups * self.group_size
 
-    def _axes(self, ndim: int) -> _Axes:
+    @eager.compiled
+    def __call__(
+        self,
+        x: Num[ArrayLike, "*shape"],
+        *,
+        mask: Bool[ArrayLike, "*mask_shape"] | None = None,
+    ) -> Inexact[Array, "*shape"]:
+        """Normalizes ``x``.
+
+        Args:
+            x: ``[batch, *positions, num_features]``, or ``[num_features]``.
+            mask: See `LayerNorm`.
+
+        Raises:
+            TypeError: See `LayerNorm`.
+            ValueError: See `LayerNorm`; if the ``reduction_axes`` lack the last axis.
+        """
+        inputs = arguments.as_array(x)
+        mask = moments.prepare_mask(mask, inputs)
+        axes = self._axes(inputs.ndim)
+        scale, bias = arguments.read(self.scale), arguments.read(self.bias)
+        inputs, scale, bias = moments.promoted(self, (-1,), inputs, scale, bias)
+        dtype = arguments.canonicalize_dtype(inputs, scale, bias, dtype=self.dtype)
+        # Empty arrays would fit into any groups.
+        num_features = inputs.shape[-1:]
+        if num_features != (self.num_features,):
+            raise TypeError(
+                f"GroupNorm expects {self.num_features} features, got {num_features}."
+            )
+        groups = (self.num_groups, self.group_size)
+        grouped = jnp.reshape(inputs, (*inputs.shape[:-1], *groups))
+        if mask is not None:
+            mask = jnp.broadcast_to(mask, (*mask.shape[:-1], inputs.shape[-1]))
+            mask = jnp.reshape(mask, (*mask.shape[:-1], *groups))
+        mean, variance = moments.moments(self, grouped, axes, mask)
+        last_two = (inputs.ndim - 1, inputs.ndim)
+        scale, bias = moments.along(last_two, grouped.shape, scale, bias)
+        factor = arithmetic.times(lax.rsqrt(variance + self.epsilon), scale)
+        y = arithmetic.times(arithmetic.minus(grouped, mean), factor)
+        y = arithmetic.plus(y, bias)
+        return jnp.reshape(jnp.asarray(y, dtype), inputs.shape)
+
+    def _axes(self, ndim: int) -> tuple[int, ...]:
+        """Lists the axes of statistics, in inputs whose last axis is split in two."""
         last = ndim - 1
         axes = (*range(1, last), last)
         if self.reduction_axes is not None:
@@ -632,32 +696,4 @@ class GroupNorm(_SampleNorm):
             raise ValueError(
                 f"reduction_axes={self.reduction_axes} must include the last axis."
             )
-        # The last axis becomes two: the group, and the place in the group.
-        groups = (self.num_groups, self.group_size)
-        return _Axes((*axes[:-1], last + 1), (last, last + 1), groups)
-
-
-def _split_features(
-    num_features: int, num_groups: int | None, group_size: int | None
-) -> tuple[int, int]:
-    """Checks the arguments, and returns number and size of the groups."""
-    if (num_groups is None) == (group_size is None):
-        raise ValueError(
-            "Either `num_groups` or `group_size` should be specified, not both, got "
-            f"num_groups={num_groups} and group_size={group_size}.\n"
-            "Pass `num_groups=None` with `group_size`, to override the default of "
-            "`num_groups`, which is 32."
-        )
-    if group_size is not None:
-        if group_size <= 0 or num_features % group_size:
-            raise ValueError(
-                f"Number of features ({num_features}) is not multiple of the group "
-                f"size ({group_size})."
-            )
-        return num_features // group_size, group_size
-    if not arguments.is_int(num_groups) or num_groups <= 0 or num_features % num_groups:
-        raise ValueError(
-            f"Number of groups ({num_groups}) does not divide the number of channels "
-            f"({num_features})."
-        )
-    return num_groups, num_features // num_groups
+        return (*axes[:-1], ndim)  # in each group: that of its features

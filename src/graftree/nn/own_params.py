@@ -47,13 +47,13 @@ class CountedParam(Param[A]):
 
 
 def adaptations_of(module: Any) -> Mapping[str, Any]:
-    """The low-rank changes of a module's own Params, by name."""
+    """Reads the low-rank changes of a module's own Params, by name."""
     changes = vars(module).get("lora")
     return changes if isinstance(changes, AdaptedParams) else {}
 
 
 def names_in(module: Any) -> list[str]:
-    """The attributes of a module that are Params, and that its code reads by name."""
+    """Lists attributes of a module that are Params, which its code reads by name."""
     if not isinstance(module, Module) or isinstance(
         module, (containers.List, containers.Dict)
     ):
@@ -66,14 +66,14 @@ def update(module: Any) -> None:
     names = {*adaptations_of(module)}
     if compute_dtypes.PARAMS_DTYPE in vars(module):
         names.update(names_in(module))
-    own = plain_class(type(module))
-    cls = _reading_class(own, frozenset(names)) if names else own
+    plain = plain_class(type(module))
+    cls = _reading_class(plain, frozenset(names)) if names else plain
     if type(module) is not cls:
         module.__class__ = cls
 
 
 def plain_class(cls: type) -> type:
-    """The class of a module, or the one that it had before `update`."""
+    """Finds the class that a module had before `update`."""
     return cls.__bases__[0] if isinstance(cls, _ReadingMeta) else cls
 
 
@@ -135,17 +135,17 @@ def _reading_class(cls: type, names: frozenset[str]) -> type:
         "__doc__": cls.__doc__,
         **{name: _Reading(name) for name in sorted(names)},
     }
-    made = _reading_metaclass(type(cls))(cls.__name__, (cls,), namespace)
-    made._reads = names
-    return made
+    reading = _reading_metaclass(type(cls))(cls.__name__, (cls,), namespace)
+    reading._reads = names
+    return reading
 
 
 @functools.cache
 def _reading_metaclass(metaclass: type) -> Any:
-    made = type(metaclass.__name__, (_ReadingMeta, metaclass), {})
+    reading = type(metaclass.__name__, (_ReadingMeta, metaclass), {})
     # Such a class is not the one that its module has under its name.
-    copyreg.pickle(made, _reduced)
-    return made
+    copyreg.pickle(reading, _reduced)
+    return reading
 
 
 def _reduced(cls: Any) -> tuple[Any, ...]:

@@ -96,7 +96,7 @@ def _window(window_shape: int | Sequence[int], ndim: int) -> tuple[int, ...]:
 
 
 def _pads(padding: PaddingLike, batch: int, rank: int) -> LaxPadding:
-    """The padding of all axes; only window axes have any."""
+    """Extends padding to all axes; only window axes have any."""
     try:
         pads = arguments.canonicalize_padding(padding, rank)
     except ValueError as error:
@@ -148,7 +148,7 @@ def avg_pool(
     )
 
 
-@eager.fast()
+@eager.compiled
 def _averages(
     inputs: jax.Array,
     *,
@@ -365,11 +365,11 @@ class _GlobalPool(Module):
             TypeError: If ``inputs`` is not numeric.
         """
         inputs = arguments.as_array(inputs)
-        given = self.num_spatial_axes
-        spatial = inputs.ndim - 2 if given is None else given
+        num_axes = self.num_spatial_axes
+        spatial = inputs.ndim - 2 if num_axes is None else num_axes
         if spatial < 1 or inputs.ndim < spatial + 1:
             raise ValueError(
-                f"num_spatial_axes={given} found no spatial axes to "
+                f"num_spatial_axes={num_axes} found no spatial axes to "
                 "reduce: pass inputs [*batch, *spatial, features], with one batch axis "
                 "if num_spatial_axes is None."
             )

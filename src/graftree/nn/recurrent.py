@@ -15,18 +15,20 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from graftree import config
+from graftree import _jax
 from graftree.annotations import Array, ArrayLike, Filter, Integer, Num
 from graftree.core import filters
+from graftree.core.graph import flattening
 from graftree.core.modules.containers import List
 from graftree.core.modules.modules import Module
-from graftree.core.objects import attributes
+from graftree.core.objects import attributes, methods
 from graftree.core.rng import model_streams
 from graftree.core.rng.streams import Rngs, RngState, RngStream
 from graftree.core.variables.metadata import var_defaults
+from graftree.nn import compute_dtypes
 from graftree.nn.cells import RNNCellBase
 from graftree.nn.dropout import Dropout
-from graftree.nn.support import arguments, meshes
+from graftree.nn.support import arguments, arithmetic, meshes
 from graftree.transforms.control_flow import loops
 from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.lifting.prefixes import StateAxes
@@ -174,8 +176,8 @@ class RNN(Module):
             steps = jnp.arange(inputs.shape[axis]).reshape((-1,) + (1,) * num_batch)
             is_valid = steps < lengths[None]  # [time, *batch]: no padding
         with arguments.undone_on_failure(*_streams(self, rngs)):
-            given = rngs.carry.fork() if isinstance(rngs, Rngs) else rngs
-            stream = arguments.stream(self, given, "carry")
+            forked = rngs.carry.fork() if isinstance(rngs, Rngs) else rngs
+            stream = arguments.stream(self, forked, "carry")
             if initial_carry is None:
                 initial_carry = self.cell.initialize_carry(step_shape, stream)
             batch_axes = [n for n in range(num_batch + 1) if n != axis]
@@ -205,15 +207,25 @@ class RNN(Module):
                 )
             constant = filters.All(RngState, self.broadcast_rngs)
             state_axes = StateAxes({constant: None, **state_axes})
-        make = _kept_scanned_step if config.caches.are_used else _scanned_step
-        apply = make(state_axes, axis, self.unroll)
-        return _run(functools.partial(apply, cell), carry, inputs, is_valid)
+        carry = _in_dtypes_of_steps(cell, carry, inputs, axis, state_axes)
+        scan = loops.scan(
+            _step,
+            in_axes=(state_axes, Carry, (axis, 0)),
+            out_axes=(Carry, axis),
+            unroll=self.unroll,
+            graph=True,
+            graph_updates=True,
+        )
+        valid = None if is_valid is None else carry
+        (last, valid), outputs = scan(cell, (carry, valid), (inputs, is_valid))
+        return (last if is_valid is None else valid), outputs
 
 
 def _streams(network: Module, rngs: Any) -> list[Any]:
-    """The streams that a call draws from: those given to it, and all of its own."""
-    given = rngs.carry if isinstance(rngs, Rngs) else rngs
-    return [given, *[s for _, s in model_streams.streams_in(network, graph=True)]]
+    """Lists the streams that a call draws from: those passed to it, and its own."""
+    stream = rngs.carry if isinstance(rngs, Rngs) else rngs
+    streams = model_streams.streams_in(network, graph=True)
+    return [stream, *[x for _, x in streams]]
 
 
 def _new_stream(rngs: Rngs | RngStream | bool) -> RngStream | None:
@@ -224,14 +236,14 @@ def _new_stream(rngs: Rngs | RngStream | bool) -> RngStream | None:
 
 
 def _num_batch_axes(cell: Any, shape: tuple[int, ...], time_major: bool) -> int:
-    number = len(shape) - cell.num_feature_axes - 1
-    if number < 0:
+    num_batch = len(shape) - cell.num_feature_axes - 1
+    if num_batch < 0:
         axes = "time, *batch" if time_major else "*batch, time"
         raise ValueError(
             f"nnx.RNN expects inputs [{axes}, *features], with "
             f"{cell.num_feature_axes} axes of features for a {type(cell).__name__}."
         )
-    return number
+    return num_batch
 
 
 def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | None:
@@ -241,36 +253,6 @@ def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | No
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(f"seq_lengths must be integers, got {lengths.dtype}.")
     return jnp.broadcast_to(lengths.astype(int), batch)
-
-
-def _scanned_step(state_axes: StateAxes, axis: int, unroll: int) -> Callable[..., Any]:
-    """The loop over time."""
-    return loops.scan(
-        _step,
-        in_axes=(state_axes, Carry, (axis, 0)),
-        out_axes=(Carry, axis),
-        unroll=unroll,
-        graph=True,
-        graph_updates=True,
-    )
-
-
-# One function for equal options, as `scan` keeps plans for its function. By type too:
-# an `unroll` of True differs from one of 1.
-_kept_scanned_step = functools.lru_cache(maxsize=128, typed=True)(_scanned_step)
-
-
-def _run(
-    apply: Callable[..., Any], carry: Any, inputs: Any, is_valid: Any
-) -> tuple[Any, Any]:
-    valid = None if is_valid is None else carry
-    try:
-        (last, valid), outputs = apply((carry, valid), (inputs, is_valid))
-    except _WiderCarry as error:
-        (dtypes,), (leaves, treedef) = error.args, jax.tree.flatten(carry)
-        wide = treedef.unflatten(map(jnp.asarray, leaves, dtypes))
-        return _run(apply, wide, inputs, is_valid)
-    return (last if is_valid is None else valid), outputs
 
 
 def _step(cell: Any, carry: Any, inputs: Any) -> tuple[Any, Any]:
@@ -283,27 +265,83 @@ def _step(cell: Any, carry: Any, inputs: Any) -> tuple[Any, Any]:
     return (new_state, valid), outputs
 
 
-class _WiderCarry(Exception):
-    """Ends a loop whose steps return a wider carry than they get.
-
-    Its argument are the dtypes that the arrays of the carry should have.
-    """
-
-
 def _in_dtypes_of(state: Any, new_state: Any) -> Any:
-    """The new carry in the dtypes of the old one, if that loses nothing."""
+    """Casts a new carry to the dtypes of the old one, if they have one structure."""
     leaves, treedef = jax.tree.flatten(state)
     new_leaves, new_treedef = jax.tree.flatten(new_state)
     if treedef != new_treedef:
         return new_state  # JAX refuses it
-    dtypes = [*map(jnp.result_type, leaves)]
-    new_dtypes = [*map(jnp.result_type, new_leaves)]
-    if dtypes == new_dtypes:
-        return new_state
-    wide = [*map(arguments.wide_dtype, dtypes, new_dtypes)]
-    if wide != dtypes:
-        raise _WiderCarry(wide)
+    dtypes = map(jnp.result_type, leaves)
     return treedef.unflatten(map(jnp.asarray, new_leaves, dtypes))
+
+
+def _in_dtypes_of_steps(
+    cell: Any, carry: Any, inputs: jax.Array, axis: int, state_axes: StateAxes
+) -> Any:
+    """A first carry in dtypes that also hold what a step makes of it.
+
+    A loop carries the same dtypes from step to step, but a carry in half precision may
+    meet inputs or parameters in float32.
+    """
+    if len(_dtypes_in(cell, carry, inputs)) == 1:
+        return carry
+    graphdef, leaves = flattening.flatten_graph(cell)
+    values = [flattening.raw_of(leaf) for leaf in leaves]
+    values = [x[...] if _jax.is_ref(x) else x for x in values]
+    cell_axes = [
+        _axis_of(path, leaf, state_axes)
+        for path, leaf in zip(graphdef.paths(), leaves, strict=True)
+    ]
+
+    def step(values: Any, carry: Any, inputs: jax.Array) -> Any:
+        values = [*map(_first_along, values, cell_axes)]
+        copied = flattening.unflatten(graphdef, values)
+        return copied(carry, _first_along(inputs, axis))[0]
+
+    try:
+        while True:
+            with methods.unobserved():
+                states = jax.eval_shape(step, values, carry, inputs)
+            wide = jax.tree.map(_widened, carry, states)
+            if jax.tree.map(jnp.result_type, wide) == jax.tree.map(
+                jnp.result_type, carry
+            ):
+                return carry
+            carry = wide
+    except Exception:
+        return carry  # the loop raises the same error, with the path of the cell
+
+
+def _dtypes_in(cell: Any, carry: Any, inputs: jax.Array) -> set[Any]:
+    """Collects the dtypes that meet in a step."""
+    dtypes = {inputs.dtype, *map(jnp.result_type, jax.tree.leaves(carry))}
+    try:
+        return {*dtypes, compute_dtypes.compute_dtype(cell)}
+    except ValueError:  # a cell without parameters
+        return dtypes
+
+
+def _axis_of(path: Any, leaf: Any, state_axes: StateAxes) -> Any:
+    """Finds the axis along which each step gets a slice of a leaf of the cell."""
+    for filter_, axis in state_axes.items():
+        if filters.to_predicate(filter_)(path, leaf):
+            return axis if isinstance(axis, int) else None
+    return None
+
+
+def _first_along(x: jax.Array, axis: int | None) -> jax.Array:
+    """Takes the first slice along an axis; zeros of its shape if there is none."""
+    if axis is None:
+        return x
+    if x.shape[axis] == 0:
+        return jnp.zeros(x.shape[:axis] + x.shape[axis + 1 :], x.dtype)
+    return jax.lax.index_in_dim(x, 0, axis, keepdims=False)
+
+
+def _widened(x: Any, other: Any) -> Any:
+    """An array in the dtype that holds both."""
+    dtype = arithmetic.wide_dtype(jnp.result_type(x), jnp.result_type(other))
+    return x if jnp.result_type(x) == dtype else jnp.asarray(x, dtype)
 
 
 def _select(is_valid: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:

@@ -13,7 +13,6 @@ fails, weights and statistics stay as they were.
 
 from __future__ import annotations
 
-import operator
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +32,7 @@ from graftree.core.variables import variables
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
-from graftree.nn.support import arguments, eager, meshes
+from graftree.nn.support import arguments, arithmetic, eager, meshes
 
 _U_INIT = initializers.normal(stddev=0.01)
 _KERNELS = filters.PathContains("kernel")
@@ -157,10 +156,10 @@ class SpectralNorm(Module):
         return _call_with(news, self.layer_instance, x, **kwargs)
 
     def _matrices(self) -> list[tuple[Path, Variable[Any]]]:
-        """The Params to normalize and their paths, in order."""
+        """Lists the Params to normalize with their paths, in order."""
         if self.n_steps < 1:
             return []
-        found = []
+        matrices = []
         for path, param in _variables(self.layer_instance, Param):
             ndim = getattr(param.get_value(), "ndim", 0)
             if ndim > 2 and self.error_on_non_matrix:
@@ -170,11 +169,11 @@ class SpectralNorm(Module):
                     "error_on_non_matrix=False to take all axes but the last as one."
                 )
             if ndim >= 2:
-                found.append((path, param))
-        return found
+                matrices.append((path, param))
+        return matrices
 
 
-@eager.fast()
+@eager.compiled
 def _with_unit_norm(
     weights: jax.Array,
     u: jax.Array,
@@ -192,9 +191,7 @@ def _with_unit_norm(
         v = _unit(jnp.matmul(u, constant.T), epsilon)
         u = _unit(jnp.matmul(v, constant), epsilon)
     sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
-    weights = operator.truediv(
-        *arguments.alike(weights, jnp.where(sigma != 0, sigma, 1.0))
-    )
+    weights = arithmetic.over(weights, jnp.where(sigma != 0, sigma, 1.0))
     dtype = arguments.canonicalize_dtype(weights, dtype=dtype)
     return weights.astype(dtype), u, jax.lax.stop_gradient(sigma)
 
@@ -329,11 +326,11 @@ class WeightNorm(Module):
         return _call_with(news, self.layer_instance, x, *args, **kwargs)
 
     def _kernels(self) -> list[tuple[Path, Variable[Any]]]:
-        """The Variables to normalize and their paths, in order."""
+        """Lists the Variables to normalize with their paths, in order."""
         return _variables(self.layer_instance, self.variable_filter)
 
 
-@eager.fast()
+@eager.compiled
 def _with_unit_vectors(
     old: jax.Array,
     scale: jax.Array | None,
@@ -343,7 +340,7 @@ def _with_unit_vectors(
     dtype: Dtype | None,
     promote_dtype: PromoteDtypeFn,
 ) -> jax.Array:
-    """The new weights of one kernel."""
+    """Normalizes one kernel and scales its vectors."""
     others = tuple(axis for axis in range(old.ndim) if axis not in feature_axes)
     new = _widened(old)
     square = (new * new).sum(others, keepdims=True)
@@ -351,27 +348,27 @@ def _with_unit_vectors(
     if scale is not None:
         shape = arguments.shape_along(feature_axes, old.shape)
         (lengths,) = meshes.beside(new, feature_axes, (scale,))
-        new = operator.mul(*arguments.alike(new, jnp.reshape(lengths, shape)))
+        new = arithmetic.times(new, jnp.reshape(lengths, shape))
     (new,) = promote_dtype((new,), dtype=dtype)
     # Weights keep their dtype, whatever the dtype of the scale.
     return new.astype(arguments.canonicalize_dtype(old, dtype=dtype))
 
 
 def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]]]:
-    """The Variables of a layer that a filter matches, sorted by their paths."""
+    """Lists the Variables of a layer that a filter matches, sorted by their paths."""
     flat = states.to_flat_state(functional.state(layer, filter_))
     return [(path, leaf) for path, leaf in flat if isinstance(leaf, Variable)]
 
 
 def _widened(x: jax.Array) -> jax.Array:
     """``x`` in float32 or wider: half precision can't hold sums and a small epsilon."""
-    return x.astype(arguments.wide_dtype(x.dtype, jnp.float32))
+    return x.astype(arithmetic.wide_dtype(x.dtype, jnp.float32))
 
 
-def _check_known(paths: Sequence[Path], known: dict[Path, Any]) -> None:
+def _check_known(paths: Sequence[Path], prepared: dict[Path, Any]) -> None:
     """Raises unless the wrapper has prepared something for all these paths."""
     for path in paths:
-        if path not in known:
+        if path not in prepared:
             raise RuntimeError(
                 "Parameters of the layer_instance should not change, but since the "
                 f"layer was wrapped {path} is new.\n"

@@ -18,7 +18,7 @@ from graftree.annotations import Array, ArrayLike, Dtype, Inexact, Num
 from graftree.core.modules.modules import Module
 from graftree.core.variables.variables import Variable
 from graftree.nn import attention
-from graftree.nn.support import arguments, eager
+from graftree.nn.support import arguments, arithmetic, eager
 
 
 class RoPE(Module):
@@ -146,7 +146,7 @@ class RoPE(Module):
             positions: As for a call.
             heads: The number of axes of heads, 0 or 1.
         """
-        wide = arguments.wide_dtype(arguments.canonicalize_dtype(x), jnp.float32)
+        wide = arithmetic.wide_dtype(arguments.canonicalize_dtype(x), jnp.float32)
         *batch, length = x.shape[: x.ndim - 1 - heads]
         size = x.shape[-1]
         _check_size(size)
@@ -186,7 +186,7 @@ def _check_fit(table: tuple[int, ...], length: int, size: int) -> None:
         )
 
 
-@eager.fast(eager_transforms=True)
+@eager.compiled_contraction
 def _tables(
     positions: jax.Array, *, size: int, theta: float, dtype: Dtype
 ) -> tuple[jax.Array, jax.Array]:
@@ -198,7 +198,7 @@ def _tables(
     return jnp.sin(angles), jnp.cos(angles)
 
 
-@eager.fast(eager_transforms=True)
+@eager.compiled_contraction
 def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
     """Turns pairs by the angles with this sine and cosine; gives the dtype of ``x``."""
     first, second = jnp.split(x.astype(sin.dtype), 2, axis=-1)

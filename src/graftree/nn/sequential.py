@@ -97,7 +97,7 @@ def _as_arguments(output: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _accepted(
     layer: Callable[..., Any], num_positional: int, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The ``kwargs`` that ``layer`` takes after that many positional arguments."""
+    """Selects the ``kwargs`` that a layer takes after its positional arguments."""
     try:
         parameters = list(inspect.signature(layer).parameters.values())
     except (ValueError, TypeError):

@@ -81,9 +81,10 @@ class TrackedMethod(attributes.Atom):
         above = stack.top
         stack.top = frame = ModuleCall(name, above, args, kwargs, adds_name)
         call = function
-        entries = args[0].__dict__
-        if OUTPUT_DTYPE in entries and name == "__call__" and not frame.is_repeated:
-            call = _cast_results(call, entries[OUTPUT_DTYPE])
+        # No local name for its dict: what is held elsewhere can't be watched.
+        if OUTPUT_DTYPE in args[0].__dict__:
+            if name == "__call__" and not frame.is_repeated:
+                call = _cast_results(call, args[0].__dict__[OUTPUT_DTYPE])
         try:
             is_traced = _jax.current_trace() is not _jax.no_trace
             if not is_traced and not stack.observers:
@@ -296,6 +297,16 @@ def observed(
     finally:
         vars(stack).clear()
         vars(stack).update(former)
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Shows no observer the calls in a context, which only ask for shapes or dtypes."""
+    before, running.stack.observers = running.stack.observers, ()
+    try:
+        yield
+    finally:
+        running.stack.observers = before
 
 
 def _observe(frame: ModuleCall, method: Callable[..., Any]) -> Any:

@@ -81,7 +81,7 @@ class ModuleCall:
         module: The object.
         method: The name of the method.
         parent: Its caller: another frame, or that of a transform.
-        given: The object and the positional arguments.
+        positional: The object and the positional arguments.
         kwargs: The keyword arguments.
         adds_name: Whether the name of the method is part of those of operations.
         packed: The last arguments that it gave to a transform, if any.

@@ -1,8 +1,9 @@
 """The shared code of layers.
 
 - ``arguments.py``: the arguments of layers: inputs to check, dtypes, sizes, axes and
-  padding; state that comes back if a call fails; how constructors make Params and keep
-  settings
-- ``eager.py``: makes eager calls fast
+  padding; state that comes back if a call fails; Params
+- ``arithmetic.py``: sums and products of arrays of any dtypes
+- ``eager.py``: compiles eager calls of layers
+- ``jax_functions.py``: functions of JAX that tools replace for a while
 - ``meshes.py``: what layers compute with, on a mesh with axes of the type Explicit
 """

@@ -32,7 +32,7 @@ import numpy as np
 from jax.nn import initializers
 from numpy.lib.array_utils import normalize_axis_index
 
-from graftree import _jax, errors
+from graftree import _jax, _python, errors
 from graftree.annotations import Dtype, Initializer, LaxPadding, PaddingLike, Shape
 from graftree.core.objects import attributes, running
 from graftree.core.rng.streams import Rngs, RngStream
@@ -60,11 +60,11 @@ def as_array(inputs: Any) -> jax.Array:
         raise
 
 
-def setting(layer: Any, attribute: str, given: bool | None) -> bool:
-    """The setting for a call: its argument, or else the attribute of that name."""
-    if given is None:
-        given = getattr(layer, attribute)
-    if given is None:
+def setting(layer: Any, attribute: str, argument: bool | None) -> bool:
+    """Chooses a setting: the argument of a call, or else the layer's attribute."""
+    if argument is None:
+        argument = getattr(layer, attribute)
+    if argument is None:
         name = type(layer).__name__
         in_all_layers = ""
         if attribute in ("deterministic", "use_running_average"):
@@ -76,17 +76,37 @@ def setting(layer: Any, attribute: str, given: bool | None) -> bool:
             f"or to the call: layer(x, {attribute}=False)\n"
             f"or to a view: nnx.view(model, {attribute}=False)"
         )
-    return given
+    return argument
 
 
-def stream(layer: Any, given: Any, tag: str) -> RngStream | None:
-    """The stream a call draws from: that of its argument, or else the layer's own."""
-    rngs = layer.rngs if given is None else given
+def stream(layer: Any, argument: Any, tag: str) -> RngStream | None:
+    """Chooses the stream a call draws from: its argument's, or else the layer's own."""
+    rngs = layer.rngs if argument is None else argument
     if isinstance(rngs, Rngs):
         return getattr(rngs, tag)
     if rngs is None or isinstance(rngs, RngStream):
         return rngs
     raise TypeError(f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}.")
+
+
+def cell_stream(
+    rngs: Rngs, keep_rngs: bool, carry_init: Initializer | None
+) -> RngStream | None:
+    """Makes the attribute ``rngs`` of a cell; warns of deprecated arguments."""
+    if carry_init is not None:
+        _python.warn_user(
+            "carry_init is provided in __init__, so that cells which differ in nothing "
+            "else have different graphdefs. Pass it to `initialize_carry` instead.",
+            UserWarning,
+        )
+    if not keep_rngs:
+        return attributes.data(None)
+    _python.warn_user(
+        "keep_rngs argument is deprecated. Pass `rngs` to `initialize_carry`, or to "
+        "the call of nnx.RNN, instead.",
+        UserWarning,
+    )
+    return rngs.carry.fork()
 
 
 # Dtypes.
@@ -119,8 +139,8 @@ def canonicalize_dtype(
         dtype('float32')
     """
     if dtype is None:
-        given = [x for x in args if x is not None]
-        arrays = [x if values.is_array(x) else _as_array(x) for x in given]
+        present = [x for x in args if x is not None]
+        arrays = [x if values.is_array(x) else _as_array(x) for x in present]
         dtype = jnp.result_type(*arrays)
         if inexact and not jnp.issubdtype(dtype, jnp.inexact):
             dtype = jnp.promote_types(jnp.float32, dtype)
@@ -130,17 +150,6 @@ def canonicalize_dtype(
             "Pass a floating or complex dtype, or None to infer one from the inputs."
         )
     return dtype
-
-
-def wide_dtype(*dtypes: Dtype) -> Dtype:
-    """The dtype that holds all of these, by the standard rules of JAX.
-
-    A layer decides on it, so it holds where the user forbids promotion, too.
-    """
-    if len({*dtypes}) == 1:
-        return dtypes[0]
-    with jax.numpy_dtype_promotion("standard"):
-        return functools.reduce(jnp.promote_types, dtypes)
 
 
 def own_arithmetic(function: F) -> F:
@@ -160,13 +169,6 @@ def own_arithmetic(function: F) -> F:
     return cast("F", call)
 
 
-def alike(*arrays: jax.Array) -> list[jax.Array]:
-    """The arrays in the dtype that holds all of them."""
-    dtype = wide_dtype(*[x.dtype for x in arrays])
-    return [x if x.dtype == dtype else x.astype(dtype) for x in arrays]
-
-
-@eager.known
 def promote_dtype(
     args: Sequence[Any], /, *, dtype: Dtype | None = None, inexact: bool = True
 ) -> tuple[jax.Array | None, ...]:
@@ -223,11 +225,11 @@ def read(variable: variables.Variable[jax.Array] | None) -> jax.Array | None:
 # Sizes, axes and padding.
 
 
-def sizes(given: int | Sequence[int]) -> tuple[int, ...]:
+def sizes(value: int | Sequence[int]) -> tuple[int, ...]:
     """Normalizes one size or several to a tuple."""
-    if isinstance(given, int | np.integer):
-        return (int(given),)
-    return tuple(operator.index(value) for value in given)
+    if isinstance(value, int | np.integer):
+        return (int(value),)
+    return tuple(operator.index(size) for size in value)
 
 
 def check_sizes(layer: Any, **values: Any) -> None:
@@ -288,7 +290,7 @@ def per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def if_set(**options: Any) -> dict[str, Any]:
-    """The keywords that are not ``None``: for functions that may not have them."""
+    """Drops keywords that are ``None``, for functions that may not have them."""
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -342,8 +344,34 @@ def _pair(entry: Any) -> tuple[int, int] | None:
     return None
 
 
+def split_features(
+    num_features: int, num_groups: int | None, group_size: int | None
+) -> tuple[int, int]:
+    """Returns number and size of the groups that features are split into."""
+    if (num_groups is None) == (group_size is None):
+        raise ValueError(
+            "Either `num_groups` or `group_size` should be specified, not both, got "
+            f"num_groups={num_groups} and group_size={group_size}.\n"
+            "Pass `num_groups=None` with `group_size`, to override the default of "
+            "`num_groups`, which is 32."
+        )
+    if group_size is not None:
+        if group_size <= 0 or num_features % group_size:
+            raise ValueError(
+                f"Number of features ({num_features}) is not multiple of the group "
+                f"size ({group_size})."
+            )
+        return num_features // group_size, group_size
+    if not is_int(num_groups) or num_groups <= 0 or num_features % num_groups:
+        raise ValueError(
+            f"Number of groups ({num_groups}) does not divide the number of channels "
+            f"({num_features})."
+        )
+    return num_groups, num_features // num_groups
+
+
 def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:
-    """The sizes of ``shape`` along ``axes``, and one elsewhere."""
+    """Keeps the sizes of ``shape`` along ``axes``; others become one."""
     return tuple([n if axis in axes else 1 for axis, n in enumerate(shape)])
 
 
@@ -374,7 +402,7 @@ def undone_on_failure(*state: Any) -> Iterator[None]:
 
 
 def _content(variable: variables.Variable[Any]) -> Any:
-    """The stored value, past all hooks, which would change it on its way back."""
+    """Reads a stored value past all hooks, which would change it on its way back."""
     raw = variable.get_raw_value()
     # A trace that fails drops its writes; reading would add an operation.
     is_eager_ref = _jax.is_ref(raw) and not isinstance(raw, _jax.Tracer)
@@ -387,22 +415,40 @@ NO_METADATA: Mapping[Any, Any] = MappingProxyType({})
 lecun_normal: Any = initializers.lecun_normal()
 """The default initializer of weights."""
 
-# They recompute values that depend only on the shape: 70 of 90 us.
-for _initializer in (lecun_normal, initializers.zeros, initializers.ones):
-    eager.known(_initializer)
+
+def make_param(
+    initializer: Initializer,
+    rngs: Rngs,
+    shape: Shape | int,
+    dtype: Dtype,
+    metadata: Mapping[str, Any],
+) -> Param[Any]:
+    """Makes a Param; takes one key from the stream ``params``, used or not.
+
+    Args:
+        initializer: Called as ``initializer(key, shape, dtype)``. It may return a value
+            with metadata, as ``nnx.with_partitioning`` makes; this metadata wins.
+        rngs: Gives the key.
+        shape: The shape of the value.
+        dtype: The dtype of the value.
+        metadata: Of the Param.
+    """
+    value = initial_value(initializer, draw_key(rngs), shape, dtype)
+    return Param(value, **metadata)
 
 
-def first_value(
+def initial_value(
     initializer: Initializer, key: jax.Array | None, shape: Shape | int, dtype: Dtype
 ) -> Any:
-    """The value that ``initializer(key, shape, dtype)`` returns."""
+    """Calls ``initializer(key, shape, dtype)``."""
     if isinstance(shape, tuple) and all(type(n) is int for n in shape):
         if _jax.concrete_mesh() is None:
             return _initialized(key, initializer=initializer, shape=shape, dtype=dtype)
     return cast("Any", initializer)(key, shape, dtype)
 
 
-@eager.fast("draw")
+# Most initializers recompute values that depend only on the shape: 70 of 90 us.
+@eager.compiled
 def _initialized(
     key: jax.Array | None, *, initializer: Initializer, shape: Shape, dtype: Dtype
 ) -> Any:
@@ -422,46 +468,3 @@ def draw_key(rngs: Rngs) -> jax.Array:
             "outer module."
         ) from None
     return stream()
-
-
-def make(layer: Any, given: Mapping[str, Any], **shapes: Shape | int | None) -> None:
-    """Makes Params of these shapes, from the arguments of a constructor.
-
-    Each gets a key from the stream ``params``. Its initializer is called as
-    ``initializer(key, shape, dtype)``. It may return a value with metadata, as
-    ``nnx.with_partitioning`` makes; this metadata wins.
-
-    Args:
-        layer: The layer that is constructed.
-        given: The ``locals()`` of the constructor: ``rngs``, ``param_dtype``, and for
-            each name ``name_init`` and ``name_metadata``.
-        **shapes: By the name of the Param; it is absent if that is ``None``, or if the
-            argument ``use_name`` says so.
-    """
-    for name, shape in shapes.items():
-        param = attributes.data(None)
-        if shape is not None and given.get(f"use_{name}", True):
-            key, initializer = draw_key(given["rngs"]), given[f"{name}_init"]
-            value = first_value(initializer, key, shape, given["param_dtype"])
-            param = Param(value, **given[f"{name}_metadata"])
-        setattr(layer, name, param)
-
-
-def keep(layer: Any, given: Mapping[str, Any]) -> None:
-    """Makes attributes of the arguments of a constructor, in their order.
-
-    Skips random streams, initializers and metadata, which other attributes are made
-    from, and properties. A layer whose attributes come in another order sets them by
-    itself.
-
-    Args:
-        layer: The layer that is constructed.
-        given: The ``locals()`` of the constructor.
-    """
-    for name, value in given.items():
-        is_used = name in _USED or name.endswith(("_init", "_metadata"))
-        if not is_used and not isinstance(getattr(type(layer), name, None), property):
-            setattr(layer, name, value)
-
-
-_USED = ("self", "rngs", "keep_rngs")

@@ -1,36 +1,53 @@
-"""Makes eager calls of layers fast: by `fast`, a decorator of functions of arrays.
+"""Compiles eager calls of layers: a program stands in for the body of ``__call__``.
 
-The mathematics of a layer is a function of arrays, written with JAX's functions. Called
-eagerly, these spend more time in Python than they compute: a product, a bias and a sum
-are three programs of 4 us each, and 40 us of Python to find them. Attention runs 13
-programs within 1.5 ms.
+The body of a layer is its mathematics, written with JAX's functions. Called eagerly,
+these spend more time in Python than they compute: a product, a bias and a sum are three
+programs of 4 us each, and 40 us of Python to find them. Attention runs 13 programs
+within 1.5 ms. So `compiled`, a decorator of the body, runs it as one program:
 
-`fast` turns such a function into one program, in which a barrier keeps each operation
-apart from the others, and arrays go in and out in their usual order of axes. So XLA
-compiles each as it compiles a single one, and all bits are those of one operation after
-the other. It does nothing else: without it, as while ``graftree_caches`` is off, layers
-are as correct, but slower. In a trace, where JAX records operations, the function runs
-as it is, or is recorded once for equal shapes.
+    layer -> GraphDef, leaves -> program(leaves, arrays) -> new values of leaves, output
 
-Libraries that quantize, count or record put functions of their own in place of JAX's,
-for a while. So a layer looks a function up when it calls it, also the default of an
-argument (`current`), and a function is fast only while JAX's functions are its own.
+In the program a barrier keeps each operation apart from the others, and arrays go in
+and out in their usual order of axes. So XLA compiles each as it compiles a single one,
+and all bits are those of one operation after the other. What the body writes into
+Variables of the layer is written after the call, all or nothing; an array that the body
+returns as it came, or twice, is the same object outside.
+
+In a trace the body is recorded once for equal layers and shapes, without barriers. So
+the second of two equal layers takes a third of the time to trace.
+
+This is speed and nothing else. The body itself runs
+
+- while ``graftree_caches`` is off;
+- for layers and settings with code of the user's: functions, hooks of Variables,
+  methods of subclasses (`_brings_code`);
+- while a function of JAX that runs in the body is replaced (`jax_functions`);
+- in view of observers, if parts of the layer are called that they may see;
+- with arguments other than arrays, tuples of arrays, ``None``, booleans, and settings
+  by keyword;
+- if the program fails, as the body explains the error best.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import inspect
 import itertools
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax, config
+from graftree.core.graph import flattening, graphdefs, kept
+from graftree.core.graph.graphdefs import GraphDef, VariableDef
+from graftree.core.objects import attributes, running
+from graftree.core.variables import metadata, sharding, variables
+from graftree.core.variables.variables import Variable
+from graftree.nn.support import jax_functions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,178 +56,368 @@ F = TypeVar("F", bound=Callable[..., Any])
 _EARLY: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
-def fast(calls: str = "any", *, eager_transforms: bool = False) -> Callable[[F], F]:
-    """Makes a function of arrays fast when it is called eagerly.
-
-    The function takes arrays, or ``None``, by position, and nothing but settings by
-    keyword. Among these may be functions of JAX that are defaults of layers, and those
-    `known` to only compute; with a function of the user's own it is called as it is.
+def compiled(body: F, *, eager_transforms: bool = False) -> F:
+    """Has eager calls of a layer, or of a function of arrays, run as one program.
 
     Args:
-        calls: Which functions of JAX run in it: a key of `_CALLS`.
+        body: The function. Its first argument may be a Module, which it may read and
+            whose Variables it may write; all else is arrays, or settings by keyword.
         eager_transforms: Whether eager derivatives and ``vmap`` are programs too. In
-            derivatives the barriers keep only the operations of the function apart, so
+            derivatives the barriers keep only the operations of the body apart, so
             this is for single contractions.
     """
-    is_original = _watched(_CALLS[calls])
+    programs = _Programs(body, eager_transforms)
 
-    def decorate(function: F) -> F:
-        parameters = inspect.signature(function).parameters.values()
-        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        eager = jax.jit(_apart(function), static_argnames=names)
-        traced = jax.jit(function, static_argnames=names, inline=_EARLY)
+    @functools.wraps(body)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if config.caches.are_used:
+            output = programs.run(args, kwargs)
+            if output is not _MISS:
+                return output
+        return body(*args, **kwargs)
 
-        def find(arrays: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-            """The program for a call; ``None`` if the function is called itself."""
-            if not _jax.can_call_apart():
-                return None
-            if _jax.current_trace() is _jax.no_trace:
-                program = eager if all(map(_has_values, arrays)) else None
-            elif not _are_traced(arrays):
-                program = None
-            elif _jax.recording_trace() is not None:
-                program = traced
-            else:
-                program = eager if eager_transforms else None
-            if program is None or not is_original():
-                return None
-            return program if all(map(_is_plain, settings.values())) else None
-
-        @functools.wraps(function)
-        def call(*arrays: Any, **settings: Any) -> Any:
-            program = find(arrays, settings) if config.caches.are_used else None
-            if program is not None:
-                try:
-                    return program(*arrays, **settings)
-                except Exception:  # the function itself explains the error best
-                    pass
-            now = {name: current(x) for name, x in settings.items()}
-            return function(*arrays, **now)
-
-        return cast("F", call)
-
-    return decorate
+    return cast("F", call)
 
 
-def _has_values(x: Any) -> bool:
-    if x is None or _jax.is_concrete(type(x)):
+def compiled_contraction(body: F) -> F:
+    """`compiled`, also in eager derivatives and ``vmap``."""
+    return compiled(body, eager_transforms=True)
+
+
+# Stands for the output of a call that no program makes.
+_MISS: Any = object()
+# Stands for an array in a `_Signature`.
+_ARRAY: Any = object()
+
+
+class _Signature(NamedTuple):
+    """The static part of a call.
+
+    Attributes:
+        graphdef: Of the layer; ``None`` for a function of arrays.
+        arguments: The positional arguments after the layer, `_ARRAY` for each array.
+        treedef: The tuples that they are in; ``None`` if there are none.
+        names: The names of the keyword arguments.
+        settings: The keyword arguments, likewise.
+        types: The types of the settings: 1, 1.0 and True are equal.
+        is_apart: Whether operations are kept apart.
+    """
+
+    graphdef: GraphDef[Any] | None
+    arguments: tuple[Any, ...]
+    treedef: Any
+    names: tuple[str, ...]
+    settings: tuple[Any, ...]
+    types: tuple[type, ...]
+    is_apart: bool
+
+    def filled(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Puts arrays into the arguments: the positional ones, and those by keyword."""
+        rest = iter(arrays)
+        args = [next(rest) if x is _ARRAY else x for x in self.arguments]
+        settings = [next(rest) if x is _ARRAY else x for x in self.settings]
+        if self.treedef is not None:
+            args = self.treedef.unflatten(args)
+        return args, dict(zip(self.names, settings, strict=True))
+
+
+class _Tracing(threading.local):
+    """Whether this thread traces a body whose operations are kept apart."""
+
+    is_apart = False
+
+
+_tracing = _Tracing()
+
+
+class _Programs:
+    """The programs of one body.
+
+    Args:
+        body: The function.
+        eager_transforms: See `compiled`.
+    """
+
+    def __init__(self, body: Callable[..., Any], eager_transforms: bool) -> None:
+        self._body = body
+        self._eager_transforms = eager_transforms
+        self._watch = jax_functions.Watch()
+        self.clear()
+        config.caches.add(self)
+
+    def clear(self) -> None:
+        """Forgets all programs."""
+        self._find = functools.lru_cache(maxsize=1024)(self._new_program)
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a program for this call; returns its output, or `_MISS`."""
+        if _tracing.is_apart or not _jax.can_call_apart():
+            return _MISS
+        try:
+            graphdef: GraphDef[Any] | None = None
+            leaves: Sequence[Any] = ()
+            if args and isinstance(args[0], attributes.DataObject):
+                graphdef, leaves = _parts_of(args[0])
+                if running.stack.observers and len(graphdef.specs) > 1:
+                    return _MISS
+                args = args[1:]
+            treedef = None
+            if tuple in map(type, args):
+                flat, treedef = jax.tree.flatten(args, is_leaf=_is_no_tuple)
+                args = tuple(flat)
+            values = [*map(flattening.raw_of, leaves)]
+            arrays, statics = _parted(args, _ARRAYS)
+            names: tuple[str, ...] = ()
+            settings: tuple[Any, ...] = ()
+            if kwargs:
+                named, settings = _parted(kwargs.values(), jax.Array)
+                names, arrays = tuple(kwargs), arrays + named
+            is_apart = self._is_apart([*values, *arrays])
+            if is_apart is None:
+                return _MISS
+            types = tuple(map(type, settings))
+            program = self._find(
+                _Signature(graphdef, statics, treedef, names, settings, types, is_apart)
+            )
+            if program is None or not self._watch.holds():
+                return _MISS
+            result = program(values, arrays)
+            result.write(leaves)
+        except Exception:  # the body explains the error best
+            return _MISS
+        return result.output((*values, *arrays))
+
+    def _is_apart(self, values: Sequence[Any]) -> bool | None:
+        """Whether a program for these arrays keeps operations apart.
+
+        ``None`` if there is none for them.
+        """
+        if _jax.current_trace() is _jax.no_trace:
+            return True if all(map(_has_value, values)) else None
+        are_arrays = all([isinstance(x, (*_ARRAYS, _jax.Ref)) for x in values])
+        if not are_arrays or not any([isinstance(x, _jax.Tracer) for x in values]):
+            return None
+        if _jax.recording_trace() is not None:
+            return False
+        return True if self._eager_transforms else None
+
+    def _new_program(self, signature: _Signature) -> Callable[..., Any] | None:
+        """A program for calls of this kind; ``None`` if the body must run itself."""
+        graphdef = signature.graphdef
+        are_flags = all([type(x) in _FLAGS for x in signature.arguments])
+        if not (are_flags and all(map(jax_functions.is_plain, signature.settings))):
+            return None
+        if graphdef is not None and _brings_code(graphdef):
+            return None
+        run: Any = functools.partial(self._traced, signature)
+        run.__name__ = self._body.__qualname__  # in profiles
+        if not signature.is_apart:
+            return jax.jit(run, inline=_EARLY)
+        apart: Any = functools.partial(_jax.call_apart, run)
+        apart.__name__ = run.__name__
+        return jax.jit(apart)
+
+    def _traced(self, signature: _Signature, values: Any, arrays: Any) -> _Result:
+        """Runs the body in a trace."""
+        if not _jax.is_tracing():
+            raise ValueError("Nothing is traced: jax.disable_jit is on.")
+        args, settings = signature.filled(arrays)
+        with _keeping_apart(signature.is_apart):
+            if signature.graphdef is None:
+                output = self._watch.call(self._body, *args, **settings)
+                return _Result.of(output, {}, arrays)
+            layer = flattening.unflatten(signature.graphdef, values)
+            with _in_place_of_running(layer):
+                output = self._watch.call(self._body, layer, *args, **settings)
+        graphdef, leaves = flattening.flatten_graph(layer)
+        if graphdef != signature.graphdef:
+            raise ValueError("The body changes the structure of its layer.")
+        pairs = enumerate(zip(map(flattening.raw_of, leaves), values, strict=True))
+        changed = {n: now for n, (now, before) in pairs if now is not before}
+        return _Result.of(output, changed, (*values, *arrays))
+
+
+@contextlib.contextmanager
+def _keeping_apart(is_apart: bool) -> Iterator[None]:
+    """Traces a body; in one whose operations are kept apart, all others are, too."""
+    before, _tracing.is_apart = _tracing.is_apart, is_apart
+    try:
+        yield
+    finally:
+        _tracing.is_apart = before
+
+
+@contextlib.contextmanager
+def _in_place_of_running(layer: Any) -> Iterator[None]:
+    """Names parts of a layer, which stands for the running one, as parts of that."""
+    stack = running.stack
+    above = stack.top
+    stack.top = frame = running.ModuleCall("__call__", above, (layer,))
+    frame.module_path = running.ModulePath(above, ())
+    try:
+        yield
+    finally:
+        stack.top = above
+
+
+def _parted(
+    arguments: Collection[Any], kinds: Any
+) -> tuple[list[Any], tuple[Any, ...]]:
+    """Takes the arrays out of arguments, and leaves `_ARRAY` for each."""
+    is_array = [isinstance(x, kinds) for x in arguments]
+    arrays = [*itertools.compress(arguments, is_array)]
+    pairs = zip(arguments, is_array, strict=True)
+    return arrays, tuple([_ARRAY if is_one else x for x, is_one in pairs])
+
+
+def _is_no_tuple(x: Any) -> bool:
+    return type(x) is not tuple
+
+
+# A float, say, may be another one at each call.
+_FLAGS = (type(_ARRAY), type(None), bool)
+
+
+def _parts_of(layer: Any) -> tuple[GraphDef[Any], Sequence[Any]]:
+    """Takes a layer apart into structure and leaves, kept for the next call."""
+    parts = kept.find(layer, True, "an eager call")
+    return flattening.flatten_graph(layer) if parts is None else parts
+
+
+class _Result:
+    """The result of a program: new arrays, and the place of each.
+
+    Args:
+        arrays: The new values of leaves, then the arrays of the output that were not
+            among the inputs.
+        changed: The numbers of these leaves.
+        sources: For each leaf of the output its number among inputs and arrays.
+        treedef: The output's; ``None`` if it is one array.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        changed: tuple[int, ...],
+        sources: tuple[int, ...],
+        treedef: Any,
+    ) -> None:
+        self._arrays, self._changed = arrays, changed
+        self._sources, self._treedef = sources, treedef
+
+    @classmethod
+    def of(
+        cls, output: Any, changed: Mapping[int, Any], inputs: Sequence[Any]
+    ) -> _Result:
+        """Makes the result of a program from its output."""
+        arrays = [*changed.values()]
+        numbers = {id(x): n for n, x in enumerate(inputs)}
+        flat, treedef = jax.tree.flatten(output)
+        for x in flat:
+            if id(x) not in numbers:
+                numbers[id(x)] = len(inputs) + len(arrays)
+                arrays.append(x)
+        sources = tuple([numbers[id(x)] for x in flat])
+        if sources == (len(inputs) + len(changed),) and output is flat[0]:
+            treedef = None
+        return cls(arrays, tuple(changed), sources, treedef)
+
+    def write(self, leaves: Sequence[Any]) -> None:
+        """Writes the new values of leaves, all or none."""
+        if self._changed:
+            boxes = [leaves[n] for n in self._changed]
+            # Placed as the body would do: in a program the compiler places arrays.
+            arrays = map(sharding.moved, self._arrays, map(flattening.raw_of, boxes))
+            variables.write_all(boxes, [*arrays])
+
+    def output(self, inputs: Sequence[Any]) -> Any:
+        """Puts the output together, of new arrays and inputs."""
+        if self._treedef is None:
+            return self._arrays[-1]
+        arrays = (*inputs, *self._arrays)
+        return self._treedef.unflatten([arrays[n] for n in self._sources])
+
+    def flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """JAX's children of it, and the static part."""
+        return (self._arrays,), (self._changed, self._sources, self._treedef)
+
+
+jax.tree_util.register_pytree_node(
+    _Result, _Result.flatten, lambda static, children: _Result(*children, *static)
+)
+
+
+_ARRAYS = (jax.Array, np.ndarray)
+
+
+def _has_value(x: Any) -> bool:
+    """Whether it is an array of numbers, or of random keys, and no tracer."""
+    if _jax.is_concrete(type(x)):
         return True
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind in "biufc"
     is_array = isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer)
     return is_array and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _are_traced(arrays: Sequence[Any]) -> bool:
-    are_arrays = all(x is None or _jax.is_data_type(type(x)) for x in arrays)
-    return are_arrays and any(isinstance(x, _jax.Tracer) for x in arrays)
+# What a program can't see of a layer.
 
 
-def _is_plain(setting: Any) -> bool:
-    """Whether equal settings mean the same, and functions only compute."""
-    if isinstance(setting, tuple):
-        return all(map(_is_plain, setting))
-    if type(setting).__hash__ is None or isinstance(setting, np.generic):
-        return False  # numbers of NumPy have a dtype of their own
-    is_function = callable(setting) and not isinstance(setting, type)
-    return not is_function or id(setting) in _known
+@functools.lru_cache
+def _brings_code(graphdef: GraphDef[Any]) -> bool:
+    """Whether reading or writing a layer, or its settings, may run code of the user's.
+
+    Also if it holds refs, which a program can't take out of a trace.
+    """
+    objects = [spec.type for spec in graphdef.specs if spec.index is not None]
+    fields = [field for spec in graphdef.specs for field in spec.fields]
+    boxes = [field for field in fields if type(field) is VariableDef]
+    statics = [field.value for field in fields if type(field) is graphdefs.Static]
+    return not (
+        all(map(_is_plain_class, objects))
+        and all(map(_is_plain_box, boxes))
+        and all(map(jax_functions.is_plain, statics))
+        and not any([type(field) is graphdefs.ArrayRefDef for field in fields])
+    )
 
 
-def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*arrays: Any, **settings: Any) -> Any:
-        return _jax.call_apart(functools.partial(function, **settings), *arrays)
+@functools.lru_cache
+def _is_plain_class(cls: type) -> bool:
+    """Whether a class is one of this package, or a subclass that replaces no name."""
+    is_ours = [jax_functions.is_ours(base) for base in cls.__mro__]
+    first = is_ours.index(True) if True in is_ours else len(is_ours)
+    names = {name for base in cls.__mro__[first:] for name in _names_in(base)}
+    added = {name for base in cls.__mro__[:first] for name in vars(base)}
+    return first < len(is_ours) and not (added - _HARMLESS) & names
 
-    return run
+
+def _names_in(cls: type) -> set[str]:
+    return {*vars(cls), *vars(cls).get("__annotations__", ()), "__getattr__"}
 
 
-# The defaults of arguments of layers, and their places in JAX.
-_DEFAULTS: tuple[tuple[Any, Any, str], ...] = (
-    (jax.lax.dot_general, jax.lax, "dot_general"),
-    (jax.lax.conv_general_dilated, jax.lax, "conv_general_dilated"),
-    (jnp.einsum, jnp, "einsum"),
-    (jnp.multiply, jnp, "multiply"),
-    (jnp.tanh, jnp, "tanh"),
-    (jax.nn.sigmoid, jax.nn, "sigmoid"),
+# Every class has its own ones; bodies of layers use none of them.
+_HARMLESS = frozenset(
+    [
+        *vars(type("", (), {})),
+        *("__init__", "__call__", "__annotations__", "__annotate_func__"),
+        *("__annotations_cache__", "__static_attributes__", "__firstlineno__"),
+        *("__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl"),
+    ]
 )
 
 
-# By identity: others may have no hash, or be equal to everything.
-_known = {id(default): default for default, _, _ in _DEFAULTS}
+def _is_plain_box(definition: VariableDef) -> bool:
+    """Whether a Variable is read and written without code of the user's."""
+    entries, kind = definition.metadata, definition.type
+    has_code = not entries.keys().isdisjoint(metadata.HOOKS)
+    is_mutable = entries.get("mutable", True)
+    if has_code or not is_mutable or entries["ref"] or entries["hijax"]:
+        return False
+    return all([getattr(kind, name) is x for name, x in _ACCESS.items()])
 
 
-def known(function: F) -> F:
-    """Lets a function be a setting of fast functions: it only computes."""
-    _known[id(function)] = function
-    return function
-
-
-def current(function: Any) -> Any:
-    """The function that JAX has now for a default; any other one as it is."""
-    for default, module, name in _DEFAULTS:
-        if function is default:
-            return getattr(module, name)
-    return function
-
-
-_DRAWING: Any = jax.nn.initializers.lecun_normal()
-_PLACES: dict[str, Any] = {
-    "lax": jax.lax,
-    "numpy": jax.numpy,
-    "nn": jax.nn,
-    "random": jax.random,
-    # The module that the initializers of JAX draw from.
-    "draws": _DRAWING.__globals__.get("random", jax.random),
+_ACCESS = {
+    name: getattr(Variable, name)
+    for name in "get_value set_value __getitem__ __setitem__ __getattribute__ "
+    "_check_valid_context".split()
 }
-_code_of = operator.attrgetter("__code__")
-
-# The functions of JAX that run in what is fast, at any depth, by their places. It takes
-# 1 us to look at some of them before each call, and 20 us to look at all 700.
-_CALLS = {
-    "contraction": {
-        "lax": "add conv_dimension_numbers conv_general_dilated conv_transpose "
-        "convert_element_type dot dot_general dtype padtype_to_pads reshape rev",
-        "numpy": "add array asarray einsum issubdtype pad reshape result_type sum",
-    },
-    "norm": {
-        "lax": "add broadcast_in_dim broadcast_shapes convert_element_type div dtype "
-        "expand_dims imag max mul pmean psum real reduce reduce_sum reshape rsqrt "
-        "select square stop_gradient sub",
-        "numpy": "any array asarray astype broadcast_to iscomplexobj issubdtype "
-        "maximum mean promote_types reshape result_type square sum where",
-    },
-    "draw": {
-        "lax": "broadcast_in_dim",
-        "numpy": "ones sqrt zeros",
-        "draws": "truncated_normal",
-    },
-    "any": {
-        place: " ".join([name for name, x in vars(module).items() if callable(x)])
-        for place, module in _PLACES.items()
-    },
-}
-
-
-def _watched(calls: Mapping[str, str]) -> Callable[[], bool]:
-    """Makes a check that these functions of JAX are still those it had at our import.
-
-    Args:
-        calls: Their names, by place.
-    """
-    chosen = []
-    for place, names in calls.items():
-        entries = vars(_PLACES[place])
-        found = [name for name in names.split() if name in entries]
-        # With another one: for a single name, `itemgetter` gives no tuple.
-        chosen.append((operator.itemgetter("__name__", *found), entries))
-
-    def functions_now() -> list[tuple[Any, ...]]:
-        return [pick(entries) for pick, entries in chosen]
-
-    functions = functions_now()
-    written = {*filter(inspect.isfunction, itertools.chain(*functions))}
-    codes = [*map(_code_of, written)]
-
-    def holds() -> bool:
-        # Compared in C: 20 us for all of them.
-        return functions_now() == functions and [*map(_code_of, written)] == codes
-
-    return holds

@@ -29,7 +29,7 @@ from graftree.core.variables import values
 
 
 def sharding_of(x: Any) -> NamedSharding | None:
-    """The sharding in the type of an array; ``None`` without Explicit axes."""
+    """Reads the sharding in the type of an array; ``None`` without Explicit axes."""
     if not values.is_array(x):
         return None
     # Eager, `typeof` takes 4 us.
@@ -84,7 +84,7 @@ def whole(param: jax.Array) -> jax.Array:
 
 
 def _names(spec: Iterable[Any]) -> set[str]:
-    """The axes of the mesh that divide an array."""
+    """Collects the axes of the mesh that divide an array."""
     entries = [entry for entry in spec if isinstance(entry, (str, tuple))]
     return {name for x in entries for name in ((x,) if isinstance(x, str) else x)}
 
@@ -101,7 +101,7 @@ def _remaining(entry: Any, names: Collection[str]) -> Any:
 
 
 def look_up(table: jax.Array, indices: jax.Array, out_sharding: Any) -> jax.Array:
-    """The rows of a table with these numbers; NaN where there is none.
+    """Takes the rows of a table with these numbers; NaN where there is none.
 
     Args:
         table: ``[rows, features]``.
@@ -121,7 +121,7 @@ def look_up(table: jax.Array, indices: jax.Array, out_sharding: Any) -> jax.Arra
 
 
 def _of_rows(table: jax.Array, indices: jax.Array) -> NamedSharding | None:
-    """The sharding of a look-up, if that of the indices says what it is."""
+    """Infers the sharding of a look-up, if that of the indices determines it."""
     sharding = sharding_of(indices)
     if sharding is None or not _names(sharding.spec):
         return None
