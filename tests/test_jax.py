@@ -86,7 +86,7 @@ def test_package_works_without_each_name(how):
 def said(monkeypatch):
     """What is said, in a process that has said nothing; in place of tests/conftest."""
     places = []
-    monkeypatch.setattr(_jax_names, "_told", set())
+    monkeypatch.setattr(_jax_names, "_reported", set())
     monkeypatch.setattr(_jax_names, "tell", lambda *told: places.append(told))
     return places
 
