@@ -29,9 +29,8 @@ class Layer:
         arguments: The positional arguments of the constructor.
         shapes: The shapes of what the layer is called with; a nested tuple is a tuple
             of arrays, as the carry of an LSTM.
-        attributes: Those of a new layer, in order.
         formula: What the outputs are in NumPy, as a function of the Params of the layer
-            (attributes with dots as underscores) and of the inputs. ``None``: the file
+            (by path, with underscores) and of the inputs. ``None``: the file
             of the family has tables of options, and tests it there.
         keywords: Further arguments of the constructor.
         call: Keywords of the call.
@@ -51,7 +50,6 @@ class Layer:
     name: str
     arguments: tuple[Any, ...]
     shapes: tuple[Any, ...]
-    attributes: str
     formula: Callable[..., Any] | None = None
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -150,28 +148,18 @@ def of_family(family: str, *rows: Layer) -> list[Layer]:
     return [dataclasses.replace(row, family=family) for row in rows]
 
 
-def cell(name: str, carry: Any, attributes: str, **options: Any) -> Layer:
+def cell(name: str, carry: Any, **options: Any) -> Layer:
     """The row of a recurrent cell."""
-    return Layer(name, (3, 4), (carry, (2, 3)), attributes, **options)
+    return Layer(name, (3, 4), (carry, (2, 3)), **options)
 
 
-def pooling(name: str, formula: Any, more: str = "", **options: Any) -> Layer:
+def pooling(name: str, formula: Any, **options: Any) -> Layer:
     """The row of a pooling layer, which only this library has."""
-    windows, attributes = (2,), f"window_shape strides padding {more}".strip()
-    if name.startswith("Global"):
-        windows, attributes = (), "num_spatial_axes"
+    windows = () if name.startswith("Global") else (2,)
     options |= {"has_rngs": False, "has_dtype": False, "is_ours": True}
-    return Layer(name, windows, ((2, 5, 3),), attributes, formula, **options)
+    return Layer(name, windows, ((2, 5, 3),), formula, **options)
 
 
-# What several rows have.
-NORM = "axis_name axis_index_groups use_fast_variance promote_dtype"
-DENSE = "dtype param_dtype precision dot_general promote_dtype preferred_element_type"
-GATED = (
-    "in_features hidden_features gate_fn activation_fn dtype param_dtype promote_dtype "
-    "rngs"
-)
-FLAGS = "epsilon dtype param_dtype use_bias use_scale"
 ONES = {"b_initializer": nnx.initializers.ones}  # not zeros: else LoRA does nothing
 
 
@@ -203,7 +191,6 @@ LAYERS: Sequence[Layer] = [
             "Linear",
             (3, 4),
             ((2, 3),),
-            f"kernel bias in_features out_features use_bias {DENSE}",
             lambda p, x: x @ p.kernel + p.bias,
             is_usual=True,
         ),
@@ -211,9 +198,6 @@ LAYERS: Sequence[Layer] = [
             "LinearGeneral",
             ((2, 3), (4, 5)),
             ((7, 2, 3),),
-            "in_features out_features axis batch_axis use_bias dtype param_dtype "
-            "precision dot_general dot_general_cls promote_dtype "
-            "preferred_element_type kernel bias",
             lambda p, x: np.einsum("nab,abcd->ncd", x, p.kernel) + p.bias,
             keywords={"axis": (-2, -1)},
         ),
@@ -221,15 +205,12 @@ LAYERS: Sequence[Layer] = [
             "Einsum",
             ("...a,ab->...b", (3, 4), (4,)),
             ((2, 3),),
-            "kernel bias einsum_str kernel_shape bias_shape dtype param_dtype "
-            "precision promote_dtype einsum_op preferred_element_type",
             lambda p, x: x @ p.kernel + p.bias,
         ),
         Layer(
             "Embed",
             (6, 3),
             ((2, 4),),
-            "embedding num_embeddings features dtype param_dtype promote_dtype",
             lambda p, i: p.embedding[i],
             bound=6,
             is_usual=True,
@@ -241,19 +222,12 @@ LAYERS: Sequence[Layer] = [
             "Conv",
             (3, 4, (3,)),
             ((2, 5, 3),),
-            "kernel_shape kernel bias in_features out_features kernel_size strides "
-            "padding input_dilation kernel_dilation feature_group_count use_bias mask "
-            "dtype param_dtype precision conv_general_dilated promote_dtype "
-            "preferred_element_type",
             is_usual=True,
         ),
         Layer(
             "ConvTranspose",
             (3, 4, (3,), 2),
             ((2, 5, 3),),
-            "kernel_size in_features out_features strides padding kernel_dilation "
-            "use_bias mask dtype param_dtype precision transpose_kernel promote_dtype "
-            "preferred_element_type kernel_shape kernel bias",
         ),
     ),
     *of_family(
@@ -262,8 +236,6 @@ LAYERS: Sequence[Layer] = [
             "LoRA",
             (3, 2, 4),
             ((2, 3),),
-            "in_features out_features dtype param_dtype lora_param_type base_module "
-            "promote_dtype lora_a lora_b",
             lambda p, x: x @ p.lora_a @ p.lora_b,
             keywords=ONES,
         ),
@@ -271,7 +243,6 @@ LAYERS: Sequence[Layer] = [
             "LoRALinear",
             (3, 4),
             ((2, 3),),
-            f"kernel bias in_features out_features use_bias {DENSE} lora",
             lambda p, x: x @ (p.kernel + p.lora_lora_a @ p.lora_lora_b) + p.bias,
             keywords={"lora_rank": 2, **ONES},
             has_dtype=False,
@@ -284,7 +255,6 @@ LAYERS: Sequence[Layer] = [
             "PReLU",
             (),
             ((2, 3),),
-            "negative_slope dtype param_dtype promote_dtype",
             lambda p, x: leaky(x, p.negative_slope),
             has_rngs=False,
             is_usual=True,
@@ -296,12 +266,6 @@ LAYERS: Sequence[Layer] = [
             "MultiHeadAttention",
             (2, 8),
             ((2, 3, 8),),
-            "num_heads in_features qkv_features out_features in_kv_features "
-            "num_kv_heads dtype param_dtype broadcast_dropout dropout_rate "
-            "deterministic precision use_bias attention_fn decode normalize_qk "
-            "qkv_promote_dtype out_promote_dtype ln_promote_dtype qkv_dot_general "
-            "out_dot_general qkv_dot_general_cls out_dot_general_cls head_dim query "
-            "key value query_ln key_ln out rngs cached_key cached_value cache_index",
             keywords={
                 "normalize_qk": True,
                 "dropout_rate": 0.5,
@@ -317,7 +281,6 @@ LAYERS: Sequence[Layer] = [
             "RoPE",
             (),
             ((2, 3, 4),),
-            "theta cached_sin cached_cos",
             keywords={"embedding_size": 4, "max_seq_len": 3},
             has_rngs=False,
             has_dtype=False,
@@ -331,15 +294,12 @@ LAYERS: Sequence[Layer] = [
             "BatchNorm",
             (3,),
             ((4, 3),),
-            "mean var scale bias num_features use_running_average axis momentum "
-            f"{FLAGS} {NORM}",
             is_usual=True,
         ),
         Layer(
             "LayerNorm",
             (3,),
             ((4, 3),),
-            f"scale bias num_features {FLAGS} reduction_axes feature_axes {NORM}",
             lambda p, x: p.scale * centered(x) + p.bias,
             is_usual=True,
         ),
@@ -347,16 +307,12 @@ LAYERS: Sequence[Layer] = [
             "RMSNorm",
             (3,),
             ((4, 3),),
-            "scale num_features epsilon dtype param_dtype use_scale reduction_axes "
-            f"feature_axes {NORM}",
             lambda p, x: p.scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6),
         ),
         Layer(
             "GroupNorm",
             (4, 2),
             ((2, 5, 4),),
-            f"feature_axis num_groups group_size scale bias {FLAGS} reduction_axes "
-            f"{NORM}",
             lambda p, x: (
                 p.scale * centered(x.reshape(2, 5, 2, 2), (1, 3)).reshape(x.shape)
                 + p.bias
@@ -366,7 +322,6 @@ LAYERS: Sequence[Layer] = [
             "InstanceNorm",
             (3,),
             ((2, 5, 3),),
-            f"scale bias num_features {FLAGS} feature_axes {NORM}",
             lambda p, x: p.scale * centered(x, 1) + p.bias,
         ),
     ),
@@ -376,8 +331,6 @@ LAYERS: Sequence[Layer] = [
             "SpectralNorm",
             (),
             ((2, 3),),
-            "layer_instance n_steps epsilon dtype param_dtype error_on_non_matrix "
-            "use_running_average batch_stats",
             wraps=("Linear",),
             has_dtype=False,
             is_usual=True,
@@ -386,8 +339,6 @@ LAYERS: Sequence[Layer] = [
             "WeightNorm",
             (),
             ((2, 3),),
-            "layer_instance feature_axes use_scale scale_init epsilon dtype "
-            "param_dtype variable_filter promote_dtype scales",
             wraps=("Linear",),
             has_dtype=False,
             since="0.12.9",
@@ -399,7 +350,6 @@ LAYERS: Sequence[Layer] = [
             "Dropout",
             (0.5,),
             ((2, 3),),
-            "rate broadcast_dims deterministic rng_collection rngs",
             has_dtype=False,
             is_usual=True,
         ),
@@ -409,21 +359,17 @@ LAYERS: Sequence[Layer] = [
         cell(
             "LSTMCell",
             ((2, 4), (2, 4)),
-            f"{GATED} ii if_ ig io hi hf hg ho carry_init",
         ),
         cell(
             "OptimizedLSTMCell",
             ((2, 4), (2, 4)),
-            f"{GATED} dense_i dense_h carry_init",
             is_usual=True,
         ),
         cell(
             "SimpleCell",
             (2, 4),
-            "in_features hidden_features dtype param_dtype residual activation_fn "
-            "promote_dtype rngs dense_h dense_i carry_init",
         ),
-        cell("GRUCell", (2, 4), f"{GATED} dense_i dense_h carry_init"),
+        cell("GRUCell", (2, 4)),
     ),
     *of_family(
         "recurrent",
@@ -431,8 +377,6 @@ LAYERS: Sequence[Layer] = [
             "RNN",
             (),
             ((2, 5, 3),),
-            "cell time_major return_carry reverse keep_order unroll rngs state_axes "
-            "broadcast_rngs",
             wraps=("GRUCell",),
             has_dtype=False,
             is_usual=True,
@@ -441,7 +385,6 @@ LAYERS: Sequence[Layer] = [
             "Bidirectional",
             (),
             ((2, 5, 3),),
-            "forward_rnn backward_rnn merge_fn time_major return_carry rngs",
             wraps=("RNN", "RNN"),
             has_dtype=False,
         ),
@@ -449,7 +392,6 @@ LAYERS: Sequence[Layer] = [
             "StackedRNN",
             (nnx.GRUCell, 3, 4),
             ((2, 5, 3),),
-            "layers dropout rngs",
             keywords={"num_layers": 2},
             has_dtype=False,
             is_ours=True,
@@ -460,7 +402,7 @@ LAYERS: Sequence[Layer] = [
         "pooling",
         pooling("MaxPool", over_windows(np.max)),
         pooling("MinPool", over_windows(np.min)),
-        pooling("AvgPool", over_windows(np.mean), "count_include_pad", is_usual=True),
+        pooling("AvgPool", over_windows(np.mean), is_usual=True),
         pooling("GlobalMaxPool", over_space(np.max), is_usual=True),
         pooling("GlobalMinPool", over_space(np.min)),
         pooling("GlobalAvgPool", over_space(np.mean)),
@@ -471,7 +413,6 @@ LAYERS: Sequence[Layer] = [
             "Sequential",
             (),
             ((2, 3),),
-            "layers",
             lambda p, x: leaky(
                 x @ p.layers_0_kernel + p.layers_0_bias, p.layers_1_negative_slope
             ),
@@ -483,7 +424,6 @@ LAYERS: Sequence[Layer] = [
             "Stack",
             (lambda rngs: nnx.Linear(8, 8, rngs=rngs), 2),
             ((2, 8),),
-            "length remat unroll axis_name layers",
             lambda p, x: (
                 (x @ p.layers_kernel[0] + p.layers_bias[0]) @ p.layers_kernel[1]
                 + p.layers_bias[1]

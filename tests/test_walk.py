@@ -49,7 +49,6 @@ ROW = """    *of_family(
             "ScaleNorm",
             (),
             ((2, 3),),
-            "scale dtype param_dtype",
             lambda p, x: p.scale * x / np.linalg.norm(x, axis=-1, keepdims=True),
             has_rngs=False,
             is_ours=True,
@@ -135,11 +134,10 @@ def test_a_new_layer_touches_five_files_and_what_is_missing_is_named(tree):
 
 # An option: here all that it needs for the laws. Its formula and its refusals are for
 # the file of the family, its words for the guide and the changelog.
-CODE, ROW_OF = "src/graftree/nn/multi_head_attention.py", "tests/catalog.py"
+CODE = "src/graftree/nn/multi_head_attention.py"
 OPTION = [
     (CODE, "        num_kv_heads: int | None", "        query_gain: float = 1.0,\n"),
     (CODE, "        self.num_kv_heads =", "        self.query_gain = query_gain\n"),
-    (ROW_OF, '"num_kv_heads dtype', '"query_gain "\n            '),
 ]
 OF_PEER = 'call={"decode": False},'
 
@@ -149,7 +147,7 @@ def test_an_option_of_attention_touches_its_file_and_the_row_for_the_laws(tree):
         insert(tree, file, before, text)
     said = said_of(tree, LAWS[0], "-k", "MultiHeadAttention and of_the_peer")
     assert "2 failed" in said
-    insert(tree, ROW_OF, OF_PEER, 'beyond="query_gain",\n            ')
+    insert(tree, "tests/catalog.py", OF_PEER, 'beyond="query_gain",\n            ')
     said = said_of(tree, *RULES, *LAWS, "-k", "MultiHeadAttention or row")
     assert re.search(r"^\d+ passed", said, re.MULTILINE), said
 

@@ -77,7 +77,7 @@ class Program:
         return self.make_model(nnx.Rngs(0))
 
     def inputs(self):
-        return catalog.Layer("", (), self.shapes, "", bound=self.bound).inputs()
+        return catalog.Layer("", (), self.shapes, bound=self.bound).inputs()
 
     def __call__(self, model, *inputs):
         return self.call(model, *inputs)
