@@ -46,8 +46,9 @@ def _is_in_turn(item, places):
         return True
     (longest, turn), *others = sorted(places, key=lambda x: -len(x[0]))
     for name, values in modes.ARGUMENTS.items():
-        if name in item.callspec.params:
-            turn += [*values.values()].index(item.callspec.params[name])
+        mode = item.callspec.params.get(name)
+        if mode in values.values():
+            turn += [*values.values()].index(mode)
             if not others and len(longest) >= _MANY:
                 return turn % len(values) == 0
     return all(place == turn % len(rows) for rows, place in others)
