@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def between(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> list[Difference]:
-    """Finds the differences of two structures, in the order of the first one's paths.
+    """Finds the differences of two structures, in the order of the paths of the first.
 
     Left out are all values below an object that the other one lacks, and each object
     that differs only in the values below it.

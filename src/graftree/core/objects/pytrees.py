@@ -584,7 +584,7 @@ class FingerprintedStatics(tuple[tuple[Any, ...], tuple[Any, ...]]):
 
 
 class ChangingStatics(FingerprintedStatics):
-    """`FingerprintedStatics` of values that may change, and so are compared anew."""
+    """`FingerprintedStatics` of values that may change, so are compared by content."""
 
     __slots__ = ()
     __hash__ = tuple.__hash__

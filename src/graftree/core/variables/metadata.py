@@ -404,7 +404,7 @@ def updated(current: HashableMapping, updates: dict[str, Any]) -> HashableMappin
 
 
 def taken_over(current: HashableMapping, other: HashableMapping) -> HashableMapping:
-    """Returns a Variable's metadata after an update by another one's state."""
+    """Returns a Variable's metadata after an update by the state of another."""
     entries = {
         key: value for key, value in other.items() if key not in _KEPT_BY_UPDATES
     }
