@@ -36,7 +36,7 @@ class ScaleNorm(Module):
         self.dtype = dtype
         self.param_dtype = param_dtype
 
-    def __call__(self, inputs: Any) -> jax.Array:
+    def __call__(self, inputs: Any) -> Array:
         """Computes ``scale * inputs / norm(inputs)``, over the last axis."""
         inputs, scale = jnp.asarray(inputs), self.scale[...]
         x, scale = arguments.promote_dtype((inputs, scale), dtype=self.dtype)
