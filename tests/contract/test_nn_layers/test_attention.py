@@ -616,6 +616,7 @@ def test_queries_and_keys_of_all_heads_are_rotated(positions):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.any_arguments
 @pytest.mark.parametrize("sizes", [{}, TABLE])
 @pytest.mark.parametrize("positions", [None, [4, 5, 9], [[0, 1, 2], [6, 8, 9]]])
 def test_heads_are_rotated_where_they_are(sizes, positions):

@@ -307,6 +307,7 @@ def test_inputs_and_carries_that_do_not_fit_name_the_cell(name):
     refuses(carry_of(name, 3), x, TypeError, f"(?s)broadcasting.*at {name}\n  carry: ")
 
 
+@pytest.mark.any_arguments
 @pytest.mark.parametrize("name", TWO_STATES)
 def test_an_array_with_an_axis_for_the_states_is_a_carry(name):
     cell, carry, x = new(name), jnp.ones((2, 4, 3)), jnp.ones((4, 2))
@@ -315,6 +316,7 @@ def test_an_array_with_an_axis_for_the_states_is_a_carry(name):
         cell(jnp.ones((2, 3)), jnp.ones((2, 2)))
 
 
+@pytest.mark.any_arguments
 @every_cell
 def test_a_carry_may_be_broadcast_along_the_batch(name):
     small = carry_of(name, 1)

@@ -45,6 +45,7 @@ def test_bias_is_added_to_what_a_contraction_of_the_users_own_gives():
     np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.any_arguments
 def test_inputs_with_a_shape_that_jax_does_not_know_are_left_to_the_hooks():
     quantized = types.SimpleNamespace(shape=(2, 3), values=random(2, 3))
 

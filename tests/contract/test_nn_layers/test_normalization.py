@@ -164,6 +164,7 @@ def test_empty_mask_of_one_feature_concerns_that_feature():
     assert [bool(mean) for mean in layer.mean[...]] == [True, False, True]
 
 
+@pytest.mark.any_arguments
 def test_rms_norm_takes_its_mask_by_position_as_a_list_too():
     layer = make("RMSNorm", 4)
     x, mask = shifted(5, 4), [True, False, True, True]
