@@ -223,6 +223,24 @@ def test_it_runs_in_the_trace_of_the_caller(name, kind):
     assert model.count[...] == 3
 
 
+@pytest.mark.parametrize("kind", ["name", "code"])
+@pytest.mark.parametrize("name", ["GRUCell", "OptimizedLSTMCell"])
+def test_it_runs_in_a_part_that_was_traced_before_the_whole(name, kind):
+    cell = getattr(nnx, name)(2, 3, rngs=nnx.Rngs(0))
+    x, carry = jnp.ones((1, 2)), cell.initialize_carry((1, 2), nnx.Rngs(0))
+    for part, inputs in (cell.dense_i, x), (cell.dense_h, jnp.ones((1, 3))):
+        jax.make_jaxpr(lambda part, inputs: part(inputs))(part, inputs)
+    jax.make_jaxpr(lambda *args: cell(*args))(carry, x)
+    calls = []
+
+    def by(original):
+        return lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
+
+    with replaced("jnp.reshape", by, kind):
+        jax.make_jaxpr(lambda *args: cell(*args))(carry, x)
+    assert calls
+
+
 def test_a_function_of_the_user_stays_as_it_is():
     def doubled(*args, **options):
         return 2 * jax.lax.dot_general(*args, **options)

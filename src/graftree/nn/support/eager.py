@@ -182,6 +182,8 @@ class _Programs:
             if program is None or not self._watch.holds():
                 return _MISS
             result = program(values, arrays)
+            if not is_apart:  # the body may be part of another one that is traced
+                self._watch.pass_on()
             result.write(leaves)
         except Exception:  # the body explains the error best
             return _MISS

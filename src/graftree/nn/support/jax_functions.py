@@ -15,6 +15,7 @@ import itertools
 import operator
 import pathlib
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,8 @@ class Watch:
     def __init__(self) -> None:
         self._names: list[set[str]] = [set() for _ in _NAMESPACES]
         self._functions: set[Any] = set()
+        self._codes: set[Any] = set()
+        self._lock = threading.Lock()
         self._settle()
 
     def holds(self) -> bool:
@@ -149,18 +152,25 @@ class Watch:
             ValueError: If one of these is replaced now.
         """
         output, codes = _python.recorded(functools.partial(function, *args, **kwargs))
-        if codes is None:
-            self._names = [{*functions} for functions in _FUNCTIONS]
-            self._functions = {*_CODES}
-        else:
-            self._add(codes)
-        self._settle()
+        with self._lock:
+            if codes is None:
+                self._names = [{*functions} for functions in _FUNCTIONS]
+                self._functions = {*_CODES}
+                self._codes |= _BY_CODE.keys()
+            else:
+                self._add(codes)
+            self._settle()
         replacements = {*map(_code_of, _CODES)} - _BY_CODE.keys()
         if not self.holds() or not replacements.isdisjoint(codes or ()):
             raise ValueError("A function of JAX is replaced.")
         return output
 
+    def pass_on(self) -> None:
+        """Has a watch whose calls are under way watch these functions, too."""
+        _python.record_all(self._codes)
+
     def _add(self, codes: set[Any]) -> None:
+        self._codes |= codes
         self._functions |= {x for code in codes for x in _BY_CODE.get(code, ())}
         ours = [code for code in codes if code.co_filename.startswith(_PACKAGE)]
         names = [{name for code in ours for name in code.co_names}] * 4
