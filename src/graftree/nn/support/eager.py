@@ -86,11 +86,11 @@ def compiled_contraction(body: F) -> F:
 
 # Stands for the output of a call that no program makes.
 _MISS: Any = object()
-# Stands for an array in a `_Signature`.
+# Stands for an array in a `_BodyCall`.
 _ARRAY: Any = object()
 
 
-class _Signature(NamedTuple):
+class _BodyCall(NamedTuple):
     """The static part of a call.
 
     Attributes:
@@ -177,7 +177,7 @@ class _Programs:
                 return _MISS
             types = tuple(map(type, settings))
             program = self._find(
-                _Signature(graphdef, statics, treedef, names, settings, types, is_apart)
+                _BodyCall(graphdef, statics, treedef, names, settings, types, is_apart)
             )
             if program is None or not self._watch.holds():
                 return _MISS
@@ -203,7 +203,7 @@ class _Programs:
             return False
         return True if self._eager_transforms else None
 
-    def _new_program(self, signature: _Signature) -> Callable[..., Any] | None:
+    def _new_program(self, signature: _BodyCall) -> Callable[..., Any] | None:
         """A program for calls of this kind; ``None`` if the body must run itself."""
         graphdef = signature.graphdef
         are_flags = all([type(x) in _FLAGS for x in signature.arguments])
@@ -219,7 +219,7 @@ class _Programs:
         apart.__name__ = run.__name__
         return jax.jit(apart)
 
-    def _traced(self, signature: _Signature, values: Any, arrays: Any) -> _Result:
+    def _traced(self, signature: _BodyCall, values: Any, arrays: Any) -> _BodyResult:
         """Runs the body in a trace."""
         if not _jax.is_tracing():
             raise ValueError("Nothing is traced: jax.disable_jit is on.")
@@ -227,7 +227,7 @@ class _Programs:
         with _keeping_apart(signature.is_apart):
             if signature.graphdef is None:
                 output = self._watch.call(self._body, *args, **settings)
-                return _Result.of(output, {}, arrays)
+                return _BodyResult.of(output, {}, arrays)
             layer = flattening.unflatten(signature.graphdef, values)
             with _in_place_of_running(layer):
                 output = self._watch.call(self._body, layer, *args, **settings)
@@ -236,7 +236,7 @@ class _Programs:
             raise ValueError("The body changes the structure of its layer.")
         pairs = enumerate(zip(map(flattening.raw_of, leaves), values, strict=True))
         changed = {n: now for n, (now, before) in pairs if now is not before}
-        return _Result.of(output, changed, (*values, *arrays))
+        return _BodyResult.of(output, changed, (*values, *arrays))
 
 
 @contextlib.contextmanager
@@ -286,7 +286,7 @@ def _parts_of(layer: Any) -> tuple[GraphDef[Any], Sequence[Any]]:
     return flattening.flatten_graph(layer) if parts is None else parts
 
 
-class _Result:
+class _BodyResult:
     """The result of a program: new arrays, and the place of each.
 
     Args:
@@ -310,7 +310,7 @@ class _Result:
     @classmethod
     def of(
         cls, output: Any, changed: Mapping[int, Any], inputs: Sequence[Any]
-    ) -> _Result:
+    ) -> _BodyResult:
         """Makes the result of a program from its output."""
         arrays = [*changed.values()]
         numbers = {id(x): n for n, x in enumerate(inputs)}
@@ -345,7 +345,9 @@ class _Result:
 
 
 jax.tree_util.register_pytree_node(
-    _Result, _Result.flatten, lambda static, children: _Result(*children, *static)
+    _BodyResult,
+    _BodyResult.flatten,
+    lambda static, children: _BodyResult(*children, *static),
 )
 
 

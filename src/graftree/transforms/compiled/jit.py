@@ -482,24 +482,24 @@ class _Copies(pickling.Rebuilt):
         self._owner = ownership.current()
         self._latest = self._make()
 
-    def current(self) -> tuple[tuple[Any, ...], _Snapshot]:
+    def current(self) -> tuple[tuple[Any, ...], _PartialSnapshot]:
         """Returns the copies, and how they are built."""
         originals, copied, snapshot = self._latest
         if not originals.is_same(with_arrays=True):
             originals, copied, snapshot = self._make()
         elif not snapshot.holds():
-            snapshot = _Snapshot(copied)
+            snapshot = _PartialSnapshot(copied)
         if ownership.current() is self._owner:  # else they belong to a trace that ends
             self._latest = originals, copied, snapshot
         return copied, snapshot
 
-    def _make(self) -> tuple[_Snapshot, tuple[Any, ...], _Snapshot]:
-        originals = _Snapshot(self._originals)
+    def _make(self) -> tuple[_PartialSnapshot, tuple[Any, ...], _PartialSnapshot]:
+        originals = _PartialSnapshot(self._originals)
         copied = functional.clone(self._originals, variables=False, graph=True)
-        return originals, copied, _Snapshot(copied)
+        return originals, copied, _PartialSnapshot(copied)
 
 
-class _Snapshot(pickling.Rebuilt):
+class _PartialSnapshot(pickling.Rebuilt):
     """Structure of an object, and the data needed to restore it."""
 
     def __init__(self, node: Any) -> None:

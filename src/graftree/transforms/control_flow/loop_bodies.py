@@ -117,7 +117,7 @@ class _FlattenedArgument(NamedTuple):
     leaves: list[Any]
 
 
-class _Source(NamedTuple):
+class _LeafOrigin(NamedTuple):
     """Says where a leaf is after the loop.
 
     Attributes:
@@ -226,7 +226,7 @@ class Loop:
         assert notes, "JAX traces the step before the loop ends"
         last = carried.by_position()
 
-        def value(source: _Source) -> Any:
+        def value(source: _LeafOrigin) -> Any:
             if source.axis is None:
                 return last.get(source.index, self.values[source.index])
             return _moved(stacked[source.index], 0, source.axis)
@@ -281,17 +281,17 @@ class Loop:
             values[position] = call.values[position][...]
         stacked: list[Any] = []
 
-        def source_of(value: Any, axis: Any, position: int | None) -> _Source:
+        def source_of(value: Any, axis: Any, position: int | None) -> _LeafOrigin:
             if isinstance(axis, int):
                 stacked.append(value)
-                return _Source(len(stacked) - 1, axis)
+                return _LeafOrigin(len(stacked) - 1, axis)
             if position is None:
                 raise CarryStructureError(
                     f"nnx.{self.spec.name}: the structure of a carried or broadcast "
                     "argument must not change, but it has new data.\nAdd it before the "
                     "loop, or give the argument an axis."
                 )
-            return _Source(position)
+            return _LeafOrigin(position)
 
         ins, outs = self.spec.inputs.values, self.spec.outputs.values
         axes = [ins[group] for group in changed.groups + structure.groups]
