@@ -117,20 +117,22 @@ _BY_PATH = (
 _Assigned = states.State | Mapping[Any, Any] | Iterable[Any]
 
 
-@dataclasses.dataclass(init=False, repr=False, unsafe_hash=True)
+@dataclasses.dataclass(init=False, repr=False, frozen=True)
 class _FilterMapping(PrefixMapping):
     """A mapping from filters to prefix values; the first filter that matches counts."""
 
     _filters: tuple[Any, ...]
     _values: tuple[Any, ...]
+    _predicates: tuple[Any, ...] = dataclasses.field(compare=False)
 
     def __init__(self, mapping: _Assigned) -> None:
         if isinstance(mapping, states.State):
             mapping = flat_states.create_path_filters(mapping)
         pairs = list(mapping.items() if isinstance(mapping, Mapping) else mapping)
-        self._filters = tuple(filter_ for filter_, _ in pairs)
-        self._values = tuple(value for _, value in pairs)
-        self._predicates = tuple(map(filters.to_predicate, self._filters))
+        chosen = tuple(filter_ for filter_, _ in pairs)
+        predicates = tuple(map(filters.to_predicate, chosen))
+        values = tuple(value for _, value in pairs)
+        vars(self).update(_filters=chosen, _values=values, _predicates=predicates)
 
     @property
     def filters(self) -> tuple[Any, ...]:
