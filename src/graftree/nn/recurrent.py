@@ -259,19 +259,27 @@ def _step(cell: Any, carry: Any, inputs: Any) -> tuple[Any, Any]:
     """One step: of the cell, and of the carry after the last valid step."""
     (state, valid), (x, is_valid) = carry, inputs
     new_state, outputs = cell(state, x)
-    new_state = _in_dtypes_of(state, new_state)
+    new_state = _in_dtypes_of(state, new_state, type(cell).__name__)
     if is_valid is not None:
         valid = jax.tree.map(functools.partial(_select, is_valid), new_state, valid)
     return (new_state, valid), outputs
 
 
-def _in_dtypes_of(state: Any, new_state: Any) -> Any:
+def _in_dtypes_of(state: Any, new_state: Any, cell: str) -> Any:
     """Casts a new carry to the dtypes of the old one, if they have one structure."""
     leaves, treedef = jax.tree.flatten(state)
     new_leaves, new_treedef = jax.tree.flatten(new_state)
     if treedef != new_treedef:
         return new_state  # JAX refuses it
-    dtypes = map(jnp.result_type, leaves)
+    dtypes = [*map(jnp.result_type, leaves)]
+    for old, new in zip(dtypes, map(jnp.result_type, new_leaves), strict=True):
+        if arithmetic.wide_dtype(old, new) != old:  # code of the user computes in it
+            raise TypeError(
+                f"nnx.RNN: a step of the {cell} makes a carry of {new} from one of "
+                f"{old}, and the loop can't carry both.\n"
+                f"Begin with a carry in {new}, by initial_carry or the cell's "
+                f"initialize_carry; or return it in {old}."
+            )
     return treedef.unflatten(map(jnp.asarray, new_leaves, dtypes))
 
 

@@ -548,3 +548,33 @@ def test_a_bidirectional_network_that_fails_has_drawn_nothing():
     with pytest.raises(TypeError):
         both(normal(2, 5, 3))
     assert both.rngs.count[...] == 0
+
+
+class Widening(nnx.SimpleCell):
+    """Adds in float32, whatever comes in."""
+
+    def __call__(self, carry, inputs):
+        total = carry + jnp.asarray(inputs, jnp.float32)
+        return total, total
+
+
+def widening_activation(x):
+    return jnp.asarray(x, jnp.float32)
+
+
+@tables.cases(
+    "cls, options",
+    (Widening, {}),
+    (nnx.SimpleCell, {"activation_fn": widening_activation}),
+)
+def test_a_carry_that_the_user_s_code_widens_is_not_rounded_unseen(cls, options):
+    half = {"dtype": jnp.float16, "param_dtype": jnp.float16}
+    cell = cls(3, 3, rngs=nnx.Rngs(0), **half, **options)
+    rnn, x = nnx.RNN(cell, return_carry=True), jnp.full((1, 4, 3), 0.1, jnp.float16)
+    phrase = f"(?s)step of the {cls.__name__} .*float32 from .*float16.*initial_carry"
+    for _ in range(3):
+        with pytest.raises(TypeError, match=phrase):
+            rnn(x, initial_carry=jnp.zeros((1, 3), jnp.float16))
+    last, y = rnn(x, initial_carry=jnp.zeros((1, 3), jnp.float32))
+    assert last.dtype == y.dtype == jnp.float32
+    np.testing.assert_array_equal(last, y[:, -1])
