@@ -5,6 +5,7 @@ wrong inputs are in `test_errors.py`.
 """
 
 import functools
+import importlib
 import inspect
 
 import jax
@@ -361,6 +362,79 @@ HIDDEN = (
 
 def test_helpers_of_sub_modules_are_not_in_the_public_namespace():
     assert not [name for name in HIDDEN if hasattr(nnx, name)]
+
+
+# ------------------------------------------------------------------------------ imports
+
+ACTIVATIONS = (
+    "celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu"
+    " log_sigmoid log_softmax logsumexp one_hot relu identity relu6 selu sigmoid silu"
+    " soft_sign softmax softplus standardize swish tanh"
+).split()
+
+TOP_LEVEL = (
+    "Linear LinearGeneral Einsum Conv ConvTranspose Embed LoRA LoRALinear LoRAParam"
+    " PReLU MultiHeadAttention RoPE dot_product_attention"
+    " dot_product_attention_with_rope make_attention_mask make_causal_mask"
+    " combine_masks BatchNorm LayerNorm RMSNorm GroupNorm InstanceNorm SpectralNorm"
+    " WeightNorm Dropout RNNCellBase LSTMCell OptimizedLSTMCell SimpleCell GRUCell RNN"
+    " Bidirectional avg_pool max_pool min_pool pool logical_axis_rules initializers"
+    " Initializer"
+).split() + ACTIVATIONS
+
+SUBMODULES = {
+    "activations": ["PReLU", *ACTIVATIONS],
+    "attention": (
+        "MultiHeadAttention RoPE dot_product_attention dot_product_attention_with_rope"
+        " dot_product_attention_weights make_attention_mask make_causal_mask"
+        " combine_masks"
+    ).split(),
+    "dtypes": ["canonicalize_dtype", "promote_dtype"],
+    "initializers": ["Initializer", "lecun_normal", "ones_init", "zeros_init"],
+    "linear": (
+        "Linear LinearGeneral Einsum Conv ConvTranspose Embed default_kernel_init"
+        " default_bias_init default_embed_init canonicalize_padding"
+    ).split(),
+    "lora": (
+        "LoRA LoRALinear LoRAParam default_a_initializer default_b_initializer"
+    ).split(),
+    "normalization": (
+        "BatchNorm LayerNorm RMSNorm GroupNorm InstanceNorm SpectralNorm WeightNorm"
+    ).split(),
+    "recurrent": (
+        "RNNCellBase LSTMCell OptimizedLSTMCell SimpleCell GRUCell RNN Bidirectional"
+        " flip_sequences RNNBase modified_orthogonal default_kernel_init"
+        " default_bias_init"
+    ).split(),
+    "stochastic": ["Dropout"],
+}
+# Names of sub-modules that the public namespace does not have.
+HIDDEN = (
+    "dot_product_attention_weights canonicalize_dtype promote_dtype flip_sequences"
+    " RNNBase modified_orthogonal default_kernel_init default_bias_init"
+    " default_embed_init canonicalize_padding"
+).split()
+
+
+@pytest.mark.parametrize("name", TOP_LEVEL)
+def test_name_is_in_the_public_namespace(name):
+    assert hasattr(nnx, name)
+    assert name in nnx.__all__
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_name_is_not_in_the_public_namespace(name):
+    assert not hasattr(nnx, name)
+
+
+@pytest.mark.parametrize("submodule", SUBMODULES)
+def test_submodule_has_its_names(submodule):
+    module = importlib.import_module(f"graftree.nn.{submodule}")
+    assert getattr(nnx.nn, submodule) is module
+    for name in SUBMODULES[submodule]:
+        value = getattr(module, name)
+        if name in TOP_LEVEL:
+            assert value is getattr(nnx, name)
 
 
 def test_defaults_are_those_of_the_contract():
