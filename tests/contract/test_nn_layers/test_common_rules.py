@@ -351,21 +351,6 @@ def test_hijax_statistics_move_inside_programs(graph):
 
 # ------------------------------------------------------------------------------ imports
 
-# Names of sub-modules that the public namespace does not have. That it has the others
-# and the sub-modules have theirs is seen in `tests/interop/test_names.py`.
-HIDDEN = (
-    "dot_product_attention_weights canonicalize_dtype promote_dtype flip_sequences"
-    " RNNBase modified_orthogonal default_kernel_init default_bias_init"
-    " default_embed_init canonicalize_padding"
-).split()
-
-
-def test_helpers_of_sub_modules_are_not_in_the_public_namespace():
-    assert not [name for name in HIDDEN if hasattr(nnx, name)]
-
-
-# ------------------------------------------------------------------------------ imports
-
 ACTIVATIONS = (
     "celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu"
     " log_sigmoid log_softmax logsumexp one_hot relu identity relu6 selu sigmoid silu"
