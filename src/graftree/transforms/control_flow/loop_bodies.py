@@ -157,11 +157,11 @@ class Loop:
         self.spec = spec
         self.carry_spec = carry_spec
         self.signature, self.values, self.roles = join(groups)
-        self._span = self.signature.span(carry_spec.argument)
+        self._carry_leaves = self.signature.leaves_of(carry_spec.argument)
         axes = [spec.inputs.values[role] for role in self.roles]
 
         def is_carried(argument: int) -> bool:
-            argument_axes = axes[slice(*self.signature.span(argument).leaves)]
+            argument_axes = axes[slice(*self.signature.leaves_of(argument))]
             # If a part is scanned, each step gets a new object.
             is_scanned = any([isinstance(axis, int) for axis in argument_axes])
             by_filters = Carry in argument_axes and not is_scanned
@@ -264,7 +264,8 @@ class Loop:
         after, objects, leaves = self._flatten_carried(call, carry)
         result = self._without_dropped(call.collect(out, carried=(objects, others)))
         changed, structure, output = result.spec.parts
-        shift = self._span.entries[0] - self.carry_spec.start_in(result.spec.out)
+        start, _ = self.signature.entries_of(self.carry_spec.argument)
+        shift = start - self.carry_spec.start_in(result.spec.out)
         replaced = [self._position(structure, i) for i in structure.positions]
         positions = [
             *changed.positions,
@@ -276,7 +277,7 @@ class Loop:
         for position, value in zip(replaced, result.parts()[1], strict=True):
             if position is not None:
                 values[position] = value
-        values[slice(*self._span.leaves)] = map(flattening.raw_of, leaves)
+        values[slice(*self._carry_leaves)] = map(flattening.raw_of, leaves)
         for position in self._moved:
             values[position] = call.values[position][...]
         stacked: list[Any] = []
@@ -320,7 +321,7 @@ class Loop:
         # What the copy knows of the leaves stays right: they are where they were.
         second, skeleton = copy.copy(self), self.signature.skeleton
         for argument, signature in after.items():
-            span = self.signature.span(argument).entries
+            span = self.signature.entries_of(argument)
             skeleton = skeleton.with_part(*span, signature.skeleton)
         second.signature = dataclasses.replace(self.signature, skeleton=skeleton)
         second._initial_signatures = after
@@ -352,7 +353,7 @@ class Loop:
         dropped = {*changes.positions} - {changes.positions[i] for i in surviving}
         for argument, axis in enumerate(tree if isinstance(tree, tuple) else ()):
             if axis is not None:  # filters drop it on purpose
-                dropped = dropped - {*range(*self.signature.span(argument).leaves)}
+                dropped = dropped - {*range(*self.signature.leaves_of(argument))}
         if dropped:
             leaf_specs = self.signature.leaf_specs
             argument_errors.warn_of_broadcasts(
@@ -406,7 +407,7 @@ class Loop:
         """
         first, stop = [
             next(self.signature.numbers(start), len(call.objects))
-            for start in self.signature.span(argument).entries
+            for start in self.signature.entries_of(argument)
         ]
         olds = [call.objects[i] for i in range(stop)]
         refs = flattening.RefMap([(olds[i], i) for i in range(first)])

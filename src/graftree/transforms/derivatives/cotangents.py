@@ -73,7 +73,7 @@ def arguments(
     roots, trees = _roots(signature, derivatives, mode), []
     treedefs = signature.treedef.children()[0].children()
     for argument in range(len(treedefs)) if argnums is None else argnums:
-        start, stop = signature.span(argument).entries
+        start, stop = signature.entries_of(argument)
         trees.append(jax.tree.unflatten(treedefs[argument], roots[start:stop]))
     # Derivatives of a method are in a method of the derivative of its object.
     return tuple(callables.closed(trees) if signature.has_callables else trees)

@@ -393,7 +393,7 @@ class _Lifted:
         for argument, cotangent in zip(self.diff, returned, strict=True):
             if cotangent is None:
                 continue
-            start, stop = self.signature.span(argument).leaves
+            start, stop = self.signature.leaves_of(argument)
             wanted = [p for p in self.positions if start <= p < stop]
             leaves = cotangents.leaves(
                 self.signature.of_argument(argument),

@@ -99,13 +99,6 @@ class LeafSpec(NamedTuple):
         return None if self.definition is None else self.definition.outer_index
 
 
-class Span(NamedTuple):
-    """Where an argument is in a signature, as (start, stop)."""
-
-    entries: tuple[int, int]
-    leaves: tuple[int, int]
-
-
 @dataclasses.dataclass(repr=False, eq=False)
 class Signature:
     """Static part of a tree of arguments or outputs.
@@ -327,24 +320,29 @@ class Signature:
                 if index is not None:
                     yield index
 
-    def span(self, argument: int | None) -> Span:
-        """Finds the entries and leaves of a positional argument, or of `FUNCTIONS`."""
+    def entries_of(self, argument: int | None) -> tuple[int, int]:
+        """Finds where a positional argument, or `FUNCTIONS`, starts and stops."""
         if argument is None:
-            return Span((0, 0), (0, 0))
+            return 0, 0
         if argument == FUNCTIONS:
             stop = self.treedef.num_leaves
-            start = stop - self._treedef_of(argument).num_leaves
-        else:
-            treedefs = self.treedef.children()[0].children()
-            start = sum([treedef.num_leaves for treedef in treedefs[:argument]])
-            stop = start + treedefs[argument].num_leaves
+            return stop - self._treedef_of(argument).num_leaves, stop
+        treedefs = self.treedef.children()[0].children()
+        start = sum([treedef.num_leaves for treedef in treedefs[:argument]])
+        return start, start + treedefs[argument].num_leaves
+
+    def leaves_of(self, argument: int | None) -> tuple[int, int]:
+        """Finds its leaves: the positions of the first, and after the last."""
+        if argument is None:
+            return 0, 0
         starts = self.skeleton.starts()
-        return Span((start, stop), (starts[start][1], starts[stop][1]))
+        start, stop = self.entries_of(argument)
+        return starts[start][1], starts[stop][1]
 
     def of_argument(self, number: int) -> Signature:
         """Takes out the part that is one positional argument."""
         treedef = self._treedef_of(number)
-        return Signature(self.skeleton.part(treedef, *self.span(number).entries))
+        return Signature(self.skeleton.part(treedef, *self.entries_of(number)))
 
     def of_arguments(self) -> Signature:
         """Leaves out what the functions hold."""
