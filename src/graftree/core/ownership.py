@@ -38,22 +38,22 @@ class RebuiltArguments:
 
     Args:
         trace: The token of the trace.
-        watch: Decides which writes count, and reports those that nothing has read:
+        write_log: Decides which writes count, and reports those that nothing has read:
             a ``debugging.lost_updates.WriteLog``.
 
     Attributes:
         writes: The writes not read since, by the `id` of the object.
     """
 
-    __slots__ = ("__weakref__", "trace", "watch", "writes")
+    __slots__ = ("__weakref__", "trace", "write_log", "writes")
 
-    def __init__(self, trace: Any, watch: Any) -> None:
-        self.trace, self.watch = trace, watch
+    def __init__(self, trace: Any, write_log: Any) -> None:
+        self.trace, self.write_log = trace, write_log
         self.writes: dict[int, Any] = {}
 
     def note_write(self, obj: Any, attribute: str = "") -> None:
         """Notes that a Variable, or an attribute of an object, is written now."""
-        errors.fenced(self.watch.note, self.writes, obj, attribute)
+        errors.fenced(self.write_log.note, self.writes, obj, attribute)
         if self.writes:
             unread.add(id(self))
 
@@ -64,7 +64,7 @@ class RebuiltArguments:
     def __del__(self) -> None:
         if self.writes:
             unread.discard(id(self))
-            errors.fenced(self.watch.report, self.writes)
+            errors.fenced(self.write_log.report, self.writes)
 
 
 # Owners with writes that nothing has read. Usually empty, which is quick to check.

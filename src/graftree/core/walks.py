@@ -11,13 +11,13 @@ from typing import Any
 
 Path = tuple[Any, ...]
 
-# ``below(value, path)`` gives the keys and values below a value, in order; ``None``
+# ``children_of(value, path)`` gives the keys and values below a value, in order; ``None``
 # leaves out the value itself.
-Below = Callable[[Any, Path], Sequence[tuple[Any, Any]] | None]
+ChildrenOf = Callable[[Any, Path], Sequence[tuple[Any, Any]] | None]
 
 
 def walk(
-    root: Any, children_of: Below, start: Path = (), *, children_first: bool = False
+    root: Any, children_of: ChildrenOf, start: Path = (), *, children_first: bool = False
 ) -> Iterator[tuple[Path, Any]]:
     """Lists a value and all below it, depth first.
 

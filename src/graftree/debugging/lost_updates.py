@@ -104,7 +104,7 @@ def _owner() -> Any:
     if frame is None:  # other code, such as `jax.tree.map`
         return trace
     latest, function = _latest[0](), _python.ActiveCall.of(frame)
-    if latest is None or latest.trace is not trace or latest.watch.function != function:
+    if latest is None or latest.trace is not trace or latest.write_log.function != function:
         latest = ownership.RebuiltArguments(trace, WriteLog(function))
         _latest[:] = [weakref.ref(latest)]
     return latest
@@ -137,7 +137,7 @@ def _arguments(
     )
 
 
-def _below(visited: Container[int]) -> walks.Below:
+def _below(visited: Container[int]) -> walks.ChildrenOf:
     """Makes a walk into values not visited yet, which stops after many values."""
     remaining = itertools.count(running.MOST_SEEN, -1)
 

@@ -57,7 +57,7 @@ def iter_nodes(
     return walks.walk(node, children_of, children_first=True)
 
 
-def _in_graph() -> walks.Below:
+def _in_graph() -> walks.ChildrenOf:
     """Finds the children of a value in graph mode; each object comes once."""
     is_new = walks.Once()
 
@@ -71,7 +71,7 @@ def _in_graph() -> walks.Below:
     return below
 
 
-def _nodes_in_graph() -> walks.Below:
+def _nodes_in_graph() -> walks.ChildrenOf:
     """Lists children as `_in_graph` does, without leaves, which are the most."""
     is_new, kinds = walks.Once(), nodes.KINDS
 
@@ -105,7 +105,7 @@ def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
     return items
 
 
-def _in_tree(function: str) -> walks.Below:
+def _in_tree(function: str) -> walks.ChildrenOf:
     """Finds the children of a value in tree mode; nothing may come twice."""
     above, leaves = walks.Above(), flattening.RefMap()
 
