@@ -11,13 +11,17 @@ from typing import Any
 
 Path = tuple[Any, ...]
 
-# ``children_of(value, path)`` gives the keys and values below a value, in order; ``None``
-# leaves out the value itself.
+# ``children_of(value, path)`` gives the keys and values below a value, in order;
+# ``None`` leaves out the value itself.
 ChildrenOf = Callable[[Any, Path], Sequence[tuple[Any, Any]] | None]
 
 
 def walk(
-    root: Any, children_of: ChildrenOf, start: Path = (), *, children_first: bool = False
+    root: Any,
+    children_of: ChildrenOf,
+    start: Path = (),
+    *,
+    children_first: bool = False,
 ) -> Iterator[tuple[Path, Any]]:
     """Lists a value and all below it, depth first.
 

@@ -104,7 +104,11 @@ def _owner() -> Any:
     if frame is None:  # other code, such as `jax.tree.map`
         return trace
     latest, function = _latest[0](), _python.ActiveCall.of(frame)
-    if latest is None or latest.trace is not trace or latest.write_log.function != function:
+    if (
+        latest is None
+        or latest.trace is not trace
+        or latest.write_log.function != function
+    ):
         latest = ownership.RebuiltArguments(trace, WriteLog(function))
         _latest[:] = [weakref.ref(latest)]
     return latest
