@@ -142,6 +142,7 @@ OPTION = [
 OF_PEER = 'call={"decode": False},'
 
 
+@pytest.mark.pages
 def test_an_option_of_attention_touches_its_file_and_the_row_for_the_laws(tree):
     for file, before, text in OPTION:
         insert(tree, file, before, text)
