@@ -24,7 +24,8 @@ install tools 'build>=1.2' 'hatchling>=1.26' 'twine>=6.1'
 "$out/tools/bin/python" -m build --no-isolation --outdir "$out/dist" .
 "$out/tools/bin/twine" check --strict "$out"/dist/*
 
-# The package, its documents and nothing else: no tests, no caches.
+# In the wheel the package and nothing else; in the source distribution also the tests,
+# the documents and what they need; in neither a cache.
 "$python" - "$out"/dist/* <<'PROGRAM'
 import re, sys, tarfile, zipfile
 
@@ -32,15 +33,19 @@ wheel, sdist = sorted(sys.argv[1:], key=lambda path: path.endswith(".gz"))
 in_wheel = set(zipfile.ZipFile(wheel).namelist())
 in_sdist = {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames()}
 package = {name for name in in_wheel if name.startswith("graftree/")}
-documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+needed = {f"src/{name}" for name in package} | {
+    *("CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"),
+    *("hatch_build.py", "conftest.py", "tests/conftest.py", "docs/index.md"),
+}
 assert "graftree/py.typed" in package
 assert any(re.fullmatch(r"graftree-.*\.dist-info/licenses/LICENSE", n) for n in in_wheel)
 assert "graftree/startup/flax.py" in package
 # No .pth among them: nothing of ours runs when a user's Python starts.
 assert all(name.endswith((".py", "py.typed")) for name in package), package
 assert all(re.match(r"graftree-.*\.dist-info/", n) for n in in_wheel - package), in_wheel
-strangers = in_sdist - documents - {f"src/{name}" for name in package} - {".gitignore"}
-assert documents <= in_sdist and not strangers, strangers
+assert needed <= in_sdist, needed - in_sdist
+caches = re.compile(r"__pycache__|\.pyc$|^(out|\.venv)/")
+assert not any(map(caches.search, in_sdist)), in_sdist
 PROGRAM
 
 sed -n '/^```python$/,/^```$/p' README.md | sed '/^```/d' >"$out/train.py"

@@ -3,6 +3,9 @@
 #
 #   make_venv.sh NAME PYTHON REQUIREMENT...     e.g. demo python3 '.[demo]'
 #
+# A requirement is this project with extras, which comes first; another package; or
+# `--group NAME`, a dependency group of pyproject.toml.
+#
 # An environment that is there is kept as long as its stamp says that it was made from
 # the same pyproject.toml, Python, requirements and folder; else it is made afresh. The
 # stamp is written last, so an interrupted installation is never taken for a whole one.
@@ -16,7 +19,7 @@ wanted=$({
     pwd
     "$python" -VV
     printf '%s\n' "$@"
-    cat pyproject.toml
+    cat pyproject.toml hatch_build.py
 } | cksum)
 
 if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$wanted" ]; then
@@ -30,6 +33,9 @@ rm -rf "$folder"
 compile=--no-compile
 if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then compile=--compile; fi
 log=$folder/pip.log
+# Older ones know no dependency groups.
+"$folder/bin/python" -m pip install --disable-pip-version-check --quiet --upgrade \
+    'pip>=25.1' </dev/null >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
 "$folder/bin/python" -m pip install --disable-pip-version-check --no-color $compile \
     --editable "$@" </dev/null >"$log" 2>&1 &
 pip=$!

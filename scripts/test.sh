@@ -56,12 +56,15 @@ set_up() { # END PYTHON REQUIREMENT...
     scripts/make_venv.sh "$@" &
     setups+=($!) ends+=("$1")
 }
-for_tests=.[test,peers] for_checks=.[test,peers,lint]
+for_tests=('.[demo,display,export,peers]' --group test) for_checks=(--group lint)
 if [ -n "$oldest" ]; then
-    set_up oldest "$oldest" "$for_checks" jax==0.10.2 jaxlib==0.10.2
-    for_checks=$for_tests
+    set_up oldest "$oldest" "${for_tests[@]}" "${for_checks[@]}" \
+        jax==0.10.2 jaxlib==0.10.2
+    for_checks=()
 fi
-if [ -n "$newest" ]; then set_up newest "$newest" "$for_checks"; fi
+if [ -n "$newest" ]; then
+    set_up newest "$newest" "${for_tests[@]}" ${for_checks[@]+"${for_checks[@]}"}
+fi
 for setup in "${setups[@]}"; do wait "$setup" || are_made=false; done
 if ! $are_made; then stop "an environment could not be made"; fi
 

@@ -24,8 +24,9 @@ fi
 if [ "$which" != any ]; then name=$name-python-$which; fi
 
 python=$(scripts/find_python.sh "$which")
-scripts/make_venv.sh "$name" "$python" '.[test]' "jax==$jax" "jaxlib==$jax"
+scripts/make_venv.sh "$name" "$python" '.[demo,display,export]' --group test \
+    "jax==$jax" "jaxlib==$jax"
 export JAX_PLATFORMS=cpu
-exec ".venv/$name/bin/python" -m pytest tests/contract tests/transforms/crossing \
+exec ".venv/$name/bin/python" -m pytest tests/contract tests/transforms/lifting \
     tests/core tests/test_jax.py --end oldest -m "not long and not pages" \
     --numprocesses 2 --dist worksteal --tb short "$@"

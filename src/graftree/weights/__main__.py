@@ -22,13 +22,13 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m graftree.weights",
-        description="Writes what torch.save has written as a safetensors file.",
+        description="Converts a file of torch.save to safetensors, in a process apart.",
     )
-    parser.add_argument("command", choices=["convert"], help="what to do")
-    parser.add_argument("file", help="what torch.save has written")
-    parser.add_argument("out", nargs="?", help="model.safetensors for model.pt")
-    parser.add_argument("--key", default="", help="of the dict in it, as state_dict")
-    parser.add_argument("--overwrite", action="store_true", help="replaces the output")
+    parser.add_argument("command", choices=["convert"], help="the only command")
+    parser.add_argument("file", help="a file of torch.save, such as model.pt")
+    parser.add_argument("out", nargs="?", help="where to write; default: model.safetensors")
+    parser.add_argument("--key", default="", help="the entry with the weights: state_dict")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT")
     options = parser.parse_args()
     out = options.out or os.path.splitext(options.file)[0] + SUFFIX
     try:
