@@ -33,7 +33,8 @@ VOCABULARY = {
     " jax.interpreters.batching.primitive_batchers"
     " jax.extend.source_info_util.transform_name_stack"
     " jax._src.source_info_util.register_exclusion",
-    "of Python and its tools": "__future__ pdb pyright pyproject.toml LD_LIBRARY_PATH",
+    "of Python and its tools": "__future__ pdb pyright pyproject.toml LD_LIBRARY_PATH"
+    " GRAFTREE_REPOSITORY",
     "of other libraries": "transformers metrax.nnx Resizing rotate_half"
     " target_parameter query_pre_attn_scalar attn_logit_softcapping"
     " _private_parameters",

@@ -26,8 +26,10 @@ def main() -> None:
     )
     parser.add_argument("command", choices=["convert"], help="the only command")
     parser.add_argument("file", help="a file of torch.save, such as model.pt")
-    parser.add_argument("out", nargs="?", help="where to write; default: model.safetensors")
-    parser.add_argument("--key", default="", help="the entry with the weights: state_dict")
+    parser.add_argument("out", nargs="?", help="default: model.safetensors")
+    parser.add_argument(
+        "--key", default="", help="the entry to take, such as state_dict"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUT")
     options = parser.parse_args()
     out = options.out or os.path.splitext(options.file)[0] + SUFFIX
