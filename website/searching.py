@@ -20,27 +20,41 @@ RANKS = {
 WORDS = {
     "coming_from/keras.md": "callbacks, compile and fit, model.fit, ModelCheckpoint",
     "coming_from/pytorch.md": "DataLoader, data loader, no_grad, nn.Module",
-    "guides/checkpoints.md": "save model, load model, ModelCheckpoint, keep best",
+    "guides/checkpoints.md": "save model, load model, load a model, save only the"
+    " parameters, save weights, ModelCheckpoint, keep best checkpoint",
     "guides/decoding.md": "tokenizer, generate text, top-k, top-p",
+    "guides/derivatives.md": "per-sample gradients, second derivatives, HVP,"
+    " differential privacy, line search",
     "guides/exporting.md": "serving, deployment, ONNX",
+    "guides/inside_jit.md": "print shapes, print values, checkify, breakpoint, assert,"
+    " debugger",
+    "guides/layers.md": "Conv2d, nn.Conv2d, custom layer, stateful layer, layer with"
+    " state",
     "guides/lora.md": "fine-tuning, adapters, PEFT",
     "guides/metrics.md": "AUC, ROC, F1, confusion matrix, accuracy, torchmetrics",
     "guides/other_libraries.md": "TensorBoard, wandb, logging, Dataset",
-    "guides/precision.md": "mixed precision, bf16, fp16, half precision, AMP,"
-    " autocast, loss scaling, GradScaler",
+    "guides/precision.md": "mixed precision, bf16, fp16, half precision, AMP, autocast,"
+    " loss scaling, GradScaler",
     "guides/recompiles.md": "torch.compile, slow compilation, retracing",
-    "guides/scale.md": "DDP, FSDP, DataParallel, multi GPU, distributed, multi-host,"
-    " pmap, tensor parallel",
+    "guides/scale.md": "DDP, FSDP, DataParallel, data parallel, data parallelism, multi"
+    " GPU, multiple GPUs, several GPUs, distributed, multi-host, pmap, tensor"
+    " parallel",
+    "guides/several_models.md": "GAN, two optimizers, multiple optimizers, two models,"
+    " tied weights, weight tying, tied embeddings, distillation",
+    "guides/sequence_layers.md": "LSTM, GRU, RNN, variable length sequences,"
+    " variable-length",
     "guides/stacks.md": "gradient checkpointing, activation checkpointing",
-    "guides/summaries.md": "model.summary, torchinfo, number of parameters",
+    "guides/state_under_vmap.md": "BatchNorm vmap, sync batchnorm, SyncBatchNorm",
+    "guides/summaries.md": "model.summary, torchinfo, number of parameters, count"
+    " parameters",
     "guides/surgery.md": "transfer learning, freeze layers, requires_grad",
     "guides/training_loop.md": "Trainer, training loop, early stopping, epochs,"
     " validation",
-    "guides/training_recipes.md": "gradient accumulation, gradient clipping,"
-    " learning rate schedule, scheduler, weight decay, warmup, EMA",
+    "guides/training_recipes.md": "gradient accumulation, gradient clipping, learning"
+    " rate schedule, scheduler, weight decay, warmup, EMA",
     "guides/variables.md": "nn.Parameter, register_buffer, buffers",
-    "guides/weights.md": "huggingface, from_pretrained, state_dict, safetensors,"
-    " load pretrained weights",
+    "guides/weights.md": "huggingface, from_pretrained, state_dict, safetensors, load"
+    " pretrained weights, pretrained",
 }
 
 
