@@ -76,6 +76,12 @@ IN_PROFILING = "docs/guides/profiling.md"
     ("README.md", STEP, 1e-3, STEP_ROWS),
     ("docs/index.md", STEP, 1e-3, STEP_ROWS),
     (
+        "docs/start/compared.md",
+        r"takes ([\d.]+) ms \([^|]*\| ([\d.]+) ms \| ([\d.]+) ms \| ([\d.]+) ms \|",
+        1e-3,
+        [STEP_ROWS[i] for i in (1, 0, 3, 2)],
+    ),
+    (
         IN_PROFILING,
         r"\| a compiled call, warm" + THREE.format("µs"),
         1,
