@@ -166,7 +166,7 @@ def test_one_line_says_once_what_is_missing_and_lost(monkeypatch, said, caplog):
         TELL(OTHER, PLACE)
     (line,) = caplog.messages
     assert line == (
-        f"JAX {jax.__version__} has moved jax.extend.core.find_top_trace: "
+        f"JAX {jax.__version__} no longer provides jax.extend.core.find_top_trace, so "
         f"{_jax_names.NAMES[PLACE]}."
     )
 

@@ -52,9 +52,9 @@ TOPICS = {
         "Split, merge, update",
         "An object as a definition and a state, and what can be done with the two.",
         {
-            "Functions of objects": "core.graph.functional core.graph.updates"
+            "Functions that take objects": "core.graph.functional core.graph.updates"
             " core.graph.removals",
-            "What they give": "core.graph.graphdefs builtins",
+            "Results": "core.graph.graphdefs builtins",
             "Walking through objects": "core.graph.traversals",
         },
     ),
@@ -68,7 +68,7 @@ TOPICS = {
     ),
     "filters": Topic(
         "Filters",
-        "Which leaves? The guide: [filters](../../guides/filters.md).",
+        "Selecting Variables; the guide: [filters](../../guides/filters.md).",
         {"Filters": "core.filters"},
     ),
     "randomness": Topic(
@@ -88,7 +88,7 @@ TOPICS = {
             "Derivatives": "transforms.derivatives",
             "Mapping": "transforms.maps",
             "Control flow": "transforms.control_flow",
-            "Without running": "transforms.recordings",
+            "Inspecting without running": "transforms.recordings",
             "How arguments are passed": "transforms.lifting",
             "Modes": "config",
         },
@@ -134,8 +134,8 @@ TOPICS = {
         "The guide: [the training loop](../../guides/training_loop.md).",
         {
             "Optimizers": "training.optimizers",
-            "Averages of parameters": "training.ema",
-            "States of training": "training.train_states",
+            "EMA": "training.ema",
+            "TrainState": "training.train_states",
             "Early stopping": "training.early_stopping",
         },
     ),
@@ -183,7 +183,7 @@ TOPICS = {
     ),
     "memory": Topic(
         "Memory",
-        "Accumulation of gradients, and what is kept for the way back."
+        "Accumulation of gradients, and what is stored for the backward pass."
         " The guide: [stacks and remat](../../guides/stacks.md).",
         {"Memory": "memory"},
     ),
@@ -199,7 +199,7 @@ TOPICS = {
     ),
     "interop": Topic(
         "Older names and the bridge to Linen",
-        "For programs that exist. `nnx.bridge` needs Flax:"
+        "For existing programs. `nnx.bridge` needs Flax:"
         " [Linen](../../coming_from/linen.md).",
         {
             "Contexts of split and merge": "interop.graph_contexts interop.node_states",

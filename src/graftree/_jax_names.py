@@ -64,7 +64,7 @@ _LOSSES = {
         "jax._src.traceback_util:register_exclusion"
     ),
     # Where axes, shardings or devices do not fit; else the error of jax.tree.map.
-    "errors tell less of where in_axes and their like do not fit": (
+    "errors about in_axes and similar arguments will be less specific": (
         "jax._src.tree_util:prefix_errors"
     ),
     # To write our objects into exported functions.
@@ -136,13 +136,16 @@ def _is_there(name: str) -> bool:
 def tell(*names: str) -> None:
     """Logs one line on what is off, as some of these have moved, or do not work."""
     missing = [name for name in names if not _is_there(name)]
-    verb, changed = ("moved" if missing else "changed"), missing or [*names]
+    verb, changed = (
+        ("no longer provides" if missing else "has changed"),
+        missing or [*names],
+    )
     if _reported.issuperset(changed):
         return
     _reported.update(changed)
     lost = "; ".join(dict.fromkeys(NAMES[name] for name in changed))
     text = ", ".join(changed).replace(":", ".")
-    _logger.warning("JAX %s has %s %s: %s.", jax.__version__, verb, text, lost)
+    _logger.warning("JAX %s %s %s, so %s.", jax.__version__, verb, text, lost)
 
 
 # The names that were logged.
