@@ -216,7 +216,7 @@ def _generate(
     # The beams of a prompt are the same as yet: all go on from the first.
     first = none._replace(scores=none.scores.at[:, 0].set(0))
     search = _Search(jnp.int32(0), first, none, jnp.zeros(batch, bool))
-    logits = jnp.repeat(logits, beams, axis=0)
+    logits = tasks.repeat(logits, beams)
     search, _ = continued(search, logits, task.processors)
     carry = search, cache, model, task.processors
     search = loops.while_loop(is_unfinished, advance, carry)[0]
@@ -260,7 +260,7 @@ def _continued(
     )
     parents = jnp.take_along_axis(parents, index, axis=1)
 
-    is_best = jnp.arange(scores.shape[1]) < settings.beams
+    is_best = jnp.arange(scores.shape[1])[None] < settings.beams
     is_new = is_end & is_best & ~is_done[:, None]
     final = jnp.where(is_new, scores / length.astype(dtype) ** length_penalty, -jnp.inf)
     pairs = zip(ended, candidates._replace(scores=final), strict=True)
@@ -320,15 +320,15 @@ def _batch_axes(model: Any, task: Task, cache: Any) -> Axes:
     That is compared with the cache for each prompt twice; -1: the same for all rows.
     """
 
-    def prefill(model: Any, task: Task) -> Any:
-        return steps.prefill(model, task.repeated(2))[0]
+    def doubled(model: Any, task: Task) -> list[Any]:
+        cache, _ = steps.prefill(model, task.repeated(2))
+        return [value for _, value in _values(cache)]
 
     batch = task.tokens.shape[0]
-    twice = dict(_values(recordings.eval_shape(prefill, model, task)))
+    twice = recordings.eval_shape(doubled, model, task)
     return {
-        path: jax.tree.map(lambda x, y, path=path: _axis(path, x, y, batch), x, y)
-        for path, x in _values(cache)
-        for y in [twice[path]]
+        path: jax.tree.map(lambda *x, path=path: _axis(path, *x, batch), x, y)
+        for (path, x), y in zip(_values(cache), twice, strict=True)
     }
 
 
@@ -347,7 +347,7 @@ def _no_rows(path: Path, x: Any, problem: str) -> ValueError:
         errors.message(
             f"{NAME} gives each beam its rows of the cache, and can't tell which rows "
             "they are.",
-            where=f"{paths.dotted(path, 'cache')}: {jax.typeof(x).str_short()}, "
+            where=f"{paths.below('cache', path)}: {jax.typeof(x).str_short()}, "
             f"{problem}",
             way_out="Give each array in the cache an axis of the size batch, as "
             "init_cache(batch, ...) gets it, and keep there what belongs to a prompt.",
@@ -359,7 +359,7 @@ def _repeated(cache: Any, axes: Axes, beams: int) -> Any:
     """Makes a cache with each row ``beams`` times, one after the other."""
 
     def repeat(x: Any, axis: int) -> Any:
-        return x if axis < 0 else jnp.repeat(x, beams, axis=axis)
+        return x if axis < 0 else tasks.repeat(x, beams, axis)
 
     graphdef, state = functional.split(cache)
     leaves = {path: jax.tree.map(repeat, x, axes[path]) for path, x in _values(cache)}
@@ -386,10 +386,11 @@ def _reorder(cache: Any, axes: Axes, before: dict[Path, Any], parents: Any) -> N
 
     arrays = {}
     for path, leaf in _leaves(cache):
-        args = before[path], _value(leaf), axes[path]
+        value = _value(leaf)
+        args = before[path], value, axes.get(path, -1)  # a number of Python: no path
         new = jax.tree.map(lambda *x, path=path: pick(path, *x), *args)
         if isinstance(leaf, Variable):
             leaf.set_value(new)
-        else:
+        elif new is not value:
             arrays[path] = new
     updates.write_at(cache, arrays)

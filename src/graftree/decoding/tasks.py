@@ -50,16 +50,24 @@ class Task:
 
     def repeated(self, times: int) -> Task:
         """Has each prompt and its inputs several times, one after the other."""
-
-        def repeat(x: Any) -> Any:
-            return jnp.repeat(x, times, axis=0) if jnp.ndim(x) else x
-
         return dataclasses.replace(
             self,
-            tokens=repeat(self.tokens),
-            lengths=repeat(self.lengths),
-            inputs=jax.tree.map(repeat, self.inputs),
+            tokens=repeat(self.tokens, times),
+            lengths=repeat(self.lengths, times),
+            inputs=jax.tree.map(
+                lambda x: repeat(x, times) if jnp.ndim(x) else x, self.inputs
+            ),
         )
+
+
+def repeat(x: jax.Array, times: int, axis: int = 0) -> jax.Array:
+    """Repeats each row; unlike ``jnp.repeat`` also if Explicit axes divide them."""
+    shape = [*x.shape]
+    copies = jnp.broadcast_to(
+        jnp.expand_dims(x, axis + 1),
+        (*shape[: axis + 1], times, *shape[axis + 1 :]),
+    )
+    return copies.reshape(*shape[:axis], times * shape[axis], *shape[axis + 1 :])
 
 
 def read(
@@ -227,7 +235,7 @@ def _check_inputs(call: str, model: Any, inputs: Any, batch: int) -> None:
         ) from None
     flat = jax.tree_util.tree_leaves_with_path(inputs)
     wrong = [
-        f"{paths.dotted(paths.from_jax(path), 'inputs')}: {jax.typeof(x).str_short()}"
+        f"{paths.below('inputs', paths.from_jax(path))}: {jax.typeof(x).str_short()}"
         for path, x in flat
         if jnp.ndim(x) and jnp.shape(x)[0] != batch
     ]
