@@ -11,16 +11,16 @@ Scores, ends and results are those of ``generate(num_beams=...)`` in `transforme
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from graftree import _jax, errors
+from graftree import errors
 from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.graph import flattening, functional, updates
+from graftree.core.graph import functional, updates
 from graftree.core.variables.variables import Variable
 from graftree.decoding import generation, sampling, steps, tasks
 from graftree.decoding.generation import Generated
@@ -206,7 +206,7 @@ def _generate(
         search, cache, model, processors = carry
         token = search.beams.tokens[..., search.step - 1].reshape(-1, 1)
         at = (task.lengths + search.step - 1)[:, None]
-        before = dict(_values(cache))
+        before = dict(steps.values(cache))
         logits = steps.follow(model, cache, token, at)[:, 0]
         search, parents = continued(search, logits, processors)
         _reorder(cache, axes, before, parents)
@@ -298,22 +298,6 @@ def _candidates(
 Axes = dict[Path, Any]
 
 
-def _values(cache: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields the values of arrays and Variables by path."""
-    for path, leaf in _leaves(cache):
-        yield path, _value(leaf)
-
-
-def _leaves(cache: Any) -> Iterator[tuple[Path, Any]]:
-    skeleton, leaves = flattening.flatten(cache, None, NAME)
-    yield from zip(skeleton.paths(), leaves, strict=True)
-
-
-def _value(leaf: Any) -> Any:
-    raw = flattening.raw_of(leaf)
-    return raw[...] if _jax.is_ref(raw) else raw
-
-
 def _batch_axes(model: Any, task: Task, cache: Any) -> Axes:
     """Finds the axis of the batch in each array: the one that is twice as long.
 
@@ -322,13 +306,13 @@ def _batch_axes(model: Any, task: Task, cache: Any) -> Axes:
 
     def doubled(model: Any, task: Task) -> list[Any]:
         cache, _ = steps.prefill(model, task.repeated(2))
-        return [value for _, value in _values(cache)]
+        return [value for _, value in steps.values(cache)]
 
     batch = task.tokens.shape[0]
     twice = recordings.eval_shape(doubled, model, task)
     return {
         path: jax.tree.map(lambda *x, path=path: _axis(path, *x, batch), x, y)
-        for (path, x), y in zip(_values(cache), twice, strict=True)
+        for (path, x), y in zip(steps.values(cache), twice, strict=True)
     }
 
 
@@ -362,7 +346,9 @@ def _repeated(cache: Any, axes: Axes, beams: int) -> Any:
         return x if axis < 0 else tasks.repeat(x, beams, axis)
 
     graphdef, state = functional.split(cache)
-    leaves = {path: jax.tree.map(repeat, x, axes[path]) for path, x in _values(cache)}
+    leaves = {
+        path: jax.tree.map(repeat, x, axes[path]) for path, x in steps.values(cache)
+    }
     updates.write_at(state, leaves)
     return functional.merge(graphdef, state)
 
@@ -385,8 +371,8 @@ def _reorder(cache: Any, axes: Axes, before: dict[Path, Any], parents: Any) -> N
         return jnp.take_along_axis(*rows, axis=axis + 1).reshape(x.shape)
 
     arrays = {}
-    for path, leaf in _leaves(cache):
-        value = _value(leaf)
+    for path, leaf in steps.leaves(cache):
+        value = steps.value_of(leaf)
         args = before[path], value, axes.get(path, -1)  # a number of Python: no path
         new = jax.tree.map(lambda *x, path=path: pick(path, *x), *args)
         if isinstance(leaf, Variable):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
+from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import differences, flattening, traversals
@@ -37,6 +38,24 @@ def key_value_caches(cache: Any) -> list[KeyValueCache]:
     """Lists the caches of attention layers in the cache of a model."""
     objects = [x for _, x in traversals.iter_graph(cache, graph=True)]
     return [x for x in objects if isinstance(x, KeyValueCache)]
+
+
+def leaves(cache: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields the arrays and Variables in the cache of a model by path."""
+    skeleton, leaves = flattening.flatten(cache, None, "nnx.decoding")
+    yield from zip(skeleton.paths(), leaves, strict=True)
+
+
+def values(cache: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields their values by path."""
+    for path, leaf in leaves(cache):
+        yield path, value_of(leaf)
+
+
+def value_of(leaf: Any) -> Any:
+    """Reads the value of an array or Variable."""
+    raw = flattening.raw_of(leaf)
+    return raw[...] if _jax.is_ref(raw) else raw
 
 
 def follow(
@@ -90,8 +109,7 @@ def stop_lengths(tokens: jax.Array, counts: jax.Array, stop: Stops) -> jax.Array
 def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
     """Lists the types of arrays and Variables by path; and which Variables."""
     forms, variables = {}, {}
-    skeleton, leaves = flattening.flatten(objects, None, "nnx.decoding")
-    for path, leaf in zip(skeleton.paths(), leaves, strict=True):
+    for path, leaf in leaves(objects):
         raw = flattening.raw_of(leaf)
         form = jax.tree.map(lambda x: jax.typeof(x).str_short(), raw)
         is_variable = isinstance(leaf, Variable)
