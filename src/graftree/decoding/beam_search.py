@@ -87,8 +87,8 @@ def beam_search(
 
     Raises:
         TypeError: See `generate`.
-        ValueError: See `generate`; if a setting is out of its range; if there is an
-            array in the cache whose rows can't be told; or if the cache holds Variables
+        ValueError: See `generate`; if a setting is out of its range; if an
+            array in the cache has no axis of the batch; or if the cache holds Variables
             of the model.
 
     Example:
@@ -310,10 +310,14 @@ def _batch_axes(model: Any, task: Task, cache: Any) -> Axes:
 
     batch = task.tokens.shape[0]
     twice = recordings.eval_shape(doubled, model, task)
-    return {
-        path: jax.tree.map(lambda *x, path=path: _axis(path, *x, batch), x, y)
-        for (path, x), y in zip(steps.values(cache), twice, strict=True)
-    }
+    axes = {}
+    for (path, once), other in zip(steps.values(cache), twice, strict=True):
+
+        def axis(x: Any, y: Any, path: Path = path) -> int:
+            return _axis(path, x, y, batch)
+
+        axes[path] = jax.tree.map(axis, once, other)
+    return axes
 
 
 def _axis(path: Path, once: Any, twice: Any, batch: Any) -> int:

@@ -6,7 +6,7 @@ are as if it were alone. It makes one more itself, in the place of the first dra
 it does not keep. So a round makes from one to ``draft_tokens + 1`` tokens.
 
 What was drafted and not kept stays in the caches, in slots after all tokens, where no
-token sees it until the next one takes its place. Only a `KeyValueCache` that is no ring
+token sees it until the next one takes its place. Only a `KeyValueCache` without a ring
 works like this; any other that calls write to is refused.
 """
 
