@@ -254,6 +254,19 @@ def test_a_search_may_be_part_of_a_program(jit, graph):
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
 
 
+def test_prompts_may_be_mapped():
+    prompts, model = jnp.array(PAIR), Recurrent()
+    expected = beam_search(model, prompts, **OPTIONS)
+
+    def one(row):
+        found = beam_search(nnx.clone(model), row[None], **OPTIONS)
+        return found.tokens[0], found.scores[0]
+
+    tokens, scores = jax.vmap(one)(prompts)
+    np.testing.assert_array_equal(tokens, expected.tokens)
+    np.testing.assert_allclose(scores, expected.scores, rtol=1e-6)
+
+
 def test_a_search_can_be_exported_for_any_batch(model):
     call = jax.jit(
         lambda rows: beam_search(model, rows, num_beams=2, max_new_tokens=3, pad=0)
