@@ -102,8 +102,8 @@ def beam_search(
         >>> nnx.decoding.generate(Pairs(), [[0]], **options).lists()
         [[1, 0]]
         >>> made = nnx.decoding.beam_search(Pairs(), [[0]], num_beams=2, **options)
-        >>> made.lists(), jnp.exp(2 * made.scores).round(2)
-        ([[2, 3]], Array([0.4], dtype=float32))
+        >>> made.lists(), round(float(jnp.exp(2 * made.scores[0])), 2)
+        ([[2, 3]], 0.4)
 
     References:
         Wu et al., 2016, "Google's Neural Machine Translation System", section 7, with

@@ -125,8 +125,9 @@ class Sampler:
 
         Example:
             >>> sampler = nnx.decoding.Sampler(top_k=2)
-            >>> sampler.probabilities(jnp.log(jnp.array([0.2, 0.3, 0.5]))).round(3)
-            Array([0.   , 0.375, 0.625], dtype=float32)
+            >>> logits = jnp.log(jnp.array([0.2, 0.3, 0.3]))
+            >>> sampler.probabilities(logits)
+            Array([0. , 0.5, 0.5], dtype=float32)
         """
         logits = wide(logits)
         count = logits.shape[-1]
