@@ -178,7 +178,9 @@ TOPICS = {
     ),
     "decoding": Topic(
         "Decoding",
-        "The guide: [decoding](../../guides/decoding.md).",
+        "The guides: [decoding](../../guides/decoding.md),"
+        " [beam search](../../guides/beam_search.md),"
+        " [encoder-decoders](../../guides/encoder_decoder.md).",
         {"Decoding": "decoding"},
     ),
     "memory": Topic(

@@ -20,11 +20,14 @@ RANKS = {
 WORDS = {
     "coming_from/keras.md": "callbacks, compile and fit, model.fit, ModelCheckpoint",
     "coming_from/pytorch.md": "DataLoader, data loader, no_grad, nn.Module",
+    "guides/beam_search.md": "num_beams, length penalty, assistant model, draft model",
     "guides/checkpoints.md": "save model, load model, load a model, save only the"
     " parameters, save weights, ModelCheckpoint, keep best checkpoint",
     "guides/decoding.md": "tokenizer, generate text, top-k, top-p",
     "guides/derivatives.md": "per-sample gradients, second derivatives, HVP,"
     " differential privacy, line search",
+    "guides/encoder_decoder.md": "seq2seq, translation, speech recognition,"
+    " cross-attention, BART, summarization",
     "guides/exporting.md": "serving, deployment, ONNX",
     "guides/inside_jit.md": "print shapes, print values, checkify, breakpoint, assert,"
     " debugger",

@@ -13,10 +13,15 @@ values, `KeyValueCache`. The default takes the likeliest token;
 """
 
 # generation.py    prompts in, tokens out, in compiled programs
+# beam_search.py   the sequences that are likeliest as a whole
+# speculative.py   a small model drafts tokens, the large one checks them
+# tasks.py         what a call asks for: prompts, stops, processors, checked
+# steps.py         calls of the model: the prompts, then token by token
 # sampling.py      the next token, from logits; functions that change logits first
 # caches.py        keys and values of the tokens so far; attention with and without them
 
 from graftree import namespaces
+from graftree.decoding.beam_search import beam_search as beam_search
 from graftree.decoding.caches import KeyValueCache as KeyValueCache, attend as attend
 from graftree.decoding.generation import (
     Generated as Generated,
@@ -28,5 +33,6 @@ from graftree.decoding.sampling import (
     RepetitionPenalty as RepetitionPenalty,
     Sampler as Sampler,
 )
+from graftree.decoding.speculative import speculate as speculate
 
 __dir__ = namespaces.lister(__name__)

@@ -5,14 +5,14 @@
                 one, again and again
 
 `_prefill` reads the prompts, `_decode` is the loop, and a `_Progress` goes from one to
-the other. The model keeps the tokens so far in a cache (`caches.py`).
+the other. The model keeps the tokens so far in a cache (`caches.py`). What a call asks
+for is in `tasks.py`, the calls of the model are in `steps.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,22 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax, errors
-from graftree.annotations import Path
-from graftree.core import paths
-from graftree.core.graph import differences, flattening, functional, traversals
-from graftree.core.variables.variables import Variable
-from graftree.decoding import sampling
-from graftree.decoding.caches import KeyValueCache
+from graftree.core.graph import functional
+from graftree.decoding import sampling, steps, tasks
+from graftree.decoding.tasks import GREEDY, Stops, Task
 from graftree.transforms.compiled import jit
 from graftree.transforms.control_flow import loops
-
-GREEDY = sampling.Sampler(temperature=0)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """Tokens that `generate` returns, and that `stream` yields in parts.
+    """Tokens that `generate` and `beam_search` return, and `stream` yields in parts.
 
     Its arrays are NumPy's, or JAX's where `generate` is part of a larger program.
 
@@ -45,6 +40,7 @@ class Generated:
         lengths: How many of them count, ``int32[batch]``, including the stop.
         stop_lengths: How many tokens the stop that ended the sequence has,
             ``int32[batch]``; 0 if none ended it or, in a part, if it had ended before.
+        scores: The scores of sequences, float ``[batch]``, of `beam_search` only.
 
     Example:
         >>> tokens, lengths = jnp.array([[4, 5, 0], [6, 7, 8]]), jnp.array([2, 3])
@@ -58,6 +54,7 @@ class Generated:
     tokens: Any
     lengths: Any
     stop_lengths: Any = 0
+    scores: Any = None
 
     def lists(self, *, with_stop: bool = True) -> list[list[int]]:
         """Lists the tokens that count, for each prompt.
@@ -75,6 +72,7 @@ def generate(
     prompts: Any,
     *,
     max_new_tokens: int,
+    inputs: Any = None,
     sampler: sampling.Sampler = GREEDY,
     processors: Sequence[sampling.Processor] = (),
     key: jax.Array | None = None,
@@ -101,10 +99,14 @@ def generate(
             logits, ``[batch, length, vocabulary]``. Padding follows a prompt, at the
             positions after it, or at -1 if there is a `KeyValueCache` that is a ring.
             If the model has an attribute ``max_length``, no sequence gets longer,
-            including padding.
+            including padding. An encoder-decoder takes ``inputs`` too.
         prompts: Tokens, ``int[batch, length]``, or a list of lists of different
             lengths.
         max_new_tokens: How many tokens to make for each prompt.
+        inputs: What an encoder-decoder reads besides the prompts: any pytree, where the
+            first axis of each array is that of the prompts. The model is asked for
+            ``init_cache(batch, max_length, inputs)``, once: there it runs its encoder,
+            and puts what the decoder needs of it into the cache.
         sampler: How they are chosen: by default always the likeliest one.
         processors: Functions that change the logits before the sampler gets them, one
             after the other: ``processor(logits, history)`` takes float logits,
@@ -125,9 +127,11 @@ def generate(
 
     Raises:
         TypeError: If ``prompts`` are not lists of integers, if the model lacks
-            ``init_cache``, if a processor returns anything but logits, or if an
-            argument is traced that decides the program.
-        ValueError: If a prompt is empty or too long; if a token is negative, or not an
+            ``init_cache`` or has one that doesn't go with ``inputs``, if a processor
+            returns anything but logits, or if an argument is traced that decides the
+            program.
+        ValueError: If a prompt is empty or too long; if ``inputs`` are not as many as
+            prompts; if a token is negative, or not an
             int32; if a sampler that draws gets no key; or if a call of the model adds
             or replaces Variables, or changes their shapes. It may write to those that
             it has, as a Dropout in training mode does.
@@ -142,8 +146,24 @@ def generate(
         >>> nnx.decoding.generate(Counts(), prompts, max_new_tokens=3, stop=[7]).lists()
         [[4, 5, 6], [6, 7]]
     """
-    task = _task("nnx.decoding.generate", **locals())
-    arrays = _generate(model, task)
+    task = tasks.read(
+        "nnx.decoding.generate",
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        inputs=inputs,
+        sampler=sampler,
+        processors=processors,
+        key=key,
+        stop=stop,
+        pad=pad,
+        padded_length=padded_length,
+    )
+    return concrete(_generate(model, task))
+
+
+def concrete(arrays: Sequence[jax.Array]) -> Generated:
+    """Copies what a program made from the device; but not in a larger program."""
     if isinstance(arrays[0], _jax.Tracer):
         return Generated(*arrays)
     return Generated(*map(np.asarray, arrays))
@@ -155,6 +175,7 @@ def stream(
     *,
     max_new_tokens: int,
     chunk: int = 1,
+    inputs: Any = None,
     sampler: sampling.Sampler = GREEDY,
     processors: Sequence[sampling.Processor] = (),
     key: jax.Array | None = None,
@@ -177,6 +198,7 @@ def stream(
         prompts: See `generate`.
         max_new_tokens: How many tokens to make for each prompt, at most.
         chunk: How many tokens of each sequence to yield at once.
+        inputs: See `generate`.
         sampler: See `generate`.
         processors: See `generate`.
         key: See `generate`.
@@ -216,14 +238,27 @@ def stream(
                 way_out="Call nnx.decoding.generate there.",
             )
         )
-    task = _task("nnx.decoding.stream", **locals())
+    task = tasks.read(
+        "nnx.decoding.stream",
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        inputs=inputs,
+        sampler=sampler,
+        processors=processors,
+        key=key,
+        stop=stop,
+        pad=pad,
+        padded_length=padded_length,
+    )
     if chunk < 1:
         raise ValueError(f"nnx.decoding.stream: chunk is at least 1, got {chunk}.")
     return _stream(model, task, chunk)
 
 
-def _stream(model: Any, task: _Task, chunk: int) -> Iterator[Generated]:
+def _stream(model: Any, task: Task, chunk: int) -> Iterator[Generated]:
     progress = _first(model, task)
+    task = dataclasses.replace(task, inputs=None)  # the cache has what is needed
     for start in range(0, task.count, chunk):
         progress, arrays, is_running = _next(model, task, progress, start, chunk)
         tokens, counts, stop_lengths = map(np.asarray, arrays)
@@ -233,216 +268,6 @@ def _stream(model: Any, task: _Task, chunk: int) -> Iterator[Generated]:
         yield Generated(tokens[:, :size], lengths, ended)
         if not is_running:
             return
-
-
-# The arguments of a call.
-
-
-Stops = tuple[tuple[int, ...], ...]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Task:
-    """Arguments of a call, without the model."""
-
-    tokens: jax.Array
-    lengths: jax.Array
-    sampler: sampling.Sampler
-    processors: tuple[sampling.Processor, ...]
-    key: jax.Array
-    count: int = dataclasses.field(metadata={"static": True})
-    stop: Stops = dataclasses.field(metadata={"static": True})
-
-
-def _task(
-    call: str,
-    *,
-    model: Any,
-    prompts: Any,
-    max_new_tokens: int,
-    sampler: sampling.Sampler,
-    processors: Sequence[sampling.Processor],
-    key: jax.Array | None,
-    stop: Any,
-    pad: int | None,
-    padded_length: int | None,
-    **_: Any,
-) -> _Task:
-    """Checks the arguments of a call."""
-    _check_static(
-        call, max_new_tokens=max_new_tokens, stop=stop, padded_length=padded_length
-    )
-    is_traced = isinstance(prompts, _jax.Tracer)
-    read = _traced_prompts if is_traced else _prompts
-    tokens, lengths, longest = read(call, prompts, pad)
-    limit = getattr(model, "max_length", None)
-    length = _padded_length(longest, padded_length, limit)
-    _check(limit, longest, max_new_tokens)
-    if key is None:
-        if not sampler.is_greedy:
-            raise ValueError(
-                f"{call} needs key= for a sampler that draws, such as "
-                "jax.random.key(0)."
-            )
-        key = jax.random.key(0)
-    settings = _functions(processors), key, max_new_tokens, _stops(stop)
-    _check_model(call, model)
-    padding = (0, 0), (0, length - longest)
-    tokens = (jnp if is_traced else np).pad(tokens, padding)
-    return _Task(jnp.asarray(tokens), jnp.asarray(lengths), sampler, *settings)
-
-
-def _check_static(call: str, **settings: Any) -> None:
-    """Refuses traced values of arguments that decide the program."""
-    for name, value in settings.items():
-        if any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(value)):
-            raise TypeError(
-                errors.message(
-                    f"{call}: {name}= decides the program, and can't be traced.",
-                    way_out="Make it a static argument of the transform, as in "
-                    f"jax.jit(..., static_argnames={name!r}), or write it there.",
-                )
-            )
-
-
-def _prompts(
-    call: str, prompts: Any, pad: int | None
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Reads the tokens of all prompts, their lengths, and the largest of these."""
-    if isinstance(prompts, jax.Array):
-        prompts = np.asarray(prompts)  # in a trace, JAX's own rows would be traced
-    rows = prompts if isinstance(prompts, Iterable) else [prompts]
-    rows = [_tokens(call, row, pad) for row in rows]
-    lengths = np.array([len(row) for row in rows], np.int32)
-    if not lengths.size or lengths.min() < 1:
-        raise ValueError(f"{call} needs prompts of at least one token.")
-    tokens = np.zeros((len(rows), lengths.max()), np.int32)
-    for row, padded in zip(rows, tokens, strict=True):
-        padded[: len(row)] = row
-    return tokens, lengths, int(lengths.max())
-
-
-def _traced_prompts(
-    call: str, prompts: jax.Array, pad: int | None
-) -> tuple[jax.Array, jax.Array, int]:
-    """Reads a traced array like `_prompts`; its length bounds the longest prompt."""
-    if prompts.ndim != 2 or not jnp.issubdtype(prompts.dtype, jnp.integer):
-        raise TypeError(
-            f"{call} takes prompts of integers, [batch, length], and in a transform as "
-            f"one array; got {jax.typeof(prompts).str_short()}."
-        )
-    is_token = jnp.ones(prompts.shape, bool) if pad is None else prompts != pad
-    lengths = is_token.sum(axis=1, dtype=jnp.int32)
-    first = jnp.argsort(~is_token, axis=1, stable=True)
-    tokens = jnp.take_along_axis(prompts, first, axis=1).astype(jnp.int32)
-    is_token = jnp.arange(prompts.shape[1])[None] < lengths[:, None]
-    return jnp.where(is_token, tokens, 0), lengths, prompts.shape[1]
-
-
-def _tokens(call: str, row: Any, pad: int | None) -> np.ndarray:
-    """Reads the tokens of a prompt."""
-    try:
-        tokens = np.asarray(row)
-    except jax.errors.TracerArrayConversionError:
-        raise TypeError(
-            f"{call} takes prompts that are traced as one array, [batch, length], and "
-            "got a list.\nGive rows of one length, and name what fills them up: pad=0."
-        ) from None
-    if tokens.ndim == 0 and tokens.dtype.kind in "iu":
-        raise TypeError(
-            f"{call} takes a batch of prompts, and got the tokens of a single one.\n"
-            "Pass [tokens] instead of tokens: [[1, 2, 3]]."
-        )
-    hint = "\nA tokenizer turns text into tokens." if tokens.dtype.kind == "U" else ""
-    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-        raise TypeError(
-            f"{call} takes prompts of integers, as an array [batch, length] or a list "
-            f"of lists; got a prompt {tokens.dtype}{[*tokens.shape]}.{hint}"
-        )
-    tokens = tokens[tokens != pad]
-    wrong = tokens[(tokens < 0) | (tokens > _LARGEST)]
-    if wrong.size:
-        raise ValueError(
-            f"{call}: {wrong[0]} is not a token: tokens are from 0 to "
-            f"{_LARGEST}.\nIf it fills up the rows, say so: pad={wrong[0]}."
-        )
-    return tokens.astype(np.int32)
-
-
-_LARGEST = np.iinfo(np.int32).max
-
-
-def _check_model(call: str, model: Any) -> None:
-    """Raises unless it is an object with the members that are needed."""
-    if not isinstance(model, type) and callable(getattr(model, "init_cache", None)):
-        return
-    got = f"a {type(model).__name__} without that method"
-    if isinstance(model, type):
-        got = f"the class {model.__name__}, and not an object of it"
-    raise TypeError(
-        errors.message(
-            f"{call} takes a model with a method init_cache(batch, "
-            f"max_length), and got {got}.",
-            way_out="The model is called as model(tokens, positions=positions, "
-            "cache=cache) and gives logits [batch, length, vocabulary].",
-        )
-    )
-
-
-def _padded_length(longest: int, length: int | None, limit: int | None) -> int:
-    if length is None:
-        length = max(16, 1 << (longest - 1).bit_length())
-    elif length < longest:
-        raise ValueError(
-            f"padded_length={length} is less than the longest prompt, {longest} tokens."
-        )
-    return length if limit is None else max(longest, min(length, limit))
-
-
-def _check(limit: int | None, longest: int, max_new_tokens: int) -> None:
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is at least 1, got {max_new_tokens}.")
-    total = longest + max_new_tokens
-    if limit is not None and total > limit:
-        raise ValueError(
-            errors.message(
-                f"Sequences would get {total} tokens, and the model takes {limit}.",
-                where=f"longest prompt {longest}, max_new_tokens={max_new_tokens}",
-                way_out="Cut the prompts, or make fewer tokens.",
-            )
-        )
-
-
-def _stops(stop: Any) -> Stops:
-    """Reads the stops as sequences, none of them twice."""
-    entries = [np.asarray(entry) for entry in stop] if np.iterable(stop) else [stop]
-    for entry in map(np.atleast_1d, entries):
-        is_right = np.iterable(stop) and entry.ndim == 1 and entry.size
-        if not is_right or entry.dtype.kind not in "iu":
-            raise TypeError(
-                "stop must contain token ids, or lists of token ids, as in stop=[2] or "
-                f"stop=[2, [13, 13]]; got {stop!r}."
-            )
-        if entry.min() < 0 or entry.max() > _LARGEST:
-            raise ValueError(
-                f"stop={stop!r}: a token is at least 0, and at most {_LARGEST}."
-            )
-    sequences = {tuple(np.atleast_1d(entry).tolist()) for entry in entries}
-    return tuple(sorted(sequences, key=lambda sequence: (len(sequence), sequence)))
-
-
-def _functions(processors: Any) -> tuple[sampling.Processor, ...]:
-    """Makes pytrees of the processors: functions are static, objects have arrays."""
-    if not np.iterable(processors) or not all(map(callable, processors)):
-        raise TypeError(
-            "processors= takes a list of functions (logits, history) -> logits, got "
-            f"{processors!r}."
-        )
-    return tuple(
-        jax.tree_util.Partial(x) if jax.tree_util.all_leaves([x]) else x
-        for x in processors
-    )
 
 
 # The programs.
@@ -460,52 +285,52 @@ class _Progress(NamedTuple):
 
 
 @jit.jit
-def _generate(model: Any, task: _Task) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _generate(model: Any, task: Task) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Makes all tokens; returns them, how many count, and the lengths of stops."""
     progress = _decode(model, task, _prefill(model, task), task.count)
-    return progress.tokens, progress.counts, _stopped(progress, task.stop)
+    return _arrays(progress, task.stop)
+
+
+def _arrays(progress: _Progress, stop: Stops) -> tuple[Any, Any, Any]:
+    """Gives the tokens, how many of them count, and the lengths of stops."""
+    tokens, counts = progress.tokens, progress.counts
+    return tokens, counts, steps.stop_lengths(tokens, counts, stop)
 
 
 @jit.jit
-def _first(model: Any, task: _Task) -> Any:
+def _first(model: Any, task: Task) -> Any:
     """Makes the first token."""
     progress = _prefill(model, task)
-    _check_separate(model, progress.cache)
+    steps.check_separate("nnx.decoding.stream", model, progress.cache)
     # No rounds: a call of the model that is not allowed fails before the first one.
     return functional.split(_decode(model, task, progress, 1))
 
 
 @jit.jit(static_argnums=4, donate_argnums=2)
 def _next(
-    model: Any, task: _Task, progress: Any, start: Any, chunk: int
+    model: Any, task: Task, progress: Any, start: Any, chunk: int
 ) -> tuple[Any, tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
     """Makes tokens until there are ``chunk`` from ``start`` on; returns these."""
     until = jnp.minimum(start + chunk, task.count)
     progress = _decode(model, task, functional.merge(*progress), until)
-    tokens = jnp.take(progress.tokens, start + jnp.arange(chunk), axis=1, mode="clip")
-    arrays = tokens, progress.counts, _stopped(progress, task.stop)
+    tokens, *rest = _arrays(progress, task.stop)
+    tokens = jnp.take(tokens, start + jnp.arange(chunk), axis=1, mode="clip")
+    arrays = tokens, *rest
     return functional.split(progress), arrays, progress.is_running.any()
 
 
-def _prefill(model: Any, task: _Task) -> _Progress:
+def _prefill(model: Any, task: Task) -> _Progress:
     """Reads the prompts, and chooses the first token of each."""
-    batch, length = task.tokens.shape
-    cache = model.init_cache(batch, length + task.count)
-    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    objects = [x for _, x in traversals.iter_graph(cache, graph=True)]
-    if any(isinstance(x, KeyValueCache) and x.is_ring for x in objects):
-        # In a ring, padding would take the slots of tokens.
-        positions = jnp.where(positions < task.lengths[:, None], positions, -1)
-    logits = model(task.tokens, positions=positions, cache=cache)
-    last = jnp.take_along_axis(logits, (task.lengths - 1)[:, None, None], axis=1)[:, 0]
+    cache, logits = steps.prefill(model, task)
+    batch = task.tokens.shape[0]
     zeros = jnp.zeros(batch, jnp.int32)
     tokens = jnp.zeros((batch, task.count), jnp.int32)
     is_running = jnp.ones(batch, bool)
     progress = _Progress(jnp.int32(0), zeros, tokens, zeros, is_running, cache)
-    return _choose(task, task.processors, last, progress)
+    return _choose(task, task.processors, logits, progress)
 
 
-def _decode(model: Any, task: _Task, progress: _Progress, until: Any) -> _Progress:
+def _decode(model: Any, task: Task, progress: _Progress, until: Any) -> _Progress:
     """Makes tokens until there are that many, or all sequences have ended."""
 
     def is_unfinished(carry: tuple[_Progress, Any, Any]) -> jax.Array:
@@ -514,98 +339,25 @@ def _decode(model: Any, task: _Task, progress: _Progress, until: Any) -> _Progre
 
     def advance(carry: tuple[_Progress, Any, Any]) -> tuple[_Progress, Any, Any]:
         progress, model, processors = carry
-        at = (task.lengths + progress.step - 1)[:, None]
-        objects = {"model": model, "cache": progress.cache}
-        structure = _structure(objects)
-        logits = model(progress.token[:, None], positions=at, cache=progress.cache)
-        _check_unchanged(structure, _structure(objects))
+        token, at = progress.token[:, None], task.lengths + progress.step - 1
+        logits = steps.follow(model, progress.cache, token, at[:, None])
         progress = _choose(task, processors, logits[:, 0], progress)
         return progress, model, processors
 
-    return loops.while_loop(is_unfinished, advance, (progress, model, task.processors))[
-        0
-    ]
+    carry = progress, model, task.processors
+    return loops.while_loop(is_unfinished, advance, carry)[0]
 
 
 def _choose(
-    task: _Task, processors: Any, logits: jax.Array, progress: _Progress
+    task: Task, processors: Any, logits: jax.Array, progress: _Progress
 ) -> _Progress:
     """Samples the next token of each row, and ends the rows that it stops."""
     step, _, tokens, counts, is_running, cache = progress
     if processors:
-        logits = sampling.process(processors, logits, _history(task, progress))
+        history = steps.history(task.tokens, task.lengths, tokens, counts)
+        logits = sampling.process(processors, logits, history)
     token = task.sampler(logits, jax.random.fold_in(task.key, step))
     tokens = tokens.at[:, step].set(jnp.where(is_running, token, 0))
     counts = counts + is_running
-    progress = _Progress(step + 1, token, tokens, counts, is_running, cache)
-    is_stopped = _stopped(progress, task.stop) > 0
-    return progress._replace(is_running=is_running & ~is_stopped)
-
-
-def _history(task: _Task, progress: _Progress) -> sampling.History:
-    """Joins the prompts and the new tokens, without the padding between."""
-    lengths = task.lengths + progress.counts
-    tokens = jnp.concatenate([task.tokens, progress.tokens], axis=1)
-    indices = jnp.arange(tokens.shape[1])[None]
-    padding = task.tokens.shape[1] - task.lengths[:, None]
-    indices = jnp.where(indices < task.lengths[:, None], indices, indices + padding)
-    tokens = jnp.take_along_axis(tokens, indices, axis=1, mode="clip")
-    history = sampling.History(tokens, lengths, task.lengths)
-    return dataclasses.replace(history, tokens=jnp.where(history.is_token, tokens, 0))
-
-
-def _stopped(progress: _Progress, stop: Stops) -> jax.Array:
-    """Computes the length of the longest stop that each row ends with; 0 for none."""
-    counts = progress.counts
-    lengths = jnp.zeros_like(counts)
-    for length, group in itertools.groupby(stop, len):
-        indices = counts[:, None] + jnp.arange(-length, 0)[None]
-        last = jnp.take_along_axis(progress.tokens, indices, axis=1, mode="clip")
-        is_stop = (last[:, None] == jnp.array([[*group]])).all(-1).any(-1)
-        lengths = jnp.where(is_stop & (counts >= length), length, lengths)
-    return lengths
-
-
-def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
-    """Lists the types of arrays and Variables by path; and which Variables."""
-    forms, variables = {}, {}
-    skeleton, leaves = flattening.flatten(objects, None, "nnx.decoding")
-    for path, leaf in zip(skeleton.paths(), leaves, strict=True):
-        raw = flattening.raw_of(leaf)
-        form = jax.tree.map(lambda x: jax.typeof(x).str_short(), raw)
-        is_variable = isinstance(leaf, Variable)
-        forms[path] = f"{type(leaf).__name__ if is_variable else 'array'}({form})"
-        if is_variable:
-            variables[path] = differences.ByIdentity(leaf)
-    return forms, variables
-
-
-def _check_unchanged(old: Any, new: Any) -> None:
-    """Raises if a call changed anything other than values."""
-    forms, variables = map(differences.between, old, new)
-    if changes := forms or variables:
-        lines = differences.in_words(changes, "before a call", "after it", paths.dotted)
-        raise ValueError(
-            errors.message(
-                "nnx.decoding: calling the model adds, replaces or reshapes Variables, "
-                "which a compiled loop does not allow.",
-                where="\n".join(lines),
-                way_out="Make Variables in __init__ or init_cache, with the shapes "
-                "that they keep, and write to them: v[...] = x. Let sow be silent "
-                "outside of nnx.capture: sow(..., capture_noop=True).",
-            )
-        )
-
-
-def _check_separate(model: Any, cache: Any) -> None:
-    """Raises if a Variable is part of both."""
-    of_model, of_cache = ({*_structure({"it": x})[1].values()} for x in (model, cache))
-    if of_model & of_cache:
-        raise ValueError(
-            errors.message(
-                "nnx.decoding.stream: init_cache gives Variables that are part of the "
-                "model, and a stream keeps its cache apart.",
-                way_out="Make new ones in init_cache, or keep these in the model only "
-                "and return {}.",
-            )
-        )
+    is_running = is_running & (steps.stop_lengths(tokens, counts, task.stop) == 0)
+    return _Progress(step + 1, token, tokens, counts, is_running, cache)

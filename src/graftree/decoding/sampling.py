@@ -8,6 +8,7 @@ RepetitionPenalty   a processor: makes tokens that occurred before less likely
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -103,12 +104,54 @@ class Sampler:
         likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         if self.is_greedy:
             return likeliest
-        is_greedy = jnp.asarray(self.temperature) == 0
-        temperature = jnp.where(is_greedy, 1.0, self.temperature)
-        drawn = self._draw(_over(logits, temperature), key)
-        return jnp.where(is_greedy, likeliest, drawn)
+        is_greedy, temperature = self._temperature()
+        left, tokens = self._left(_over(logits, temperature))
+        drawn = jax.random.categorical(key, left)
+        if tokens is not None:
+            drawn = jnp.take_along_axis(tokens, drawn[..., None], axis=-1)[..., 0]
+        return jnp.where(is_greedy, likeliest, drawn.astype(jnp.int32))
 
-    def _draw(self, logits: jax.Array, key: jax.Array) -> jax.Array:
+    def probabilities(
+        self, logits: Float[Array, "*batch vocabulary"]
+    ) -> Float[Array, "*batch vocabulary"]:
+        """Computes the distribution from which a call draws.
+
+        Args:
+            logits: ``[*batch, vocabulary]``.
+
+        Returns:
+            The probability of each token, ``float[*batch, vocabulary]``; float32 or
+            wider.
+
+        Example:
+            >>> sampler = nnx.decoding.Sampler(top_k=2)
+            >>> logits = jnp.log(jnp.array([0.2, 0.3, 0.3]))
+            >>> sampler.probabilities(logits)
+            Array([0. , 0.5, 0.5], dtype=float32)
+        """
+        logits = wide(logits)
+        count = logits.shape[-1]
+        likeliest = jax.nn.one_hot(
+            jnp.argmax(logits, axis=-1), count, dtype=logits.dtype
+        )
+        if self.is_greedy:
+            return likeliest
+        is_greedy, temperature = self._temperature()
+        left, tokens = self._left(_over(logits, temperature))
+        shares = jax.nn.softmax(left, axis=-1)
+        if tokens is not None:
+            zeros = jnp.zeros_like(logits)
+            put = functools.partial(jnp.put_along_axis, axis=-1, inplace=False)
+            shares = put(zeros, tokens, shares)
+        return jnp.where(is_greedy, likeliest, shares)
+
+    def _temperature(self) -> tuple[jax.Array, jax.Array]:
+        """Whether it is 0, and the temperature or, where it is, 1."""
+        is_greedy = jnp.asarray(self.temperature) == 0
+        return is_greedy, jnp.where(is_greedy, 1.0, self.temperature)
+
+    def _left(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Gives the logits that are left, and of which tokens; ``None``: of all."""
         count, tokens = logits.shape[-1], None
         if self.top_k is not None or self.top_p is not None:
             # Of equal ones the first come first, once -0.0 is 0.0.
@@ -120,10 +163,7 @@ class Sampler:
             # The largest is 0. Shares of 0.1 and 0.4 are 1 to 4, however rounded.
             is_left = logits >= jnp.log(self.min_p) - 1e-6
             logits = jnp.where(is_left, logits, -jnp.inf)
-        index = jax.random.categorical(key, logits)
-        if tokens is not None:
-            index = jnp.take_along_axis(tokens, index[..., None], axis=-1)[..., 0]
-        return index.astype(jnp.int32)
+        return logits, tokens
 
 
 def _check(

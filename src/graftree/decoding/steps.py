@@ -1,0 +1,150 @@
+"""Calls of the model: the prompts first, then tokens; and what came out so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree import _jax, errors
+from graftree.annotations import Path
+from graftree.core import paths
+from graftree.core.graph import differences, flattening, traversals
+from graftree.core.variables.variables import Variable
+from graftree.decoding import sampling
+from graftree.decoding.caches import KeyValueCache
+from graftree.decoding.tasks import Stops, Task
+
+
+def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
+    """Reads the prompts; returns the cache, and the logits after each prompt."""
+    batch, length = task.tokens.shape
+    inputs = () if task.inputs is None else (task.inputs,)
+    cache = model.init_cache(batch, length + task.count, *inputs)
+    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+    if any(x.is_ring for x in key_value_caches(cache)):
+        # In a ring, padding would take the slots of tokens.
+        positions = jnp.where(positions < task.lengths[:, None], positions, -1)
+    logits = model(task.tokens, positions=positions, cache=cache)
+    last = (task.lengths - 1)[:, None, None]
+    return cache, jnp.take_along_axis(logits, last, axis=1)[:, 0]
+
+
+def key_value_caches(cache: Any) -> list[KeyValueCache]:
+    """Lists the caches of attention layers in the cache of a model."""
+    objects = [x for _, x in traversals.iter_graph(cache, graph=True)]
+    return [x for x in objects if isinstance(x, KeyValueCache)]
+
+
+def leaves(cache: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields the arrays and Variables in the cache of a model by path."""
+    skeleton, leaves = flattening.flatten(cache, None, "nnx.decoding")
+    yield from zip(skeleton.paths(), leaves, strict=True)
+
+
+def values(cache: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields their values by path."""
+    for path, leaf in leaves(cache):
+        yield path, value_of(leaf)
+
+
+def value_of(leaf: Any) -> Any:
+    """Reads the value of an array or Variable."""
+    raw = flattening.raw_of(leaf)
+    return raw[...] if _jax.is_ref(raw) else raw
+
+
+def follow(
+    model: Any, cache: Any, tokens: jax.Array, positions: jax.Array
+) -> jax.Array:
+    """Calls the model in a loop: it may change nothing but values."""
+    objects = {"model": model, "cache": cache}
+    structure = _structure(objects)
+    logits = model(tokens, positions=positions, cache=cache)
+    _check_unchanged(structure, _structure(objects))
+    return logits
+
+
+def history(
+    prompts: jax.Array, lengths: jax.Array, tokens: jax.Array, counts: jax.Array
+) -> sampling.History:
+    """Joins the prompts and the new tokens, without the padding between.
+
+    Args:
+        prompts: ``int32[batch, length]``.
+        lengths: How many of these tokens count.
+        tokens: ``int32[batch, count]``.
+        counts: How many of these count.
+    """
+    both = jnp.concatenate([prompts, tokens], axis=1)
+    indices = jnp.arange(both.shape[1])[None]
+    padding = prompts.shape[1] - lengths[:, None]
+    indices = jnp.where(indices < lengths[:, None], indices, indices + padding)
+    both = jnp.take_along_axis(both, indices, axis=1, mode="clip")
+    history = sampling.History(both, lengths + counts, lengths)
+    return dataclasses.replace(history, tokens=jnp.where(history.is_token, both, 0))
+
+
+def stop_lengths(tokens: jax.Array, counts: jax.Array, stop: Stops) -> jax.Array:
+    """Computes the length of the longest stop that each row ends with; 0 for none.
+
+    Args:
+        tokens: ``int32[batch, count]``.
+        counts: How many of these count.
+        stop: The stops, short ones first.
+    """
+    lengths = jnp.zeros_like(counts)
+    for length, group in itertools.groupby(stop, len):
+        indices = counts[:, None] + jnp.arange(-length, 0)[None]
+        last = jnp.take_along_axis(tokens, indices, axis=1, mode="clip")
+        is_stop = (last[:, None] == jnp.array([[*group]])).all(-1).any(-1)
+        lengths = jnp.where(is_stop & (counts >= length), length, lengths)
+    return lengths
+
+
+def _structure(objects: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
+    """Lists the types of arrays and Variables by path; and which Variables."""
+    forms, variables = {}, {}
+    for path, leaf in leaves(objects):
+        raw = flattening.raw_of(leaf)
+        form = jax.tree.map(lambda x: jax.typeof(x).str_short(), raw)
+        is_variable = isinstance(leaf, Variable)
+        forms[path] = f"{type(leaf).__name__ if is_variable else 'array'}({form})"
+        if is_variable:
+            variables[path] = differences.ByIdentity(leaf)
+    return forms, variables
+
+
+def _check_unchanged(old: Any, new: Any) -> None:
+    """Raises if a call changed anything other than values."""
+    forms, variables = map(differences.between, old, new)
+    if changes := forms or variables:
+        lines = differences.in_words(changes, "before a call", "after it", paths.dotted)
+        raise ValueError(
+            errors.message(
+                "nnx.decoding: calling the model adds, replaces or reshapes Variables, "
+                "which a compiled loop does not allow.",
+                where="\n".join(lines),
+                way_out="Make Variables in __init__ or init_cache, with the shapes "
+                "that they keep, and write to them: v[...] = x. Let sow be silent "
+                "outside of nnx.capture: sow(..., capture_noop=True).",
+            )
+        )
+
+
+def check_separate(call: str, model: Any, cache: Any) -> None:
+    """Raises if a Variable is part of both."""
+    of_model, of_cache = ({*_structure({"it": x})[1].values()} for x in (model, cache))
+    if of_model & of_cache:
+        raise ValueError(
+            errors.message(
+                f"{call}: init_cache gives Variables that are part of the model, and "
+                "the cache is kept apart.",
+                way_out="Make new ones in init_cache, or keep these in the model only "
+                "and return {}.",
+            )
+        )
