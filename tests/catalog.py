@@ -272,6 +272,8 @@ LAYERS: Sequence[Layer] = [
                 "deterministic": False,
             },
             call={"decode": False},
+            beyond="normalize_qk_axes rope sliding_window logits_soft_cap scale "
+            "use_sinks sinks value_head_dim",
             is_usual=True,
         ),
     ),

@@ -14,10 +14,9 @@ values, `KeyValueCache`. The default takes the likeliest token;
 
 # generation.py    prompts in, tokens out, in compiled programs
 # sampling.py      the next token, from logits; functions that change logits first
-# caches.py        keys and values of the tokens so far; attention with and without them
+# ../nn/caches.py  keys and values of the tokens so far; attention with and without them
 
 from graftree import namespaces
-from graftree.decoding.caches import KeyValueCache as KeyValueCache, attend as attend
 from graftree.decoding.generation import (
     Generated as Generated,
     generate as generate,
@@ -28,5 +27,7 @@ from graftree.decoding.sampling import (
     RepetitionPenalty as RepetitionPenalty,
     Sampler as Sampler,
 )
+from graftree.nn.attention_patterns import KeysAndValues as KeysAndValues
+from graftree.nn.caches import KeyValueCache as KeyValueCache, attend as attend
 
 __dir__ = namespaces.lister(__name__)

@@ -25,7 +25,7 @@ from graftree.core import paths
 from graftree.core.graph import differences, flattening, functional, traversals
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
-from graftree.decoding.caches import KeyValueCache
+from graftree.nn.caches import KeyValueCache
 from graftree.transforms.compiled import jit
 from graftree.transforms.control_flow import loops
 
