@@ -9,7 +9,8 @@
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
   ``attention_patterns``: which keys a query sees, by positions; ``caches``: keys and
   values of the tokens so far
-- ``multi_head_attention``: the layer; ``own_caches``: the cache that is part of it
+- ``multi_head_attention``: the layer; ``own_caches``: the cache that is part of it;
+  ``latent_attention``: the one whose keys and values come from a small vector
 - ``compute_dtypes``: the dtype of a layer's results; of its Params; ``own_params``:
   Params that the code of users reads as something else
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized

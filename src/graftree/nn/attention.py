@@ -353,7 +353,7 @@ def to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
 
 
 def check_window(window: int | None, is_causal: bool) -> None:
-    """Refuses a window that is no positive integer, or not of causal attention."""
+    """Refuses a window that is not a positive integer, or not of causal attention."""
     if window is None:
         return
     if not isinstance(window, numbers.Integral) or window < 1:

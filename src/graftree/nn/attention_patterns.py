@@ -100,7 +100,7 @@ class AttentionPattern:
         return {"mask": mask, **arguments.if_set(bias=bias, **options)}
 
     def _evaluated(self, x: Any, query: jax.Array, keys: KeysAndValues) -> Any:
-        """A mask or bias that is no function of positions any more."""
+        """A mask or bias as an array."""
         return x(*self._places(query, keys)) if is_rule(x) else x
 
     def _places(

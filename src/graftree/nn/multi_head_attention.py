@@ -381,21 +381,21 @@ class MultiHeadAttention(Module):
             TypeError: If ``rngs`` is something else, or inputs of keys and values have
                 the wrong size.
         """
+        is_self = inputs_k is None or inputs_k is inputs_q
+        inputs_q = arguments.as_array(inputs_q)
         own = self._own_cache(decode, cache, inputs_k, segment_ids, prefix_lengths)
-        self._check_call(inputs_q, inputs_k, inputs_v, cache)
+        self._check_call(inputs_q, inputs_k, inputs_v, cache, is_self)
         stream = self._key_stream(deterministic, rngs)
         if own is not None and positions is None:
             positions = jnp.reshape(own[-1][...], (1,))
         if own is not None and attention.takes_positions(self.attention_fn):
             input_positions = positions if input_positions is None else input_positions
         sharding = arguments.if_set(out_sharding=qkv_sharding)
-        query = self.query(arguments.as_array(inputs_q), **sharding)
-        keys = inputs_k
+        query, keys = self.query(inputs_q, **sharding), inputs_k
         if not isinstance(keys, KeysAndValues):
-            is_self = inputs_k is None or inputs_k is inputs_q
             tokens = (positions, segment_ids) if is_self else (None, None)
-            inputs_k = inputs_q if inputs_k is None else inputs_k
-            keys = self._project_kv(inputs_k, inputs_v, *tokens, sharding)
+            keys = inputs_q if keys is None else keys
+            keys = self._project_kv(keys, inputs_v, *tokens, sharding)
         query = self._placed(self.query_ln, query, positions)
         rules = is_causal, self.sliding_window, mask, bias
         pattern = AttentionPattern(positions, segment_ids, prefix_lengths, *rules)
@@ -504,7 +504,7 @@ class MultiHeadAttention(Module):
         )
 
     def _check_call(
-        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, cache: Any
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, cache: Any, is_self: bool
     ) -> None:
         """Refuses inputs that don't go together."""
         is_projected = isinstance(inputs_k, KeysAndValues)
@@ -513,14 +513,12 @@ class MultiHeadAttention(Module):
                 "`inputs_k` cannot be None if `inputs_v` is not None.\n"
                 "To use one array for keys and values, pass it as `inputs_k` only."
             )
-        shape = jnp.shape(inputs_q)
-        if shape[-1:] != (self.in_features,):
+        if inputs_q.shape[-1:] != (self.in_features,):
             raise ValueError(
-                f"Incompatible input dimension, got {sum(shape[-1:])} but "
+                f"Incompatible input dimension, got {sum(inputs_q.shape[-1:])} but "
                 f"module expects {self.in_features}."
             )
-        is_own = inputs_k is None or inputs_k is inputs_q
-        if self.rope is not None and not (is_own or is_projected):
+        if self.rope is not None and not (is_self or is_projected):
             raise ValueError(
                 "MultiHeadAttention with rope= got inputs of keys whose positions it "
                 "doesn't know.\nPass layer.project_kv(inputs_k, inputs_v, "
@@ -585,8 +583,8 @@ class MultiHeadAttention(Module):
             max_length: The number of tokens that each has room for.
             dtype: The dtype in which keys and values are kept; ``None``:
                 `nnx.precision.compute_dtype` of the layer.
-            packed: Whether a row holds several sequences, told apart by their
-                ``segment_ids``.
+            packed: Whether a row holds several sequences; calls need ``segment_ids``
+                then.
 
         Example:
             >>> layer = nnx.MultiHeadAttention(
