@@ -158,9 +158,7 @@ class KeyValueCache(Module):
                 if it is packed and there are no segments, or the reverse.
         """
         keys = self.extended(key, value, positions, segment_ids)
-        pattern = AttentionPattern(
-            positions, segment_ids, sliding_window=self.window if self.is_ring else None
-        )
+        pattern = self._in_slots(AttentionPattern(positions, segment_ids))
         return keys.key, keys.value, pattern.options(key, keys)["mask"]
 
     def extended(
@@ -215,9 +213,7 @@ class KeyValueCache(Module):
         self._check_window(pattern.sliding_window)
         _check_prefix(pattern)
         pattern = dataclasses.replace(
-            pattern,
-            is_causal=True,
-            sliding_window=self.window if self.is_ring else None,
+            self._in_slots(pattern),
             mask=self._over_slots("mask", pattern.mask, query),
             bias=self._over_slots("bias", pattern.bias, query),
         )
@@ -228,6 +224,15 @@ class KeyValueCache(Module):
         key = kept.key.astype(keys.key.dtype)
         value = kept.value.astype(keys.value.dtype)
         return kept._replace(key=key, value=value), pattern
+
+    def _in_slots(self, pattern: AttentionPattern) -> AttentionPattern:
+        """The pattern, for the keys that `extended` returns."""
+        window = self.window if self.is_ring else None
+        is_plain = self.count is None and pattern.prefix_lengths is None
+        # A single token sees all of a ring: none of it is later, or out of the window.
+        is_causal = not (self.is_ring and is_plain and pattern.positions.shape[1] == 1)
+        window = window if is_causal else None
+        return dataclasses.replace(pattern, is_causal=is_causal, sliding_window=window)
 
     def _places(self, positions: jax.Array, is_token: jax.Array) -> jax.Array:
         """The places of tokens; negative for padding."""
