@@ -72,9 +72,9 @@ class AttentionPattern:
         bias: Added to the dot products; an array or a function, likewise.
     """
 
-    positions: jax.Array | None = None
-    segment_ids: jax.Array | None = None
-    prefix_lengths: jax.Array | None = None
+    positions: Any = None
+    segment_ids: Any = None
+    prefix_lengths: Any = None
     is_causal: bool = True
     sliding_window: int | None = None
     mask: Any = None

@@ -182,6 +182,7 @@ class KeyValueCache(Module):
         count = is_token.sum(axis=1, keepdims=True)
         tokens = [key, value, positions]
         if self.count is not None:
+            assert segment_ids is not None
             tokens.append(segment_ids)
             self.count[...] += count[:, 0].astype(self.count.dtype)
         if not self.is_ring or positions.shape[1] == 1:
@@ -509,7 +510,7 @@ def attend(
         else:
             keys, pattern = cache.add(query, keys, pattern)
             if lengths is not None:
-                at = keys.positions
+                at: Any = keys.positions
                 keys = keys._replace(positions=jnp.where(at < lengths[:, None], at, -1))
         options |= pattern.options(query, keys)
         return attention.dot_product_attention(query, keys.key, keys.value, **options)

@@ -182,8 +182,9 @@ class MultiHeadLatentAttention(Module):
         latent, shared = self._latent(arguments.as_array(inputs), positions)
         query, rotated = self._queries(arguments.as_array(inputs), positions)
         up_key, up_value = self._up(latent)
-        keys = KeysAndValues(shared, latent, positions, segment_ids)
-        pattern = AttentionPattern(positions, segment_ids, prefix_lengths, mask=mask)
+        tokens: tuple[Any, Any] = (positions, segment_ids)
+        keys = KeysAndValues(shared, latent, *tokens)
+        pattern = AttentionPattern(*tokens, prefix_lengths, mask=mask)
         state = () if cache is None else vars(cache).values()
         with arguments.undone_on_failure(*state):
             if cache is None:
@@ -218,6 +219,7 @@ class MultiHeadLatentAttention(Module):
     ) -> tuple[jax.Array, jax.Array]:
         """The parts of queries that are not rotated, and that are."""
         if self.query_down is not None:
+            assert self.query_norm is not None
             inputs = self.query_norm(self.query_down(inputs))
         query, rotated = jnp.split(self.query(inputs), [self.qk_nope_head_dim], axis=-1)
         return query, self.rope.rotate_heads(rotated, positions)
@@ -231,8 +233,9 @@ class MultiHeadLatentAttention(Module):
 
     def _up(self, latent: jax.Array) -> list[jax.Array]:
         """The parts of ``kv_up`` for keys and values, in the dtype of the product."""
-        _, up = arguments.promote_dtype((latent, self.kv_up[...]), dtype=self.dtype)
-        return jnp.split(up, [self.qk_nope_head_dim], axis=-1)
+        up = self.kv_up[...]
+        dtype = arguments.canonicalize_dtype(latent, up, dtype=self.dtype)
+        return jnp.split(up.astype(dtype), [self.qk_nope_head_dim], axis=-1)
 
     def _product(self, formula: str, x: jax.Array, up: jax.Array) -> jax.Array:
         return jnp.einsum(formula, x.astype(up.dtype), up, precision=self.precision)
