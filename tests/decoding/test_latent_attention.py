@@ -126,7 +126,7 @@ def test_gradients_through_a_cache_are_those_without(float64):
     )
 
 
-def test_low_rank_changes_and_policies_reach_both_forms():
+def test_policies_reach_both_forms():
     layer = make_layer()
     nnx.precision.set_policy(layer, "params=f32, compute=bf16")
     y, cached = layer(X), in_parts(layer, layer.make_cache(2, 9))
@@ -135,6 +135,17 @@ def test_low_rank_changes_and_policies_reach_both_forms():
     report = nnx.precision.report(lambda layer: layer(X), layer)
     operands = {x.operands for x in report.operations if x.name == "dot"}
     assert operands == {("bfloat16", "bfloat16")}
+
+
+def test_low_rank_changes_reach_both_forms():
+    layer = make_layer()
+    plain = layer(X)
+    nnx.surgery.add_lora(layer, "kv_up", rank=2, rngs=nnx.Rngs(0))
+    for path, param in nnx.to_flat_state(nnx.state(layer, nnx.LoRAParam)):
+        param.set_value(random(*param.shape, seed=len(path[-1])))
+    y, cached = layer(X), in_parts(layer, layer.make_cache(2, 9))
+    assert np.abs(y - plain).max() > 0.01
+    np.testing.assert_allclose(y, cached, rtol=1e-4, atol=1e-4)
 
 
 def test_a_call_that_fails_leaves_the_cache_as_it_was():
