@@ -128,6 +128,9 @@ FAMILIES = {
     "attention": Family(
         "contract/test_nn_layers/test_multi_head_attention.py", row="| [sequences]"
     ),
+    "latent attention": Family(
+        "decoding/test_latent_attention.py", row="| [sequences]"
+    ),
     "positions": Family(
         "contract/test_nn_layers/test_attention.py", row="| [sequences]"
     ),
@@ -272,7 +275,27 @@ LAYERS: Sequence[Layer] = [
                 "deterministic": False,
             },
             call={"decode": False},
+            beyond="normalize_qk_axes rope sliding_window logits_soft_cap scale "
+            "use_sinks sinks value_head_dim",
             is_usual=True,
+        ),
+    ),
+    *of_family(
+        "latent attention",
+        Layer(
+            "MultiHeadLatentAttention",
+            (2, 8),
+            ((2, 3, 8),),
+            keywords={
+                "q_lora_rank": 3,
+                "kv_lora_rank": 4,
+                "qk_nope_head_dim": 2,
+                "qk_rope_head_dim": 2,
+                "v_head_dim": 3,
+                "rope": nnx.RoPE(),
+            },
+            is_ours=True,
+            builds=True,
         ),
     ),
     *of_family(

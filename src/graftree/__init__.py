@@ -227,6 +227,9 @@ from graftree.nn.cells import (
 from graftree.nn.conv import Conv as Conv, ConvTranspose as ConvTranspose
 from graftree.nn.dropout import Dropout as Dropout
 from graftree.nn.initializers import Initializer as Initializer
+from graftree.nn.latent_attention import (
+    MultiHeadLatentAttention as MultiHeadLatentAttention,
+)
 from graftree.nn.linear import (
     Einsum as Einsum,
     Embed as Embed,

@@ -18,11 +18,10 @@ values, `KeyValueCache`. The default takes the likeliest token;
 # tasks.py         what a call asks for: prompts, stops, processors, checked
 # steps.py         calls of the model: the prompts, then token by token
 # sampling.py      the next token, from logits; functions that change logits first
-# caches.py        keys and values of the tokens so far; attention with and without them
+# ../nn/caches.py  keys and values of the tokens so far; attention with and without them
 
 from graftree import namespaces
 from graftree.decoding.beam_search import beam_search as beam_search
-from graftree.decoding.caches import KeyValueCache as KeyValueCache, attend as attend
 from graftree.decoding.generation import (
     Generated as Generated,
     generate as generate,
@@ -34,5 +33,7 @@ from graftree.decoding.sampling import (
     Sampler as Sampler,
 )
 from graftree.decoding.speculative import speculate as speculate
+from graftree.nn.attention_patterns import KeysAndValues as KeysAndValues
+from graftree.nn.caches import KeyValueCache as KeyValueCache, attend as attend
 
 __dir__ = namespaces.lister(__name__)

@@ -16,8 +16,8 @@ from graftree.core import paths
 from graftree.core.graph import differences, flattening, traversals
 from graftree.core.variables.variables import Variable
 from graftree.decoding import sampling
-from graftree.decoding.caches import KeyValueCache
 from graftree.decoding.tasks import Stops, Task
+from graftree.nn.caches import KeyValueCache
 
 
 def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:

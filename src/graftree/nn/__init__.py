@@ -7,7 +7,10 @@
 - ``dropout``, ``pooling``: random zeros; windows or images reduced
 - ``cells``: one time step; ``recurrent``: sequences of them, in both directions
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
-  ``multi_head_attention``: the layer, and how it decodes
+  ``attention_patterns``: which keys a query sees, by positions; ``caches``: keys and
+  values of the tokens so far
+- ``multi_head_attention``: the layer; ``own_caches``: the cache that is part of it;
+  ``latent_attention``: the one whose keys and values come from a small vector
 - ``compute_dtypes``: the dtype of a layer's results; of its Params; ``own_params``:
   Params that the code of users reads as something else
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized

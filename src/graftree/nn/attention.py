@@ -16,6 +16,7 @@ entry that is false or zero hides a key from a query.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import numbers
 from collections.abc import Callable
@@ -150,7 +151,7 @@ def dot_product_attention(
     """
     q, k, v = promote_dtype((query, key, value), dtype=dtype)
     _check_shapes(q, k, v)
-    _check_window(sliding_window, is_causal)
+    check_window(sliding_window, is_causal)
     lengths = checked_lengths(key_value_seq_lengths, q.shape[:-3])
     dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
     options = {"is_causal": is_causal, "scale": scale, "sliding_window": sliding_window}
@@ -251,7 +252,7 @@ def dot_product_attention_weights(
     dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
     shape = _weights_shape(q, k)
     bias, mask = to_rank("bias", bias, shape), to_rank("mask", mask, shape)
-    _check_window(sliding_window, is_causal)
+    check_window(sliding_window, is_causal)
     lengths = checked_lengths(key_value_seq_lengths, q.shape[:-3])
     sinks = _sinks(sinks, shape)
     logits = _logits(q, k, scale, precision)
@@ -351,7 +352,8 @@ def to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
     return jnp.reshape(x, sizes)
 
 
-def _check_window(window: int | None, is_causal: bool) -> None:
+def check_window(window: int | None, is_causal: bool) -> None:
+    """Refuses a window that is not a positive integer, or not of causal attention."""
     if window is None:
         return
     if not isinstance(window, numbers.Integral) or window < 1:
@@ -388,6 +390,14 @@ def _sinks(sinks: Any, shape: Shape) -> jax.Array | None:
             f"heads, [{heads}], but got the shape {list(sinks.shape)}."
         )
     return jnp.reshape(sinks, (1,) * (len(shape) - 3) + (heads, 1, 1))
+
+
+def takes_positions(attention_fn: Callable[..., Any]) -> bool:
+    """Whether a function declares the parameter ``input_positions``."""
+    try:
+        return "input_positions" in inspect.signature(attention_fn).parameters
+    except (TypeError, ValueError):  # functions in C may have no signature
+        return False
 
 
 def _attend_as_it_is(
