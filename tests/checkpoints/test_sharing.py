@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree import checkpoints, errors
+from graftree import checkpoints, errors, file_locks
 from graftree.checkpoints import orbax_side, processes, series
 from tests.checkpoints.saved_objects import Iterator
 from tests.comparisons import raises
@@ -170,7 +170,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     def refuse(descriptor, how):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(processes.fcntl, "flock", refuse)
+    monkeypatch.setattr(file_locks.fcntl, "flock", refuse)
     save_steps(tmp_path, 1)
     assert os.listdir(tmp_path) == ["1"]
 
