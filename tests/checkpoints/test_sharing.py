@@ -17,7 +17,7 @@ import pytest
 
 import graftree as nnx
 from graftree import checkpoints, errors, file_locks
-from graftree.checkpoints import orbax_side, processes, series
+from graftree.checkpoints import orbax_side, processes
 from tests.checkpoints.saved_objects import Iterator
 from tests.comparisons import raises
 from tests.threads import run_in_threads
@@ -289,14 +289,14 @@ def test_a_reader_that_polls_sees_whole_steps_in_order(tmp_path):
 
 def test_a_step_that_comes_while_the_last_one_goes_is_found(tmp_path, monkeypatch):
     save_steps(tmp_path, 1)
-    is_step, asked = series._is_step, []
+    is_step, asked = orbax_side.is_step, []
 
     def ask(folder):
         if not asked:  # what a writer with keep=1 does when it has saved step 2
             asked.append((tmp_path / "1").rename(tmp_path / "2"))
         return is_step(folder)
 
-    monkeypatch.setattr(series, "_is_step", ask)
+    monkeypatch.setattr(orbax_side, "is_step", ask)
     assert checkpoints.Checkpoints(tmp_path).restore_latest(m=nnx.State(tree(0))) == 2
 
 
