@@ -1,4 +1,4 @@
-"""A run with a log, killed before each of its operations on files, and inside of writes.
+"""A run with a log, killed before each of its operations on files, and in writes.
 
 ``python -m tests.stress.log_kills`` does it for each kind of file, and prints how many
 kills there were; a number lets it do only every so manieth. The run writes a row for
@@ -63,7 +63,7 @@ def killed_at(number, function):
 
         def write_half(descriptor, data):
             count()
-            half = write(descriptor, data[: len(data) // 2])
+            half = write(descriptor, data[: (len(data) + 1) // 2])
             count()
             return half
 

@@ -10,7 +10,6 @@ import os
 import struct
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,8 @@ import pytest
 
 import graftree as nnx
 from graftree import errors
-from tests import tables
+from tests import interpreters, tables
+from tests.stress import starts
 
 RunLog = nnx.training.RunLog
 KINDS = pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -295,6 +295,11 @@ def test_the_log_of_another_run_does_not_fit_a_checkpoint(tmp_path):
     assert (tmp_path / "run.csv").read_text() == "step,loss\n1,0.5\n4,0.25\n"
 
 
+def test_no_kill_loses_or_damages_a_row():
+    printed = interpreters.printed("-W", "ignore", "-m", "tests.stress.log_kills", "7")
+    assert [line.split()[1] for line in printed.splitlines()] == ["csv", "jsonl"]
+
+
 # ----------------------------------------------------------------- two runs in one file
 
 
@@ -427,7 +432,18 @@ def test_other_processes_than_the_first_write_nothing(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="step 2 does not come after"):
             write_rows(log, 2)
     assert os.listdir(tmp_path) == []
-    assert threading.active_count() >= 1
+
+
+def test_two_processes_keep_one_log(tmp_path):
+    options = ["--processes", 2, "--port", starts.free_port()]
+    program = ["tests.training.logs_of_processes", tmp_path, *options]
+    record = starts.start([[*program, "--process", i] for i in range(2)])
+    record.check(0)
+    mean = (0 + 1 + 10 + 11 + 12) / 5
+    assert [record.last("loss", i) for i in range(2)] == [f"{mean}"] * 2
+    rows = [(step, {"loss": pytest.approx(mean)}) for step in (1, 2)]
+    assert rows_of(tmp_path / "run.csv") == rows
+    assert {*os.listdir(tmp_path)} == {"run.csv", "steps"}
 
 
 # ------------------------------------------------------------------------- TensorBoard
