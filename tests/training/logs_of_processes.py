@@ -32,9 +32,9 @@ def run(folder, process):
         nnx.checkpoints.Checkpoints(folder / "steps") as kept,
     ):
         log.write(1, {"loss": metric.compute()})
-        kept.save(1, log=log)
+        kept.save(1, metric=metric, log=log)
         log.write(2, {"loss": 0.0})
-        kept.restore_latest(log=log)
+        kept.restore_latest(metric=metric, log=log)
         log.write(2, {"loss": metric.compute()})
     tell("loss", float(metric.compute()))
 
