@@ -137,6 +137,7 @@ TOPICS = {
             "EMA": "training.ema",
             "TrainState": "training.train_states",
             "Early stopping": "training.early_stopping",
+            "Logs": "training.run_logs",
         },
     ),
     "metrics": Topic(

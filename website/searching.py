@@ -22,17 +22,22 @@ WORDS = {
     "coming_from/pytorch.md": "DataLoader, data loader, no_grad, nn.Module",
     "guides/beam_search.md": "num_beams, length penalty, assistant model, draft model",
     "guides/checkpoints.md": "save model, load model, load a model, save only the"
-    " parameters, save weights, ModelCheckpoint, keep best checkpoint",
+    " parameters, save weights, ModelCheckpoint, keep best checkpoint, save the"
+    " architecture, config.json",
     "guides/decoding.md": "tokenizer, generate text, top-k, top-p",
     "guides/derivatives.md": "per-sample gradients, second derivatives, HVP,"
     " differential privacy, line search",
     "guides/encoder_decoder.md": "seq2seq, translation, speech recognition,"
     " cross-attention, BART, summarization",
     "guides/exporting.md": "serving, deployment, ONNX",
+    "guides/initialization.md": "initialize weights again, reset parameters,"
+    " reset_parameters, LazyLinear, infer sizes, sizes from an example",
     "guides/inside_jit.md": "print shapes, print values, checkify, breakpoint, assert,"
     " debugger",
     "guides/layers.md": "Conv2d, nn.Conv2d, custom layer, stateful layer, layer with"
     " state",
+    "guides/logging.md": "TensorBoard, logger, CSVLogger, progress bar, tqdm, wandb,"
+    " metrics log",
     "guides/lora.md": "fine-tuning, adapters, PEFT",
     "guides/metrics.md": "AUC, ROC, F1, confusion matrix, accuracy, torchmetrics",
     "guides/other_libraries.md": "TensorBoard, wandb, logging, Dataset",

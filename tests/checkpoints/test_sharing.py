@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree import checkpoints, errors
-from graftree.checkpoints import orbax_side, processes, series
+from graftree import checkpoints, errors, file_locks
+from graftree.checkpoints import orbax_side, processes
 from tests.checkpoints.saved_objects import Iterator
 from tests.comparisons import raises
 from tests.threads import run_in_threads
@@ -170,7 +170,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     def refuse(descriptor, how):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(processes.fcntl, "flock", refuse)
+    monkeypatch.setattr(file_locks.fcntl, "flock", refuse)
     save_steps(tmp_path, 1)
     assert os.listdir(tmp_path) == ["1"]
 
@@ -289,14 +289,14 @@ def test_a_reader_that_polls_sees_whole_steps_in_order(tmp_path):
 
 def test_a_step_that_comes_while_the_last_one_goes_is_found(tmp_path, monkeypatch):
     save_steps(tmp_path, 1)
-    is_step, asked = series._is_step, []
+    is_step, asked = orbax_side.is_step, []
 
     def ask(folder):
         if not asked:  # what a writer with keep=1 does when it has saved step 2
             asked.append((tmp_path / "1").rename(tmp_path / "2"))
         return is_step(folder)
 
-    monkeypatch.setattr(series, "_is_step", ask)
+    monkeypatch.setattr(orbax_side, "is_step", ask)
     assert checkpoints.Checkpoints(tmp_path).restore_latest(m=nnx.State(tree(0))) == 2
 
 

@@ -4,7 +4,8 @@ For each layout of devices, `trainings` runs once unbroken, and once broken at r
 moments: killed by SIGKILL some time after a step, or as soon as an asynchronous save
 has returned, or told to stop by SIGTERM. Every start goes on in the same folder. All
 losses that any process printed are compared with those of the unbroken run, bit by bit,
-those of steps done twice too; then the digests of all values at the end.
+those of steps done twice too; then the digests of all values at the end, and the logs,
+byte by byte.
 
 At last one run wanders from layout to layout. There sums are taken in another order, so
 its losses are compared up to `TOLERANCE`.
@@ -132,6 +133,8 @@ def break_often(layout, folder, options, rng):
         broken.start(layout, broken.moment(rng))
     end = broken.start(layout)
     assert "end" in end.lines[0][-1], f"no end: {end.lines[0][-3:]}"
+    logs = [(folder / f"{name}.csv").read_text() for name in ("unbroken", "broken")]
+    assert logs[0] == logs[1], logs[1]
     return broken.tally
 
 
@@ -142,6 +145,8 @@ def wander(folder, options, rng):
     for layout in WAY[:-1]:
         run.start(layout, run.moment(rng), same_data=True)
     run.start(WAY[-1], same_data=True)
+    rows = (folder / "broken.csv").read_text().splitlines()
+    assert [int(row.partition(",")[0]) for row in rows[1:]] == [*range(options.steps)]
     return run.tally
 
 

@@ -2,8 +2,9 @@
 
 All that a run depends on is in its objects: params sharded over the mesh, batch
 statistics, a schedule, averages, metrics, random streams, and two iterators over data,
-Grain's and one with a NumPy generator. Each step prints its loss bit by bit, and the
-end a digest of all that was left, so that two runs can be compared by what they print:
+Grain's and one with a NumPy generator. A log of losses is beside the folder. Each step
+prints its loss bit by bit, and the end a digest of all that was left, so that two runs
+can be compared by what they print:
 
     start 6            the first step of this process
     loss 6 0x1.5p+0
@@ -197,19 +198,22 @@ def train(options):
     mesh = make_mesh(*MESHES[options.mesh])
     with (
         jax.set_mesh(mesh),
+        nnx.training.RunLog(f"{options.directory}.csv", resume=True) as log,
         checkpoints.Checkpoints(options.directory, keep=2, every=options.every) as kept,
     ):
         made = make_objects(options.hidden)
         own = () if options.same_data else (options.process, options.processes)
         data = make_data(*own)
-        last = kept.restore_latest(**made, **data)
+        last = kept.restore_latest(**made, **data, log=log)
         first = 0 if last is None else last + 1
         tell("start", first)
         step = make_step()
         for number in range(first, options.steps):
-            tell("loss", number, float(step(made, *next_batch(data, mesh))).hex())
+            loss = step(made, *next_batch(data, mesh))
+            log.write(number, {"loss": loss})
+            tell("loss", number, float(loss).hex())
             stop = kept.should_stop(number)
-            if kept.save(number, force=stop, **made, **data):
+            if kept.save(number, force=stop, **made, **data, log=log):
                 tell("saved", number)
             if stop:
                 tell("stop", number)

@@ -2,6 +2,7 @@
 
     nnx.checkpoints.save(folder, model)
     model = nnx.checkpoints.restore(folder, nnx.eval_shape(make_model))
+    config = nnx.checkpoints.config(folder)  # if it was saved with one
 
     with nnx.checkpoints.Checkpoints(folder, every=100) as checkpoints:
         first = checkpoints.restore_latest(model=model, optimizer=optimizer) or 0
@@ -16,7 +17,8 @@ error lists all differences before anything is written.
 
 # The files of this folder:
 #
-# - `files.py`: one object in one folder, `save` and `restore`.
+# - `files.py`: one object in one folder, `save` and `restore`, and the description kept
+#   with it, `config`; `configs.py`: this as JSON.
 # - `series.py`: the steps of a training run, `Checkpoints`; the best of them;
 #   `data_states.py`: the positions of data iterators, as JSON.
 # - `stored_trees.py`: an object as a tree on disk, and back: it compares everything,
@@ -27,7 +29,11 @@ error lists all differences before anything is written.
 # - `strict_loading.py`: a state from anywhere into an object, all of it or an error.
 
 from graftree import namespaces
-from graftree.checkpoints.files import restore as restore, save as save
+from graftree.checkpoints.files import (
+    config as config,
+    restore as restore,
+    save as save,
+)
 from graftree.checkpoints.series import Checkpoints as Checkpoints
 from graftree.checkpoints.strict_loading import (
     Loaded as Loaded,

@@ -43,7 +43,7 @@ def to_json(name: str, iterator: Any) -> Any:
     Raises:
         TypeError: If it holds a value that can't be stored.
     """
-    return json.loads(json.dumps(_encoded(iterator.get_state(), name)))
+    return json.loads(json.dumps(encoded(iterator.get_state(), name)))
 
 
 def joined(states: list[Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def from_json(name: str, folder: Any, index: int, count: int) -> Any:
                 f"processes; or leave it out, {name}=None, and set its position."
             )
         index = 0
-    return _decoded(states[index])
+    return decoded(states[index])
 
 
 def _read(name: str, folder: Any) -> list[Any]:
@@ -102,7 +102,7 @@ def _sum_of(states: list[Any]) -> int:
     return zlib.crc32(json.dumps(states, sort_keys=True).encode())
 
 
-def _encoded(x: Any, path: str) -> Any:
+def encoded(x: Any, path: str) -> Any:
     """Converts a value to the form that JSON stores."""
     if x is None or type(x) in (bool, int, str):
         return x
@@ -115,9 +115,9 @@ def _encoded(x: Any, path: str) -> Any:
         data = base64.b64encode(np.ascontiguousarray(x).tobytes()).decode()
         return {"$array": data, "dtype": x.dtype.str, "shape": [*x.shape]}
     if type(x) is list:
-        return [_encoded(item, f"{path}[{i}]") for i, item in enumerate(x)]
+        return [encoded(item, f"{path}[{i}]") for i, item in enumerate(x)]
     if type(x) is tuple:
-        return {"$tuple": [_encoded(item, f"{path}[{i}]") for i, item in enumerate(x)]}
+        return {"$tuple": [encoded(item, f"{path}[{i}]") for i, item in enumerate(x)]}
     if type(x) is dict:
         return _encoded_dict(x, path)
     raise TypeError(
@@ -128,16 +128,16 @@ def _encoded(x: Any, path: str) -> Any:
 
 
 def _encoded_dict(x: Mapping[Any, Any], path: str) -> dict[str, Any]:
-    items = [(key, _encoded(value, f"{path}[{key!r}]")) for key, value in x.items()]
+    items = [(key, encoded(value, f"{path}[{key!r}]")) for key, value in x.items()]
     if all(type(key) is str and not key.startswith("$") for key in x):
         return dict(items)
-    return {"$dict": [[_encoded(k, f"{path}, key {k!r}"), v] for k, v in items]}
+    return {"$dict": [[encoded(k, f"{path}, key {k!r}"), v] for k, v in items]}
 
 
-def _decoded(x: Any) -> Any:
-    """Converts a value back: the inverse of `_encoded`."""
+def decoded(x: Any) -> Any:
+    """Converts a value back: the inverse of `encoded`."""
     if isinstance(x, list):
-        return [*map(_decoded, x)]
+        return [*map(decoded, x)]
     if not isinstance(x, dict):
         return x
     match x:
@@ -149,7 +149,7 @@ def _decoded(x: Any) -> Any:
             flat = np.frombuffer(base64.b64decode(text), np.dtype(dtype))
             return flat.reshape(shape).copy()
         case {"$tuple": items}:
-            return tuple(map(_decoded, items))
+            return tuple(map(decoded, items))
         case {"$dict": items}:
-            return {_decoded(key): _decoded(value) for key, value in items}
-    return {key: _decoded(value) for key, value in x.items()}
+            return {decoded(key): decoded(value) for key, value in items}
+    return {key: decoded(value) for key, value in x.items()}

@@ -1,4 +1,4 @@
-"""One object in one folder: `save` and `restore`; how folders are found and read."""
+"""One object in one folder: `save`, `restore`, `config`; how folders are found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import errors
-from graftree.checkpoints import orbax_side, processes, stored_trees
+from graftree.checkpoints import configs, orbax_side, processes, stored_trees
 from graftree.sharding import collectives
 
 T = TypeVar("T")
@@ -18,7 +18,13 @@ T = TypeVar("T")
 NEW, OLD = ".graftree-new", ".graftree-old"
 
 
-def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> None:
+def save(
+    path: str | os.PathLike[str],
+    obj: Any,
+    *,
+    overwrite: bool = False,
+    config: Any = None,
+) -> None:
     """Saves an object to a folder; returns when all of it is on disk.
 
     Stores what ``nnx.state(obj)`` lists, in the layout of Orbax checkpoints of
@@ -33,12 +39,15 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
             arrays and numbers; also tuples, lists and dicts of them.
         overwrite: Whether to replace a checkpoint at this path. At every moment a whole
             checkpoint is on disk, which `restore` finds.
+        config: A description to keep with it, such as the arguments of the model's
+            constructor, which `config` returns: ``None``, booleans, numbers, strings,
+            and lists, tuples and dicts of these.
 
     Raises:
         CheckpointError: If the folder exists, or can't be written; or if another writer
             saves to it.
-        TypeError: If a leaf can't be stored; lists all such paths, and nothing is
-            written.
+        TypeError: If a leaf, or a part of ``config``, can't be stored; lists all such
+            paths, and nothing is written.
         ValueError: If two paths have the same name on disk, or one has none.
 
     Example:
@@ -53,7 +62,8 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
     """
     to_store: list[Any] = []
 
-    def prepare() -> str:
+    def prepare() -> tuple[str, Any]:
+        description = configs.to_json(config, _SAVE)
         folder = orbax_side.path_of(path)
         stored = stored_trees.to_store(obj, "save")
         if overwrite and orbax_side.is_remote(folder):
@@ -62,11 +72,13 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
                 "be replaced at once.\nSave to another path, and delete this one "
                 "afterwards."
             )
-        to_store[:] = folder, stored.tree
-        return stored.digest
+        to_store[:] = folder, stored.tree, configs.as_note(description)
+        return stored.digest, description
 
-    stored_trees.check_digests(collectives.gathered(_SAVE, prepare))
-    folder, tree = to_store
+    everyone = collectives.gathered(_SAVE, prepare)
+    stored_trees.check_digests([digest for digest, _ in everyone])
+    configs.check_same([description for _, description in everyone])
+    folder, tree, note = to_store
     lock = processes.lock_of(folder)
 
     def enter() -> bool:
@@ -79,7 +91,7 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
 
     try:
         exists = collectives.by_first(_SAVE, enter)
-        _write(folder, tree, exists)
+        _write(folder, tree, note, exists)
     finally:
         lock.release()
 
@@ -87,14 +99,16 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
 _SAVE = "nnx.checkpoints.save"
 
 
-def _write(folder: Any, tree: Mapping[str, Any], exists: bool) -> None:
+def _write(
+    folder: Any, tree: Mapping[str, Any], note: Mapping[str, Any], exists: bool
+) -> None:
     """Writes a tree to a folder, which changes at once if it exists."""
     beside = folder.parent / (folder.name + NEW) if exists else folder
     partial = beside.parent / (beside.name + orbax_side.PARTIAL)
 
     def write() -> None:
         with orbax_side.explained("Saving to", folder):
-            orbax_side.write(beside, tree, _SAVE)
+            orbax_side.write(beside, tree, note, _SAVE)
 
     def swap() -> None:
         with orbax_side.explained("Saving to", folder):
@@ -197,12 +211,7 @@ def restore(
     objects: Any = like
 
     def find() -> Any:
-        def look() -> str:
-            folder = orbax_side.path_of(path)
-            return _readable(folder).name if collectives.is_first() else ""
-
-        [name, *_] = collectives.gathered(_RESTORE, look)
-        return orbax_side.path_of(path).parent / name
+        return _by_first(_RESTORE, lambda: _readable(orbax_side.path_of(path)))
 
     def read(folder: Any) -> Any:
         def compare() -> tuple[Any, bool]:
@@ -247,7 +256,76 @@ def _has_names(like: Any, items: Mapping[str, Any]) -> bool:
     return isinstance(like, dict) and set(like) == set(items)
 
 
+# ---------------------------------------------------------------- descriptions
+
+
+def config(path: str | os.PathLike[str]) -> Any:
+    """Returns the description that was saved with a checkpoint.
+
+    With it, a program makes the model whose weights it then restores. In a program of
+    several processes, all must call it.
+
+    Args:
+        path: What `save` wrote; or the folder of a `Checkpoints`, which stands for its
+            newest step, of a step, or of an object in a step.
+
+    Returns:
+        A new object, equal to what was given as ``config``; ``None`` if nothing was,
+        or an earlier version has written it.
+
+    Raises:
+        CheckpointError: If there is no whole checkpoint, or it can't be read.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp() + "/model"
+        >>> config = {"in_features": 2, "out_features": 3, "use_bias": False}
+        >>> model = nnx.Linear(**config, rngs=nnx.Rngs(0))
+        >>> nnx.checkpoints.save(folder, model, config=config)
+        >>> config = nnx.checkpoints.config(folder)
+        >>> make = lambda: nnx.Linear(**config, rngs=nnx.Rngs(0))
+        >>> again = nnx.checkpoints.restore(folder, nnx.eval_shape(make))
+        >>> again.bias is None, bool(jnp.all(again.kernel[...] == model.kernel[...]))
+        (True, True)
+    """
+
+    def find() -> Any:
+        return _by_first(_CONFIG, lambda: _with_note(orbax_side.path_of(path)))
+
+    def read(folder: Any) -> Any:
+        with orbax_side.explained(orbax_side.READING, folder):
+            return collectives.together(_CONFIG, lambda: orbax_side.read_note(folder))
+
+    return configs.from_note(steadily(_CONFIG, find, read))
+
+
+_CONFIG = "nnx.checkpoints.config"
+
+
+def _with_note(folder: Any) -> Any:
+    """Finds the folder that has the note: this one, its newest step, or its step."""
+    folder = _readable(folder)
+    with orbax_side.explained(orbax_side.READING, folder):
+        if orbax_side.is_tree(folder):
+            is_in_step = not (folder / orbax_side.STEP_FILE).exists()
+            return folder.parent if is_in_step else folder
+        if folder.is_dir() and (steps := orbax_side.steps_in(folder)):
+            return folder / str(steps[-1])
+    items_of(folder)  # raises, unless it is a step
+    return folder
+
+
 # ---------------------------------------------------------------- folders
+
+
+def _by_first(name: str, find: Callable[[], Any]) -> Any:
+    """Has the first process look for a folder, which all will read."""
+
+    def look() -> str:
+        return os.fspath(find()) if collectives.is_first() else ""
+
+    [text, *_] = collectives.gathered(name, look)
+    return orbax_side.path_of(text)
 
 
 def steadily(name: str, find: Callable[[], Any], read: Callable[[Any], T]) -> T:

@@ -244,15 +244,15 @@ class StepWriter:
             ),
         )
 
-    def begin(self, folder: Any, args: Any, note: Any = None) -> None:
+    def begin(self, folder: Any, args: Any, note: Mapping[str, Any]) -> None:
         """Copies what is to be written, and begins to write it.
 
         Args:
             folder: Where to; it must not exist.
             args: Orbax's arguments for the handler.
-            note: What `read_note` reads, if not ``None``.
+            note: What `read_note` reads.
         """
-        self._checkpointer.save(folder, args=args, custom_metadata=note)
+        self._checkpointer.save(folder, args=args, custom_metadata=note or None)
 
     def finish(self) -> None:
         """Waits until all is on disk; if that fails here, it fails in all processes."""
@@ -270,18 +270,21 @@ class StepWriter:
 _numbers = itertools.count()
 
 
-def write(folder: Any, tree: Mapping[str, Any], name: str) -> None:
+def write(
+    folder: Any, tree: Mapping[str, Any], note: Mapping[str, Any], name: str
+) -> None:
     """Writes a tree and returns when all of it is on disk.
 
     Args:
         folder: Where to; it must not exist.
         tree: Nested dicts of arrays.
+        note: What `read_note` reads.
         name: The call, for messages.
     """
     orbax = load()
     writer = StepWriter(orbax.StandardCheckpointHandler(), name)
     try:
-        writer.begin(folder, orbax.args.StandardSave(tree))
+        writer.begin(folder, orbax.args.StandardSave(tree), note)
         writer.finish()
     finally:
         writer.close()
@@ -305,6 +308,23 @@ class FolderContents(NamedTuple):
     treedef: Any  # as Orbax nests it
     leaves: dict[DiskPath, jax.ShapeDtypeStruct]  # in order; text has the dtype object
     numbers: set[DiskPath]  # the leaves that were Python numbers
+
+
+def steps_in(folder: Any) -> list[int]:
+    """Lists the steps of a folder that were written to the end, in order."""
+    if not exists(folder):
+        return []
+    return sorted(int(x.name) for x in folder.iterdir() if is_step(x))
+
+
+def is_step(folder: Any) -> bool:
+    """Whether a folder is a step that was written to the end."""
+    name = folder.name
+    if not name.isdecimal() or str(int(name)) != name:
+        return False
+    if is_remote(folder):
+        return (folder / COMMITTED).exists()
+    return folder.is_dir()
 
 
 def is_tree(folder: Any) -> bool:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -20,19 +19,13 @@ from typing import Any
 
 import jax
 
-from graftree import _python, errors
+from graftree import _python, errors, file_locks
 from graftree.checkpoints import orbax_side
-
-try:
-    import fcntl
-except ImportError:  # Windows, where no writer is kept out
-    fcntl: Any = None
 
 # ---------------------------------------------------------------- one writer at a time
 #
-# The system frees the lock of a process that ends, however it ends; the next writer
-# then takes the file that is left behind. Readers never need it. Object stores and
-# some network file systems have no locks: there, writers are not kept out.
+# The next writer takes the file that a killed one has left behind. Readers never need
+# the lock.
 #
 # Within a process, an idle lock, such as that of a series between two saves, is handed
 # to the next writer.
@@ -67,7 +60,7 @@ class Lock:
         Raises:
             CheckpointError: If another writer has it; the message says which.
         """
-        if fcntl is not None and not orbax_side.is_remote(self._file):
+        if file_locks.HAS_LOCKS and not orbax_side.is_remote(self._file):
             self._take()
 
     def rest(self) -> None:
@@ -86,7 +79,7 @@ class Lock:
         path = os.fspath(self._file)
         with _changing, orbax_side.explained("Saving to", self._folder):
             self._rests = False
-            if self._free is not None and _is_at(self._descriptor, path):
+            if self._free is not None and file_locks.is_at(self._descriptor, path):
                 return
             self.release()
             with contextlib.suppress(FileExistsError):  # A file: opening says so.
@@ -100,9 +93,9 @@ class Lock:
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                is_free = _try_lock(descriptor)
+                is_free = file_locks.try_lock(descriptor)
                 owner = _owner(descriptor)
-                is_there = _is_at(descriptor, path)
+                is_there = file_locks.is_at(descriptor, path)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -127,7 +120,7 @@ def _handed_over(path: str) -> int | None:
     """Takes the open file from an idle lock that this process has on it."""
     for descriptor, get in [*_locks.items()]:  # a lock may be collected during the loop
         lock = get()
-        if lock is not None and lock._rests and _is_at(descriptor, path):
+        if lock is not None and lock._rests and file_locks.is_at(descriptor, path):
             lock._free.detach()
             lock._free = None
             return descriptor
@@ -137,25 +130,6 @@ def _handed_over(path: str) -> int | None:
 def lock_of(folder: Any) -> Lock:
     """Makes the lock of a folder, which need not exist; the lock is beside it."""
     return Lock(folder.parent / (folder.name + LOCK_ENDING), folder)
-
-
-def _is_at(descriptor: int, path: str) -> bool:
-    """Whether an open file still has that name: a release deletes the file."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Whether the lock is ours now, or there are none on this file system."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        return error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-    return True
 
 
 def _sign(descriptor: int) -> None:
@@ -180,7 +154,7 @@ def _release(descriptor: int, path: str) -> None:
     del _locks[descriptor]
     # While the lock is held: later it might be the file of the next writer.
     with contextlib.suppress(OSError):
-        if _is_at(descriptor, path):
+        if file_locks.is_at(descriptor, path):
             os.unlink(path)
     os.close(descriptor)
 

@@ -31,6 +31,7 @@ import jax
 
 from graftree import errors
 from graftree.checkpoints import (
+    configs,
     data_states,
     files,
     orbax_side,
@@ -62,10 +63,13 @@ class Checkpoints:
             ``None`` keeps no such step. Pass it again when you resume.
         mode: Whether the best score is the smallest, ``"min"``, or the largest,
             ``"max"``.
+        config: A description to keep with each step, as for `save`; `config` returns
+            it.
 
     Raises:
         ValueError: If ``keep`` or ``every`` is less than one, or ``mode`` is another
             word.
+        TypeError: If a part of ``config`` can't be stored.
 
     Example:
         >>> import tempfile
@@ -87,6 +91,7 @@ class Checkpoints:
         every: int = 1,
         best: str | None = None,
         mode: Literal["min", "max"] = "min",
+        config: Any = None,
     ) -> None:
         for name, value in (("keep", keep), ("every", every)):
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -97,6 +102,7 @@ class Checkpoints:
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
         self._best, self._mode = best, mode
+        self._config = configs.to_json(config, "Checkpoints")
         self._writer: orbax_side.StepWriter | None = None  # made by the first save
         self._lock = processes.Lock(
             self._directory / processes.LOCK_ENDING, self._directory
@@ -155,6 +161,7 @@ class Checkpoints:
 
         def prepare() -> Any:
             self._check_arguments(step, objects)
+            contents.config = self._config
             contents.scores = step_contents.checked_scores(scores, self._best)
             self.wait()
             contents.prepare(objects)
@@ -195,8 +202,8 @@ class Checkpoints:
             if self._writer is None:
                 handler = orbax_side.load().CompositeCheckpointHandler()
                 self._writer = orbax_side.StepWriter(handler, "Checkpoints.save")
-            note = {step_contents.SCORES: contents.scores} if contents.scores else None
-            self._writer.begin(self._directory / str(step), contents.arguments(), note)
+            folder = self._directory / str(step)
+            self._writer.begin(folder, contents.arguments(), contents.note())
 
     def _follow(self, step: int) -> None:
         """Starts the thread that waits until a step is whole."""
@@ -487,22 +494,17 @@ class Checkpoints:
 
     def _steps_on_disk(self) -> list[int]:
         with orbax_side.explained(orbax_side.READING, self._directory):
-            steps = self._list_steps_once()
+            steps = orbax_side.steps_in(self._directory)
             # Another program may rename entries of a folder while it is listed: the
             # step that it deletes is gone then, and the next one is not listed yet.
             max_listings = (
                 0 if orbax_side.is_remote(self._directory) else _MOST_LISTINGS
             )
             for _ in range(max_listings):
-                previous, steps = steps, self._list_steps_once()
+                previous, steps = steps, orbax_side.steps_in(self._directory)
                 if steps == previous:
                     break
             return steps
-
-    def _list_steps_once(self) -> list[int]:
-        if not orbax_side.exists(self._directory):
-            return []
-        return sorted(int(x.name) for x in self._directory.iterdir() if _is_step(x))
 
     def _best_on_disk(self) -> int | None:
         steps = self._steps_on_disk()
@@ -606,7 +608,8 @@ class Checkpoints:
         except BaseException as error:
             for key, state in old_states.items():
                 iterators[key].set_state(state)
-            if isinstance(error, ValueError):
+            is_misfit = not isinstance(error, errors.CheckpointError)
+            if isinstance(error, ValueError) and is_misfit:
                 error.add_note(
                     "What can't be filled in place, such as a TrainState, is restored "
                     "as a new object: "
@@ -640,16 +643,6 @@ _LEFTOVERS = (orbax_side.PARTIAL, _DELETED)
 
 
 _MOST_LISTINGS = 10
-
-
-def _is_step(folder: Any) -> bool:
-    """Whether a folder is a step that was written to the end."""
-    name = folder.name
-    if not name.isdecimal() or str(int(name)) != name:
-        return False
-    if orbax_side.is_remote(folder):
-        return (folder / orbax_side.COMMITTED).exists()
-    return folder.is_dir()
 
 
 def _delete(folder: Any) -> None:

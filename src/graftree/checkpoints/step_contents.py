@@ -1,4 +1,4 @@
-"""What a step of `Checkpoints` consists of: objects, states of data iterators, scores.
+"""What a step of `Checkpoints` consists of: objects, states of iterators, a note.
 
 `StepContents` takes it from each process, and settles what is written for all of them.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftree import errors
-from graftree.checkpoints import data_states, orbax_side, stored_trees
+from graftree.checkpoints import configs, data_states, orbax_side, stored_trees
 from graftree.training import early_stopping
 
 # The key of the scores in the note of a step.
@@ -22,10 +22,12 @@ class StepContents:
 
     Attributes:
         scores: Of the step.
+        config: The description of the run, as JSON.
     """
 
     def __init__(self) -> None:
         self.scores: dict[str, float] = {}
+        self.config: Any = None
         self._trees: dict[str, stored_trees.ToStore] = {}
         self._states: dict[str, Any] = {}  # of iterators
 
@@ -41,7 +43,7 @@ class StepContents:
     def shared(self) -> tuple[Any, ...]:
         """Returns what the other processes need to know, as JSON."""
         digests = {name: tree.digest for name, tree in self._trees.items()}
-        return self.scores, digests, self._states
+        return self.scores, digests, self._states, self.config
 
     def settle(self, everyone: list[Any]) -> None:
         """Takes what is `shared` by each process.
@@ -50,17 +52,23 @@ class StepContents:
             ValueError: If they differ where only those of the first are saved.
         """
         # As text: of several processes, the scores may have come as JSON. NaN is NaN.
-        if len({json.dumps(scores) for scores, _, _ in everyone}) > 1:
+        if len({json.dumps(scores) for scores, *_ in everyone}) > 1:
             raise ValueError(
                 "Checkpoints.save: the scores differ between the processes, and only "
                 "those of the first would be saved.\nReduce them over all processes "
                 "first."
             )
-        stored_trees.check_digests([digests for _, digests, _ in everyone])
+        stored_trees.check_digests([digests for _, digests, *_ in everyone])
+        configs.check_same([config for *_, config in everyone])
         self._states = {
-            name: data_states.joined([states[name] for _, _, states in everyone])
+            name: data_states.joined([states[name] for _, _, states, _ in everyone])
             for name in self._states
         }
+
+    def note(self) -> dict[str, Any]:
+        """Makes what is stored beside the objects."""
+        scores = {SCORES: self.scores} if self.scores else {}
+        return scores | configs.as_note(self.config)
 
     def arguments(self) -> Any:
         """Makes the arguments with which Orbax saves the objects."""

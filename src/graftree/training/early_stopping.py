@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,8 +28,8 @@ def is_better(score: float, best: float, mode: str, min_delta: float = 0.0) -> b
     return score < best - min_delta if mode == "min" else score > best + min_delta
 
 
-def as_number(score: Any, name: str) -> float:
-    """Converts a score to a Python number.
+def check_number(score: Any, name: str) -> None:
+    """Checks what should be a number; does not read it from the device.
 
     Raises:
         TypeError: If it is neither a real number nor an array ``[]`` with one.
@@ -38,13 +39,22 @@ def as_number(score: Any, name: str) -> float:
             f"{name} is traced, and has no value yet.\nReturn it from the compiled "
             "function, and pass it on outside."
         )
-    array = np.asarray(score)
+    array = score if isinstance(score, jax.Array) else np.asarray(score)
     is_real = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.kind != "c"
     if array.shape or not is_real:
         is_array = hasattr(score, "dtype")
         got = descriptions.describe(array) if is_array else f"a {type(score).__name__}"
         raise TypeError(f"{name} should be a number or an array [], got {got}.")
-    return float(array)
+
+
+def as_number(score: Any, name: str) -> float:
+    """Converts a score to a Python number.
+
+    Raises:
+        TypeError: As `check_number`.
+    """
+    check_number(score, name)
+    return float(np.asarray(score))
 
 
 class EarlyStopping(pytrees.Pytree):

@@ -255,7 +255,11 @@ def check_sizes(layer: Any, **values: Any) -> None:
 def _no_size(layer: Any, name: str, value: Any, expected: str) -> str:
     way_out = "A size is the number of entries along an axis, such as x.shape[-1]."
     if value is None:
-        way_out = "Layers infer no sizes from their inputs: pass x.shape[-1]."
+        way_out = (
+            "Layers infer no sizes from their inputs: pass x.shape[-1]. Where other "
+            "layers\nmake x, nnx.eval_shape gives its shape from an example: "
+            "docs/guides/initialization.md."
+        )
     elif isinstance(value, float):
         way_out = "Of a quotient, write a // b: a / b is a float."
     return errors.message(
