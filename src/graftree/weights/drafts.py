@@ -19,7 +19,7 @@ from graftree.annotations import Path
 from graftree.core import paths, walks
 from graftree.core.graph import nodes
 from graftree.surgery import stacks
-from graftree.weights import layouts, sources, tables, torch_layouts
+from graftree.weights import block_scales, layouts, sources, tables, torch_layouts
 
 # Names for the same thing here and elsewhere; each word stands for the first.
 _WORDS = (
@@ -96,8 +96,9 @@ def draft(path: Any, model: Any) -> Draft:
         })
     """
     with sources.open(path) as source:
-        shapes = {name: stored.shape for name, stored in source.tensors.items()}
-        has_fused = any(name.endswith("in_proj_weight") for name in source.tensors)
+        tensors = block_scales.decoded(source).tensors
+        shapes = {name: stored.shape for name, stored in tensors.items()}
+        has_fused = any(name.endswith("in_proj_weight") for name in tensors)
     theirs, ours = (
         _compared_facts(_of_file(shapes)),
         _compared_facts(_of_model(model, has_fused)),
@@ -227,7 +228,7 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
         if above(x, path) is not None:
             return None
         if isinstance(x, stacks.Stack):
-            return [(range(x.length), x.layers)]
+            return [(_key(part), part.value) for part in stacks.numbered(x)]
         return [] if known(x) is not None else tables.children_of(x)
 
     for path, x in walks.walk(model, below):
@@ -242,6 +243,10 @@ def _of_model(model: Any, has_fused: bool) -> Iterator[_Layer]:
         along = [key for key in path if isinstance(key, int | range)]
         numbers = [key if isinstance(key, range) else (key,) for key in along]
         yield _spelled(path), itertools.product(*numbers), shapes
+
+
+def _key(part: stacks.Numbered) -> range | int:
+    return part.numbers if part.is_stacked else part.numbers.start
 
 
 def _shape(layer: Any, tensor: torch_layouts.TorchTensor, depth: int) -> _Shape:
