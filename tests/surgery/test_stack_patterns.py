@@ -147,6 +147,35 @@ def test_each_layer_has_a_cache_of_its_size_and_decodes_as_in_a_list():
     assert whole.shape == X.shape
 
 
+class Generator(nnx.Module):
+    def __init__(self, layers, rngs):
+        self.embed, self.layers = nnx.Embed(20, 8, rngs=rngs), layers
+
+    def init_cache(self, batch, length):
+        if isinstance(self.layers, nnx.Stack):
+            return self.layers.each(lambda layer: layer.init_cache(batch, length))
+        return [layer.init_cache(batch, length) for layer in self.layers]
+
+    def __call__(self, tokens, *, positions, cache):
+        run = in_a_loop if isinstance(self.layers, nnx.Stack) else in_turn
+        return self.embed.attend(
+            run(self.layers, self.embed(tokens), cache, positions)[0]
+        )
+
+
+def test_generated_tokens_are_those_of_a_list():
+    models = [
+        nnx.view(Generator(layers, nnx.Rngs(5)), deterministic=True)
+        for layers in pair()
+    ]
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    found, expected = (
+        nnx.decoding.generate(model, prompts, max_new_tokens=10).lists()
+        for model in models
+    )
+    assert found == expected
+
+
 def test_values_by_layer_go_to_their_layers_and_outputs_come_in_order():
     class Scale(nnx.Module):
         def __init__(self, sign):

@@ -371,7 +371,7 @@ def numbered(stack: Stack[Any]) -> list[Numbered]:
     """Lists the parts of a Stack."""
     pattern, rest = stack.parts
     if stack.period is None:
-        return [Numbered(("layers",), *pattern, range(stack.length))]
+        return [Numbered(("layers",), pattern[0], range(stack.length))]
     whole = stack.length - len(rest)
     stacked_parts = [
         Numbered(("layers", k), part, range(k, whole, len(pattern)))

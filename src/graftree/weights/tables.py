@@ -293,7 +293,7 @@ class _Spot(NamedTuple):
     @property
     def index_names(self) -> set[str]:
         """The names of all indices on the way."""
-        return {*self.indices, *[x.name for x in self.stacked if type(x) is not int]}
+        return {*self.indices, *[x.name for x in self.stacked if isinstance(x, _Along)]}
 
     def child(self, key: Key, value: Any, **changes: Any) -> _Spot:
         changes["path"] = (*self.path, key)
