@@ -195,6 +195,16 @@ def test_config_json_says_the_size_of_blocks(tmp_path):
         assert_equal(with_config(tmp_path, file, config).x[...], values)
 
 
+def test_one_block_is_too_few_if_config_json_says_so(tmp_path):
+    file = float8("x", 200, 200, block=(256, 256))[0]
+    config = {"quantization_config": {"weight_block_size": [128, 128]}}
+    with pytest.raises(nnx.errors.WeightsError, match="1 blocks of 128 by config"):
+        with_config(tmp_path, file, config)
+    file["x_scale_inv"] = np.float32(3).reshape(1)
+    found = with_config(tmp_path, file, config).x[...]
+    assert_equal(found, file["x"].astype(np.float32) * 3)
+
+
 @tables.cases(
     "config, words",
     (

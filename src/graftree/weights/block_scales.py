@@ -192,10 +192,10 @@ def _numbers(scales: np.ndarray) -> np.ndarray:
 
 def _scaled(source: Source, parts: tuple[str, str]) -> _Encoded:
     codes, scales = (source.tensors[part] for part in parts)
-    is_single = scales.size == 1
-    shape = (1,) * len(codes.shape) if is_single else scales.shape
+    is_scalar = scales.shape in ((), (1,))
+    shape = (1,) * len(codes.shape) if is_scalar else scales.shape
     is_number = jnp.issubdtype(scales.dtype, jnp.floating) or scales.dtype == np.uint8
-    is_fitting = is_single or shape[:-2] == codes.shape[:-2]
+    is_fitting = is_scalar or shape[:-2] == codes.shape[:-2]
     is_fitting &= len(codes.shape) == len(shape) > 1 and scales.size * codes.size > 0
     if not (_is_float8(codes.dtype) and is_number and is_fitting):
         expected = "FP8 is float8[...,rows,columns], with as many axes of blocks"
@@ -203,8 +203,7 @@ def _scaled(source: Source, parts: tuple[str, str]) -> _Encoded:
     said = _said_in_config(source.name) or (None, None)
     sizes = []
     for size, count, of_config in zip(codes.shape[-2:], shape[-2:], said, strict=True):
-        block = of_config or _power_of_two(size, count)
-        block = size if is_single else block
+        block = size if is_scalar else of_config or _power_of_two(size, count)
         if -(-size // block) != count:
             by = f"blocks of {block}" + " by config.json" * (of_config is not None)
             raise _misfit(source, parts, f"{count} {by} don't make {size}")
