@@ -331,6 +331,7 @@ LAYERS: Sequence[Layer] = [
             (3,),
             ((4, 3),),
             lambda p, x: p.scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6),
+            beyond="scale_offset",
         ),
         Layer(
             "GroupNorm",

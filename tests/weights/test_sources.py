@@ -20,11 +20,11 @@ import pytest
 from hypothesis import strategies as st
 
 import graftree as nnx
-from graftree.weights import saving, sources, stored_tensors, tensor_files
+from graftree.weights import block_scales, saving, sources, stored_tensors, tensor_files
 from tests import interpreters, tables
 from tests.meshes import mesh_of
 from tests.weights import test_hostile as hostile
-from tests.weights.tensors import Tensor, numbers
+from tests.weights.tensors import Tensor, float8, mxfp4, numbers
 from tests.weights.test_hostile import GOOD
 
 ARRAYS = {
@@ -577,3 +577,20 @@ def test_a_killed_write_leaves_the_old_files_the_new_ones_or_none():
     printed = interpreters.printed("-m", "tests.stress.weights_kills", "2")
     kills = [int(line.split()[0]) for line in printed.splitlines()]
     assert len(kills) == 2 and min(kills) > 3
+
+
+def test_a_device_s_part_reads_only_its_blocks(tmp_path):
+    file, values = mxfp4("x", 8, 4, 32 * 2**11)
+    saving.write(tmp_path / "x.safetensors", outs(file))
+    with sources.open(tmp_path / "x.safetensors") as source:
+        x = block_scales.decoded(source, ["x"])
+        piece = x.read("x", (slice(1, 2), slice(40, 70), slice(1, 3)))
+        np.testing.assert_array_equal(np.float64(piece), values[1:2, 40:70, 1:3])
+        assert source.bytes_read == 2 * 2 * (16 + 1)
+    file, values = float8("x", 300, 300)
+    saving.write(tmp_path / "y.safetensors", outs(file))
+    with sources.open(tmp_path / "y.safetensors") as source:
+        x = block_scales.decoded(source, ["x"])
+        piece = x.read("x", (slice(120, 130), slice(256, 299)))
+        np.testing.assert_array_equal(np.float64(piece), values[120:130, 256:299])
+        assert source.bytes_read == 10 * 43 + 2 * 1 * 4

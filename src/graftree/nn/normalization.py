@@ -370,25 +370,18 @@ class LayerNorm(_SampleNorm):
 class RMSNorm(_SampleNorm):
     """Scales each sample to a mean square of one over its features.
 
-    Computes ``x * (rsqrt(mean(|x|^2) + epsilon) * scale)``: nothing is subtracted, and
-    there is no bias.
+    Computes ``x * (rsqrt(mean(|x|^2) + epsilon) * (scale_offset + scale))``, without a
+    mean and a bias. Arguments not listed here are those of `LayerNorm`.
 
     Args:
-        num_features: Number of entries of ``scale``: the size of the inputs along
-            ``feature_axes``, the product of sizes if there are several.
         epsilon: Added to the mean square.
-        dtype: The dtype of the output; ``None``: inferred from inputs and Params.
-        param_dtype: The dtype in which the scale is stored.
-        use_scale: Whether there is a scale.
-        scale_init: Initializer of ``scale``.
-        reduction_axes: The axes to compute the mean square over.
-        feature_axes: The axes along which the scale varies.
-        axis_name: A mapped axis to also average the mean square over.
-        axis_index_groups: Groups of indices of that axis to average in.
+        scale_init: Initializer of ``scale``; the default, ones, is that of the factor,
+            so ``scale`` starts as ``1 - scale_offset``.
         use_fast_variance: No effect; accepted for symmetry with `LayerNorm`.
         promote_dtype: Called as ``promote_dtype((x, scale), dtype=dtype)``.
         rngs: Gives one key to ``scale``.
-        scale_metadata: Metadata of the Param ``scale``.
+        scale_offset: 1.0 for weights that are stored as ``w`` and applied as ``1 + w``,
+            as those of Gemma are. The sum is computed in float32 or wider.
 
     Attributes:
         scale: Param, ``[num_features]``, or ``None``.
@@ -425,8 +418,11 @@ class RMSNorm(_SampleNorm):
         promote_dtype: PromoteDtypeFn = arguments.promote_dtype,
         rngs: Rngs,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        scale_offset: float = 0.0,
     ):
         arguments.check_sizes(self, num_features=num_features)
+        if scale_offset and scale_init is initializers.ones:
+            scale_init = initializers.constant(1 - scale_offset)
         self.scale = attributes.data(None)
         if use_scale:
             self.scale = arguments.make_param(
@@ -443,6 +439,7 @@ class RMSNorm(_SampleNorm):
         self.axis_index_groups = axis_index_groups
         self.use_fast_variance = use_fast_variance
         self.promote_dtype = promote_dtype
+        self.scale_offset = scale_offset
 
     @eager.compiled
     def __call__(
@@ -468,6 +465,10 @@ class RMSNorm(_SampleNorm):
         inputs, scale = moments.promoted(self, feature_axes, inputs, scale)
         dtype = arguments.canonicalize_dtype(inputs, scale, dtype=self.dtype)
         square = moments.mean_square(self, inputs, axes, mask)
+        if scale is not None and self.scale_offset:
+            scale = self.scale_offset + scale.astype(
+                jnp.promote_types(scale.dtype, square.dtype)
+            )
         (scale,) = moments.along(feature_axes, inputs.shape, scale)
         factor = arithmetic.times(lax.rsqrt(square + self.epsilon), scale)
         return jnp.asarray(arithmetic.times(inputs, factor), dtype)

@@ -17,7 +17,8 @@ into a filter.
 # - `frozen_variables.py`: parameters taken out of training, and back.
 # - `replacements.py`: sub-modules replaced by others; lists of equal layers as one
 #   `Stack`, and back.
-# - `stacks.py`: `Stack`, equal layers by one loop, which is in `stack_loops.py`.
+# - `stacks.py`: `Stack`, equal layers by one loop, which is in `stack_loops.py`;
+#   `equal_layers.py`: whether layers are equal.
 # - `adaptations.py`: LoRA onto layers, into their kernels, or off again;
 #   `lora_layers.py`: the layers that can have it; `lora_targets.py`: these,
 #   and Params of other modules, with their new Variables.

@@ -133,7 +133,10 @@ def select(model: Any, selection: Any, call: str) -> list[Target]:
             targets.append(Target(path, x))
             continue
         above = [modules[path[:end]] for end in range(len(path))]
-        depth = sum(isinstance(y, stacks.Stack) for y in above)
+        depth = sum(
+            isinstance(y, stacks.Stack) and key != "rest"
+            for y, key in zip(above, path, strict=True)
+        )
         layer = Target(path[:-1], above[-1])
         is_kernel = type(above[-1]) in lora_layers.ADAPTABLE and layer.kernel is x
         is_known = is_kernel and _reason_against(layer, wrapped) is None

@@ -14,22 +14,15 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
-from graftree import _jax, errors
+from graftree import errors
 from graftree.annotations import Path
 from graftree.core import paths, walks
-from graftree.core.graph import functional, nodes, updates
+from graftree.core.graph import nodes
 from graftree.core.modules import containers
 from graftree.core.objects import attributes, bookkeeping, pytrees
-from graftree.core.rng.streams import Rngs
-from graftree.core.states import pure_dicts
-from graftree.core.text import representations
-from graftree.core.variables import sharding as variable_sharding, variables
-from graftree.surgery import selections, stacks
+from graftree.surgery import equal_layers, selections, stacks
 from graftree.surgery.selections import ModelPart
 from graftree.surgery.stacks import Stack
-from graftree.transforms import recordings
 
 
 def replace(model: Any, where: Any, by: Any) -> list[Path]:
@@ -209,6 +202,7 @@ def stack(
     model: Any,
     where: Any,
     *,
+    period: int | None = None,
     remat: bool | Callable[..., bool] = False,
     unroll: int | bool = 1,
     axis_name: str | None = None,
@@ -224,6 +218,7 @@ def stack(
             one.
         where: The Lists: a pattern of paths such as ``"encoder.blocks"`` (see `at`), a
             function of path and module, or a list of these.
+        period: After how many layers their kinds repeat, if they differ by a pattern.
         remat: As for `Stack`.
         unroll: As for `Stack`.
         axis_name: As for `Stack`.
@@ -233,7 +228,8 @@ def stack(
 
     Raises:
         ValueError: If nothing is selected, something other than a List of layers, or
-            layers that share Variables; then nothing has changed, nor in the next case.
+            layers that share Variables; if ``period`` is not positive. Then nothing has
+            changed, nor in the next case.
         StateMismatchError: If layers differ in more than values (dtypes included), or
             JAX arrays can't hold these. NumPy arrays and Python numbers become arrays.
         TypeError: If ``model`` or ``where`` have the wrong type.
@@ -250,10 +246,17 @@ def stack(
         >>> jnp.allclose(model.blocks(x), expected)
         Array(True, dtype=bool)
     """
-    options = {"remat": remat, "unroll": unroll, "axis_name": axis_name}
+    if period is not None and period < 1:
+        raise ValueError(f"nnx.surgery.stack: period={period} must be positive.")
+    settings = {"remat": remat, "unroll": unroll, "axis_name": axis_name}
     paths_by_id = selections.paths_by_id(model)
     shared = {identity for identity, aliases in paths_by_id.items() if len(aliases) > 1}
-    return replace(model, where, lambda layers: _stack_of(layers, shared, options))
+
+    def stack_of(layers: Any) -> Stack[Any]:
+        _check_layers(layers, shared, period or 1)
+        return stacks.of_layers(layers, period, **settings)
+
+    return replace(model, where, stack_of)
 
 
 def unstack(model: Any, where: Any = Stack) -> list[Path]:
@@ -293,31 +296,8 @@ def _layers_of(stack: Any) -> containers.List[Any]:
     return containers.List([stacks.layer_at(stack, i) for i in range(len(stack))])
 
 
-def _stack_of(layers: Any, shared: set[int], options: Mapping[str, Any]) -> Stack[Any]:
-    """Makes a Stack with the values of equal layers."""
-    _check_layers(layers, shared)
-    axis_name, first = options["axis_name"], layers[0]
-
-    def make() -> Stack[Any]:
-        copy = functional.clone
-        return Stack(lambda _: copy(first), len(layers), rngs=Rngs(0), **options)
-
-    # Abstract: otherwise the first layer's values would exist once per layer.
-    stack = recordings.eval_shape(make)
-    # Values only: annotations already have the axis.
-    values = [pure_dicts.as_pure(functional.state(layer)) for layer in layers]
-    join = functools.partial(stacks.stacked, axis_name)
-    updates.update(stack.layers, jax.tree.map(join, *values))
-    for variable in representations.variables_in(stack.layers):
-        raw, metadata = variable.get_raw_value(), variables.metadata_of(variable)
-        if not _jax.is_ref(raw):
-            placed = variable_sharding.place_named(raw, metadata, axis_name)
-            variables.store(variable, placed)
-    return stack
-
-
-def _check_layers(layers: Any, shared: set[int]) -> None:
-    """Raises unless they are layers that differ only in values."""
+def _check_layers(layers: Any, shared: set[int], period: int) -> None:
+    """Raises unless layers that are a period apart differ only in values."""
     if not isinstance(layers, containers.List) or not len(layers):
         raise ValueError(
             f"nnx.surgery.stack: a {type(layers).__name__} is selected, which is not "
@@ -326,18 +306,21 @@ def _check_layers(layers: Any, shared: set[int]) -> None:
     _check_apart(layers, shared)
     call = "nnx.surgery.stack:"
     for i, other in enumerate(layers):
-        stacks.check_alike(
-            f"{call} the layers 0 and {i} are not alike.",
-            layers[0],
+        first = i % period
+        equal_layers.check_alike(
+            f"{call} the layers {first} and {i} are not alike.",
+            layers[first],
             other,
-            ("in layer 0", f"in layer {i}"),
-            "Stack layers that differ in nothing but their values.",
+            (f"in layer {first}", f"in layer {i}"),
+            "Stack layers that differ in nothing but their values; period= says after "
+            "how many layers their kinds repeat.",
         )
-    stacks.check_values(
-        f"{call} the layers have values that can't be parts of a JAX array.",
-        layers[0],
-        "Give Variables values of types that JAX computes with.",
-    )
+    for layer in layers[:period]:
+        equal_layers.check_values(
+            f"{call} the layers have values that can't be parts of a JAX array.",
+            layer,
+            "Give Variables values of types that JAX computes with.",
+        )
 
 
 def _check_apart(layers: Sequence[Any], shared: set[int]) -> None:

@@ -8,11 +8,21 @@ It does the same as a list of the layers. Always, in every mode:
 - A loop has one type of ``x`` for all layers; a list need not: its first layer may get
   another dtype, or sharding, than the rest. If all layers return one type, ``x`` is
   converted to it before the first.
+
+If layers differ by a pattern, a step of the loop applies all layers of the pattern, and
+those that are left after the last whole pattern follow the loop:
+
+    layer      0 1 2   3 4 5   6 7        of [a, b, c], for 8 layers
+    step       0       1       rest
+
+So everything that belongs to the layers is `Periodic`; equal layers are a pattern of
+one.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,12 +43,25 @@ from graftree.transforms.derivatives import grad
 from graftree.transforms.lifting import decorators
 
 
+class Periodic(NamedTuple):
+    """Something that belongs to each layer, in the order of a pattern of layers.
+
+    Attributes:
+        pattern: For each layer of the pattern, what belongs to all layers like it,
+            stacked along a first axis.
+        rest: For each layer after the last whole pattern, what belongs to it.
+    """
+
+    pattern: tuple[Any, ...]
+    rest: tuple[Any, ...] = ()
+
+
 class Options(NamedTuple):
     """Settings of a loop; hashable.
 
     Attributes:
         is_scan: Whether layers take a value each, and return an output besides ``x``.
-        length: The number of layers.
+        length: The number of steps.
         remat: As in `Stack`; likewise the rest.
         unroll: As a `Static`: unrolling once differs from unrolling everything.
     """
@@ -52,26 +75,33 @@ class Options(NamedTuple):
 
 def run(
     options: Options,
-    layers: Any,
+    layers: Periodic,
     x: Any,
-    values: Any,
+    values: Periodic,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:
-    """Applies layers: the last ``x``, and for a scan all other outputs."""
+) -> tuple[Any, Periodic]:
+    """Applies layers: the last ``x``, and all other outputs."""
     if options.axis_name is not None:
-        _check_undivided(layers, options.axis_name)
+        _check_undivided(layers.pattern, options.axis_name)
     args, kwargs, statics = _split_arguments(args, kwargs)
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
     are_objects = tuple(map(_is_object, leaves))
     objects = [leaf for leaf in leaves if _is_object(leaf)]
     arrays = [leaf for leaf in leaves if not _is_object(leaf)]
     make = _kept_loop if config.caches.are_used else _loop
-    loop = make(options, statics, treedef, are_objects)
+    loop, step = make(options, statics, treedef, are_objects)
 
-    def apply(x: Any) -> Any:
-        carry, outputs = loop((x, objects), layers, values, arrays)
-        return (carry[0], outputs) if options.is_scan else carry[0]
+    def apply(x: Any) -> tuple[Any, Periodic]:
+        (x, _), outputs = loop((x, objects), layers.pattern, values.pattern, arrays)
+        rest = []
+        for layer, value in zip(layers.rest, values.rest, strict=True):
+            try:
+                x, output = step(x, objects, layer, value, arrays)
+            except _UnsettledError as found:  # too late to convert x before the first
+                raise found.type_error() from None
+            rest.append(output)
+        return x, Periodic(outputs, tuple(rest))
 
     try:
         return apply(x)
@@ -119,10 +149,10 @@ def _loop(
     statics: decorators.Statics,
     treedef: Any,
     are_objects: tuple[bool, ...],
-) -> Callable[..., Any]:
-    """Makes the loop, for given static arguments."""
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Makes the loop, and the step of a single layer, for given static arguments."""
 
-    def step(
+    def call(
         x: Any, objects: list[Any], layer: Any, value: Any, arrays: list[Any]
     ) -> tuple[Any, Any]:
         iterators = {True: iter(objects), False: iter(arrays)}
@@ -134,24 +164,41 @@ def _loop(
 
     # In every mode: layers in a list keep their changes.
     keeps_all = {"graph": True, "graph_updates": True}
-    if options.remat:
-        step.__qualname__ = "a layer of nnx.Stack"  # as messages call it
-        policy = None if options.remat is True else options.remat
-        step = grad.remat(step, policy=policy, prevent_cse=False, **keeps_all)
 
-    def body(carry: Any, layer: Any, value: Any, arrays: Any) -> Any:
-        x, objects = carry
-        old_forms = _forms(objects)
-        out, output = step(x, objects, layer, value, arrays)
-        if _forms(objects) != old_forms:
-            raise TypeError(
-                "The layers of this Stack change the structure of a Variable's value, "
-                "in an argument that all layers share, which a compiled loop can't do. "
-                "Sow and record in the layers themselves, or use a List."
+    def make_step(is_in_loop: bool) -> Callable[..., Any]:
+        run = call
+        if options.remat:
+            call.__qualname__ = "a layer of nnx.Stack"  # as messages call it
+            policy = None if options.remat is True else options.remat
+            # A loop already keeps XLA from merging both passes.
+            run = grad.remat(
+                call, policy=policy, prevent_cse=not is_in_loop, **keeps_all
             )
-        return (_fitting(x, out), objects), output
 
-    return loops.scan(
+        def step(x: Any, objects: list[Any], *of_layer: Any) -> tuple[Any, Any]:
+            old_forms = _forms(objects)
+            out, output = run(x, objects, *of_layer)
+            if _forms(objects) != old_forms:
+                raise TypeError(
+                    "The layers of this Stack change the structure of a Variable's "
+                    "value, in an argument that all layers share, which a compiled "
+                    "loop can't do. Sow and record in the layers themselves, or use a "
+                    "List."
+                )
+            return _fitting(x, out), output
+
+        return step
+
+    step = make_step(is_in_loop=True)
+
+    def body(carry: Any, layers: Any, values: Any, arrays: Any) -> Any:
+        (x, objects), outputs = carry, []
+        for layer, value in zip(layers, values, strict=True):
+            x, output = step(x, objects, layer, value, arrays)
+            outputs.append(output)
+        return (x, objects), tuple(outputs)
+
+    loop = loops.scan(
         body,
         length=options.length,
         unroll=options.unroll.value,
@@ -160,6 +207,7 @@ def _loop(
         transform_metadata={partitioning.PARTITION_NAME: options.axis_name},
         **keeps_all,
     )
+    return loop, make_step(is_in_loop=False)
 
 
 # One function for equal calls, as `scan` keeps plans for its function.
@@ -274,15 +322,84 @@ def _in_words(tree: Any) -> str:
     return f"a {kind} of {', '.join(str(leaf) for _, leaf in named) or 'nothing'}"
 
 
-def check_values(values: Any, length: int) -> None:
-    """Raises unless all arrays have an entry per layer.
+# Values of layers.
+
+
+def grouped(values: Any, length: int, like: Periodic) -> Periodic:
+    """Groups values by the layers that they belong to.
+
+    Args:
+        values: Arrays with an entry per layer along their first axis; or `Periodic`.
+        length: The number of layers.
+        like: The layers.
 
     Raises:
         ValueError: If the first axis of an array has another size.
+        TypeError: If an object has values for layers that differ by a pattern: each
+            would get a copy of a part, whose changes were lost.
     """
+    size = len(like.pattern)
+    count = (length - len(like.rest)) // size
+    if isinstance(values, Periodic):
+        if [*map(len, values)] != [*map(len, like)]:
+            raise ValueError(
+                "Stack.scan: the values are for layers of another pattern.\nPass what "
+                "each(function) of this Stack returns."
+            )
+        for k, part in enumerate(values.pattern):
+            _check_values(part, count, f".pattern[{k}]")
+        return values
+    _check_values(values, length)
+    if size == 1:
+        return Periodic((values,))
+    leaves = jax.tree.leaves(values, is_leaf=_is_object)
+    if any(map(_is_object, leaves)):
+        raise TypeError(
+            "Stack.scan: layers that differ by a pattern can't share one "
+            f"{type(next(filter(_is_object, leaves))).__name__}.\nPass what "
+            "stack.each(function) returns, in which each layer has its own."
+        )
+    whole = count * size
+    entries = [*[slice(k, whole, size) for k in range(size)], *range(whole, length)]
+    parts = [jax.tree.map(operator.itemgetter(x), values) for x in entries]
+    return Periodic(tuple(parts[:size]), tuple(parts[size:]))
+
+
+def joined(outputs: Periodic) -> Any:
+    """Stacks the outputs of all layers along a first axis, in the order of the layers.
+
+    Raises:
+        TypeError: If they have different structures, shapes or dtypes.
+    """
+    if len(outputs.pattern) == 1:
+        return outputs.pattern[0]
+    kinds = {_entry_kinds(x, 1) for x in outputs.pattern}
+    kinds |= {_entry_kinds(x, 0) for x in outputs.rest}
+    if len(kinds) > 1:
+        raise TypeError(
+            "Stack.scan: the layers return outputs of different shapes or dtypes, "
+            "which can't be stacked.\nPass values as stack.each(function) returns "
+            "them, and the outputs have that form, too."
+        )
+
+    def join(*parts: Any) -> Any:
+        pattern, rest = parts[: len(outputs.pattern)], parts[len(outputs.pattern) :]
+        whole = jnp.stack(pattern, 1).reshape(-1, *jnp.shape(pattern[0])[1:])
+        return jnp.concatenate([whole, *[x[None] for x in rest]])
+
+    return jax.tree.map(join, *outputs.pattern, *outputs.rest)
+
+
+def _entry_kinds(tree: Any, depth: int) -> Any:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple((jnp.shape(x)[depth:], jnp.result_type(x)) for x in leaves)
+
+
+def _check_values(values: Any, length: int, name: str = "") -> None:
+    """Raises unless all arrays have an entry per layer."""
     for path, x in jax.tree_util.tree_leaves_with_path(values):
         if jnp.shape(x)[:1] != (length,):
-            suffix = paths.keystr(path)
+            suffix = name + paths.keystr(path)
             raise ValueError(
                 errors.message(
                     f"Stack.scan expects values for {length} layers.",

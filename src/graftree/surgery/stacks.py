@@ -5,45 +5,50 @@ layer, and takes that much longer to trace and to compile. A `Stack` keeps one l
 whose Variables have a first axis with an entry per layer, and applies it with `scan`
 (`stack_loops.py`). Its numbers are those of a list of layers made by the same calls.
 
-Equal layers are one program, so they may differ only in values: `check_alike` checks
-this wherever a layer joins them. The end of the file splits and joins stacked arrays,
-which may be abstract.
+Equal layers are one program, so they may differ only in values: `equal_layers.py`
+checks this wherever a layer joins them. Layers that differ by a pattern are equal
+layers at each place of it:
+
+    layer       0   1   2   3   4   5   6   7         of [a, b, c], for 8 layers
+    is in       a0  b0  c0  a1  b1  c1                layers = [a, b, c], stacked
+                                        0   1         rest
+
+The end of the file splits and joins stacked arrays, which may be abstract.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import math
 import operator
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import differences, flattening, functional, updates
-from graftree.core.graph.graphdefs import LEAF, Static
-from graftree.core.graph.matching import Misfit
-from graftree.core.modules import refs
+from graftree.core.graph.graphdefs import Static
+from graftree.core.modules import containers, refs
 from graftree.core.modules.modules import EqualLayers, Module
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.states import pure_dicts, states
-from graftree.core.text import descriptions, representations
+from graftree.core.text import representations
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.variables import Variable
-from graftree.surgery import stack_loops
-from graftree.transforms import maps
+from graftree.surgery import equal_layers, stack_loops
+from graftree.transforms import maps, recordings
 from graftree.transforms.control_flow import loop_bodies, loops
 
 L = TypeVar("L", bound=Module)
 
 
 class Stack(EqualLayers, Generic[L]):
-    """Equal layers, applied one after the other by one loop.
+    """Equal layers, or layers that differ by a pattern, applied by one loop.
 
     The size of the compiled program, and the time to trace it, don't depend on the
     number of layers. Parameters, random streams, statistics and caches are those of a
@@ -51,19 +56,25 @@ class Stack(EqualLayers, Generic[L]):
 
     Args:
         make: Makes a layer from the random streams that it gets. It is traced once. A
-            layer that needs its own streams forks them, as `Dropout` does.
+            layer that needs its own streams forks them, as `Dropout` does. For layers
+            that differ by a pattern, such as every sixth without a window, a list of
+            these: layer ``i`` is made by ``make[i % len(make)]``. A step of the loop
+            then applies all layers of the pattern, which may differ in everything.
         length: The number of layers, at least one.
         rngs: The streams for ``make``; the layers draw from them in order.
         remat: Whether gradients compute the layers again, as by `remat`; or the policy
             for that, from ``jax.checkpoint_policies`` or ``nnx.memory``, whose paths
             begin at the layer.
-        unroll: How many layers a step of the loop has, as in `scan`.
+        unroll: How many layers, or patterns, a step of the loop has, as in `scan`.
         axis_name: The logical or mesh axis of the layers: the first axis in the
             sharding annotations of their Variables, including those without one.
             ``None``: not sharded.
 
     Attributes:
-        layers: The layer, whose Variables have ``length`` as their first axis.
+        layers: The layer, whose Variables have ``length`` as their first axis. With a
+            pattern, a List of its layers, which are stacked each.
+        rest: With a pattern, a List of the layers after the last whole one.
+        period: The number of layers in the pattern; ``None`` without one.
 
     Raises:
         ValueError: If ``length`` is not positive, or a layer keeps Variables that
@@ -83,11 +94,24 @@ class Stack(EqualLayers, Generic[L]):
         ...     x = layer(x)
         >>> jnp.allclose(x, stack(y), rtol=1e-5)
         Array(True, dtype=bool)
+
+        Two layers of one width to each of another, and two that are left:
+
+        >>> def make_of(width):
+        ...     return lambda rngs: nnx.LoRA(4, width, 4, rngs=rngs)
+        >>> stack = nnx.Stack([make_of(2), make_of(2), make_of(3)], 8, rngs=rngs)
+        >>> [layer.lora_a.shape for layer in stack]
+        [(4, 2), (4, 2), (4, 3), (4, 2), (4, 2), (4, 3), (4, 2), (4, 2)]
+        >>> stack.layers[2].lora_a.shape, len(stack.rest)
+        ((2, 4, 3), 2)
     """
+
+    rest: Sequence[L] = ()
+    period: int | None = None
 
     def __init__(
         self,
-        make: Callable[[Rngs], L],
+        make: Callable[[Rngs], L] | Sequence[Callable[[Rngs], L]],
         length: int,
         *,
         rngs: Rngs,
@@ -106,7 +130,16 @@ class Stack(EqualLayers, Generic[L]):
         self.remat = remat
         self.unroll = unroll
         self.axis_name = axis_name
-        self.layers = _construct(make, self.length, rngs, axis_name)
+        if callable(make):
+            self.layers = _construct(make, self.length, rngs, axis_name)
+            return
+        makes = [*make][: self.length]
+        if not makes:
+            raise ValueError("A Stack needs a function that makes a layer, got [].")
+        self.period = len(makes)
+        steps, num_left = divmod(self.length, self.period)
+        self.layers = _construct(_in_a_row(makes), steps, rngs, axis_name)
+        self.rest = _in_a_row(makes[:num_left])(rngs)
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layers: ``x = layer(x, *args, **kwargs)`` for each.
@@ -125,7 +158,10 @@ class Stack(EqualLayers, Generic[L]):
         Raises:
             TypeError: If a layer changes the structure, shape or dtype of ``x``.
         """
-        return stack_loops.run(self._options(False), self.layers, x, None, args, kwargs)
+        layers = self.parts
+        nothing = stack_loops.Periodic(*[(None,) * len(part) for part in layers])
+        options = self._options(False)
+        return stack_loops.run(options, layers, x, nothing, args, kwargs)[0]
 
     def scan(self, x: Any, values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Applies the layers with a value for each, and collects their outputs.
@@ -134,17 +170,19 @@ class Stack(EqualLayers, Generic[L]):
 
         Args:
             x: The input of the first layer.
-            values: A pytree of arrays whose first axis has an entry per layer.
+            values: A pytree of arrays whose first axis has an entry per layer; or what
+                `each` returns, such as caches.
             *args: As for a call.
             **kwargs: As for a call.
 
         Returns:
             The output ``x`` of the last layer, and the other outputs, stacked along a
-            first axis.
+            first axis. Grouped by the pattern if ``values`` are.
 
         Raises:
             ValueError: If an array in ``values`` has another first axis.
-            TypeError: As for a call; if a layer does not return a pair.
+            TypeError: As for a call; if a layer does not return a pair; if layers that
+                differ return outputs of different shapes.
 
         Example:
             >>> class Scale(nnx.Module):
@@ -154,16 +192,35 @@ class Stack(EqualLayers, Generic[L]):
             >>> stack.scan(jnp.ones(()), jnp.array([2.0, 3.0, 4.0]))
             (Array(24., dtype=float32), Array([1., 2., 6.], dtype=float32))
         """
-        stack_loops.check_values(values, len(self))
-        return stack_loops.run(
-            self._options(True), self.layers, x, values, args, kwargs
+        layers = self.parts
+        grouped = stack_loops.grouped(values, len(self), layers)
+        x, outputs = stack_loops.run(
+            self._options(True), layers, x, grouped, args, kwargs
         )
+        if isinstance(values, stack_loops.Periodic):
+            return x, outputs
+        return x, stack_loops.joined(outputs)
+
+    @property
+    def parts(self) -> stack_loops.Periodic:
+        """The stacked layers of the pattern, and those after the last whole one."""
+        pattern = (self.layers,) if self.period is None else tuple(self.layers)
+        return stack_loops.Periodic(pattern, tuple(self.rest))
 
     def _options(self, is_scan: bool) -> stack_loops.Options:
-        unroll = Static(self.unroll)
-        return stack_loops.Options(
-            is_scan, len(self), self.remat, unroll, self.axis_name
-        )
+        unroll, steps = Static(self.unroll), self._count_steps()
+        return stack_loops.Options(is_scan, steps, self.remat, unroll, self.axis_name)
+
+    def _count_steps(self) -> int:
+        steps = self.length // (self.period or 1)
+        count_here = count(self.layers, steps)
+        if count_here != steps and self.rest:
+            raise ValueError(
+                f"A Stack of {self.length} layers has {len(self.rest)} after its last "
+                "whole pattern, so it can't be divided by layers.\nKeep these out of "
+                "the Stack, and apply them after it."
+            )
+        return count_here
 
     def each(self, function: Callable[[L], Any]) -> Any:
         """Calls a function with every layer, as by `vmap`, and keeps its changes.
@@ -172,7 +229,9 @@ class Stack(EqualLayers, Generic[L]):
             function: A function of a layer, e.g. one that makes its cache.
 
         Returns:
-            The results, stacked along a first axis.
+            The results, stacked along a first axis. With a pattern, a named tuple:
+            ``pattern`` has the results of each layer of the pattern, stacked, and
+            ``rest`` those of the layers in ``rest``.
 
         Example:
             >>> def make(rngs):
@@ -181,9 +240,16 @@ class Stack(EqualLayers, Generic[L]):
             >>> stack.each(lambda layer: jnp.sum(layer.bias[...]))
             Array([0., 0., 0.], dtype=float32)
         """
+        if self.period is None:
+            return self.each_step(function)
+        results = self.each_step(lambda layers: tuple(map(function, layers)))
+        return stack_loops.Periodic(results, tuple(map(function, self.rest)))
+
+    def each_step(self, function: Callable[[Any], Any]) -> Any:
+        """Calls a function with ``layers`` of every step, and keeps its changes."""
         mapped = maps.vmap(
             function,
-            axis_size=len(self),
+            axis_size=self._count_steps(),
             transform_metadata=_names(self.axis_name),
             graph=True,
             graph_updates=True,
@@ -193,7 +259,7 @@ class Stack(EqualLayers, Generic[L]):
         return results
 
     def __len__(self) -> int:
-        return count(self.layers, self.length)
+        return self._count_steps() * (self.period or 1) + len(self.rest)
 
     @overload
     def __getitem__(self, index: int) -> L: ...
@@ -210,12 +276,17 @@ class Stack(EqualLayers, Generic[L]):
         return refs.with_vars(layer_at(self, index), mutable=False)
 
     def _slice(self, index: slice) -> Stack[L]:
-        length = len(range(*index.indices(len(self))))
-        if not length:
+        indices = range(len(self))[index]
+        if not indices:
             raise IndexError(f"A Stack of {len(self)} layers has none in {index}.")
-        stack = functional.clone(self)
-        stack.length = length
-        stack.layers = _take(self, lambda x: entry_of(x, index))
+        if self.period is not None:
+            period = self.period // math.gcd(self.period, indices.step)
+            layers = [layer_at(self, i) for i in indices]
+            stack = of_layers(layers, period, **self.settings)
+        else:
+            stack = functional.clone(self)
+            stack.length = len(indices)
+            stack.layers = _take(self.layers, lambda x: entry_of(x, index))
         return refs.with_vars(stack, mutable=False)
 
     def __setitem__(self, index: int, layer: L) -> None:
@@ -228,7 +299,7 @@ class Stack(EqualLayers, Generic[L]):
                 changed.
         """
         position = self._position(index)
-        check_alike(
+        equal_layers.check_alike(
             f"The layer does not fit the place {position} of the Stack.",
             layer_at(self, position),
             layer,
@@ -236,14 +307,27 @@ class Stack(EqualLayers, Generic[L]):
             "Layers of a Stack differ in nothing but values; others are for a List.",
         )
         # Values only: annotations are those of the Stack.
-        updates.update(
-            self.layers,
-            jax.tree.map(
-                lambda old, x: with_layer(old, position, x),
-                _pure_state(self.layers),
-                _pure_state(layer),
-            ),
-        )
+        part, entry = self._part(position)
+        state = _pure_state(layer)
+        if entry is not None:
+            state = jax.tree.map(
+                lambda old, x: with_layer(old, entry, x), _pure_state(part), state
+            )
+        updates.update(part, state)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options with which a Stack of other layers would be made."""
+        names = ("remat", "unroll", "axis_name")
+        return {name: getattr(self, name) for name in names}
+
+    def _part(self, position: int) -> tuple[L, int | None]:
+        """Returns the part that has a layer, and its entry there if it is stacked."""
+        pattern, rest = self.parts
+        entry, k = divmod(position, len(pattern))
+        if position < len(self) - len(rest):
+            return pattern[k], entry
+        return rest[k], None
 
     def _position(self, index: int) -> int:
         index, length = operator.index(index), len(self)
@@ -258,22 +342,57 @@ def layer_at(stack: Stack[L], index: int) -> L:
     Raises:
         IndexError: If there is no such layer.
     """
-    position = stack._position(index)
-    layer = _take(stack, lambda x: entry_of(x, position))
+    part, entry = stack._part(stack._position(index))
+    if entry is None:
+        return functional.clone(part)
+    layer = _take(part, lambda x: entry_of(x, entry))
     partitioning.remove_axis(layer, 0, _names(stack.axis_name))
     partitioning.drop_empty(layer)
     return layer
 
 
-def _take(stack: Stack[L], take: Callable[[Any], Any]) -> L:
-    """Makes layers with some of the values of a Stack."""
+class Numbered(NamedTuple):
+    """A part of a Stack, with the numbers of its layers.
+
+    Attributes:
+        path: Where it is in the Stack.
+        value: A layer, or several that are stacked.
+        numbers: Which layers of the Stack they are.
+        is_stacked: Whether its Variables have an axis for them.
+    """
+
+    path: Path
+    value: Any
+    numbers: range
+    is_stacked: bool = True
+
+
+def numbered(stack: Stack[Any]) -> list[Numbered]:
+    """Lists the parts of a Stack."""
+    pattern, rest = stack.parts
+    if stack.period is None:
+        return [Numbered(("layers",), pattern[0], range(stack.length))]
+    whole = stack.length - len(rest)
+    stacked_parts = [
+        Numbered(("layers", k), part, range(k, whole, len(pattern)))
+        for k, part in enumerate(pattern)
+    ]
+    single = [
+        Numbered(("rest", i), part, range(whole + i, whole + i + 1), is_stacked=False)
+        for i, part in enumerate(rest)
+    ]
+    return stacked_parts + single
+
+
+def _take(layers: L, take: Callable[[Any], Any]) -> L:
+    """Makes layers with some of the values of stacked ones."""
 
     def take_from(leaf: Any) -> Any:
         if not isinstance(leaf, Variable):
             return take(leaf)
         return leaf.copy(jax.tree.map(take, pure_dicts.as_pure(leaf)))
 
-    graphdef, state = functional.split(stack.layers)
+    graphdef, state = functional.split(layers)
     new_state = jax.tree.map(
         take_from, state, is_leaf=lambda x: isinstance(x, Variable)
     )
@@ -289,6 +408,21 @@ def _pure_state(node: Any) -> Any:
 
 
 # How layers are made.
+
+
+def _in_a_row(
+    makes: Sequence[Callable[[Rngs], L]],
+) -> Callable[[Rngs], containers.List[L]]:
+    """Makes a layer with each function, one after the other."""
+
+    def make_all(rngs: Rngs) -> containers.List[L]:
+        layers = []
+        for make in makes:
+            layers.append(make(rngs))
+            _check_layer(layers[-1], rngs)
+        return containers.List(layers)
+
+    return make_all
 
 
 def _construct(
@@ -340,145 +474,41 @@ def _check_layer(layer: Any, rngs: Rngs) -> None:
             raise ValueError(errors.message(problem, where=location, way_out=way_out))
 
 
-# Comparing layers.
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """Shape and dtype of an array, as JAX computes with it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    is_weak: bool
-    is_abstract: bool = False
-
-    def __str__(self) -> str:
-        weak = ", weak" * self.is_weak + ", abstract" * self.is_abstract
-        return f"{descriptions.describe(self)}{weak}"
-
-    __repr__ = __str__
-
-
-@dataclasses.dataclass(frozen=True)
-class _LeafKinds:
-    """A Variable, or a bare array, with the kinds of its values."""
-
-    fact: Any
-    treedef: Any
-    kinds: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        value_text = str(self.treedef.unflatten(self.kinds))
-        if self.fact is LEAF:
-            return value_text
-        suffix = ", in a ref" * getattr(self.fact, "is_ref", False)
-        return f"{differences.describe(self.fact)} {value_text}{suffix}"
-
-
-def check_alike(
-    message: str, first: Any, other: Any, names: tuple[str, str], way_out: str
-) -> None:
-    """Raises unless two layers differ only in values.
+def of_layers(layers: Sequence[L], period: int | None, **settings: Any) -> Stack[L]:
+    """Makes a Stack with the values of layers that are alike, or by a pattern.
 
     Args:
-        message: The first line of the error.
-        first: A layer.
-        other: Another one.
-        names: Where each of them is, as in "in layer 0".
-        way_out: The last lines.
-
-    Raises:
-        StateMismatchError: If they differ in classes, static attributes, metadata,
-            sharing, structure, or in shapes and dtypes.
+        layers: The layers.
+        period: The number of layers in the pattern; ``None`` without one.
+        **settings: Options of the Stack.
     """
-    changes = differences.between(_facts(first), _facts(other))
-    if not changes:
-        return
-    lines = differences.in_words(changes, *names)
-    raise errors.StateMismatchError(
-        errors.message(message, where="\n".join(lines), way_out=way_out),
-        [x.path for x in changes if x.new is differences.ABSENT],
-        [x.path for x in changes if x.old is differences.ABSENT],
-        [misfit for x in changes if (misfit := _misfit(x)) is not None],
-    )
+    copies = [functools.partial(_copy_of, layer) for layer in layers[: period or 1]]
+    make, length = copies[0] if period is None else copies, len(layers)
+    # Abstract: otherwise the first layer's values would exist once per layer.
+    stack = recordings.eval_shape(lambda: Stack(make, length, rngs=Rngs(0), **settings))
+    size, axis_name = stack.period or 1, stack.axis_name
+    whole = length - length % size
+    pattern, rest = stack.parts
+    join = functools.partial(stacked, axis_name)
+    for k, part in enumerate(pattern):
+        # Values only: annotations already have the axis.
+        values = [_pure_state(layer) for layer in layers[k:whole:size]]
+        updates.update(part, jax.tree.map(join, *values))
+        for variable in representations.variables_in(part):
+            raw, metadata = variable.get_raw_value(), variables.metadata_of(variable)
+            if not _jax.is_ref(raw):
+                placed = sharding.place_named(raw, metadata, axis_name)
+                variables.store(variable, placed)
+    for part, layer in zip(rest, layers[whole:], strict=True):
+        updates.update(part, _pure_state(layer))
+    return stack
 
 
-def _misfit(difference: differences.Difference) -> Misfit | None:
-    """Returns the difference between the values of two leaves, if it is one."""
-    path, old, new = difference
-    if not (isinstance(old, _LeafKinds) and isinstance(new, _LeafKinds)):
-        return None
-    shapes = [[getattr(x, "shape", None) for x in leaf.kinds] for leaf in (old, new)]
-    kind = "value" if old.treedef != new.treedef else "dtype"
-    return Misfit(path, kind if shapes[0] == shapes[1] else "shape", str(old), str(new))
+def _copy_of(layer: L, _: Rngs) -> L:
+    return functional.clone(layer)
 
 
-def _facts(layer: Any) -> dict[Path, Any]:
-    """Returns the facts that equal layers share, by path."""
-    graphdef, leaves = flattening.flatten_graph(layer)
-    facts = differences.facts(graphdef, identity=False)
-    for path, leaf in zip(graphdef.paths(), leaves, strict=True):
-        values, treedef = jax.tree.flatten(flattening.raw_of(leaf))
-        facts[path] = _LeafKinds(
-            facts.get(path, LEAF), treedef, tuple(map(_kind, values))
-        )
-    # Layers of a Stack are read-only when they are looked at.
-    return {path: x for path, x in facts.items() if path[-1:] != _MUTABLE}
-
-
-_MUTABLE = (differences.MetadataKey("mutable"),)
-
-
-def _kind(x: Any) -> Any:
-    """Returns the kind of an array or number; for anything else its type, in words."""
-    if type(x) in descriptions.SCALARS:
-        dtype = np.dtype(jax.dtypes.canonicalize_dtype(type(x)))
-        is_fitting = type(x) is not int or x in _range(dtype)
-        return _Kind((), dtype.name if is_fitting else "int", type(x) is not bool)
-    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-        return f"a {type(x).__name__}"
-    is_abstract = isinstance(x, jax.ShapeDtypeStruct)
-    is_weak = bool(getattr(x, "weak_type", False))
-    return _Kind(tuple(x.shape), str(x.dtype), is_weak, is_abstract)
-
-
-def _range(dtype: Any) -> range:
-    limits = np.iinfo(dtype)
-    return range(int(limits.min), int(limits.max) + 1)
-
-
-def check_values(message: str, layer: Any, way_out: str) -> None:
-    """Raises unless the values of a layer are the same as parts of arrays.
-
-    Args:
-        message: The first line of the error.
-        layer: The layer.
-        way_out: The last lines.
-
-    Raises:
-        StateMismatchError: If there are values that no JAX array can hold.
-    """
-    wrong = [
-        Misfit(path, "value", "an array", str(kind))
-        for path, leaf in _facts(layer).items()
-        for kind in (leaf.kinds if isinstance(leaf, _LeafKinds) else ())
-        if not _is_known_to_jax(kind)
-    ]
-    if wrong:
-        lines = "\n".join([f"{paths.to_string(x.path)}: {x.given}" for x in wrong])
-        text = errors.message(message, where=lines, way_out=way_out)
-        raise errors.StateMismatchError(text, misfits=wrong)
-
-
-def _is_known_to_jax(kind: Any) -> bool:
-    """Whether a JAX array can have the same dtype: 64 bits may be switched off."""
-    if not isinstance(kind, _Kind) or kind.dtype == "int":
-        return False
-    if kind.dtype.startswith("key<"):
-        return True
-    dtype = np.dtype(kind.dtype)
-    is_number = dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)
-    return is_number and jax.dtypes.canonicalize_dtype(dtype) == dtype
+# Counting layers.
 
 
 def count(layers: Any, length: int) -> int:

@@ -19,6 +19,7 @@ those that are left. `load_adapter` and `save_adapter` handle LoRA adapters of P
 # - `tables.py`: the table, and its use on a model; `layouts.py`: the axes of a
 #   tensor, as in `"o i -> i o"`; `torch_layouts.py`: how PyTorch stores our layers.
 # - `sources.py`: the source at a path; `.npz` files; arrays of NumPy, JAX or PyTorch.
+# - `block_scales.py`: MXFP4 and float8 with scales by block, decoded while read.
 # - `tensor_files.py`: safetensors files, checked, and indexes of several.
 # - `stored_tensors.py`: a tensor in a file, the bytes of its slices, and a `Source` of
 #   them; an open file, and its format if it is another one.

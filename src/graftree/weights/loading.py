@@ -24,7 +24,7 @@ from graftree.core import paths, patterns, walks
 from graftree.core.graph import differences, flattening, matching, nodes, updates
 from graftree.core.text import descriptions
 from graftree.core.variables import partitioning, variables
-from graftree.weights import layouts, sources, stored_tensors, tables
+from graftree.weights import block_scales, layouts, sources, stored_tensors, tables
 from graftree.weights.stored_tensors import Source, usage_error
 from graftree.weights.tables import Array, Tensor
 
@@ -44,7 +44,8 @@ def load(
 
     Every tensor of the file must have its place in the model, and every array of the
     model its tensors, unless the call says otherwise. Each process reads only the bytes
-    that its devices hold.
+    that its devices hold. Tensors in MXFP4, or in float8 with scales by block, are
+    decoded: to bfloat16 and to float32.
 
     Args:
         path: A ``.safetensors`` file, an index of several, a folder with either, or an
@@ -190,6 +191,8 @@ def _compare(
     """
     may_miss = patterns.to_predicate([] if missing is None else missing)
     tensors = mapping.tensors(model)
+    expected_names = {tensor.name for tensor in tensors} | {*mapping.tied}
+    source = block_scales.decoded(source, expected_names)
     chosen, lacking, misfits = [], [], []
     for array, by_index in _by_array(tensors):
         names = [piece.tensor.name for piece in by_index.values()]
@@ -206,7 +209,6 @@ def _compare(
         for array in tables.left_out(model, tensors)
         if _is_abstract(array) or not may_miss(array.path, array.leaf)
     ]
-    expected_names = {tensor.name for tensor in tensors} | {*mapping.tied}
     extra = [
         n for n in source.tensors if n not in expected_names and not mapping.ignores(n)
     ]

@@ -45,8 +45,10 @@ def save(
     """Writes the weights of a model to a file, or to several.
 
     Writes everything that `load` read with the same table back bit by bit, with names,
-    shapes and dtypes. The file is first written beside its place, so it is whole when
-    it appears. With several processes, all must call it, and the first one writes.
+    shapes and dtypes; tensors that `load` decoded (MXFP4, float8 with scales) are plain
+    numbers of the model's dtype. The file is first written beside its place, so it is
+    whole when it appears. With several processes, all must call it, and the first one
+    writes.
 
     Args:
         path: A file; it is replaced. With ``shard_bytes``, a folder.

@@ -262,6 +262,14 @@ def _wrong(name: str, reason: str) -> ValueError:
 # Reading a model.
 
 
+class _Along(NamedTuple):
+    """Says which layers a stacked axis has: those of an index, from one on by steps."""
+
+    name: str
+    first: int = 0
+    step: int = 1
+
+
 class _Spot(NamedTuple):
     """A part of a model that a path leads to.
 
@@ -271,8 +279,8 @@ class _Spot(NamedTuple):
         key: Its key there.
         path: The path by which it was reached.
         indices: The indices on the way, by the names of their places.
-        stacked: What is along the first axes of its arrays: the place of an index, or
-            the number of a single layer.
+        stacked: What is along the first axes of its arrays: layers, or the entry of a
+            single one.
     """
 
     value: Any
@@ -280,7 +288,12 @@ class _Spot(NamedTuple):
     key: Key = None
     path: Path = ()
     indices: MappingABC[str, int] = types.MappingProxyType({})
-    stacked: tuple[str | int, ...] = ()
+    stacked: tuple[_Along | int, ...] = ()
+
+    @property
+    def index_names(self) -> set[str]:
+        """The names of all indices on the way."""
+        return {*self.indices, *[x.name for x in self.stacked if isinstance(x, _Along)]}
 
     def child(self, key: Key, value: Any, **changes: Any) -> _Spot:
         changes["path"] = (*self.path, key)
@@ -347,11 +360,8 @@ class _Reader:
     ) -> Iterator[_Ordered]:
         """Yields the tensors of a name: one, or as many as are stacked."""
         spot, order = spots[0], _blanks(line)
-        given_indices = (*spot.indices, *spot.stacked)
-        stacked = (
-            *spot.stacked,
-            *[axis for axis in order if axis not in given_indices],
-        )
+        only_in_name = [x for x in order if x not in spot.index_names]
+        stacked = (*spot.stacked, *map(_Along, only_in_name))
         arrays = tuple(self._array(line, each) for each in spots)
         depth = len(stacked)
         shapes = [tuple(array.value.shape) for array in arrays]
@@ -368,7 +378,10 @@ class _Reader:
             for axis, size in zip(stacked, *ahead, strict=True)
         ]
         for at in itertools.product(*layers):
-            indices = {**spot.indices, **dict(zip(stacked, at, strict=True))}
+            indices = {**spot.indices}
+            for axis, entry in zip(stacked, at, strict=True):
+                if isinstance(axis, _Along):
+                    indices[axis.name] = axis.first + axis.step * entry
             full = _BLANK.sub(lambda match: str(indices[match[1]]), name)  # noqa: B023
             key = tuple(indices[axis] for axis in order)
             yield key, Tensor(full.removeprefix("."), arrays, at, solved)
@@ -406,8 +419,6 @@ class _Reader:
                 reached += children
                 if not children:
                     nowhere = nowhere or _nowhere(spot, step, path)
-                    if not spot.indices:
-                        raise nowhere
             spots = reached
         if nowhere is not None and not spots:
             raise nowhere
@@ -422,10 +433,8 @@ def _spots_at(spot: _Spot, step: Key | _Blank, path: str) -> list[_Spot]:
     """
     children = nodes.children(spot.value)
     if isinstance(spot.value, stacks.Stack) and type(step) is int:
-        stacked = (*spot.stacked, step)
-        is_layer = 0 <= step < spot.value.length
-        layers = spot.value.layers
-        return [spot.child("layers", layers, stacked=stacked)] if is_layer else []
+        parts = stacks.numbered(spot.value)
+        return [_in_stack(spot, x, step) for x in parts if step in x.numbers]
     if not isinstance(step, _Blank):
         return [
             spot.child(key, value)
@@ -433,16 +442,29 @@ def _spots_at(spot: _Spot, step: Key | _Blank, path: str) -> list[_Spot]:
             if key == step and type(key) is type(step)
         ]
     index_name = step.name
-    if index_name in spot.indices or index_name in spot.stacked:
+    if index_name in spot.index_names:
         raise ValueError(f"The path {path!r} has the index {index_name!r} twice.")
     if isinstance(spot.value, stacks.Stack):
-        stacked = (*spot.stacked, index_name)
-        return [spot.child("layers", spot.value.layers, stacked=stacked)]
+        return [_in_stack(spot, x, index_name) for x in stacks.numbered(spot.value)]
     return [
         spot.child(key, value, indices={**spot.indices, index_name: key})
         for key, value, is_data in children
         if type(key) is int and is_data is not False
     ]
+
+
+def _in_stack(spot: _Spot, part: stacks.Numbered, layer: int | str) -> _Spot:
+    """Goes from a Stack to a part of it, for one layer or all, as an index."""
+    path = (*spot.path, *part.path)
+    spot = spot._replace(value=part.value, parent=spot.value, path=path)
+    if not part.is_stacked:
+        named = {layer: part.numbers.start} if isinstance(layer, str) else {}
+        return spot._replace(indices={**spot.indices, **named})
+    if isinstance(layer, str):
+        along = _Along(layer, part.numbers.start, part.numbers.step)
+    else:
+        along = part.numbers.index(layer)
+    return spot._replace(stacked=(*spot.stacked, along))
 
 
 def _nowhere(spot: _Spot, step: Key | _Blank, path: str) -> Exception:

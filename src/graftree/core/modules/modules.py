@@ -302,13 +302,13 @@ class EqualLayers(Module):
     """A Module that keeps equal layers as one, which has the values of all: a `Stack`.
 
     Attributes:
-        layers: That layer.
+        layers: That layer; or several, if they differ by a pattern.
     """
 
     layers: Any
 
-    def each(self, function: Callable[[Any], Any]) -> Any:
-        """Calls a function with every layer, and keeps its changes."""
+    def each_step(self, function: Callable[[Any], Any]) -> Any:
+        """Calls a function with every entry of ``layers``, and keeps its changes."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -322,7 +322,7 @@ def _call_each(stack: EqualLayers, function: Callable[[Any], Any]) -> None:
         function(stack.layers)
         len(stack)  # raises if that made Variables
     else:
-        stack.each(function)
+        stack.each_step(function)
 
 
 def _is_configurable(value: Any) -> bool:
