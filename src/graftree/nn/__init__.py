@@ -7,6 +7,7 @@
 - ``dropout``, ``pooling``: random zeros; windows or images reduced
 - ``cells``: one time step; ``recurrent``: sequences of them, in both directions
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
+  ``rope_scaling``: these for long texts; ``position_biases``: T5's and ALiBi's;
   ``multi_head_attention``: the layer, and how it decodes
 - ``compute_dtypes``: the dtype of a layer's results; of its Params; ``own_params``:
   Params that the code of users reads as something else
