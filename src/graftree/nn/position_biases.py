@@ -179,9 +179,7 @@ class ALiBi(Module):
     def __init__(self, num_heads: int, *, max_bias: float = 8.0):
         arguments.check_sizes(self, num_heads=num_heads)
         if num_heads < 1:
-            raise ValueError(
-                f"ALiBi needs one head or more, got num_heads={num_heads}."
-            )
+            raise ValueError(f"ALiBi needs a head or more, got num_heads={num_heads}.")
         self.num_heads = num_heads
         self.max_bias = max_bias
 
