@@ -28,7 +28,7 @@ from graftree.annotations import (
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
-from graftree.nn.support import arguments, meshes
+from graftree.nn.support import arguments, eager, meshes
 
 
 class RelativePositionBias(Module):
@@ -86,6 +86,12 @@ class RelativePositionBias(Module):
         rngs: Rngs,
         embedding_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
+        arguments.check_sizes(
+            self,
+            num_heads=num_heads,
+            num_buckets=num_buckets,
+            max_distance=max_distance,
+        )
         per_direction = num_buckets // 2 if bidirectional else num_buckets
         is_odd = bidirectional and num_buckets % 2 == 1
         if is_odd or per_direction < 2 or max_distance <= per_direction // 2:
@@ -126,23 +132,39 @@ class RelativePositionBias(Module):
         Raises:
             ValueError: If the positions are not integers, or differ in rank.
         """
-        ahead = _distances(self, query_positions, key_positions)
-        biases = self.embed(jnp.asarray(self._buckets()))  # of each distance
-        ahead = jnp.clip(ahead, -self.max_distance, self.max_distance)
-        bias = meshes.look_up(biases, ahead + self.max_distance, None)
-        return jnp.moveaxis(bias, -1, -3)
+        buckets = _buckets(
+            *_checked(self, query_positions, key_positions),
+            num_buckets=self.num_buckets,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        return jnp.moveaxis(self.embed(buckets), -1, -3)
 
-    def _buckets(self) -> np.ndarray:
-        """The buckets of the distances from ``-max_distance`` to ``max_distance``."""
-        ahead = np.arange(-self.max_distance, self.max_distance + 1)
-        if not self.bidirectional:
-            return _bucket(np.maximum(-ahead, 0), self.num_buckets, self.max_distance)
-        half = self.num_buckets // 2
-        return _bucket(np.abs(ahead), half, self.max_distance) + half * (ahead > 0)
+
+@eager.compiled
+def _buckets(
+    queries: jax.Array,
+    keys: jax.Array,
+    *,
+    num_buckets: int,
+    max_distance: int,
+    bidirectional: bool,
+) -> jax.Array:
+    """The bucket of each query and key, ``int32[*batch, queries, keys]``."""
+    distances = np.arange(-max_distance, max_distance + 1)
+    if bidirectional:
+        half = num_buckets // 2
+        buckets = _bucket(np.abs(distances), half, max_distance)
+        buckets += half * (distances > 0)
+    else:
+        buckets = _bucket(np.maximum(-distances, 0), num_buckets, max_distance)
+    ahead = jnp.clip(_ahead(queries, keys), -max_distance, max_distance)
+    table = jnp.asarray(buckets, jnp.int32)[:, None]
+    return meshes.look_up(table, ahead + max_distance, None)[..., 0]
 
 
 def _bucket(distance: np.ndarray, buckets: int, max_distance: int) -> np.ndarray:
-    """One bucket each up to half of them, then logarithmically wider ones."""
+    """A bucket for each of the smallest distances, then logarithmically wider ones."""
     exact = buckets // 2
     octaves = np.log(np.maximum(distance, exact) / exact)
     share = octaves / math.log(max_distance / exact)
@@ -201,23 +223,28 @@ class ALiBi(Module):
         Raises:
             ValueError: If the positions are not integers, or differ in rank.
         """
-        closeness = -jnp.abs(_distances(self, query_positions, key_positions))
-        closeness = jnp.expand_dims(closeness.astype(jnp.float32), -3)
-        slopes = self._slopes().reshape((1,) * (closeness.ndim - 3) + (-1, 1, 1))
-        return slopes * closeness
-
-    def _slopes(self) -> np.ndarray:
-        """The slopes of the heads, ``[heads]``."""
-        power = 2 ** math.ceil(math.log2(self.num_heads))
-        slopes = 2.0 ** (-self.max_bias * np.arange(1, power + 1) / power)
-        if power != self.num_heads:
-            slopes = np.concatenate([slopes[1::2], slopes[::2]])[: self.num_heads]
-        return slopes.astype(np.float32)
+        positions = _checked(self, query_positions, key_positions)
+        settings = {"num_heads": self.num_heads, "max_bias": self.max_bias}
+        return _linear_biases(*positions, **settings)
 
 
-def _distances(layer: Module, query_positions: Any, key_positions: Any) -> jax.Array:
-    """How far ahead of each query each key is, ``int32[*batch, queries, keys]``."""
-    queries, keys = jnp.asarray(query_positions), jnp.asarray(key_positions)
+@eager.compiled
+def _linear_biases(
+    queries: jax.Array, keys: jax.Array, *, num_heads: int, max_bias: float
+) -> jax.Array:
+    """Distances times the slopes of the heads, ``[*batch, heads, queries, keys]``."""
+    power = 2 ** math.ceil(math.log2(num_heads))
+    slopes = 2.0 ** (-max_bias * np.arange(1, power + 1) / power)
+    if power != num_heads:
+        slopes = np.concatenate([slopes[1::2], slopes[::2]])[:num_heads]
+    closeness = -jnp.abs(_ahead(queries, keys))[..., None, :, :].astype(jnp.float32)
+    slopes = slopes.reshape((1,) * (closeness.ndim - 3) + (-1, 1, 1))
+    return jnp.asarray(slopes, jnp.float32) * closeness
+
+
+def _checked(layer: Module, queries: Any, keys: Any) -> tuple[jax.Array, jax.Array]:
+    """Positions as arrays; refuses those that are no integers or differ in rank."""
+    queries, keys = jnp.asarray(queries), jnp.asarray(keys)
     are_integers = [jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)]
     if not all(are_integers) or queries.ndim != keys.ndim or not keys.ndim:
         raise ValueError(
@@ -225,5 +252,10 @@ def _distances(layer: Module, query_positions: Any, key_positions: Any) -> jax.A
             "[*batch, queries] and [*batch, keys], but got "
             f"{queries.dtype}{list(queries.shape)} and {keys.dtype}{list(keys.shape)}."
         )
+    return queries, keys
+
+
+def _ahead(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """How far ahead of each query each key is, ``int32[*batch, queries, keys]``."""
     queries, keys = queries.astype(jnp.int32), keys.astype(jnp.int32)
     return keys[..., None, :] - queries[..., None]

@@ -299,13 +299,8 @@ class RoPE(Module):
         lengths: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Sine and cosine for these positions, ``[*positions.shape, pairs]``."""
-        if lengths is not None:
-            lengths = lengths[..., None].astype(dtype)
-        frequencies, amplitude = rope_scaling.frequencies(
-            self.scaling, self.theta, 2 * pairs, lengths
-        )
-        frequencies = frequencies.astype(dtype)
-        return _tables(positions, frequencies, amplitude=amplitude, dtype=dtype)
+        settings = {"scaling": self.scaling, "theta": self.theta}
+        return _tables(positions, lengths, pairs=pairs, dtype=dtype, **settings)
 
     def _check_tables(self) -> None:
         """Refuses tables of angles that depend on the length of each sequence."""
@@ -333,18 +328,26 @@ class RoPE(Module):
 
 @eager.compiled_contraction
 def _tables(
-    positions: jax.Array, frequencies: Any, *, amplitude: float, dtype: Dtype
+    positions: jax.Array,
+    lengths: jax.Array | None,
+    *,
+    scaling: Mapping[str, Any] | None,
+    theta: float,
+    pairs: int,
+    dtype: Dtype,
 ) -> tuple[jax.Array, jax.Array]:
-    """Sine and cosine of the angles, times the amplitude.
-
-    Args:
-        positions: Of any rank.
-        frequencies: ``[pairs]``, or of the rank of the positions with an axis of pairs.
-        amplitude: A factor of both.
-        dtype: The dtype of the computation.
-    """
+    """Sine and cosine of the angles, ``[*positions.shape, pairs]``."""
+    if scaling is None:
+        frequencies = 1.0 / theta ** (jnp.arange(pairs, dtype=dtype) / pairs)
+        amplitude = 1.0
+    else:
+        if lengths is not None:
+            lengths = lengths[..., None].astype(dtype)
+        frequencies, amplitude = rope_scaling.frequencies(
+            scaling, theta, 2 * pairs, lengths
+        )
     missing = positions.ndim + 1 - frequencies.ndim
-    frequencies = jnp.expand_dims(frequencies, tuple(range(missing)))
+    frequencies = jnp.expand_dims(frequencies.astype(dtype), tuple(range(missing)))
     angles = positions[..., None].astype(dtype) * frequencies
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     return (sin, cos) if amplitude == 1 else (amplitude * sin, amplitude * cos)
@@ -420,25 +423,24 @@ def dot_product_attention_with_rope(
     query, key = arguments.as_array(query), arguments.as_array(key)
     # Otherwise positions belong to the queries only; the keys have 0, 1, ...
     same_length = query.shape[-3] == key.shape[-3]
-    if type(rope) is RoPE:
-        # XLA would lay out the products for transposed operands: 4 % of a train step.
-        query, key = _rotated_alike(rope, query, key, input_positions)
+    key_positions = input_positions if same_length else None
+    if isinstance(rope, RoPE) and type(rope) is RoPE:
+        query, key = _rotated_alike(rope, query, key, input_positions, key_positions)
     else:
         query = _rotate_heads(rope, query, input_positions)
-        key = _rotate_heads(rope, key, input_positions if same_length else None)
+        key = _rotate_heads(rope, key, key_positions)
     return attention.dot_product_attention(query, key, value, **kwargs)
 
 
 def _rotated_alike(
-    rope: RoPE, query: jax.Array, key: jax.Array, positions: Any
+    rope: RoPE, query: jax.Array, key: jax.Array, positions: Any, key_positions: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Rotates queries and keys; the lengths that count are those of the queries."""
     turns = key_turns = rope._turns(query, positions, heads=1)
-    same_length = query.shape[-3] == key.shape[-3]
-    if not same_length or query.dtype != key.dtype:
+    if query.shape[-3] != key.shape[-3] or query.dtype != key.dtype:
         lengths_of = jnp.arange(query.shape[-3]) if positions is None else positions
-        positions = positions if same_length else None
-        key_turns = rope._turns(key, positions, heads=1, lengths_of=lengths_of)
+        key_turns = rope._turns(key, key_positions, heads=1, lengths_of=lengths_of)
+    # XLA would lay out the products for transposed operands: 4 % of a train step.
     query = _rotate(query, *turns, interleaved=rope.interleaved)
     return query, _rotate(key, *key_turns, interleaved=rope.interleaved)
 

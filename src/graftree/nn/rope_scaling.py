@@ -163,16 +163,13 @@ _PARAMETERS = {kind: inspect.signature(x).parameters for kind, x in _KINDS.items
 
 
 def frequencies(
-    scaling: Mapping[str, Any] | None,
-    theta: float,
-    size: int,
-    length: jax.Array | None,
+    scaling: Mapping[str, Any], theta: float, size: int, length: jax.Array | None
 ) -> Any:
     """Calls the function of a scaling that `checked` has returned."""
-    settings = dict(scaling or {})
-    kind = settings.pop("rope_type", "default")
+    settings = dict(scaling)
+    function = _KINDS[settings.pop("rope_type")]
     lengths = () if length is None else (length,)
-    return _KINDS[kind](theta, size, *lengths, **settings)
+    return function(theta, size, *lengths, **settings)
 
 
 def depends_on_length(scaling: Mapping[str, Any] | None) -> bool:
@@ -316,7 +313,7 @@ def _of_layer(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str,
         by_type = {"full_attention": entries, "sliding_attention": local}
     if not by_type:
         return entries
-    if layer_type not in by_type:
+    if layer_type is None or layer_type not in by_type:
         raise ValueError(
             errors.message(
                 "RoPE.from_config: the layers of this configuration have different "
