@@ -243,7 +243,7 @@ def _linear_biases(
 
 
 def _checked(layer: Module, queries: Any, keys: Any) -> tuple[jax.Array, jax.Array]:
-    """Positions as arrays; refuses those that are no integers or differ in rank."""
+    """Positions as arrays; refuses other numbers, and ranks that differ."""
     queries, keys = jnp.asarray(queries), jnp.asarray(keys)
     are_integers = [jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)]
     if not all(are_integers) or queries.ndim != keys.ndim or not keys.ndim:
