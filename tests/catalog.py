@@ -134,6 +134,9 @@ FAMILIES = {
     "positions": Family(
         "contract/test_nn_layers/test_attention.py", row="| [sequences]"
     ),
+    "position biases": Family(
+        "contract/test_nn_layers/test_position_biases.py", row="| [sequences]"
+    ),
     "cells": Family("contract/test_nn_layers/test_cells.py", row="| [sequences]"),
     "recurrent": Family(
         "contract/test_nn_layers/test_recurrent.py", row="| [sequences]"
@@ -185,6 +188,19 @@ def over_windows(reduce: Any) -> Any:
 
 def over_space(reduce: Any) -> Any:
     return lambda _, x: reduce(x, axis=1)
+
+
+def buckets(queries: Any, keys: Any) -> Any:
+    """The bucket of T5 of each query and key: 8 of them, up to a distance of 6."""
+    ahead = keys[..., None, :] - queries[..., None]
+    of_distance = np.array([0, 1, 2, 2, 3, 3, 3, 3, 3])
+    return of_distance[np.abs(ahead)] + 4 * (ahead > 0)
+
+
+def linear_biases(queries: Any, keys: Any) -> Any:
+    """Minus the distance, times the slopes of four heads."""
+    distances = np.abs(keys[:, None, None] - queries[:, None, :, None])
+    return -np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])[:, None, None] * distances
 
 
 LAYERS: Sequence[Layer] = [
@@ -307,8 +323,31 @@ LAYERS: Sequence[Layer] = [
             keywords={"embedding_size": 4, "max_seq_len": 3},
             has_rngs=False,
             has_dtype=False,
+            beyond="scaling partial_rotary_factor interleaved seq_len",
             since="0.12.9",
             is_usual=True,
+        ),
+    ),
+    *of_family(
+        "position biases",
+        Layer(
+            "RelativePositionBias",
+            (3,),
+            ((2, 3), (2, 4)),
+            lambda p, i, j: np.moveaxis(p.embed_embedding[buckets(i, j)], -1, -3),
+            keywords={"num_buckets": 8, "max_distance": 6},
+            bound=9,
+            is_ours=True,
+        ),
+        Layer(
+            "ALiBi",
+            (4,),
+            ((2, 3), (2, 4)),
+            lambda _, i, j: linear_biases(i, j),
+            bound=9,
+            has_rngs=False,
+            has_dtype=False,
+            is_ours=True,
         ),
     ),
     *of_family(

@@ -110,7 +110,7 @@ TOPICS = {
         "Attention",
         "Attention, its masks, and rotary positions.",
         {
-            "Layers": "nn.multi_head_attention nn.latent_attention nn.rope",
+            "Layers": "nn.multi_head_attention nn.latent_attention nn.rope nn.position_biases",
             "Functions": "nn.attention",
         },
     ),

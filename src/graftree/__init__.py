@@ -261,6 +261,10 @@ from graftree.nn.pooling import (
     min_pool as min_pool,
     pool as pool,
 )
+from graftree.nn.position_biases import (
+    ALiBi as ALiBi,
+    RelativePositionBias as RelativePositionBias,
+)
 from graftree.nn.recurrent import (
     RNN as RNN,
     Bidirectional as Bidirectional,

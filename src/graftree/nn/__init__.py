@@ -7,6 +7,7 @@
 - ``dropout``, ``pooling``: random zeros; windows or images reduced
 - ``cells``: one time step; ``recurrent``: sequences of them, in both directions
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
+  ``rope_scaling``: these for long texts; ``position_biases``: T5's and ALiBi's;
   ``attention_patterns``: which keys a query sees, by positions; ``caches``: keys and
   values of the tokens so far
 - ``multi_head_attention``: the layer; ``own_caches``: the cache that is part of it;
