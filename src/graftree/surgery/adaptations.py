@@ -22,7 +22,13 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables import values, variables
 from graftree.nn import lora
 from graftree.nn.support import arguments
-from graftree.surgery import frozen_variables, lora_layers, lora_targets, selections
+from graftree.surgery import (
+    frozen_variables,
+    lora_layers,
+    lora_targets,
+    quantized_params,
+    selections,
+)
 from graftree.surgery.lora_layers import LowRank
 from graftree.surgery.lora_targets import Factors, Target
 
@@ -294,6 +300,8 @@ def _reason_to_keep(
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
     if behaviour := frozen_variables.own_behaviour(cls):
         return f"its kernel, a {cls.__name__}, has behaviour of its own: {behaviour}"
+    if quantized_params.is_quantized(kernel):
+        return "its kernel is quantized; nnx.surgery.dequantize makes it an array"
     if "on_get_value" in variables.metadata_of(kernel):
         return "its kernel has a hook `on_get_value`"
     if values.is_stand_in(kernel.get_raw_value()):

@@ -229,8 +229,9 @@ def _gain(layer: Any) -> jax.Array:
     gain = change.magnitude[...].astype(lengths.dtype) / lengths
     if not isinstance(layer, linear.Einsum):
         return gain
-    batch, _, outs = roles(layer.einsum_str)
-    outputs = [x for x in layer.einsum_str.split("->")[1] if x in batch + outs]
+    equation: Any = layer.einsum_str
+    batch, _, outs = roles(equation)
+    outputs = [x for x in equation.split("->")[1] if x in batch + outs]
     return jnp.transpose(gain, [(batch + outs).index(x) for x in outputs])
 
 
@@ -241,8 +242,9 @@ def _along(layer: Any, columns: jax.Array, ndim: int) -> jax.Array:
         num_batch = len(getattr(layer, "batch_axis", ()))
         batch, outs = columns.shape[:num_batch], columns.shape[num_batch:]
         return columns.reshape(*batch, *(1,) * missing, *outs)
-    inputs, outputs = layer.einsum_str.split("->")
-    _, kernel = inputs.split(",")
+    equation: Any = layer.einsum_str
+    operands, outputs = equation.split("->")
+    _, kernel = operands.split(",")
     others = len(outputs.replace("...", ""))
     labels = outputs.replace("...", " " * (ndim - others))
     absent = [i for i, x in enumerate(labels) if x not in kernel]

@@ -266,7 +266,6 @@ class Factors:
     """
 
     def __init__(self, target: Target, rank: int, dtype: Dtype, kind: Any) -> None:
-        self._target = target
         self._kernel = target.kernel
         self._dtype = dtype
         self._kind = kind
@@ -287,11 +286,12 @@ class Factors:
 
     def magnitude(self, change: lora_layers.LowRank) -> Variable[Any]:
         """Makes the lengths of the columns, as they are now."""
-        axes, kernel = self._target.axes, self._kernel.get_value()
-        is_abstract = values.is_stand_in(self._kernel.get_raw_value())
-        make = lambda x: change.lengths(x, axes).astype(self._dtype)
-        lengths = jax.eval_shape(make, kernel) if is_abstract else make(kernel)
-        return self._variable(2, lengths)
+        kernel = self._kernel.get_value()
+        if values.is_stand_in(kernel):
+            shape = (*self._apart, *self._axes.outs)
+            return self._variable(2, jax.ShapeDtypeStruct(shape, self._dtype))
+        lengths = change.lengths(kernel, self._axes)
+        return self._variable(2, lengths.astype(self._dtype))
 
     def dropout(self, rate: float, stream: RngStream) -> Dropout:
         """Makes a Dropout, with a stream for each layer of a `Stack`."""
@@ -311,7 +311,7 @@ class Factors:
             stacked = jax.vmap(lambda key: initializer(key, flat, self._dtype))(keys)
             return jnp.reshape(stacked, shape)
 
-        is_abstract = values.is_stand_in(self._kernel.get_raw_value())
+        is_abstract = values.is_stand_in(self._kernel.get_value())
         return jax.eval_shape(make, key) if is_abstract else make(key)
 
     def _variable(self, i: int, value: Any) -> Variable[Any]:

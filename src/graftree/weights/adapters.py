@@ -559,9 +559,7 @@ def _written(
         name: _number(x.alpha if use_rslora else x.plain_alpha)
         for name, x in kinds.items()
     }
-    rank, alpha = [
-        max({*x.values()}, key=[*x.values()].count) for x in (ranks, alphas)
-    ]
+    rank, alpha = [max({*x.values()}, key=[*x.values()].count) for x in (ranks, alphas)]
     return {
         "peft_type": "LORA",
         "r": rank,
