@@ -263,7 +263,8 @@ def loss_and_gradients(model, x, mode):
             y = model.blocks(x) if hasattr(model.blocks, "each") else model(x)
             return jnp.mean(jnp.sin(y))
 
-        return nnx.value_and_grad(loss, **mode)(model)
+        # Counts of random streams are integers.
+        return nnx.value_and_grad(loss, allow_int=True, **mode)(model)
 
     return step(model, x)
 

@@ -298,10 +298,10 @@ def _reason_to_keep(
         return f"its kernel is shared: {aliases}"
     if id(target.layer) in wrapped:
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
+    if isinstance(kernel, quantized_params.Quantized):
+        return "its kernel is quantized; nnx.surgery.dequantize makes it an array"
     if behaviour := frozen_variables.own_behaviour(cls):
         return f"its kernel, a {cls.__name__}, has behaviour of its own: {behaviour}"
-    if quantized_params.is_quantized(kernel):
-        return "its kernel is quantized; nnx.surgery.dequantize makes it an array"
     if "on_get_value" in variables.metadata_of(kernel):
         return "its kernel has a hook `on_get_value`"
     if values.is_stand_in(kernel.get_raw_value()):

@@ -2,8 +2,7 @@
 
 The numbers are those of qwix: a Param holds a ``qwix.QArray`` instead of an array, and
 gives the array that this stands for wherever it is read. So layers, LoRA and policies
-work as before, and each layer makes its kernel anew in each call. Gradients through
-these Params stop: they are `Frozen`.
+work as before, and each layer makes its kernel anew in each call.
 """
 
 from __future__ import annotations
@@ -17,11 +16,29 @@ from graftree import _jax
 from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.variables import values, variables
-from graftree.core.variables.variables import Variable
+from graftree.core.variables.variables import A
 from graftree.surgery import frozen_variables, lora_targets, selections
 from graftree.surgery.lora_targets import Target
 
-_HOOK = "on_get_value"
+
+class Quantized(frozen_variables.Frozen[A]):
+    """A frozen Variable that holds a ``qwix.QArray``, and reads as its array."""
+
+    def get_value(self, *, index: Any = variables.MISSING) -> Any:
+        """Returns the array that the stored numbers and scales stand for."""
+        value, qwix = super().get_value(), _qwix("A quantized Param")
+        if isinstance(value, qwix.QArray):  # and no sharding, in a tree of these
+            is_abstract = isinstance(value.qvalue, jax.ShapeDtypeStruct)
+            make = qwix.dequantize
+            value = jax.eval_shape(make, value) if is_abstract else make(value)
+        return value if index is variables.MISSING else value[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_raw_value" or name in variables.metadata_of(self):
+            return super().__getattr__(name)
+        # The shape and dtype of a QArray are those of its array.
+        is_known = name in ("shape", "ndim", "dtype")
+        return getattr(self.get_raw_value() if is_known else self.get_value(), name)
 
 
 def quantize(
@@ -78,10 +95,10 @@ def quantize(
     )
     kernels = [target.kernel for target in targets]
     arrays = [_quantized(qwix, target, qtype, tile_size) for target in targets]
-    chosen = {id(kernel) for kernel in kernels}
-    frozen_variables.freeze(model, lambda _, x: id(x) in chosen)
+    for target in targets:
+        variables.check_owned(target.kernel, paths.dotted(target.own_path))
     for kernel, array in zip(kernels, arrays, strict=True):
-        kernel.set_metadata(_HOOK, (_dequantized,))
+        frozen_variables.take_out(kernel, Quantized)
         kernel.set_raw_value(array)
     return [_kernel_path(target) for target in targets]
 
@@ -114,35 +131,16 @@ def dequantize(model: Any, where: Any = ...) -> list[Path]:
     """
     call = "nnx.surgery.dequantize"
     selections.check_model(model, call)
-    items = [x for x in selections.within(model, where, call) if is_quantized(x.value)]
+    within = selections.within(model, where, call)
+    items = [x for x in within if isinstance(x.value, Quantized)]
     if not items:
         raise ValueError(f"{call}: nothing that is selected is quantized.")
     for path, kernel in items:
         variables.check_owned(kernel, paths.dotted(path))
     for _, kernel in items:
-        array = kernel.get_value()
-        kernel.del_metadata(_HOOK)
-        kernel.set_raw_value(array)
-    chosen = {id(x.value) for x in items}
-    frozen_variables.unfreeze(model, where=lambda _, x: id(x) in chosen)
+        kernel.set_raw_value(kernel.get_value())
+        frozen_variables.put_back(kernel)
     return [path for path, _ in items]
-
-
-def is_quantized(x: Any) -> bool:
-    """Whether it is a Variable that `quantize` has changed."""
-    if not isinstance(x, Variable):
-        return False
-    return _dequantized in variables.metadata_of(x).get(_HOOK, ())
-
-
-def _dequantized(_: Any, value: Any) -> Any:
-    """What a quantized Param gives: the hook of its reads."""
-    qwix = _qwix("A quantized Param")
-    if not isinstance(value, qwix.QArray):  # such as a sharding, in a tree of these
-        return value
-    is_abstract = isinstance(value.qvalue, jax.ShapeDtypeStruct)
-    dequantize = qwix.dequantize
-    return jax.eval_shape(dequantize, value) if is_abstract else dequantize(value)
 
 
 def _kernel_path(target: Target) -> Path:
@@ -152,13 +150,18 @@ def _kernel_path(target: Target) -> Path:
 
 
 def _reason_against(target: Target, tile_size: int | None) -> str | None:
-    raw = target.kernel.get_raw_value()
-    if is_quantized(target.kernel):
+    kernel = target.kernel
+    raw = kernel.get_raw_value()
+    if isinstance(kernel, Quantized):
         return "it is quantized already"
-    if _HOOK in variables.metadata_of(target.kernel):
-        return f"its kernel has a hook `{_HOOK}`"
     if values.is_stand_in(raw) or _jax.is_ref(raw):
         return "its kernel is abstract, or in a ref"
+    if "on_get_value" in variables.metadata_of(kernel):
+        return "its kernel has a hook `on_get_value`"
+    if type(kernel) is not frozen_variables.Frozen and (
+        reason := frozen_variables.reason_against(kernel, False)
+    ):
+        return reason
     if tile_size is not None and target.axes.ins[-1] % tile_size:
         return f"tile_size={tile_size} does not divide {target.axes.ins[-1]} inputs"
     return None
