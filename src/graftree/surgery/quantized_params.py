@@ -2,7 +2,7 @@
 
 The numbers are those of qwix: a Param holds a ``qwix.QArray`` instead of an array, and
 gives the array that this stands for wherever it is read. So layers, LoRA and policies
-work as before, and each layer makes its kernel anew in each call.
+work as before, and each layer makes its kernel again in each call.
 """
 
 from __future__ import annotations
