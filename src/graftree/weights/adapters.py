@@ -61,7 +61,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     If the model has no adapted layers, the layers for which the adapter has factors are
     adapted, as by `nnx.surgery.add_lora`. If it has some, they must be the same layers,
     with the same rank and scale. As in PEFT, the `attend` of an Embed is adapted only
-    by an adapter with ``ensure_weight_tying``.
+    by an adapter with ``ensure_weight_tying``, and dropout waits for ``model.train()``.
 
     Args:
         folder: Has an ``adapter_config.json`` and an ``adapter_model.safetensors``.
@@ -72,10 +72,13 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
         The paths of the adapted layers.
 
     Raises:
-        ValueError: If the adapter has layers that the table or the model lacks, or is
-            more than two factors per layer: DoRA, trained biases, whole modules, or
-            factors for weights other than the model's. Then nothing has changed.
+        ValueError: If the adapter has layers that the table or the model lacks, or
+            more than LoRA and DoRA: trained biases, whole modules, or factors for
+            weights other than the model's. Then nothing has changed.
         WeightsError: If a file is damaged.
+
+    Warns:
+        UserWarning: If ``lora_dropout`` does not act on Params that are adapted.
 
     Example:
         >>> import tempfile
@@ -169,8 +172,9 @@ def save_adapter(
         task_type: The task for which PEFT wraps the model; ``None``: no special one.
 
     Raises:
-        ValueError: If no layer is adapted, the table lacks an adapted one, or the
-            `attend` of some Embeds is adapted, and that of others not.
+        ValueError: If no layer is adapted, the table lacks an adapted one, or PEFT
+            has no adapter like these: layers differ in dropout, DoRA or the `attend` of
+            Embeds, or there is DoRA for Params of modules. Then nothing was written.
 
     Example:
         >>> import pathlib, tempfile
