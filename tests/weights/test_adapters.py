@@ -13,6 +13,7 @@ from graftree.weights import loading
 from tests import programs, tables
 from tests.comparisons import raises
 from tests.weights import checkpoints_of_hf
+from tests.weights.adapter_of_peft import check_refused, write_adapter
 from tests.weights.tensors import numbers
 
 LAYERS = ["**.attention.{query,value}", "**.mlp.down"]
@@ -91,12 +92,6 @@ def test_layers_that_are_adapted_otherwise_are_listed(tmp_path):
     assert str(before) == str(nnx.to_pure_dict(nnx.state(model)))
 
 
-def check_refused(folder, model, table, said):
-    with pytest.raises(ValueError, match=said):
-        nnx.weights.load_adapter(folder, model, table)
-    assert not nnx.state(model, nnx.LoRAParam)
-
-
 def test_a_read_that_fails_leaves_the_model_as_it_was(tmp_path, monkeypatch):
     nnx.weights.save_adapter(tmp_path, adapted(), TABLE)
     model = make()
@@ -145,14 +140,6 @@ def test_there_must_be_something_to_load_and_to_save(tmp_path):
     with pytest.raises(ValueError, match=r"blocks\[1\]"):
         nnx.weights.save_adapter(tmp_path, adapted(), {"h.0": "blocks[0]"})
     assert not any(tmp_path.iterdir())
-
-
-def write_adapter(folder, factors, **config):
-    """An adapter of rank 2 and scale 3, as PEFT writes it."""
-    named = {f"base_model.model.{name}": nnx.Param(x) for name, x in factors.items()}
-    nnx.weights.save(folder / "adapter_model.safetensors", nnx.Dict(named), {"": ""})
-    usual = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "init_lora_weights": True}
-    (folder / "adapter_config.json").write_text(json.dumps(usual | config))
 
 
 A, B = "x.lora_A.weight", "x.lora_B.weight"

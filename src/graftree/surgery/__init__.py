@@ -4,6 +4,7 @@
     nnx.surgery.replace(model, "head", nnx.Linear(64, 5, rngs=rngs))
     nnx.surgery.add_lora(model, "**.{query,value}", rank=8, rngs=rngs)
     nnx.surgery.merge_lora(model)                             # into the kernels
+    nnx.surgery.quantize(model, nnx.Linear, "int4")           # out of training too
 
 Select parts by a pattern of paths, a class or a function; a selection that matches
 nothing is an error. Everything is checked before the first change. `stack` and
@@ -22,6 +23,7 @@ into a filter.
 # - `adaptations.py`: LoRA onto layers, into their kernels, or off again;
 #   `lora_layers.py`: the layers that can have it; `lora_targets.py`: these,
 #   and Params of other modules, with their new Variables.
+# - `quantized_params.py`: kernels in 8 or 4 bits, by qwix, and back.
 
 from graftree import namespaces
 from graftree.surgery.adaptations import (
@@ -33,6 +35,10 @@ from graftree.surgery.frozen_variables import (
     Frozen as Frozen,
     freeze as freeze,
     unfreeze as unfreeze,
+)
+from graftree.surgery.quantized_params import (
+    dequantize as dequantize,
+    quantize as quantize,
 )
 from graftree.surgery.replacements import (
     replace as replace,

@@ -7,6 +7,7 @@ parts stay shared, and checkpoints of the plain model still fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,13 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables import values, variables
 from graftree.nn import lora
 from graftree.nn.support import arguments
-from graftree.surgery import frozen_variables, lora_targets, selections
+from graftree.surgery import (
+    frozen_variables,
+    lora_layers,
+    lora_targets,
+    quantized_params,
+    selections,
+)
 from graftree.surgery.lora_layers import LowRank
 from graftree.surgery.lora_targets import Factors, Target
 
@@ -33,6 +40,9 @@ def add_lora(
     rank: int,
     rngs: Rngs,
     alpha: float | None = None,
+    dropout: float = 0.0,
+    use_dora: bool = False,
+    use_rslora: bool = False,
     param_dtype: Dtype | None = None,
     a_initializer: Initializer = lora.default_a_initializer,
     b_initializer: Initializer = lora.default_b_initializer,
@@ -44,6 +54,8 @@ def add_lora(
     Its own Variables stay at their paths; the new ones are below them, at
     ``lora.lora_a`` and ``lora.lora_b``, and are sharded like the axes that they share
     with the kernel. Since ``lora_b`` starts as zeros, the outputs do not change yet.
+    With DoRA, each column of that sum (its entries for one output) is scaled to the
+    length at ``lora.magnitude``, which starts as the present one.
     You can adapt `Linear`, `LinearGeneral` (so the four of attention), `Einsum`, `Conv`
     and `Embed`, also in a `Stack`. If you select a Param that a module of your own has
     as an attribute, the module's code reads the sum instead: of its last two axes, with
@@ -55,8 +67,14 @@ def add_lora(
             (see `at`), a class, a function of path and module, or a list of these. What
             selects no layer selects Params.
         rank: The rank of the adaptations.
-        rngs: Gives each layer two keys of the stream ``params``, in the order of paths.
+        rngs: Gives each layer two keys of the stream ``params``, in the order of paths,
+            and for ``dropout`` a stream made from one key of the stream ``dropout``.
         alpha: The scale times the rank; ``None``: a scale of one.
+        dropout: How likely an entry of the inputs that the adaptation sees is zero
+            while training, until ``model.eval()``; that of `Dropout`. The rows that an
+            `Embed` looks up have no inputs.
+        use_dora: Whether to train magnitudes and directions of columns apart.
+        use_rslora: Whether the scale is ``alpha`` by the root of the rank.
         param_dtype: The dtype in which the new Variables are stored; ``None``: the
             ``param_dtype`` of the layer.
         a_initializer: Initializer of ``lora_a``, called with the shape of a matrix.
@@ -69,9 +87,11 @@ def add_lora(
     Raises:
         ValueError: If nothing is selected, or something that can't be adapted: another
             kind of module, one that already has LoRA, your own subclass, grouped and
-            masked convolutions, layers in `SpectralNorm` or `WeightNorm`. Then nothing
-            has changed.
+            masked convolutions, layers in `SpectralNorm` or `WeightNorm`; Params with
+            ``dropout``; with DoRA, a kernel with a column of zeros. Or if ``dropout``
+            is not in ``[0, 1]``. Then nothing has changed.
         TypeError: If ``model`` or ``where`` have the wrong type.
+        KeyError: If ``rngs`` lacks a stream for ``dropout``.
         TraceContextError: If another trace owns one of the layers.
 
     Example:
@@ -86,27 +106,63 @@ def add_lora(
 
     References:
         Hu et al., 2021, "LoRA: Low-Rank Adaptation of Large Language Models", eq. 3.
+        Liu et al., 2024, "DoRA: Weight-Decomposed Low-Rank Adaptation", eq. 5 and 11.
+        Kalajdzievski, 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with
+        LoRA", eq. 4.
     """
     call = "nnx.surgery.add_lora"
     selections.check_model(model, call)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"{call} expects a positive integer as `rank`, got {rank!r}.")
     targets = lora_targets.select(model, where, call)
-    lora_targets.check(model, targets, call)
+    lora_targets.check(model, targets, call, dropout=dropout)
     lora_targets.check_owned(targets)
-    scale = 1.0 if alpha is None else alpha / rank
+    if alpha is None:
+        alpha = math.sqrt(rank) if use_rslora else rank
     streams = [rngs.params] if isinstance(rngs, Rngs) else []
+    streams += [rngs["dropout"]] if dropout else []
     changes = []
     with arguments.undone_on_failure(*streams):
         for target in targets:
             keys = arguments.draw_key(rngs), arguments.draw_key(rngs)
             dtype = _param_dtype(target) if param_dtype is None else param_dtype
             factors = Factors(target, rank, dtype, param_type)
-            pair = factors.make(keys, (a_initializer, b_initializer))
-            changes.append(LowRank(target, *pair, scale=scale, param_dtype=dtype))
+            change = LowRank(
+                target,
+                *factors.make(keys, (a_initializer, b_initializer)),
+                alpha=float(alpha),
+                use_rslora=use_rslora,
+                dropout=factors.dropout(dropout, streams[-1]) if dropout else None,
+                param_dtype=dtype,
+            )
+            if use_dora:
+                change.magnitude = factors.magnitude(change)
+            changes.append(change)
+        _check_magnitudes(targets, changes, call)
     for target, change in zip(targets, changes, strict=True):
         target.put_on(change)
     return [target.own_path for target in targets]
+
+
+def _check_magnitudes(
+    targets: Sequence[Target], changes: Sequence[LowRank], call: str
+) -> None:
+    """Raises if a column has no length, and so no direction; ignores tracers."""
+
+    def reason_against(change: LowRank) -> str | None:
+        lengths = None if change.magnitude is None else change.magnitude.get_value()
+        if not values.is_array(lengths) or isinstance(lengths, _jax.Tracer):
+            return None
+        count = int(jnp.sum(lengths == 0))
+        return f"{count} of its columns are zeros" if count else None
+
+    selections.check_all(
+        [(x.own_path, change) for x, change in zip(targets, changes, strict=True)],
+        reason_against,
+        f"{call}: DoRA scales columns of a kernel to a length, but some have none. "
+        "Nothing has changed.",
+        "Adapt these layers without use_dora.",
+    )
 
 
 def _param_dtype(target: Target) -> Dtype:
@@ -242,6 +298,8 @@ def _reason_to_keep(
         return f"its kernel is shared: {aliases}"
     if id(target.layer) in wrapped:
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
+    if isinstance(kernel, quantized_params.Quantized):
+        return "its kernel is quantized; nnx.surgery.dequantize makes it an array"
     if behaviour := frozen_variables.own_behaviour(cls):
         return f"its kernel, a {cls.__name__}, has behaviour of its own: {behaviour}"
     if "on_get_value" in variables.metadata_of(kernel):
@@ -282,16 +340,10 @@ def _merged(target: Target) -> jax.Array:
     # JAX promotes no float8.
     is_tiny = kernel.dtype.itemsize == 1
     wide = jnp.float32 if is_tiny else jnp.promote_types(kernel.dtype, jnp.float32)
-    pair = target.change.lora_a, target.change.lora_b
-    a, b = (x[...].astype(wide) for x in pair)
-    axes, rank = target.axes, a.shape[-1]
-    grouped = axes.grouped(kernel.shape)
-    apart = grouped[: kernel.ndim - len(axes.ins) - len(axes.outs)]
-    a, b = a.reshape(*apart, -1, rank), b.reshape(*apart, rank, -1)
-    change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST).reshape(grouped)
-    change = change.transpose(axes.ungrouped(range(kernel.ndim)))
-    scale = getattr(target.change, "scale", 1.0)
-    merged = (kernel.astype(wide) + scale * change).astype(kernel.dtype)
+    total = lora_layers.adapted(
+        kernel, target.change, target.axes, wide, precision=jax.lax.Precision.HIGHEST
+    )
+    merged = total.astype(kernel.dtype)
     if isinstance(merged, _jax.Tracer) or not isinstance(
         kernel.sharding, NamedSharding
     ):

@@ -134,7 +134,7 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     overwritten = selections.ids_overwritten(model)
     selections.check_all(
         chosen,
-        lambda x: _reason_against(x, id(x) in overwritten),
+        lambda x: reason_against(x, id(x) in overwritten),
         "nnx.surgery.freeze: some of the selected Variables can't be frozen.",
         "Leave them out, for example by nnx.All(nnx.Param, ...) as the filter, or by "
         "`where`; or select what to train by the filter of the optimizer.",
@@ -142,8 +142,7 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     for path, variable in chosen:
         variables.check_owned(variable, paths.dotted(path))
     for _, variable in chosen:
-        entries = {**variables.metadata_of(variable), _TYPE: type(variable)}
-        _turn_into(variable, Frozen, entries)
+        take_out(variable, Frozen)
     return [path for path, _ in chosen]
 
 
@@ -178,16 +177,27 @@ def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path
     chosen = [
         item
         for item in candidates
-        if isinstance(item.value, Frozen) and predicate(item.path, _thawed(item.value))
+        if type(item.value) is Frozen and predicate(item.path, _thawed(item.value))
     ]
     if not chosen:
         raise _no_match_error("unfreeze", filter, candidates)
     for path, variable in chosen:
         variables.check_owned(variable, paths.dotted(path))
     for _, variable in chosen:
-        thawed = _thawed(variable)
-        _turn_into(variable, type(thawed), variables.metadata_of(thawed))
+        put_back(variable)
     return [path for path, _ in chosen]
+
+
+def take_out(variable: Variable[Any], cls: type[Frozen[Any]]) -> None:
+    """Gives a Variable a class that is not trained."""
+    entries = {_TYPE: type(variable), **variables.metadata_of(variable)}
+    _turn_into(variable, cls, entries)
+
+
+def put_back(variable: Variable[Any]) -> None:
+    """Gives a Variable its former class back: the inverse of `take_out`."""
+    thawed = _thawed(variable)
+    _turn_into(variable, type(thawed), variables.metadata_of(thawed))
 
 
 def _variables_within(model: Any, selection: Any, call: str) -> list[ModelPart]:
@@ -234,7 +244,8 @@ def _no_match_error(
 _NO_PARAMETERS = (BatchStat, Cache, Intermediate, OptState, RngState)
 
 
-def _reason_against(variable: Variable[Any], is_overwritten: bool) -> str | None:
+def reason_against(variable: Variable[Any], is_overwritten: bool) -> str | None:
+    """Says why a Variable can't be frozen, if it can't."""
     cls = type(variable)
     if isinstance(variable, _NO_PARAMETERS):
         return f"{cls.__name__} is not a parameter"

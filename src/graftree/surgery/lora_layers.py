@@ -18,11 +18,17 @@ sum (``nn/own_params.py``):
     own Param        [*leading, in, rank]        [*leading, rank, out]
 
 A `Stack` adds leading axes in front.
+
+With a magnitude, ``[*batch, *out]``, this is DoRA: the kernel counts as the sum, each
+column scaled to the length ``magnitude``. That length is a constant in the gradient, as
+in section 4.3 of the paper (Liu et al., 2024, "DoRA: Weight-Decomposed Low-Rank
+Adaptation", eq. 5 and 11).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import string
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,8 +38,10 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Dtype, Shape
+from graftree.core.objects import attributes
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, linear, lora
+from graftree.nn.dropout import Dropout
 from graftree.nn.support import arguments, meshes
 
 
@@ -44,10 +52,13 @@ class LowRank(lora.LoRA):
         target: The `Target` that is adapted.
         lora_a: The Variable that meets the inputs.
         lora_b: The Variable that gives the outputs.
-        scale: A factor, ``alpha / rank``.
+        alpha: The scale times the rank.
+        use_rslora: Whether it is the scale times the root of the rank.
+        dropout: Drops entries of the inputs that ``lora_a`` meets; ``None``: none.
         param_dtype: The dtype in which the Variables are stored.
 
     Attributes:
+        magnitude: Lengths of the columns, for DoRA; ``None``: those of the sum.
         adapts_attend: For an `Embed`, whether `attend` is adapted like the lookup.
     """
 
@@ -57,14 +68,17 @@ class LowRank(lora.LoRA):
         lora_a: Variable[Any],
         lora_b: Variable[Any],
         *,
-        scale: float,
+        alpha: float,
+        use_rslora: bool,
+        dropout: Dropout | None,
         param_dtype: Dtype,
     ):
         _, ins, outs, _ = target.axes
         is_matrix = len(ins) == len(outs) == 1
         self.in_features = ins[0] if is_matrix else ins
         self.out_features = outs[0] if is_matrix else outs
-        self.scale = scale
+        self.alpha = alpha
+        self.use_rslora = use_rslora
         self.adapts_attend = True
         # Of an Embed, only if one was set.
         self.dtype = vars(target.layer)["dtype"] if target.name is None else None
@@ -72,20 +86,46 @@ class LowRank(lora.LoRA):
         self.promote_dtype = arguments.promote_dtype
         self.lora_a = lora_a
         self.lora_b = lora_b
+        self.dropout: Any = attributes.data(dropout)
+        self.magnitude: Any = attributes.data(None)
 
     @property
     def rank(self) -> int:
         """Size of the axis between the two Variables."""
         return self.lora_a.shape[-1]
 
+    @property
+    def scale(self) -> float:
+        """Factor of the product of the two Variables."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether it drops entries of its inputs, as in training."""
+        return self.dropout is not None and not self.dropout.deterministic
+
     def added_to(self, kernel: jax.Array) -> jax.Array:
-        """Adds the change to a module's own Param, in the dtype of that."""
-        a, b = self.lora_a[...], self.lora_b[...]
-        is_tiny = kernel.dtype.itemsize == 1  # JAX promotes no float8
-        kernel_dtype = jnp.float32 if is_tiny else kernel.dtype
-        wide = jnp.promote_types(kernel_dtype, jnp.promote_types(a.dtype, b.dtype))
-        change = jnp.matmul(a.astype(wide), b.astype(wide)) * self.scale
-        return (kernel.astype(wide) + change.astype(wide)).astype(kernel.dtype)
+        """Changes a module's own Param, in the dtype of that."""
+        *batch, ins, outs = kernel.shape
+        axes = Axes(tuple(batch), (ins,), (outs,))
+        dtypes = [_wide_enough(kernel.dtype), self.lora_a.dtype, self.lora_b.dtype]
+        wide = functools.reduce(jnp.promote_types, dtypes)
+        return adapted(kernel, self, axes, wide).astype(kernel.dtype)
+
+    def lengths(self, kernel: Any, axes: Axes) -> jax.Array:
+        """Measures the columns of the sum, without making it: ``[*batch, *outs]``.
+
+        The square of ``w + a @ b`` is ``w² + 2 b · aᵀw + b · aᵀa b``.
+        """
+        wide = jnp.promote_types(_wide_enough(kernel.dtype), jnp.float32)
+        arrays = kernel, self.lora_a[...], self.lora_b[...]
+        w, a, b = [meshes.whole(jnp.asarray(x)).astype(wide) for x in arrays]
+        w, a, b = axes.flat(w, a, b * self.scale)
+        times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+        a_transposed = jnp.swapaxes(a, -1, -2)
+        mixed = 2 * times(a_transposed, w) + times(times(a_transposed, a), b)
+        squares = jnp.sum(w * w, -2) + jnp.sum(b * mixed, -2)
+        return jnp.sqrt(squares).reshape(*squares.shape[:-1], *axes.outs)
 
     def operands(self, inputs: Any) -> tuple[Any, Any, Any]:
         """Brings inputs and both arrays, the second one scaled, to one dtype."""
@@ -98,6 +138,27 @@ class LowRank(lora.LoRA):
         """Computes the change to the outputs of a Linear."""
         inputs, a, b = self.operands(x)
         return _chained(inputs, a, b, (inputs.ndim - 1,), 0, **kwargs)
+
+
+def _wide_enough(dtype: Any) -> Any:
+    """A dtype that JAX promotes: float32 instead of float8."""
+    return jnp.dtype(jnp.float32) if dtype.itemsize == 1 else dtype
+
+
+def adapted(
+    kernel: jax.Array, change: Any, axes: Axes, dtype: Any, **options: Any
+) -> jax.Array:
+    """Makes what a kernel counts as with its change, in a dtype that is wide enough."""
+    arrays = kernel, change.lora_a[...], change.lora_b[...]
+    w, a, b = axes.flat(*[x.astype(dtype) for x in arrays])
+    product = jnp.matmul(a, b, **options) * getattr(change, "scale", 1.0)
+    total = w + product.astype(dtype)
+    magnitude = getattr(change, "magnitude", None)
+    if magnitude is not None:
+        squares = jnp.sum(jnp.square(total), axis=-2, keepdims=True)
+        lengths = jax.lax.stop_gradient(jnp.sqrt(squares))
+        total *= magnitude[...].astype(dtype).reshape(lengths.shape) / lengths
+    return axes.unflat(total, kernel.shape)
 
 
 def _chained(
@@ -129,16 +190,65 @@ def _last_with(x: jax.Array, b: jax.Array, num_batch: int = 0, **options: Any) -
     return jax.lax.dot_general(x, b, axes, **options)
 
 
-def _sum(
+def _adapted(
+    layer: Any,
     compute: Callable[..., Any],
     change: Callable[..., Any],
     inputs: Any,
     out_sharding: Any,
 ) -> Any:
-    """Adds the low-rank change to a layer's outputs, in the dtype of the outputs."""
+    """Computes the outputs of a layer with its change, in the dtype of the layer.
+
+    With DoRA, these are ``compute(x) + (gain - 1) * compute(kept) + gain * change``,
+    where a column of the kernel has the gain ``magnitude / length``.
+    """
+    low_rank: LowRank = layer.lora
     options = arguments.if_set(out_sharding=out_sharding)
-    outputs = compute(inputs, **options)
-    return outputs + change(inputs, **options).astype(outputs.dtype)
+    outputs, kept = compute(inputs, **options), inputs
+    # Rows are looked up by numbers: an Embed has no inputs to drop.
+    is_dropping = low_rank.is_dropping and not isinstance(layer, linear.Embed)
+    if is_dropping:
+        kept = low_rank.dropout(arguments.as_array(inputs))
+    changes = change(kept, **options)
+    if low_rank.magnitude is not None:
+        base = compute(kept, **options) if is_dropping else outputs
+        gain = _gain(layer)
+        bias = arguments.read(getattr(layer, "bias", None))
+        if bias is not None:
+            base = base - _along(layer, bias.reshape(gain.shape), base.ndim)
+        gain = _along(layer, gain, outputs.ndim)
+        changes = (gain - 1) * base + gain * changes
+    return outputs + changes.astype(outputs.dtype)
+
+
+def _gain(layer: Any) -> jax.Array:
+    """The gain of each column, its axes in the order of the outputs."""
+    change, adaptable = layer.lora, ADAPTABLE[PLAIN[type(layer)]]
+    kernel, axes = getattr(layer, adaptable.kernel)[...], adaptable.axes(layer)
+    lengths = jax.lax.stop_gradient(change.lengths(kernel, axes))
+    gain = change.magnitude[...].astype(lengths.dtype) / lengths
+    if not isinstance(layer, linear.Einsum):
+        return gain
+    equation: Any = layer.einsum_str
+    batch, _, outs = roles(equation)
+    outputs = [x for x in equation.split("->")[1] if x in batch + outs]
+    return jnp.transpose(gain, [(batch + outs).index(x) for x in outputs])
+
+
+def _along(layer: Any, columns: jax.Array, ndim: int) -> jax.Array:
+    """Gives an array of columns the rank of the outputs, for which it has an axis."""
+    missing = ndim - columns.ndim
+    if not isinstance(layer, linear.Einsum):
+        num_batch = len(getattr(layer, "batch_axis", ()))
+        batch, outs = columns.shape[:num_batch], columns.shape[num_batch:]
+        return columns.reshape(*batch, *(1,) * missing, *outs)
+    equation: Any = layer.einsum_str
+    operands, outputs = equation.split("->")
+    _, kernel = operands.split(",")
+    others = len(outputs.replace("...", ""))
+    labels = outputs.replace("...", " " * (ndim - others))
+    absent = [i for i, x in enumerate(labels) if x not in kernel]
+    return jnp.expand_dims(columns, absent)
 
 
 class LoRALinear(lora.LoRALinear):
@@ -147,7 +257,7 @@ class LoRALinear(lora.LoRALinear):
     def __call__(self, x: Any, out_sharding: Any = None) -> Any:
         """Maps the last axis of ``x``, as the `Linear` does."""
         compute = functools.partial(linear.Linear.__call__, self)
-        return _sum(compute, self._change, x, out_sharding)
+        return _adapted(self, compute, self._change, x, out_sharding)
 
     def _change(self, x: Any, **options: Any) -> jax.Array:
         return self.lora(x, precision=self.precision, **options)
@@ -160,7 +270,7 @@ class LoRALinearGeneral(linear.LinearGeneral):
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """Maps the axes ``axis`` of ``inputs``, as the `LinearGeneral` does."""
-        return _sum(super().__call__, self._change, inputs, out_sharding)
+        return _adapted(self, super().__call__, self._change, inputs, out_sharding)
 
     def _change(self, inputs: Any, **options: Any) -> jax.Array:
         x, a, b = self.lora.operands(inputs)
@@ -191,7 +301,7 @@ class LoRAEinsum(linear.Einsum):
                     "and select its kernel by path; it then serves all equations.",
                 )
             )
-        return _sum(super().__call__, self._change, inputs, out_sharding)
+        return _adapted(self, super().__call__, self._change, inputs, out_sharding)
 
     def _change(self, inputs: Any, **options: Any) -> jax.Array:
         x, a, b = self.lora.operands(inputs)
@@ -231,7 +341,7 @@ class LoRAConv(conv.Conv):
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """Convolves ``inputs``, as the `Conv` does."""
-        return _sum(super().__call__, self._change, inputs, out_sharding)
+        return _adapted(self, super().__call__, self._change, inputs, out_sharding)
 
     def _change(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         x, a, b = self.lora.operands(inputs)
@@ -251,7 +361,9 @@ class LoRAEmbed(linear.Embed):
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """Looks up rows by number, as the `Embed` does."""
-        return _sum(super().__call__, self._change_of_rows, inputs, out_sharding)
+        return _adapted(
+            self, super().__call__, self._change_of_rows, inputs, out_sharding
+        )
 
     def _change_of_rows(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         _, a, b = self.lora.operands(jnp.zeros((), self.lora.lora_a.dtype))
@@ -262,9 +374,15 @@ class LoRAEmbed(linear.Embed):
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:
         """Multiplies ``query`` with every row, as the `Embed` does."""
+        options = arguments.if_set(out_sharding=out_sharding)
         if not self.lora.adapts_attend:
-            return super().attend(query, **arguments.if_set(out_sharding=out_sharding))
-        return _sum(super().attend, self._change_of_scores, query, out_sharding)
+            return super().attend(query, **options)
+        x = arguments.as_array(query)
+        if self.lora.magnitude is not None:  # scales the columns, which meet the query
+            x = (x * _along(self, _gain(self), x.ndim)).astype(x.dtype)
+        kept = self.lora.dropout(x) if self.lora.is_dropping else x
+        outputs = super().attend(x, **options)
+        return outputs + self._change_of_scores(kept, **options).astype(outputs.dtype)
 
     def _change_of_scores(self, query: Any, **options: Any) -> jax.Array:
         x, a, b = self.lora.operands(query)
@@ -307,6 +425,23 @@ class Axes(NamedTuple):
         lead = len(entries) - len(self.shape)
         order = self.order or range(len(self.shape))
         return (*entries[:lead], *[entries[lead + i] for i in order])
+
+    def flat(self, kernel: Any, a: Any, b: Any) -> tuple[Any, Any, Any]:
+        """Makes matrices of a kernel and its factors, with batch axes in front."""
+        kernel = jnp.transpose(kernel, self.grouped(range(kernel.ndim)))
+        apart = kernel.shape[: kernel.ndim - len(self.ins) - len(self.outs)]
+        shape = math.prod(self.ins), math.prod(self.outs)
+        rank = a.shape[-1]
+        return (
+            kernel.reshape(*apart, *shape),
+            a.reshape(*apart, shape[0], rank),
+            b.reshape(*apart, rank, shape[1]),
+        )
+
+    def unflat(self, matrices: Any, shape: Shape) -> Any:
+        """Gives matrices the shape of a kernel: the inverse of `flat`."""
+        order = self.ungrouped(range(len(shape)))
+        return jnp.transpose(matrices.reshape(self.grouped(shape)), order)
 
 
 class Adaptable(NamedTuple):

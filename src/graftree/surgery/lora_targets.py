@@ -2,7 +2,7 @@
 
 A target is adapted, and made plain again, in the same way whether it is the kernel of a
 layer that is known (``lora_layers.py``) or a Param that another module computes with
-(``nn/own_params.py``). Its two factors are made here, sharded as its axes are.
+(``nn/own_params.py``). Its new Variables are made here, sharded as its axes are.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from graftree import _jax
+from graftree import _jax, errors
 from graftree.annotations import Dtype, Initializer, Path
 from graftree.core import paths
 from graftree.core.graph import nodes
 from graftree.core.modules.modules import Module
 from graftree.core.objects import bookkeeping
+from graftree.core.rng.streams import RngStream
 from graftree.core.variables import metadata as variable_metadata, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import compute_dtypes, conv, linear, lora, own_params
+from graftree.nn.dropout import Dropout
 from graftree.surgery import lora_layers, selections, stacks
 
 
@@ -218,8 +220,20 @@ def _reason_against_own(target: Target, wrapped: Container[int]) -> str | None:
     return None
 
 
-def check(model: Any, targets: Sequence[Target], call: str) -> None:
+def check(
+    model: Any, targets: Sequence[Target], call: str, *, dropout: float = 0.0
+) -> None:
     """Raises a ValueError unless all that is selected can be adapted."""
+    own = [target for target in targets if target.name is not None]
+    if dropout and own:
+        raise ValueError(
+            errors.message(
+                f"{call}: dropout={dropout} drops inputs of a layer, but only the code "
+                "of their modules knows what meets these Params.",
+                where="\n".join([paths.dotted(target.own_path) for target in own]),
+                way_out="Adapt them without dropout, by a call of their own.",
+            )
+        )
     wrapped = selections.ids_overwritten(model)
     class_names = ", ".join(sorted(cls.__name__ for cls in lora_layers.ADAPTABLE))
     selections.check_all(
@@ -245,7 +259,7 @@ _INHERITED = frozenset(
 
 
 class Factors:
-    """Makes both Variables for a target.
+    """Makes the Variables for a target.
 
     Args:
         target: What can be adapted.
@@ -273,6 +287,23 @@ class Factors:
         pairs = enumerate(zip(keys, initializers, strict=True))
         return [self._variable(i, self._initial(i, *pair)) for i, pair in pairs]
 
+    def magnitude(self, change: lora_layers.LowRank) -> Variable[Any]:
+        """Makes the lengths of the columns, as they are now."""
+        kernel = self._kernel.get_value()
+        if values.is_stand_in(kernel):
+            shape = (*self._apart, *self._axes.outs)
+            return self._variable(2, jax.ShapeDtypeStruct(shape, self._dtype))
+        lengths = change.lengths(kernel, self._axes)
+        return self._variable(2, lengths.astype(self._dtype))
+
+    def dropout(self, rate: float, stream: RngStream) -> Dropout:
+        """Makes a Dropout, with a stream for each layer of a `Stack`."""
+        dropout = Dropout(rate)
+        num_stacked = len(self._kernel.shape) - len(self._axes.shape)
+        stacked = self._kernel.shape[:num_stacked]
+        dropout.rngs = stream.split(stacked) if stacked else stream.fork()
+        return dropout
+
     def _initial(self, i: int, key: jax.Array, initializer: Initializer) -> Any:
         shape, flat = (*self._apart, *self._sizes[i]), self._flat[i]
 
@@ -283,7 +314,7 @@ class Factors:
             stacked = jax.vmap(lambda key: initializer(key, flat, self._dtype))(keys)
             return jnp.reshape(stacked, shape)
 
-        is_abstract = values.is_stand_in(self._kernel.get_raw_value())
+        is_abstract = values.is_stand_in(self._kernel.get_value())
         return jax.eval_shape(make, key) if is_abstract else make(key)
 
     def _variable(self, i: int, value: Any) -> Variable[Any]:
@@ -304,7 +335,7 @@ class Factors:
         return variable
 
     def _annotation_of(self, i: int, annotation: Any) -> Any:
-        """Returns the kernel's annotation for the axes that one of the two has."""
+        """Returns the kernel's annotation for the axes that one of them has."""
         if isinstance(annotation, NamedSharding):
             spec = self._annotation_of(i, annotation.spec)
             return NamedSharding(annotation.mesh, spec)
@@ -313,9 +344,11 @@ class Factors:
         missing = len(self._kernel.shape) - len(annotation)
         entries = self._axes.grouped((*annotation, *[None] * missing))
         inputs = len(self._apart) + len(self._axes.ins)
+        apart, outputs = entries[: len(self._apart)], entries[inputs:]
         annotations = (
             (*entries[:inputs], None),
-            (*entries[: len(self._apart)], None, *entries[inputs:]),
+            (*apart, None, *outputs),
+            (*apart, *outputs),
         )
         is_spec = isinstance(annotation, PartitionSpec)
         return PartitionSpec(*annotations[i]) if is_spec else annotations[i]

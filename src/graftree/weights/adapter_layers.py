@@ -5,6 +5,7 @@ Of each, its factors in a file of PEFT and in our model, with their layouts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,19 +18,27 @@ from graftree.weights.layouts import Axis, Layout, Solved, Unit
 from graftree.weights.stored_tensors import usage_error
 from graftree.weights.tables import Tensor
 
-# The names of the factors of a layer, and of an embedding.
-FACTORS = "lora_A.weight", "lora_B.weight"
-FACTORS_OF_EMBED = "lora_embedding_A", "lora_embedding_B"
+# The names of the factors of a layer, and of an embedding, and of the magnitude.
+FACTORS = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+FACTORS_OF_EMBED = "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
 
 
 class Adaptation(NamedTuple):
-    """Settings of an adapter for a layer: the rank, and the scale times it."""
+    """Settings of an adapter for a layer, as in `nnx.surgery.add_lora`."""
 
     rank: int
     alpha: float
+    use_rslora: bool
+    use_dora: bool
+
+    @property
+    def plain_alpha(self) -> float:
+        """The scale times the rank."""
+        return self.alpha * (math.sqrt(self.rank) if self.use_rslora else 1)
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, alpha {self.alpha:g}"
+        dora = ", DoRA" if self.use_dora else ""
+        return f"rank {self.rank}, alpha {self.plain_alpha:g}{dora}"
 
 
 class AdaptableLayer(NamedTuple):
@@ -38,7 +47,8 @@ class AdaptableLayer(NamedTuple):
     Attributes:
         target: It, in the model.
         weight: Its weight in a file.
-        layouts: Those of its factors A and B in PEFT.
+        layouts: Those of its factors A and B, and of its magnitude, in PEFT; the last
+            is ``None`` if PEFT has no such magnitude.
         attributes: Which of ours these are.
         module: Its module in PEFT, if it is a parameter there.
         is_doubtful: Whether nothing says which of its axes meets inputs.
@@ -46,8 +56,8 @@ class AdaptableLayer(NamedTuple):
 
     target: Target
     weight: Tensor
-    layouts: tuple[Layout, Layout]
-    attributes: tuple[str, str] = ("lora_a", "lora_b")
+    layouts: tuple[Layout, Layout, Layout | None]
+    attributes: tuple[str, str, str] = ("lora_a", "lora_b", "magnitude")
     module: str | None = None
     is_doubtful: bool = False
 
@@ -57,11 +67,14 @@ class AdaptableLayer(NamedTuple):
         return self.target.own_path
 
     @property
-    def factors(self) -> tuple[str, str]:
+    def factors(self) -> tuple[str, str, str]:
         """Names of its factors in PEFT."""
-        if self.target.name is None and isinstance(self.target.layer, linear.Embed):
-            return FACTORS_OF_EMBED
-        return FACTORS
+        return FACTORS_OF_EMBED if self.is_embed else FACTORS
+
+    @property
+    def is_embed(self) -> bool:
+        """Whether it is the table of an `Embed`."""
+        return self.target.name is None and isinstance(self.target.layer, linear.Embed)
 
     @property
     def is_adapted(self) -> bool:
@@ -108,6 +121,7 @@ def _known_layer(target: Target, tensor: Tensor) -> AdaptableLayer | None:
     layouts = (
         _layout(weight, [(_RANK,), *groups], [*ours[:split], (_RANK_NAME,)]),
         _layout(weight, [out, (_RANK,), *ones], [(_RANK_NAME,), *ours[split:]]),
+        _layout(weight, [(), out, *ones] if ones else [out], ours[split:]),
     )
     return AdaptableLayer(target, tensor, layouts)
 
@@ -134,9 +148,12 @@ def _own_param(target: Target, tensor: Tensor) -> AdaptableLayer | None:
     ]
     (a, ours_of_a), (b, ours_of_b) = factors[::-1] if meets_last else factors
     leading = experts[0] if batch else ()
+    is_module = key == "weight" and not batch
+    has_magnitude = is_module and not meets_last  # ours are of the last axis
     layouts = (
         _layout(tensor.solved, [(*leading, _RANK), ins], ours_of_a),
         _layout(tensor.solved, [outs, (_RANK, *leading)], ours_of_b),
+        _layout(tensor.solved, [outs], [last]) if has_magnitude else None,
     )
     *_, rows, columns = target.kernel.shape
     is_said = not batch or {first, last} & {("i",), ("o",)}
@@ -144,8 +161,8 @@ def _own_param(target: Target, tensor: Tensor) -> AdaptableLayer | None:
         target,
         tensor,
         layouts,
-        (a, b),
-        None if key == "weight" and not batch else module,
+        (a, b, "magnitude"),
+        None if is_module else module,
         is_doubtful=not is_said and rows == columns,
     )
 
@@ -189,14 +206,16 @@ def _layout(weight: Solved, file: Sequence[Any], ours: Sequence[Any]) -> Layout:
 
 
 def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
-    """Describes both factors of what is adapted, as tensors of a file."""
+    """Describes the factors of what is adapted, as tensors of a file."""
     tensors, at = [], layer.weight.at
-    named = zip(layer.factors, layer.attributes, layer.layouts, strict=True)
+    count = 3 if layer.target.change.magnitude is not None else 2
+    named = [*zip(layer.factors, layer.attributes, layer.layouts, strict=True)][:count]
     subpath = () if layer.target.name is None else (layer.target.name,)
     for factor, attribute, layout in named:
         leaf = getattr(layer.target.change, attribute)
         path = (*layer.target.path, "lora", *subpath, attribute)
         array = tables.Array(path, leaf, leaf.get_raw_value())
+        assert layout is not None, "checked before"
         solved = layout.solve([tuple(leaf.shape)[len(at) :]])
         tensors.append(Tensor(names[factor], (array,), at, solved))
     return tensors
@@ -214,6 +233,19 @@ def modules_of(layers: Mapping[str, AdaptableLayer]) -> dict[str, str]:
 
 
 def adaptation_of(target: Target) -> Adaptation:
-    """Returns rank and scale of what is adapted."""
+    """Returns the settings of what is adapted."""
     change = target.change
-    return Adaptation(change.rank, change.scale * change.rank)
+    is_dora = change.magnitude is not None
+    return Adaptation(change.rank, change.alpha, change.use_rslora, is_dora)
+
+
+def check_magnitudes(layers: Mapping[str, AdaptableLayer], call: str) -> None:
+    """Raises if PEFT has no DoRA for one of these parameters."""
+    others = [name for name, layer in layers.items() if layer.layouts[2] is None]
+    if others:
+        raise usage_error(
+            f"{call}: PEFT has no DoRA (use_dora) for parameters of modules, or none "
+            "for this axis. Nothing has changed.",
+            others,
+            "Merge them by nnx.surgery.merge_lora, and share the merged weights.",
+        )

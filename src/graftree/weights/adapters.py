@@ -25,7 +25,8 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +39,7 @@ from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.sharding import collectives
 from graftree.surgery import adaptations, lora_layers, lora_targets, selections
+from graftree.surgery.lora_targets import Target
 from graftree.weights import adapter_layers, loading, saving, sources, tables
 from graftree.weights.stored_tensors import Source, usage_error
 from graftree.weights.tables import Tensor
@@ -47,7 +49,8 @@ FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 _NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\."
-    r"(?P<factor>lora_[AB]\.weight|lora_embedding_[AB]|base_layer\.weight)"
+    r"(?P<factor>lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector"
+    r"|base_layer\.weight)"
 )
 _BASE = "base_layer.weight"
 
@@ -58,7 +61,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     If the model has no adapted layers, the layers for which the adapter has factors are
     adapted, as by `nnx.surgery.add_lora`. If it has some, they must be the same layers,
     with the same rank and scale. As in PEFT, the `attend` of an Embed is adapted only
-    by an adapter with ``ensure_weight_tying``.
+    by an adapter with ``ensure_weight_tying``, and dropout waits for ``model.train()``.
 
     Args:
         folder: Has an ``adapter_config.json`` and an ``adapter_model.safetensors``.
@@ -69,10 +72,13 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
         The paths of the adapted layers.
 
     Raises:
-        ValueError: If the adapter has layers that the table or the model lacks, or is
-            more than two factors per layer: DoRA, trained biases, whole modules, or
-            factors for weights other than the model's. Then nothing has changed.
+        ValueError: If the adapter has layers that the table or the model lacks, or
+            more than LoRA and DoRA: trained biases, whole modules, or factors for
+            weights other than the model's. Then nothing has changed.
         WeightsError: If a file is damaged.
+
+    Warns:
+        UserWarning: If ``lora_dropout`` does not act on Params that are adapted.
 
     Example:
         >>> import tempfile
@@ -99,12 +105,15 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
         tied = table.tied if config.get("ensure_weight_tying") else {}
         names = _names(source, adaptable, tensors, tied)
         layers = {name: adaptable[name] for name in names}
-        adapter_layers.check_axes(layers, "nnx.weights.load_adapter")
         kinds = {name: _configured(config, name) for name in layers}
+        _check_layers(layers, config)
         for name, layer in layers.items():
-            _check_factors(name, source, layer, names[name], kinds[name].rank)
-        adapted, is_new = _prepare(model, layers, kinds)
+            _check_factors(name, source, layer, names[name], kinds[name])
+        adapted = _checked(model, layers, kinds)
+        is_new = not _adapted_paths(model)
         try:
+            if is_new:
+                _adapt(model, layers, kinds, float(config.get("lora_dropout") or 0))
             factors = [
                 x
                 for n, layer in layers.items()
@@ -112,15 +121,34 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
             ]
             arrays = loading.arrays_from(source, factors)
         except BaseException:  # also Ctrl-C: the model is as it was before
-            if is_new:
+            if is_new and _adapted_paths(model):
                 adaptations.remove_lora(model)
             raise
     updates.write_at(model, arrays)
     for layer in layers.values():
-        if layer.factors is adapter_layers.FACTORS_OF_EMBED:
+        if layer.is_embed:
             is_tied = bool(config.get("ensure_weight_tying"))
             layer.target.change.adapts_attend = is_tied
     return adapted
+
+
+def _check_layers(
+    layers: Mapping[str, adapter_layers.AdaptableLayer], config: Mapping[str, Any]
+) -> None:
+    """Raises if a config asks of a layer what it can't have here."""
+    call = "nnx.weights.load_adapter"
+    adapter_layers.check_axes(layers, call)
+    if not config.get("use_dora"):
+        return
+    adapter_layers.check_magnitudes(layers, call)
+    embeds = [n for n, x in layers.items() if x.is_embed]
+    if embeds and config.get("ensure_weight_tying"):
+        raise usage_error(
+            f"{call}: use_dora with ensure_weight_tying scales rows of a table in the "
+            "head, and columns in the embedding. Nothing has changed.",
+            embeds,
+            "Merge it in PEFT, and load the merged weights.",
+        )
 
 
 def save_adapter(
@@ -144,8 +172,9 @@ def save_adapter(
         task_type: The task for which PEFT wraps the model; ``None``: no special one.
 
     Raises:
-        ValueError: If no layer is adapted, the table lacks an adapted one, or the
-            `attend` of some Embeds is adapted, and that of others not.
+        ValueError: If no layer is adapted, the table lacks an adapted one, or PEFT
+            has no adapter like these: layers differ in dropout, DoRA or the `attend` of
+            Embeds, or there is DoRA for Params of modules. Then nothing was written.
 
     Example:
         >>> import pathlib, tempfile
@@ -194,12 +223,18 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
             "nnx.surgery.add_lora adapts layers; each needs a line in the table for "
             "its weight, which has one axis of inputs and one of outputs there.",
         )
-    embeds = [
-        x.target
-        for x in adapted.values()
-        if x.factors is adapter_layers.FACTORS_OF_EMBED
-    ]
+    embeds = [x.target for x in adapted.values() if x.is_embed]
     ties = {x.change.adapts_attend for x in embeds}
+    use_dora = any(x.target.change.magnitude is not None for x in adapted.values())
+    if use_dora:
+        adapter_layers.check_magnitudes(adapted, "nnx.weights.save_adapter")
+    if True in ties and use_dora:
+        raise usage_error(
+            "nnx.weights.save_adapter: with DoRA, PEFT has other magnitudes for a head "
+            "that shares the table of an embedding. Nothing was written.",
+            [paths.dotted(x.path) for x in embeds],
+            "Where the model does not call `attend`, set `lora.adapts_attend = False`.",
+        )
     if len(ties) > 1:
         raise usage_error(
             "nnx.weights.save_adapter: PEFT adapts the `attend` of all embeddings, or "
@@ -281,8 +316,11 @@ def _check_tied(
     source: Source, head: Mapping[str, str], embed: Mapping[str, str]
 ) -> None:
     """Raises unless the factors of a tied head are those of its embedding."""
-    of_embed = reversed(adapter_layers.FACTORS_OF_EMBED)
-    for factor, other in zip(adapter_layers.FACTORS, of_embed, strict=True):
+    (a, b, _), (of_embed_a, of_embed_b, _) = (
+        adapter_layers.FACTORS,
+        adapter_layers.FACTORS_OF_EMBED,
+    )
+    for factor, other in ((a, of_embed_b), (b, of_embed_a)):
         x, y = (_whole(source, n.get(f)) for n, f in ((head, factor), (embed, other)))
         if x is None or y is None or not np.array_equal(x, y.T):
             raise usage_error(
@@ -305,21 +343,29 @@ def _check_factors(
     source: Source,
     layer: adapter_layers.AdaptableLayer,
     names: Mapping[str, str],
-    rank: int,
+    kind: adapter_layers.Adaptation,
 ) -> None:
     """Raises unless the factors of a layer have the right shapes."""
     stored = {factor: source.tensors[full].shape for factor, full in names.items()}
     if stored.pop(_BASE, None) is not None:
         _check_base(name, source, layer, names[_BASE])
     batch, ins, outs, _ = layer.target.axes
+    rank = kind.rank
     shapes = {"lora_a": (*batch, *ins, rank), "lora_b": (*batch, rank, *outs)}
-    pairs = zip(layer.layouts, layer.attributes, strict=True)
-    solved = [layout.solve([shapes[attribute]]) for layout, attribute in pairs]
-    expected = {f: x.file_shape for f, x in zip(layer.factors, solved, strict=True)}
+    if kind.use_dora:
+        shapes["magnitude"] = (*batch, *outs)
+    parts = zip(layer.factors, layer.attributes, layer.layouts, strict=True)
+    expected = {
+        factor: layout.solve([shapes[attribute]]).file_shape
+        for factor, attribute, layout in parts
+        if layout is not None and attribute in shapes
+    }
     if stored != expected:
+        misfit = "have other shapes"
+        if len(stored) != len(expected):
+            misfit = f"do not fit its config, which has use_dora={kind.use_dora}"
         raise usage_error(
-            f"{source.name}: the factors of {name!r} have other shapes. Nothing has "
-            "changed.",
+            f"{source.name}: the factors of {name!r} {misfit}. Nothing has changed.",
             [f"expected {expected}", f"got      {stored}"],
             "Is it the adapter of another model? Of arrays of matrices, the layout in "
             "the table says which axis meets inputs, as in 'e o i -> e o i'; "
@@ -345,15 +391,15 @@ def _check_base(
         )
 
 
-def _prepare(
+def _checked(
     model: Any,
     layers: Mapping[str, adapter_layers.AdaptableLayer],
     kinds: Mapping[str, adapter_layers.Adaptation],
-) -> tuple[list[Path], bool]:
-    """Adapts the layers, or checks that exactly these are adapted.
+) -> list[Path]:
+    """Checks that layers can be adapted, or that exactly these are; gives their paths.
 
-    Returns:
-        Their paths, and whether they were not adapted before.
+    Raises:
+        ValueError: If the model does not fit the adapter.
     """
     wanted: dict[Path, adapter_layers.Adaptation] = {}
     stacked_at: dict[Path, set[tuple[int, ...]]] = {}
@@ -374,12 +420,16 @@ def _prepare(
                 "them apart."
             )
     adapted = _adapted_paths(model)
-    if adapted and adapted != wanted:
+    # As texts: one scale can be written as two `alpha`, which differ in a last digit.
+    before, after = [
+        {path: str(kind) for path, kind in x.items()} for x in (adapted, wanted)
+    ]
+    if adapted and before != after:
         differing = [
-            f"{paths.dotted(path)}: the model has {adapted.get(path, 'none')}, the "
-            f"adapter {wanted.get(path, 'none')}"
-            for path in sorted({*adapted, *wanted})
-            if adapted.get(path) != wanted.get(path)
+            f"{paths.dotted(path)}: the model has {before.get(path, 'none')}, the "
+            f"adapter {after.get(path, 'none')}"
+            for path in sorted({*before, *after})
+            if before.get(path) != after.get(path)
         ]
         raise usage_error(
             "The adapter does not fit the layers that are adapted. Nothing has "
@@ -391,14 +441,35 @@ def _prepare(
     if not adapted:
         targets = {x.path: x.target for x in layers.values()}
         lora_targets.check(model, [*targets.values()], "nnx.weights.load_adapter")
-        for rank, alpha in {*wanted.values()}:
-            layer_paths = [
-                paths.dotted(p) for p, x in wanted.items() if x == (rank, alpha)
-            ]
-            adaptations.add_lora(
-                model, layer_paths, rank=rank, alpha=alpha, rngs=Rngs(0)
+    return sorted(wanted)
+
+
+def _adapt(
+    model: Any,
+    layers: Mapping[str, adapter_layers.AdaptableLayer],
+    kinds: Mapping[str, adapter_layers.Adaptation],
+    dropout: float,
+) -> None:
+    """Adapts layers. Their dropout waits for ``model.train()``, as PEFT's does."""
+    groups: dict[Any, dict[Path, Target]] = {}
+    for name, layer in layers.items():
+        target = layer.target
+        rate = dropout if target.name is None else 0.0
+        groups.setdefault((kinds[name], rate), {})[target.own_path] = target
+    rngs = Rngs(0)
+    for (kind, rate), targets in groups.items():
+        where = [paths.dotted(path) for path in targets]
+        settings = kind._asdict()
+        adaptations.add_lora(model, where, rngs=rngs, dropout=rate, **settings)
+        if rate != dropout:
+            warnings.warn(
+                f"lora_dropout={dropout} of the adapter does not act on these Params, "
+                "as only the code of their modules knows what meets them: "
+                f"{', '.join(where)}.",
+                stacklevel=3,
             )
-    return sorted(wanted), not adapted
+        for target in targets.values() if rate else ():
+            target.change.dropout.deterministic = True
 
 
 # ------------------------------------------------------------------ an adapter's config
@@ -410,7 +481,7 @@ _KNOWN = frozenset(
     "init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha "
     "lora_dropout lora_ga_config megatron_config megatron_core peft_type peft_version "
     "qalora_group_size r rank_pattern revision runtime_config target_modules "
-    "target_parameters task_type use_rslora velora_config".split()
+    "target_parameters task_type use_dora use_rslora velora_config".split()
 )
 _OFF = (None, False, "none", [], {})
 # Initializations that leave the weights of the model as they were.
@@ -476,8 +547,8 @@ def _configured(config: Mapping[str, Any], name: str) -> adapter_layers.Adaptati
 
     rank = int(value("rank_pattern", config.get("r", 8)))
     alpha = float(value("alpha_pattern", config["lora_alpha"]))
-    by_root = math.sqrt(rank) if config.get("use_rslora") else 1
-    return adapter_layers.Adaptation(rank, alpha * by_root)
+    flags = [bool(config.get(key)) for key in ("use_rslora", "use_dora")]
+    return adapter_layers.Adaptation(rank, alpha, *flags)
 
 
 def _written(
@@ -486,25 +557,49 @@ def _written(
     """Makes the config for PEFT, from what is adapted and all that could be."""
     kinds = {name: adapter_layers.adaptation_of(x.target) for name, x in layers.items()}
     modules = [name for name, x in layers.items() if x.module is None]
-    settings = [*kinds.values()]
-    usual = max({*settings}, key=settings.count)
+    use_rslora = all(x.use_rslora for x in kinds.values())
+    ranks = {name: x.rank for name, x in kinds.items()}
+    alphas = {
+        name: _number(x.alpha if use_rslora else x.plain_alpha)
+        for name, x in kinds.items()
+    }
+    rank, alpha = [max({*x.values()}, key=[*x.values()].count) for x in (ranks, alphas)]
     return {
         "peft_type": "LORA",
-        "r": usual.rank,
-        "lora_alpha": _number(usual.alpha),
-        "rank_pattern": {n: x.rank for n, x in kinds.items() if x.rank != usual.rank},
-        "alpha_pattern": {
-            n: _number(x.alpha) for n, x in kinds.items() if x.alpha != usual.alpha
-        },
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {name: x for name, x in ranks.items() if x != rank},
+        "alpha_pattern": {name: x for name, x in alphas.items() if x != alpha},
         "target_modules": _targets(modules, adaptable),
         "target_parameters": [name for name in layers if name not in modules] or None,
         "bias": "none",
-        "lora_dropout": 0.0,
+        "lora_dropout": _common(layers, "dropout", _rate),
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "use_dora": False,
-        "use_rslora": False,
+        "use_dora": _common(layers, "use_dora", lambda x: x.magnitude is not None),
+        "use_rslora": use_rslora,
     }
+
+
+def _rate(change: lora_layers.LowRank) -> float:
+    return 0.0 if change.dropout is None else change.dropout.rate
+
+
+def _common(
+    layers: Mapping[str, adapter_layers.AdaptableLayer],
+    name: str,
+    setting: Callable[[lora_layers.LowRank], Any],
+) -> Any:
+    """Returns a setting of all layers; PEFT has one for all of them."""
+    settings = {path: setting(layer.target.change) for path, layer in layers.items()}
+    if len({*settings.values()}) > 1:
+        raise usage_error(
+            f"nnx.weights.save_adapter: PEFT has one {name} for all layers, parameters "
+            "too. Nothing was written.",
+            [f"{path}: {x}" for path, x in settings.items()],
+            "Write them as several adapters, or adapt all of them in the same way.",
+        )
+    return next(iter(settings.values()))
 
 
 def _number(x: float) -> float:
