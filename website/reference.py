@@ -110,7 +110,8 @@ TOPICS = {
         "Attention",
         "Attention, its masks, and rotary positions.",
         {
-            "Layers": "nn.multi_head_attention nn.latent_attention nn.rope nn.position_biases",
+            "Layers": "nn.multi_head_attention nn.latent_attention nn.rope"
+            " nn.position_biases",
             "Functions": "nn.attention",
         },
     ),
