@@ -15,7 +15,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import graftree as nnx
-from graftree.nn.support import groups
 from tests import exact, meshes, tables
 from tests.random_arrays import random
 
@@ -199,58 +198,39 @@ def test_experts_without_tokens_and_tokens_without_batch():
 
 
 def test_accelerators_get_a_ragged_dot(monkeypatch):
-    model, x = mixture(EXPERTS["clamped"]), random(3, 4, F)
-    expected = value_and_grads(lambda m, x: m(x), model, x)
-
-    def primitives(call):
-        return str(jax.make_jaxpr(lambda x: call(model, x))(x))
-
-    assert "ragged_dot" not in primitives(lambda m, x: m(x))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with nnx.config.caches(False) if hasattr(nnx.config, "caches") else _nothing():
-        model = nnx.clone(model)
-    text = primitives(lambda m, x: m(x))
-    assert text.count("ragged_dot_general") == 3 and "scan" not in text
-    check_same(value_and_grads(lambda m, x: m(x), model, x), expected)
-
-
-def _nothing():
-    import contextlib
-
-    return contextlib.nullcontext()
+    options = {"use_bias": True, "rngs": nnx.Rngs(0)}
+    # Of a size that no other test has compiled.
+    model = mixture(lambda: nnx.GatedExperts(E, F, 7, **options))
+    x = random(3, 4, F)
+    text = str(jax.make_jaxpr(lambda x: model(x))(x))
+    assert text.count("ragged_dot_general[") == 3 and "scan[" not in text
+    found = value_and_grads(lambda m, x: m(x), model, x)
+    check_same(found, value_and_grads(by_all_experts, model, x))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 31, 64])
-def test_blocks_have_each_row_once_and_few_others(count):
+def test_rows_of_any_groups_meet_their_kernel(count):
     for seed, num_groups in enumerate((1, 3, 8, 40)):
         rng = np.random.default_rng(seed)
         used = rng.integers(0, count + 1)
         sizes = np.bincount(rng.integers(0, num_groups, used), minlength=num_groups)
-        group, sources, targets = groups._blocks(count, jnp.asarray(sizes))
-        of_row = np.repeat(np.arange(num_groups), sizes)
-        is_used = np.asarray(targets) < count
-        np.testing.assert_array_equal(np.sort(targets[is_used]), np.arange(used))
-        np.testing.assert_array_equal(sources[is_used], targets[is_used])
-        rows, blocks = np.asarray(targets)[is_used], np.nonzero(is_used)[0]
-        np.testing.assert_array_equal(of_row[rows], np.asarray(group)[blocks])
-        assert len(np.unique(targets)) == targets.size
-        assert targets.size <= count + min(count, num_groups) * (targets.shape[1] - 1)
+        layer = nnx.GroupedLinear(num_groups, 3, 2, rngs=nnx.Rngs(0))
+        rows, of_row = random(count, 3), np.repeat(np.arange(num_groups), sizes)
+        found = nnx.jit(lambda m, *args: m(*args))(layer, rows, jnp.asarray(sizes))
+        kernels = np.asarray(layer.kernel[...])[of_row]
+        expected = np.einsum("nf,nfo->no", np.asarray(rows)[:used], kernels)
+        np.testing.assert_allclose(found[:used], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_products_do_not_grow_with_the_number_of_experts():
-    def rows_multiplied(num_experts):
-        group, sources, _ = jax.eval_shape(
-            lambda sizes: groups._blocks(4096, sizes), jnp.zeros(num_experts, int)
-        )
-        return sources.size
-
-    assert [rows_multiplied(n) for n in (2, 8, 64, 512)] == [
-        4096 + 1022,
-        6136,
-        6112,
-        5632,
-    ] or True
-    assert all(rows_multiplied(n) <= 1.5 * 4096 for n in (2, 8, 64, 512))
+@pytest.mark.parametrize("num_groups", [2, 8, 64, 512])
+def test_the_rows_multiplied_do_not_grow_with_the_number_of_groups(num_groups):
+    layer = nnx.GroupedLinear(num_groups, 3, 2, rngs=nnx.Rngs(0))
+    sizes = jnp.zeros(num_groups, int)
+    program = jax.make_jaxpr(lambda x: layer(x, sizes))(jnp.ones((4096, 3)))
+    shapes = re.findall(r"f32\[(\d+),(\d+),3\]", str(program))
+    (blocks, size), *_ = {(int(n), int(m)) for n, m in shapes}
+    assert 4096 <= blocks * size <= 1.5 * 4096
 
 
 # ---------------------------------------------------------------------------- padding
@@ -259,7 +239,7 @@ def test_the_products_do_not_grow_with_the_number_of_experts():
 @pytest.mark.parametrize("experts", ["gated", "stack"])
 def test_padding_of_any_value_changes_nothing(experts):
     model = mixture(EXPERTS[experts])
-    x, mask = random(3, 5, F), jnp.arange(5) < jnp.array([[5], [2], [0]])
+    x, mask = random(3, 5, F), jnp.arange(5)[None] < jnp.array([[5], [2], [0]])
     padded = jnp.where(mask[..., None], x, jnp.nan)
 
     def of_tokens(call):
@@ -287,7 +267,7 @@ def test_losses_are_their_formulas():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     z = (np.log(np.exp(logits).sum(axis=1)) ** 2).mean()
     np.testing.assert_allclose(nnx.mixtures.z_loss(loads), z, rtol=1e-5)
-    found = nnx.mixtures.expert_shares(loads)["load"][...]
+    found = nnx.mixtures.expert_shares(loads)["load"].get_value()
     np.testing.assert_allclose(found, shares / 3, rtol=1e-5)
 
 
@@ -342,7 +322,6 @@ def test_losses_of_a_stack_are_those_of_a_list(kind):
     assert grads[0].keys() == grads[1].keys()
     for name, norm in grads[0].items():
         np.testing.assert_allclose(grads[1][name], norm, rtol=1e-4)
-    assert grads[0]["router", "kernel"] if False else True
 
 
 def _loads(tree):
@@ -354,7 +333,9 @@ def test_losses_with_accumulation_are_means_over_the_parts():
     model, x = Model("stack", nnx.Rngs(0)), random(4, 5, F)
     accumulated = nnx.memory.value_and_grad(auxiliary_loss, 2)
     loss, grads = nnx.jit(accumulated)(model, x)
-    parts = [nnx.value_and_grad(auxiliary_loss)(model, half) for half in (x[:2], x[2:])]
+    parts = [
+        nnx.value_and_grad(auxiliary_loss)(model, half) for half in (x[::2], x[1::2])
+    ]
     np.testing.assert_allclose(loss, (parts[0][0] + parts[1][0]) / 2, rtol=1e-5)
     mean = jax.tree.map(lambda a, b: (a + b) / 2, parts[0][1], parts[1][1])
     check_same(grads, mean, rtol=1e-4)
@@ -365,10 +346,10 @@ def test_loads_of_two_calls_add_up_and_nothing_stays():
     before = nnx.graphdef(model)
 
     def twice(model):
-        return model(x) + model(x[:3])
+        return model(x), model(x[:3])
 
     _, loads = nnx.capture(twice, nnx.RouterLoad)(model)
-    assert loads["load"][...].tokens == 7
+    assert loads["load"].get_value().tokens == 7
     model(x)
     assert nnx.graphdef(model) == before and not nnx.state(model, nnx.RouterLoad)
 
@@ -378,7 +359,7 @@ def test_total_load_is_that_of_all_tokens_in_one_layer():
     x = random(6, F)
     loads = [nnx.capture(layer, nnx.RouterLoad)(x)[1] for layer in layers]
     total = nnx.mixtures.total_load(loads)
-    each = [load["load"][...] for load in loads]
+    each = [load["load"].get_value() for load in loads]
     check_same(total, each[0] + each[1])
     layered = jax.tree.map(lambda *xs: jnp.stack(xs), *each)
     check_same(nnx.mixtures.total_load(layered), total)
@@ -390,13 +371,13 @@ def test_balance_steers_tokens_to_experts_that_have_few():
 
     def largest_share():
         _, loads = nnx.capture(model, nnx.RouterLoad)(x)
-        return nnx.mixtures.expert_shares(loads)["load"][...].max(), loads
+        return nnx.mixtures.expert_shares(loads)["load"].get_value().max(), loads
 
     first, _ = largest_share()
     for _ in range(60):
         _, loads = largest_share()
-        model.router.balance(loads["load"][...], rate=0.01)
-    assert largest_share()[0] < 0.25 < first
+        model.router.balance(loads["load"].get_value(), rate=0.01)
+    assert largest_share()[0] < 0.19 < 0.21 < first
     assert not nnx.state(model.router, nnx.Param).get("correction")
 
 
@@ -575,7 +556,7 @@ def test_a_nan_is_found_in_the_experts(experts):
     name = "gate" if experts == "gated" else "layers.layers[0]"
     part = model.experts.gate if experts == "gated" else model.experts.layers.layers[0]
     part.kernel[...] = part.kernel[...].at[2, 0, 0].set(jnp.nan)
-    report = str(nnx.debugging.find_nans(lambda m, x: m(x), model, x))
+    report = str(nnx.debugging.find_nans(lambda m, x: m(x))(model, x))
     assert f"experts.{name}" in report
 
 
@@ -628,12 +609,9 @@ def test_initial_values_of_each_expert_are_scaled_as_those_of_a_linear():
     kernel = nnx.GroupedLinear(64, 256, 8, rngs=nnx.Rngs(0)).kernel[...]
     deviations = kernel.std(axis=(1, 2))
     np.testing.assert_allclose(deviations, 256**-0.5, rtol=0.15)
-    init = nnx.with_partitioning(
-        nnx.initializers.lecun_normal(), ("expert", None, None)
-    )
+    init = nnx.with_metadata(nnx.initializers.lecun_normal(), tag="kernel")
     layer = nnx.GroupedLinear(2, 3, 4, kernel_init=init, rngs=nnx.Rngs(0))
-    assert layer.kernel.shape == (2, 3, 4)
-    assert tuple(layer.kernel.out_sharding) == ("expert", None, None)
+    assert (layer.kernel.shape, layer.kernel.tag) == ((2, 3, 4), "kernel")
 
 
 # -------------------------------------------------------------------------- refusals
@@ -664,7 +642,7 @@ class Writing(nnx.Module):
 
 def test_what_can_not_be_mixed_is_refused():
     x = random(4, F)
-    with pytest.raises(ValueError, match=r"from 6 experts(.|\n)*experts.gate.kernel"):
+    with pytest.raises(ValueError, match=r"from 6 experts(.|\n)*experts.down.kernel"):
         mixture(lambda: gated(num_experts=4))(x)
     with pytest.raises(ValueError, match="mask must have an entry for each token"):
         mixture()(x, jnp.ones((4, 1), bool))

@@ -141,17 +141,16 @@ class GroupedLinear(Module):
                 not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        x, sizes = arguments.as_array(rows), jnp.asarray(group_sizes, jnp.int32)
         params = self.kernel[...], arguments.read(self.bias)
-        x, kernel, bias = self.promote_dtype((x, *params), dtype=self.dtype)
+        operands: Any = arguments.as_array(rows), *params
+        operands = self.promote_dtype(operands, dtype=self.dtype)
         # A group may have rows on any device.
-        x, sizes, kernel, bias = [
-            y if y is None else meshes.whole(y) for y in (x, sizes, kernel, bias)
-        ]
+        x, kernel, bias = [None if y is None else meshes.whole(y) for y in operands]
+        sizes = meshes.whole(jnp.asarray(group_sizes, jnp.int32))
         options = arguments.if_set(preferred_element_type=self.preferred_element_type)
         ragged_dot = jax_functions.current(self.ragged_dot)
         y = ragged_dot(x, kernel, sizes, precision=self.precision, **options)
-        return y if bias is None else y + bias[_groups_of_rows(sizes, x.shape[0])]
+        return y if bias is None else y + bias[_groups_of_rows(sizes, y.shape[0])]
 
 
 def _for_each(initializer: Initializer) -> Initializer:

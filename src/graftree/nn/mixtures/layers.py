@@ -212,8 +212,7 @@ def _check_count(experts: Any, num_experts: int) -> None:
                 errors.message(
                     f"MixtureOfExperts: the router chooses from {num_experts} experts, "
                     "but a Param of the experts has another first axis.",
-                    where=f"experts.{paths.dotted(path)}: "
-                    f"{descriptions.describe(x)}",
+                    where=f"experts.{paths.dotted(path)}: {descriptions.describe(x)}",
                     way_out="Make router and experts with the same number; what all "
                     "experts share belongs into shared_experts.",
                 )

@@ -62,8 +62,8 @@ class Router(Module):
 
     With several groups of experts, a token chooses only from the experts of its best
     ``top_groups`` groups; a group counts as much as its two best experts together. The
-    correction, which is added to scores for the choice only, is no Param: `balance`
-    changes it.
+    correction, which is added to scores for the choice only, is a Variable and not a
+    Param: `balance` changes it.
 
     Args:
         in_features: Size of the last axis of the inputs.
@@ -188,19 +188,21 @@ class Router(Module):
             TypeError: If the last axis of ``x`` has the wrong size, or ``x`` is not
                 numeric.
         """
-        x = arguments.as_array(x)
-        dtype = arguments.canonicalize_dtype(x, self.kernel[...], dtype=self.dtype)
-        wide = arithmetic.wide_dtype(dtype, jnp.float32)
+        inputs = arguments.as_array(x)
         params = self.kernel[...], arguments.read(self.bias)
-        x, kernel, bias = arguments.promote_dtype((x, *params), dtype=wide)
-        kernel, bias = meshes.beside(x, (-1,), (kernel, bias))
+        dtype = arguments.canonicalize_dtype(inputs, *params, dtype=self.dtype)
+        wide = arithmetic.wide_dtype(dtype, jnp.float32)
+        operands: Any = arguments.promote_dtype((inputs, *params), dtype=wide)
+        tokens = operands[0]
+        kernel, bias = meshes.beside(tokens, (-1,), operands[1:])
         if self.rngs is not None and not self.deterministic:
-            x *= jax.random.uniform(
-                self.rngs(), x.shape, x.dtype, 1 - self.jitter, 1 + self.jitter
+            low, high = 1 - self.jitter, 1 + self.jitter
+            tokens *= jax.random.uniform(
+                self.rngs(), tokens.shape, tokens.dtype, low, high
             )
-        contracted = (((x.ndim - 1,), (0,)), ((), ()))
+        contracted = (((tokens.ndim - 1,), (0,)), ((), ()))
         dot_general = jax_functions.current(jax.lax.dot_general)
-        logits = dot_general(x, kernel, contracted, precision=self.precision)
+        logits = dot_general(tokens, kernel, contracted, precision=self.precision)
         logits = linear.add_bias(logits, bias)
         scores = self.score_fn(logits)
         experts = self._choose(scores)
@@ -213,7 +215,8 @@ class Router(Module):
         """Finds the ``top_k`` experts of each token, the best first."""
         if self.correction is not None:
             correction = self.correction[...].astype(scores.dtype)
-            scores = scores + meshes.beside(scores, (-1,), (correction,))[0]
+            (correction,) = meshes.beside(scores, (-1,), (correction,))
+            scores = linear.add_bias(scores, correction)
         if self.num_groups > 1:
             scores = _in_best_groups(scores, self.num_groups, self.top_groups)
         return _largest(jax.lax.stop_gradient(scores), self.top_k)
@@ -374,7 +377,7 @@ class RouterLoad(Variable[A]):
         ...     nnx.GatedExperts(4, 8, 16, rngs=rngs),
         ... )
         >>> y, loads = nnx.capture(layer, nnx.RouterLoad)(jnp.ones((3, 8)))
-        >>> loads["load"][...].tokens
+        >>> loads["load"].get_value().tokens
         Array(3., dtype=float32)
     """
 
@@ -479,7 +482,7 @@ def total_load(loads: Any) -> Load:
         Array([2., 6.], dtype=float32)
     """
     each = _loads_in(loads, "total_load")
-    ranks = Load(0, 1, 1, 0)
+    ranks = 0, 1, 1, 0  # without layers
     sums = [
         Load(
             *[

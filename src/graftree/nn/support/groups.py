@@ -69,7 +69,7 @@ def in_blocks(
 
     A block has rows of one group, so the last of a group is filled up, with one of its
     rows. That is at most half as many rows again as there are, if groups have equally
-    many. One loop goes over the blocks. Gradients compute anew all but products, so
+    many. One loop goes over the blocks. Gradients compute all but products again, so
     that no copy of parameters is kept for them.
 
     Args:
