@@ -10,8 +10,9 @@ No token is dropped, and no expert computes for a token that did not choose it.
 Where a mesh divides tokens, each device sorts its own. Where it divides experts, each
 device computes the choices that fall on its experts, and the parts of ``y`` are added
 up. If one axis of the mesh divides both, the tokens are first gathered along it, and
-the sums are scattered: each device sends each token to each other one once, at most as
-often as it would be sent to the devices of its experts if ``top_k`` is large.
+the sums are scattered. That sends each token to each device of the axis once, which
+drops none; an all-to-all sends less only if it may drop tokens, or on more devices than
+a token has experts where JAX has ``ragged_all_to_all`` (not on CPUs).
 """
 
 from __future__ import annotations
