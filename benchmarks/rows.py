@@ -9,6 +9,7 @@ from benchmarks import (
     calls,
     decoding,
     eager_layers,
+    experts,
     forms,
     fresh_models,
     generation,
@@ -80,7 +81,11 @@ def all_groups(quick: bool = False) -> list[Group]:
     if quick:
         large = map(groups.in_default_mode, map(groups.without_peers, large))
         others = map(groups.in_default_mode, others)
-    last = (*language_model_rows.all_groups(quick), *generation.all_groups())
+    last = (
+        *language_model_rows.all_groups(quick),
+        *generation.all_groups(),
+        *experts.all_groups(),
+    )
     return [*dispatch, *large, *others, *last]
 
 

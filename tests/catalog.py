@@ -117,6 +117,9 @@ FAMILIES = {
     "conv": Family(
         "contract/test_nn_layers/test_conv.py", row="| images, audio, volumes |"
     ),
+    "mixtures": Family(
+        "contract/test_nn_layers/test_mixtures.py", row="| mixtures of experts |"
+    ),
     "pooling": Family("contract/test_nn_layers/test_pooling.py", row="| pooling |"),
     "normalization": Family(
         "contract/test_nn_layers/test_normalization.py", row="| normalization |"
@@ -178,6 +181,21 @@ def centered(x: Any, axes: Any = -1) -> Any:
     """The inputs less their mean, over the root of their variance."""
     over = {"axis": axes, "keepdims": True}
     return (x - x.mean(**over)) / np.sqrt(x.var(**over) + 1e-6)
+
+
+def gated(rows: Any, gate: Any, up: Any, down: Any) -> Any:
+    """What a gated MLP makes of rows."""
+    return (rows @ gate / (1 + np.exp(-rows @ gate)) * (rows @ up)) @ down
+
+
+def mixed(p: Any, x: Any, top_k: int = 2) -> Any:
+    """What a mixture of gated experts makes of tokens: all of them, then the best."""
+    logits = np.exp(x @ p.router_kernel)
+    weights = logits * (logits >= np.sort(logits)[:, -top_k, None])
+    kernels = [getattr(p, f"experts_{x}_kernel") for x in ("gate", "up", "down")]
+    outputs = np.stack([gated(x, *own) for own in zip(*kernels, strict=True)])
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("enf,ne->nf", outputs, weights)
 
 
 def over_windows(reduce: Any) -> Any:
@@ -459,6 +477,49 @@ LAYERS: Sequence[Layer] = [
             has_dtype=False,
             is_ours=True,
             builds=True,
+        ),
+    ),
+    *of_family(
+        "mixtures",
+        Layer(
+            "Router",
+            (3, 5),
+            ((2, 3),),
+            keywords={"top_k": 2},
+            has_dtype=False,
+            is_ours=True,
+        ),
+        Layer(
+            "GroupedLinear",
+            (2, 3, 4),
+            ((2, 3),),
+            lambda p, x: np.einsum("gf,gfo->go", x, p.kernel) + p.bias,
+            call={"group_sizes": (1, 1)},
+            is_ours=True,
+        ),
+        Layer(
+            "GatedExperts",
+            (5, 3, 4),
+            ((2, 3),),
+            lambda p, x: np.stack(
+                [
+                    gated(row, p.gate_kernel[e], p.up_kernel[e], p.down_kernel[e])
+                    for row, e in zip(x, (0, 2), strict=True)
+                ]
+            ),
+            call={"group_sizes": (1, 0, 1, 0, 0)},
+            is_ours=True,
+        ),
+        Layer(
+            "MixtureOfExperts",
+            (),
+            ((2, 3),),
+            mixed,
+            wraps=("Router", "GatedExperts"),
+            has_rngs=False,
+            has_dtype=False,
+            is_ours=True,
+            is_usual=True,
         ),
     ),
     *of_family(

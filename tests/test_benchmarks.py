@@ -15,6 +15,7 @@ from benchmarks import (
     __main__ as program,
     accelerator,
     eager_layers,
+    experts,
     fresh_models,
     gauges,
     generation,
@@ -108,6 +109,12 @@ def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
     setting = generation.Setting(2, config, length=16, count=5, is_ragged=is_ragged)
     expected = generation.raw(setting, is_uniform=not is_ragged)()
     np.testing.assert_array_equal(generation.ours(setting)(), expected)
+
+
+def test_mixtures_of_experts_compute_what_all_experts_do():
+    setting = experts.Setting(4, tokens=12, features=8, hidden=8)
+    (forward, *_) = experts.of_setting(setting)
+    check_alike(operations(forward).values(), 3, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", eager_layers.RAW)

@@ -38,7 +38,7 @@ def fails(violations):
 # Sub-modules of the public namespace whose names come from files of their own.
 PUBLIC_MODULES = (
     *(nnx.checkpoints, nnx.debugging, nnx.decoding, nnx.memory),
-    *(nnx.metrics, nnx.precision, nnx.sharding, nnx.surgery),
+    *(nnx.metrics, nnx.mixtures, nnx.precision, nnx.sharding, nnx.surgery),
     *(nnx.training, nnx.weights),
 )
 

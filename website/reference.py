@@ -120,6 +120,12 @@ TOPICS = {
         "Cells, and layers that run them along time.",
         {"Layers": "nn.recurrent", "Cells": "nn.cells"},
     ),
+    "mixtures": Topic(
+        "Mixtures of experts",
+        "Each token goes to a few experts."
+        " The guide: [mixtures](../../guides/mixtures.md).",
+        {"Mixtures of experts": "nn.mixtures"},
+    ),
     "activations": Topic(
         "Activations",
         "Functions of arrays, most of them JAX's own under a shorter name.",

@@ -40,6 +40,7 @@ WORDS = {
     " metrics log",
     "guides/lora.md": "fine-tuning, adapters, PEFT",
     "guides/metrics.md": "AUC, ROC, F1, confusion matrix, accuracy, torchmetrics",
+    "guides/mixtures.md": "MoE, sparse, expert parallel, top-k routing, load balancing",
     "guides/other_libraries.md": "TensorBoard, wandb, logging, Dataset",
     "guides/precision.md": "mixed precision, bf16, fp16, half precision, AMP, autocast,"
     " loss scaling, GradScaler",

@@ -209,7 +209,7 @@ from graftree.interop.node_states import (
     to_tree as to_tree,
 )
 from graftree.memory.keeping import name as name
-from graftree.nn import initializers as initializers
+from graftree.nn import initializers as initializers, mixtures as mixtures
 from graftree.nn.activations import PReLU as PReLU
 from graftree.nn.attention import (
     combine_masks as combine_masks,
@@ -241,6 +241,12 @@ from graftree.nn.lora import (
     LoRALinear as LoRALinear,
     LoRAParam as LoRAParam,
 )
+from graftree.nn.mixtures.experts import (
+    GatedExperts as GatedExperts,
+    GroupedLinear as GroupedLinear,
+)
+from graftree.nn.mixtures.layers import MixtureOfExperts as MixtureOfExperts
+from graftree.nn.mixtures.routers import Router as Router, RouterLoad as RouterLoad
 from graftree.nn.multi_head_attention import MultiHeadAttention as MultiHeadAttention
 from graftree.nn.normalization import (
     BatchNorm as BatchNorm,
@@ -341,7 +347,8 @@ variables = state
 # type checkers know that it is passed on.
 _MODULES = (
     *("checkpoints", "config", "debugging", "decoding", "errors", "initializers"),
-    *("memory", "metrics", "precision", "sharding", "surgery", "training", "weights"),
+    *("memory", "metrics", "mixtures", "precision", "sharding", "surgery", "training"),
+    "weights",
 )
 
 # Sub-module paths of Flax NNX; names not listed above are looked up there too.

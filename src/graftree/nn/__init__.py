@@ -15,5 +15,6 @@
 - ``compute_dtypes``: the dtype of a layer's results; of its Params; ``own_params``:
   Params that the code of users reads as something else
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized
+- ``mixtures/``: routers, and experts that get the tokens sent to them
 - ``sequential``: one layer after the other
 """
