@@ -204,7 +204,7 @@ def test_accelerators_get_a_ragged_dot(monkeypatch):
     model = mixture(lambda: nnx.GatedExperts(E, F, 7, **options))
     x = random(3, 4, F)
     text = str(jax.make_jaxpr(lambda x: model(x))(x))
-    assert text.count("ragged_dot_general[") == 3 and "scan[" not in text
+    assert "ragged_dot" in text and "cond[" not in text
     found = value_and_grads(lambda m, x: m(x), model, x)
     check_same(found, value_and_grads(by_all_experts, model, x))
 
