@@ -1,0 +1,30 @@
+"""Forecasts what a step costs on hardware that you don't have.
+
+    target = nnx.forecast.target("v5e:4x4")               # or "h100:8", "cpu:16"
+    mesh = target.mesh({"fsdp": 8, "tensor": 2})
+    model = nnx.merge(*nnx.get_abstract_model(make, mesh))  # no array is made
+    print(nnx.forecast.step(train_step, model, batch))
+
+The compiler of the target compiles the step, and the report says what each device
+holds, computes and sends, what each module costs, and the least time it can take.
+"""
+
+# targets.py        devices to compile for; accelerators.py has their figures
+# steps.py          from a step to its forecast
+# reports.py        the forecast
+# hlo.py            the text of a compiled program
+# costs.py          operations and bytes of an instruction
+# traffic.py        what collectives send, along which axes
+# scopes.py         the module of an operation
+
+from graftree import namespaces
+from graftree.forecast.reports import (
+    Forecast as Forecast,
+    Memory as Memory,
+    Traffic as Traffic,
+    Work as Work,
+)
+from graftree.forecast.steps import step as step
+from graftree.forecast.targets import Target as Target, target as target
+
+__dir__ = namespaces.lister(__name__)
