@@ -37,7 +37,7 @@ def fails(violations):
 
 # Sub-modules of the public namespace whose names come from files of their own.
 PUBLIC_MODULES = (
-    *(nnx.checkpoints, nnx.debugging, nnx.decoding, nnx.memory),
+    *(nnx.checkpoints, nnx.debugging, nnx.decoding, nnx.forecast, nnx.memory),
     *(nnx.metrics, nnx.precision, nnx.sharding, nnx.surgery),
     *(nnx.training, nnx.weights),
 )

@@ -15,7 +15,8 @@ A model is a Python class: derive it from `nnx.Module`, and make layers such as
 `nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and its writes there are lost.
 `help(nnx.Module)`, `help(nnx.jit)` and so on explain each name with an example. Tools
 are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.training`, `nnx.surgery`,
-`nnx.precision`, `nnx.sharding`, `nnx.memory`, `nnx.decoding`, `nnx.forecast` and `nnx.debugging`.
+`nnx.precision`, `nnx.sharding`, `nnx.memory`, `nnx.decoding`, `nnx.forecast` and
+`nnx.debugging`.
 """
 
 # This file is the public namespace, and the only re-export in the package.
@@ -334,16 +335,8 @@ variables = state
 # type checkers know that it is passed on.
 _MODULES = (
     *("checkpoints", "config", "debugging", "decoding", "errors", "initializers"),
-    *(
-        "forecast",
-        "memory",
-        "metrics",
-        "precision",
-        "sharding",
-        "surgery",
-        "training",
-        "weights",
-    ),
+    *("forecast", "memory", "metrics", "precision", "sharding", "surgery", "training"),
+    "weights",
 )
 
 # Sub-module paths of Flax NNX; names not listed above are looked up there too.

@@ -10,20 +10,32 @@ holds, computes and sends, what each module costs, and the least time it can tak
 """
 
 # targets.py        devices to compile for; accelerators.py has their figures
-# steps.py          from a step to its forecast
-# reports.py        the forecast
+# arguments.py      the arguments of a step, and the devices they are on
+# compilation.py    the compiler, and what it refuses
 # hlo.py            the text of a compiled program
 # costs.py          operations and bytes of an instruction
 # traffic.py        what collectives send, along which axes
 # scopes.py         the module of an operation
+# sums.py           the costs of a program: of modules, of collectives
+# steps.py          from a step to its forecast
+# reports.py        the forecast; pictures.py draws it, units.py writes amounts
+# choices.py        the largest size that fits; forecasts side by side
 
 from graftree import namespaces
+from graftree.forecast.choices import (
+    Comparison as Comparison,
+    Largest as Largest,
+    compare as compare,
+    largest as largest,
+)
 from graftree.forecast.reports import (
+    Costs as Costs,
     Forecast as Forecast,
     Memory as Memory,
     Traffic as Traffic,
     Work as Work,
 )
+from graftree.forecast.scopes import Scope as Scope
 from graftree.forecast.steps import step as step
 from graftree.forecast.targets import Target as Target, target as target
 

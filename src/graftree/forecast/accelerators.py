@@ -4,7 +4,8 @@ All are per device of JAX, and what the vendor says: peaks without sparsity, ban
 in one direction. A step can't be faster than these allow.
 
 Sources: Google Cloud, "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e", "TPU7x" (2026), under
-docs.cloud.google.com/tpu/docs; NVIDIA, data sheets of A100, H100, H200 and of HGX B200;
+docs.cloud.google.com/tpu/docs, with the memory that libtpu 0.0.50 says is available
+where a program needs more; NVIDIA, data sheets of A100, H100, H200 and of HGX B200;
 "CUDA C++ Programming Guide", table of compute capabilities. Links between hosts are
 those of a DGX system with one network card per GPU.
 """
@@ -44,7 +45,8 @@ class Accelerator:
     """One kind of device.
 
     Attributes:
-        memory: Bytes of its memory.
+        memory: Bytes that a program can have: of a GPU all that the driver gives, of
+            which the runtime takes some; of a TPU what its compiler allows.
         flops: Operations per second of its matrix units, in bf16.
         flops_8_bit: In fp8 or int8; those of bf16 if it has neither.
         memory_bandwidth: Bytes per second.
@@ -62,6 +64,14 @@ class Accelerator:
     host_link: float
     gpu: GPU | None = None
     topology_name: str = ""
+
+    def peak(self, bits: int) -> float:
+        """Operations per second of products of numbers of so many bits.
+
+        Wider ones than bf16 count as that: on TPUs XLA splits or rounds them, and GPUs
+        have TF32, so none of them is faster.
+        """
+        return self.flops if bits > 8 else self.flops_8_bit
 
 
 def _tpu(
@@ -104,11 +114,11 @@ _A100, _H100, _B200 = (8, 0), (9, 0), (10, 0)
 ACCELERATORS = {
     # GiB; Tflop/s in bf16, in 8 bits; GB/s of memory, of all links. A chip of v4 and
     # v5p is one device, one of 7x is two.
-    "v4": _tpu("v4", 32, (275, 275), 1200, 300),
-    "v5e": _tpu("v5e", 16, (197, 393), 819, 200),
-    "v5p": _tpu("v5p", 95, (459, 918), 2765, 600),
-    "v6e": _tpu("v6e", 32, (918, 1836), 1638, 400),
-    "7x": _tpu("tpu7x", 96, (1153.5, 2307), 3690, 300),
+    "v4": _tpu("v4", 30.75, (275, 275), 1200, 300),
+    "v5e": _tpu("v5e", 15.75, (197, 393), 819, 200),
+    "v5p": _tpu("v5p", 95.73, (459, 918), 2765, 600),
+    "v6e": _tpu("v6e", 31.24, (918, 1836), 1638, 400),
+    "7x": _tpu("tpu7x", 94.74, (1153.5, 2307), 3690, 300),
     # Bytes as the driver gives them; Tflop/s; TB/s of memory; GB/s of NVLink, network.
     "a100": _gpu(
         GPU("NVIDIA A100-SXM4-40GB", _A100, 108, 164, 40, 1.41, 64),

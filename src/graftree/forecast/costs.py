@@ -42,12 +42,12 @@ class Flops(NamedTuple):
     Attributes:
         instruction: The product or convolution.
         count: Number of operations; ``None`` if they aren't known.
-        is_8_bit: Whether both factors have 8 bits.
+        bits: The width of the wider factor.
     """
 
     instruction: Instruction
     count: int | None
-    is_8_bit: bool
+    bits: int
 
 
 def products(
@@ -65,8 +65,8 @@ def products(
     if count_of is None:
         return
     factors = [computation[name].arrays[0] for name in instruction.operands[:2]]
-    is_8_bit = all([re.search(r"\d+", x.dtype + "0")[0] == "8" for x in factors])
-    yield Flops(instruction, count_of(instruction, *factors), is_8_bit)
+    bits = max([x.bits for x in factors], default=0)
+    yield Flops(instruction, count_of(instruction, *factors), bits)
 
 
 def _count_dot(instruction: Instruction, a: Array, _: Array) -> int:

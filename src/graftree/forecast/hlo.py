@@ -47,11 +47,15 @@ class Array(NamedTuple):
         return math.prod(self.shape)
 
     @property
+    def bits(self) -> int:
+        """Width of an element; 0 for a token."""
+        digits = re.search(r"\d+", self.dtype)
+        return 8 if self.dtype == "pred" else int(digits[0]) if digits else 0
+
+    @property
     def num_bytes(self) -> int:
-        """Size in bytes; 0 for a token."""
-        bits = re.search(r"\d+", self.dtype)
-        width = 8 if self.dtype == "pred" else int(bits[0]) if bits else 0
-        return -(-self.size * width // 8)
+        """Size in bytes."""
+        return -(-self.size * self.bits // 8)
 
 
 class Instruction:
@@ -63,16 +67,13 @@ class Instruction:
         opcode: The operation.
         is_root: Whether it is the result of its computation.
         operands: The names of the instructions that it reads.
+        inside: The text in the parentheses: operands, a number, a literal.
         attributes: The text behind the operands.
     """
 
     def __init__(self, match: re.Match[str]) -> None:
-        self.name, self.type, self.opcode = (
-            match["name"],
-            match["type"],
-            match["opcode"],
-        )
-        self.is_root = match["root"] is not None
+        self.name, self.type = match["name"], match["type"]
+        self.opcode, self.is_root = match["opcode"], match["root"] is not None
         inside = _in_parentheses(match["rest"])
         self.operands = re.findall(r"%([\w.\-]+)", inside)
         self.inside, self.attributes = inside, match["rest"][len(inside) :]
@@ -156,7 +157,7 @@ class Program:
 
     def __init__(self, text: str) -> None:
         self.computations: dict[str, dict[str, Instruction]] = {}
-        entry = ""
+        entry, current = "", {}
         for line in text.splitlines():
             if match := _INSTRUCTION.match(line):
                 instruction = Instruction(match)
@@ -192,8 +193,8 @@ class Program:
 
 def parameters(computation: Computation) -> list[Instruction]:
     """Lists the parameters of a computation, in their order."""
-    found = [x for x in computation.values() if x.opcode == "parameter"]
-    return sorted(found, key=lambda x: int(x.inside))
+    inputs = [x for x in computation.values() if x.opcode == "parameter"]
+    return sorted(inputs, key=lambda x: int(x.inside))
 
 
 def users(computation: Computation, name: str) -> list[Instruction]:

@@ -1,18 +1,24 @@
-"""What a step costs: in total, by module, by collective; as text and as JSON."""
+"""What a step costs: in total, by module, by collective; as text, HTML and JSON."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from graftree.core.text import descriptions
+from graftree.forecast import pictures, units
 from graftree.forecast.scopes import Scope
 from graftree.forecast.targets import Target
 from graftree.sharding.placement import PlacedArray
 
 _COLUMNS = ("flops", "bytes", "sent", "largest")
+_NUM_UNDIVIDED = 5  # arrays that the text lists
+
+Rows = Sequence[Sequence[str]]
 
 
 @dataclasses.dataclass
@@ -24,6 +30,12 @@ class Work:
         bytes: Bytes read from and written to the device's memory.
         sent: Bytes sent to other devices.
         largest: Bytes of the largest array that is made.
+
+    Example:
+        >>> work = nnx.forecast.Work(flops=10, largest=4)
+        >>> work.add(nnx.forecast.Work(flops=5, largest=2))
+        >>> work
+        Work(flops=15, bytes=0, sent=0.0, largest=4)
     """
 
     flops: int = 0
@@ -31,8 +43,8 @@ class Work:
     sent: float = 0.0
     largest: int = 0
 
-    def __iter__(self) -> Iterator[float]:
-        return iter([getattr(self, name) for name in _COLUMNS])
+    def __bool__(self) -> bool:
+        return any(dataclasses.astuple(self))
 
     def add(self, other: Work) -> None:
         """Adds what is done in another module."""
@@ -50,6 +62,12 @@ class Traffic:
         count: Number of arrays.
         bytes: Bytes of the arrays, each where it is largest.
         sent: Bytes that a device sends for them.
+
+    Example:
+        >>> traffic = nnx.forecast.Traffic()
+        >>> traffic.add(2, 1024, 768.0)
+        >>> traffic
+        Traffic(count=2, bytes=1024, sent=768.0)
     """
 
     count: int = 0
@@ -73,7 +91,12 @@ class Memory:
         others: Of the other arguments.
         outputs: Of results that don't take the place of arguments.
         temporaries: Of what the step makes for itself, at its peak.
-        limit: The memory of the device; ``None`` for a CPU.
+        limit: What programs can have of the device's memory; ``None`` for a CPU.
+
+    Example:
+        >>> memory = nnx.forecast.Memory(400, 800, 50, 0, 300, limit=1600)
+        >>> memory.arguments, memory.total, memory.fits
+        (1250, 1550, True)
     """
 
     parameters: int
@@ -99,62 +122,118 @@ class Memory:
         return self.limit is None or self.total <= self.limit
 
 
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What a compiled program does, on one device.
+
+    Attributes:
+        modules: The `Work` of each `Scope`: a path in the arguments of the function,
+            forward or backward. What has no path is at the empty one.
+        traffic: The `Traffic` of each kind of collective and tuple of axes.
+        bounds: Seconds that a step takes at least to compute, to read and write
+            memory, to send; empty for a CPU, of which there are no figures.
+        unknown: Functions of libraries whose operations can't be counted, and how often
+            they are called.
+        unknown_loops: How many loops of unknown length count as one turn.
+
+    Example:
+        >>> target = nnx.forecast.target("cpu")
+        >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        >>> forecast = nnx.forecast.step(lambda x: x @ x, x, target=target)
+        >>> [work.flops for work in forecast.costs.modules.values()]
+        [1024]
+    """
+
+    modules: Mapping[Scope, Work]
+    traffic: Mapping[tuple[str, tuple[str, ...]], Traffic]
+    bounds: Mapping[str, float]
+    unknown: Mapping[str, int]
+    unknown_loops: int
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Forecast:
     """What a step costs on a target, for each device; prints as a table.
+
+    Bounds are what the figures of the accelerator allow, with each resource used all
+    the time and at its peak. Bytes of memory are those of a program of which nothing
+    stays in a cache: a GPU may do with less where arrays are smaller than its L2 cache.
 
     Attributes:
         target: What it was compiled for.
         mesh: The size of each axis of the mesh; empty for one device.
         memory: What a device holds.
-        modules: The `Work` of each `Scope`: a path in the arguments of the function,
-            forward or backward. What has no path is at the empty one.
-        traffic: The `Traffic` of each kind of collective and tuple of axes.
-        bounds: Seconds that a step takes at least to compute, to read and write
-            memory, to send; empty for a CPU, of which no figures are public.
+        costs: What it does; ``None`` where the compiler refuses the program because it
+            doesn't fit.
         undivided: Arrays in the arguments that each device holds whole.
-        unknown: Functions of libraries whose operations aren't counted, and how often
-            they are called.
-        unknown_loops: How many loops of unknown length count as one turn.
         seconds: How long tracing and compiling took.
+
+    Example:
+        >>> target = nnx.forecast.target("cpu")
+        >>> x = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+        >>> print(nnx.forecast.step(lambda x: x @ x, x, target=target))
+        cpu: 1 device
+        <BLANKLINE>
+        memory of a device
+          parameters        0 B
+          optimizer         0 B
+          other arguments   64 KiB
+          outputs           64 KiB
+          temporaries       0 B
+          total             128 KiB
+        <BLANKLINE>
+        a step of a device               at least
+          compute           4.194 Mflop  unknown
+          memory            131.1 kB     unknown
+          network           0 B          unknown
     """
 
     target: Target
     mesh: Mapping[str, int]
     memory: Memory
-    modules: Mapping[Scope, Work]
-    traffic: Mapping[tuple[str, tuple[str, ...]], Traffic]
-    bounds: Mapping[str, float]
+    costs: Costs | None
     undivided: Sequence[PlacedArray]
-    unknown: Mapping[str, int]
-    unknown_loops: int
     seconds: tuple[float, float]
 
-    @property
-    def flops(self) -> int:
-        """Operations of products and convolutions."""
-        return sum([work.flops for work in self.modules.values()])
+    def _sum(self, column: str) -> Any:
+        if self.costs is None:
+            return None
+        return sum([getattr(work, column) for work in self.costs.modules.values()])
 
     @property
-    def bytes(self) -> int:
+    def flops(self) -> int | None:
+        """Operations of products and convolutions; those that can be counted."""
+        return self._sum("flops")
+
+    @property
+    def bytes(self) -> int | None:
         """Bytes read from and written to memory."""
-        return sum([work.bytes for work in self.modules.values()])
+        return self._sum("bytes")
 
     @property
-    def sent(self) -> float:
+    def sent(self) -> float | None:
         """Bytes sent to other devices."""
-        return sum([work.sent for work in self.modules.values()])
+        return self._sum("sent")
 
     @property
     def bound(self) -> float | None:
-        """Seconds that a step takes at least; ``None`` for a CPU."""
-        return max(self.bounds.values(), default=None)
+        """Seconds that a step takes at least; ``None`` if that is unknown."""
+        return None if self.costs is None else max(self._bounds(), default=None)
+
+    def _bounds(self) -> Sequence[float]:
+        return [] if self.costs is None else [*self.costs.bounds.values()]
 
     def rate(self, count: float) -> float | None:
         """Returns how many of something in a step a device can't exceed in a second.
 
         Args:
             count: Number of samples or tokens in a step, on all devices.
+
+        Example:
+            >>> target = nnx.forecast.target("cpu")
+            >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+            >>> print(nnx.forecast.step(lambda x: x @ x, x, target=target).rate(8))
+            None
         """
         if self.bound is None:
             return None
@@ -172,14 +251,26 @@ class Forecast:
 
         Returns:
             Pairs of a `Scope` and its `Work`, whose sum is the whole.
+
+        Raises:
+            ValueError: If ``sort`` is something else.
+
+        Example:
+            >>> target = nnx.forecast.target("cpu")
+            >>> abstract = nnx.eval_shape(lambda: nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
+            >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+            >>> forecast = nnx.forecast.step(
+            ...     lambda model, x: model(x), abstract, x, target=target)
+            >>> forecast.by_module(sort="flops")[0][0].path
+            ('model',)
         """
         if sort not in (None, *_COLUMNS):
             raise ValueError(
-                f"Forecast.by_module can't sort by {sort!r}: it knows "
-                f"{', '.join(_COLUMNS)}."
+                f"Forecast.by_module: there is no column {sort!r}.\n"
+                f"Sort by one of {', '.join(_COLUMNS)}."
             )
         rows = collections.defaultdict[Scope, Work](Work)
-        for scope, work in self.modules.items():
+        for scope, work in self.costs.modules.items() if self.costs else ():
             rows[scope._replace(path=scope.path[:depth])].add(work)
         pairs = [*rows.items()]
         if sort is not None:
@@ -187,33 +278,19 @@ class Forecast:
         return pairs
 
     def table(self, depth: int | None = 3, sort: str | None = None) -> str:
-        """Writes the work by module, as a table; the arguments are `by_module`'s."""
-        cells = [
-            (".".join(scope.path) or "-", "backward" if scope.is_backward else "forward",
-             *map(_quantity, work))
-            for scope, work in self.by_module(depth, sort)
-        ]  # fmt: skip
-        head = ("module", "pass", "flop", "bytes", "sent", "largest array")
-        total = (_quantity(self.flops), _quantity(self.bytes), _quantity(self.sent), "")
-        rows = [head, *descriptions.folded_rows(cells), ("total", "", *total)]
-        return "\n".join(descriptions.aligned(rows))
+        """Writes the work by module as a table; the arguments are `by_module`'s."""
+        return "\n".join(descriptions.aligned(self._module_rows(depth, sort)))
 
     def __str__(self) -> str:
-        lines = [self._title(), "", *self._memory_lines(), "", *self._time_lines()]
-        if self.traffic:
-            lines += ["", *self._traffic_lines()]
-        if self.undivided:
-            lines += ["", *self._undivided_lines()]
-        lines += [
-            f"not counted: {n} calls of {name}" for name, n in self.unknown.items()
-        ]
-        if self.unknown_loops:
-            lines.append(
-                f"{self.unknown_loops} loops of unknown length, as one turn each"
-            )
-        return "\n".join(lines)
+        sections = ["\n".join(descriptions.aligned(rows)) for rows in self._sections()]
+        return "\n\n".join([self._title(), *sections])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Shows it in a notebook, with the modules."""
+        tables = map(html_table, [*self._sections(), self._module_rows(3, "flops")])
+        return f"<b>{html.escape(self._title())}</b>{''.join(tables)}"
 
     def _title(self) -> str:
         count = len(self.target.devices)
@@ -221,107 +298,164 @@ class Forecast:
         devices = f"{count} device" + "s" * (count > 1)
         return f"{self.target.name}: {devices}" + (f", {axes}" if axes else "")
 
-    def _memory_lines(self) -> list[str]:
+    def _sections(self) -> list[Rows]:
+        rows = self._memory_rows(), self._time_rows(), self._traffic_rows()
+        return [*filter(None, (*rows, self._undivided_rows(), self._unknown_rows()))]
+
+    def _module_rows(self, depth: int | None, sort: str | None) -> Rows:
+        cells = [
+            (
+                ".".join(scope.path) or "-",
+                "backward" if scope.is_backward else "forward",
+                *map(units.quantity, dataclasses.astuple(work)),
+            )
+            for scope, work in self.by_module(depth, sort)
+        ]
+        head = ("module", "pass", "flop", "bytes", "sent", "largest array")
+        total = map(units.quantity, (self.flops, self.bytes, self.sent))
+        return [head, *descriptions.folded_rows(cells), ("total", "", *total, "")]
+
+    def _memory_rows(self) -> Rows:
         memory = self.memory
         rows = [
             ("memory of a device", ""),
-            ("  parameters", _bytes(memory.parameters)),
-            ("  optimizer", _bytes(memory.optimizer)),
-            ("  other arguments", _bytes(memory.others)),
-            ("  outputs", _bytes(memory.outputs)),
-            ("  temporaries", _bytes(memory.temporaries)),
-            ("  total", _bytes(memory.total)),
+            ("  parameters", units.num_bytes(memory.parameters)),
+            ("  optimizer", units.num_bytes(memory.optimizer)),
+            ("  other arguments", units.num_bytes(memory.others)),
+            ("  outputs", units.num_bytes(memory.outputs)),
+            ("  temporaries", units.num_bytes(memory.temporaries)),
+            ("  total", units.num_bytes(memory.total)),
         ]
+        if self.costs is None:
+            rows[4] = ("  outputs", "part of temporaries")
         if memory.limit is not None:
-            rest = memory.limit - memory.total
+            rest = abs(memory.limit - memory.total)
             words = "fits, left" if memory.fits else "does not fit, too much by"
-            rows.append((f"  {words}", _bytes(abs(rest))))
-        return descriptions.aligned(rows)
+            rows.append((f"  {words}", units.num_bytes(rest)))
+        return rows
 
-    def _time_lines(self) -> list[str]:
+    def _time_rows(self) -> Rows:
         amounts = {
-            "compute": f"{_quantity(self.flops)}flop",
-            "memory": f"{_quantity(self.bytes)}B",
-            "network": f"{_quantity(self.sent)}B",
+            "compute": (self.flops, "flop"),
+            "memory": (self.bytes, "B"),
+            "network": (self.sent, "B"),
         }
+        bounds = self.costs.bounds if self.costs is not None else {}
         rows = [("a step of a device", "", "at least")]
-        for name, amount in amounts.items():
-            seconds = _seconds(self.bounds[name]) if self.bounds else "unknown"
-            slowest = bool(self.bounds) and self.bounds[name] == self.bound
-            rows.append((f"  {name}", amount, seconds + "  <" * slowest))
-        return descriptions.aligned(rows)
+        for name, (amount, unit) in amounts.items():
+            text = "unknown" if amount is None else units.quantity(amount) + unit
+            seconds = units.seconds(bounds.get(name))
+            is_slowest = name in bounds and bounds[name] == self.bound
+            rows.append((f"  {name}", text, seconds + "  <" * is_slowest))
+        return rows
 
-    def _traffic_lines(self) -> list[str]:
+    def _traffic_rows(self) -> Rows:
+        if self.costs is None or not self.costs.traffic:
+            return []
         rows = [("sent by a device", "along", "arrays", "bytes")]
-        for (kind, axes), traffic in sorted(self.traffic.items()):
-            along = ", ".join(axes) or "-"
-            rows.append(
-                (f"  {kind}", along, f"{traffic.count:,}", _bytes(traffic.sent))
-            )
-        return descriptions.aligned(rows)
+        for (kind, axes), traffic in sorted(self.costs.traffic.items()):
+            sent, along = units.num_bytes(traffic.sent), ", ".join(axes) or "-"
+            rows.append((f"  {kind}", along, f"{traffic.count:,}", sent))
+        return rows
 
-    def _undivided_lines(self) -> list[str]:
+    def _undivided_rows(self) -> Rows:
+        if not self.undivided:
+            return []
         rows = [("on every device whole", "", "", "")]
-        rows += [
-            (f"  {row.path}", descriptions.describe_form(row.dtype, row.shape),
-             _bytes(row.num_bytes), "replicated")
-            for row in self.undivided[:_MOST]
-        ]  # fmt: skip
-        rest = self.undivided[_MOST:]
+        for row in self.undivided[:_NUM_UNDIVIDED]:
+            form = descriptions.describe_form(row.dtype, row.shape)
+            size = units.num_bytes(row.num_bytes)
+            rows.append((f"  {row.path}", form, size, _why_whole(row)))
+        rest = self.undivided[_NUM_UNDIVIDED:]
         if rest:
-            size = sum([row.num_bytes for row in rest])
-            rows.append((f"  and {len(rest)} more", "", _bytes(size), ""))
-        return descriptions.aligned(rows)
+            size = units.num_bytes(sum([row.num_bytes for row in rest]))
+            rows.append((f"  and {len(rest)} more", "", size, ""))
+        return rows
+
+    def _unknown_rows(self) -> Rows:
+        if self.costs is None:
+            return [("the rest is unknown: the compiler refuses what doesn't fit",)]
+        rows = [
+            (f"  {name}", f"{count:,} calls")
+            for name, count in self.costs.unknown.items()
+        ]
+        if self.costs.unknown_loops:
+            loops = f"{self.costs.unknown_loops:,}, as one turn each"
+            rows.append(("  loops of unknown length", loops))
+        return [("not counted", ""), *rows] if rows else []
 
     def as_json(self) -> str:
-        """Writes everything as JSON."""
+        """Writes everything as JSON.
+
+        Example:
+            >>> import json
+            >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+            >>> target = nnx.forecast.target("cpu")
+            >>> text = nnx.forecast.step(lambda x: x @ x, x, target=target).as_json()
+            >>> json.loads(text)["flops"]
+            1024
+        """
         content = {
             "target": self.target.name,
             "mesh": dict(self.mesh),
             "memory": {**dataclasses.asdict(self.memory), "total": self.memory.total},
-            "bounds": dict(self.bounds),
             "flops": self.flops,
             "bytes": self.bytes,
             "sent": self.sent,
-            "modules": [
-                {"path": ".".join(scope.path), "is_backward": scope.is_backward,
-                 **dataclasses.asdict(work)}
-                for scope, work in self.modules.items()
-            ],
-            "traffic": [
-                {"kind": kind, "axes": axes, **dataclasses.asdict(traffic)}
-                for (kind, axes), traffic in self.traffic.items()
-            ],
+            "costs": _described(self.costs),
             "undivided": {row.path: row.num_bytes for row in self.undivided},
-            "unknown": dict(self.unknown),
-            "unknown_loops": self.unknown_loops,
             "seconds": self.seconds,
-        }  # fmt: skip
+        }
         return json.dumps(content, indent=1)
 
+    def draw(self, path: Any = None) -> Any:
+        """Draws the memory against its limit, and the modules under their roofline.
 
-_MOST = 5  # arrays that the text lists
+        Args:
+            path: Where to save it as an image; ``None`` saves nothing.
+
+        Returns:
+            The figure; needs ``matplotlib``.
+
+        References:
+            Williams, Waterman and Patterson, 2009, "Roofline: an insightful visual
+            performance model for multicore architectures".
+
+        Example:
+            >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+            >>> target = nnx.forecast.target("cpu")
+            >>> figure = nnx.forecast.step(lambda x: x @ x, x, target=target).draw()
+            >>> [axes.get_title() for axes in figure.axes]
+            ['memory of a device', 'roofline']
+        """
+        return pictures.draw({self._title(): self}, path)
 
 
-def _quantity(count: float) -> str:
-    """Writes a number with a prefix of the SI."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if abs(count) < 1000 or prefix == "P":
-            return f"{count:.4g} {prefix}" if count else "0 "
-        count /= 1000
-    raise AssertionError
+def _described(costs: Costs | None) -> Any:
+    if costs is None:
+        return None
+    modules = [
+        {**scope._asdict(), "path": ".".join(scope.path), **dataclasses.asdict(work)}
+        for scope, work in costs.modules.items()
+    ]
+    traffic = [
+        {"kind": kind, "axes": axes, **dataclasses.asdict(traffic)}
+        for (kind, axes), traffic in costs.traffic.items()
+    ]
+    return {
+        **{"modules": modules, "traffic": traffic, "bounds": dict(costs.bounds)},
+        **{"unknown": dict(costs.unknown), "unknown_loops": costs.unknown_loops},
+    }
 
 
-def _bytes(count: float) -> str:
-    """Writes a number of bytes."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:,.4g} {unit}"
-        count /= 1024
-    raise AssertionError
+def _why_whole(row: PlacedArray) -> str:
+    """Says why an array isn't divided: its annotation has no axis of the mesh."""
+    spec = tuple(row.spec or ())
+    return "axes of size 1" if any(spec) else "no axis of the mesh"
 
 
-def _seconds(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3f} s"
-    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+def html_table(rows: Rows) -> str:
+    """Writes rows, of which the first is the head, as a table of HTML."""
+    head, *body = [[html.escape(cell.strip()) for cell in row] for row in rows]
+    lines = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in body)
+    return f"<table><tr><th>{'</th><th>'.join(head)}</th></tr>{lines}</table>"

@@ -28,6 +28,10 @@ class Scope(NamedTuple):
         path: Names from the arguments of the function down to a module, as in
             ``("model", "blocks[0]", "up")``; empty if there are none.
         is_backward: Whether it is part of a gradient.
+
+    Example:
+        >>> nnx.forecast.Scope(("model", "head"), is_backward=True).path[-1]
+        'head'
     """
 
     path: tuple[str, ...] = ()
@@ -64,7 +68,7 @@ def scopes_of(computation: Computation) -> dict[str, Scope]:
     """
     scopes: dict[str, Scope] = {}
     of_readers: dict[str, Scope] = {}
-    for name, instruction in reversed(computation.items()):
+    for name, instruction in reversed([*computation.items()]):
         scope = scope_of(instruction.op_name)
         if not scope.path and "/" not in instruction.op_name:
             scope = of_readers.get(name, scope)
@@ -75,7 +79,12 @@ def scopes_of(computation: Computation) -> dict[str, Scope]:
 
 
 def _of_argument(name: str) -> list[str]:
-    """Splits the name of an argument, such as ``model.blocks[0].up.kernel``."""
+    """Splits the name of an argument, such as ``model.blocks[0].up.kernel``.
+
+    Where XLA combines arguments, as in ``(model.up.kernel:model.down.kernel)``, it is
+    that of the first.
+    """
+    name = name.strip("()").partition(":")[0]
     return re.findall(r"[^.\[]+(?:\[[^\]]*\])*", name) or [""]
 
 

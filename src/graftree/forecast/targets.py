@@ -1,4 +1,4 @@
-"""Hardware that you don't have: its devices, for meshes, and its figures, for bounds."""
+"""Hardware that you don't have: devices for meshes, and figures for bounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class Target:
         name: As `target` takes it.
         accelerator: The figures of one device; ``None`` for CPUs.
         devices: Devices of JAX. They can be compiled for; no array can be on them.
-        hosts: The number of the host of each device, ``int[devices]``.
 
     Example:
         >>> target = nnx.forecast.target("cpu:8")
@@ -38,7 +37,6 @@ class Target:
     name: str
     accelerator: Accelerator | None
     devices: tuple[Any, ...]
-    hosts: np.ndarray
 
     def mesh(self, sizes: Mapping[str, int], axis_types: Any = None) -> Mesh:
         """Arranges the devices as a mesh.
@@ -55,9 +53,9 @@ class Target:
         """
         count = math.prod(sizes.values())
         if count != len(self.devices):
-            asked = " x ".join(f"{name}={size}" for name, size in sizes.items())
+            axes = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise ValueError(
-                f"nnx.forecast: a mesh of {asked} has {count} devices, but the target "
+                f"nnx.forecast: a mesh of {axes} has {count} devices, but the target "
                 f"{self.name!r} has {len(self.devices)}.\nChange the sizes, or take "
                 "another target."
             )
@@ -68,6 +66,11 @@ class Target:
             devices = np.array(self.devices, object).reshape(shape)
             return Mesh(devices, names, axis_types=axis_types)
         return jax.make_mesh(shape, names, axis_types, devices=self.devices)
+
+    def host(self, device: Any) -> int:
+        """Returns the host of a device; 0 for TPUs, whose links join all hosts."""
+        is_gpu = self.accelerator is not None and self.accelerator.gpu is not None
+        return device.process_index if is_gpu else 0
 
     @property
     def sharding(self) -> SingleDeviceSharding:
@@ -109,23 +112,22 @@ def _target(name: str) -> Target:
     sizes = [int(size) for size in re.findall(r"\d+", topology)] or [1]
     is_valid = re.fullmatch(r"\d+(x\d+)*|", topology) and min(sizes) > 0
     if not is_valid or kind not in (*ACCELERATORS, "cpu"):
-        known = ", ".join([*ACCELERATORS, "cpu"])
+        kinds = ", ".join([*ACCELERATORS, "cpu"])
         raise ValueError(
             f"nnx.forecast.target({name!r}): there is no such target.\nIt takes an "
-            f"accelerator ({known}) and a topology, as in 'v5e:4x4', 'h100:8', "
+            f"accelerator ({kinds}) and a topology, as in 'v5e:4x4', 'h100:8', "
             "'h100:4x8' (hosts x devices) and 'cpu:8'."
         )
     if kind == "cpu":
         devices = _jax_topologies.cpu_devices(math.prod(sizes))
-        return Target(name, None, tuple(devices), np.zeros(len(devices), int))
+        return Target(name, None, tuple(devices))
     accelerator = ACCELERATORS[kind]
     if accelerator.gpu is None:
         devices = _tpu_devices(name, accelerator, topology)
-        return Target(name, accelerator, tuple(devices), np.zeros(len(devices), int))
-    hosts, per_host = math.prod(sizes[:-1]), sizes[-1]
-    devices = _gpu_devices(name, accelerator, hosts, per_host)
-    numbers = np.repeat(np.arange(hosts), per_host)
-    return Target(name, accelerator, tuple(devices), numbers)
+    else:
+        hosts, per_host = math.prod(sizes[:-1]), sizes[-1]
+        devices = _gpu_devices(name, accelerator, accelerator.gpu, (hosts, per_host))
+    return Target(name, accelerator, tuple(devices))
 
 
 def of_device(device: Any) -> Target | None:
@@ -155,12 +157,13 @@ def _tpu_devices(name: str, accelerator: Accelerator, topology: str) -> list[Any
 
 
 def _gpu_devices(
-    name: str, accelerator: Accelerator, hosts: int, per_host: int
+    name: str, accelerator: Accelerator, gpu: GPU, sizes: tuple[int, int]
 ) -> list[Any]:
-    description = _description(accelerator)
+    topology = "1x{}x{}".format(*sizes)  # slices, hosts, devices of a host
+    description = _description(accelerator, gpu)
     try:
         return _jax_topologies.devices_of(
-            "cuda", "", topology=f"1x{hosts}x{per_host}", target_config=description
+            "cuda", "", topology=topology, target_config=description
         )
     except Exception as error:
         plugin = "jax-cuda13-plugin"
@@ -186,9 +189,8 @@ def _missing(
 _MODULES = {"tpu": "libtpu", "cuda": "jax_cuda13_plugin"}
 
 
-def _description(accelerator: Accelerator) -> str:
+def _description(accelerator: Accelerator, gpu: GPU) -> str:
     """Describes a GPU as XLA's compiler reads it, a text of a protocol buffer."""
-    gpu: GPU = accelerator.gpu
     major, minor = gpu.capability
     fields = {
         "threads_per_block_limit": 1024,
