@@ -32,6 +32,12 @@ _FREE = {
     "partition-id", "replica-id", "opt-barrier", "add-dependency", "domain",
     "get-dimension-size", "iota",
 }  # fmt: skip
+# Custom calls without products: layouts, sorting, random bits, partitioning.
+_NO_PRODUCTS = (
+    *("Sharding", "SPMD", "xla.sdy", "LayoutConstraint", "AllocateBuffer", "Assume"),
+    *("X64", "TopK", "PartialReduce", "annotate_device_placement", "MoveTo", "Pin"),
+    *("cu_threefry2x32", "__cub$", "Resize", "Pad", "Slice", "Debug"),
+)
 _SLICES = ("dynamic-slice", "slice", "gather")
 _SAME_VALUES = ("bitcast", "copy", "convert", "reshape", "transpose")
 
@@ -74,12 +80,21 @@ def _count_dot(instruction: Instruction, a: Array, _: Array) -> int:
     return 2 * instruction.arrays[0].size * math.prod(contracted)
 
 
-def _count_convolution(instruction: Instruction, a: Array, kernel: Array) -> int:
+def _count_convolution(instruction: Instruction, a: Array, b: Array) -> int:
+    """Counts a convolution, or the gradient of one that cuDNN computes."""
+    result = instruction.arrays[0]
+    if "BackwardFilter" in instruction.target:
+        return _convolution(instruction, a, result, b)
+    if "BackwardInput" in instruction.target:
+        return _convolution(instruction, result, b, a)
+    return _convolution(instruction, a, b, result)
+
+
+def _convolution(instruction: Instruction, a: Array, kernel: Array, out: Array) -> int:
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     if labels is None:
         raise ValueError(f"a convolution without dim_labels: {instruction.name}")
     of_a, of_kernel, of_out = labels.groups()
-    out = instruction.arrays[0]
     count = 2 * kernel.shape[of_kernel.index("i")]
     count *= out.shape[of_out.index("b")] * out.shape[of_out.index("f")]
     for axis, window in enumerate(_windows(instruction, len(of_a) - 2)):
@@ -132,9 +147,10 @@ def _custom_count(instruction: Instruction) -> Callable[..., int | None] | None:
     target = instruction.target
     if "gemm" in target or "matmul" in target:
         return _count_gemm
-    if "conv" in target.lower() or "fmha" in target or "tpu_custom_call" in target:
-        return lambda *_: None
-    return None
+    if "dim_labels=" in instruction.attributes:
+        return _count_convolution
+    is_known = target.startswith(_NO_PRODUCTS)
+    return None if is_known else lambda *_: None
 
 
 def _count_gemm(instruction: Instruction, a: Array, b: Array) -> int | None:
