@@ -4,6 +4,7 @@ A product of ``[m, k]`` and ``[k, n]`` has ``2 m k n`` operations, its two gradi
 many each. Padding doesn't count.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ class Case(NamedTuple):
         """The step, the abstract model and optimizer, the batch."""
 
         def make():
-            model = self.make(nnx.Rngs(0))
+            model = self.make(rngs=nnx.Rngs(0))
             return model, nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
 
         x = jax.ShapeDtypeStruct(*self.inputs)
@@ -66,11 +67,11 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     def __init__(self, layers, width, words, rngs, stacked=False, dtype=None):
         self.embed = nnx.Embed(words, width, dtype=dtype, rngs=rngs)
-        block = lambda rngs: Block(width, rngs, dtype)
+        block = functools.partial(Block, width, dtype=dtype)
         if stacked:
-            self.blocks = nnx.Stack(block, layers, rngs=rngs)
+            self.blocks = nnx.Stack(lambda rngs: block(rngs=rngs), layers, rngs=rngs)
         else:
-            self.blocks = nnx.Sequential(*[block(rngs) for _ in range(layers)])
+            self.blocks = nnx.Sequential(*[block(rngs=rngs) for _ in range(layers)])
         self.head = nnx.Linear(width, words, use_bias=False, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens):
@@ -134,7 +135,7 @@ _DECODER = (8, 128, 2, 256, 512)
 def _decoder(**options):
     _, _, *sizes = _DECODER
     tokens = (_DECODER[:2], jnp.int32)
-    make = lambda rngs: Decoder(*sizes, rngs=rngs, **options)
+    make = functools.partial(Decoder, *sizes, **options)
     return Case(make, tokens, _DECODER[:2], decoder_flops(*_DECODER))
 
 
@@ -147,13 +148,13 @@ CASES = {
     "decoder, bf16": _decoder(dtype=jnp.bfloat16),
     "decoder, scanned": _decoder(stacked=True),
     "ViT": Case(
-        lambda rngs: ViT(2, 128, 8, 10, rngs),
+        functools.partial(ViT, 2, 128, 8, 10),
         _images(8, 64),
         8,
         vit_flops(8, 64, 8, 2, 128, 10),
     ),
     "conv net": Case(
-        lambda rngs: ConvNet((32, 64, 128), 10, rngs),
+        functools.partial(ConvNet, (32, 64, 128), 10),
         _images(8, 31),
         8,
         conv_flops(8, 31, (32, 64, 128), 10),

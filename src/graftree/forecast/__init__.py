@@ -32,11 +32,11 @@ from graftree.forecast.reports import (
     Costs as Costs,
     Forecast as Forecast,
     Memory as Memory,
-    Traffic as Traffic,
     Work as Work,
 )
 from graftree.forecast.scopes import Scope as Scope
 from graftree.forecast.steps import step as step
 from graftree.forecast.targets import Target as Target, target as target
+from graftree.forecast.traffic import Traffic as Traffic, collectives as collectives
 
 __dir__ = namespaces.lister(__name__)

@@ -24,6 +24,7 @@ _CALLED = re.compile(
 )
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _SPACE = re.compile(r"S\((\d+)\)")
 CALLERS = ("call", "while", "conditional", "async-start")
 
@@ -111,12 +112,12 @@ class Instruction:
         return names
 
     @property
-    def trips(self) -> int | None:
-        """How often it runs what it calls; ``None`` for a loop of unknown length."""
-        if self.opcode != "while":
-            return 1
-        match = _TRIPS.search(self.attributes)
-        return int(match[1]) if match else None
+    def index(self) -> int:
+        """Which element of a tuple it takes."""
+        match = re.search(r"\bindex=(\d+)", self.attributes)
+        if match is None:
+            raise ValueError(f"{self.name} takes no element of a tuple.")
+        return int(match[1])
 
     def integers(self, attribute: str) -> tuple[int, ...]:
         """Returns an attribute such as ``dimensions={0,1}``; empty without it."""
@@ -149,7 +150,8 @@ class Program:
 
     Attributes:
         computations: Its functions, by name.
-        entry: The one that is called from outside.
+        num_devices: How many devices it is for.
+        unknown_loops: How many loops have a length that isn't known.
 
     Raises:
         ValueError: If the text is that of no compiled program.
@@ -167,7 +169,8 @@ class Program:
                 entry = header[2] if header[1] else entry
         if not entry:
             raise ValueError("This is not the text of a compiled program: no ENTRY.")
-        self.entry: Computation = self.computations[entry]
+        counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text[:10000])
+        self.num_devices = math.prod(map(int, counts))
         self.unknown_loops = 0
         self._runs: dict[str, int] = collections.Counter()
         self._visit(entry, 1)
@@ -176,10 +179,40 @@ class Program:
         self._runs[name] += count
         for instruction in self.computations[name].values():
             if instruction.opcode in CALLERS:
-                trips = instruction.trips
+                trips = self._trips(name, instruction)
                 self.unknown_loops += trips is None
                 for called in instruction.called:
                     self._visit(called, count * (1 if trips is None else trips))
+
+    def _trips(self, name: str, caller: Instruction) -> int | None:
+        """Counts the turns of a loop; ``None`` if they aren't known, 1 for no loop."""
+        if caller.opcode != "while":
+            return 1
+        if match := _TRIPS.search(caller.attributes):
+            return int(match[1])
+        # Compilers of TPUs don't say it: `while (i < end) i += step`.
+        match = _CONDITION.search(caller.attributes)
+        condition = self.computations[match[1]] if match else {}
+        root = next((x for x in condition.values() if x.is_root), None)
+        if root is None or "direction=LT" not in root.attributes:
+            return None
+        counter = _source(condition, root.operands[0])
+        body = self.computations[caller.called[0]]
+        before = _source(self.computations[name], caller.operands[0])
+        after = next(x for x in body.values() if x.is_root)
+        if counter.opcode != "get-tuple-element" or before.opcode != "tuple":
+            return None
+        index = counter.index
+        start = _source(self.computations[name], before.operands[index])
+        following = _source(body, after.operands[index])
+        end = _source(condition, root.operands[1])
+        if following.opcode != "add":
+            return None
+        step = _source(body, following.operands[1])
+        if any([x.opcode != "constant" for x in (start, end, step)]):
+            return None
+        numbers = range(*[int(x.inside) for x in (start, end, step)])
+        return len(numbers)
 
     def runs(self) -> Iterator[Run]:
         """Lists what runs; a loop of unknown length counts as one turn."""
@@ -189,6 +222,14 @@ class Program:
     def fused(self, instruction: Instruction) -> Computation:
         """Returns the computation of a fusion."""
         return self.computations[instruction.called[0]]
+
+
+def _source(computation: Computation, name: str) -> Instruction:
+    """Returns the instruction that makes a value, before copies of it."""
+    instruction = computation[name]
+    while instruction.opcode in ("copy", "bitcast"):
+        instruction = computation[instruction.operands[0]]
+    return instruction
 
 
 def parameters(computation: Computation) -> list[Instruction]:

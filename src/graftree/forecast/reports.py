@@ -13,6 +13,7 @@ from graftree.core.text import descriptions
 from graftree.forecast import pictures, units
 from graftree.forecast.scopes import Scope
 from graftree.forecast.targets import Target
+from graftree.forecast.traffic import Traffic
 from graftree.sharding.placement import PlacedArray
 
 _COLUMNS = ("flops", "bytes", "sent", "largest")
@@ -52,33 +53,6 @@ class Work:
         self.bytes += other.bytes
         self.sent += other.sent
         self.largest = max(self.largest, other.largest)
-
-
-@dataclasses.dataclass
-class Traffic:
-    """What a device exchanges by one kind of collective along some axes of the mesh.
-
-    Attributes:
-        count: Number of arrays.
-        bytes: Bytes of the arrays, each where it is largest.
-        sent: Bytes that a device sends for them.
-
-    Example:
-        >>> traffic = nnx.forecast.Traffic()
-        >>> traffic.add(2, 1024, 768.0)
-        >>> traffic
-        Traffic(count=2, bytes=1024, sent=768.0)
-    """
-
-    count: int = 0
-    bytes: int = 0
-    sent: float = 0.0
-
-    def add(self, count: int, num_bytes: int, sent: float) -> None:
-        """Adds arrays."""
-        self.count += count
-        self.bytes += num_bytes
-        self.sent += sent
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from graftree.forecast.hlo import Computation
 _WORDS = {
     "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation",
     "remat", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pjit",
-    "shard_map", "core_call", "scan", "body_fun", "run_state",
+    "shard_map", "core_call", "scan", "body_fun", "run_state", "eval_jaxpr",
 }  # fmt: skip
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _WRAPPER = re.compile(r"(\w+)\((.*)\)$")

@@ -10,9 +10,10 @@ import numpy as np
 
 from graftree.forecast import costs, scopes, traffic
 from graftree.forecast.hlo import Computation, Instruction, Program
-from graftree.forecast.reports import Costs, Traffic, Work
+from graftree.forecast.reports import Costs, Work
 from graftree.forecast.scopes import Scope
 from graftree.forecast.targets import Target
+from graftree.forecast.traffic import Traffic
 
 
 def costs_of(program: Program, target: Target, mesh: Any) -> Costs:
@@ -67,7 +68,7 @@ class _Sums:
             )
             work.largest = max(work.largest, costs.largest(instruction))
             self._add_products(computation, instruction, scope_by_name[name], count)
-        for item in traffic.collectives(self.program, computation, len(self.hosts)):
+        for item in traffic.exchanges(self.program, computation):
             scope = scope_by_name.get(item.instruction.name, Scope())
             self.modules[scope].sent += count * item.sent
             axes = item.axes(self.sizes) if self.sizes else ()

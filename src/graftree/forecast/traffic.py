@@ -13,10 +13,11 @@ itself: more is sent.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,33 @@ KINDS = (
 )
 SLICED = "all-reduce + slice"
 _SAME_VALUES = ("bitcast", "copy", "transpose", "reshape", "convert")
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What a device exchanges by one kind of collective along some axes of the mesh.
+
+    Attributes:
+        count: Number of arrays.
+        bytes: Bytes of the arrays, each where it is largest.
+        sent: Bytes that a device sends for them.
+
+    Example:
+        >>> traffic = nnx.forecast.Traffic()
+        >>> traffic.add(2, 1024, 768.0)
+        >>> traffic
+        Traffic(count=2, bytes=1024, sent=768.0)
+    """
+
+    count: int = 0
+    bytes: int = 0
+    sent: float = 0.0
+
+    def add(self, count: int, num_bytes: int, sent: float) -> None:
+        """Adds arrays."""
+        self.count += count
+        self.bytes += num_bytes
+        self.sent += sent
 
 
 class Sent(NamedTuple):
@@ -94,19 +122,42 @@ class Sent(NamedTuple):
         return self.sent * (num_hosts - 1) / (self.group_size - 1)
 
 
-def collectives(
-    program: Program, computation: Computation, num_devices: int
-) -> Iterator[Sent]:
-    """Lists the arrays that instructions of a computation exchange, once each.
+def collectives(compiled: Any) -> dict[str, Traffic]:
+    """Counts what the devices send each other in one run of a compiled program.
 
     Args:
-        program: The program.
-        computation: One that runs.
-        num_devices: How many devices run it.
+        compiled: A function that is compiled, for devices that are there or not; or its
+            text.
+
+    Returns:
+        The `Traffic` of each kind of collective. An instruction in a loop counts as
+        often as the loop turns, if XLA knows (for a scan it does); else once.
+
+    Raises:
+        ValueError: If the text isn't that of a compiled program.
+
+    Example:
+        >>> mesh = nnx.forecast.target("cpu:4").mesh({"data": 4})
+        >>> sharding = jax.NamedSharding(mesh, jax.P("data"))
+        >>> x = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=sharding)
+        >>> compiled = jax.jit(lambda x: x.sum(0)).lower(x).compile()
+        >>> nnx.forecast.collectives(compiled)
+        {'all-reduce': Traffic(count=1, bytes=64, sent=96.0)}
     """
+    program = Program(compiled if isinstance(compiled, str) else compiled.as_text())
+    totals: dict[str, Traffic] = {}
+    for computation, count in program.runs():
+        for x in exchanges(program, computation):
+            traffic = totals.setdefault(x.kind, Traffic())
+            traffic.add(count, count * x.num_bytes, count * x.sent)
+    return {kind: totals[kind] for kind in (*KINDS, SLICED) if kind in totals}
+
+
+def exchanges(program: Program, computation: Computation) -> Iterator[Sent]:
+    """Lists the arrays that instructions of a computation exchange, once each."""
     for instruction in computation.values():
         if instruction.opcode == "fusion":
-            yield from _fused(program, instruction, num_devices)
+            yield from _fused(program, instruction)
             continue
         # Of an asynchronous one, the end: the type of its start has its operands too.
         kind = instruction.opcode.removesuffix("-done")
@@ -115,7 +166,7 @@ def collectives(
         start = instruction
         if instruction.opcode != kind:
             start = computation[instruction.operands[0]]
-        groups = _groups(start.attributes, num_devices)
+        groups = _groups(start.attributes, program.num_devices)
         for index, array in enumerate(
             _exchanged(kind, computation, start, instruction)
         ):
@@ -125,12 +176,10 @@ def collectives(
             yield Sent(start, SLICED if is_sliced else kind, array.num_bytes, groups)
 
 
-def _fused(
-    program: Program, instruction: Instruction, num_devices: int
-) -> Iterator[Sent]:
+def _fused(program: Program, instruction: Instruction) -> Iterator[Sent]:
     """Lists the collectives in a fusion: of an all-reduce only a slice may come out."""
     is_scatter = instruction.called[0].startswith("all-reduce-scatter")
-    for sent in collectives(program, program.fused(instruction), num_devices):
+    for sent in exchanges(program, program.fused(instruction)):
         yield sent._replace(kind="reduce-scatter") if is_scatter else sent
 
 
@@ -180,7 +229,7 @@ def _is_result_sliced(
     results = [
         user.name
         for user in users(computation, instruction.name)
-        if re.search(rf"index={index}\b", user.attributes)
+        if user.opcode == "get-tuple-element" and user.index == index
     ]
     return bool(results) and all([_is_sliced(program, computation, x) for x in results])
 
