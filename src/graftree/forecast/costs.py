@@ -36,7 +36,7 @@ _FREE = {
 _NO_PRODUCTS = (
     *("Sharding", "SPMD", "xla.sdy", "LayoutConstraint", "AllocateBuffer", "Assume"),
     *("X64", "TopK", "PartialReduce", "annotate_device_placement", "MoveTo", "Pin"),
-    *("AssumeGather", "GatherScatter", "ConcatBitcast"),
+    *("AssumeGather", "AsyncCollective", "ConcatBitcast", "GatherScatter"),
     *("cu_threefry2x32", "__cub$", "Resize", "Pad", "Slice", "Debug"),
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
