@@ -25,7 +25,7 @@ class Largest(NamedTuple):
         >>> target = nnx.forecast.target("cpu")
         >>> make = lambda n: (jax.ShapeDtypeStruct((n,), jnp.float32),)
         >>> nnx.forecast.largest(jnp.sin, make, memory=80, target=target).totals
-        {1: 8, 2: 16, 10: 80, 11: 88}
+        {1: 8, 8: 64, 16: 128, 12: 96, 10: 80, 11: 88}
     """
 
     size: int
@@ -44,9 +44,9 @@ def largest(
 ) -> Largest:
     """Finds the largest batch, depth or length for which a step fits into a device.
 
-    It compiles the step for some sizes: the two smallest, then where a line through the
-    last two meets the memory, then halves of what is left. It takes for granted that a
-    larger size needs more memory. Compilers that recompute values where memory gets
+    It compiles the step for some sizes: larger ones until one doesn't fit, and then by
+    bisection and interpolation in turn. It takes for granted that a larger size needs
+    more memory. Compilers that recompute values where memory gets
     scarce can make exceptions of some percent.
 
     Args:
@@ -83,31 +83,32 @@ def largest(
         forecasts[size] = step(function, *make_arguments(size), target=target)
         return forecasts[size].memory.total
 
-    points = [(1, total(1))]
+    totals = {1: total(1)}
     limit = forecasts[multiple_of].memory.limit if memory is None else memory
     if limit is None:
         raise ValueError(
             "nnx.forecast.largest: the memory of a CPU is unknown.\n"
             "Pass memory=..., in bytes."
         )
-    low, high = (1, at_most // multiple_of + 1) if points[0][1] <= limit else (0, 1)
+    low, high = (1, at_most // multiple_of + 1) if totals[1] <= limit else (0, 1)
     while high - low > 1:
-        count = _next(low, high, points, limit)
-        points.append((count, total(count)))
-        low, high = (count, high) if points[-1][1] <= limit else (low, count)
-    totals = {size: forecast.memory.total for size, forecast in forecasts.items()}
-    return Largest(low * multiple_of, forecasts[max(low, 1) * multiple_of], totals)
+        count = _next(low, high, totals, limit)
+        totals[count] = total(count)
+        low, high = (count, high) if totals[count] <= limit else (low, count)
+    sizes = {size: forecast.memory.total for size, forecast in forecasts.items()}
+    return Largest(low * multiple_of, forecasts[max(low, 1) * multiple_of], sizes)
 
 
-def _next(low: int, high: int, points: Sequence[tuple[int, int]], limit: float) -> int:
-    """Chooses a count between one that fits and one that doesn't."""
-    if len(points) == 1:
-        return 2
-    if len(points) % 3 == 1:  # else a curve may keep a line on one side of the limit
-        return (low + high) // 2
-    (a, total_a), (b, total_b) = sorted(points, key=lambda x: abs(x[1] - limit))[:2]
-    slope = max((total_b - total_a) / (b - a), 1e-3)
-    return min(max(math.floor(a + (limit - total_a) / slope), low + 1), high - 1)
+def _next(low: int, high: int, totals: Mapping[int, int], limit: float) -> int:
+    """Chooses a count between one that fits and one that doesn't, or may not."""
+    if high not in totals:
+        guess = int(low * min(max(limit / totals[low], 2), 8))
+    elif len(totals) % 2:  # a curve may keep a line on one side of the limit
+        guess = (low + high) // 2
+    else:
+        share = (limit - totals[low]) / (totals[high] - totals[low])
+        guess = math.floor(low + share * (high - low))
+    return min(max(guess, low + 1), high - 1)
 
 
 class Comparison:
