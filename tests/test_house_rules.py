@@ -19,7 +19,7 @@ MAX_FILE_LINES = 700
 MAX_FUNCTION_LINES = 60
 
 # Tests of what nothing but the insides of the package show, each with its reason.
-MOST_TESTS_OF_INTERNALS = 25
+MOST_TESTS_OF_INTERNALS = 26
 
 # Names with an underscore that are public all the same: those that the API publishes,
 # and those of named tuples.

@@ -33,6 +33,8 @@ WORDS = {
     " debugger",
     "guides/layers.md": "Conv2d, nn.Conv2d, custom layer, stateful layer, layer with"
     " state",
+    "guides/forecast.md": "out of memory, OOM, how many GPUs, will my model fit, MFU,"
+    " roofline, memory estimate, flops",
     "guides/lora.md": "fine-tuning, adapters, PEFT",
     "guides/metrics.md": "AUC, ROC, F1, confusion matrix, accuracy, torchmetrics",
     "guides/other_libraries.md": "TensorBoard, wandb, logging, Dataset",

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.forecast import hlo, scopes
 from tests import tables
 from tests.forecast import models
 
@@ -146,64 +145,6 @@ def test_a_loop_of_unknown_length_is_said():
     assert forecast.costs.unknown_loops == 1 and "unknown length" in str(forecast)
 
 
-TPU_LOOP = """
-HloModule m
-
-%body (t: (s32[], f32[4])) -> (s32[], f32[4]) {
-  %one = s32[] constant(1)
-  %t = (s32[], f32[4]) parameter(0)
-  %i = s32[] get-tuple-element(%t), index=0
-  %x = f32[4] get-tuple-element(%t), index=1
-  %next = s32[] add(%i, %one)
-  ROOT %out = (s32[], f32[4]) tuple(%next, %x)
-}
-
-%cond (t: (s32[], f32[4])) -> pred[] {
-  %end = s32[] constant(END)
-  %t = (s32[], f32[4]) parameter(0)
-  %i = s32[] get-tuple-element(%t), index=0
-  ROOT %lt = pred[] compare(%i, %end), direction=LT
-}
-
-ENTRY %main (x: f32[4]) -> f32[4] {
-  %x = f32[4]{0:T(128)} parameter(0)
-  %zero = s32[] constant(0)
-  %start = s32[]{:T(128)} copy(%zero)
-  %init = (s32[], f32[4]) tuple(%start, %x)
-  %loop = (s32[], f32[4]) while(%init), condition=%cond, body=%body
-  ROOT %out = f32[4] get-tuple-element(%loop), index=1
-}
-"""
-
-
-def test_loops_whose_length_no_compiler_says_are_read():
-    program = hlo.Program(TPU_LOOP.replace("END", "12"))
-    assert 12 in [run.count for run in program.runs()]
-    assert program.unknown_loops == 0
-    unknown = TPU_LOOP.replace("%end = s32[] constant(END)", "%end = s32[] foo()")
-    assert hlo.Program(unknown).unknown_loops == 1
-
-
-NAMES = {
-    "jit(step)/jvp(model)/blocks[0]/up/dot_general": ("model.blocks[0].up", False),
-    "jit(step)/transpose(jvp(m))/blocks/while/body/eval_jaxpr/up/add": (
-        "m.blocks.up",
-        True,
-    ),
-    "jit(f)/jvp(m)/checkpoint/rematted_computation/norm/mul": ("m.norm", False),
-    "model.blocks[0].up.kernel": ("model.blocks[0].up", False),
-    "(m.up.kernel:m.down.kernel)": ("m.up", False),
-    "jit(f)/add": ("", False),
-    "": ("", False),
-}
-
-
-@tables.cases("name", *NAMES)
-def test_names_of_operations_tell_the_module(name):
-    scope = scopes.scope_of(name)
-    assert (".".join(scope.path), scope.is_backward) == NAMES[name]
-
-
 # --------------------------------------------------------------------------- choices
 
 
@@ -254,21 +195,6 @@ def test_unknown_targets_are_refused_with_those_there_are():
 def test_a_mesh_must_have_the_devices_of_the_target():
     with pytest.raises(ValueError, match=r"data=3 has 3 devices, but .* 'cpu:4' has 4"):
         nnx.forecast.target("cpu:4").mesh({"data": 3})
-
-
-def test_a_compiler_that_is_missing_is_named(monkeypatch):
-    import importlib.util
-
-    from graftree import _jax_topologies
-
-    def refuse(*_, **__):
-        raise RuntimeError("no plugin")
-
-    monkeypatch.setattr(_jax_topologies, "devices_of", refuse)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for name, extra in {"v5e:2x9": "tpu", "h100:9": "gpu"}.items():
-        with pytest.raises(ImportError, match=rf"graftree\[forecast-{extra}\]"):
-            nnx.forecast.target(name)
 
 
 def test_arguments_of_other_devices_are_refused_before_tracing():

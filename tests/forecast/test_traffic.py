@@ -2,15 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.forecast import hlo, traffic
-from graftree.forecast.traffic import SLICED
-from tests import tables
 
 DEVICES = 8
+SLICED = "all-reduce + slice"
 
 
 def counts(traffic):
@@ -156,36 +153,3 @@ def test_axes_are_told_apart():
     assert along == {("data",), ("tensor",)}
     assert total(sent, "tensor") == pytest.approx(2 * TOKENS / 2 * 3 / 4, rel=0.05)
     assert total(sent, "data") == pytest.approx(2 * 2 * KERNEL / 4 / 2, rel=0.05)
-
-
-GROUPS = {
-    "replica_groups={{0,1},{2,3}}": [[0, 1], [2, 3]],
-    "replica_groups=[2,2]<=[4]": [[0, 1], [2, 3]],
-    "replica_groups=[2,2]<=[2,2]T(1,0)": [[0, 2], [1, 3]],
-    "replica_groups={}": [[0, 1, 2, 3]],
-}
-
-
-@tables.cases("groups", *GROUPS)
-def test_groups_are_read_in_all_spellings(groups):
-    text = f"""
-HloModule m, num_partitions=4
-
-ENTRY %main (p: f32[8]) -> f32[8] {{
-  %p = f32[8]{{0}} parameter(0)
-  ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, {groups}, to_apply=%add
-}}
-"""
-    program = hlo.Program(text)
-    (sent,) = traffic.exchanges(program, program.computations["main"])
-    assert sent.groups.tolist() == GROUPS[groups]
-    assert sent.sent == 2 * 32 * (1 - 1 / len(GROUPS[groups][0]))
-
-
-def test_what_leaves_a_host_is_shared_by_its_devices():
-    groups = np.arange(8)[None]
-    sent = traffic.Sent(None, "all-gather", 800, groups)
-    hosts = np.repeat([0, 1], 4)
-    assert sent.sent_between(hosts) == 100  # of 700, 4 devices share what 4 others have
-    assert sent.sent_between(np.zeros(8, int)) == 0
-    assert traffic.seconds([(sent, 3)], hosts, link=600, host_link=10) == 30
