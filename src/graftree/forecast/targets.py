@@ -30,8 +30,8 @@ class Target:
 
     Example:
         >>> target = nnx.forecast.target("cpu:8")
-        >>> target.mesh({"data": 4, "tensor": 2}).shape
-        OrderedDict({'data': 4, 'tensor': 2})
+        >>> dict(target.mesh({"data": 4, "tensor": 2}).shape)
+        {'data': 4, 'tensor': 2}
     """
 
     name: str
