@@ -72,6 +72,8 @@ GROUPS = {
     "replica_groups={{0,1},{2,3}}": [[0, 1], [2, 3]],
     "replica_groups=[2,2]<=[4]": [[0, 1], [2, 3]],
     "replica_groups=[2,2]<=[2,2]T(1,0)": [[0, 2], [1, 3]],
+    "replica_groups=mesh['a'=2,'b'=2] {'a'}": [[0, 2], [1, 3]],
+    "replica_groups=mesh['a'=2,'b'=2] {'b'}": [[0, 1], [2, 3]],
     "replica_groups={}": [[0, 1, 2, 3]],
 }
 

@@ -30,7 +30,7 @@ from graftree.forecast.hlo import (
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
     "partition-id", "replica-id", "opt-barrier", "add-dependency", "domain",
-    "get-dimension-size", "iota",
+    "get-dimension-size", "iota", "call-update",
 }  # fmt: skip
 # Custom calls without products: layouts, sorting, random bits, partitioning.
 _NO_PRODUCTS = (

@@ -26,7 +26,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _SPACE = re.compile(r"S\((\d+)\)")
-CALLERS = ("call", "while", "conditional", "async-start")
+CALLERS = ("call", "while", "conditional", "async-start", "call-start")
 
 
 class Array(NamedTuple):

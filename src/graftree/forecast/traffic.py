@@ -208,6 +208,12 @@ def _groups(attributes: str, num_devices: int) -> np.ndarray:
         if iota[3]:
             devices = devices.transpose(_integers(iota[3]))
         return devices.reshape(shape)
+    if axes := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
+        along = [[*sizes].index(name) for name in re.findall(r"'(\w+)'", axes[2])]
+        devices = np.arange(num_devices).reshape([*map(int, sizes.values())])
+        devices = np.moveaxis(devices, along, range(-len(along), 0))
+        return devices.reshape(-1, math.prod(devices.shape[-len(along) :]))
     match = re.search(r"replica_groups=\{(\{.*?\})\}", attributes)
     if match is None:
         return everyone
