@@ -197,6 +197,12 @@ TOPICS = {
         " The guide: [stacks and remat](../../guides/stacks.md).",
         {"Memory": "memory"},
     ),
+    "forecast": Topic(
+        "Forecast",
+        "What a step costs on hardware that you don't have."
+        " The guide: [before you rent](../../guides/forecast.md).",
+        {"Forecast": "forecast"},
+    ),
     "debugging": Topic(
         "Debugging",
         "The guide: [debugging](../../guides/debugging.md).",

@@ -36,6 +36,8 @@ WORDS = {
     " debugger",
     "guides/layers.md": "Conv2d, nn.Conv2d, custom layer, stateful layer, layer with"
     " state",
+    "guides/forecast.md": "out of memory, OOM, how many GPUs, will my model fit, MFU,"
+    " roofline, memory estimate, flops",
     "guides/logging.md": "TensorBoard, logger, CSVLogger, progress bar, tqdm, wandb,"
     " metrics log",
     "guides/lora.md": "fine-tuning, adapters, PEFT",

@@ -13,7 +13,6 @@ tells the whole story in order:
 - ``train``: the model with its optimizer, the loss, the training step.
 - ``loops``: the loop around that step; ``restacking``: checkpoints of the other form.
 - ``samples``: text that the model writes.
-- ``hlo``: what a compiled step sends between devices.
 - ``curves``: what a run leaves behind; ``compare``: several of these.
 - ``progress``: the live display; ``report``: tables and pictures.
 """

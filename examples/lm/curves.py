@@ -53,7 +53,7 @@ class Record:
         state_bytes: Bytes of them on the device that has most.
         step_bytes: Bytes that the compiled step needs there beside them.
         collectives: For each kind of exchange in a step how often it occurs, and the
-            bytes of what is exchanged; see `hlo.collectives`.
+            bytes of what is exchanged; see `nnx.forecast.collectives`.
         tokens_per_second: Over all devices, without what is not training.
         curve: The losses.
     """

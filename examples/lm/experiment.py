@@ -13,7 +13,7 @@ import jax
 from rich import console as rich_console
 
 import graftree as nnx
-from examples.lm import curves, hlo, layouts, loops, progress, report, samples
+from examples.lm import curves, layouts, loops, progress, report, samples
 from examples.lm.settings import Settings, WrongOption
 
 
@@ -120,7 +120,10 @@ def describe(options: Settings, job: loops.Job) -> curves.Record:
         total_bytes=state.num_bytes,
         state_bytes=state.bytes_per_device,
         step_bytes=job.compiled.memory_analysis().temp_size_in_bytes,
-        collectives=hlo.collectives(job.compiled.as_text()),
+        collectives={
+            kind: (traffic.count, traffic.bytes)
+            for kind, traffic in nnx.forecast.collectives(job.compiled).items()
+        },
         curve=job.curve,
     )
 

@@ -81,7 +81,12 @@ def make(sizes: Mapping[str, int]) -> Layout:
         axis_types=(jax.sharding.AxisType.Auto,) * len(names),
         devices=jax.devices()[: math.prod(sizes.values())],
     )
-    return Layout(mesh, rules_for(names))
+    return on_mesh(mesh)
+
+
+def on_mesh(mesh: jax.sharding.Mesh) -> Layout:
+    """Returns the layout on a mesh, also on one of devices that aren't there."""
+    return Layout(mesh, rules_for(mesh.axis_names))
 
 
 def rules_for(names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:

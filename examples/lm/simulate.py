@@ -1,14 +1,14 @@
 """A training step for hundreds of devices, compiled on a machine that has none of them.
 
-    python -m examples.lm.simulate                      7B parameters, 256 devices
-    python -m examples.lm.simulate --mesh data=4,fsdp=8,tensor=8 --batch 64
+    python -m examples.lm.simulate --target v5e:16x16   7B parameters, 256 devices
+    python -m examples.lm.simulate --target h100:8x8 --mesh fsdp=64
+    python -m examples.lm.simulate                      for CPUs, so without figures
     python -m examples.lm.simulate --tiny               a model of bytes, 8 devices
 
-The step is that of `train`, lowered and compiled ahead of time from shapes: neither a
-parameter nor a batch is ever made. XLA divides the program for so many CPU devices of
-one process, and says what a device would hold and send. Nothing is run: there are no
-losses and no speeds, and a compiler for TPUs or GPUs plans memory and communication in
-its own way.
+The step is that of `train`, compiled ahead of time from shapes: neither a parameter nor
+a batch is ever made, and nothing is run. `nnx.forecast` says what a device would hold,
+compute and send, and the least time of a step. The compilers of TPUs and GPUs come with
+``graftree[forecast-tpu]`` and ``graftree[forecast-gpu]``.
 """
 
 import dataclasses
@@ -17,11 +17,9 @@ import math
 import os
 import resource
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from examples import command_lines
 from examples.command_lines import OneLineParser, whole_number
 from examples.lm.settings import converted, in_words, parse_mesh
 
@@ -37,12 +35,15 @@ class Plan:
     """What is simulated; as defaults, the sizes of Llama 2 7B.
 
     Attributes:
+        target: The devices, as `nnx.forecast.target` takes them; empty for as many CPUs
+            as the mesh has.
         mesh: The size of each axis of the mesh, by name.
         batch: Number of texts in a step.
         length: Number of tokens of a text.
         layers: As in `model.Config`; likewise the rest.
     """
 
+    target: str = ""
     mesh: Mapping[str, int] = dataclasses.field(
         default_factory=lambda: {"fsdp": 64, "tensor": 4}
     )
@@ -54,11 +55,6 @@ class Plan:
     kv_heads: int = 32
     hidden: int = 11008
     vocabulary: int = 32000
-
-    @property
-    def devices(self) -> int:
-        """How many devices the mesh has."""
-        return math.prod(self.mesh.values())
 
 
 TINY = Plan(
@@ -81,12 +77,13 @@ def plan_of(arguments: Sequence[str]) -> Plan:
     )
     add, size = parser.add_argument, whole_number(1, 2**20)
     add("--tiny", action="store_true", help="small sizes, 8 devices")
+    add("--target", help="as in v5e:16x16, h100:8, h100:4x8, cpu:256 (default: CPUs)")
     add("--mesh", type=converted(parse_mesh), help="as in fsdp=64,tensor=4")
-    for field in dataclasses.fields(Plan)[1:]:
+    for field in dataclasses.fields(Plan)[2:]:
         add(f"--{field.name}", type=size, help=f"default: {field.default}")
-    given = vars(parser.parse_args(arguments))
-    plan = TINY if given.pop("tiny") else Plan()
-    changes = {name: value for name, value in given.items() if value is not None}
+    options = vars(parser.parse_args(arguments))
+    plan = TINY if options.pop("tiny") else Plan()
+    changes = {name: value for name, value in options.items() if value is not None}
     return dataclasses.replace(plan, **changes)
 
 
@@ -94,39 +91,38 @@ def main(arguments: Sequence[str]) -> int:
     """Simulates what the options say; returns the exit code."""
     plan = plan_of(arguments)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    command_lines.simulate(plan.devices)  # JAX counts them when it starts
-    simulate(plan)
+    try:
+        simulate(plan)
+    except (ImportError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 
 def simulate(plan: Plan) -> None:
-    """Lowers and compiles the step of a plan, and prints what is found."""
+    """Compiles the step of a plan for its target, and prints the forecast."""
+    import graftree as nnx
     from examples.lm import layouts, train
     from examples.lm.model import Config
 
+    target = nnx.forecast.target(plan.target or f"cpu:{math.prod(plan.mesh.values())}")
+    layout = layouts.on_mesh(target.mesh(plan.mesh))
     sizes = ("vocabulary", "layers", "width", "heads", "kv_heads", "hidden")
     sizes = {name: getattr(plan, name) for name in sizes}
     config = Config(**sizes, stacked=True, remat=True)
-    print(f"{plan.devices} simulated devices: {in_words(plan.mesh)}")
+    print(f"{target.name}: {in_words(plan.mesh)}")
     print(f"batch: {plan.batch} texts of {plan.length} tokens; {POLICY}; AdamW; remat")
-    layout = layouts.make(plan.mesh)
-    began = time.perf_counter()
     with layout.in_force():
-        model, optimizer, tokens = abstract_arguments(plan, config, layout)
-        made = time.perf_counter()
-        show_parameters(model, optimizer)
-        lowered = train.train_step.lower(model, optimizer, tokens)
-        done = time.perf_counter()
-        compiled = lowered.compile()
-    compile_time = time.perf_counter() - done
-    show_program(compiled)
-    print(
-        f"abstract model {made - began:.1f} s, lowering {done - made:.1f} s, "
-        f"compilation {compile_time:.1f} s"
-    )
+        arguments = abstract_arguments(plan, config, layout)
+        forecast = nnx.forecast.step(train.train_step, *arguments)
+    rows = nnx.sharding.report(arguments[0]).rows
+    print(f"parameters: {sum(math.prod(row.shape) for row in rows):,}\n")
+    print(f"{forecast}\n\n{forecast.table(depth=3, sort='flops')}\n")
+    if rate := forecast.rate(plan.batch * plan.length):
+        print(f"at most {rate:,.0f} tokens per second and device")
+    tracing, compilation = forecast.seconds
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"peak memory of this process: {peak:.2f} GiB")
-    print("not run: no array was made, so there are no losses and no speeds")
+    print(f"tracing {tracing:.1f} s, compilation {compilation:.1f} s, {peak:.2f} GiB")
 
 
 def abstract_arguments(
@@ -144,50 +140,6 @@ def abstract_arguments(
     shape = (plan.batch, plan.length + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.batch)
     return model, optimizer, tokens
-
-
-def show_parameters(model: Any, optimizer: Any) -> None:
-    """Prints how many parameters there are, and what a device holds of them."""
-    import graftree as nnx
-
-    report = nnx.sharding.report(model)
-    count = sum(math.prod(row.shape) for row in report.rows)
-    both = nnx.sharding.report((model, optimizer))
-    largest = max(report.rows, key=lambda row: row.num_bytes)
-    print(f"parameters: {count:,}")
-    print(
-        f"parameters and optimizer: {_size(both.num_bytes)}, "
-        f"{_size(both.bytes_per_device)} per device"
-    )
-    print(
-        f"largest array: {largest.path} {largest.shape}, "
-        f"{largest.local_shape} per device"
-    )
-
-
-def show_program(compiled: Any) -> None:
-    """Prints what a device holds and sends in a step, as the compiler says."""
-    from examples.lm import hlo
-
-    memory = compiled.memory_analysis()
-    held = {
-        "arguments": memory.argument_size_in_bytes,
-        "outputs": memory.output_size_in_bytes,
-        "of these in place of arguments": memory.alias_size_in_bytes,
-        "temporaries": memory.temp_size_in_bytes,
-    }
-    print("per device and step:")
-    for name, size in held.items():
-        print(f"  {name:30} {_size(size):>12}")
-    text = compiled.as_text()
-    for kind, found in hlo.collectives(text).items():
-        print(f"  {kind:30} {_size(found.num_bytes):>12} in {found.count:,} arrays")
-    print(f"  {'lines of the program':30} {len(text.splitlines()):>12,}")
-
-
-def _size(count: int) -> str:
-    """A number of bytes in words."""
-    return f"{count / 2**20:,.3f} MiB" if count < 2**24 else f"{count / 2**30:.3f} GiB"
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) ->
     import numpy as np
 
     import graftree as nnx
-    from examples.lm import hlo, layouts
+    from examples.lm import layouts
     from examples.lm.model import Config
     from examples.pipeline import pipeline, training
 
@@ -77,8 +77,8 @@ def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) ->
         step = training.train_step.lower(
             model, optimizer, tokens, mesh, micro_batches
         ).compile()
-        sent = hlo.collectives(step.as_text())["collective-permute"]
-        print(f"collective-permutes in a step: {sent.count}, {sent.num_bytes:,} bytes")
+        sent = nnx.forecast.collectives(step)["collective-permute"]
+        print(f"collective-permutes in a step: {sent.count}, {sent.bytes:,} bytes")
         began = time.perf_counter()
         for number in range(1, steps + 1):
             loss = step(model, optimizer, texts())

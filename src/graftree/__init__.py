@@ -15,7 +15,8 @@ A model is a Python class: derive it from `nnx.Module`, and make layers such as
 `nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and its writes there are lost.
 `help(nnx.Module)`, `help(nnx.jit)` and so on explain each name with an example. Tools
 are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.training`, `nnx.surgery`,
-`nnx.precision`, `nnx.sharding`, `nnx.memory`, `nnx.decoding` and `nnx.debugging`.
+`nnx.precision`, `nnx.sharding`, `nnx.memory`, `nnx.decoding`, `nnx.forecast` and
+`nnx.debugging`.
 """
 
 # This file is the public namespace, and the only re-export in the package.
@@ -347,7 +348,8 @@ variables = state
 # type checkers know that it is passed on.
 _MODULES = (
     *("checkpoints", "config", "debugging", "decoding", "errors", "initializers"),
-    *("memory", "metrics", "mixtures", "precision", "sharding", "surgery", "training"),
+    *("forecast", "memory", "metrics", "mixtures", "precision", "sharding", "surgery"),
+    "training",
     "weights",
 )
 
@@ -363,6 +365,7 @@ else:
     from graftree import (
         checkpoints as checkpoints,
         decoding as decoding,
+        forecast as forecast,
         memory as memory,
         precision as precision,
         sharding as sharding,

@@ -2,7 +2,7 @@
 
 A JAX may lack one, or it may work differently there. Its purpose is then served another
 way or is off; the logger ``graftree`` says so once, and everything else works. Only
-`_jax.py`, `_jax_registries.py` and `_jax_processes.py` use them.
+`_jax.py` and the files beside it use them.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ _LOSSES = {
     "processes wait without a limit for one that does not come": (
         "jax._src.distributed:global_state"
     ),
+    # CPUs with more devices than JAX was started with.
+    "nnx.forecast has no targets 'cpu:N'": "jaxlib.xla_client:make_cpu_client",
     # nnx.checkify.
     "there is no nnx.checkify": (
         "jax.experimental.checkify:checkify jax.experimental.checkify:user_checks"

@@ -32,7 +32,7 @@ VOCABULARY = {
     " jaxlib.mlir.dialects.sdy.ShardingConstraintOp .current_name_stack"
     " jax.interpreters.batching.primitive_batchers"
     " jax.extend.source_info_util.transform_name_stack"
-    " jax._src.source_info_util.register_exclusion",
+    " jax._src.source_info_util.register_exclusion XLA_PYTHON_CLIENT_MEM_FRACTION",
     "of Python and its tools": "__future__ pdb pyright pyproject.toml LD_LIBRARY_PATH"
     " GRAFTREE_REPOSITORY",
     "of other libraries": "transformers metrax.nnx Resizing rotate_half"

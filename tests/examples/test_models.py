@@ -9,7 +9,7 @@ import pytest
 
 import graftree as nnx
 from examples.flax_programs import __main__ as for_flax
-from examples.lm import hlo, layouts
+from examples.lm import layouts
 from examples.lm.model import Config
 from examples.models import __main__ as program, gpt2, llama, pretrained, qwen3
 from examples.pipeline import __main__ as command, pipeline, training
@@ -180,7 +180,7 @@ def test_each_turn_sends_once_and_training_learns(layout, objects):
         losses = [compiled(*objects, TOKENS) for _ in range(5)]
     assert losses[-1] < losses[0]
     turns = pipeline.turns(STAGES, MICRO_BATCHES)
-    sent = hlo.collectives(compiled.as_text())["collective-permute"]
+    sent = nnx.forecast.collectives(compiled)["collective-permute"]
     assert sent.count >= 2 * turns  # forward, and backward
 
 

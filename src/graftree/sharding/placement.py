@@ -486,11 +486,12 @@ def report(tree: Any) -> Report:
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         for subpath, array in jax.tree.leaves_with_path(flattening.raw_of(leaf)):
             if hasattr(array, "shape") and hasattr(array, "dtype"):
-                rows.setdefault(id(array), _placed_array((*path, *subpath), array))
+                rows.setdefault(id(array), placed_array((*path, *subpath), array))
     return Report([*rows.values()])
 
 
-def _placed_array(path: tuple[Any, ...], array: Any) -> PlacedArray:
+def placed_array(path: tuple[Any, ...], array: Any) -> PlacedArray:
+    """Describes an array, abstract or not, and where it is."""
     sharding = getattr(array, "sharding", None)
     local = array.shape if sharding is None else sharding.shard_shape(array.shape)
     size = array.dtype.itemsize

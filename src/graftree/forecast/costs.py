@@ -1,0 +1,249 @@
+"""Costs of an instruction: operations of the matrix units, bytes of memory.
+
+Operations are those of products and convolutions, two for each multiplication with its
+addition; padding and the gaps of dilated convolutions don't count. Bytes are what an
+instruction reads and writes if nothing stays in a scratchpad: of a slice the slice, of
+an update in place the update.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from graftree.forecast.hlo import (
+    CALLERS,
+    Array,
+    Computation,
+    Instruction,
+    Program,
+    parameters,
+    total,
+    users,
+)
+
+# They make no array of their own, or count where they begin.
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
+    "partition-id", "replica-id", "opt-barrier", "add-dependency", "domain",
+    "get-dimension-size", "iota", "call-update",
+}  # fmt: skip
+# Custom calls without products: layouts, sorting, random bits, partitioning.
+_NO_PRODUCTS = (
+    *("Sharding", "SPMD", "xla.sdy", "LayoutConstraint", "AllocateBuffer", "Assume"),
+    *("X64", "TopK", "PartialReduce", "annotate_device_placement", "MoveTo", "Pin"),
+    *("AssumeGather", "AsyncCollective", "ConcatBitcast", "GatherScatter"),
+    *("cu_threefry2x32", "__cub$", "Resize", "Pad", "Slice", "Debug"),
+)
+_SLICES = ("dynamic-slice", "slice", "gather")
+_SAME_VALUES = ("bitcast", "copy", "convert", "reshape", "transpose")
+
+
+class Flops(NamedTuple):
+    """Operations of one product.
+
+    Attributes:
+        instruction: The product or convolution.
+        count: Number of operations; ``None`` if they aren't known.
+        bits: The width of the wider factor.
+    """
+
+    instruction: Instruction
+    count: int | None
+    bits: int
+
+
+def products(
+    program: Program, computation: Computation, instruction: Instruction
+) -> Iterator[Flops]:
+    """Lists the products in an instruction, also in a fused one."""
+    if instruction.opcode == "fusion":
+        fused = program.fused(instruction)
+        for inner in fused.values():
+            yield from products(program, fused, inner)
+        return
+    count_of = _COUNTS.get(instruction.opcode)
+    if instruction.opcode == "custom-call":
+        count_of = _custom_count(instruction)
+    if count_of is None:
+        return
+    factors = [computation[name].arrays[0] for name in instruction.operands[:2]]
+    bits = max([x.bits for x in factors], default=0)
+    yield Flops(instruction, count_of(instruction, *factors), bits)
+
+
+def _count_dot(instruction: Instruction, a: Array, _: Array) -> int:
+    contracted = [a.shape[i] for i in instruction.integers("lhs_contracting_dims")]
+    return 2 * instruction.arrays[0].size * math.prod(contracted)
+
+
+def _count_convolution(instruction: Instruction, a: Array, b: Array) -> int:
+    """Counts a convolution, or the gradient of one that cuDNN computes."""
+    result = instruction.arrays[0]
+    if "BackwardFilter" in instruction.target:
+        return _convolution(instruction, a, result, b)
+    if "BackwardInput" in instruction.target:
+        return _convolution(instruction, result, b, a)
+    return _convolution(instruction, a, b, result)
+
+
+def _convolution(instruction: Instruction, a: Array, kernel: Array, out: Array) -> int:
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    if labels is None:
+        raise ValueError(f"a convolution without dim_labels: {instruction.name}")
+    of_a, of_kernel, of_out = labels.groups()
+    count = 2 * kernel.shape[of_kernel.index("i")]
+    count *= out.shape[of_out.index("b")] * out.shape[of_out.index("f")]
+    for axis, window in enumerate(_windows(instruction, len(of_a) - 2)):
+        letter = str(axis)
+        count *= window.pairs(
+            a.shape[of_a.index(letter)],
+            kernel.shape[of_kernel.index(letter)],
+            out.shape[of_out.index(letter)],
+        )
+    return count
+
+
+class _Window(NamedTuple):
+    """How a kernel moves along one axis."""
+
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1  # of the input
+    kernel_dilation: int = 1
+
+    def pairs(self, size: int, kernel_size: int, out_size: int) -> int:
+        """Counts pairs of an output and a kernel position that read an input."""
+        starts = np.arange(out_size)[:, None] * self.stride - self.padding
+        positions = starts + np.arange(kernel_size) * self.kernel_dilation
+        is_inside = (positions >= 0) & (positions <= (size - 1) * self.dilation)
+        return int(np.sum(is_inside & (positions % self.dilation == 0)))
+
+
+def _windows(instruction: Instruction, rank: int) -> list[_Window]:
+    match = re.search(r"window=\{([^}]*)\}", instruction.attributes)
+    fields = dict(x.split("=") for x in match[1].split()) if match else {}
+
+    def values(name: str, default: str) -> list[int]:
+        texts = fields.get(name, "x".join([default] * rank)).split("x")
+        return [int(text.split("_")[0]) for text in texts]
+
+    settings = ("stride", "1"), ("pad", "0"), ("lhs_dilate", "1"), ("rhs_dilate", "1")
+    columns = [values(name, default) if rank else [] for name, default in settings]
+    return [_Window(*row) for row in zip(*columns, strict=True)]
+
+
+_COUNTS: dict[str, Callable[[Instruction, Array, Array], int | None]] = {
+    "dot": _count_dot,
+    "convolution": _count_convolution,
+}
+
+
+def _custom_count(instruction: Instruction) -> Callable[..., int | None] | None:
+    """Returns how to count a call of a library's function, if it may be a product."""
+    target = instruction.target
+    if "gemm" in target or "matmul" in target:
+        return _count_gemm
+    if "dim_labels=" in instruction.attributes:
+        return _count_convolution
+    is_known = target.startswith(_NO_PRODUCTS)
+    return None if is_known else lambda *_: None
+
+
+def _count_gemm(instruction: Instruction, a: Array, b: Array) -> int | None:
+    match = re.search(
+        r'"lhs_contracting_dimensions":\[([\d",]*)\]', instruction.attributes
+    )
+    if match:
+        contracted = [a.shape[int(i)] for i in re.findall(r"\d+", match[1])]
+    elif instruction.target.startswith("__onednn$matmul"):
+        transposed = '"transpose_a":true' in instruction.attributes
+        contracted = [a.shape[-2 if transposed else -1]]
+    else:
+        return None
+    return 2 * instruction.arrays[0].size * math.prod(contracted)
+
+
+def num_bytes(
+    program: Program, computation: Computation, instruction: Instruction
+) -> int:
+    """Counts the bytes of memory that an instruction reads and writes."""
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode in CALLERS or opcode.endswith("-done"):
+        return 0
+    written = total(_outputs(instruction))
+    if opcode == "fusion":
+        return _fusion_bytes(program, computation, instruction)
+    if opcode in _SLICES:
+        return 2 * written
+    operands = [total(computation[name].arrays) for name in instruction.operands]
+    if opcode == "dynamic-update-slice":
+        return 2 * operands[1]
+    if opcode == "scatter":
+        return sum(operands[1:]) + operands[-1]
+    return written + sum(operands)
+
+
+def _outputs(instruction: Instruction) -> list[Array]:
+    """Arrays that an instruction makes; the start of a copy names its operand too."""
+    if instruction.opcode == "copy-start":
+        return instruction.arrays[:1]
+    if instruction.opcode.endswith("-start"):
+        return instruction.arrays[len(instruction.operands) :] or instruction.arrays
+    return instruction.arrays
+
+
+def _fusion_bytes(
+    program: Program, computation: Computation, instruction: Instruction
+) -> int:
+    fused = program.fused(instruction)
+    updated, written = _updates(fused)
+    count = 0 if updated else total(instruction.arrays)
+    if updated:
+        is_update = sum([x.arrays[0].num_bytes for x in updated])
+        count += total(instruction.arrays) - is_update + written
+    for parameter, name in zip(parameters(fused), instruction.operands, strict=True):
+        array = computation[name].arrays
+        count += min(total(array), _read(fused, parameter, updated))
+    return count
+
+
+def _updates(fused: Computation) -> tuple[list[Instruction], int]:
+    """Finds the updates in place that are results of a fusion, and their bytes."""
+    (root,) = [x for x in fused.values() if x.is_root]
+    results = (
+        [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    )
+    updates = []
+    for result in results:
+        while result.opcode in _SAME_VALUES:
+            result = fused[result.operands[0]]
+        if result.opcode == "dynamic-update-slice":
+            updates.append(result)
+    return updates, sum([fused[x.operands[1]].arrays[0].num_bytes for x in updates])
+
+
+def _read(fused: Computation, value: Instruction, updates: list[Instruction]) -> int:
+    """Counts the bytes that a fusion reads of a value: where it slices it, a slice."""
+    count = 0
+    for user in users(fused, value.name):
+        if user.opcode in _SLICES and user.operands[0] == value.name:
+            count += user.arrays[0].num_bytes
+        elif user in updates and user.operands[0] == value.name:
+            continue
+        elif user.opcode in _SAME_VALUES and not user.is_root:
+            count += _read(fused, user, updates)
+        else:
+            return sum([array.num_bytes for array in value.arrays])
+    return count
+
+
+def largest(instruction: Instruction) -> int:
+    """Returns the bytes of the largest array that an instruction makes."""
+    if instruction.opcode in _FREE or instruction.opcode in CALLERS:
+        return 0
+    return max([x.num_bytes for x in instruction.arrays if x.is_in_memory], default=0)

@@ -1,0 +1,114 @@
+"""How the text of a compiled program is read; a compiler that is missing."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree import _jax_topologies
+from graftree.forecast import hlo, scopes, traffic
+from tests import tables
+
+TPU_LOOP = """
+HloModule m
+
+%body (t: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %one = s32[] constant(1)
+  %t = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %x = f32[4] get-tuple-element(%t), index=1
+  %next = s32[] add(%i, %one)
+  ROOT %out = (s32[], f32[4]) tuple(%next, %x)
+}
+
+%cond (t: (s32[], f32[4])) -> pred[] {
+  %end = s32[] constant(END)
+  %t = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  ROOT %lt = pred[] compare(%i, %end), direction=LT
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0:T(128)} parameter(0)
+  %zero = s32[] constant(0)
+  %start = s32[]{:T(128)} copy(%zero)
+  %init = (s32[], f32[4]) tuple(%start, %x)
+  %loop = (s32[], f32[4]) while(%init), condition=%cond, body=%body
+  ROOT %out = f32[4] get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_loops_whose_length_no_compiler_says_are_read():
+    program = hlo.Program(TPU_LOOP.replace("END", "12"))
+    assert 12 in [run.count for run in program.runs()]
+    assert program.unknown_loops == 0
+    unknown = TPU_LOOP.replace("%end = s32[] constant(END)", "%end = s32[] foo()")
+    assert hlo.Program(unknown).unknown_loops == 1
+
+
+NAMES = {
+    "jit(step)/jvp(model)/blocks[0]/up/dot_general": ("model.blocks[0].up", False),
+    "jit(step)/transpose(jvp(m))/blocks/while/body/eval_jaxpr/up/add": (
+        "m.blocks.up",
+        True,
+    ),
+    "jit(f)/jvp(m)/checkpoint/rematted_computation/norm/mul": ("m.norm", False),
+    "model.blocks[0].up.kernel": ("model.blocks[0].up", False),
+    "(m.up.kernel:m.down.kernel)": ("m.up", False),
+    "jit(f)/add": ("", False),
+    "": ("", False),
+}
+
+
+@tables.cases("name", *NAMES)
+def test_names_of_operations_tell_the_module(name):
+    scope = scopes.scope_of(name)
+    assert (".".join(scope.path), scope.is_backward) == NAMES[name]
+
+
+GROUPS = {
+    "replica_groups={{0,1},{2,3}}": [[0, 1], [2, 3]],
+    "replica_groups=[2,2]<=[4]": [[0, 1], [2, 3]],
+    "replica_groups=[2,2]<=[2,2]T(1,0)": [[0, 2], [1, 3]],
+    "replica_groups=mesh['a'=2,'b'=2] {'a'}": [[0, 2], [1, 3]],
+    "replica_groups=mesh['a'=2,'b'=2] {'b'}": [[0, 1], [2, 3]],
+    "replica_groups={}": [[0, 1, 2, 3]],
+}
+
+
+@tables.cases("groups", *GROUPS)
+def test_groups_are_read_in_all_spellings(groups):
+    text = f"""
+HloModule m, num_partitions=4
+
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, {groups}, to_apply=%add
+}}
+"""
+    program = hlo.Program(text)
+    (sent,) = traffic.exchanges(program, program.computations["main"])
+    assert sent.groups.tolist() == GROUPS[groups]
+    assert sent.sent == 2 * 32 * (1 - 1 / len(GROUPS[groups][0]))
+
+
+def test_what_leaves_a_host_is_shared_by_its_devices():
+    groups = np.arange(8)[None]
+    sent = traffic.Sent(None, "all-gather", 800, groups)
+    hosts = np.repeat([0, 1], 4)
+    assert sent.sent_between(hosts) == 100  # of 700, 4 devices share what 4 others have
+    assert sent.sent_between(np.zeros(8, int)) == 0
+    assert traffic.seconds([(sent, 3)], hosts, link=600, host_link=10) == 30
+
+
+def test_a_compiler_that_is_missing_is_named(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("no plugin")
+
+    monkeypatch.setattr(_jax_topologies, "devices_of", refuse)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name, extra in {"v5e:2x9": "tpu", "h100:9": "gpu"}.items():
+        with pytest.raises(ImportError, match=rf"graftree\[forecast-{extra}\]"):
+            nnx.forecast.target(name)
