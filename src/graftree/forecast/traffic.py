@@ -215,6 +215,8 @@ def _groups(attributes: str, num_devices: int) -> np.ndarray:
         devices = np.moveaxis(devices, along, range(-len(along), 0))
         return devices.reshape(-1, math.prod(devices.shape[-len(along) :]))
     match = re.search(r"replica_groups=\{(\{.*?\})\}", attributes)
+    if match is None and re.search(r"replica_groups=(?!\{\})", attributes):
+        raise ValueError(f"nnx.forecast can't read the groups in {attributes[:200]!r}")
     if match is None:
         return everyone
     return np.array(
