@@ -47,6 +47,8 @@ WORDS = {
     "guides/precision.md": "mixed precision, bf16, fp16, half precision, AMP, autocast,"
     " loss scaling, GradScaler",
     "guides/recompiles.md": "torch.compile, slow compilation, retracing",
+    "guides/resuming.md": "resume training, interrupted run, continue training,"
+    " preemption",
     "guides/scale.md": "DDP, FSDP, DataParallel, data parallel, data parallelism, multi"
     " GPU, multiple GPUs, several GPUs, distributed, multi-host, pmap, tensor"
     " parallel",
