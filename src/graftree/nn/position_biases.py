@@ -116,9 +116,9 @@ class RelativePositionBias(Module):
 
     def __call__(
         self,
-        query_positions: Integer[ArrayLike, "*batch queries"],
-        key_positions: Integer[ArrayLike, "*batch keys"],
-    ) -> Float[Array, "*batch heads queries keys"]:
+        query_positions: Integer[ArrayLike, "*#batch queries"],
+        key_positions: Integer[ArrayLike, "*#batch keys"],
+    ) -> Float[Array, "*#batch heads queries keys"]:
         """Looks up the bias of each query and key.
 
         Args:
@@ -207,9 +207,9 @@ class ALiBi(Module):
 
     def __call__(
         self,
-        query_positions: Integer[ArrayLike, "*batch queries"],
-        key_positions: Integer[ArrayLike, "*batch keys"],
-    ) -> Float[Array, "*batch heads queries keys"]:
+        query_positions: Integer[ArrayLike, "*#batch queries"],
+        key_positions: Integer[ArrayLike, "*#batch keys"],
+    ) -> Float[Array, "*#batch heads queries keys"]:
         """Computes the bias of each query and key.
 
         Args:
