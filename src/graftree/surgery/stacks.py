@@ -304,7 +304,8 @@ class Stack(EqualLayers, Generic[L]):
             layer_at(self, position),
             layer,
             ("in the Stack", "in the layer"),
-            "Layers of a Stack differ in nothing but values; others are for a List.",
+            "Layers in a Stack may differ only in their values. Keep other layers in "
+            "an nnx.List.",
         )
         # Values only: annotations are those of the Stack.
         part, entry = self._part(position)
