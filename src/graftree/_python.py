@@ -78,8 +78,8 @@ class ActiveCall(NamedTuple):
 def locals_of(frame: FrameType) -> dict[str, Any]:
     """Returns the local names of a running function, and their values.
 
-    It serves messages (paths, the tree that doesn't fit), and the warning of lost
-    updates.
+    It serves messages (paths, the tree that doesn't fit, the operation that a compiler
+    refuses), and the warning of lost updates.
     """
     return frame.f_locals
 

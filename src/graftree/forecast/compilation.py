@@ -6,6 +6,7 @@ import re
 import traceback
 from typing import Any, NamedTuple
 
+from graftree import _python
 from graftree.forecast import scopes
 from graftree.forecast.hlo import Program
 from graftree.forecast.targets import Target
@@ -69,7 +70,7 @@ def _lowered(error: BaseException) -> list[str]:
     """Finds the operation that JAX was lowering when it raised, in its frames."""
     names, primitive = [], ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        equation: Any = frame.f_locals.get("eqn")
+        equation: Any = _python.locals_of(frame).get("eqn")
         if hasattr(equation, "primitive"):
             names.append(f"{equation.source_info.name_stack}")
             primitive = equation.primitive.name
