@@ -7,6 +7,7 @@ tables of the guides, the names beyond Flax and the tests of a family against it
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
@@ -73,7 +74,9 @@ class Layer:
         inner = [BY_NAME[name].make(library, seed) for name in self.wraps]
         if self.has_rngs:
             options = {"rngs": library.Rngs(seed)} | options
-        return self.cls(library)(*inner, *self.arguments, **self.keywords | options)
+        # A Module among them is made again, as one that makes a layer would make it.
+        keywords = copy.deepcopy(self.keywords)
+        return self.cls(library)(*inner, *self.arguments, **keywords | options)
 
     def inputs(self, seed: int = 1, dtype: Any = jnp.float32) -> tuple[Any, ...]:
         """What the layer is called with."""
