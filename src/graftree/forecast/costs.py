@@ -17,7 +17,7 @@ import numpy as np
 
 from graftree.forecast.hlo import (
     CALLERS,
-    Array,
+    ArrayType,
     Computation,
     Instruction,
     Program,
@@ -76,12 +76,12 @@ def products(
     yield Flops(instruction, count_of(instruction, *factors), bits)
 
 
-def _count_dot(instruction: Instruction, a: Array, _: Array) -> int:
+def _count_dot(instruction: Instruction, a: ArrayType, _: ArrayType) -> int:
     contracted = [a.shape[i] for i in instruction.integers("lhs_contracting_dims")]
     return 2 * instruction.arrays[0].size * math.prod(contracted)
 
 
-def _count_convolution(instruction: Instruction, a: Array, b: Array) -> int:
+def _count_convolution(instruction: Instruction, a: ArrayType, b: ArrayType) -> int:
     """Counts a convolution, or the gradient of one that cuDNN computes."""
     result = instruction.arrays[0]
     if "BackwardFilter" in instruction.target:
@@ -91,7 +91,9 @@ def _count_convolution(instruction: Instruction, a: Array, b: Array) -> int:
     return _convolution(instruction, a, b, result)
 
 
-def _convolution(instruction: Instruction, a: Array, kernel: Array, out: Array) -> int:
+def _convolution(
+    instruction: Instruction, a: ArrayType, kernel: ArrayType, out: ArrayType
+) -> int:
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     if labels is None:
         raise ValueError(f"a convolution without dim_labels: {instruction.name}")
@@ -137,7 +139,7 @@ def _windows(instruction: Instruction, rank: int) -> list[_Window]:
     return [_Window(*row) for row in zip(*columns, strict=True)]
 
 
-_COUNTS: dict[str, Callable[[Instruction, Array, Array], int | None]] = {
+_COUNTS: dict[str, Callable[[Instruction, ArrayType, ArrayType], int | None]] = {
     "dot": _count_dot,
     "convolution": _count_convolution,
 }
@@ -154,7 +156,7 @@ def _custom_count(instruction: Instruction) -> Callable[..., int | None] | None:
     return None if is_known else lambda *_: None
 
 
-def _count_gemm(instruction: Instruction, a: Array, b: Array) -> int | None:
+def _count_gemm(instruction: Instruction, a: ArrayType, b: ArrayType) -> int | None:
     match = re.search(
         r'"lhs_contracting_dimensions":\[([\d",]*)\]', instruction.attributes
     )
@@ -188,7 +190,7 @@ def num_bytes(
     return written + sum(operands)
 
 
-def _outputs(instruction: Instruction) -> list[Array]:
+def _outputs(instruction: Instruction) -> list[ArrayType]:
     """Arrays that an instruction makes; the start of a copy names its operand too."""
     if instruction.opcode == "copy-start":
         return instruction.arrays[:1]

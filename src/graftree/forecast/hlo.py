@@ -29,7 +29,7 @@ _SPACE = re.compile(r"S\((\d+)\)")
 CALLERS = ("call", "while", "conditional", "async-start", "call-start")
 
 
-class Array(NamedTuple):
+class ArrayType(NamedTuple):
     """The type of an array in a program.
 
     Attributes:
@@ -80,10 +80,10 @@ class Instruction:
         self.inside, self.attributes = inside, match["rest"][len(inside) :]
 
     @functools.cached_property
-    def arrays(self) -> list[Array]:
+    def arrays(self) -> list[ArrayType]:
         """Types of the arrays that it returns."""
         return [
-            Array(
+            ArrayType(
                 dtype,
                 tuple(int(size) for size in sizes.split(",") if size),
                 (_SPACE.search(layout) or ["", "0"])[1] == "0",
@@ -243,7 +243,7 @@ def users(computation: Computation, name: str) -> list[Instruction]:
     return [user for user in computation.values() if name in user.operands]
 
 
-def total(arrays: Sequence[Array]) -> int:
+def total(arrays: Sequence[ArrayType]) -> int:
     """Sums the bytes of arrays in the device's memory."""
     return sum([array.num_bytes for array in arrays if array.is_in_memory])
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graftree.forecast.hlo import (
-    Array,
+    ArrayType,
     Computation,
     Instruction,
     Program,
@@ -185,7 +185,7 @@ def _fused(program: Program, instruction: Instruction) -> Iterator[Sent]:
 
 def _exchanged(
     kind: str, computation: Computation, start: Instruction, end: Instruction
-) -> list[Array]:
+) -> list[ArrayType]:
     """Lists the arrays of a collective where they are largest."""
     if kind == "reduce-scatter":
         return [x for name in start.operands for x in computation[name].arrays]
