@@ -75,6 +75,11 @@ _EACH_PAIR = "tests/contract/", "tests/weights/", "tests/core/test_variables.py"
 # But not where what is special to a family of layers is tested.
 _LAYERS = "tests/contract/test_nn_layers/"
 _OF_ALL_LAYERS = f"{_LAYERS}test_common_rules.py", f"{_LAYERS}test_errors.py"
+# Where each row of a table compiles a model, `make test` runs a quarter of them.
+_A_MODEL_FOR_EACH_ROW = (
+    *(_LAYERS, "tests/contract/test_feature_matrix.py", "tests/nn/", "tests/surgery/"),
+    *("tests/decoding/", "tests/training/", "tests/memory/", "tests/precision/"),
+)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -85,6 +90,15 @@ def pytest_collection_modifyitems(config, items):
         has_each_pair = _OF_ALL_LAYERS if is_of_family else _EACH_PAIR
         if not item.nodeid.startswith(has_each_pair):
             item.add_marker(pytest.mark.long)
+    costly = [
+        item
+        for item in short
+        if item.nodeid.startswith(_A_MODEL_FOR_EACH_ROW)
+        and not item.nodeid.startswith(_OF_ALL_LAYERS)
+        and not item.get_closest_marker("long")
+    ]
+    for item in tables.beyond_a_quarter(costly):
+        item.add_marker(pytest.mark.long)
     _skip_those_of_caches(items)
     left_out = _left_out(config.getoption("--end"), items)
     config.hook.pytest_deselected(items=[*left_out])

@@ -1,5 +1,6 @@
 """Tests with parameters: tables of cases, and crosses of them."""
 
+import zlib
 from collections import defaultdict
 
 import pytest
@@ -52,3 +53,11 @@ def _is_in_turn(item, places):
             if not others and len(longest) >= _MANY:
                 return turn % len(values) == 0
     return all(place == turn % len(rows) for rows, place in others)
+
+
+def beyond_a_quarter(items):
+    """Three of four items of each test, picked without an order."""
+    by_test = defaultdict(list)
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        by_test[item.nodeid.partition("[")[0]].append(item)
+    return [item for group in by_test.values() for i, item in enumerate(group) if i % 4]

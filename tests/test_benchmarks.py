@@ -297,6 +297,7 @@ def test_accelerators_train_and_decode_with_small_sizes(capsys):
         assert printed.count(f"| {library}") == 2
 
 
+@pytest.mark.long
 def test_the_model_has_the_parameters_of_gpt_2_small():
     count = accelerator.num_parameters(accelerator.GPT2_SMALL.config)
     assert count == pytest.approx(124e6, rel=0.01)

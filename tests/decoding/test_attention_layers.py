@@ -285,6 +285,7 @@ def test_a_packed_row_is_its_parts_and_gradients_are_theirs(with_prefix, float64
     jax.tree.map(lambda *x: check_close(*x, 1e-11), grads, same_grads)
 
 
+@pytest.mark.long
 def test_sequences_of_a_row_may_go_on_by_turns():
     layer, cache = make_layer(["rope"]), None
     cache = layer.make_cache(1, 12, packed=True)

@@ -267,6 +267,7 @@ def test_prompts_may_be_mapped():
     np.testing.assert_allclose(scores, expected.scores, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_search_can_be_exported_for_any_batch(model):
     call = jax.jit(
         lambda rows: beam_search(model, rows, num_beams=2, max_new_tokens=3, pad=0)
@@ -281,6 +282,7 @@ def test_a_search_can_be_exported_for_any_batch(model):
         np.testing.assert_array_equal(again(rows), call(rows).tokens)
 
 
+@pytest.mark.long
 def test_prompts_may_be_divided_among_devices(model):
     rows = jax.random.randint(jax.random.key(0), (8, 4), 0, 40)
     options = {"num_beams": 2, "max_new_tokens": 4}

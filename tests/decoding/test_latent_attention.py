@@ -126,6 +126,7 @@ def test_gradients_through_a_cache_are_those_without(float64):
     )
 
 
+@pytest.mark.long
 def test_policies_reach_both_forms():
     layer = make_layer()
     nnx.precision.set_policy(layer, "params=f32, compute=bf16")

@@ -123,6 +123,7 @@ def test_probabilities_are_how_often_a_sampler_draws():
         np.testing.assert_allclose(sampler.probabilities(logits), shares, atol=0.03)
 
 
+@pytest.mark.long
 def test_it_may_end_at_the_last_position(model, draft):
     sizes = {"vocab_size": 40, "n_positions": 12, "n_embd": 8, "n_layer": 1}
     config = gpt2.Config(**sizes, n_head=2, layer_norm_epsilon=1e-5)
@@ -132,6 +133,7 @@ def test_it_may_end_at_the_last_position(model, draft):
     assert found.lists() == generate(large, prompts, max_new_tokens=7).lists()
 
 
+@pytest.mark.long
 def test_it_may_be_part_of_a_program(model, draft):
     prompts = jnp.array([[3, 1, 4, 1], [9, 2, 0, 0]])
     options = {"max_new_tokens": 6, "pad": 0}

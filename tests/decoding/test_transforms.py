@@ -51,6 +51,7 @@ def test_prompts_may_be_mapped(model):
     np.testing.assert_array_equal(jax.vmap(one)(PROMPTS), alone)
 
 
+@pytest.mark.long
 def test_a_generation_can_be_exported_for_any_batch(model):
     call = jax.jit(lambda tokens: generate(model, tokens, **OPTIONS).tokens)
     shape = export.symbolic_shape("batch, 4")

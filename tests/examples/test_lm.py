@@ -115,6 +115,7 @@ OTHER_LAYOUTS = [
 ]
 
 
+@pytest.mark.long
 @tables.cases(
     "changes",
     {"mesh": ALL_AXES, "stack": True, "remat": True, "accumulate": 2},
@@ -425,6 +426,7 @@ def test_fsdp_gathers_all_kernels_and_scatters_their_gradients():
 # --------------------------------------------------------------- devices not there
 
 
+@pytest.mark.long
 def test_a_step_is_compiled_from_shapes_and_described(capsys):
     before = len(jax.live_arrays())
     simulate.simulate(simulate.TINY)

@@ -158,6 +158,7 @@ def objects(layout):
     return training.make(CONFIG, layout)
 
 
+@pytest.mark.long
 def test_loss_and_gradients_are_those_of_the_model_without_a_pipeline(layout, objects):
     with layout.in_force():
         call = training.loss_and_gradients

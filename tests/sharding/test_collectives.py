@@ -67,7 +67,8 @@ def test_what_fails_in_one_process_fails_in_all_and_the_next_call_works(
     check_refused(said, 0, joint_calls.ALL)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 3])
 def test_different_calls_name_themselves_and_who_has_ended_is_not_waited_for(
     tmp_path, count
 ):

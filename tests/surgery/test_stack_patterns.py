@@ -96,6 +96,7 @@ def gradients(call, layers):
     return as_layers
 
 
+@pytest.mark.long
 def test_gradients_are_those_of_a_list():
     layers, stack = pair()
     # Op by op: XLA may round both programs differently.
@@ -125,6 +126,7 @@ def test_remat_keeps_the_input_of_each_layer_only():
     assert kept(True, 8) < kept(False, 8) / 5
 
 
+@pytest.mark.long
 def test_each_layer_has_a_cache_of_its_size_and_decodes_as_in_a_list():
     layers, stack = pair()
     caches = stack.each(lambda layer: layer.init_cache(2, 6))
@@ -163,6 +165,7 @@ class Generator(nnx.Module):
         )
 
 
+@pytest.mark.long
 def test_generated_tokens_are_those_of_a_list():
     models = [
         nnx.view(Generator(layers, nnx.Rngs(5)), deterministic=True)

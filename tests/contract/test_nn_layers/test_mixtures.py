@@ -329,6 +329,7 @@ def _loads(tree):
     return [x for x in leaves if isinstance(x, nnx.mixtures.Load)]
 
 
+@pytest.mark.long
 def test_losses_with_accumulation_are_means_over_the_parts():
     model, x = Model("stack", nnx.Rngs(0)), random(4, 5, F)
     accumulated = nnx.memory.value_and_grad(auxiliary_loss, 2)
@@ -365,6 +366,7 @@ def test_total_load_is_that_of_all_tokens_in_one_layer():
     check_same(nnx.mixtures.total_load(layered), total)
 
 
+@pytest.mark.long
 def test_balance_steers_tokens_to_experts_that_have_few():
     model = mixture(routing={"use_correction": True, "top_k": 1})
     x = random(200, F)
@@ -500,6 +502,7 @@ def test_few_tokens_are_not_divided_and_no_mesh_is_needed():
 # --------------------------------------------------------- with the rest of the house
 
 
+@pytest.mark.long
 def test_a_mixture_trains_in_a_loop_with_its_losses():
     model = nnx.Sequential(mixture(), nnx.Linear(F, 1, rngs=nnx.Rngs(2)))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
@@ -521,6 +524,7 @@ def test_a_mixture_trains_in_a_loop_with_its_losses():
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.long
 def test_vmap_over_an_ensemble_of_mixtures():
     @nnx.vmap
     def make(key):
