@@ -79,6 +79,7 @@ _OF_ALL_LAYERS = f"{_LAYERS}test_common_rules.py", f"{_LAYERS}test_errors.py"
 _A_MODEL_FOR_EACH_ROW = (
     *(_LAYERS, "tests/contract/test_feature_matrix.py", "tests/nn/", "tests/surgery/"),
     *("tests/decoding/", "tests/training/", "tests/memory/", "tests/precision/"),
+    *("tests/examples/", "tests/forecast/"),
 )
 
 

@@ -102,6 +102,7 @@ def test_transformer_blocks_compute_what_the_pure_function_computes():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_ragged", [True, False])
 def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
     sizes = {"hidden_size": 32, "head_dim": 8, "num_hidden_layers": 1}
@@ -111,6 +112,7 @@ def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
     np.testing.assert_array_equal(generation.ours(setting)(), expected)
 
 
+@pytest.mark.long
 def test_mixtures_of_experts_compute_what_all_experts_do():
     setting = experts.Setting(4, tokens=12, features=8, hidden=8)
     (forward, *_) = experts.of_setting(setting)
@@ -325,6 +327,7 @@ def test_all_loaders_load_a_small_checkpoint_in_all_layouts(tmp_path, capsys):
             assert f"| {layout} | {files} | Graftree |" in printed
 
 
+@pytest.mark.long
 def test_the_checkpoint_is_of_mixed_dtypes_in_one_file_or_several(tmp_path):
     options = types.SimpleNamespace(layers=1, width=32)
 

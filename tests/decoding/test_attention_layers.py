@@ -307,6 +307,7 @@ def test_sequences_of_a_row_may_go_on_by_turns():
         check_close(np.concatenate(y, axis=1), same)
 
 
+@pytest.mark.long
 def test_padding_takes_no_slot_of_a_packed_row():
     layer = make_layer([])
     cache = layer.make_cache(1, 4, packed=True)
@@ -340,6 +341,7 @@ def test_keys_of_an_encoder_are_computed_once(name, way):
         start += length
 
 
+@pytest.mark.long
 def test_padding_and_segments_of_an_encoder_go_with_its_keys():
     layer = make_layer(["rope"])
     segments = np.array([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 4, 4, 3]])
@@ -397,6 +399,7 @@ def test_gradients_with_remat_and_a_cache_are_those_of_the_whole(names, float64)
     jax.tree.map(lambda *x: check_close(*x, 1e-11), found, expected)
 
 
+@pytest.mark.long
 def test_a_cache_in_vmap_is_one_for_each():
     layer = make_layer(["rope"])
     call = {"positions": np.arange(4)[None]}

@@ -195,6 +195,7 @@ class Windowed(nnx.Module):
         return self.embed.attend(x + seen.reshape(x.shape))
 
 
+@pytest.mark.long
 def test_a_ring_follows_its_beams():
     model = Windowed(nnx.Rngs(0))
     found = beam_search(
@@ -205,6 +206,7 @@ def test_a_ring_follows_its_beams():
         np.testing.assert_allclose(score, exact, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_prompts_are_searched_as_if_each_were_the_only_one(model):
     options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 5}
     options["stop"] = [1, [15, 19]]
@@ -237,6 +239,7 @@ def test_where_there_are_fewer_sequences_the_others_are_empty():
     assert found.scores.tolist() == [0, -np.inf, 0, -np.inf]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("jit", [jax.jit, nnx.jit])
 def test_a_search_may_be_part_of_a_program(jit, graph):
@@ -254,6 +257,7 @@ def test_a_search_may_be_part_of_a_program(jit, graph):
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_prompts_may_be_mapped():
     prompts, model = jnp.array(PAIR), Recurrent()
     expected = beam_search(model, prompts, **OPTIONS)
@@ -296,6 +300,7 @@ def test_prompts_may_be_divided_among_devices(model):
     assert found.lists() == expected.lists()
 
 
+@pytest.mark.long
 def test_a_model_of_half_precision_is_searched_in_float32():
     config = dataclasses.replace(tiny_llamas.CONFIG, num_hidden_layers=1)
     model = llama.Llama(config, rngs=nnx.Rngs(0))

@@ -51,6 +51,7 @@ chunks = st.sampled_from([1, 7]).flatmap(
 )
 
 
+@pytest.mark.long
 @strategies.examples(few=30, many=500)
 @hypothesis.given(
     window=st.sampled_from(WINDOWS),

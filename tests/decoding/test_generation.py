@@ -162,6 +162,7 @@ def is_close_call(model, prompt, one, two):
     return abs(logits[one[at]] - logits[two[at]]) < 1e-4
 
 
+@pytest.mark.long
 def test_padding_has_no_position_behind_the_last_one():
     """There a table of positions has nothing but NaN, which would reach all tokens."""
     config = dataclasses.replace(GPT2, n_positions=16)
@@ -433,6 +434,7 @@ def ban(logits, history):
     return logits.at[:, jnp.array([1, 36])].set(-jnp.inf)
 
 
+@pytest.mark.long
 def test_processors_are_applied_in_their_order(model):
     def change(logits, row):
         logits[[1, 36]] = -np.inf

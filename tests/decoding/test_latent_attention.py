@@ -93,6 +93,7 @@ def test_a_cache_keeps_the_latent_and_the_shared_key_only():
     np.testing.assert_allclose(np.float32(y), expected, rtol=0.1, atol=0.05)
 
 
+@pytest.mark.long
 def test_segments_and_a_prefix_work_with_and_without_a_cache():
     layer = make_layer()
     segments = np.array([[1] * 4 + [2] * 5] * 2)
@@ -138,6 +139,7 @@ def test_policies_reach_both_forms():
     assert operands == {("bfloat16", "bfloat16")}
 
 
+@pytest.mark.long
 def test_low_rank_changes_reach_both_forms():
     layer = make_layer()
     plain = layer(X)

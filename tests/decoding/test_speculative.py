@@ -64,6 +64,7 @@ class Table(nnx.Module):
         return self.table[...][tokens]
 
 
+@pytest.mark.long
 def test_a_draft_that_is_right_saves_calls():
     table = 9 * np.eye(10, k=1)
     model, draft = Table(table), Table(table)
@@ -110,6 +111,7 @@ def test_samples_have_the_distribution_of_the_model(sampler, draft_tokens):
     assert chi2 < freedom + 4.3 * np.sqrt(2 * freedom) + 7
 
 
+@pytest.mark.long
 def test_probabilities_are_how_often_a_sampler_draws():
     logits = jnp.array([[1.0, -0.5, 0.3, 0.3], [0.0, 0.0, 2.0, -1.0]])
     for sampler in (

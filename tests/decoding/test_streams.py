@@ -37,6 +37,7 @@ def test_the_tokens_are_those_of_generate(model, chunk, sizes, graph):
     assert [part.tokens.shape for part in parts] == [(3, size) for size in sizes]
 
 
+@pytest.mark.long
 def test_it_ends_with_the_last_sequence(model):
     whole = generate(model, PROMPTS, max_new_tokens=20).lists()
     options = {"max_new_tokens": 20, "stop": [[*row[2:4]] for row in whole]}
@@ -96,6 +97,7 @@ def test_a_stream_that_is_left_has_made_its_parts_only(chunk):
     assert again[0] == again[1]
 
 
+@pytest.mark.long
 def test_two_streams_of_one_model_keep_apart(model):
     one, two = (stream(model, [row], max_new_tokens=4) for row in PROMPTS[:2])
     pairs = [*zip(one, two, strict=True)]

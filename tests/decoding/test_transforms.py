@@ -33,6 +33,7 @@ def test_tokens_in_a_program_are_those_of_a_call(model, more):
             assert call(model, padded_left).lists() == expected
 
 
+@pytest.mark.long
 def test_sampler_and_key_may_be_traced(model):
     call = jax.jit(
         lambda model, sampler, key: generate(
@@ -45,6 +46,7 @@ def test_sampler_and_key_may_be_traced(model):
         assert call(model, *given).lists() == alone.lists()
 
 
+@pytest.mark.long
 def test_prompts_may_be_mapped(model):
     alone = generate(model, PROMPTS, **OPTIONS).tokens
     one = lambda tokens: generate(model, tokens[None], **OPTIONS).tokens[0]  # noqa: E731

@@ -146,6 +146,7 @@ def test_no_device_has_a_whole_kernel_before_or_after_a_step():
 # ------------------------------------------------------------------- stop and resume
 
 
+@pytest.mark.long
 def test_resuming_on_the_same_mesh_is_exact_to_the_last_bit(whole, stopped, tmp_path):
     folder = shutil.copytree(stopped, tmp_path / "run")
     assert run(folder) is None
@@ -404,6 +405,7 @@ DEVICES = 8
 # -------------------------------------------------------------------------- the layouts
 
 
+@pytest.mark.long
 def test_fsdp_gathers_all_kernels_and_scatters_their_gradients():
     """It sums only scalars over all devices, and no parameter is whole on one."""
     layout = layouts.make({"fsdp": DEVICES})

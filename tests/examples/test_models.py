@@ -63,6 +63,7 @@ def test_the_check_compares_logits_tokens_and_files(capsys):
     assert files.strip() == "4 of 4 equal"
 
 
+@pytest.mark.long
 def test_prompts_are_continued_and_the_model_is_saved(checkpoint, capsys, tmp_path):
     expected = checkpoints_of_hf.expected_of(checkpoint)
     prompt = ",".join(map(str, expected["prompt"][0]))

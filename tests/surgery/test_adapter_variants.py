@@ -279,6 +279,7 @@ class Model(nnx.Module):
         return x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("remat", [False, True])
 def test_a_stack_is_trained_as_its_layers_are(variant, remat, mode):

@@ -215,6 +215,7 @@ def test_layers_are_read_replaced_and_sliced_by_number():
     assert_same_layers(stack, layers)
 
 
+@pytest.mark.long
 def test_views_reach_all_layers():
     layers, stack = pair()
     stack = nnx.view(stack, deterministic=True)
@@ -261,6 +262,7 @@ def test_lists_of_another_pattern_are_refused_with_the_way_out(period):
         nnx.surgery.stack(model, "blocks", period=0)
 
 
+@pytest.mark.long
 def test_lora_adapts_all_layers():
     layers, stack = pair()
     for model in (layers, stack):
@@ -274,6 +276,7 @@ def test_lora_adapts_all_layers():
 # -------------------------------------------------------------------------- on a mesh
 
 
+@pytest.mark.long
 def test_the_axis_of_layers_is_that_of_whole_patterns():
     mesh = meshes.mesh_of(stage=2, model=4)
     makes = [functools.partial(x, annotation=(None, "model")) for x in MAKES]

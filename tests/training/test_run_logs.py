@@ -434,6 +434,7 @@ def test_other_processes_than_the_first_write_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.long
 def test_two_processes_keep_one_log(tmp_path):
     options = ["--processes", 2, "--port", starts.free_port()]
     program = ["tests.training.logs_of_processes", tmp_path, *options]

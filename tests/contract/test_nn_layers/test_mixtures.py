@@ -185,6 +185,7 @@ def test_equal_scores_choose_the_first_experts_as_top_k_does():
     np.testing.assert_array_equal(layer(x).experts, [[0, 1, 2]] * 4)
 
 
+@pytest.mark.long
 def test_experts_without_tokens_and_tokens_without_batch():
     model = mixture(routing={"top_k": 1, "use_bias": True})
     model.router.bias[...] = jnp.array([-99.0, -99.0, 99.0, -99.0, -99.0, -99.0])
@@ -303,6 +304,7 @@ def auxiliary_loss(model, x):
     return jnp.mean(y**2) + balance + 0.1 * nnx.mixtures.z_loss(loads)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["stack", "remat"])
 def test_losses_of_a_stack_are_those_of_a_list(kind):
     x = random(4, 5, F)
@@ -342,6 +344,7 @@ def test_losses_with_accumulation_are_means_over_the_parts():
     check_same(grads, mean, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_loads_of_two_calls_add_up_and_nothing_stays():
     model, x = mixture(), random(4, F)
     before = nnx.graphdef(model)
@@ -476,6 +479,7 @@ def test_a_divided_mixture_equals_the_whole_one(name, experts):
     check_same(jax.device_get(loads), jax.device_get(expected_loads))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SENT)
 def test_what_is_sent(name):
     sizes, *axes = DIVISIONS[name]
@@ -490,6 +494,7 @@ def test_what_is_sent(name):
     assert sent == SENT[name]
 
 
+@pytest.mark.long
 def test_few_tokens_are_not_divided_and_no_mesh_is_needed():
     x = random(3, F)
     model = mixture(expert_axis="expert", token_axes=("data", "expert"))
@@ -540,6 +545,7 @@ def test_vmap_over_an_ensemble_of_mixtures():
         np.testing.assert_allclose(one(row), y, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["experts.gate.kernel", "experts.down.kernel"])
 def test_lora_on_experts_by_path(where):
     model, x = mixture(), random(5, F)
@@ -554,6 +560,7 @@ def test_lora_on_experts_by_path(where):
     np.testing.assert_allclose(model(x), adapted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("experts", ["gated", "stack"])
 def test_a_nan_is_found_in_the_experts(experts):
     model, x = mixture(EXPERTS[experts], {"top_k": E}), random(5, F)

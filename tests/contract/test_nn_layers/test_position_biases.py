@@ -128,6 +128,7 @@ def test_documents_that_are_packed_have_the_biases_of_each(name):
         np.testing.assert_allclose(y[:, part], alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_gradients_reach_the_table_of_a_bias_that_layers_share(mode):
     bias, x = BIASES["T5"](), random(1, 6, 4, 8)
     at = jnp.arange(6)[None]
