@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from website import pages, reference, running, searching, writing
+from website import figures, pages, reference, running, searching, writing
 
 OUT = pages.ROOT / "out" / "pages"
 SITE = pages.ROOT / "out" / "site"
@@ -225,7 +225,8 @@ def _for_mkdocs(page: pages.Page, results: list[running.Result]) -> str:
     """A page with its outputs, in the form that mkdocs reads."""
     text = writing.with_outputs(page, results, keep_right=False)
     folder = page.path.parent
-    return without_needs(with_links_of_the_site(text, folder, folder))
+    text = with_links_of_the_site(text, folder, folder)
+    return figures.with_tables(without_needs(text))
 
 
 def without_needs(text: str) -> str:
