@@ -42,7 +42,7 @@ FROM_THE_ROOT = {
 _IN_THE_SITE = {
     **FROM_THE_ROOT,
     "src/graftree/__init__.py": "look_up/api/index.md",
-    "src/graftree/nn": "look_up/api/layers.md",
+    "src/graftree/nn": "guides/layers.md",
 }
 
 
