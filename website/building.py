@@ -236,7 +236,8 @@ def without_needs(text: str) -> str:
         >>> without_needs('```python needs="torch"')
         '```python'
     """
-    return re.sub(r'^( *```python) needs="[\w.]+"$', r"\1", text, flags=re.MULTILINE)
+    fence = re.compile(r'^( *```(?:python|sh)) needs="[\w.]+"$', re.MULTILINE)
+    return fence.sub(r"\1", text)
 
 
 _LINK = re.compile(
@@ -309,7 +310,8 @@ def _print_counts(
         f" {len(reference.public_names())} names;\n"
         f"{run} of {blocks} blocks run ({left if runs else 'none was asked for'}),"
         f" {sum(o.pictures for o in outcomes)} pictures made,\n"
-        f"{sum(o.commands for o in outcomes)} blocks of shell commands, not run;\n"
+        f"{sum(o.commands for o in outcomes)} blocks of shell commands without an"
+        " output, so not run;\n"
         f"{running_s:.0f} s to run, {mkdocs_s:.0f} s for mkdocs; {size / 1e6:.1f} MB in"
         f" {SITE.relative_to(pages.ROOT)}"
     )

@@ -210,6 +210,26 @@ def test_a_wrong_output_and_a_missing_one_are_faults(tmp_path, said, right):
     assert result.is_as_the_page_says is right
 
 
+def commands(code, said=None):
+    return block(code, said).replace("```python", "```sh")
+
+
+def test_shell_commands_run_if_the_page_says_what_they_print(tmp_path):
+    see = "python -c 'import graftree as g, sys; print(g.__name__)' # this Python\n"
+    made = block("import pathlib\npathlib.Path('x.txt').write_text('two');") + commands(
+        "cat x.txt", "two"
+    )
+    page = page_of(made + commands(see, "graftree") + commands("exit 1"), tmp_path)
+    assert [result.fault for result in running.run(page)] == [None] * 3
+    assert len(page.blocks) == 3 and page.commands == 1
+
+
+def test_a_command_that_fails_is_an_error_with_its_line_and_what_it_said(tmp_path):
+    text = "words\n\n" + commands("ls no-such-file", "it is there")
+    with pytest.raises(RuntimeError, match=r"page.md:4: ls no-such-file\n.*No such"):
+        results_of(text, tmp_path)
+
+
 def test_a_picture_that_no_block_makes_is_a_fault(tmp_path):
     text = block("x = 1") + "\n![A curve that falls](curve.png)\n"
     (result,) = results_of(text, tmp_path)
