@@ -49,7 +49,8 @@ WORDS = {
     "guides/precision.md": "mixed precision, bf16, fp16, half precision, AMP, autocast,"
     " loss scaling, GradScaler",
     "guides/quantization.md": "quantize, int8, int4, nf4, 4-bit, 8-bit, bitsandbytes,"
-    " QAT, PTQ, post-training quantization, quantization-aware training, GPTQ, AWQ, qwix",
+    " QAT, PTQ, post-training quantization, quantization-aware training, GPTQ, AWQ,"
+    " qwix",
     "guides/recompiles.md": "torch.compile, slow compilation, retracing",
     "guides/resuming.md": "resume training, interrupted run, continue training,"
     " preemption",
