@@ -1,8 +1,9 @@
 """What was measured, in one file: the figures that pages of the documentation quote.
 
-``python -m benchmarks --record`` writes ``measured.json``: of each run its setting, its
-machine and its date, and the figures of its groups. A group that is measured again with
-the same versions of Python and JAX takes the place of the earlier figures.
+``python -m benchmarks --record``, and ``python -m benchmarks.issues --record``, write
+``measured.json``: of each run its setting, its machine and its date, and the figures of
+its groups. A group that is measured again with the same versions of Python and JAX takes
+the place of the earlier figures.
 """
 
 import dataclasses
@@ -136,10 +137,11 @@ def _run(setting: str, machine: str, date: str, groups: dict[str, Any]) -> Run:
 def _measured(
     name: str, unit: str, digits: int, has_ratios: bool, rows: list[Any]
 ) -> Measured:
-    quantity = Quantity(unit, 1, _not_again, digits, has_ratios)
-    made = tuple(Row(library, variant, _not_again) for library, variant, _ in rows)
+    quantity = Quantity(unit, 1, not_again, digits, has_ratios)
+    made = tuple(Row(library, variant, not_again) for library, variant, _ in rows)
     return Measured(Group(name, quantity, made), tuple(row[2] for row in rows))
 
 
-def _not_again(*_: Any) -> Any:
+def not_again(*_: Any) -> Any:
+    """Stands in the place of what measured the figures."""
     raise TypeError("these are figures of an earlier run; measure rows.all_groups()")
