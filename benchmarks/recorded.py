@@ -2,8 +2,8 @@
 
 ``python -m benchmarks --record``, and ``python -m benchmarks.issues --record``, write
 ``measured.json``: of each run its setting, its machine and its date, and the figures of
-its groups. A group that is measured again with the same versions of Python and JAX takes
-the place of the earlier figures.
+its groups. A group that is measured again with the same versions of Python and JAX
+takes the place of the earlier figures.
 """
 
 import dataclasses

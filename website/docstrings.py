@@ -13,6 +13,9 @@ import graftree
 # A default shows as users write it: `ones`, not `initializers.ones`.
 MODULE_OF_OURS = re.compile(r"^(?!jax|jnp|np|nnx)[a-z_]+\.(?=\w+$)")
 PUBLIC = (graftree, graftree.metrics, graftree.errors, builtins, enum)
+# `*positional`: arguments that a function takes only to refuse them in words.
+REFUSED = "positional"
+
 # What a reader sees of a default that only the code needs; None: it is required.
 SENTINELS = {
     "NO_METADATA": "{}",
@@ -34,7 +37,10 @@ class AsUsersSeeThem(griffe.Extension):
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Drops modules of the package from defaults, and the names of sentinels."""
-        for parameter in func.parameters:
+        for parameter in [*func.parameters]:
+            if parameter.name == REFUSED:
+                del func.parameters[REFUSED]
+                continue
             default = MODULE_OF_OURS.sub("", str(parameter.default))
             if default in SENTINELS:
                 parameter.default = SENTINELS[default]

@@ -342,18 +342,20 @@ def places() -> dict[str, tuple[str, str]]:
     return {name: files[owners[name]] for name in in_order}
 
 
-def _order(item: tuple[str, Any]) -> tuple[str, bool, int, str]:
+def _order(item: tuple[str, Any]) -> tuple[str, bool, bool, int, str]:
     """The file and line of a name, then the name; JAX's own only by name.
 
-    Types of Variables and type variables come after what uses them: `OptState` after
-    `Optimizer`.
+    Type variables come after what uses them, as do types of Variables where these are
+    not the subject: `OptState` after `Optimizer`.
     """
     name, value = item
+    file = _file_of(name, value)
+    is_of_types = isinstance(value, typing.TypeVar)
+    is_variable = isinstance(value, type) and issubclass(value, nnx.Variable)
+    is_used = is_variable and not file.startswith("core.variables")
     is_ours = getattr(value, "__module__", "").startswith("graftree.")
-    is_used = isinstance(value, typing.TypeVar)
-    is_used |= isinstance(value, type) and issubclass(value, nnx.Variable)
     line = _line(value) if is_ours else 0
-    return _file_of(name, value), is_used, line, name
+    return file, is_of_types, is_used, line, name
 
 
 @functools.cache
