@@ -86,7 +86,8 @@ TOPICS = {
         " The guide: [transforms](../../guides/transforms.md).",
         {
             "Compilation": "transforms.compiled",
-            "Derivatives": "transforms.derivatives",
+            "Derivatives": "transforms.derivatives.grad"
+            " transforms.derivatives.vjp_jvp transforms.derivatives",
             "Mapping": "transforms.maps",
             "Control flow": "transforms.control_flow",
             "Inspecting without running": "transforms.recordings",
