@@ -16,12 +16,19 @@ def main() -> None:
     versions = libraries.versions("flax", "equinox")
     setting = f"{versions}; {pick} of up to {effort.turns} turns"
     print(setting)
-    measured = []
+    measured, missing = [], set()
     for group in rows.all_groups(options.quick):
-        if options.only in group.name:
+        if options.only not in group.name:
+            continue
+        try:
             figures = group.measure(effort)
-            measured.append(recorded.Measured(group, tuple(figures)))
-            print(tables.markdown(group, figures), flush=True)
+        except ImportError as error:  # one that is optional, such as a compiler
+            missing.add(str(error).splitlines()[0])
+            continue
+        measured.append(recorded.Measured(group, tuple(figures)))
+        print(tables.markdown(group, figures), flush=True)
+    for reason in sorted(missing):
+        print(f"\nNot measured: {reason}")
     if options.record:
         recorded.record(setting, measured)
 
