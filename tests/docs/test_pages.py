@@ -4,13 +4,14 @@ import dataclasses
 import json
 import re
 import textwrap
+import types
 
 import jax
 import pytest
 
 import graftree as nnx
 from tests import sources, tables
-from website import building, outputs, pages, running, searching, writing
+from website import building, mkdocs_hooks, outputs, pages, running, searching, writing
 
 PAGES = pages.all_pages()
 
@@ -74,6 +75,20 @@ def test_a_search_finds_pages_by_the_words_of_other_libraries(tmp_path):
     _, head, text = (tmp_path / "guides/metrics.md").read_text().split("---\n")
     assert "\ntags: [AUC, ROC" in head and "boost: 2" in head and text == "\n# Title\n"
     assert (tmp_path / "look_up/design.md").read_text() == "# Title\n"
+
+
+@pytest.mark.parametrize("address", [None, "https://example.org/graftree"])
+def test_pages_have_a_link_to_their_source_where_the_repository_has_an_address(address):
+    config = types.SimpleNamespace(repo_url=address, edit_uri=None)
+    edited = mkdocs_hooks.on_config(config).edit_uri
+    assert edited == ("edit/main/docs/" if address else None)
+    links = []
+    for source in ("index.md", "look_up/api/index.md", "look_up/changelog.md"):
+        file = types.SimpleNamespace(src_uri=source)
+        page = types.SimpleNamespace(file=file, edit_url="there")
+        mkdocs_hooks.on_page_context({}, page)
+        links.append(page.edit_url)
+    assert links == ["there", None, None]
 
 
 def _anchors(text):
