@@ -121,7 +121,7 @@ def _entry(run: Run) -> dict[str, Any]:
             "unit": quantity.unit,
             "digits": quantity.digits,
             "has_ratios": quantity.has_ratios,
-            "rows": [[row.library, row.variant, figure] for row, figure in rows],
+            "rows": [[x.library, x.variant, float(f"{y:.7g}")] for x, y in rows],
         }
 
     groups = {name: of(x) for name, x in run.measured.items()}
