@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 
-from benchmarks import gauges, libraries, rows, tables
+from benchmarks import gauges, libraries, recorded, rows, tables
 
 
 def main() -> None:
@@ -13,11 +13,24 @@ def main() -> None:
     if options.fastest:
         effort = dataclasses.replace(effort, pick=min)
     pick = "fastest" if options.fastest else "median"
-    setting = libraries.versions("flax", "equinox")
-    print(f"{setting}; {pick} of up to {effort.turns} turns")
+    versions = libraries.versions("flax", "equinox")
+    setting = f"{versions}; {pick} of up to {effort.turns} turns"
+    print(setting)
+    measured, missing = [], set()
     for group in rows.all_groups(options.quick):
-        if options.only in group.name:
-            print(tables.markdown(group, group.measure(effort)), flush=True)
+        if options.only not in group.name:
+            continue
+        try:
+            figures = group.measure(effort)
+        except ImportError as error:  # one that is optional, such as a compiler
+            missing.add(str(error).splitlines()[0])
+            continue
+        measured.append(recorded.Measured(group, tuple(figures)))
+        print(tables.markdown(group, figures), flush=True)
+    for reason in sorted(missing):
+        print(f"\nNot measured: {reason}")
+    if options.record:
+        recorded.record(setting, measured)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -25,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     option = parser.add_argument
     option("--quick", action="store_true", help="few short turns: some minutes in all")
     option("--only", default="", metavar="TEXT", help="groups whose name has this text")
+    option("--record", action="store_true", help=f"write {recorded.FILE.name}, too")
     fastest = "the fastest turn, not the median: for a machine that is not idle"
     option("--fastest", action="store_true", help=fastest)
     return parser

@@ -4,7 +4,9 @@
     running.py    runs the blocks of a page, in order
     outputs.py    is what a block printed what the page says?
     writing.py    a page with other outputs and pictures
+    figures.py    what was measured, in the sentences of quotations.py
     reference.py  the pages that list the public names
+    mkdocs_hooks.py  which pages have a link to their source
     docstrings.py what mkdocstrings shows of each
     searching.py  which page a search finds first
     building.py   all of it, and mkdocs

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from website import pages, reference, running, searching, writing
+from website import figures, pages, reference, running, searching, writing
 
 OUT = pages.ROOT / "out" / "pages"
 SITE = pages.ROOT / "out" / "site"
@@ -42,7 +42,7 @@ FROM_THE_ROOT = {
 _IN_THE_SITE = {
     **FROM_THE_ROOT,
     "src/graftree/__init__.py": "look_up/api/index.md",
-    "src/graftree/nn": "look_up/api/layers.md",
+    "src/graftree/nn": "guides/layers.md",
 }
 
 
@@ -225,7 +225,8 @@ def _for_mkdocs(page: pages.Page, results: list[running.Result]) -> str:
     """A page with its outputs, in the form that mkdocs reads."""
     text = writing.with_outputs(page, results, keep_right=False)
     folder = page.path.parent
-    return without_needs(with_links_of_the_site(text, folder, folder))
+    text = with_links_of_the_site(text, folder, folder)
+    return figures.with_tables(without_needs(text))
 
 
 def without_needs(text: str) -> str:
@@ -235,7 +236,8 @@ def without_needs(text: str) -> str:
         >>> without_needs('```python needs="torch"')
         '```python'
     """
-    return re.sub(r'^( *```python) needs="[\w.]+"$', r"\1", text, flags=re.MULTILINE)
+    fence = re.compile(r'^( *```(?:python|sh)) needs="[\w.]+"$', re.MULTILINE)
+    return fence.sub(r"\1", text)
 
 
 _LINK = re.compile(
@@ -308,7 +310,8 @@ def _print_counts(
         f" {len(reference.public_names())} names;\n"
         f"{run} of {blocks} blocks run ({left if runs else 'none was asked for'}),"
         f" {sum(o.pictures for o in outcomes)} pictures made,\n"
-        f"{sum(o.commands for o in outcomes)} blocks of shell commands, not run;\n"
+        f"{sum(o.commands for o in outcomes)} blocks of shell commands without an"
+        " output, so not run;\n"
         f"{running_s:.0f} s to run, {mkdocs_s:.0f} s for mkdocs; {size / 1e6:.1f} MB in"
         f" {SITE.relative_to(pages.ROOT)}"
     )

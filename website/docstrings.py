@@ -13,7 +13,17 @@ import graftree
 # A default shows as users write it: `ones`, not `initializers.ones`.
 MODULE_OF_OURS = re.compile(r"^(?!jax|jnp|np|nnx)[a-z_]+\.(?=\w+$)")
 PUBLIC = (graftree, graftree.metrics, graftree.errors, builtins, enum)
-EMPTY = {"NO_METADATA": "{}", "_NO_METADATA": "{}"}
+# `*positional`: arguments that a function takes only to refuse them in words.
+REFUSED = "positional"
+
+# What a reader sees of a default that only the code needs; None: it is required.
+SENTINELS = {
+    "NO_METADATA": "{}",
+    "_NO_METADATA": "{}",
+    "MISSING": "...",
+    "_MISSING": "...",
+    "REQUIRED": None,
+}
 
 
 class AsUsersSeeThem(griffe.Extension):
@@ -26,11 +36,16 @@ class AsUsersSeeThem(griffe.Extension):
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.M)
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        """Drops modules of the package from defaults."""
-        for parameter in func.parameters:
-            if isinstance(parameter.default, griffe.Expr):
-                default = MODULE_OF_OURS.sub("", str(parameter.default))
-                parameter.default = EMPTY.get(default, default)
+        """Drops modules of the package from defaults, and the names of sentinels."""
+        for parameter in [*func.parameters]:
+            if parameter.name == REFUSED:
+                del func.parameters[REFUSED]
+                continue
+            default = MODULE_OF_OURS.sub("", str(parameter.default))
+            if default in SENTINELS:
+                parameter.default = SENTINELS[default]
+            elif isinstance(parameter.default, griffe.Expr):
+                parameter.default = default
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         """Puts the nearest public class in place of bases that users never see."""

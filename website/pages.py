@@ -10,7 +10,9 @@
 
     ![The loss falls](loss.png)        the figure that the block has made
 
-A block may be indented, as those within tabs and notes are.
+A block of shell commands (``sh``) runs if an output stands after it: commands that are
+short and need no network have one. A block may be indented, as those within tabs and
+notes are.
 """
 
 import dataclasses
@@ -27,9 +29,10 @@ OUTPUT = 'text title="Output"'
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of Python in a page.
+    """A block of Python in a page, or of shell commands with an output.
 
     Attributes:
+        language: ``"python"`` or ``"sh"``.
         code: What runs, without its indentation.
         line: The number of its first line in the page, from 1.
         end: The index of the line after the closing fence.
@@ -40,6 +43,7 @@ class Block:
         picture: Where its figure belongs, relative to the page, or None.
     """
 
+    language: str
     code: str
     line: int
     end: int
@@ -69,20 +73,25 @@ class Page:
 
     @property
     def blocks(self) -> list[Block]:
+        return [block for block in self._blocks if _runs(block)]
+
+    @property
+    def commands(self) -> int:
+        """How many blocks of shell commands it shows without an output."""
+        return sum(not _runs(block) for block in self._blocks)
+
+    @property
+    def _blocks(self) -> list[Block]:
         lines = self.text.splitlines()
         return [
             _block(lines, start, stop, match)
             for start, stop, match in fences(lines)
-            if match["language"] == "python"
+            if match["language"] in ("python", "sh")
         ]
 
-    @property
-    def commands(self) -> int:
-        """How many blocks of shell commands it shows, which nothing runs."""
-        found = fences(self.text.splitlines())
-        return sum(
-            match["language"] in ("sh", "bash", "console") for *_, match in found
-        )
+
+def _runs(block: Block) -> bool:
+    return block.language == "python" or block.output is not None
 
 
 def read(path: pathlib.Path) -> Page:
@@ -119,6 +128,7 @@ def _block(lines: list[str], start: int, end: int, fence: re.Match[str]) -> Bloc
     needs = _NEEDS.search(fence["options"])
     after, output = _output(lines, end, fence["indent"])
     return Block(
+        language=fence["language"],
         code=_inside(lines, start, end),
         line=start + 2,
         end=end,

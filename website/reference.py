@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import types
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,7 +86,8 @@ TOPICS = {
         " The guide: [transforms](../../guides/transforms.md).",
         {
             "Compilation": "transforms.compiled",
-            "Derivatives": "transforms.derivatives",
+            "Derivatives": "transforms.derivatives.grad"
+            " transforms.derivatives.vjp_jvp transforms.derivatives",
             "Mapping": "transforms.maps",
             "Control flow": "transforms.control_flow",
             "Inspecting without running": "transforms.recordings",
@@ -93,27 +95,59 @@ TOPICS = {
             "Modes": "config",
         },
     ),
-    "layers": Topic(
-        "Layers",
-        "The guide: [layers](../../guides/layers.md).",
-        {
-            "Linear maps": "nn.linear",
-            "Convolutions": "nn.conv",
-            "Pooling": "nn.pooling",
-            "Normalization": "nn.normalization nn.reparametrization",
-            "Dropout": "nn.dropout",
-            "Layers in a row": "nn.sequential surgery.stacks",
-            "LoRA": "nn.lora",
-        },
+    "linear": Topic(
+        "Linear layers and embeddings",
+        "Maps of the last axis, and tables."
+        " The guide: [layers](../../guides/layers.md).",
+        {"Linear layers": "nn.linear"},
+    ),
+    "convolutions": Topic(
+        "Convolutions",
+        "Channels are last. The guide: [layers](../../guides/layers.md).",
+        {"Convolutions": "nn.conv"},
+    ),
+    "pooling": Topic(
+        "Pooling",
+        "Windows of inputs become one output."
+        " The guide: [layers](../../guides/layers.md).",
+        {"Pooling": "nn.pooling"},
+    ),
+    "normalization": Topic(
+        "Normalization",
+        "Layers with statistics, and those that normalize the weights of a layer."
+        " The guides: [layers](../../guides/layers.md),"
+        " [statistics under vmap](../../guides/state_under_vmap.md).",
+        {"Of inputs": "nn.normalization", "Of weights": "nn.reparametrization"},
+    ),
+    "dropout": Topic(
+        "Dropout",
+        "Random zeros. The guide: [randomness](../../guides/randomness.md).",
+        {"Dropout": "nn.dropout"},
+    ),
+    "containers": Topic(
+        "Layers in a row",
+        "Layers that call layers. The guide: [stacks](../../guides/stacks.md).",
+        {"One after the other": "nn.sequential", "One program": "surgery.stacks"},
+    ),
+    "lora": Topic(
+        "LoRA layers",
+        "Low-rank adaptations. The guide: [LoRA](../../guides/lora.md).",
+        {"LoRA": "nn.lora"},
     ),
     "attention": Topic(
         "Attention",
-        "Attention, its masks, and rotary positions.",
+        "Layers of attention, and its masks."
+        " The guide: [attention](../../guides/attention.md).",
         {
-            "Layers": "nn.multi_head_attention nn.latent_attention nn.rope"
-            " nn.position_biases",
+            "Layers": "nn.multi_head_attention nn.latent_attention",
             "Functions": "nn.attention",
         },
+    ),
+    "positions": Topic(
+        "Positions",
+        "Rotary positions, and biases by distance."
+        " The guide: [positions](../../guides/positions.md).",
+        {"Rotary positions": "nn.rope", "Biases": "nn.position_biases"},
     ),
     "recurrent": Topic(
         "Recurrent layers",
@@ -265,6 +299,8 @@ def _names_of(name: str, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
 
 def _file_of(name: str, value: Any) -> str:
     """The file that defines a name, below ``graftree``; or the package it is from."""
+    if name.startswith("initializers."):
+        return "nn.initializers"
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     module = getattr(value, "__module__", "")
@@ -274,7 +310,7 @@ def _file_of(name: str, value: Any) -> str:
 
 
 def sections_of(topic: Topic) -> dict[str, list[str]]:
-    """For each heading of a page its names, in the order of their files."""
+    """For each heading of a page its names, in the order of the files it lists."""
     found = places()
     return {
         heading: [name for name, at in found.items() if at == (topic.title, heading)]
@@ -294,26 +330,33 @@ def places() -> dict[str, tuple[str, str]]:
         for heading, text in topic.sections.items()
         for file in text.split()
     }
-    found = {}
+    owners = {}
     for name, value in sorted(public_names().items(), key=_order):
-        if name.startswith("initializers."):
-            file = "nn.initializers"
-        else:
-            file = _file_of(name, value)
+        file = _file_of(name, value)
         owner = max((f for f in files if _is_within(file, f)), key=len, default=None)
         if owner is None:
             raise LookupError(
                 f"website/reference.py has no page for nnx.{name} ({file})"
             )
-        found[name] = files[owner]
-    return found
+        owners[name] = owner
+    in_order = sorted(owners, key=lambda name: [*files].index(owners[name]))
+    return {name: files[owners[name]] for name in in_order}
 
 
-def _order(item: tuple[str, Any]) -> tuple[str, int, str]:
-    """The file and line of a name, then the name; JAX's own only by name."""
+def _order(item: tuple[str, Any]) -> tuple[str, bool, bool, int, str]:
+    """The file and line of a name, then the name; JAX's own only by name.
+
+    Type variables come after what uses them, as do types of Variables where these are
+    not the subject: `OptState` after `Optimizer`.
+    """
     name, value = item
+    file = _file_of(name, value)
+    is_of_types = isinstance(value, typing.TypeVar)
+    is_variable = isinstance(value, type) and issubclass(value, nnx.Variable)
+    is_used = is_variable and not file.startswith("core.variables")
     is_ours = getattr(value, "__module__", "").startswith("graftree.")
-    return _file_of(name, value), _line(value) if is_ours else 0, name
+    line = _line(value) if is_ours else 0
+    return file, is_of_types, is_used, line, name
 
 
 @functools.cache

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import linecache
 import os
+import pathlib
+import subprocess
 import sys
 import tempfile
 import types
@@ -62,7 +64,10 @@ def run(page: pages.Page) -> Iterator[Result]:
     ):
         for block in page.blocks:
             if block.can_run:
-                output = _output(block, page, program.__dict__)
+                if block.language == "sh":
+                    output = _of_commands(block, page)
+                else:
+                    output = _output(block, page, program.__dict__)
                 yield Result(block, output, _open_figure())
 
 
@@ -96,6 +101,32 @@ def _output(block: pages.Block, page: pages.Page, names: dict[str, Any]) -> str:
             if value is not None and not _is_drawn(value):
                 print(repr(value))
     return printed.getvalue().rstrip()
+
+
+_SECONDS = 300  # of a command
+
+
+def _of_commands(block: pages.Block, page: pages.Page) -> str:
+    """What shell commands print, with the repository as a reader has it.
+
+    Raises:
+        RuntimeError: If one fails, or takes longer than five minutes.
+    """
+    ours = f"{pages.ROOT / 'src'}{os.pathsep}{pages.ROOT}"
+    python = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": ours, "PATH": python}
+    environment.pop("XLA_FLAGS", None)  # of eight devices, see `prepare`
+    run = subprocess.run(
+        ["bash", "-e", "-c", block.code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    if run.returncode:
+        raise RuntimeError(f"{page.path}:{block.line}: {block.code}{run.stderr}")
+    return run.stdout.rstrip()
 
 
 def _ends_in_a_value(code: str, tree: ast.Module) -> bool:

@@ -44,8 +44,13 @@ WORDS = {
     "guides/metrics.md": "AUC, ROC, F1, confusion matrix, accuracy, torchmetrics",
     "guides/mixtures.md": "MoE, sparse, expert parallel, top-k routing, load balancing",
     "guides/other_libraries.md": "TensorBoard, wandb, logging, Dataset",
+    "guides/own_transforms.md": "custom transform, write a transform, own transform,"
+    " jaxpr interpreter, decorator, lift a jax function",
     "guides/precision.md": "mixed precision, bf16, fp16, half precision, AMP, autocast,"
     " loss scaling, GradScaler",
+    "guides/quantization.md": "quantize, int8, int4, nf4, 4-bit, 8-bit, bitsandbytes,"
+    " QAT, PTQ, post-training quantization, quantization-aware training, GPTQ, AWQ,"
+    " qwix",
     "guides/recompiles.md": "torch.compile, slow compilation, retracing",
     "guides/resuming.md": "resume training, interrupted run, continue training,"
     " preemption",

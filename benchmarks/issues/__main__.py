@@ -3,8 +3,10 @@
 import argparse
 import ast
 import os
+import re
+from collections.abc import Sequence
 
-from benchmarks import libraries, tables
+from benchmarks import groups, libraries, recorded, tables
 from benchmarks.issues import figures
 from benchmarks.libraries import FLAX, GRAFTREE
 
@@ -17,12 +19,19 @@ def main() -> None:
         prog="python -m benchmarks.issues", description=__doc__
     )
     parser.add_argument("programs", nargs="*", default=figures.PROGRAMS)
+    words = f"write the times into {recorded.FILE.name}, too"
+    parser.add_argument("--record", action="store_true", help=words)
+    options = parser.parse_args()
     load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     print(f"{libraries.versions('flax')}, {load}")
     print("", tables.head(["problem", "figure"], [*OPTIONS]), sep="\n")
-    for program in parser.parse_args().programs:
+    measured = []
+    for program in options.programs:
         for row in _rows(program):
             print(tables.line(row), flush=True)
+            measured += _time(_title(program), row)
+    if options.record:
+        recorded.record(libraries.versions("flax"), measured)
 
 
 def _rows(program: str) -> list[list[str]]:
@@ -39,6 +48,19 @@ def _rows(program: str) -> list[list[str]]:
         [first, label, *row]
         for first, label, row in zip(title, labels, values, strict=True)
     ]
+
+
+def _time(problem: str, row: Sequence[str]) -> list[recorded.Measured]:
+    """A row as a group of measurements, if it has times of both libraries."""
+    _, label, *cells = row
+    times = [re.fullmatch(r"([\d.]+) (µs|ms)", cell) for cell in cells]
+    if not all(times):
+        return []
+    digits = len(times[0][1].partition(".")[2])
+    quantity = groups.Quantity(times[0][2], 1, recorded.not_again, digits)
+    rows = tuple(groups.Row(x, "", recorded.not_again) for x in OPTIONS)
+    group = groups.Group(f"{problem}: {label}", quantity, rows)
+    return [recorded.Measured(group, tuple(float(x[1]) for x in times))]
 
 
 def _title(program: str) -> str:

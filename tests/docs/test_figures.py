@@ -1,41 +1,20 @@
-"""Figures in pages are those of docs/look_up/measurements.md, their one source."""
+"""Figures in pages are those of benchmarks/measured.json, their one source."""
 
+import dataclasses
+import json
 import re
 
-from tests import sources, tables
+import pytest
 
-NEWEST = "## Python 3.13"  # the end whose figures pages give
+from benchmarks import groups, recorded
+from tests import sources
+from website import figures, pages, quotations
 
-TRAIN_STEP = "train step, 50 layers, plain"
-PATHS = "paths of modules: a warm call"
-PATHS_EAGER = "paths of modules: Linear, eager"
-PATHS_TRACED = "paths of modules: trace the train step of a GPT, 12 layers"
-
-
-def measured():
-    """``{(end, table, row): {column: number}}`` of measurements.md."""
-    found, end, columns = {}, None, []
-    path = sources.ROOT / "docs" / "look_up" / "measurements.md"
-    for line in path.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if line.startswith("## "):
-            end = line
-        elif not line.startswith("|"):
-            columns = []
-        elif not columns:
-            title, *columns = cells
-        elif not line.startswith("| :"):
-            numbers = map(number, cells[1:])
-            found[end, title, cells[0]] = dict(zip(columns, numbers, strict=False))
-    return found
+PAGES = [sources.ROOT / "README.md", *pages.DOCS.rglob("*.md")]
 
 
-def number(cell):
-    plain = cell.replace(",", "")
-    return float(plain) if re.fullmatch(r"[\d.]+", plain) else None  # "1.10 raw"
-
-
-MEASURED = measured()
+def name_of(path):
+    return path.relative_to(sources.ROOT).as_posix()
 
 
 def words(path):
@@ -43,117 +22,61 @@ def words(path):
     return re.sub(r"\s+", " ", (sources.ROOT / path).read_text())
 
 
-def value_of(table, row):
-    """The first number of a row, that of the newest end."""
-    for (end, *place), values in MEASURED.items():
-        if end.startswith(NEWEST) and place == [table, row]:
-            return next(iter(values.values()))
-    raise LookupError(f"measurements.md has no row {row!r} in a table {table!r}")
+@pytest.mark.parametrize("page", {x.page: 0 for x in quotations.QUOTATIONS})
+def test_figures_are_those_measured(page):
+    faults = [*figures.faults(page, (sources.ROOT / page).read_text())]
+    assert not faults, "\n".join(["python -m website figures mends:", *faults])
 
 
-STEP_ROWS = [
-    (TRAIN_STEP, "Graftree, default"),
-    (TRAIN_STEP, "raw JAX, flat list"),
-    (TRAIN_STEP, "Equinox"),
-    (TRAIN_STEP, "Flax NNX, default"),
-]
-STEP = (
-    r"50 small layers takes ([\d.]+) ms; `jax.jit` on a flat list of the same arrays"
-    r" takes ([\d.]+), Equinox ([\d.]+) and Flax NNX (\d+\.\d+)"
-)
+def test_each_figure_of_speed_is_quoted():
+    found = [x for p in PAGES for x in figures.unquoted(name_of(p), p.read_text())]
+    assert not found, f"add to website/quotations.py, or leave out: {found}"
 
 
-def of_paths(table, raw):
-    return [(table, raw), (table, "Graftree, paths off"), (table, "Graftree, paths on")]
+def test_a_figure_that_is_wrong_and_one_from_nowhere_are_found():
+    page, text = "docs/index.md", (pages.DOCS / "index.md").read_text()
+    (right,) = re.findall(r"layers takes ([\d.]+) ms", text)
+    wrong = text.replace(f"takes {right} ms", "takes 0.07 ms")
+    assert any("takes 0.07 ms" in fault for fault in figures.faults(page, wrong))
+    assert figures.corrected(page, wrong) == text
+    assert [*figures.unquoted(page, "It takes 3 µs.")] == ["docs/index.md:1: 3 µs"]
+    with pytest.raises(LookupError, match="no words like '50 small layers takes"):
+        figures.corrected(page, "Nothing.")
 
 
-THREE = r"[^|]*\| ([\d.]+) {0} \| ([\d.]+) {0} \| ([\d.]+) {0} \|"
-IN_PROFILING = "docs/guides/profiling.md"
+def test_the_picture_is_of_these_figures():
+    said = json.dumps(figures.ratios()).encode()
+    assert said in figures.PICTURE.read_bytes(), "run python -m website figures"
 
 
-@tables.cases(
-    "page, sentence, unit, rows",
-    ("README.md", STEP, 1e-3, STEP_ROWS),
-    ("docs/index.md", STEP, 1e-3, STEP_ROWS),
-    (
-        "docs/start/compared.md",
-        r"takes ([\d.]+) ms \([^|]*\| ([\d.]+) ms \| ([\d.]+) ms \| ([\d.]+) ms \|",
-        1e-3,
-        [STEP_ROWS[i] for i in (1, 0, 3, 2)],
-    ),
-    (
-        IN_PROFILING,
-        r"\| a compiled call, warm" + THREE.format("µs"),
-        1,
-        of_paths(PATHS, "raw JAX, flat list"),
-    ),
-    (
-        IN_PROFILING,
-        r"\| `Linear`, eager" + THREE.format("µs"),
-        1,
-        of_paths(PATHS_EAGER, "raw JAX, by hand"),
-    ),
-    (
-        IN_PROFILING,
-        r"\| trace the train step" + THREE.format("s"),
-        1e-3,
-        of_paths(PATHS_TRACED, "raw JAX, functions of dicts"),
-    ),
-)
-def test_figures_are_those_measured(page, sentence, unit, rows):
-    said = re.search(sentence, words(page))
-    assert said, f"{page} has no sentence of the form {sentence}"
-    for figure, (table, row) in zip(said.groups(), rows, strict=True):
-        digits = len(figure.partition(".")[2])
-        right = f"{unit * value_of(table, row):.{digits}f}"
-        assert figure == right, f"{page} says {figure} for {row!r} of {table!r}"
+def test_the_page_of_measurements_has_all_tables():
+    text = (pages.DOCS / "look_up" / "measurements.md").read_text()
+    shown = figures.with_tables(text)
+    for run in recorded.read():
+        assert f"## {run.end}\n" in shown and run.machine in shown and run.date in shown
+        for name in run.measured:
+            assert f"| {name} |" in shown
+    assert len(text.splitlines()) < 40 and len(shown) > 40_000
 
 
-FOUR, FIFTY = "forward call, 4 layers", "forward call, 50 layers"
-RANGE = r"([\d.]+) to ([\d.]+)"
-
-
-@tables.cases(
-    "sentence, table, column",
-    (rf"the forward call of 50 layers, {RANGE} times raw", FIFTY, "/ raw"),
-    (rf"4 layers plain {RANGE}", "train step, 4 layers, plain", "/ raw"),
-    (rf"4 layers plain .*? donated {RANGE}", "train step, 4 layers, donated", "/ raw"),
-    (rf"50 layers plain {RANGE}", TRAIN_STEP, "/ raw"),
-    (
-        rf"50 layers plain .*? donated {RANGE}",
-        "train step, 50 layers, donated",
-        "/ raw",
-    ),
-    (
-        rf"a State of 50 layers .*?, {RANGE} times a dict",
-        "forward call with a State, 50 layers",
-        "/ raw",
-    ),
-    (rf"of 4 layers {RANGE};", "forward call with a State, 4 layers", "/ raw"),
-    (
-        rf"eager `vmap`, {RANGE} times raw",
-        "eager vmap, 4 layers, the same objects again",
-        "/ raw",
-    ),
-    (
-        rf"`jax.tree.flatten` of it, {RANGE} of Equinox",
-        "jax.tree.flatten, 50 layers",
-        "/ Equinox",
-    ),
-    (rf"A forward call of four layers\*\* takes {RANGE}", FOUR, "/ raw"),
-)
-def test_ranges_cover_what_was_measured(sentence, table, column):
-    said = re.search(sentence, words("docs/look_up/performance.md"))
-    assert said, f"performance.md has no sentence of the form {sentence}"
-    low, high = map(float, said.groups())
-    rows = {
-        (end, row): values[column]
-        for (end, title, row), values in MEASURED.items()
-        if title == table and row.startswith("Graftree")
-    }
-    assert len({end for end, _ in rows}) == 2, f"no table {table!r} for both ends"
-    for place, ratio in rows.items():
-        assert low <= ratio <= high, f"{low} to {high}, but {ratio} in {place}"
+def test_a_group_measured_again_takes_the_place_of_its_figures(tmp_path):
+    file = tmp_path / "measured.json"
+    file.write_text("[]")
+    row = groups.Row("Graftree", "default", None)
+    both = [
+        recorded.Measured(groups.Group(name, groups.MICROSECONDS, (row,)), (1.5,))
+        for name in ("call", "step")
+    ]
+    newer = dataclasses.replace(both[0], figures=(2.5,))
+    recorded.record("Python 3.13.0, JAX 0.12.0.1", both, file)
+    recorded.record("Python 3.11.7, JAX 0.10.2", both, file)
+    recorded.record("Python 3.13.1, JAX 0.12.3", [newer], file)
+    runs = recorded.read(file)
+    assert [[*run.measured] for run in runs] == [["step"], ["call", "step"], ["call"]]
+    assert runs[2].measured["call"].figure("Graftree, default") == 2.5
+    assert runs[0].end == runs[2].end == "Python 3.13, JAX 0.12"
+    with pytest.raises(LookupError, match="'call' has no row 'Flax NNX'"):
+        runs[1].measured["call"].figure("Flax NNX")
 
 
 def test_losses_of_flax_programs_differ_by_less_than_the_pages_say():

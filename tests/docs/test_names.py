@@ -37,7 +37,8 @@ VOCABULARY = {
     " GRAFTREE_REPOSITORY",
     "of other libraries": "transformers metrax.nnx Resizing rotate_half"
     " target_parameter query_pre_attn_scalar attn_logit_softcapping"
-    " _private_parameters requires_grad autocast BackupAndRestore TORCH_LOGS",
+    " QtProvider _private_parameters requires_grad autocast BackupAndRestore"
+    " TORCH_LOGS",
     "of axes, keys, versions": "NCHW fft t² nav 0.MINOR.PATCH",
 }
 KNOWN = {name for names in VOCABULARY.values() for name in names.split()}

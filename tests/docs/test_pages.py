@@ -4,18 +4,16 @@ import dataclasses
 import json
 import re
 import textwrap
+import types
 
 import jax
 import pytest
 
 import graftree as nnx
 from tests import sources, tables
-from website import building, outputs, pages, running, searching, writing
+from website import building, mkdocs_hooks, outputs, pages, running, searching, writing
 
 PAGES = pages.all_pages()
-
-# Written by `python -m benchmarks`.
-GENERATED = {"look_up/measurements.md"}
 
 
 WITH_CODE = [page for page in PAGES if page.blocks]
@@ -38,7 +36,7 @@ def test_there_are_pages_with_code():
 @each_page
 def test_pages_are_short_and_their_pictures_have_words(page):
     """For those who do not see them."""
-    assert page.name in GENERATED or page.text.count("\n") <= 360
+    assert page.text.count("\n") <= 360
     for words in re.findall(r"!\[([^\]]*)\]", page.text):
         assert len(words.split()) >= 4, words
 
@@ -77,6 +75,20 @@ def test_a_search_finds_pages_by_the_words_of_other_libraries(tmp_path):
     _, head, text = (tmp_path / "guides/metrics.md").read_text().split("---\n")
     assert "\ntags: [AUC, ROC" in head and "boost: 2" in head and text == "\n# Title\n"
     assert (tmp_path / "look_up/design.md").read_text() == "# Title\n"
+
+
+@pytest.mark.parametrize("address", [None, "https://example.org/graftree"])
+def test_pages_have_a_link_to_their_source_where_the_repository_has_an_address(address):
+    config = types.SimpleNamespace(repo_url=address, edit_uri=None)
+    edited = mkdocs_hooks.on_config(config).edit_uri
+    assert edited == ("edit/main/docs/" if address else None)
+    links = []
+    for source in ("index.md", "look_up/api/index.md", "look_up/changelog.md"):
+        file = types.SimpleNamespace(src_uri=source)
+        page = types.SimpleNamespace(file=file, edit_url="there")
+        mkdocs_hooks.on_page_context({}, page)
+        links.append(page.edit_url)
+    assert links == ["there", None, None]
 
 
 def _anchors(text):
@@ -211,6 +223,26 @@ def test_blocks_run_in_order_and_show_their_last_value(tmp_path):
 def test_a_wrong_output_and_a_missing_one_are_faults(tmp_path, said, right):
     (result,) = results_of(block("1 + 1", said), tmp_path)
     assert result.is_as_the_page_says is right
+
+
+def commands(code, said=None):
+    return block(code, said).replace("```python", "```sh")
+
+
+def test_shell_commands_run_if_the_page_says_what_they_print(tmp_path):
+    see = "python -c 'import graftree as g, sys; print(g.__name__)' # this Python\n"
+    made = block("import pathlib\npathlib.Path('x.txt').write_text('two');") + commands(
+        "cat x.txt", "two"
+    )
+    page = page_of(made + commands(see, "graftree") + commands("exit 1"), tmp_path)
+    assert [result.fault for result in running.run(page)] == [None] * 3
+    assert len(page.blocks) == 3 and page.commands == 1
+
+
+def test_a_command_that_fails_is_an_error_with_its_line_and_what_it_said(tmp_path):
+    text = "words\n\n" + commands("ls no-such-file", "it is there")
+    with pytest.raises(RuntimeError, match=r"page.md:4: ls no-such-file\n.*No such"):
+        results_of(text, tmp_path)
 
 
 def test_a_picture_that_no_block_makes_is_a_fault(tmp_path):

@@ -37,6 +37,10 @@ QUESTIONS = {
     " | state_dict",
     "guides/surgery": "freeze layers | transfer learning | replace a layer",
     "guides/lora": "LoRA | PEFT | fine-tuning",
+    "guides/own_transforms": "write your own transform | custom transform"
+    " | make a jax transform work with modules",
+    "guides/quantization": "quantization | int8 | 4-bit model | quantize a model"
+    " | bitsandbytes | quantization aware training | qwix",
     "guides/precision": "mixed precision | bfloat16 | loss scaling",
     "guides/recompiles": "slow compilation | recompiles",
     "guides/debugging": "NaN loss | where does NaN come from",

@@ -38,7 +38,7 @@ else:
     optax = namespaces.OnUse("optax")
 
 M = TypeVar("M")
-MISSING: Any = variables.MISSING
+REQUIRED: Any = variables.MISSING
 
 _OLD_USE = (
     "To have the optimizer keep the model, as older programs expect, use "
@@ -208,10 +208,10 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         model: M,
         tx: optax.GradientTransformation | optax.MultiSteps,
         *positional: Any,
-        wrt: Filter = MISSING,
+        wrt: Filter = REQUIRED,
         graph: bool | None = None,
     ) -> None:
-        if positional or wrt is MISSING:
+        if positional or wrt is REQUIRED:
             raise TypeError(
                 "Missing required argument `wrt` of nnx.Optimizer: the filter of what "
                 f"to optimize, passed by keyword, e.g. wrt=nnx.Param.\n{_OLD_USE}"
@@ -241,7 +241,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
     @methods.named
     @arguments.own_arithmetic
-    def update(self, model: M = MISSING, grads: Any = MISSING, /, **kwargs: Any) -> Any:
+    def update(
+        self, model: M = REQUIRED, grads: Any = REQUIRED, /, **kwargs: Any
+    ) -> Any:
         """Changes the model and the optimizer state in place by one step.
 
         The new values are written raw: no hook and no overridden ``set_value`` of a
@@ -418,7 +420,7 @@ def _read_ref(leaf: Any) -> Any:
 
 def _required(name: str, argument: Any, kwargs: dict[str, Any]) -> Any:
     """Returns an argument of ``update``, which may also be passed by keyword."""
-    if argument is not MISSING:
+    if argument is not REQUIRED:
         return argument
     if name not in kwargs:
         raise TypeError(
