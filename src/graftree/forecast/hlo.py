@@ -181,8 +181,23 @@ class Program:
             if instruction.opcode in CALLERS:
                 trips = self._trips(name, instruction)
                 self.unknown_loops += trips is None
-                for called in instruction.called:
+                for called in self._taken(instruction):
                     self._visit(called, count * (1 if trips is None else trips))
+
+    def _taken(self, caller: Instruction) -> list[str]:
+        """Names what a caller runs: of a conditional the branch that makes most."""
+        if caller.opcode != "conditional":
+            return caller.called
+        return [max(caller.called, key=self._made)]
+
+    def _made(self, name: str) -> int:
+        """Counts the bytes of all arrays that a computation and those below it make."""
+        return sum(
+            [
+                total(x.arrays) + sum([self._made(called) for called in x.called])
+                for x in self.computations[name].values()
+            ]
+        )
 
     def _trips(self, name: str, caller: Instruction) -> int | None:
         """Counts the turns of a loop; ``None`` if they aren't known, 1 for no loop."""
@@ -241,6 +256,19 @@ def parameters(computation: Computation) -> list[Instruction]:
 def users(computation: Computation, name: str) -> list[Instruction]:
     """Lists the instructions that read one."""
     return [user for user in computation.values() if name in user.operands]
+
+
+def is_continued(computation: Computation, instruction: Instruction) -> bool:
+    """Whether an instruction goes on with a collective that another fusion started.
+
+    Compilers of TPUs spread a collective over several fusions, so that it is sent while
+    they compute: the instruction is in each of them, and passes on what it writes to.
+    """
+    if instruction.target == "AsyncCollectiveDone":
+        return True
+    readers = users(computation, instruction.name)
+    is_start = any([reader.target == "AsyncCollectiveStart" for reader in readers])
+    return "chain_id=" in instruction.attributes and not is_start
 
 
 def total(arrays: Sequence[ArrayType]) -> int:
