@@ -15,9 +15,16 @@ def main() -> None:
     pick = "fastest" if options.fastest else "median"
     setting = libraries.versions("flax", "equinox")
     print(f"{setting}; {pick} of up to {effort.turns} turns")
+    missing = set()
     for group in rows.all_groups(options.quick):
-        if options.only in group.name:
+        if options.only not in group.name:
+            continue
+        try:
             print(tables.markdown(group, group.measure(effort)), flush=True)
+        except ImportError as error:  # one that is optional, such as a compiler
+            missing.add(str(error).splitlines()[0])
+    for reason in sorted(missing):
+        print(f"\nNot measured: {reason}")
 
 
 def _parser() -> argparse.ArgumentParser:

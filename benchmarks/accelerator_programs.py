@@ -7,7 +7,7 @@ code. It needs ``graftree[forecast-tpu]`` and ``graftree[forecast-gpu]``.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,40 +29,40 @@ def _quantity(unit: str, scale: float, digits: int) -> Quantity:
 
 
 QUANTITIES = {
-    "operations": (_quantity("Gflop", 1e-9, 2), "1.01 raw"),
-    "bytes accessed": (_quantity("GB", 1e-9, 3), "1.02 raw"),
-    "temporaries": (_quantity("MiB", 2**-20, 1), "1.01 raw"),
-    "kernels": (_quantity("kernels", 1, 0), "1.02 raw"),
-    "code": (_quantity("KiB", 2**-10, 0), ""),
+    "operations": _quantity("Gflop", 1e-9, 2),
+    "bytes accessed": _quantity("GB", 1e-9, 3),
+    "temporaries": _quantity("MiB", 2**-20, 1),
+    "kernels": _quantity("kernels", 1, 0),
+    "code": _quantity("KiB", 2**-10, 0),
 }
+GOALS = {"operations": "1.01 raw", "bytes accessed": "1.02 raw"}
+GOALS |= {"temporaries": "1.01 raw", "kernels": "1.02 raw"}
+# What compilers of GPUs don't say.
+OF_TPUS = ("bytes accessed", "code")
 
 
-def all_groups() -> list[Group]:
+def all_groups(
+    *targets: str, quantities: Sequence[str] = tuple(QUANTITIES)
+) -> list[Group]:
     """Each quantity of each model on each target."""
     return [
         groups.compared(
             f"accelerators, {target}, {name}: {quantity}",
-            unit,
-            "",
-            _made(quantity),
-            name,
-            target,
+            *(QUANTITIES[quantity], "", _made(quantity), name, target),
             in_modes=False,
-            target=goal,
+            target=GOALS.get(quantity, ""),
         )
-        for target in TARGETS
+        for target in targets or TARGETS
         for name in models.SIZES
-        for quantity, (unit, goal) in QUANTITIES.items()
-        if quantity != "bytes accessed" or target.startswith("v")
+        for quantity in quantities
+        if quantity not in OF_TPUS or target.startswith("v")
     ]
 
 
 def _made(quantity: str) -> Made:
     """Makes the operations of `groups.compared` that read a quantity of a program."""
 
-    def reading_of(
-        lower: Callable[..., Any], *library: Any
-    ) -> Callable[..., Operation]:
+    def reading_of(lower: Callable[..., Any]) -> Callable[..., Operation]:
         def make(*args: Any) -> Operation:
             *modules, name, target = args
             return lambda: _figures(lower, *modules, name, target)[quantity]

@@ -140,6 +140,15 @@ fi
 if [ ${#tests_of_oldest[@]} = 0 ]; then
     run_tests "shapes" "${ends[0]}" "${shapes[@]}"
 fi
+if [ "$scope" = --all ] && [ -n "$newest" ]; then
+    # With the compilers of TPUs and GPUs, 500 MB, which no other environment has: JAX
+    # would look for the devices.
+    check "compilers" scripts/make_venv.sh forecast "$newest" \
+        '.[demo,peers,forecast-tpu,forecast-gpu]' --group test
+    if [ -e .venv/forecast/stamp ]; then
+        run_tests "forecast" forecast tests/forecast
+    fi
+fi
 if [ "$scope" = --all ]; then check "site" make docs; fi
 
 wait $checks

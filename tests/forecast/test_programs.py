@@ -48,6 +48,31 @@ def test_loops_whose_length_no_compiler_says_are_read():
     assert hlo.Program(unknown).unknown_loops == 1
 
 
+BRANCHES = """
+HloModule m
+
+%small (x: f32[4]) -> f32[4] {
+  ROOT %x = f32[4] parameter(0)
+}
+
+%large (x: f32[4]) -> f32[4] {
+  %x = f32[4] parameter(0)
+  ROOT %y = f32[4] sine(%x)
+}
+
+ENTRY %main (i: s32[], x: f32[4]) -> f32[4] {
+  %i = s32[] parameter(0)
+  %x = f32[4] parameter(1)
+  ROOT %out = f32[4] conditional(%i, %x, %x), branch_computations={%small, %large}
+}
+"""
+
+
+def test_of_a_conditional_the_largest_branch_counts():
+    runs = [[*run.computation] for run in hlo.Program(BRANCHES).runs()]
+    assert ["x", "y"] in runs and len(runs) == 2
+
+
 NAMES = {
     "jit(step)/jvp(model)/blocks[0]/up/dot_general": ("model.blocks[0].up", False),
     "jit(step)/transpose(jvp(m))/blocks/while/body/eval_jaxpr/up/add": (
