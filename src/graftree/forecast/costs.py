@@ -20,12 +20,14 @@ from graftree.forecast import scopes, traffic
 from graftree.forecast.forecasts import Costs, Work
 from graftree.forecast.hlo import (
     CALLERS,
+    SAME_VALUES,
     ArrayType,
     Computation,
     Instruction,
     Program,
     is_continued,
     parameters,
+    source,
     total,
     users,
 )
@@ -47,7 +49,6 @@ _NO_PRODUCTS = (
     *("cu_threefry2x32", "__cub$", "Resize", "Pad", "Slice", "Debug"),
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
-_SAME_VALUES = ("bitcast", "copy", "convert", "reshape", "transpose")
 
 
 class Flops(NamedTuple):
@@ -216,23 +217,16 @@ def _fusion_bytes(
         results = [fused[name] for name in root.operands]
     count, updated = 0, []
     for result in results:
-        source = _source(fused, result)
-        if source.opcode == "dynamic-update-slice":
-            updated.append(source)
-            count += fused[source.operands[1]].arrays[0].num_bytes
+        origin = source(fused, result.name)
+        if origin.opcode == "dynamic-update-slice":
+            updated.append(origin)
+            count += fused[origin.operands[1]].arrays[0].num_bytes
         elif result.opcode != "parameter" and not is_continued(fused, result):
             count += total(result.arrays)
     for parameter, name in zip(parameters(fused), instruction.operands, strict=True):
         array = computation[name].arrays
         count += min(total(array), _read(fused, parameter, updated))
     return count
-
-
-def _source(fused: Computation, value: Instruction) -> Instruction:
-    """Returns what makes a value, before copies of it."""
-    while value.opcode in _SAME_VALUES:
-        value = fused[value.operands[0]]
-    return value
 
 
 def _read(fused: Computation, value: Instruction, updates: list[Instruction]) -> int:
@@ -245,7 +239,7 @@ def _read(fused: Computation, value: Instruction, updates: list[Instruction]) ->
             continue
         elif user.opcode == "tuple" or is_continued(fused, user):
             continue  # it is only passed on
-        elif user.opcode in _SAME_VALUES and not user.is_root:
+        elif user.opcode in SAME_VALUES and not user.is_root:
             count += _read(fused, user, updates)
         else:
             return sum([array.num_bytes for array in value.arrays])

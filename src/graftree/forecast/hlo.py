@@ -26,6 +26,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _SPACE = re.compile(r"S\((\d+)\)")
+SAME_VALUES = ("bitcast", "copy", "convert", "reshape", "transpose")
 CALLERS = ("call", "while", "conditional", "async-start", "call-start")
 
 
@@ -211,19 +212,19 @@ class Program:
         root = next((x for x in condition.values() if x.is_root), None)
         if root is None or "direction=LT" not in root.attributes:
             return None
-        counter = _source(condition, root.operands[0])
+        counter = source(condition, root.operands[0])
         body = self.computations[caller.called[0]]
-        before = _source(self.computations[name], caller.operands[0])
+        before = source(self.computations[name], caller.operands[0])
         after = next(x for x in body.values() if x.is_root)
         if counter.opcode != "get-tuple-element" or before.opcode != "tuple":
             return None
         index = counter.index
-        start = _source(self.computations[name], before.operands[index])
-        following = _source(body, after.operands[index])
-        end = _source(condition, root.operands[1])
+        start = source(self.computations[name], before.operands[index])
+        following = source(body, after.operands[index])
+        end = source(condition, root.operands[1])
         if following.opcode != "add":
             return None
-        step = _source(body, following.operands[1])
+        step = source(body, following.operands[1])
         if any([x.opcode != "constant" for x in (start, end, step)]):
             return None
         numbers = range(*[int(x.inside) for x in (start, end, step)])
@@ -239,10 +240,10 @@ class Program:
         return self.computations[instruction.called[0]]
 
 
-def _source(computation: Computation, name: str) -> Instruction:
+def source(computation: Computation, name: str) -> Instruction:
     """Returns the instruction that makes a value, before copies of it."""
     instruction = computation[name]
-    while instruction.opcode in ("copy", "bitcast"):
+    while instruction.opcode in SAME_VALUES:
         instruction = computation[instruction.operands[0]]
     return instruction
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graftree.forecast.hlo import (
+    SAME_VALUES,
     ArrayType,
     Computation,
     Instruction,
@@ -41,7 +42,6 @@ KINDS = (
     "collective-broadcast",
 )
 SLICED = "all-reduce + slice"
-_SAME_VALUES = ("bitcast", "copy", "transpose", "reshape", "convert")
 
 
 @dataclasses.dataclass
@@ -261,7 +261,7 @@ def _reads_slice(
 ) -> bool:
     if user.opcode == "dynamic-slice":
         return user.operands[0] == name and user.operands.count(name) == 1
-    if user.opcode in _SAME_VALUES:
+    if user.opcode in SAME_VALUES:
         return _is_sliced(program, computation, user.name)
     if user.opcode not in ("fusion", "call"):
         return False
