@@ -167,7 +167,10 @@ RAW = {"GPT": _raw_gpt, "ViT": _raw_vit, "conv net": _raw_conv_net}
 @functools.cache
 def nnx_classes(nnx: Any) -> dict[str, Callable[..., Any]]:
     """The models as classes of Graftree or Flax NNX."""
+    return _nnx_transformers(nnx) | {"conv net": _nnx_conv_net(nnx)}
 
+
+def _nnx_transformers(nnx: Any) -> dict[str, Callable[..., Any]]:
     class Block(nnx.Module):
         def __init__(self, sizes, rngs):
             width, options = sizes.width, {"dtype": DTYPE, "rngs": rngs}
@@ -217,6 +220,10 @@ def nnx_classes(nnx: Any) -> dict[str, Callable[..., Any]]:
             x = x.reshape(x.shape[0], -1, x.shape[-1])
             return self.head(self.features(x, is_causal=False).mean(1))
 
+    return {"GPT": GPT, "ViT": ViT}
+
+
+def _nnx_conv_net(nnx: Any) -> Callable[..., Any]:
     class ConvNorm(nnx.Module):
         def __init__(self, inputs, outputs, size, rngs, stride=1):
             options = {"strides": stride, "use_bias": False, "dtype": DTYPE}
@@ -250,7 +257,7 @@ def nnx_classes(nnx: Any) -> dict[str, Callable[..., Any]]:
                 x = block(x)
             return self.head(x.mean((1, 2)))
 
-    return {"GPT": GPT, "ViT": ViT, "conv net": ConvNet}
+    return ConvNet
 
 
 # ---------------------------------------------------------------------------- Equinox
@@ -259,7 +266,10 @@ def nnx_classes(nnx: Any) -> dict[str, Callable[..., Any]]:
 @functools.cache
 def equinox_classes(eqx: Any) -> dict[str, Callable[..., Any]]:
     """The models as classes of Equinox, of one sample, with their state."""
+    return _equinox_transformers(eqx) | {"conv net": _equinox_conv_net(eqx)}
 
+
+def _equinox_transformers(eqx: Any) -> dict[str, Callable[..., Any]]:
     class Block(eqx.Module):
         layers: dict[str, Any]
 
@@ -324,6 +334,10 @@ def equinox_classes(eqx: Any) -> dict[str, Callable[..., Any]]:
             x = x.reshape(x.shape[0], -1).T
             return self.head(self.features(x).mean(0)), state
 
+    return {"GPT": GPT, "ViT": ViT}
+
+
+def _equinox_conv_net(eqx: Any) -> Callable[..., Any]:
     class ConvNorm(eqx.Module):
         conv: Any
         norm: Any
@@ -364,4 +378,4 @@ def equinox_classes(eqx: Any) -> dict[str, Callable[..., Any]]:
                 x = jax.nn.relu(x + y)
             return self.head(x.mean((1, 2))), state
 
-    return {"GPT": GPT, "ViT": ViT, "conv net": ConvNet}
+    return ConvNet
