@@ -5,6 +5,7 @@ from functools import partial
 
 import graftree
 from benchmarks import (
+    accelerator_programs,
     blocks,
     calls,
     decoding,
@@ -85,6 +86,7 @@ def all_groups(quick: bool = False) -> list[Group]:
         *language_model_rows.all_groups(quick),
         *generation.all_groups(),
         *experts.all_groups(),
+        *([] if quick else accelerator_programs.all_groups()),
     )
     return [*dispatch, *large, *others, *last]
 

@@ -8,7 +8,8 @@
 #                   newest Python the others), those of Python 3.11 once more without
 #                   caches, which must change nothing, and the wheel
 #   test.sh --all   `make test-all`: both run all tests, Python 3.11 those that caches may
-#                   change also without caches, and the site is built
+#                   change also without caches, those of forecasts with the compilers of
+#                   TPUs and GPUs, and the site is built
 #
 # Where one of the two Pythons is missing, the other runs all tests, and with CI=true that
 # is a failure. Every check runs, also after one has failed; the last lines say which
@@ -139,6 +140,15 @@ if [ "$scope" = --all ] || [ "${CI:-}" = true ]; then
 fi
 if [ ${#tests_of_oldest[@]} = 0 ]; then
     run_tests "shapes" "${ends[0]}" "${shapes[@]}"
+fi
+if [ "$scope" = --all ] && [ -n "$newest" ]; then
+    # With the compilers of TPUs and GPUs, which need more than a gigabyte. No other
+    # environment has them: without JAX_PLATFORMS=cpu, JAX looks for the devices.
+    check "compilers" scripts/make_venv.sh forecast "$newest" \
+        '.[demo,peers,forecast-tpu,forecast-gpu]' --group test
+    if [ -e .venv/forecast/stamp ]; then
+        run_tests "forecast" forecast tests/forecast
+    fi
 fi
 if [ "$scope" = --all ]; then check "site" make docs; fi
 

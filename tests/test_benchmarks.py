@@ -6,6 +6,7 @@ import statistics
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
@@ -14,6 +15,8 @@ import graftree as nnx
 from benchmarks import (
     __main__ as program,
     accelerator,
+    accelerator_models,
+    accelerator_programs,
     eager_layers,
     experts,
     fresh_models,
@@ -281,7 +284,8 @@ def test_names_of_groups_are_unique():
 def test_quick_programs_leave_out_rows_but_no_group_of_unrolled_layers():
     full, quick = rows.all_groups(), rows.all_groups(quick=True)
     stacks = [group for group in full if "a Stack" in group.name]
-    assert len(quick) == len(full) - len(stacks)
+    programs_of = [group for group in full if "accelerators" in group.name]
+    assert len(quick) == len(full) - len(stacks) - len(programs_of)
     slow = [group for group in quick if "200 layers" in group.name]
     assert {row.library for group in slow for row in group.rows} == {*LIBRARIES[:2]}
 
@@ -311,6 +315,52 @@ def test_the_model_has_the_parameters_of_gpt_2_small():
 )
 def test_peaks_are_known_by_kind(kind, peak):
     assert accelerator.peak_of(kind) == peak
+
+
+# ------------------------------------------------- programs for accelerators
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", accelerator_models.TINY)
+def test_models_for_accelerators_compute_what_the_functions_by_hand_do(name):
+    sizes = accelerator_models.TINY[name]
+    inputs, labels = [
+        jnp.ones(x.shape, x.dtype) for x in accelerator_models.batch(name, sizes)
+    ]
+    classes = accelerator_models.nnx_classes(nnx)
+    model = classes[name](sizes, rngs=nnx.Rngs(0))
+    state = nnx.state(model, nnx.Param, nnx.BatchStat)
+    params, stats = map(nnx.to_pure_dict, state)
+    logits, moved = accelerator_models.RAW[name](params, stats, inputs, sizes)
+    found = programs.in_one_program(model, inputs)
+    np.testing.assert_allclose(found, logits, rtol=0.05, atol=0.05)
+    after = nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
+    for path, value in moved.items():
+        of_model = functools.reduce(lambda tree, key: tree[key], path, after)
+        np.testing.assert_allclose(of_model, value, rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", accelerator_models.TINY)
+def test_steps_for_accelerators_have_the_same_operations(name, monkeypatch):
+    monkeypatch.setattr(accelerator_models, "SIZES", accelerator_models.TINY)
+    reading = accelerator_programs.all_groups("cpu", quantities=["operations"])
+    (group,) = [group for group in reading if f", {name}:" in group.name]
+    counts = [operation() for operation in operations(group).values()]
+    assert counts[0] > 0
+    np.testing.assert_allclose(counts, counts[0], rtol=0.05)
+
+
+def test_a_compiler_that_is_missing_is_said_once(monkeypatch, capsys):
+    def refuse(name):
+        raise ImportError(f"{name} needs its compiler\nwithout it ...")
+
+    monkeypatch.setattr(nnx.forecast, "target", refuse)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--only", "accelerators, v5e"])
+    program.main()
+    printed = capsys.readouterr().out
+    assert printed.count("Not measured: v5e:1x1 needs its compiler\n") == 1
+    assert "without it" not in printed
 
 
 # ------------------------------------------------------------------- loading weights

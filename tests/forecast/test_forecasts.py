@@ -127,6 +127,20 @@ def test_text_html_json_and_pictures_have_the_same_numbers(tmp_path):
         forecast.table(sort="size")
 
 
+def test_memory_is_part_of_the_estimate_and_no_bound():
+    """A cache, or a kernel that keeps attention weights in registers, moves less."""
+    times = {"compute": 0.5, "memory": 2.0, "network": 0.25}
+    costs = nnx.forecast.Costs({}, {}, times, {}, 0)
+    memory = nnx.forecast.Memory(1, 0, 0, 0, 0, limit=2)
+    target = nnx.forecast.target("cpu:4")
+    forecast = nnx.forecast.Forecast(target, {}, memory, costs, [], (0.0, 0.0))
+    assert (forecast.bound, forecast.estimate) == (0.5, 2.0)
+    assert forecast.bottleneck == "memory" and forecast.rate(8) == 4
+    rows = [line.split() for line in str(forecast).splitlines()]
+    assert ["memory", "0", "B", "2.000", "s", "<"] in rows
+    assert ["at", "least", "500.000", "ms"] in rows
+
+
 def test_loops_count_each_turn():
     def scanned(x, w):
         return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=7)[0]

@@ -7,7 +7,7 @@ import pytest
 
 import graftree as nnx
 from graftree import _jax_topologies
-from graftree.forecast import hlo, scopes, traffic
+from graftree.forecast import costs, hlo, scopes, traffic
 from tests import tables
 
 TPU_LOOP = """
@@ -46,6 +46,31 @@ def test_loops_whose_length_no_compiler_says_are_read():
     assert program.unknown_loops == 0
     unknown = TPU_LOOP.replace("%end = s32[] constant(END)", "%end = s32[] foo()")
     assert hlo.Program(unknown).unknown_loops == 1
+
+
+BRANCHES = """
+HloModule m
+
+%small (x: f32[4]) -> f32[4] {
+  ROOT %x = f32[4] parameter(0)
+}
+
+%large (x: f32[4]) -> f32[4] {
+  %x = f32[4] parameter(0)
+  ROOT %y = f32[4] sine(%x)
+}
+
+ENTRY %main (i: s32[], x: f32[4]) -> f32[4] {
+  %i = s32[] parameter(0)
+  %x = f32[4] parameter(1)
+  ROOT %out = f32[4] conditional(%i, %x, %x), branch_computations={%small, %large}
+}
+"""
+
+
+def test_of_a_conditional_the_largest_branch_counts():
+    runs = [[*run.computation] for run in hlo.Program(BRANCHES).runs()]
+    assert ["x", "y"] in runs and len(runs) == 2
 
 
 NAMES = {
@@ -92,6 +117,65 @@ ENTRY %main (p: f32[8]) -> f32[8] {{
     (sent,) = traffic.exchanges(program, program.computations["main"])
     assert sent.groups.tolist() == GROUPS[groups]
     assert sent.sent == 2 * 32 * (1 - 1 / len(GROUPS[groups][0]))
+
+
+SPREAD = """
+HloModule m, num_partitions=8
+
+%start (p: f32[2,8]) -> (f32[2,8], f32[16,8], s32[2]) {
+  %p = f32[2,8]{1,0} parameter(0)
+  %gather.1 = f32[16,8]{1,0} all-gather(%p), dimensions={0}, frontend_attributes={chain_id="0"}, metadata={op_name="jit(f)/m/up/dot_general"}
+  ROOT %call.1 = (f32[2,8]{1,0}, f32[16,8]{1,0}, s32[2]{0:S(4)}) custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%middle (p: f32[2,8], g: f32[16,8], s: s32[2], x: f32[4]) -> (f32[4], f32[2,8], f32[16,8], f32[16,8], s32[2]) {
+  %p = f32[2,8]{1,0} parameter(0)
+  %g = f32[16,8]{1,0} parameter(1)
+  %s = s32[2]{0:S(4)} parameter(2)
+  %x = f32[4]{0} parameter(3)
+  %y = f32[4]{0} sine(%x)
+  %gather.2 = f32[16,8]{1,0} all-gather(%p), dimensions={0}, frontend_attributes={chain_id="0"}
+  ROOT %all = (f32[4]{0}, f32[2,8]{1,0}, f32[16,8]{1,0}, f32[16,8]{1,0}, s32[2]{0:S(4)}) tuple(%y, %p, %g, %gather.2, %s)
+}
+
+%done (p: f32[2,8], g: f32[16,8], s: s32[2]) -> f32[16,8] {
+  %p = f32[2,8]{1,0} parameter(0)
+  %g = f32[16,8]{1,0} parameter(1)
+  %s = s32[2]{0:S(4)} parameter(2)
+  %gather.3 = f32[16,8]{1,0} all-gather(%p), dimensions={0}, frontend_attributes={chain_id="0"}
+  ROOT %call.3 = f32[16,8]{1,0} custom-call(%p, %g, %gather.3, %s), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (p: f32[2,8], x: f32[4]) -> (f32[16,8], f32[4]) {
+  %p = f32[2,8]{1,0} parameter(0)
+  %x = f32[4]{0} parameter(1)
+  %a = (f32[2,8]{1,0}, f32[16,8]{1,0}, s32[2]{0:S(4)}) fusion(%p), kind=kCustom, calls=%start
+  %a0 = f32[2,8]{1,0} get-tuple-element(%a), index=0
+  %a1 = f32[16,8]{1,0} get-tuple-element(%a), index=1
+  %a2 = s32[2]{0:S(4)} get-tuple-element(%a), index=2
+  %b = (f32[4]{0}, f32[2,8]{1,0}, f32[16,8]{1,0}, f32[16,8]{1,0}, s32[2]{0:S(4)}) fusion(%a0, %a1, %a2, %x), kind=kLoop, calls=%middle
+  %b0 = f32[4]{0} get-tuple-element(%b), index=0
+  %b1 = f32[2,8]{1,0} get-tuple-element(%b), index=1
+  %b2 = f32[16,8]{1,0} get-tuple-element(%b), index=2
+  %b4 = s32[2]{0:S(4)} get-tuple-element(%b), index=4
+  %c = f32[16,8]{1,0} fusion(%b1, %b2, %b4), kind=kCustom, calls=%done
+  ROOT %r = (f32[16,8]{1,0}, f32[4]{0}) tuple(%c, %b0)
+}
+"""  # noqa: E501
+
+
+def test_a_collective_that_is_spread_over_fusions_counts_once():
+    """On TPUs it stands in each fusion that runs while it is sent."""
+    (total,) = nnx.forecast.collectives(SPREAD).values()
+    assert (total.count, total.bytes) == (1, 512)
+    program = hlo.Program(SPREAD)
+    (main,) = [run.computation for run in program.runs()]
+    (sent,) = traffic.exchanges(program, main)
+    assert scopes.scope_of(sent.instruction.op_name).path == ("m", "up")
+    num_bytes = {name: costs.num_bytes(program, main, x) for name, x in main.items()}
+    # The start reads a part, and passes it on beside the whole; then only x is read.
+    assert num_bytes["a"] == 64 + 64 + 512 and num_bytes["b"] == 16 + 16
+    assert num_bytes["c"] == 0
 
 
 def test_what_leaves_a_host_is_shared_by_its_devices():

@@ -92,9 +92,9 @@ KERNEL = 4 * WIDTH * WIDTH  # bytes
 TOKENS = 4 * BATCH * WIDTH
 
 
-def sent_by(mesh, kernel, batch):
+def sent_by(mesh, kernel, batch, target="cpu:8"):
     """The bytes that a device sends along each axis, of a step of two layers."""
-    mesh = nnx.forecast.target("cpu:8").mesh(mesh)
+    mesh = nnx.forecast.target(target).mesh(mesh)
 
     def make():
         layers = [
@@ -140,6 +140,16 @@ def test_fsdp_gathers_kernels_and_scatters_gradients():
     assert gathered == pytest.approx(2 * KERNEL * SHARE, rel=0.05)
     # On the CPU an all-reduce and a slice, which sends twice as much.
     assert total(sent, "fsdp") - gathered == pytest.approx(2 * 2 * KERNEL * SHARE)
+
+
+@pytest.mark.long
+def test_fsdp_on_tpus_sends_what_its_closed_form_says():
+    try:
+        sent = sent_by({"fsdp": 8}, [("fsdp",), ("fsdp",)], ["fsdp"], "v5e:2x4")
+    except ImportError as error:
+        pytest.skip(str(error).splitlines()[0])
+    # Kernels are gathered, and their gradients scattered.
+    assert total(sent, "fsdp") == pytest.approx(2 * 2 * KERNEL * SHARE, rel=0.05)
 
 
 def test_tensor_parallelism_sums_activations():

@@ -9,17 +9,15 @@ The compiler of the target compiles the step, and the report says what each devi
 holds, computes and sends, what each module costs, and the least time it can take.
 """
 
-# targets.py        devices to compile for; accelerators.py has their figures
-# arguments.py      the arguments of a step, and the devices they are on
-# compilation.py    the compiler, and what it refuses
-# hlo.py            the text of a compiled program
-# costs.py          operations and bytes of an instruction
-# traffic.py        what collectives send, along which axes
-# scopes.py         the module of an operation
-# sums.py           the costs of a program: of modules, of collectives
-# steps.py          from a step to its forecast
-# reports.py        the forecast; pictures.py draws it, units.py writes amounts
-# choices.py        the largest size that fits; forecasts side by side
+# targets.py           devices to compile for; accelerators.py has their figures
+# compiled_steps.py    from a step to its forecast, or why it doesn't compile
+# placed_arguments.py  the arguments of a step, and the devices that they are on
+# hlo.py               the text of a compiled program
+# costs.py             operations and bytes: of instructions, and their sums
+# traffic.py           what collectives send, along which axes
+# scopes.py            the module that an operation is from
+# forecasts.py         what it all comes to, as text; pictures.py draws it
+# choices.py           the largest size that fits; forecasts side by side
 
 from graftree import namespaces
 from graftree.forecast.choices import (
@@ -28,14 +26,14 @@ from graftree.forecast.choices import (
     compare as compare,
     largest as largest,
 )
-from graftree.forecast.reports import (
+from graftree.forecast.compiled_steps import step as step
+from graftree.forecast.forecasts import (
     Costs as Costs,
     Forecast as Forecast,
     Memory as Memory,
     Work as Work,
 )
 from graftree.forecast.scopes import Scope as Scope
-from graftree.forecast.steps import step as step
 from graftree.forecast.targets import Target as Target, target as target
 from graftree.forecast.traffic import Traffic as Traffic, collectives as collectives
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graftree.core.text import descriptions
-from graftree.forecast import pictures, units
-from graftree.forecast.reports import Forecast, html_table
-from graftree.forecast.steps import step
+from graftree.forecast import pictures
+from graftree.forecast.compiled_steps import step
+from graftree.forecast.forecasts import SUMMARY, Forecast, html_table, summary
 from graftree.forecast.targets import Target
 
 
@@ -118,27 +118,26 @@ class Comparison:
         forecasts: By a name of each.
 
     Attributes:
-        forecasts: Those that fit come first, by their bounds; then by their memory.
+        forecasts: Those that fit come first, by their estimates; then by their memory.
 
     Example:
         >>> target = nnx.forecast.target("cpu")
         >>> x = jax.ShapeDtypeStruct((128, 128), jnp.float32)
-        >>> functions = {"sin": jnp.sin, "square": lambda x: x @ x}
+        >>> functions = {"sin": jnp.sin, "dot": lambda x: x @ x}
         >>> nnx.forecast.compare({
         ...     name: nnx.forecast.step(function, x, target=target)
         ...     for name, function in functions.items()})
-                memory   fits      at least  because of  flop     bytes    sent
-        sin     128 KiB  no limit  unknown   unknown     0        131.1 k  0
-        square  128 KiB  no limit  unknown   unknown     4.194 M  131.1 k  0
+             memory   fits      estimate  because of  at least  flop     bytes    sent
+        sin  128 KiB  no limit  unknown   unknown     unknown   0        131.1 k  0
+        dot  128 KiB  no limit  unknown   unknown     unknown   4.194 M  131.1 k  0
     """
 
     def __init__(self, forecasts: Mapping[str, Forecast]) -> None:
         self.forecasts = dict(sorted(forecasts.items(), key=lambda x: _rank(x[1])))
 
     def _rows(self) -> list[tuple[str, ...]]:
-        head = ("", "memory", "fits", "at least", "because of", "flop", "bytes", "sent")
-        rows = [(name, *_cells(x)) for name, x in self.forecasts.items()]
-        return [head, *rows]
+        rows = [(name, *summary(x)) for name, x in self.forecasts.items()]
+        return [("", *SUMMARY), *rows]
 
     def __repr__(self) -> str:
         return "\n".join(descriptions.aligned(self._rows()))
@@ -159,7 +158,7 @@ def compare(forecasts: Mapping[str, Forecast]) -> Comparison:
 
     Returns:
         A `Comparison`, which prints as a table, the best first: what fits before what
-        doesn't, then by the least time, then by memory.
+        doesn't, then by the estimated time, then by memory.
 
     Raises:
         ValueError: If there is none.
@@ -181,20 +180,5 @@ def compare(forecasts: Mapping[str, Forecast]) -> Comparison:
 
 
 def _rank(forecast: Forecast) -> tuple[bool, float, int]:
-    bound = math.inf if forecast.bound is None else forecast.bound
-    return not forecast.memory.fits, bound, forecast.memory.total
-
-
-def _cells(forecast: Forecast) -> tuple[str, ...]:
-    memory = forecast.memory
-    fits = "no limit"
-    if memory.limit is not None:
-        rest = units.num_bytes(abs(memory.limit - memory.total))
-        fits = f"yes, {rest} left" if memory.fits else f"no, {rest} too much"
-    bounds = {} if forecast.costs is None else forecast.costs.bounds
-    because = max(bounds, key=lambda name: bounds[name], default="unknown")
-    amounts = forecast.flops, forecast.bytes, forecast.sent
-    return (
-        *(units.num_bytes(memory.total), fits, units.seconds(forecast.bound)),
-        *(because, *map(units.quantity, amounts)),
-    )
+    estimate = math.inf if forecast.estimate is None else forecast.estimate
+    return not forecast.memory.fits, estimate, forecast.memory.total

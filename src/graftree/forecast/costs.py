@@ -8,23 +8,32 @@ an update in place the update.
 
 from __future__ import annotations
 
+import collections
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from graftree.forecast import scopes, traffic
+from graftree.forecast.forecasts import Costs, Work
 from graftree.forecast.hlo import (
     CALLERS,
+    SAME_VALUES,
     ArrayType,
     Computation,
     Instruction,
     Program,
+    is_continued,
     parameters,
+    source,
     total,
     users,
 )
+from graftree.forecast.scopes import Scope
+from graftree.forecast.targets import Target
+from graftree.forecast.traffic import Traffic
 
 # They make no array of their own, or count where they begin.
 _FREE = {
@@ -40,7 +49,6 @@ _NO_PRODUCTS = (
     *("cu_threefry2x32", "__cub$", "Resize", "Pad", "Slice", "Debug"),
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
-_SAME_VALUES = ("bitcast", "copy", "convert", "reshape", "transpose")
 
 
 class Flops(NamedTuple):
@@ -203,30 +211,22 @@ def _fusion_bytes(
     program: Program, computation: Computation, instruction: Instruction
 ) -> int:
     fused = program.fused(instruction)
-    updated, written = _updates(fused)
-    count = 0 if updated else total(instruction.arrays)
-    if updated:
-        is_update = sum([x.arrays[0].num_bytes for x in updated])
-        count += total(instruction.arrays) - is_update + written
+    (root,) = [x for x in fused.values() if x.is_root]
+    results = [root]
+    if root.opcode == "tuple":
+        results = [fused[name] for name in root.operands]
+    count, updated = 0, []
+    for result in results:
+        origin = source(fused, result.name)
+        if origin.opcode == "dynamic-update-slice":
+            updated.append(origin)
+            count += fused[origin.operands[1]].arrays[0].num_bytes
+        elif result.opcode != "parameter" and not is_continued(fused, result):
+            count += total(result.arrays)
     for parameter, name in zip(parameters(fused), instruction.operands, strict=True):
         array = computation[name].arrays
         count += min(total(array), _read(fused, parameter, updated))
     return count
-
-
-def _updates(fused: Computation) -> tuple[list[Instruction], int]:
-    """Finds the updates in place that are results of a fusion, and their bytes."""
-    (root,) = [x for x in fused.values() if x.is_root]
-    results = (
-        [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    )
-    updates = []
-    for result in results:
-        while result.opcode in _SAME_VALUES:
-            result = fused[result.operands[0]]
-        if result.opcode == "dynamic-update-slice":
-            updates.append(result)
-    return updates, sum([fused[x.operands[1]].arrays[0].num_bytes for x in updates])
 
 
 def _read(fused: Computation, value: Instruction, updates: list[Instruction]) -> int:
@@ -237,7 +237,9 @@ def _read(fused: Computation, value: Instruction, updates: list[Instruction]) ->
             count += user.arrays[0].num_bytes
         elif user in updates and user.operands[0] == value.name:
             continue
-        elif user.opcode in _SAME_VALUES and not user.is_root:
+        elif user.opcode == "tuple" or is_continued(fused, user):
+            continue  # it is only passed on
+        elif user.opcode in SAME_VALUES and not user.is_root:
             count += _read(fused, user, updates)
         else:
             return sum([array.num_bytes for array in value.arrays])
@@ -249,3 +251,99 @@ def largest(instruction: Instruction) -> int:
     if instruction.opcode in _FREE or instruction.opcode in CALLERS:
         return 0
     return max([x.num_bytes for x in instruction.arrays if x.is_in_memory], default=0)
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    """Whether an instruction does something on the device when it is its turn."""
+    opcode = instruction.opcode
+    return not (opcode in _FREE or opcode in CALLERS or opcode.endswith("-done"))
+
+
+# ----------------------------------------------------------------------- sums
+
+
+def costs_of(program: Program, target: Target, mesh: Any) -> Costs:
+    """Adds up what one device does in a program.
+
+    Args:
+        program: The program.
+        target: What it is compiled for.
+        mesh: Its devices; ``None`` for one.
+    """
+    sums = _Sums(program, target, mesh)
+    for computation, count in program.runs():
+        sums.add(computation, count)
+    return Costs(
+        modules={scope: work for scope, work in sums.modules.items() if work},
+        traffic=dict(sums.traffic),
+        times=sums.times(),
+        unknown=dict(sums.unknown),
+        unknown_loops=program.unknown_loops,
+    )
+
+
+class _Sums:
+    """Sums over the computations of a program; the arguments are those of `costs_of`.
+
+    Attributes:
+        modules: The work of each scope.
+        traffic: What is sent, by kind of collective and axes.
+        unknown: Calls of functions whose operations can't be counted.
+        seconds: Time of all products at the peak of the matrix units.
+        sent: What is sent, and how often.
+    """
+
+    def __init__(self, program: Program, target: Target, mesh: Any) -> None:
+        self.program, self.accelerator = program, target.accelerator
+        self.sizes: Mapping[str, int] = {} if mesh is None else dict(mesh.shape)
+        devices = target.devices[:1] if mesh is None else [*mesh.devices.flat]
+        self.hosts = np.array([target.host(device) for device in devices])
+        self.modules = collections.defaultdict[Scope, Work](Work)
+        self.traffic = collections.defaultdict[Any, Traffic](Traffic)
+        self.unknown = collections.Counter[str]()
+        self.seconds = 0.0
+        self.sent: list[tuple[traffic.Sent, int]] = []
+
+    def add(self, computation: Computation, count: int) -> None:
+        """Adds what a computation does in so many runs."""
+        scope_by_name = scopes.scopes_of(computation)
+        for name, instruction in computation.items():
+            work = self.modules[scope_by_name[name]]
+            work.bytes += count * num_bytes(self.program, computation, instruction)
+            work.largest = max(work.largest, largest(instruction))
+            self._add_products(computation, instruction, scope_by_name[name], count)
+        for item in traffic.exchanges(self.program, computation):
+            scope = scopes.scope_of(item.instruction.op_name)
+            scope = scope_by_name.get(item.instruction.name, scope)
+            self.modules[scope].sent += count * item.sent
+            axes = item.axes(self.sizes) if self.sizes else ()
+            traffic_of_kind = self.traffic[item.kind, axes]
+            traffic_of_kind.add(count, count * item.num_bytes, count * item.sent)
+            self.sent.append((item, count))
+
+    def _add_products(
+        self, computation: Computation, instruction: Instruction, scope: Scope, n: int
+    ) -> None:
+        for product in products(self.program, computation, instruction):
+            if product.count is None:
+                self.unknown[product.instruction.target] += n
+                continue
+            own_scope = scopes.scope_of(product.instruction.op_name)
+            self.modules[own_scope if own_scope.path else scope].flops += (
+                n * product.count
+            )
+            if self.accelerator is not None:
+                self.seconds += n * product.count / self.accelerator.peak(product.bits)
+
+    def times(self) -> dict[str, float]:
+        """Returns the seconds of each resource at its peak; none without figures."""
+        accelerator = self.accelerator
+        if accelerator is None:
+            return {}
+        num_bytes = sum([work.bytes for work in self.modules.values()])
+        links = accelerator.link, accelerator.host_link
+        return {
+            "compute": self.seconds,
+            "memory": num_bytes / accelerator.memory_bandwidth,
+            "network": traffic.seconds(self.sent, self.hosts, *links),
+        }

@@ -26,6 +26,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _SPACE = re.compile(r"S\((\d+)\)")
+SAME_VALUES = ("bitcast", "copy", "convert", "reshape", "transpose")
 CALLERS = ("call", "while", "conditional", "async-start", "call-start")
 
 
@@ -181,8 +182,23 @@ class Program:
             if instruction.opcode in CALLERS:
                 trips = self._trips(name, instruction)
                 self.unknown_loops += trips is None
-                for called in instruction.called:
+                for called in self._taken(instruction):
                     self._visit(called, count * (1 if trips is None else trips))
+
+    def _taken(self, caller: Instruction) -> list[str]:
+        """Names what a caller runs: of a conditional the branch that makes most."""
+        if caller.opcode != "conditional":
+            return caller.called
+        return [max(caller.called, key=self._made)]
+
+    def _made(self, name: str) -> int:
+        """Counts the bytes of all arrays that a computation and those below it make."""
+        return sum(
+            [
+                total(x.arrays) + sum([self._made(called) for called in x.called])
+                for x in self.computations[name].values()
+            ]
+        )
 
     def _trips(self, name: str, caller: Instruction) -> int | None:
         """Counts the turns of a loop; ``None`` if they aren't known, 1 for no loop."""
@@ -196,19 +212,19 @@ class Program:
         root = next((x for x in condition.values() if x.is_root), None)
         if root is None or "direction=LT" not in root.attributes:
             return None
-        counter = _source(condition, root.operands[0])
+        counter = source(condition, root.operands[0])
         body = self.computations[caller.called[0]]
-        before = _source(self.computations[name], caller.operands[0])
+        before = source(self.computations[name], caller.operands[0])
         after = next(x for x in body.values() if x.is_root)
         if counter.opcode != "get-tuple-element" or before.opcode != "tuple":
             return None
         index = counter.index
-        start = _source(self.computations[name], before.operands[index])
-        following = _source(body, after.operands[index])
-        end = _source(condition, root.operands[1])
+        start = source(self.computations[name], before.operands[index])
+        following = source(body, after.operands[index])
+        end = source(condition, root.operands[1])
         if following.opcode != "add":
             return None
-        step = _source(body, following.operands[1])
+        step = source(body, following.operands[1])
         if any([x.opcode != "constant" for x in (start, end, step)]):
             return None
         numbers = range(*[int(x.inside) for x in (start, end, step)])
@@ -224,10 +240,10 @@ class Program:
         return self.computations[instruction.called[0]]
 
 
-def _source(computation: Computation, name: str) -> Instruction:
+def source(computation: Computation, name: str) -> Instruction:
     """Returns the instruction that makes a value, before copies of it."""
     instruction = computation[name]
-    while instruction.opcode in ("copy", "bitcast"):
+    while instruction.opcode in SAME_VALUES:
         instruction = computation[instruction.operands[0]]
     return instruction
 
@@ -241,6 +257,19 @@ def parameters(computation: Computation) -> list[Instruction]:
 def users(computation: Computation, name: str) -> list[Instruction]:
     """Lists the instructions that read one."""
     return [user for user in computation.values() if name in user.operands]
+
+
+def is_continued(computation: Computation, instruction: Instruction) -> bool:
+    """Whether an instruction goes on with a collective that another fusion started.
+
+    Compilers of TPUs spread a collective over several fusions, so that it is sent while
+    they compute: the instruction is in each of them, and passes on what it writes to.
+    """
+    if instruction.target == "AsyncCollectiveDone":
+        return True
+    readers = users(computation, instruction.name)
+    is_start = any([reader.target == "AsyncCollectiveStart" for reader in readers])
+    return "chain_id=" in instruction.attributes and not is_start
 
 
 def total(arrays: Sequence[ArrayType]) -> int:

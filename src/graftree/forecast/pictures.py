@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graftree.forecast.reports import Forecast
+    from graftree.forecast.forecasts import Forecast
 
 _GIB = 2**30
 _PARTS = ("parameters", "optimizer", "others", "outputs", "temporaries")

@@ -22,10 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graftree.forecast.hlo import (
+    SAME_VALUES,
     ArrayType,
     Computation,
     Instruction,
     Program,
+    is_continued,
     parameters,
     users,
 )
@@ -40,7 +42,6 @@ KINDS = (
     "collective-broadcast",
 )
 SLICED = "all-reduce + slice"
-_SAME_VALUES = ("bitcast", "copy", "transpose", "reshape", "convert")
 
 
 @dataclasses.dataclass
@@ -74,7 +75,7 @@ class Sent(NamedTuple):
     """One array that devices exchange.
 
     Attributes:
-        instruction: The collective.
+        instruction: The collective, or the fusion that it is in, if that has its name.
         kind: One of `KINDS`, or `SLICED`.
         num_bytes: Of the array on one device where it is largest: after it was
             gathered, before it was scattered.
@@ -179,7 +180,12 @@ def exchanges(program: Program, computation: Computation) -> Iterator[Sent]:
 def _fused(program: Program, instruction: Instruction) -> Iterator[Sent]:
     """Lists the collectives in a fusion: of an all-reduce only a slice may come out."""
     is_scatter = instruction.called[0].startswith("all-reduce-scatter")
-    for sent in exchanges(program, program.fused(instruction)):
+    fused = program.fused(instruction)
+    for sent in exchanges(program, fused):
+        if is_continued(fused, sent.instruction):
+            continue
+        if not sent.instruction.op_name:
+            sent = sent._replace(instruction=instruction)
         yield sent._replace(kind="reduce-scatter") if is_scatter else sent
 
 
@@ -255,7 +261,7 @@ def _reads_slice(
 ) -> bool:
     if user.opcode == "dynamic-slice":
         return user.operands[0] == name and user.operands.count(name) == 1
-    if user.opcode in _SAME_VALUES:
+    if user.opcode in SAME_VALUES:
         return _is_sliced(program, computation, user.name)
     if user.opcode not in ("fusion", "call"):
         return False

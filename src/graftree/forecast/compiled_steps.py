@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import collections
+import re
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from graftree.forecast import arguments, compilation, sums
-from graftree.forecast.arguments import Placed
-from graftree.forecast.compilation import Compiled
-from graftree.forecast.reports import Forecast, Memory
+from graftree import _python
+from graftree.forecast import costs, placed_arguments, scopes
+from graftree.forecast.forecasts import Forecast, Memory
+from graftree.forecast.hlo import Program
+from graftree.forecast.placed_arguments import Placed
 from graftree.forecast.targets import Target
 from graftree.sharding.placement import PlacedArray
 from graftree.transforms.compiled import jit
@@ -56,28 +59,94 @@ def step(
         >>> forecast.memory.parameters, forecast.flops == 2 * 8 * 128 * 256
         (131072, True)
     """
-    placed = arguments.place(function, args, kwargs, target)
+    placed = placed_arguments.place(function, args, kwargs, target)
     if not hasattr(function, "lower"):
         function = jit.jit(function)
     start = time.perf_counter()
     traced = function.trace(*placed.args, **placed.kwargs)  # type: ignore[attr-defined]
     traced_at = time.perf_counter()
-    compiled = compilation.compile(traced, placed.target)
+    compiled = _compile(traced, placed.target)
     seconds = traced_at - start, time.perf_counter() - traced_at
-    costs = None
+    work = None
     if compiled.program is not None:
-        costs = sums.costs_of(compiled.program, placed.target, placed.mesh)
+        work = costs.costs_of(compiled.program, placed.target, placed.mesh)
     return Forecast(
         placed.target,
         {} if placed.mesh is None else dict(placed.mesh.shape),
         _memory(placed, compiled),
-        costs,
+        work,
         _undivided(placed),
         seconds,
     )
 
 
-def _memory(placed: Placed, compiled: Compiled) -> Memory:
+_OUT_OF_MEMORY = re.compile(
+    r"RESOURCE_EXHAUSTED.*?\((?P<used>[\d.]+)(?P<unit>[KMGT]?)\).*?available HBM",
+    re.DOTALL,
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class _Compiled(NamedTuple):
+    """What a compiler says.
+
+    Attributes:
+        program: The program of one device; ``None`` if it needs too much memory for a
+            compiler that refuses that.
+        outputs: Bytes of results that don't take the place of arguments.
+        temporaries: Bytes at the peak of what the program makes for itself.
+        total: All bytes that a device holds; ``None`` where `program` says it.
+    """
+
+    program: Program | None
+    outputs: int
+    temporaries: int
+    total: int | None = None
+
+
+def _compile(traced: Any, target: Target) -> _Compiled:
+    """Compiles a traced function for the devices of its arguments.
+
+    Raises:
+        Exception: What JAX or the compiler raises, with a note that names the target,
+            and the module if it is known.
+    """
+    try:
+        compiled = traced.lower().compile()
+    except Exception as error:
+        if match := _OUT_OF_MEMORY.search(str(error)):
+            total = int(float(match["used"]) * _UNITS[match["unit"]])
+            return _Compiled(None, 0, 0, total)
+        error.add_note(_note(error, target))
+        raise
+    stats = compiled.memory_analysis()
+    outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return _Compiled(Program(compiled.as_text()), outputs, stats.temp_size_in_bytes)
+
+
+def _note(error: BaseException, target: Target) -> str:
+    """Says for what a program couldn't be compiled, and where it is at fault."""
+    names = _lowered(error) or re.findall(r'op_name="([^"]*)"', str(error))[:1]
+    where = "; the compiler doesn't name the operation"
+    if names:
+        path = ".".join(scopes.scope_of(names[-1]).path)
+        where = f", because of {names[-1].rpartition('/')[2]!r}"
+        where += f" in {path}" if path else ""
+    return f"nnx.forecast.step: this does not compile for {target.name!r}{where}."
+
+
+def _lowered(error: BaseException) -> list[str]:
+    """Finds the operation that JAX was lowering when it raised, in its frames."""
+    names, primitive = [], ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        equation: Any = _python.locals_of(frame).get("eqn")
+        if hasattr(equation, "primitive"):
+            names.append(f"{equation.source_info.name_stack}")
+            primitive = equation.primitive.name
+    return ["/".join([*filter(None, names), primitive])] if primitive else []
+
+
+def _memory(placed: Placed, compiled: _Compiled) -> Memory:
     """Adds up what a device holds of the arguments, and what the compiler adds."""
     sizes = collections.Counter[str]()
     for row, role in placed.arrays:
@@ -87,9 +156,9 @@ def _memory(placed: Placed, compiled: Compiled) -> Memory:
         temporaries = max(compiled.total - sizes.total(), 0)
     accelerator = placed.target.accelerator
     return Memory(
-        sizes[arguments.PARAMETERS],
-        sizes[arguments.OPTIMIZER],
-        sizes[arguments.OTHERS],
+        sizes[placed_arguments.PARAMETERS],
+        sizes[placed_arguments.OPTIMIZER],
+        sizes[placed_arguments.OTHERS],
         compiled.outputs,
         temporaries,
         None if accelerator is None else accelerator.memory,

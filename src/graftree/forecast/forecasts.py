@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graftree.core.text import descriptions
-from graftree.forecast import pictures, units
+from graftree.forecast import pictures
 from graftree.forecast.scopes import Scope
 from graftree.forecast.targets import Target
 from graftree.forecast.traffic import Traffic
@@ -104,8 +104,8 @@ class Costs:
         modules: The `Work` of each `Scope`: a path in the arguments of the function,
             forward or backward. What has no path is at the empty one.
         traffic: The `Traffic` of each kind of collective and tuple of axes.
-        bounds: Seconds that a step takes at least to compute, to read and write
-            memory, to send; empty for a CPU, of which there are no figures.
+        times: Seconds to compute, to read and write memory, to send, each at its peak;
+            empty for a CPU, of which there are no figures.
         unknown: Functions of libraries whose operations can't be counted, and how often
             they are called.
         unknown_loops: How many loops of unknown length count as one turn.
@@ -120,7 +120,7 @@ class Costs:
 
     modules: Mapping[Scope, Work]
     traffic: Mapping[tuple[str, tuple[str, ...]], Traffic]
-    bounds: Mapping[str, float]
+    times: Mapping[str, float]
     unknown: Mapping[str, int]
     unknown_loops: int
 
@@ -129,9 +129,10 @@ class Costs:
 class Forecast:
     """What a step costs on a target, for each device; prints as a table.
 
-    Bounds are what the figures of the accelerator allow, with each resource used all
-    the time and at its peak. Bytes of memory are those of a program of which nothing
-    stays in a cache: a GPU may do with less where arrays are smaller than its L2 cache.
+    Times are what the figures of the accelerator allow, with each resource used all the
+    time and at its peak. No step is faster than it computes and sends. The bytes of its
+    memory are those of a program of which nothing stays in a cache; a GPU may do with
+    less where arrays are smaller than its L2 cache, so that time is an estimate.
 
     Attributes:
         target: What it was compiled for.
@@ -156,7 +157,7 @@ class Forecast:
           temporaries       0 B
           total             128 KiB
         <BLANKLINE>
-        a step of a device               at least
+        a step of a device               at its peak
           compute           4.194 Mflop  unknown
           memory            131.1 kB     unknown
           network           0 B          unknown
@@ -191,11 +192,24 @@ class Forecast:
 
     @property
     def bound(self) -> float | None:
-        """Seconds that a step takes at least; ``None`` if that is unknown."""
-        return None if self.costs is None else max(self._bounds(), default=None)
+        """Seconds that this program takes at least, to compute and to send.
 
-    def _bounds(self) -> Sequence[float]:
-        return [] if self.costs is None else [*self.costs.bounds.values()]
+        ``None`` where that is unknown.
+        """
+        times = {} if self.costs is None else self.costs.times
+        return max([times[x] for x in times if x != "memory"], default=None)
+
+    @property
+    def estimate(self) -> float | None:
+        """Seconds by the resource that is busy longest, memory included."""
+        times = {} if self.costs is None else self.costs.times
+        return max(times.values(), default=None)
+
+    @property
+    def bottleneck(self) -> str:
+        """That resource: ``"compute"``, ``"memory"``, ``"network"``, ``"unknown"``."""
+        times = {} if self.costs is None else self.costs.times
+        return max(times, key=lambda name: times[name], default="unknown")
 
     def rate(self, count: float) -> float | None:
         """Returns how many of something in a step a device can't exceed in a second.
@@ -281,31 +295,31 @@ class Forecast:
             (
                 ".".join(scope.path) or "-",
                 "backward" if scope.is_backward else "forward",
-                *map(units.quantity, dataclasses.astuple(work)),
+                *map(text_of_count, dataclasses.astuple(work)),
             )
             for scope, work in self.by_module(depth, sort)
         ]
         head = ("module", "pass", "flop", "bytes", "sent", "largest array")
-        total = map(units.quantity, (self.flops, self.bytes, self.sent))
+        total = map(text_of_count, (self.flops, self.bytes, self.sent))
         return [head, *descriptions.folded_rows(cells), ("total", "", *total, "")]
 
     def _memory_rows(self) -> Rows:
         memory = self.memory
         rows = [
             ("memory of a device", ""),
-            ("  parameters", units.num_bytes(memory.parameters)),
-            ("  optimizer", units.num_bytes(memory.optimizer)),
-            ("  other arguments", units.num_bytes(memory.others)),
-            ("  outputs", units.num_bytes(memory.outputs)),
-            ("  temporaries", units.num_bytes(memory.temporaries)),
-            ("  total", units.num_bytes(memory.total)),
+            ("  parameters", text_of_bytes(memory.parameters)),
+            ("  optimizer", text_of_bytes(memory.optimizer)),
+            ("  other arguments", text_of_bytes(memory.others)),
+            ("  outputs", text_of_bytes(memory.outputs)),
+            ("  temporaries", text_of_bytes(memory.temporaries)),
+            ("  total", text_of_bytes(memory.total)),
         ]
         if self.costs is None:
             rows[4] = ("  outputs", "part of temporaries")
         if memory.limit is not None:
             rest = abs(memory.limit - memory.total)
             words = "fits, left" if memory.fits else "does not fit, too much by"
-            rows.append((f"  {words}", units.num_bytes(rest)))
+            rows.append((f"  {words}", text_of_bytes(rest)))
         return rows
 
     def _time_rows(self) -> Rows:
@@ -314,13 +328,15 @@ class Forecast:
             "memory": (self.bytes, "B"),
             "network": (self.sent, "B"),
         }
-        bounds = self.costs.bounds if self.costs is not None else {}
-        rows = [("a step of a device", "", "at least")]
+        times = self.costs.times if self.costs is not None else {}
+        rows = [("a step of a device", "", "at its peak")]
         for name, (amount, unit) in amounts.items():
-            text = "unknown" if amount is None else units.quantity(amount) + unit
-            seconds = units.seconds(bounds.get(name))
-            is_slowest = name in bounds and bounds[name] == self.bound
-            rows.append((f"  {name}", text, seconds + "  <" * is_slowest))
+            text = "unknown" if amount is None else text_of_count(amount) + unit
+            seconds = text_of_seconds(times.get(name))
+            mark = "  <" * (name == self.bottleneck)
+            rows.append((f"  {name}", text, seconds + mark))
+        if self.bound is not None:
+            rows.append(("  at least", "", text_of_seconds(self.bound)))
         return rows
 
     def _traffic_rows(self) -> Rows:
@@ -328,7 +344,7 @@ class Forecast:
             return []
         rows = [("sent by a device", "along", "arrays", "bytes")]
         for (kind, axes), traffic in sorted(self.costs.traffic.items()):
-            sent, along = units.num_bytes(traffic.sent), ", ".join(axes) or "-"
+            sent, along = text_of_bytes(traffic.sent), ", ".join(axes) or "-"
             rows.append((f"  {kind}", along, f"{traffic.count:,}", sent))
         return rows
 
@@ -338,11 +354,11 @@ class Forecast:
         rows = [("on every device whole", "", "", "")]
         for row in self.undivided[:_NUM_UNDIVIDED]:
             form = descriptions.describe_form(row.dtype, row.shape)
-            size = units.num_bytes(row.num_bytes)
+            size = text_of_bytes(row.num_bytes)
             rows.append((f"  {row.path}", form, size, _why_whole(row)))
         rest = self.undivided[_NUM_UNDIVIDED:]
         if rest:
-            size = units.num_bytes(sum([row.num_bytes for row in rest]))
+            size = text_of_bytes(sum([row.num_bytes for row in rest]))
             rows.append((f"  and {len(rest)} more", "", size, ""))
         return rows
 
@@ -405,6 +421,27 @@ class Forecast:
         return pictures.draw({self._title(): self}, path)
 
 
+SUMMARY = (
+    *("memory", "fits", "estimate", "because of"),
+    *("at least", "flop", "bytes", "sent"),
+)
+
+
+def summary(forecast: Forecast) -> tuple[str, ...]:
+    """Writes a forecast in one row; `SUMMARY` names its columns."""
+    memory = forecast.memory
+    fits = "no limit"
+    if memory.limit is not None:
+        rest = text_of_bytes(abs(memory.limit - memory.total))
+        fits = f"yes, {rest} left" if memory.fits else f"no, {rest} too much"
+    amounts = forecast.flops, forecast.bytes, forecast.sent
+    return (
+        *(text_of_bytes(memory.total), fits, text_of_seconds(forecast.estimate)),
+        *(forecast.bottleneck, text_of_seconds(forecast.bound)),
+        *map(text_of_count, amounts),
+    )
+
+
 def _described(costs: Costs | None) -> Any:
     if costs is None:
         return None
@@ -417,7 +454,7 @@ def _described(costs: Costs | None) -> Any:
         for (kind, axes), traffic in costs.traffic.items()
     ]
     return {
-        **{"modules": modules, "traffic": traffic, "bounds": dict(costs.bounds)},
+        **{"modules": modules, "traffic": traffic, "times": dict(costs.times)},
         **{"unknown": dict(costs.unknown), "unknown_loops": costs.unknown_loops},
     }
 
@@ -433,3 +470,32 @@ def html_table(rows: Rows) -> str:
     head, *body = [[html.escape(cell.strip()) for cell in row] for row in rows]
     lines = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in body)
     return f"<table><tr><th>{'</th><th>'.join(head)}</th></tr>{lines}</table>"
+
+
+def text_of_count(count: float | None) -> str:
+    """Writes a number with a prefix of the SI and a space before the unit."""
+    if not count:
+        return "unknown" if count is None else "0 "
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(count) < 1000:
+            return f"{count:.4g} {prefix}"
+        count /= 1000
+    return f"{count:.4g} P"
+
+
+def text_of_bytes(count: float) -> str:
+    """Writes a number of bytes."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.4g} GiB"
+
+
+def text_of_seconds(seconds: float | None) -> str:
+    """Writes a time."""
+    if seconds is None:
+        return "unknown"
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
