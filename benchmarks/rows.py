@@ -6,6 +6,7 @@ from functools import partial
 import graftree
 from benchmarks import (
     blocks,
+    cached_layers,
     calls,
     decoding,
     eager_layers,
@@ -85,6 +86,7 @@ def all_groups(quick: bool = False) -> list[Group]:
         *language_model_rows.all_groups(quick),
         *generation.all_groups(),
         *experts.all_groups(),
+        *cached_layers.all_groups(),
     )
     return [*dispatch, *large, *others, *last]
 
