@@ -159,6 +159,8 @@ def _targets_of(tensor: Tensor, modules: Mapping[Path, Any]) -> tuple[Target, ..
 def _known_layer(targets: tuple[Target, ...], tensor: Tensor) -> AdaptableLayer | None:
     """Describes a known layer; ``None`` if its weight has no axis of just outputs."""
     weight, axes = tensor.solved, targets[0].axes
+    if len({(*map(len, x.axes[:3]), x.axes.order) for x in targets}) > 1:
+        return None
     stacked = len(targets[0].kernel.shape) - len(axes.shape)
     if len(axes.batch) == len(tensor.at) - stacked:  # a file has each by itself
         axes = axes._replace(batch=())
