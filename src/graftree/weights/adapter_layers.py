@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graftree.annotations import Path, Shape
+from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.variables import values
 from graftree.nn import compute_dtypes, linear, own_params
@@ -19,7 +19,7 @@ from graftree.sharding import process_arrays
 from graftree.surgery import lora_layers, lora_targets, selections
 from graftree.surgery.lora_targets import Target
 from graftree.weights import tables
-from graftree.weights.layouts import PART, Axis, Layout, Solved, Unit
+from graftree.weights.layouts import PART, Axis, Layout, Shape, Solved, Unit
 from graftree.weights.stored_tensors import usage_error
 from graftree.weights.tables import Tensor
 
