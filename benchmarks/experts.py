@@ -72,7 +72,8 @@ def of_setting(setting: Setting) -> list[Group]:
         (RAW, "all experts"): functools.partial(raw, by_all_experts, setting),
         (GRAFTREE, ""): functools.partial(ours, setting),
     }
-    name = f"{setting.top_k} of {setting.num_experts} experts"
+    sizes = f"{setting.top_k} of {setting.num_experts} experts"
+    name = f"{sizes}, {setting.tokens} tokens"
     made = []
     for what in ("forward", "gradient"):
         for quantity, measured in (

@@ -36,6 +36,15 @@ SMALL = Config(
     max_position_embeddings=512,
 )
 
+MIDDLE = dataclasses.replace(
+    SMALL,
+    vocab_size=4096,
+    hidden_size=512,
+    intermediate_size=1376,
+    num_hidden_layers=8,
+    head_dim=64,
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -73,6 +82,7 @@ def all_groups() -> list[Group]:
     return [
         *(_group(Setting(batch), words) for batch, words in ragged.items()),
         _group(Setting(8, is_ragged=False), "prompts of one length"),
+        _group(Setting(8, MIDDLE, count=32), "prompts, a model of 30 million"),
     ]
 
 
@@ -124,7 +134,7 @@ def _run(
     shape = (batch, length + count, config.num_key_value_heads, config.head_dim)
     caches = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in params["blocks"]]
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    write = _write_uniform if is_uniform else _write
+    write = _write_uniform if is_uniform else write_rows
     logits, caches = _forward(config, write, params, tokens, positions, caches)
     last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
     first = jnp.argmax(last, axis=-1).astype(jnp.int32)
@@ -144,7 +154,8 @@ def _run(
 Write = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def _write(cache: jax.Array, new: jax.Array, positions: jax.Array) -> jax.Array:
+def write_rows(cache: jax.Array, new: jax.Array, positions: jax.Array) -> jax.Array:
+    """A cache with new entries of each row at the positions of that row."""
     rows = jnp.arange(cache.shape[0])[:, None]
     return cache.at[rows, positions].set(new, mode="drop")
 

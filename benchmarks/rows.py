@@ -7,6 +7,7 @@ import graftree
 from benchmarks import (
     accelerator_programs,
     blocks,
+    cached_layers,
     calls,
     decoding,
     eager_layers,
@@ -86,6 +87,7 @@ def all_groups(quick: bool = False) -> list[Group]:
         *language_model_rows.all_groups(quick),
         *generation.all_groups(),
         *experts.all_groups(),
+        *cached_layers.all_groups(),
         *([] if quick else accelerator_programs.all_groups()),
     )
     return [*dispatch, *large, *others, *last]

@@ -17,6 +17,7 @@ from benchmarks import (
     accelerator,
     accelerator_models,
     accelerator_programs,
+    cached_layers,
     eager_layers,
     experts,
     fresh_models,
@@ -113,6 +114,15 @@ def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
     setting = generation.Setting(2, config, length=16, count=5, is_ragged=is_ragged)
     expected = generation.raw(setting, is_uniform=not is_ragged)()
     np.testing.assert_array_equal(generation.ours(setting)(), expected)
+
+
+def test_a_step_of_attention_is_that_of_the_program_by_hand():
+    setting = cached_layers.Setting(features=16, heads=4, kv_heads=2, slots=6)
+    setting = dataclasses.replace(setting, batch=2, position=3)
+    steps_of = cached_layers.ours(setting), cached_layers.raw(setting)
+    for _ in range(2):
+        found, expected = (step() for step in steps_of)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long

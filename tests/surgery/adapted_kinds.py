@@ -35,6 +35,16 @@ READS = {
 }
 
 
+class Grouped(nnx.Module):
+    """Rows of three groups, one of which has none."""
+
+    def __init__(self, rngs):
+        self.part = nnx.GroupedLinear(3, 4, 2, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        return self.part(x, jnp.array([2, 0, 3]))
+
+
 class Doubled(nnx.Linear):
     def __call__(self, x):
         return 2 * super().__call__(x)
@@ -54,6 +64,11 @@ def grouped(x, w):
 def windows(x, w):
     """A convolution with kernel size 2."""
     return x[:, :-1] @ w[0] + x[:, 1:] @ w[1]
+
+
+def in_groups(x, w):
+    """The rows of three groups, as `Grouped` has them."""
+    return np.concatenate([x[:2] @ w[0], x[2:] @ w[2]])
 
 
 class Kind(NamedTuple):
@@ -131,6 +146,11 @@ KINDS = {
         lambda rngs: nnx.Embed(5, 3, rngs=rngs),
         *("layer", np.array([1, 4, 1]), lambda x, w: w[x], "ir,ro->io"),
         {"x.weight": "layer.embedding"},
+    ),
+    "GroupedLinear": Kind(
+        Grouped,
+        *("layer.part", numbers(5, 4), in_groups, "eir,ero->eio"),
+        {"x.w": ("layer.part.kernel", "e i o -> e i o")},
     ),
     "a subclass": Kind(
         lambda rngs: Doubled(4, 3, use_bias=False, rngs=rngs),

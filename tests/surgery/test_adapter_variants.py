@@ -6,6 +6,7 @@ scaled to ``m``, a layer gives ``f(x, w) + f(kept, m * v / |v| - w)``.
 """
 
 import pickle
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +101,8 @@ class Adapted:
 
     def kept(self):
         """What the next call keeps of the inputs."""
-        dropout = getattr(self.model.layer.lora, "dropout", None)
+        layer = getattr(self.model.layer, "part", self.model.layer)
+        dropout = getattr(layer.lora, "dropout", None)
         if dropout is None or isinstance(self.model.layer, nnx.Embed):
             return self.kind.x
         return np.asarray(nnx.clone(dropout)(jnp.asarray(self.kind.x)))
@@ -115,7 +117,7 @@ OWN = [
         rank=1,
         rngs=nnx.Rngs(0),
     )
-    != [("layer",)]
+    not in ([("layer",)], [("layer", "part")])
 ]
 
 
@@ -193,12 +195,13 @@ def test_adapters_of_peft_go_out_and_in(variant, name, tmp_path):
         return
     if isinstance(it.model.layer, nnx.Embed):
         it.model.layer.lora.adapts_attend = False
-    is_own = name in OWN
+    is_parameter = name in OWN or name == "GroupedLinear"
     try:
         nnx.weights.save_adapter(tmp_path, it.model, it.kind.line)
     except ValueError as error:
-        assert is_own and "use_dora" in it.options, "only PEFT's own limits"
-        assert "PEFT has no DoRA (use_dora)" in str(error)
+        assert is_parameter and {"use_dora", "dropout"} & {*it.options}
+        limits = "PEFT has no DoRA (use_dora)", "PEFT has no dropout"
+        assert any(limit in str(error) for limit in limits)
         assert not any(tmp_path.iterdir())
         return
     nnx.weights.load_adapter(tmp_path, it.plain, it.kind.line)
@@ -305,48 +308,104 @@ def test_a_stack_is_trained_as_its_layers_are(variant, remat, mode):
     check(CALL(stack.blocks, x), np.float64(before), 1e-5)
 
 
+class Sharded(NamedTuple):
+    """A layer of which a kernel is divided by both axes of a mesh."""
+
+    make: object
+    spec: tuple
+    where: str = "blocks"
+    x: object = numbers(8, 8)
+
+
 SHARDED = {
-    "Linear": lambda rngs, **options: nnx.Linear(8, 16, rngs=rngs, **options),
-    "heads": lambda rngs, **options: nnx.LinearGeneral(8, (4, 4), rngs=rngs, **options),
-    "Einsum": lambda rngs, **options: nnx.Einsum(
-        "bd,dnh->bnh", (8, 4, 4), (4, 4), rngs=rngs, **options
+    "Linear": Sharded(
+        lambda rngs, **options: nnx.Linear(8, 16, rngs=rngs, **options),
+        ("data", "model"),
+    ),
+    "heads": Sharded(
+        lambda rngs, **options: nnx.LinearGeneral(8, (4, 4), rngs=rngs, **options),
+        ("data", "model", None),
+    ),
+    "Einsum": Sharded(
+        lambda rngs, **options: nnx.Einsum(
+            "bd,dnh->bnh", (8, 4, 4), (4, 4), rngs=rngs, **options
+        ),
+        ("data", "model", None),
+    ),
+    "Conv": Sharded(
+        lambda rngs, **options: nnx.Conv(8, 16, 3, rngs=rngs, **options),
+        (None, "data", "model"),
+        x=numbers(8, 5, 8),
+    ),
+    "Conv, outputs as the batch": Sharded(
+        lambda rngs, **options: nnx.Conv(8, 16, 3, rngs=rngs, **options),
+        (None, "model", "data"),
+        x=numbers(8, 5, 8),
+    ),
+    "ConvTranspose": Sharded(
+        lambda rngs, **options: nnx.ConvTranspose(8, 16, 3, rngs=rngs, **options),
+        (None, "data", "model"),
+        "blocks.kernel",
+        numbers(8, 5, 8),
+    ),
+    "Embed": Sharded(
+        lambda rngs, kernel_metadata: nnx.Embed(
+            8, 16, embedding_metadata=kernel_metadata, rngs=rngs
+        ),
+        ("data", "model"),
+        x=np.arange(8),
+    ),
+    "Stack": Sharded(
+        lambda rngs, **options: nnx.Stack(
+            lambda rngs: nnx.Linear(8, 8, rngs=rngs, **options), 2, rngs=rngs
+        ),
+        ("data", "model"),
+        "blocks.layers",
+    ),
+    "experts": Sharded(
+        lambda rngs, **options: nnx.GroupedLinear(4, 8, 16, rngs=rngs, **options),
+        ("model", "data", None),
     ),
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "axes"), [("rslora", "Explicit"), ("all", "Explicit"), ("all", "Auto")]
+)
 @pytest.mark.parametrize("name", SHARDED)
-@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
 def test_eight_devices_give_what_one_gives(variant, name, axes):
-    x = numbers(8, 8)
+    row, options = SHARDED[name], dict(VARIANTS[variant])
+    if row.where == "blocks.kernel":  # a Param has no inputs that could be dropped
+        options.pop("dropout", None)
 
     def build():
-        spec = ("data", "model") + (None,) * (name != "Linear")
-        layer = SHARDED[name](nnx.Rngs(0), kernel_metadata={"out_sharding": spec})
-        model = Model(layer)
-        options = {"rank": 2, "rngs": nnx.Rngs(1), **VARIANTS[variant]}
-        surgery.add_lora(model, "blocks", **options)
-        model.blocks.lora.lora_b[...] += 0.3
+        model = Model(row.make(nnx.Rngs(0), kernel_metadata={"out_sharding": row.spec}))
+        where = surgery.at(row.where)
+        surgery.add_lora(model, where, rank=2, rngs=nnx.Rngs(1), **options)
+        for path, variable in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
+            if path[-1] == "lora_b":
+                variable[...] += 0.3
         return model
 
     @nnx.jit
     def step(model, x):
         wrt = nnx.DiffState(0, nnx.LoRAParam)
+        sizes = (jnp.array([3, 0, 4, 1]),) * (name == "experts")
 
         def loss(model):
-            return jnp.sum(jnp.sin(model.blocks(x)))
+            return jnp.sum(jnp.sin(model.blocks(x, *sizes)))
 
         return nnx.value_and_grad(loss, argnums=wrt)(model)
 
     with nnx.use_eager_sharding(False):
-        expected, by_one = step(build(), x)
+        expected, by_one = step(build(), row.x)
     mesh = meshes.mesh_of(axes, data=4, model=2)
     with jax.set_mesh(mesh):
         model = build()
         sharding = NamedSharding(mesh, PartitionSpec("data"))
-        loss, grads = step(model, jax.device_put(x, sharding))
-    if "use_dora" in VARIANTS[variant]:
-        assert model.blocks.lora.magnitude.sharding.spec[0] == "model"
+        loss, grads = step(model, jax.device_put(row.x, sharding))
+    if "use_dora" in options and name == "Linear":
+        assert model.blocks.lora.magnitude.sharding.spec == PartitionSpec("model")
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     jax.tree.map(
         lambda x, y: check(x, np.float64(y), 1e-5),

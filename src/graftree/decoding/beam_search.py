@@ -190,7 +190,7 @@ def _generate(
     cache, logits = steps.prefill(model, task)
     steps.check_separate(NAME, model, cache)
     axes = _batch_axes(model, task, cache)
-    batch, beams = task.tokens.shape[0], settings.beams
+    batch, beams, beside = task.tokens.shape[0], settings.beams, task.beside
     cache = _repeated(cache, axes, beams)
     task = dataclasses.replace(task.repeated(beams), inputs=None)
 
@@ -213,9 +213,10 @@ def _generate(
         return search, cache, model, processors
 
     none = _Sequences.empty(batch, beams, task.count, sampling.wide(logits).dtype)
+    none, is_done = beside((none, jnp.zeros(batch, bool)))
     # The beams of a prompt are the same as yet: all go on from the first.
     first = none._replace(scores=none.scores.at[:, 0].set(0))
-    search = _Search(jnp.int32(0), first, none, jnp.zeros(batch, bool))
+    search = _Search(jnp.int32(0), first, none, is_done)
     logits = tasks.repeat(logits, beams)
     search, _ = continued(search, logits, task.processors)
     carry = search, cache, model, task.processors

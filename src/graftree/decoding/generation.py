@@ -323,9 +323,9 @@ def _prefill(model: Any, task: Task) -> _Progress:
     """Reads the prompts, and chooses the first token of each."""
     cache, logits = steps.prefill(model, task)
     batch = task.tokens.shape[0]
-    zeros = jnp.zeros(batch, jnp.int32)
     tokens = jnp.zeros((batch, task.count), jnp.int32)
-    is_running = jnp.ones(batch, bool)
+    rows = jnp.zeros(batch, jnp.int32), tokens, jnp.ones(batch, bool)
+    zeros, tokens, is_running = task.beside(rows)
     progress = _Progress(jnp.int32(0), zeros, tokens, zeros, is_running, cache)
     return _choose(task, task.processors, logits, progress)
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Array, Bool, Float, Int, PRNGKey
+from graftree.nn.support import arguments, meshes
 
 
 @jax.tree_util.register_pytree_node_class
@@ -242,7 +243,9 @@ class History:
         tokens = jnp.where(self.is_token, self.tokens, vocabulary)
         rows = jnp.arange(len(tokens))[:, None]
         zeros = jnp.zeros((len(tokens), vocabulary), jnp.int32)
-        return zeros.at[rows, tokens].add(1, mode="drop")
+        zeros = meshes.led_by(tokens, (0,), zeros)
+        options = arguments.if_set(out_sharding=meshes.sharding_of(zeros))
+        return zeros.at[rows, tokens].add(1, mode="drop", **options)
 
 
 Processor: TypeAlias = Callable[[jax.Array, History], jax.Array]

@@ -136,6 +136,7 @@ def _generate(
     task = dataclasses.replace(task, inputs=None)
     zeros = jnp.zeros(task.tokens.shape[0], jnp.int32)
     tokens = jnp.zeros((zeros.shape[0], task.count), jnp.int32)
+    zeros, tokens = task.beside((zeros, tokens))
     progress = _Progress(jnp.int32(0), zeros, tokens, zeros, zeros == 0)
     first = task.sampler(logits, jax.random.fold_in(task.key, 0))
     progress = _added(task, progress, first[:, None], zeros + 1)
@@ -218,12 +219,12 @@ def _added(
     task: Task, progress: _Progress, new: jax.Array, counts: jax.Array
 ) -> _Progress:
     """Adds so many of the new tokens to each row, up to the first stop."""
-    rows = jnp.arange(new.shape[0])
+    places = jnp.arange(task.count)[None]
     number, token, tokens, total, is_running = progress
     for i in range(new.shape[1]):
         is_new = is_running & (i < counts)
-        place = jnp.where(is_new, total, task.count)
-        tokens = tokens.at[rows, place].set(new[:, i], mode="drop")
+        is_place = is_new[:, None] & (places == total[:, None])
+        tokens = jnp.where(is_place, new[:, i, None], tokens)
         token = jnp.where(is_new, new[:, i], token)
         total = total + is_new
         is_end = (steps.stop_lengths(tokens, total, task.stop) > 0) | (

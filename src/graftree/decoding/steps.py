@@ -25,6 +25,10 @@ def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
     batch, length = task.tokens.shape
     inputs = () if task.inputs is None else (task.inputs,)
     cache = model.init_cache(batch, length + task.count, *inputs)
+    for own in key_value_caches(cache):
+        if own.key.ndim == 4:  # of no Stack
+            for variable in (own.key, own.value):
+                variable.set_value(task.beside(variable.get_value()))
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
     if key_value_caches(cache):
         # These leave padding out, which else takes slots of a ring, and counts as

@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from graftree import _jax, errors
 from graftree.core import paths
 from graftree.decoding import sampling
+from graftree.nn.support import meshes
 
 GREEDY = sampling.Sampler(temperature=0)
 
@@ -47,6 +49,10 @@ class Task:
     key: jax.Array
     count: int = dataclasses.field(metadata={"static": True})
     stop: Stops = dataclasses.field(metadata={"static": True})
+
+    def beside(self, tree: Any) -> Any:
+        """Divides arrays that have a row for each prompt as the prompts are."""
+        return meshes.led_by(self.lengths, (0,), tree)
 
     def repeated(self, times: int) -> Task:
         """Has each prompt and its inputs several times, one after the other."""
@@ -106,9 +112,10 @@ def read(
     _check_inputs(call, model, inputs, lengths.shape[0])
     padding = (0, 0), (0, length - longest)
     tokens = (jnp if is_traced else np).pad(tokens, padding)
+    tokens, lengths = (_placed(x, prompts) for x in (tokens, lengths))
     return Task(
-        tokens=jnp.asarray(tokens),
-        lengths=jnp.asarray(lengths),
+        tokens=tokens,
+        lengths=lengths,
         inputs=inputs,
         sampler=sampler,
         processors=functions,
@@ -116,6 +123,16 @@ def read(
         count=max_new_tokens,
         stop=stops,
     )
+
+
+def _placed(x: Any, prompts: Any) -> jax.Array:
+    """Puts an array with a row for each prompt where a mesh has their rows."""
+    sharding = (
+        None if isinstance(prompts, _jax.Tracer) else getattr(prompts, "sharding", None)
+    )
+    if not isinstance(sharding, NamedSharding) or not sharding.spec[:1]:
+        return jnp.asarray(x)
+    return jax.device_put(x, sharding.update(spec=PartitionSpec(sharding.spec[0])))
 
 
 def check_static(call: str, **settings: Any) -> None:

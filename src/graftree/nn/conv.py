@@ -35,7 +35,7 @@ from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.text import descriptions
 from graftree.nn import linear
-from graftree.nn.support import arguments, eager, jax_functions
+from graftree.nn.support import arguments, eager, jax_functions, meshes
 
 
 class Convolution(linear.Contraction):
@@ -242,6 +242,8 @@ def convolve(
     _check_channels(layer, x, kernel.shape[-2] * layer.feature_group_count)
     x, padding, input_dilation = _apply_padding(layer, x)
     x, kernel, bias = linear.promoted(layer, x, kernel, bias)
+    if out_sharding is None:
+        out_sharding = meshes.of_convolution(x, kernel)
     conv_general_dilated = jax_functions.current(layer.conv_general_dilated)
     y = conv_general_dilated(
         x,
@@ -578,7 +580,7 @@ def _convolve_transposed(
     x, kernel, bias = linear.promoted(layer, x, kernel, bias)
     y = jax.lax.conv_transpose(
         x,
-        kernel,
+        meshes.whole(kernel),  # it takes no `out_sharding`
         strides,
         "VALID" if padding == "CIRCULAR" else padding,
         rhs_dilation=_per_axis(layer, "kernel_dilation"),

@@ -11,6 +11,7 @@ from left to right, so that the product of the two is never made:
     Einsum           [*batch, *in, rank]         [*batch, rank, *out]
     Conv             [*kernel_size, in, rank]    [rank, out]
     Embed            [num_embeddings, rank]      [rank, features]
+    GroupedLinear    [groups, in, rank]          [groups, rank, out]
 
 What the code of another module computes with its Param is not known, so it reads the
 sum (``nn/own_params.py``):
@@ -42,6 +43,7 @@ from graftree.core.objects import attributes
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, linear, lora
 from graftree.nn.dropout import Dropout
+from graftree.nn.mixtures import experts
 from graftree.nn.support import arguments, meshes
 
 
@@ -195,13 +197,23 @@ def _adapted(
     compute: Callable[..., Any],
     change: Callable[..., Any],
     inputs: Any,
-    out_sharding: Any,
+    out_sharding: Any = None,
+    along: Callable[..., Any] | None = None,
 ) -> Any:
     """Computes the outputs of a layer with its change, in the dtype of the layer.
 
     With DoRA, these are ``compute(x) + (gain - 1) * compute(kept) + gain * change``,
     where a column of the kernel has the gain ``magnitude / length``.
+
+    Args:
+        layer: It.
+        compute: The layer without its change.
+        change: Its change.
+        inputs: Its inputs.
+        out_sharding: That of both, where it is set.
+        along: ``(layer, columns, outputs)``, gives columns the axes of the outputs.
     """
+    along = along or _along
     low_rank: LowRank = layer.lora
     options = arguments.if_set(out_sharding=out_sharding)
     outputs, kept = compute(inputs, **options), inputs
@@ -215,8 +227,8 @@ def _adapted(
         gain = _gain(layer)
         bias = arguments.read(getattr(layer, "bias", None))
         if bias is not None:
-            base = base - _along(layer, bias.reshape(gain.shape), base.ndim)
-        gain = _along(layer, gain, outputs.ndim)
+            base = base - along(layer, bias.reshape(gain.shape), base)
+        gain = along(layer, gain, outputs)
         changes = (gain - 1) * base + gain * changes
     return outputs + changes.astype(outputs.dtype)
 
@@ -235,8 +247,15 @@ def _gain(layer: Any) -> jax.Array:
     return jnp.transpose(gain, [(batch + outs).index(x) for x in outputs])
 
 
-def _along(layer: Any, columns: jax.Array, ndim: int) -> jax.Array:
-    """Gives an array of columns the rank of the outputs, for which it has an axis."""
+def _along(layer: Any, columns: jax.Array, outputs: jax.Array) -> jax.Array:
+    """Gives an array of columns the rank of outputs, beside which it is on a mesh."""
+    columns = _in_rank(layer, columns, outputs.ndim)
+    own = [axis for axis, size in enumerate(columns.shape) if size > 1]
+    return meshes.beside(outputs, own, (columns,))[0]
+
+
+def _in_rank(layer: Any, columns: jax.Array, ndim: int) -> jax.Array:
+    """Gives an array of columns an axis for each that the outputs have."""
     missing = ndim - columns.ndim
     if not isinstance(layer, linear.Einsum):
         num_batch = len(getattr(layer, "batch_axis", ()))
@@ -379,7 +398,7 @@ class LoRAEmbed(linear.Embed):
             return super().attend(query, **options)
         x = arguments.as_array(query)
         if self.lora.magnitude is not None:  # scales the columns, which meet the query
-            x = (x * _along(self, _gain(self), x.ndim)).astype(x.dtype)
+            x = (x * _along(self, _gain(self), x)).astype(x.dtype)
         kept = self.lora.dropout(x) if self.lora.is_dropping else x
         outputs = super().attend(x, **options)
         return outputs + self._change_of_scores(kept, **options).astype(outputs.dtype)
@@ -387,6 +406,26 @@ class LoRAEmbed(linear.Embed):
     def _change_of_scores(self, query: Any, **options: Any) -> jax.Array:
         x, a, b = self.lora.operands(query)
         return _chained(x, b.T, a.T, (x.ndim - 1,), 0, **options)
+
+
+class LoRAGroupedLinear(experts.GroupedLinear):
+    """A `GroupedLinear` with a low-rank adaptation of each group."""
+
+    lora: LowRank
+
+    def __call__(self, rows: Any, group_sizes: Any) -> Any:
+        """Maps the rows of each group, as the `GroupedLinear` does."""
+        compute = functools.partial(super().__call__, group_sizes=group_sizes)
+
+        def change(rows: Any) -> jax.Array:
+            x, a, b = self.lora.operands(rows)
+            hidden = experts.grouped_dot(self, x, a, group_sizes)
+            return experts.grouped_dot(self, hidden, b, group_sizes)
+
+        def along(layer: Any, columns: jax.Array, outputs: jax.Array) -> jax.Array:
+            return experts.of_rows(columns, outputs.shape[0], group_sizes)
+
+        return _adapted(self, compute, change, rows, along=along)
 
 
 class Axes(NamedTuple):
@@ -472,6 +511,11 @@ def _of_einsum(layer: Any) -> Axes:
     return Axes(batch, ins, outs, order)
 
 
+def _of_grouped(layer: Any) -> Axes:
+    num_groups, in_features, out_features = layer.kernel.shape[-3:]
+    return Axes((num_groups,), (in_features,), (out_features,))
+
+
 ADAPTABLE: dict[type, Adaptable] = {
     linear.Linear: Adaptable(
         LoRALinear, lambda x: Axes((), (x.in_features,), (x.out_features,))
@@ -484,6 +528,7 @@ ADAPTABLE: dict[type, Adaptable] = {
     linear.Embed: Adaptable(
         LoRAEmbed, lambda x: Axes((), (x.num_embeddings,), (x.features,)), "embedding"
     ),
+    experts.GroupedLinear: Adaptable(LoRAGroupedLinear, _of_grouped),
 }
 # The classes of layers with LoRA, and the classes that they get back.
 PLAIN: dict[type, type] = {x.adapted: plain for plain, x in ADAPTABLE.items()}

@@ -139,11 +139,28 @@ def select(model: Any, selection: Any, call: str) -> list[Target]:
             isinstance(y, stacks.Stack) and key != "rest"
             for y, key in zip(above, path, strict=True)
         )
-        layer = Target(path[:-1], above[-1])
-        is_kernel = type(above[-1]) in lora_layers.ADAPTABLE and layer.kernel is x
-        is_known = is_kernel and _reason_against(layer, wrapped) is None
-        targets.append(layer if is_known else Target(*layer[:2], path[-1], depth))
+        targets.append(of_param(path, above[-1], x, depth, wrapped))
     return [*{(id(x.layer), x.name): x for x in targets}.values()]
+
+
+def of_param(
+    path: Path, layer: Any, param: Any, depth: int, wrapped: Container[int] = ()
+) -> Target:
+    """Returns the target that a Param is: its layer, if that has a way for its kernel.
+
+    Args:
+        path: The path of the Param.
+        layer: The module that has it.
+        param: It.
+        depth: How many leading axes are those of Stacks.
+        wrapped: The ids of layers whose weights others overwrite.
+    """
+    target = Target(path[:-1], layer)
+    if target.is_known and target.kernel is param:
+        is_adapted = type(layer) in lora_layers.PLAIN
+        if is_adapted or _reason_against(target, wrapped) is None:
+            return target
+    return Target(path[:-1], layer, path[-1], depth)
 
 
 def _reason_against(target: Target, wrapped: Container[int]) -> str | None:

@@ -9,12 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from graftree.annotations import Path
+from graftree.core import paths
+from graftree.core.variables import values
 from graftree.nn import compute_dtypes, linear, own_params
-from graftree.surgery import lora_layers, selections
+from graftree.sharding import process_arrays
+from graftree.surgery import lora_layers, lora_targets, selections
 from graftree.surgery.lora_targets import Target
 from graftree.weights import tables
-from graftree.weights.layouts import Axis, Layout, Solved, Unit
+from graftree.weights.layouts import PART, Axis, Layout, Shape, Solved, Unit
 from graftree.weights.stored_tensors import usage_error
 from graftree.weights.tables import Tensor
 
@@ -45,7 +50,8 @@ class AdaptableLayer(NamedTuple):
     """What can be adapted.
 
     Attributes:
-        target: It, in the model.
+        targets: It, in the model; several if its weight in a file is fused. They have
+            factor A in common there, and each a part of B and of the magnitude.
         weight: Its weight in a file.
         layouts: Those of its factors A and B, and of its magnitude, in PEFT; the last
             is ``None`` if PEFT has no such magnitude.
@@ -54,7 +60,7 @@ class AdaptableLayer(NamedTuple):
         is_doubtful: Whether nothing says which of its axes meets inputs.
     """
 
-    target: Target
+    targets: tuple[Target, ...]
     weight: Tensor
     layouts: tuple[Layout, Layout, Layout | None]
     attributes: tuple[str, str, str] = ("lora_a", "lora_b", "magnitude")
@@ -62,9 +68,38 @@ class AdaptableLayer(NamedTuple):
     is_doubtful: bool = False
 
     @property
-    def path(self) -> Path:
-        """Its path in the model."""
-        return self.target.own_path
+    def target(self) -> Target:
+        """The first one."""
+        return self.targets[0]
+
+    @property
+    def paths(self) -> list[Path]:
+        """Its paths in the model."""
+        return [target.own_path for target in self.targets]
+
+    def shapes(self, attribute: str, rank: int) -> list[Shape]:
+        """Shapes in the model of what one tensor of PEFT has; of one layer of Stacks.
+
+        Args:
+            attribute: ``"lora_a"``, ``"lora_b"`` or ``"magnitude"``.
+            rank: The rank.
+        """
+        shapes = []
+        for target in self.with_own(attribute):
+            axes = target.axes
+            stacked = len(target.kernel.shape) - len(axes.shape)
+            batch = axes.batch[max(0, len(self.weight.at) - stacked) :]
+            by_name = {
+                "lora_a": (*batch, *axes.ins, rank),
+                "lora_b": (*batch, rank, *axes.outs),
+                "magnitude": (*batch, *axes.outs),
+            }
+            shapes.append(by_name[attribute])
+        return shapes
+
+    def with_own(self, attribute: str) -> tuple[Target, ...]:
+        """The targets whose arrays one tensor of PEFT has; the first, if all share."""
+        return self.targets[:1] if attribute == self.attributes[0] else self.targets
 
     @property
     def factors(self) -> tuple[str, str, str]:
@@ -77,9 +112,14 @@ class AdaptableLayer(NamedTuple):
         return self.target.name is None and isinstance(self.target.layer, linear.Embed)
 
     @property
+    def can_drop(self) -> bool:
+        """Whether dropout acts on its inputs, here and in PEFT."""
+        return self.module is None and self.target.name is None
+
+    @property
     def is_adapted(self) -> bool:
-        """Whether `nnx.surgery.add_lora` has adapted it."""
-        return isinstance(self.target.change, lora_layers.LowRank)
+        """Whether `nnx.surgery.add_lora` has adapted it, or all its parts."""
+        return all(isinstance(x.change, lora_layers.LowRank) for x in self.targets)
 
 
 def layers_of(model: Any, tensors: Sequence[Tensor]) -> dict[str, AdaptableLayer]:
@@ -87,17 +127,12 @@ def layers_of(model: Any, tensors: Sequence[Tensor]) -> dict[str, AdaptableLayer
     modules = {x.path: x.value for x in selections.parts_of(model)}
     layers = {}
     for tensor in tensors:
-        (*above, key), leaf = tensor.arrays[0].path, tensor.arrays[0].leaf
-        if len(tensor.arrays) > 1 or not compute_dtypes.is_param(leaf):
-            continue
-        target = Target(tuple(above), modules.get(tuple(above)))
-        is_kernel = target.is_known and target.kernel is leaf
-        if is_kernel and tensor.name.endswith(".weight"):
-            layer = _known_layer(target, tensor)
-        elif key in own_params.names_in(target.layer):
-            layer = _own_param(target._replace(name=key, depth=len(tensor.at)), tensor)
-        else:
-            layer = None
+        targets = _targets_of(tensor, modules)
+        layer = None
+        if targets and targets[0].name is None and tensor.name.endswith(".weight"):
+            layer = _known_layer(targets, tensor)
+        elif targets:
+            layer = _own_param(targets, tensor)
         if layer is not None:
             is_module = layer.module is None
             name = tensor.name.removesuffix(".weight") if is_module else tensor.name
@@ -105,9 +140,30 @@ def layers_of(model: Any, tensors: Sequence[Tensor]) -> dict[str, AdaptableLayer
     return layers
 
 
-def _known_layer(target: Target, tensor: Tensor) -> AdaptableLayer | None:
+def _targets_of(tensor: Tensor, modules: Mapping[Path, Any]) -> tuple[Target, ...]:
+    """Returns the targets that have the arrays of a tensor; none unless all can be."""
+    targets = []
+    for array in tensor.arrays:
+        (*above, key), leaf = array.path, array.leaf
+        module = modules.get(tuple(above))
+        if not compute_dtypes.is_param(leaf):
+            return ()
+        target = lora_targets.of_param(array.path, module, leaf, len(tensor.at))
+        if target.name is not None and key not in own_params.names_in(module):
+            return ()
+        targets.append(target)
+    of_layers = {target.name is None for target in targets}
+    return tuple(targets) if len(of_layers) == 1 else ()
+
+
+def _known_layer(targets: tuple[Target, ...], tensor: Tensor) -> AdaptableLayer | None:
     """Describes a known layer; ``None`` if its weight has no axis of just outputs."""
-    weight, axes = tensor.solved, target.axes
+    weight, axes = tensor.solved, targets[0].axes
+    if len({(*map(len, x.axes[:3]), x.axes.order) for x in targets}) > 1:
+        return None
+    stacked = len(targets[0].kernel.shape) - len(axes.shape)
+    if len(axes.batch) == len(tensor.at) - stacked:  # a file has each by itself
+        axes = axes._replace(batch=())
     ours, groups = axes.grouped(weight.layout.ours), [*weight.layout.groups]
     split = len(ours) - len(axes.outs)
     ins = {name for names in ours[:split] for name in names}
@@ -117,17 +173,19 @@ def _known_layer(target: Target, tensor: Tensor) -> AdaptableLayer | None:
     if axes.batch or len(of_outputs) != 1 or names[of_outputs[0]] & ins:
         return None
     out = groups.pop(of_outputs[0])
+    if any(unit.is_fused for group in groups for unit in group):
+        return None
     ones = [()] * len(groups[1:])
     layouts = (
         _layout(weight, [(_RANK,), *groups], [*ours[:split], (_RANK_NAME,)]),
         _layout(weight, [out, (_RANK,), *ones], [(_RANK_NAME,), *ours[split:]]),
         _layout(weight, [(), out, *ones] if ones else [out], ours[split:]),
     )
-    return AdaptableLayer(target, tensor, layouts)
+    return AdaptableLayer(targets, tensor, layouts)
 
 
-def _own_param(target: Target, tensor: Tensor) -> AdaptableLayer | None:
-    """Describes a user's Param; ``None`` if PEFT has no factors of this form.
+def _own_param(targets: tuple[Target, ...], tensor: Tensor) -> AdaptableLayer | None:
+    """Describes a parameter of a module; ``None`` if PEFT has no factors of this form.
 
     Factor A meets the last axis of a matrix in the file. Of an array of matrices, a
     file has it at either axis: it meets the one called ``i`` in the layout, or opposite
@@ -139,9 +197,12 @@ def _own_param(target: Target, tensor: Tensor) -> AdaptableLayer | None:
         return None
     *batch, first, last = layout.ours
     *experts, x, y = layout.groups
-    is_last = _names_of(y) == {*last}
+    is_last, is_layer = _names_of(y) == {*last}, targets[0].name is None
     meets_last = last == ("i",) or first == ("o",) if batch else is_last
+    meets_last = meets_last and not is_layer
     ins, outs = (y, x) if is_last == meets_last else (x, y)
+    if any(unit.is_fused for unit in ins):
+        return None
     factors = [
         ("lora_a", [*batch, first, (_RANK_NAME,)]),
         ("lora_b", [*batch, (_RANK_NAME,), last]),
@@ -155,10 +216,10 @@ def _own_param(target: Target, tensor: Tensor) -> AdaptableLayer | None:
         _layout(tensor.solved, [outs, (_RANK, *leading)], ours_of_b),
         _layout(tensor.solved, [outs], [last]) if has_magnitude else None,
     )
-    *_, rows, columns = target.kernel.shape
-    is_said = not batch or {first, last} & {("i",), ("o",)}
+    *_, rows, columns = targets[0].kernel.shape
+    is_said = is_layer or not batch or {first, last} & {("i",), ("o",)}
     return AdaptableLayer(
-        target,
+        targets,
         tensor,
         layouts,
         (a, b, "magnitude"),
@@ -194,31 +255,53 @@ _RANK = Unit((Axis(_RANK_NAME, False),), False)
 
 
 def _names_of(group: Sequence[Unit]) -> set[str]:
-    """Returns the names of the axes in a group of a file's axes."""
-    return {axis.name for unit in group for axis in unit.axes}
+    """Returns the names of our axes in a group of a file's axes."""
+    return {axis.name for unit in group for axis in unit.axes} - {PART}
 
 
 def _layout(weight: Solved, file: Sequence[Any], ours: Sequence[Any]) -> Layout:
     """Makes the layout of a factor, in the file and in our adapted layers."""
     names = {name for axis in ours for name in axis} - {_RANK_NAME}
-    sizes = {name: weight.sizes[0][name] for name in names}
+    by_array = {name: {sizes[name] for sizes in weight.sizes} for name in names}
+    # Those along which arrays are fused may differ; they follow from shapes.
+    sizes = {name: next(iter(x)) for name, x in by_array.items() if len(x) == 1}
     return Layout("the factor", tuple(file), tuple(ours), sizes)
 
 
 def factors_of(layer: AdaptableLayer, names: Mapping[str, str]) -> list[Tensor]:
     """Describes the factors of what is adapted, as tensors of a file."""
-    tensors, at = [], layer.weight.at
     count = 3 if layer.target.change.magnitude is not None else 2
     named = [*zip(layer.factors, layer.attributes, layer.layouts, strict=True)][:count]
-    subpath = () if layer.target.name is None else (layer.target.name,)
-    for factor, attribute, layout in named:
-        leaf = getattr(layer.target.change, attribute)
-        path = (*layer.target.path, "lora", *subpath, attribute)
-        array = tables.Array(path, leaf, leaf.get_raw_value())
-        assert layout is not None, "checked before"
-        solved = layout.solve([tuple(leaf.shape)[len(at) :]])
-        tensors.append(Tensor(names[factor], (array,), at, solved))
-    return tensors
+    return [
+        _factor(layer, layout, names[factor], attribute, targets)
+        for factor, attribute, layout in named
+        for targets in _together(layer, attribute)
+    ]
+
+
+def _together(layer: AdaptableLayer, attribute: str) -> list[tuple[Target, ...]]:
+    """Groups targets by the tensor that has their factors; each has all of factor A."""
+    is_shared = len(layer.with_own(attribute)) < len(layer.targets)
+    return [(x,) for x in layer.targets] if is_shared else [layer.targets]
+
+
+def _factor(
+    layer: AdaptableLayer,
+    layout: Layout | None,
+    name: str,
+    attribute: str,
+    targets: Sequence[Target],
+) -> Tensor:
+    """Describes a factor, of several targets if it is fused."""
+    assert layout is not None, "checked before"
+    at, arrays = layer.weight.at, []
+    for target in targets:
+        leaf = getattr(target.change, attribute)
+        subpath = () if target.name is None else (target.name,)
+        path = (*target.path, "lora", *subpath, attribute)
+        arrays.append(tables.Array(path, leaf, leaf.get_raw_value()))
+    solved = layout.solve([tuple(x.leaf.shape)[len(at) :] for x in arrays])
+    return Tensor(name, tuple(arrays), at, solved)
 
 
 def modules_of(layers: Mapping[str, AdaptableLayer]) -> dict[str, str]:
@@ -237,6 +320,40 @@ def adaptation_of(target: Target) -> Adaptation:
     change = target.change
     is_dora = change.magnitude is not None
     return Adaptation(change.rank, change.alpha, change.use_rslora, is_dora)
+
+
+def check_fused(layers: Mapping[str, AdaptableLayer]) -> None:
+    """Raises unless the parts of each fused weight have factor A and scale in common.
+
+    Values that are not there are taken to be equal.
+    """
+    differing = []
+    for name, layer in layers.items():
+        first, *others = layer.targets
+        for other in others:
+            kinds = [str(adaptation_of(x)) for x in (first, other)]
+            if kinds[0] != kinds[1]:
+                differing.append(f"{name}: {kinds[0]}; {kinds[1]}")
+            elif not _share_a(layer.attributes[0], first, other):
+                pair = " and ".join(paths.dotted(x.own_path) for x in (first, other))
+                differing.append(f"{name}: {layer.attributes[0]} of {pair}")
+    if differing:
+        raise usage_error(
+            "nnx.weights.save_adapter: a weight in the file is several layers here. "
+            "PEFT has one factor A, rank and scale for all of it, but these differ. "
+            "Nothing was written.",
+            differing,
+            "Before training, let them share it: model.key.lora.lora_a = "
+            "model.query.lora.lora_a. Now merge them by nnx.surgery.merge_lora, and "
+            "share the merged weights.",
+        )
+
+
+def _share_a(attribute: str, *targets: Target) -> bool:
+    x, y = (getattr(x.change, attribute).get_value() for x in targets)
+    if values.is_stand_in(x) or x.shape != y.shape:
+        return x.shape == y.shape
+    return bool(np.array_equal(process_arrays.read(x), process_arrays.read(y)))
 
 
 def check_magnitudes(layers: Mapping[str, AdaptableLayer], call: str) -> None:

@@ -13,10 +13,14 @@ are stored; inputs and outputs are in the same order as there, heads included:
     [rows, features]        [rank, rows]         [features, rank]      an embedding
     [experts, out, in]      [experts * rank, in] [out, rank * experts] a parameter
 
-A Param of a user's own module is a ``target_parameter`` there: the factors are named
-after its module. If several parameters of a module are adapted, PEFT wraps the module
-once for each, in the order in which it has them: ``experts.lora_A.weight`` belongs to
-the last one, ``experts.base_layer.lora_A.weight`` to the one before.
+A Param of a user's own module, or the kernel of all experts, is a ``target_parameter``
+there: the factors are named after its module. If several parameters of a module are
+adapted, PEFT wraps the module once for each, in the order in which it has them:
+``experts.lora_A.weight`` belongs to the last one, ``experts.base_layer.lora_A.weight``
+to the one before.
+
+Where a weight of the file is fused from several layers of ours, such as a ``qkv_proj``,
+each of these gets all of factor A, and its own part of B.
 """
 
 from __future__ import annotations
@@ -213,7 +217,7 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
     """
     layers = adapter_layers.layers_of(model, tables.as_mapping(mapping).tensors(model))
     adapted = {name: x for name, x in layers.items() if x.is_adapted}
-    covered_paths = {x.path for x in adapted.values()}
+    covered_paths = {path for x in adapted.values() for path in x.paths}
     unknown = [paths.dotted(x) for x in _adapted_paths(model) if x not in covered_paths]
     if unknown or not adapted:
         problem = "the table lacks adapted layers" if unknown else "no layer is adapted"
@@ -221,7 +225,21 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
             f"nnx.weights.save_adapter: {problem}. Nothing was written.",
             unknown,
             "nnx.surgery.add_lora adapts layers; each needs a line in the table for "
-            "its weight, which has one axis of inputs and one of outputs there.",
+            "its weight, which has one axis of inputs and one of outputs there. Of a "
+            "fused weight, all parts are adapted, or none.",
+        )
+    adapter_layers.check_fused(adapted)
+    dropping = [
+        name
+        for name, x in adapted.items()
+        if not x.can_drop and any(_rate(y.change) for y in x.targets)
+    ]
+    if dropping:
+        raise usage_error(
+            "nnx.weights.save_adapter: PEFT has no dropout for parameters of modules. "
+            "Nothing was written.",
+            dropping,
+            "Before you write them, remove it: layer.lora.dropout = None.",
         )
     embeds = [x.target for x in adapted.values() if x.is_embed]
     ties = {x.change.adapts_attend for x in embeds}
@@ -277,7 +295,7 @@ def _names(
     tied: Mapping[str, str],
 ) -> dict[str, dict[str, str]]:
     """Finds the names of both factors of each layer; raises for unknown ones."""
-    fused = {tensor.name for tensor in tensors if len(tensor.arrays) > 1}
+    fused = {x.name for x in tensors if len(x.arrays) > 1}
     modules = adapter_layers.modules_of(layers)
     names: dict[str, dict[str, str]] = {}
     heads: dict[str, dict[str, str]] = {}
@@ -290,7 +308,8 @@ def _names(
         elif match is not None and weight in tied:
             heads.setdefault(tied[weight], {})[match["factor"]] = name
         else:
-            unknown.append(name + ": several layers in the model" * (weight in fused))
+            reason = ": several layers that can't be adapted together"
+            unknown.append(name + reason * (weight in fused))
     unknown += [
         f"{name}: a factor is missing"
         for name, x in names.items()
@@ -349,16 +368,11 @@ def _check_factors(
     stored = {factor: source.tensors[full].shape for factor, full in names.items()}
     if stored.pop(_BASE, None) is not None:
         _check_base(name, source, layer, names[_BASE])
-    batch, ins, outs, _ = layer.target.axes
-    rank = kind.rank
-    shapes = {"lora_a": (*batch, *ins, rank), "lora_b": (*batch, rank, *outs)}
-    if kind.use_dora:
-        shapes["magnitude"] = (*batch, *outs)
     parts = zip(layer.factors, layer.attributes, layer.layouts, strict=True)
     expected = {
-        factor: layout.solve([shapes[attribute]]).file_shape
+        factor: layout.solve(layer.shapes(attribute, kind.rank)).file_shape
         for factor, attribute, layout in parts
-        if layout is not None and attribute in shapes
+        if layout is not None and (attribute != "magnitude" or kind.use_dora)
     }
     if stored != expected:
         misfit = "have other shapes"
@@ -403,20 +417,21 @@ def _checked(
     """
     wanted: dict[Path, adapter_layers.Adaptation] = {}
     stacked_at: dict[Path, set[tuple[int, ...]]] = {}
-    for name, layer in layers.items():
-        stacked_at.setdefault(layer.path, set()).add(layer.weight.at)
-        if wanted.setdefault(layer.path, kinds[name]) != kinds[name]:
+    by_path = [(path, name, x) for name, x in layers.items() for path in x.paths]
+    for path, name, layer in by_path:
+        stacked_at.setdefault(path, set()).add(layer.weight.at)
+        if wanted.setdefault(path, kinds[name]) != kinds[name]:
             raise ValueError(
-                f"The layers at {paths.dotted(layer.path)} are stacked, so their "
+                f"The layers at {paths.dotted(path)} are stacked, so their "
                 "adaptations need the same rank and scale."
             )
-    for layer in layers.values():
+    for path, _, layer in by_path:
         shape = layer.target.kernel.shape[: len(layer.weight.at)]
-        count = len(stacked_at[layer.path])
+        count = len(stacked_at[path])
         if count != math.prod(shape):
             raise ValueError(
                 f"The adapter has factors for {count} of the {math.prod(shape)} layers "
-                f"stacked at {paths.dotted(layer.path)}; nnx.surgery.unstack takes "
+                f"stacked at {paths.dotted(path)}; nnx.surgery.unstack takes "
                 "them apart."
             )
     adapted = _adapted_paths(model)
@@ -439,7 +454,7 @@ def _checked(
             "this rank and alpha.",
         )
     if not adapted:
-        targets = {x.path: x.target for x in layers.values()}
+        targets = {y.own_path: y for x in layers.values() for y in x.targets}
         lora_targets.check(model, [*targets.values()], "nnx.weights.load_adapter")
     return sorted(wanted)
 
@@ -453,9 +468,9 @@ def _adapt(
     """Adapts layers. Their dropout waits for ``model.train()``, as PEFT's does."""
     groups: dict[Any, dict[Path, Target]] = {}
     for name, layer in layers.items():
-        target = layer.target
-        rate = dropout if target.name is None else 0.0
-        groups.setdefault((kinds[name], rate), {})[target.own_path] = target
+        rate = dropout if layer.can_drop else 0.0
+        targets = groups.setdefault((kinds[name], rate), {})
+        targets.update(zip(layer.paths, layer.targets, strict=True))
     rngs = Rngs(0)
     for (kind, rate), targets in groups.items():
         where = [paths.dotted(path) for path in targets]
@@ -591,15 +606,19 @@ def _common(
     setting: Callable[[lora_layers.LowRank], Any],
 ) -> Any:
     """Returns a setting of all layers; PEFT has one for all of them."""
-    settings = {path: setting(layer.target.change) for path, layer in layers.items()}
-    if len({*settings.values()}) > 1:
+    settings = [
+        (path, setting(target.change))
+        for path, layer in layers.items()
+        for target in layer.targets
+    ]
+    if len({x for _, x in settings}) > 1:
         raise usage_error(
             f"nnx.weights.save_adapter: PEFT has one {name} for all layers, parameters "
             "too. Nothing was written.",
-            [f"{path}: {x}" for path, x in settings.items()],
+            [f"{path}: {x}" for path, x in settings],
             "Write them as several adapters, or adapt all of them in the same way.",
         )
-    return next(iter(settings.values()))
+    return settings[0][1]
 
 
 def _number(x: float) -> float:

@@ -224,6 +224,31 @@ def test_rows_of_any_groups_meet_their_kernel(count):
         np.testing.assert_allclose(found[:used], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_gradients_in_a_shard_map_that_checks_types_are_those_of_one_device():
+    """JAX would sum that of the kernel in a branch that not all devices take."""
+    layer, rows = nnx.GroupedLinear(4, 3, 2, rngs=nnx.Rngs(0)), random(16, 3)
+    sizes = jnp.array([[5, 0, 1, 2], [0, 8, 0, 0]])
+    of_each = functools.partial(
+        jax.shard_map,
+        mesh=meshes.mesh_of("Auto", x=2),
+        in_specs=(P(), P("x"), P("x")),
+        out_specs=P("x"),
+        check_vma=True,
+    )(lambda layer, rows, sizes: layer(rows, sizes[0]))
+
+    def on_one(layer, rows, sizes):
+        halves = zip(jnp.split(rows, 2), sizes, strict=True)
+        return jnp.concatenate([layer(half, own) for half, own in halves])
+
+    def gradient(call):
+        def loss(layer, rows):
+            return jnp.sum(jnp.sin(call(layer, rows, sizes)))
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(layer, rows)
+
+    check_same(gradient(of_each), gradient(on_one))
+
+
 @pytest.mark.parametrize("num_groups", [2, 8, 64, 512])
 def test_the_rows_multiplied_do_not_grow_with_the_number_of_groups(num_groups):
     layer = nnx.GroupedLinear(num_groups, 3, 2, rngs=nnx.Rngs(0))

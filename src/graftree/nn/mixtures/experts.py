@@ -144,13 +144,21 @@ class GroupedLinear(Module):
         params = self.kernel[...], arguments.read(self.bias)
         operands: Any = arguments.as_array(rows), *params
         operands = self.promote_dtype(operands, dtype=self.dtype)
-        # A group may have rows on any device.
-        x, kernel, bias = [None if y is None else meshes.whole(y) for y in operands]
-        sizes = meshes.whole(jnp.asarray(group_sizes, jnp.int32))
+        x, kernel, bias = operands
         options = arguments.if_set(preferred_element_type=self.preferred_element_type)
-        ragged_dot = jax_functions.current(self.ragged_dot)
-        y = ragged_dot(x, kernel, sizes, precision=self.precision, **options)
-        return y if bias is None else y + bias[_groups_of_rows(sizes, y.shape[0])]
+        y = grouped_dot(self, x, kernel, group_sizes, **options)
+        return y if bias is None else y + of_rows(bias, y.shape[0], group_sizes)
+
+
+def grouped_dot(
+    layer: GroupedLinear, rows: Any, kernel: Any, group_sizes: Any, **options: Any
+) -> jax.Array:
+    """Multiplies rows with a kernel for each group, by the contraction of a layer."""
+    # A group may have rows on any device.
+    rows, kernel = meshes.whole(rows), meshes.whole(kernel)
+    sizes = meshes.whole(jnp.asarray(group_sizes, jnp.int32))
+    ragged_dot = jax_functions.current(layer.ragged_dot)
+    return ragged_dot(rows, kernel, sizes, precision=layer.precision, **options)
 
 
 def _for_each(initializer: Initializer) -> Initializer:
@@ -175,10 +183,12 @@ def _for_each(initializer: Initializer) -> Initializer:
     return initialize
 
 
-def _groups_of_rows(group_sizes: jax.Array, count: int) -> jax.Array:
-    """The group of each row, ``[rows]``."""
-    rows, ends = jnp.arange(count, dtype=jnp.int32), jnp.cumsum(group_sizes)
-    return jnp.searchsorted(ends, rows, side="right").clip(0, len(ends) - 1)
+def of_rows(of_groups: Any, count: int, group_sizes: Any) -> jax.Array:
+    """Takes for each of some rows what its group has, ``[rows, ...]``."""
+    sizes = meshes.whole(jnp.asarray(group_sizes, jnp.int32))
+    rows, ends = jnp.arange(count, dtype=jnp.int32), jnp.cumsum(sizes)
+    groups_of_rows = jnp.searchsorted(ends, rows, side="right").clip(0, len(ends) - 1)
+    return meshes.whole(of_groups)[groups_of_rows]
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:

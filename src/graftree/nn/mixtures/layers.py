@@ -186,6 +186,9 @@ class MixtureOfExperts(Module):
             in_specs=(experts_spec, tokens, tokens, tokens),
             out_specs=tokens,
             axis_names=division.axis_names,
+            # Else loops in the experts of users would need first carries cast by
+            # `jax.lax.pcast`; and in JAX 0.12.0, `jnp.searchsorted` fails with an
+            # AssertionError where only some axes of a mesh are manual.
             check_vma=False,
             graph=True,
             graph_updates=False,

@@ -82,6 +82,14 @@ def in_blocks(
         ``[rows, ...]``; zeros for rows in no group.
     """
     count = rows.shape[0]
+    varying = frozenset[Any]().union(
+        *[_jax.varying(jax.typeof(x)) for x in jax.tree.leaves((params, rows))]
+    )
+    # Else, in a `shard_map` with check_vma=True, JAX (0.10.2, 0.12.0) casts what all
+    # devices share in the branch below. Its gradient is then summed over devices there,
+    # in a branch that not all of them take: they wait for ever, or add up gradients of
+    # different blocks.
+    params, rows = jax.tree.map(lambda x: _jax.as_varying(x, varying), (params, rows))
     groups, sources, targets = _blocks(count, group_sizes)
     blocks = rows[sources]
 
@@ -98,9 +106,6 @@ def in_blocks(
             zeros = jnp.zeros(output.shape, output.dtype)
             return _jax.as_varying(zeros, varying)
 
-        varying = frozenset[Any]().union(
-            *[_jax.varying(jax.typeof(x)) for x in jax.tree.leaves((own, block))]
-        )
         return jax.lax.cond(is_used, function, unused, own, block)
 
     is_used = targets[:, 0] < count

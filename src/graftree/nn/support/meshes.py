@@ -100,6 +100,25 @@ def _remaining(entry: Any, names: Collection[str]) -> Any:
     return None if entry in names else entry
 
 
+def of_convolution(inputs: jax.Array, kernel: jax.Array) -> NamedSharding | None:
+    """Infers the sharding of a convolution by a divided kernel, which JAX does not.
+
+    Outputs are divided like the batch, and like the last axis of the kernel.
+
+    Args:
+        inputs: ``[batch, *spatial, in_features]``.
+        kernel: ``[*spatial, in_features, out_features]``, which can meet them.
+    """
+    sharding, own = sharding_of(inputs), sharding_of(kernel)
+    if sharding is None or own is None or not _names(own.spec):
+        return None
+    batch, *others = sharding.spec
+    if any(others):
+        return None  # JAX asks for more
+    spec = PartitionSpec(batch, *others[:-1], own.spec[-1])
+    return sharding.update(spec=spec)
+
+
 def look_up(table: jax.Array, indices: jax.Array, out_sharding: Any) -> jax.Array:
     """Takes the rows of a table with these numbers; NaN where there is none.
 
