@@ -1,4 +1,4 @@
-"""Weights of PyTorch as safetensors: ``python -m graftree.weights convert model.pt``.
+"""PyTorch weights as safetensors: ``python -m graftree.weights convert model.pt``.
 
 PyTorch reads in a separate process, where a bad file does no harm. A file that
 exists is whole.

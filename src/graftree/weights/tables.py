@@ -88,7 +88,7 @@ class Mapping:
     may be a list, or a `Stack`, whose arrays have all layers along their first axis. An
     index that is only in the name is stacked too. One table fits both forms. A line
     skips elements that lack its path, so the layers of a list may differ. A number is a
-    single layer, also of a `Stack`, whose layers may have any names in the file:
+    single layer, including a `Stack`, whose layers may have any names in the file:
     ``"first": "blocks[0]"``, ``"second": "blocks[1]"``.
 
     Args:
