@@ -12,7 +12,7 @@ from artifex.generative_models.models.vae import VAE
 from flax import nnx
 
 STEPS = 100
-GOAL = 0.15
+GOAL = 1.5
 SHAPE = (8, 8, 1)
 
 

@@ -22,7 +22,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m graftree.weights",
-        description="Converts a file of torch.save to safetensors, in a separate process.",
+        description="Converts a file of torch.save to safetensors in another process.",
         epilog="Example: `python -m graftree.weights convert model.pt` writes "
         "model.safetensors, which nnx.weights.load reads.",
     )
