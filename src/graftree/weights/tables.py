@@ -511,7 +511,9 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
     _check_all_layers(tensors, lines_of)
     for name, other in tied.items():
         if other not in names:
-            raise _wrong(name, f"it is tied to {other!r}, to which no line leads")
+            raise _wrong(
+                name, f"it is tied to {other!r}, which no line of the table loads"
+            )
         if name in names:
             raise _wrong(
                 name,
