@@ -31,6 +31,5 @@ def train(model):
     random = np.random.default_rng(0)
     x = random.normal(size=(256, 8)).astype(np.float32)
     y = x[:, :3].argmax(-1)
-    for _ in range(EPOCHS):
-        history = model.fit(x, y, batch_size=64, verbose=0, shuffle=False)
-        yield history.history["loss"][0]
+    history = model.fit(x, y, batch_size=64, epochs=EPOCHS, verbose=0, shuffle=False)
+    yield from history.history["loss"]
