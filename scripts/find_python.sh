@@ -69,7 +69,9 @@ if [ -z "$match" ]; then
     paths=$(awk '{ print $2 }' <<<"$found" | paste -s -d ' ')
     echo "error: no $wanted with venv found on PATH, in pyenv or in uv" \
         "(usable: ${paths:-none})" >&2
-    echo "  Install one, for example: pyenv install ${wanted//[!0-9.]/}" >&2
+    version=$(grep -o '3\.[0-9]*' <<<"$wanted" | head -n 1)
+    echo "  Install one, for example: uv python install $version (or pyenv install" \
+        "$version; on Debian also python3-venv)" >&2
     exit 1
 fi
 sed 's/^[^ ]* //' <<<"$match"

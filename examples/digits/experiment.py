@@ -8,7 +8,7 @@ import numpy as np
 from rich import console as rich_console
 
 import graftree as nnx
-from examples.digits import data, models, progress, report, train
+from examples.digits import digits as program, report
 
 
 def run(
@@ -19,7 +19,7 @@ def run(
     output: pathlib.Path,
     should_stop: Callable[[], bool],
 ) -> bool:
-    """Trains a model and tells how it went.
+    """Trains a model and reports how it went.
 
     Args:
         epochs: How often to go over the training digits.
@@ -34,21 +34,24 @@ def run(
         Whether the experiment was finished, not stopped.
     """
     console = rich_console.Console()
-    digits = data.load(seed)
-    model = models.DigitClassifier(rngs=nnx.Rngs(seed))
-    steps = data.batch_count(digits.train, batch_size)
+    digits = program.load(seed)
+    model = program.DigitClassifier(rngs=nnx.Rngs(seed))
+    steps = len(digits.train.labels) // batch_size
+    training = program.train(
+        model, digits, epochs=epochs, batch_size=batch_size, seed=seed
+    )
+    history: list[program.Epoch] = []
     start = time.perf_counter()
-    with progress.Display(console, epochs, steps) as display:
-        history = train.fit(
-            model,
-            digits,
-            epochs=epochs,
-            batch_size=batch_size,
-            seed=seed,
-            on_step=display.show_step,
-            on_epoch=display.show_epoch,
-            should_stop=should_stop,
-        )
+    with report.Display(console, epochs, steps) as display:
+        for scores in training:
+            if isinstance(scores, program.Epoch):
+                history.append(scores)
+                display.show_epoch(scores)
+            else:
+                display.show_step(scores)
+            if should_stop():
+                break
+    model.eval()
     seconds = time.perf_counter() - start
     folder = output / "checkpoint"
     nnx.checkpoints.save(folder, model, overwrite=True)
@@ -56,7 +59,7 @@ def run(
         print(f"interrupted: the model so far was saved to {folder}")
         return False
     print(f"trained in {seconds:.1f} s; the model was saved to {folder}")
-    logits = np.asarray(train.predict(model, digits.test.images))
+    logits = np.asarray(program.predict(model, digits.test.images))
     write_report(console, model, digits.test, logits, history, output)
     check_restored(folder, digits.test.images, logits, seed=seed + 1)
     print(f"test accuracy: {100 * history[-1].test.accuracy:.1f} %")
@@ -66,9 +69,9 @@ def run(
 def write_report(
     console: rich_console.Console,
     model: nnx.Module,
-    test: data.Batch,
+    test: program.Batch,
     logits: np.ndarray,
-    history: Sequence[train.Epoch],
+    history: Sequence[program.Epoch],
     output: pathlib.Path,
 ) -> None:
     """Prints the tables, and writes the pictures into the folder ``output``."""
@@ -94,10 +97,10 @@ def check_restored(
     Raises:
         RuntimeError: If a single bit of the predictions differs.
     """
-    fresh = models.DigitClassifier(rngs=nnx.Rngs(seed))
+    fresh = program.DigitClassifier(rngs=nnx.Rngs(seed))
     restored = nnx.checkpoints.restore(folder, fresh)
     restored.eval()
-    if np.asarray(train.predict(restored, images)).tobytes() != logits.tobytes():
+    if np.asarray(program.predict(restored, images)).tobytes() != logits.tobytes():
         raise RuntimeError(f"The model restored from {folder} predicts differently.")
     print(
         "restored into a fresh model: "

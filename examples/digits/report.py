@@ -1,20 +1,49 @@
-"""What came of it: tables for the terminal, pictures for the output folder."""
+"""The live display and the tables for the terminal, the pictures for the folder."""
 
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import axes, figure, ticker
-from rich import table
+from rich import console as rich_console, table
 from sklearn import metrics
 
 import graftree as nnx
-from examples import pictures
-from examples.digits import data, train
+from examples import bars, pictures
+from examples.digits import digits
 
 TRAIN_COLOR, TEST_COLOR, *_ = pictures.COLORS
 GRID_COLUMNS = 8
 GRID_CELLS = 40
+
+
+class Display(bars.Bar):
+    """A bar that moves, and a line per epoch, while it is entered as a context.
+
+    Args:
+        console: Where to show it.
+        epochs: Number of epochs that will be run.
+        steps: Number of steps in each of them.
+    """
+
+    def __init__(self, console: rich_console.Console, epochs: int, steps: int):
+        self._epochs = epochs
+        text = f"epoch {{task.fields[epoch]}}/{epochs}"
+        super().__init__(console, text, epochs * steps, epoch="1", scores="compiling")
+
+    def show_step(self, scores: digits.Scores) -> None:
+        """Moves the bar by one step; ``scores`` are those of the epoch so far."""
+        self.step(f"loss {scores.loss:.4f}, accuracy {scores.accuracy:6.1%}")
+
+    def show_epoch(self, epoch: digits.Epoch) -> None:
+        """Prints the line of a finished epoch."""
+        width = len(str(self._epochs))
+        self.line(
+            f"epoch {epoch.number:{width}}/{self._epochs}"
+            f"   training: loss {epoch.train.loss:.4f}, {epoch.train.accuracy:6.1%}"
+            f"   test: loss {epoch.test.loss:.4f}, {epoch.test.accuracy:6.1%}",
+            epoch=f"{min(epoch.number + 1, self._epochs)}",
+        )
 
 
 def parameter_table(model: nnx.Module) -> table.Table:
@@ -44,10 +73,10 @@ def parameter_table(model: nnx.Module) -> table.Table:
 
 def confusion_table(labels: np.ndarray, predicted: np.ndarray) -> table.Table:
     """Returns a table that counts, for each true digit, what it was taken for."""
-    counts = metrics.confusion_matrix(labels, predicted, labels=range(data.CLASSES))
+    counts = metrics.confusion_matrix(labels, predicted, labels=range(digits.CLASSES))
     result = table.Table(title="confusion matrix: true digit down, predicted across")
     result.add_column("", style="bold")
-    for digit in range(data.CLASSES):
+    for digit in range(digits.CLASSES):
         result.add_column(str(digit), justify="right", min_width=3)
     for digit, row in enumerate(counts):
         cells = [_confusion_cell(n, right=k == digit) for k, n in enumerate(row)]
@@ -61,7 +90,7 @@ def _confusion_cell(count: int, right: bool) -> str:
     return f"[bold red]{count}[/]" if count else "[dim].[/]"
 
 
-def draw_curves(history: Sequence[train.Epoch], path: pathlib.Path) -> None:
+def draw_curves(history: Sequence[digits.Epoch], path: pathlib.Path) -> None:
     """Writes a picture of loss and accuracy over the epochs to ``path``."""
     picture = figure.Figure(figsize=(10, 4), layout="constrained")
     loss, accuracy = picture.subplots(1, 2)
@@ -76,7 +105,7 @@ def draw_curves(history: Sequence[train.Epoch], path: pathlib.Path) -> None:
     pictures.write(picture, path)
 
 
-def _draw_curve(plot: axes.Axes, history: Sequence[train.Epoch], score: str) -> None:
+def _draw_curve(plot: axes.Axes, history: Sequence[digits.Epoch], score: str) -> None:
     numbers = [epoch.number for epoch in history]
     of_train = [getattr(epoch.train, score) for epoch in history]
     of_test = [getattr(epoch.test, score) for epoch in history]
@@ -90,7 +119,7 @@ def _draw_curve(plot: axes.Axes, history: Sequence[train.Epoch], score: str) -> 
 
 
 def draw_misclassified(
-    examples: data.Batch, predicted: np.ndarray, path: pathlib.Path
+    examples: digits.Batch, predicted: np.ndarray, path: pathlib.Path
 ) -> None:
     """Writes a picture of the digits that were taken for others to ``path``."""
     wrong = np.flatnonzero(predicted != examples.labels)

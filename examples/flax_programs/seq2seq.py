@@ -1,6 +1,6 @@
 """Sequence to sequence with recurrent networks: a string of digits is reversed.
 
-The encoder reads both ways; its last carries start the decoder, which is told the
+The encoder reads both ways; its last carries start the decoder, which gets the
 right digits while it is trained and its own when it is tried.
 """
 

@@ -40,7 +40,7 @@ def make_parser() -> OneLineParser:
     parser = OneLineParser(
         prog="python -m examples.lm",
         description="Trains a language model on two books, on one device or many. The "
-        "same command goes on where the last run in its folder stopped, also with "
+        "same command goes on where the last run in its folder stopped, even with "
         "another --mesh.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         argument_default=argparse.SUPPRESS,

@@ -79,7 +79,7 @@ def read(folder: pathlib.Path) -> Record | None:
     """Returns the record in a folder; ``None`` if there is none.
 
     Raises:
-        ValueError: If the file is no record.
+        ValueError: If the file is not a record.
     """
     path = folder / FILE
     if not path.exists():
@@ -90,4 +90,4 @@ def read(folder: pathlib.Path) -> Record | None:
         curve.set_state(content.pop("curve"))
         return Record(**content, curve=curve)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no record of a run: {error}") from error
+        raise ValueError(f"{path} is not a record of a run: {error}") from error

@@ -68,7 +68,7 @@ def run(options: Settings, *, should_stop: Callable[[], bool]) -> signal.Signals
 
 
 def check_policy(options: Settings) -> None:
-    """Raises if ``--precision`` is no policy of a model.
+    """Raises if ``--precision`` is not a precision policy.
 
     Raises:
         WrongOption: It says what is wrong.

@@ -85,7 +85,7 @@ def make(sizes: Mapping[str, int]) -> Layout:
 
 
 def on_mesh(mesh: jax.sharding.Mesh) -> Layout:
-    """Returns the layout on a mesh, also on one of devices that aren't there."""
+    """Returns the layout on a mesh, even on one whose devices don't exist."""
     return Layout(mesh, rules_for(mesh.axis_names))
 
 

@@ -82,7 +82,7 @@ class Job:
         on_test: Callable[[], None],
         should_stop: Callable[[], bool],
     ) -> signal.Signals | None:
-        """Trains to the end, or until it is told to stop; then all is saved.
+        """Trains to the end, or until it is asked to stop; then all is saved.
 
         Args:
             checkpoints: Where to save.

@@ -2,7 +2,7 @@
 
 The command starts itself again, once per process, on this machine. The processes find
 each other through ``jax.distributed``, and the CPU simulates the devices of each. The
-first one's output is shown; what they write to stderr is in ``process-N.log`` in the
+output of the first is shown; what they write to stderr is in ``process-N.log`` in the
 output folder. When one dies, the others can't go on: they are ended within seconds, and
 the same command goes on from the last checkpoint.
 """
@@ -83,10 +83,10 @@ def run(
     port = free_port()
     logs = [folder / f"process-{number}.log" for number in range(count)]
     processes: list[subprocess.Popen[bytes]] = []
-    told: list[int] = []
+    signals: list[int] = []
 
     def tell(number: int, _: object) -> None:
-        told.append(number)
+        signals.append(number)
         print("finishing the step in progress", file=sys.stderr)
         for process in processes:
             if process.poll() is None:
@@ -104,8 +104,8 @@ def run(
             process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-    if told and all(code == 128 + signal.SIGTERM for code in codes):
-        return 128 + told[0]
+    if signals and all(code == 128 + signal.SIGTERM for code in codes):
+        return 128 + signals[0]
     return judge(codes, logs)
 
 

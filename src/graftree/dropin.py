@@ -392,9 +392,9 @@ usage: {_NAME} (script.py | -m module) [arguments]
 _HELP = f"""\
 Runs a program written for flax.nnx on Graftree, unchanged.
 
-  script.py, -m module  the program, as for python; what follows are its arguments
+  script.py, -m module  the program, as for python, then its arguments
   --install-startup     from now on {VARIABLE}=1 is enough, with this Python
-  --remove-startup      undoes that"""
+  --remove-startup      removes it again"""
 
 # Python runs a line of such a file that begins with `import` whenever it starts.
 _STARTUP_LINE = f"""\

@@ -313,7 +313,7 @@ def test_output_that_is_no_folder_is_refused_in_one_line(capsys, tmp_path):
 def test_damaged_record_is_refused_in_one_line(capsys, tmp_path):
     (tmp_path / curves.FILE).write_text(json.dumps({"label": "data=8"}))
     error = error_line(capsys, command.main, ["--mesh=data=8", f"--output={tmp_path}"])
-    assert "is no record of a run" in error
+    assert "is not a record of a run" in error
 
 
 # ------------------------------------------------------------------------- as a program

@@ -2,6 +2,7 @@
 
 And the programs for Flax are what they say."""
 
+import re
 import sys
 
 import numpy as np
@@ -225,7 +226,16 @@ def test_an_unknown_name_is_refused(capsys):
 def test_help_lists_the_programs(capsys):
     with pytest.raises(SystemExit):
         for_flax.main(["--help"])
-    assert "weight_tying" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "weight_tying" in printed and "jraphx" in printed
+
+
+def test_each_program_for_a_package_names_one_whose_version_is_pinned():
+    pinned = set(re.findall(r"^(\S+)==", for_flax.requirements(), re.MULTILINE))
+    texts = [path.read_text() for path in for_flax.PACKAGES.glob("*.py")]
+    named = {text.partition(":")[0].removeprefix('"""') for text in texts}
+    assert named == pinned - {"jax", "flax"} and len(named) == len(texts)
+    assert not any("graftree" in text for text in texts)
 
 
 def test_programs_know_nothing_of_graftree():

@@ -134,7 +134,7 @@ FILES = {
     "a dtype that is null": (raw(dtype="null"), "the dtype null is not text"),
     "a dtype of half bytes": (
         one(bytes(1), dtype="F4", data_offsets=[0, 1]),
-        "dtype F4, of which a byte has no whole element",
+        "dtype F4, whose elements are smaller than a byte",
     ),
     # Shapes.
     "a negative size": (one(shape=[-2]), "has the number '-2', which is not a size"),

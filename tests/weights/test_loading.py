@@ -167,7 +167,7 @@ def test_tied_tensors_must_be_equal():
 
 @tables.cases(
     "tied, reason",
-    ({"head.weight": "wte"}, "to which no line leads"),
+    ({"head.weight": "wte"}, "which no line of the table loads"),
     ({"w.weight": "w.weight"}, "an array of its own"),
     ids=["misspelt", "itself"],
 )

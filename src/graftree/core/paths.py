@@ -1,7 +1,7 @@
 """Keys and paths: what names the values in an object tree; their order and texts.
 
 A path is a tuple of keys: attribute names (``str``), dict keys and indices (``int``);
-``()`` is the root. Keys are hashable, and ``sort_key`` orders any two of them, also
+``()`` is the root. Keys are hashable, and ``sort_key`` orders any two of them, even
 of different types: numbers first, by value; then strings; then other keys, grouped
 by type. Every listing of leaves in the package follows this order.
 

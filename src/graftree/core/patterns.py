@@ -277,7 +277,7 @@ _UNUSUAL = re.compile(r"[()|^$+\\?]")
 
 
 def _name(text: str) -> _Matcher:
-    """Returns the matcher of a step without brackets; of digits, also of an index."""
+    """Returns the matcher of a step without brackets; for digits, of an index too."""
     if text == "**":
         return None
     if "**" in text:

@@ -53,7 +53,7 @@ def beam_search(
     its stop. It has ended with a stop, or with ``max_new_tokens``. Only continuations
     that are among the best ``num_beams`` can end; as many others go on.
 
-    As `generate`, it is one compiled program, also as part of a larger one. Prompts are
+    As `generate`, it is one compiled program, even as part of a larger one. Prompts are
     read once, for all beams; so is an encoder run. What a model's calls write into the
     cache is reordered at each step, along the axis of the batch; what they leave as it
     is, as the keys and values of an encoder, is not.

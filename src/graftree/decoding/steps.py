@@ -148,7 +148,7 @@ def check_separate(call: str, model: Any, cache: Any) -> None:
         raise ValueError(
             errors.message(
                 f"{call}: init_cache gives Variables that are part of the model, and "
-                "the cache is kept apart.",
+                "the cache must be separate.",
                 way_out="Make new ones in init_cache, or keep these in the model only "
                 "and return {}.",
             )

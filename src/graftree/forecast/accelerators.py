@@ -66,7 +66,7 @@ class Accelerator:
     topology_name: str = ""
 
     def peak(self, bits: int) -> float:
-        """Operations per second of products of numbers of so many bits.
+        """Operations per second of products whose operands have so many bits.
 
         Wider ones than bf16 count as that: on TPUs XLA splits or rounds them, and GPUs
         have TF32, so none of them is faster.

@@ -68,7 +68,7 @@ class Flops(NamedTuple):
 def products(
     program: Program, computation: Computation, instruction: Instruction
 ) -> Iterator[Flops]:
-    """Lists the products in an instruction, also in a fused one."""
+    """Lists the products in an instruction, even in a fused one."""
     if instruction.opcode == "fusion":
         fused = program.fused(instruction)
         for inner in fused.values():

@@ -95,7 +95,7 @@ def save(*where: Any) -> SavePolicy:
             ``...`` for everything. Patterns select names too.
 
     Returns:
-        The policy. Combine it by ``|`` with others, also with those of
+        The policy. Combine it by ``|`` with others, including those of
         ``jax.checkpoint_policies``: the first that keeps a value decides where.
 
     Raises:

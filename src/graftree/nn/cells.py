@@ -170,7 +170,7 @@ class VectorCell(RNNCellBase):
         if stream is None:
             raise ValueError(
                 "RNGs must be provided to initialize the cell carry.\n"
-                "Pass `rngs=nnx.Rngs(0)`, also where the carry is zeros."
+                "Pass `rngs=nnx.Rngs(0)`, even if the carry is zeros."
             )
         initializer = carry_init or self.carry_init or initializers.zeros
         shape = (*input_shape[:-1], self.hidden_features)

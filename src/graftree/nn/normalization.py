@@ -157,7 +157,7 @@ class BatchNorm(moments.Norm):
                 complex, the running mean keeps only its real part.
             use_running_average: Overrides the attribute, if not ``None``.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
-                statistics, all the same, also along ``axis_name``. A feature without
+                statistics, all the same, even along ``axis_name``. A feature without
                 such positions is normalized with its running statistics, which do not
                 change.
 
@@ -246,7 +246,7 @@ class _SampleNorm(moments.Norm):
             x: Inputs of any shape that fits the axes of the layer; for `InstanceNorm`
                 with the samples along the first axis.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
-                statistics, all the same, also along ``axis_name``.
+                statistics, all the same, even along ``axis_name``.
 
         Returns:
             A new array of the shape of ``x``.

@@ -514,7 +514,7 @@ def default(
     ``dtype`` (other than ``None``) and ``param_dtype`` of a layer win. Random numbers
     are drawn in float32, or in the ``param_dtype`` of a layer's arguments, and then
     rounded to the dtype of ``params``: a seed gives the same numbers as without a
-    policy. The policy holds in this thread, also for models that ``nnx.jit``
+    policy. The policy holds in this thread, including for models that ``nnx.jit``
     makes: functions compiled before are traced again.
 
     Args:

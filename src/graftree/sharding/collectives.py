@@ -245,7 +245,7 @@ class _Meeting:
             except jax.errors.JaxRuntimeError as error:
                 first = str(error).partition("\n")[0]
                 raise errors.ProcessError(
-                    f"{self._name}: process 0, by which the processes find each other, "
+                    f"{self._name}: process 0, which coordinates the others, "
                     f"can't be reached: {first}\nIt was killed, or has ended; see what "
                     "it printed."
                 ) from error

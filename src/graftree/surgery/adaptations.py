@@ -57,7 +57,7 @@ def add_lora(
     With DoRA, each column of that sum (its entries for one output) is scaled to the
     length at ``lora.magnitude``, which starts as the present one.
     You can adapt `Linear`, `LinearGeneral` (so the four of attention), `Einsum`, `Conv`
-    and `Embed`, also in a `Stack`. If you select a Param that a module of your own has
+    and `Embed`, even in a `Stack`. If you select a Param that a module of your own has
     as an attribute, the module's code reads the sum instead: of its last two axes, with
     factors for each entry of leading ones, at ``lora.<name>.lora_a``.
 

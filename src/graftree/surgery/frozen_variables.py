@@ -39,7 +39,7 @@ class Frozen(Variable[A], leaf=_leaf):
     """A Variable that `freeze` took out of training.
 
     It is not a Param, so ``wrt=nnx.Param`` does not select it. Its value is a constant
-    to differentiation, also as a leaf of a pytree, as in a plain ``jax.grad`` of a
+    to differentiation, even as a leaf of a pytree, as in a plain ``jax.grad`` of a
     whole model, where the gradient is zero. (``get_raw_value()`` returns the stored
     value as it is, and so do leaves inside a further ``nnx`` transform there.) You may
     write to it, for example by loading a checkpoint. The metadata entry
@@ -208,7 +208,7 @@ def _variables_within(model: Any, selection: Any, call: str) -> list[ModelPart]:
 
 def _turn_into(variable: Any, cls: Any, entries: Any) -> None:
     # Changes the Variable itself instead of replacing it, so that it is changed
-    # everywhere, also in tuples, in views and under other names.
+    # everywhere, even in tuples, in views and under other names.
     variable.__class__ = cls
     variables.replace_metadata(variable, HashableMapping(entries))
 

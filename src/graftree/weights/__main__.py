@@ -1,4 +1,4 @@
-"""Weights of PyTorch as safetensors: ``python -m graftree.weights convert model.pt``.
+"""PyTorch weights as safetensors: ``python -m graftree.weights convert model.pt``.
 
 PyTorch reads in a separate process, where a bad file does no harm. A file that
 exists is whole.
@@ -22,15 +22,23 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m graftree.weights",
-        description="Converts a file of torch.save to safetensors, in a process apart.",
+        description="Converts a file of torch.save to safetensors in another process.",
+        epilog="Example: `python -m graftree.weights convert model.pt` writes "
+        "model.safetensors, which nnx.weights.load reads.",
     )
     parser.add_argument("command", choices=["convert"], help="the only command")
     parser.add_argument("file", help="a file of torch.save, such as model.pt")
-    parser.add_argument("out", nargs="?", help="default: model.safetensors")
     parser.add_argument(
-        "--key", default="", help="the entry to take, such as state_dict"
+        "out",
+        nargs="?",
+        help="the new file; default: FILE with the suffix .safetensors",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT")
+    parser.add_argument(
+        "--key", default="", help="the entry of a dict to convert, such as state_dict"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace OUT if it exists"
+    )
     options = parser.parse_args()
     out = options.out or os.path.splitext(options.file)[0] + SUFFIX
     try:

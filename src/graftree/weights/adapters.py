@@ -381,7 +381,7 @@ def _check_factors(
         raise usage_error(
             f"{source.name}: the factors of {name!r} {misfit}. Nothing has changed.",
             [f"expected {expected}", f"got      {stored}"],
-            "Is it the adapter of another model? Of arrays of matrices, the layout in "
+            "Is it the adapter of another model? For stacked matrices, the layout in "
             "the table says which axis meets inputs, as in 'e o i -> e o i'; "
             "parameters of one module have the order of PyTorch's module there.",
         )

@@ -89,7 +89,7 @@ class Mapping:
     may be a list, or a `Stack`, whose arrays have all layers along their first axis. An
     index that is only in the name is stacked too. One table fits both forms. A line
     skips elements that lack its path, so the layers of a list may differ. A number is a
-    single layer, also of a `Stack`, whose layers may have any names in the file:
+    single layer, including a `Stack`, whose layers may have any names in the file:
     ``"first": "blocks[0]"``, ``"second": "blocks[1]"``.
 
     Args:
@@ -512,7 +512,9 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
     _check_all_layers(tensors, lines_of)
     for name, other in tied.items():
         if other not in names:
-            raise _wrong(name, f"it is tied to {other!r}, to which no line leads")
+            raise _wrong(
+                name, f"it is tied to {other!r}, which no line of the table loads"
+            )
         if name in names:
             raise _wrong(
                 name,

@@ -210,7 +210,7 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
     if dtype in _PACKED:
         way_out = "That isn't read. Store it as U8 or in a wider dtype."
         raise tensor_error(
-            f"dtype {dtype}, of which a byte has no whole element", way_out
+            f"dtype {dtype}, whose elements are smaller than a byte", way_out
         )
     if dtype not in DTYPES:
         way_out = f"Known are {' '.join(DTYPES)}."

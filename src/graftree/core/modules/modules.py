@@ -316,7 +316,7 @@ class EqualLayers(Module):
 
 
 def _call_each(stack: EqualLayers, function: Callable[[Any], Any]) -> None:
-    """Calls a function with the layers, also with abstract ones."""
+    """Calls a function with the layers, including abstract ones."""
     leaves = jax.tree.leaves(pure_dicts.as_pure(functional.state(stack.layers)))
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
         function(stack.layers)

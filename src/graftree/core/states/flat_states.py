@@ -480,6 +480,6 @@ def conflict(path: Path, leaf: Any) -> ValueError:
 
 
 def _check_mapping(xs: Any) -> None:
-    # The contract names AssertionError, also under `python -O`.
+    # The contract names AssertionError, even under `python -O`.
     if not isinstance(xs, Mapping):
         raise AssertionError(f"expected Mapping; got {type(xs).__name__}")

@@ -37,7 +37,7 @@ class Representable:
 
     __slots__ = ()
     __nnx_repr_full__: ClassVar[bool] = False
-    """Whether arrays directly in the object are written in full, also in a node."""
+    """Whether arrays directly in the object are written in full, even in a node."""
 
     def __nnx_repr__(self) -> Iterable[Item]:
         """Yields one `Object`, then one `Attr` per attribute.

@@ -210,7 +210,7 @@ class Piece:
         return [*lines, margin + self.end]
 
     def joined(self) -> Piece:
-        """Puts its parts side by side, also where they have several lines."""
+        """Puts its parts side by side, even if they have several lines."""
         text = " ".join("\n".join(piece.lines(0)) for piece in self.parts)
         return Piece(self.start + text.replace("\n", "\n" + self.indent) + self.end)
 

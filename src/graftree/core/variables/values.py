@@ -51,7 +51,7 @@ def contains_ref(value: Any) -> bool:
 
 
 def copy_containers(value: Any) -> Any:
-    """Copies lists, dicts and tuples, also of subclasses; their items are shared."""
+    """Copies lists, dicts and tuples, including subclasses; their items are shared."""
     kind = type(value)
     if kind is dict:
         return {key: copy_containers(item) for key, item in value.items()}

@@ -584,7 +584,7 @@ def note_read(variable: Variable[Any]) -> None:
 def check_write(variable: Variable[Any], raw: Any = MISSING, path: str = "") -> None:
     """Raises if the value can't be written now: `check_owned`, or it is read-only.
 
-    With a raw value, also if that can't be in the ref of the Variable, which keeps its
+    With a raw value, even if that can't be in the ref of the Variable, which keeps its
     shape and dtype.
     """
     if not metadata_of(variable).get("mutable", True):

@@ -80,7 +80,7 @@ def compiled(body: F, *, eager_transforms: bool = False) -> F:
 
 
 def compiled_contraction(body: F) -> F:
-    """`compiled`, also in eager derivatives and ``vmap``."""
+    """`compiled`, even in eager derivatives and ``vmap``."""
     return compiled(body, eager_transforms=True)
 
 

@@ -159,7 +159,7 @@ class JitWrapped(pickling.Rebuilt, callables.Holder, decorators.Method[P, R]):
 
         Args:
             *args: Arguments of the function; ``jax.ShapeDtypeStruct`` may stand for
-                arrays, also in Variables.
+                arrays, even in Variables.
             **kwargs: Its keyword arguments.
         """
         with _jax.hidden_frames:

@@ -425,7 +425,7 @@ def reader(
 
 
 def _content_of(x: Any) -> Any:
-    """What JAX shall take apart instead of a callable; else ``None``."""
+    """What JAX flattens instead of a callable; else ``None``."""
     whole = callables.opened(x)
     return whole if type(whole) is callables.Opened else None
 

@@ -47,7 +47,7 @@ def kind(equation: Any) -> str:
 
 
 def parameters(equation: Any) -> dict[str, Any]:
-    """Lists the parameters of an equation, also of one made from an object."""
+    """Lists the parameters of an equation, even one made from an object."""
     return getattr(equation.params.get("_prim"), "params", equation.params)
 
 

@@ -64,7 +64,7 @@ class TracedCall:
         self.spec = spec
         self.signature, self.roles = signature, roles
         # JAX leaves arrays of NumPy where it traces nothing of them. Then a write to a
-        # Variable would reach the caller's array at once, also if the function fails,
+        # Variable would reach the caller's array at once, even if the function fails,
         # and could not be traced.
         self.values = [
             values.as_jax(x) if isinstance(x, np.ndarray) and leaf_spec.variable else x
