@@ -330,6 +330,8 @@ LAYERS: Sequence[Layer] = [
                 "qk_rope_head_dim": 2,
                 "v_head_dim": 3,
                 "rope": nnx.RoPE(),
+                "dropout_rate": 0.5,
+                "deterministic": False,
             },
             is_ours=True,
             builds=True,

@@ -155,6 +155,52 @@ def test_a_prompt_is_continued_as_if_it_were_the_only_one(name):
     check()
 
 
+SHORT = {"original_max_position_embeddings": 4, "max_position_embeddings": 64}
+FACTORS = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 7.0]}
+SCALINGS = {
+    "yarn": {"rope_type": "yarn", "factor": 4.0, **SHORT},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "max_position_embeddings": 4},
+    "longrope": {"rope_type": "longrope", **FACTORS, **SHORT},
+}
+
+
+class Rotates(nnx.Module):
+    """A layer of attention that depends on the length much."""
+
+    def __init__(self, scaling, window):
+        self.embed = nnx.Embed(90, 8, rngs=nnx.Rngs(1))
+        options = {"scale": 1.0, "sliding_window": window, "decode": False}
+        rope = nnx.RoPE(2.0, scaling=scaling)
+        self.layer = nnx.MultiHeadAttention(
+            2, 8, rope=rope, rngs=nnx.Rngs(0), **options
+        )
+
+    def init_cache(self, batch, length):
+        return self.layer.make_cache(batch, length)
+
+    def __call__(self, tokens, *, positions, cache):
+        x = self.layer(3 * self.embed(tokens), positions=positions, cache=cache)
+        return self.embed.attend(x)
+
+
+@tables.cases(
+    "name, window",
+    ("yarn", None),
+    ("dynamic", None),
+    ("longrope", None),
+    ("longrope", 5),
+)
+def test_padding_does_not_count_as_length(name, window):
+    model = Rotates(SCALINGS[name], window)
+    rows, options = [[3, 1, 4, 1, 5, 9], [2, 7, 5]], {"max_new_tokens": 6}
+    made = generate(model, rows, **options).lists()
+    for side in ("left", "right"):
+        found = generate(model, padded(rows, 89, side), pad=89, **options)
+        assert found.lists() == made
+    alone = generate(model, rows[1:], padded_length=3, **options)
+    assert alone.lists() == made[1:]
+
+
 def is_close_call(model, prompt, one, two):
     """Whether the first tokens that differ are alike but for rounding."""
     at = next(i for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import tables
+from tests import meshes, tables
 from tests.comparisons import unchanged
 from tests.contract.test_nn_layers.test_attention import attention, rotated
 from tests.random_arrays import random
@@ -151,9 +151,54 @@ def test_low_rank_changes_reach_both_forms():
     np.testing.assert_allclose(y, cached, rtol=1e-4, atol=1e-4)
 
 
-def test_a_call_that_fails_leaves_the_cache_as_it_was():
-    layer = make_layer()
+def test_both_forms_drop_the_same_weights():
+    layer = make_layer(dropout_rate=0.5)
+    train = {"deterministic": False, "rngs": nnx.Rngs(dropout=3)}
+    y = layer(X, **train)
+    call = {"cache": layer.make_cache(2, 9), "positions": POSITIONS}
+    train["rngs"] = nnx.Rngs(dropout=3)
+    np.testing.assert_allclose(layer(X, **call, **train), y, rtol=1e-4, atol=1e-5)
+    layer.eval()
+    np.testing.assert_array_equal(layer(X), make_layer()(X))
+    assert np.abs(layer(X) - y).max() > 0.1
+
+
+def test_its_params_are_divided_by_heads_as_their_metadata_say():
+    def make():
+        return make_layer(
+            q_lora_rank=4,
+            use_bias=True,
+            kernel_metadata={"out_sharding": (None, "model", None)},
+            down_kernel_metadata={"out_sharding": (None, None)},
+            out_kernel_metadata={"out_sharding": ("model", None, None)},
+            bias_metadata={"out_sharding": (None,)},
+        )
+
+    expected = make_layer(q_lora_rank=4, use_bias=True)(X)
+    with jax.set_mesh(meshes.mesh_of(model=3)):
+        layer = nnx.jit(make)()
+        cache = layer.make_cache(2, 9)
+        ys = layer(X), layer(X, positions=POSITIONS, cache=cache)
+    specs = {
+        ".".join(path): param.get_value().sharding.spec
+        for path, param in nnx.to_flat_state(nnx.state(layer, nnx.Param))
+    }
+    heads, out = jax.P(None, "model", None), jax.P("model", None, None)
+    assert (specs["query.kernel"], specs["kv_up"], specs["out.kernel"]) == (
+        heads,
+        heads,
+        out,
+    )
+    for y in ys:
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_call_that_fails_leaves_cache_and_stream_as_they_were():
+    layer = make_layer(dropout_rate=0.5, deterministic=False)
     cache = layer.make_cache(2, 9)
+    with unchanged(layer), pytest.raises(ValueError, match="needs positions"):
+        layer(X, cache=cache)
+    layer.dropout_rate = 0.0
     with unchanged(cache), pytest.raises(ValueError, match="needs positions"):
         layer(X, cache=cache)
     with unchanged(cache), pytest.raises(ValueError, match="packed needs segment_ids"):

@@ -162,6 +162,27 @@ def test_checkpoints_and_adapters(qtype, tmp_path):
     np.testing.assert_array_equal(CALL(other.blocks, x), expected)
 
 
+def test_files_of_weights_have_no_quantized_kernels(tmp_path):
+    model, table = nnx.Dict(fc=nnx.Linear(4, 4, rngs=nnx.Rngs(0))), {"fc": "fc"}
+    file, kernel = tmp_path / "model.safetensors", model.fc.kernel
+    nnx.weights.save(file, model, table)
+    before = file.read_bytes()
+    surgery.quantize(model, "fc")
+    raw = kernel.get_raw_value()
+    abstract = nnx.eval_shape(lambda: nnx.clone(model))
+    where = "  fc.kernel: float32[4,4]"
+    for other in (model, abstract):
+        with raises(ValueError, "nnx.weights.load: kernels", where, "quantize it then"):
+            nnx.weights.load(file, other, table)
+    with raises(ValueError, "nnx.weights.save: kernels", where, "dequantize(model)"):
+        nnx.weights.save(file, model, table)
+    assert kernel.get_raw_value() is raw and file.read_bytes() == before
+    surgery.dequantize(model)
+    nnx.weights.save(file, model, table)
+    loaded = nnx.weights.load(file, nnx.eval_shape(lambda: nnx.clone(model)), table)
+    np.testing.assert_array_equal(loaded.fc.kernel, kernel)
+
+
 def test_what_cannot_be_quantized_is_listed_and_nothing_changes():
     model = nnx.Dict(
         a=nnx.Linear(6, 2, rngs=nnx.Rngs(0)), b=nnx.LayerNorm(3, rngs=nnx.Rngs(0))

@@ -97,7 +97,7 @@ def generate(
             ``model(tokens, positions=positions, cache=cache)`` takes tokens and their
             positions, ``int[batch, length]`` each, adds them to the cache and returns
             logits, ``[batch, length, vocabulary]``. Padding follows a prompt, at the
-            positions after it, or at -1 if there is a `KeyValueCache` that is a ring.
+            position -1, or at those after it if there is no `KeyValueCache`.
             If the model has an attribute ``max_length``, no sequence gets longer,
             including padding. An encoder-decoder takes ``inputs`` too.
         prompts: Tokens, ``int[batch, length]``, or a list of lists of different

@@ -26,8 +26,9 @@ def prefill(model: Any, task: Task) -> tuple[Any, jax.Array]:
     inputs = () if task.inputs is None else (task.inputs,)
     cache = model.init_cache(batch, length + task.count, *inputs)
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    if any(x.is_ring for x in key_value_caches(cache)):
-        # In a ring, padding would take the slots of tokens.
+    if key_value_caches(cache):
+        # These leave padding out, which else takes slots of a ring, and counts as
+        # length in a RoPE. A cache of the model's own may take no negative positions.
         positions = jnp.where(positions < task.lengths[:, None], positions, -1)
     logits = model(task.tokens, positions=positions, cache=cache)
     last = (task.lengths - 1)[:, None, None]

@@ -9,6 +9,8 @@ brought to the space of latents (they *absorb* the product), and so are the valu
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,7 +29,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
-from graftree.core.rng.streams import Rngs
+from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import attention, compute_dtypes, linear, normalization
 from graftree.nn.attention_patterns import AttentionPattern, KeysAndValues, Rule
 from graftree.nn.caches import KeyValueCache
@@ -59,7 +61,19 @@ class MultiHeadLatentAttention(Module):
         param_dtype: The dtype in which the Params are stored.
         precision: Passed to the contractions.
         kernel_init: Initializer of the kernels.
-        rngs: Gives keys for the parts, in the order of the attributes.
+        rngs: Gives keys for the parts, in the order of the attributes. With dropout,
+            its stream ``dropout`` is forked last.
+        broadcast_dropout: Whether all batch entries and heads drop the same weights.
+        dropout_rate: The probability that an attention weight is dropped, in
+            ``[0, 1)``.
+        deterministic: Whether to drop nothing; ``None``: each call must say.
+        keep_rngs: Whether the layer has its own stream for dropout; else calls give
+            one.
+        kernel_metadata: Metadata of the Params that make heads, ``[..., num_heads,
+            size]``: the kernel of ``query``, and ``kv_up``.
+        down_kernel_metadata: That of the kernels of ``query_down`` and ``kv_down``.
+        out_kernel_metadata: That of the kernel of ``out``.
+        bias_metadata: Metadata of the biases.
 
     Attributes:
         query_down, query_norm: Linear and RMSNorm, the vectors of queries, or ``None``.
@@ -68,9 +82,10 @@ class MultiHeadLatentAttention(Module):
         kv_norm: RMSNorm of the latent.
         kv_up: Param, ``[kv_lora_rank, num_heads, qk_nope_head_dim + v_head_dim]``.
         out: LinearGeneral, kernel ``[num_heads, v_head_dim, in_features]``.
+        rngs: The layer's own RngStream for dropout, or ``None``.
 
     Raises:
-        AttributeError: If ``rngs`` has no stream ``params``.
+        AttributeError: If ``rngs`` has no stream ``params``, or none for dropout.
 
     Example:
         >>> layer = nnx.MultiHeadLatentAttention(
@@ -108,9 +123,27 @@ class MultiHeadLatentAttention(Module):
         precision: PrecisionLike = None,
         kernel_init: Initializer = linear.default_kernel_init,
         rngs: Rngs,
+        broadcast_dropout: bool = True,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        keep_rngs: bool = True,
+        kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        down_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        out_kernel_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
     ):
         dtypes = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         options = {"precision": precision, "kernel_init": kernel_init, **dtypes}
+        with_bias = {"use_bias": use_bias, "bias_metadata": bias_metadata, **options}
+        new_down = functools.partial(
+            linear.Linear, kernel_metadata=down_kernel_metadata, **with_bias
+        )
+        new_heads = functools.partial(
+            linear.LinearGeneral,
+            use_bias=False,
+            kernel_metadata=kernel_metadata,
+            **options,
+        )
         self.num_heads = num_heads
         self.in_features = in_features
         self.kv_lora_rank = kv_lora_rank
@@ -121,36 +154,34 @@ class MultiHeadLatentAttention(Module):
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.precision = precision
+        self.broadcast_dropout = broadcast_dropout
+        self.dropout_rate = dropout_rate
+        self.deterministic = deterministic
         self.rope = attributes.data(rope)
         self.query_down = self.query_norm = attributes.data(None)
         if q_lora_rank is not None:
-            self.query_down = linear.Linear(
-                in_features, q_lora_rank, use_bias=use_bias, **options
-            )
+            self.query_down = new_down(in_features, q_lora_rank)
             self.query_norm = normalization.RMSNorm(
                 q_lora_rank, epsilon=epsilon, **dtypes
             )
-        self.query = linear.LinearGeneral(
+        self.query = new_heads(
             in_features if q_lora_rank is None else q_lora_rank,
             (num_heads, qk_nope_head_dim + qk_rope_head_dim),
-            use_bias=False,
-            **options,
         )
-        self.kv_down = linear.Linear(
-            in_features, kv_lora_rank + qk_rope_head_dim, use_bias=use_bias, **options
-        )
+        self.kv_down = new_down(in_features, kv_lora_rank + qk_rope_head_dim)
         self.kv_norm = normalization.RMSNorm(kv_lora_rank, epsilon=epsilon, **dtypes)
         # A Param of its own, because both of its parts meet queries and values alone.
         heads = (num_heads, qk_nope_head_dim + v_head_dim)
-        up = linear.LinearGeneral(kv_lora_rank, heads, use_bias=False, **options)
-        self.kv_up = up.kernel
+        self.kv_up = new_heads(kv_lora_rank, heads).kernel
         self.out = linear.LinearGeneral(
             (num_heads, v_head_dim),
             in_features,
             axis=(-2, -1),
-            use_bias=use_bias,
-            **options,
+            kernel_metadata=out_kernel_metadata,
+            **with_bias,
         )
+        has_stream = keep_rngs and dropout_rate > 0
+        self.rngs = rngs.dropout.fork() if has_stream else attributes.data(None)
 
     def __call__(
         self,
@@ -161,6 +192,8 @@ class MultiHeadLatentAttention(Module):
         segment_ids: Int[ArrayLike, "*segments length"] | None = None,
         prefix_lengths: Int[ArrayLike, "*of_each"] | None = None,
         mask: Shaped[ArrayLike, "*mask_shape"] | Rule | None = None,
+        deterministic: bool | None = None,
+        rngs: Rngs | RngStream | None = None,
     ) -> Inexact[Array, "*batch length in_features"]:
         """Attends from each token to itself and those before.
 
@@ -172,13 +205,18 @@ class MultiHeadLatentAttention(Module):
             segment_ids: As in `nnx.decoding.attend`, like all that follow.
             prefix_lengths: How many first tokens of a sequence see each other.
             mask: Which of the tokens a token sees.
+            deterministic: Overrides the attribute, if not ``None``.
+            rngs: Where the key for dropout comes from; ``None``: the layer's own
+                stream.
 
         Returns:
             An array of the shape of the inputs.
 
         Raises:
-            ValueError: As `nnx.decoding.attend`.
+            ValueError: As `nnx.decoding.attend`; or, with dropout, if nothing says
+                whether to be deterministic, or where random keys come from.
         """
+        stream = arguments.dropout_stream(self, deterministic, rngs)
         latent, shared = self._latent(arguments.as_array(inputs), positions)
         query, rotated = self._queries(arguments.as_array(inputs), positions)
         up_key, up_value = self._up(latent)
@@ -186,7 +224,7 @@ class MultiHeadLatentAttention(Module):
         keys = KeysAndValues(shared, latent, *tokens)
         pattern = AttentionPattern(*tokens, prefix_lengths, mask=mask)
         state = () if cache is None else vars(cache).values()
-        with arguments.undone_on_failure(*state):
+        with arguments.undone_on_failure(stream, *state):
             if cache is None:
                 key = self._product("...kxr,rhd->...khd", latent, up_key)
                 value = self._product("...kxr,rhd->...khd", latent, up_value)
@@ -206,6 +244,10 @@ class MultiHeadLatentAttention(Module):
                 key,
                 value,
                 scale=size**-0.5 if self.scale is None else self.scale,
+                dropout_rng=None if stream is None else stream(),
+                dropout_rate=self.dropout_rate,
+                broadcast_dropout=self.broadcast_dropout,
+                deterministic=stream is None,
                 dtype=self.dtype,
                 precision=self.precision,
                 **pattern.options(query, keys),

@@ -385,7 +385,7 @@ class MultiHeadAttention(Module):
         inputs_q = arguments.as_array(inputs_q)
         own = self._own_cache(decode, cache, inputs_k, segment_ids, prefix_lengths)
         self._check_call(inputs_q, inputs_k, inputs_v, cache, is_self)
-        stream = self._key_stream(deterministic, rngs)
+        stream = arguments.dropout_stream(self, deterministic, rngs)
         if own is not None and positions is None:
             positions = jnp.reshape(own[-1][...], (1,))
         if own is not None and attention.takes_positions(self.attention_fn):
@@ -554,19 +554,6 @@ class MultiHeadAttention(Module):
                 "with decode=False, and with cache=layer.make_cache(...) for a cache."
             )
         return own_caches.variables_of(self)
-
-    def _key_stream(self, deterministic: bool | None, rngs: Any) -> RngStream | None:
-        """Chooses the stream for dropout; ``None`` if nothing is dropped."""
-        drops = self.dropout_rate > 0
-        if not drops or arguments.setting(self, "deterministic", deterministic):
-            return None
-        stream = arguments.stream(self, rngs, "dropout")
-        if stream is None:
-            raise ValueError(
-                "'rngs' must be provided to the call, for dropout.\n"
-                "Pass `rngs=nnx.Rngs(dropout=0)` or `deterministic=True`."
-            )
-        return stream
 
     def make_cache(
         self,

@@ -434,7 +434,8 @@ def _construct(
     def step(rngs: Rngs) -> tuple[Rngs, L]:
         layer = make(rngs)
         _check_layer(layer, rngs)
-        return rngs, layer
+        # Of its own: what it has from outside, such as a RoPE, is no result of a scan.
+        return rngs, functional.clone(layer)
 
     loop = loops.scan(
         step,
@@ -469,7 +470,10 @@ def _check_layer(layer: Any, rngs: Rngs) -> None:
                 "A layer of a Stack has a Variable that make(rngs) did not make, so "
                 "all layers would share it."
             )
-            way_out = "Call the Stack with what they share: stack(x, shared)."
+            way_out = (
+                "Make it in `make`, or call the Stack with what the layers share: "
+                "stack(x, shared)."
+            )
         if problem:
             location = f"{paths.to_string(path)}: {type(leaf).__name__}"
             raise ValueError(errors.message(problem, where=location, way_out=way_out))

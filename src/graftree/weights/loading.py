@@ -72,7 +72,8 @@ def load(
             or dtypes. It lists all of these, and nothing has changed.
         WeightsError: If the file is damaged.
         ValueError: If the mapping does not fit the model; if tied tensors differ; if a
-            pattern of ``dtype`` matches no floating array, or JAX lacks a dtype.
+            pattern of ``dtype`` matches no floating array, or JAX lacks a dtype; or if
+            a kernel is quantized.
 
     Example:
         >>> weights = {"fc.weight": np.ones((3, 2)), "fc.bias": np.zeros(3)}
@@ -214,6 +215,12 @@ def _compare(
     ]
     if lacking or without or extra or misfits:
         raise _error(source, lacking, without, extra, misfits)
+    tables.check_are_arrays(
+        "nnx.weights.load",
+        [pieces.array for pieces in chosen],
+        "Load the weights into a new model, and quantize it then; or call "
+        "nnx.surgery.dequantize(model) first.",
+    )
     dtypes.check_used([pieces.array for pieces in chosen])
     return chosen
 

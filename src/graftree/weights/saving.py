@@ -65,7 +65,7 @@ def save(
 
     Raises:
         ValueError: If the mapping does not fit the model, or leaves out some of its
-            arrays; or if the model is abstract.
+            arrays; or if the model is abstract, or has quantized kernels.
         WeightsError: If the disk refuses. What fails in one process fails in all.
 
     Example:
@@ -182,6 +182,12 @@ def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
             examples=left_out,
             way_out="Give them lines, or name them in missing=.",
         )
+    tables.check_are_arrays(
+        _SAVE,
+        [array for tensor in tensors for array in tensor.arrays],
+        "nnx.surgery.dequantize(model) makes arrays of them, which keep the rounding.\n"
+        "nnx.weights.save_adapter writes LoRA alone, and checkpoints quantized models.",
+    )
     for tensor in tensors:
         values = [array.value for array in tensor.arrays]
         way_out = ""

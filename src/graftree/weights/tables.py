@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 import types
-from collections.abc import Iterator, Mapping as MappingABC, Sequence
+from collections.abc import Iterable, Iterator, Mapping as MappingABC, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ from graftree.core.text import descriptions
 from graftree.core.variables.kinds import Cache, Intermediate
 from graftree.core.variables.variables import Variable
 from graftree.surgery import selections, stacks
+from graftree.surgery.quantized_params import Quantized
 from graftree.weights import layouts, torch_layouts
 from graftree.weights.stored_tensors import usage_error
 
@@ -580,6 +581,20 @@ def left_out(model: Any, tensors: Sequence[Tensor]) -> list[Array]:
         for array in arrays_of(model).values()
         if array.path not in reached and not isinstance(array.leaf, _TRANSIENT)
     ]
+
+
+def check_are_arrays(call: str, arrays: Iterable[Array], way_out: str) -> None:
+    """Raises if some are not whole numbers of a dtype, but quantized kernels."""
+    quantized = {
+        array.path: f"{paths.dotted(array.path)}: {descriptions.describe(array.leaf)}"
+        for array in arrays
+        if isinstance(array.leaf, Quantized)
+    }
+    if quantized:
+        problem = f"{call}: kernels of the model are quantized, and files have arrays."
+        raise usage_error(
+            f"{problem} Nothing has changed.", quantized.values(), way_out
+        )
 
 
 def describe(array: Array) -> str:

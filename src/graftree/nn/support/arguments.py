@@ -89,6 +89,22 @@ def stream(layer: Any, argument: Any, tag: str) -> RngStream | None:
     raise TypeError(f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}.")
 
 
+def dropout_stream(
+    layer: Any, deterministic: bool | None, rngs: Any
+) -> RngStream | None:
+    """Chooses the stream for dropout; ``None`` if nothing is dropped."""
+    drops = layer.dropout_rate > 0
+    if not drops or setting(layer, "deterministic", deterministic):
+        return None
+    chosen = stream(layer, rngs, "dropout")
+    if chosen is None:
+        raise ValueError(
+            "'rngs' must be provided to the call, for dropout.\n"
+            "Pass `rngs=nnx.Rngs(dropout=0)` or `deterministic=True`."
+        )
+    return chosen
+
+
 def cell_stream(
     rngs: Rngs, keep_rngs: bool, carry_init: Initializer | None
 ) -> RngStream | None:
