@@ -299,6 +299,21 @@ def test_layers_that_change_x_are_refused_in_words(f, words):
         stack(jnp.asarray(X))
 
 
+def test_layers_may_have_an_object_without_variables_from_outside():
+    rope = nnx.RoPE()
+
+    def make(rngs):
+        return nnx.MultiHeadAttention(2, 4, rope=rope, decode=False, rngs=rngs)
+
+    layers, stack = pair(make)
+    assert_same_state(stack, layers)
+    assert_close(nnx.jit(lambda stack, x: stack(x))(stack, X), in_turn(layers, X))
+    assert stack.layers.rope is not rope
+    tables = nnx.RoPE(embedding_size=2, max_seq_len=3)
+    with pytest.raises(ValueError, match=r"rope.cached_cos: Variable\nMake it in"):
+        nnx.Stack(lambda rngs: nnx.Sequential(tables), 2, rngs=nnx.Rngs(0))
+
+
 def test_misuse_is_refused_in_words():
     shared = linear(nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"did not make.*\n.*bias.*\n.*stack\(x, sh"):

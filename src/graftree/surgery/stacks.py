@@ -434,8 +434,8 @@ def _construct(
     def step(rngs: Rngs) -> tuple[Rngs, L]:
         layer = make(rngs)
         _check_layer(layer, rngs)
-        # Of its own: what it has from outside, such as a RoPE, is no result of a scan.
-        return rngs, functional.clone(layer)
+        # An object from outside of `make`, such as a RoPE, can't be a result of scan.
+        return rngs, functional.clone(layer, variables=False, graph=True)
 
     loop = loops.scan(
         step,
