@@ -310,7 +310,7 @@ def test_layers_may_have_an_object_without_variables_from_outside():
     assert_close(nnx.jit(lambda stack, x: stack(x))(stack, X), in_turn(layers, X))
     assert stack.layers.rope is not rope
     tables = nnx.RoPE(embedding_size=2, max_seq_len=3)
-    with pytest.raises(ValueError, match=r"rope.cached_cos: Variable\nMake it in"):
+    with pytest.raises(ValueError, match=r"cached_cos: Variable\nMake it in"):
         nnx.Stack(lambda rngs: nnx.Sequential(tables), 2, rngs=nnx.Rngs(0))
 
 

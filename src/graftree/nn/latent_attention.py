@@ -202,7 +202,7 @@ class MultiHeadLatentAttention(Module):
             positions: Where in its sequence each token is, ``[length]`` or ``[*batch,
                 length]``; needed with a cache. ``None``: 0, 1, ...
             cache: What `make_cache` returns; the call's tokens are added to it.
-            segment_ids: As in `nnx.decoding.attend`, like all that follow.
+            segment_ids: As in `nnx.decoding.attend`, like the next two.
             prefix_lengths: How many first tokens of a sequence see each other.
             mask: Which of the tokens a token sees.
             deterministic: Overrides the attribute, if not ``None``.
