@@ -528,3 +528,27 @@ def test_threads_that_come_at_once_with_equal_structures_trace_once(mode):
     equal = [zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag("a")) for _ in range(4)]
     in_threads(come, *equal)
     assert len(traces) == 1
+
+
+@jax.tree_util.register_pytree_node_class
+class Dataset:
+    """As in GPJax: its constructor reads shapes, so it accepts nothing but arrays."""
+
+    def __init__(self, x, y):
+        assert x.shape[0] == y.shape[0]
+        self.x, self.y = x, y
+
+    def tree_flatten(self):
+        return (self.x, self.y), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+@pytest.mark.parametrize("transform", [nnx.grad, lambda f: nnx.jit(nnx.grad(f))])
+def test_a_pytree_that_accepts_only_arrays_is_an_argument(transform):
+    model = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
+    data = Dataset(jnp.ones((4, 2)), jnp.ones((4, 1)))
+    grads = transform(lambda model, data: jnp.sum(model(data.x) - data.y))(model, data)
+    np.testing.assert_allclose(grads.kernel[...], [[4.0], [4.0]])

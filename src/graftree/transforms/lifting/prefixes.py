@@ -536,17 +536,18 @@ class Prefix:
 
     def _match(self, treedef: Any, signature: Signature | None = None) -> list[Any]:
         """Finds the value for each leaf of a treedef; checks that it may be there."""
-        full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
-        matched: list[tuple[Any, bool]] = []
-
-        def match(value: Any, subtree: Any) -> None:
-            # The value is right there, or that of a container.
-            is_whole, count = isinstance(subtree, int), len(jax.tree.leaves(subtree))
-            matched.extend([(value, is_whole)] * count)
-
+        values, structure = jax.tree.flatten(self.tree, is_leaf=_is_value)
         try:
-            jax.tree.map(match, self.tree, full, is_leaf=_is_value)
+            # The value is right there, or that of a container.
+            matched = [
+                (value, subtree.node_data() is None)
+                for value, subtree in zip(
+                    values, _subtrees(structure, treedef), strict=True
+                )
+                for _ in range(subtree.num_leaves)
+            ]
         except ValueError:
+            full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
             # Keywords have one value, which fits all of them.
             pair = (self.tree[0], full[0]) if self._is_of_call else (self.tree, full)
             raise ValueError(
@@ -632,3 +633,15 @@ class Donation:
             # A trace around the call may go on with the old buffer, or fail later.
             return not _jax.is_tracing() and variables.is_owned(leaf)
         return path == () or not self.keeps_arrays
+
+
+def _subtrees(prefix: Any, treedef: Any) -> Iterator[Any]:
+    """The treedefs at the leaves of a prefix; makes no objects of users' classes."""
+    if prefix.node_data() is None:
+        yield treedef
+        return
+    children, subtrees = prefix.children(), treedef.children()
+    if prefix.node_data() != treedef.node_data() or len(children) != len(subtrees):
+        raise ValueError(f"{prefix} is not a prefix of {treedef}")
+    for child, subtree in zip(children, subtrees, strict=True):
+        yield from _subtrees(child, subtree)

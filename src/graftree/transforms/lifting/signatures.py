@@ -205,8 +205,11 @@ class Signature:
     @functools.cached_property
     def entry_paths(self) -> list[Any]:
         """JAX's paths of the entries."""
-        numbered = jax.tree.unflatten(self.treedef, range(self.treedef.num_leaves))
-        return [path for path, _ in jax.tree_util.tree_flatten_with_path(numbered)[0]]
+        try:
+            tree = jax.tree.unflatten(self.treedef, range(self.treedef.num_leaves))
+        except Exception:  # of a user's class that accepts only arrays
+            return [*_paths_without_objects(self.treedef, ())]
+        return [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
     @functools.cached_property
     def leaf_specs(self) -> tuple[LeafSpec, ...]:
@@ -392,3 +395,19 @@ _KWARGS, _FUNCTIONS = jax.tree_util.SequenceKey(1), jax.tree_util.SequenceKey(2)
 
 # Stands for what the functions hold where an argument has its number.
 FUNCTIONS = -1
+
+
+def _paths_without_objects(treedef: Any, path: tuple[Any, ...]) -> Iterator[Any]:
+    """JAX's paths of the leaves, with numbers for the children of users' classes."""
+    if treedef.node_data() is None:
+        yield path
+        return
+    kind, data = treedef.node_data()
+    for index, child in enumerate(treedef.children()):
+        if kind in (tuple, list):
+            key = jax.tree_util.SequenceKey(index)
+        elif kind is dict:
+            key = jax.tree_util.DictKey(data[index])
+        else:
+            key = jax.tree_util.FlattenedIndexKey(index)
+        yield from _paths_without_objects(child, (*path, key))
