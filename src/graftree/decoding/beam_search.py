@@ -204,7 +204,7 @@ def _generate(
 
     def advance(carry: tuple[_Search, Any, Any, Any]) -> Any:
         search, cache, model, processors = carry
-        token = search.beams.tokens[..., search.step - 1].reshape(-1, 1)
+        token = search.beams.tokens[..., search.step - 1].reshape(-1)[:, None]
         at = (task.lengths + search.step - 1)[:, None]
         before = dict(steps.values(cache))
         logits = steps.follow(model, cache, token, at)[:, 0]
