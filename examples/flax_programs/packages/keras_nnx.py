@@ -31,5 +31,6 @@ def train(model):
     random = np.random.default_rng(0)
     x = random.normal(size=(256, 8)).astype(np.float32)
     y = x[:, :3].argmax(-1)
-    history = model.fit(x, y, batch_size=64, epochs=EPOCHS, verbose=0, shuffle=False)
-    yield from history.history["loss"]
+    for _ in range(EPOCHS):
+        history = model.fit(x, y, batch_size=64, verbose=0, shuffle=False)
+        yield history.history["loss"][0]

@@ -7,7 +7,7 @@ import synecdoche
 from flax import nnx
 
 STEPS = 150
-GOAL = 0.35
+GOAL = 0.3
 
 
 class Network(nnx.Module):
@@ -23,7 +23,7 @@ def build():
     model = Network(nnx.Rngs(0))
     weights = nnx.state(model, nnx.Param)
     hyper = synecdoche.DCT(weights, embedding_dim=32, rngs=nnx.Rngs(1))
-    optimizer = nnx.Optimizer(hyper, optax.adam(3e-3), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(hyper, optax.adam(1e-2), wrt=nnx.Param)
     return synecdoche.functional(model), hyper, optimizer
 
 
