@@ -62,7 +62,7 @@ RUN = [
     for j, cache in enumerate(CACHES)
 ]
 RUN = [
-    pytest.param(cell, marks=[pytest.mark.long] if number % 5 else [])
+    pytest.param(cell, marks=[pytest.mark.long] if number % 10 else [])
     for number, cell in enumerate(RUN)
 ]
 TOLERANCES = {"float32": 2e-6, "bfloat16": 0.06, "float16": 0.01}

@@ -369,7 +369,7 @@ def test_what_cannot_be_adapted_is_listed_and_nothing_is_changed(where):
     model, rngs = refused_model(), nnx.Rngs(1)
     selected = where if isinstance(where, list) else [where]
     told = [REFUSED[path] for path in sorted(selected) if path in REFUSED]
-    told += ["Select layers of the classes Conv, Einsum, Embed, Linear"]
+    told += ["Select layers of the classes Conv, Einsum, Embed, GroupedLinear"]
     with unchanged(model, rngs), raises(ValueError, "some of what is selected", *told):
         surgery.add_lora(model, where, rank=1, rngs=rngs)
 

@@ -23,8 +23,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m graftree.weights",
         description="Converts a file of torch.save to safetensors in another process.",
-        epilog="Example: `python -m graftree.weights convert model.pt` writes "
-        "model.safetensors, which nnx.weights.load reads.",
+        epilog="Example: python -m graftree.weights convert model.pt "
+        "writes model.safetensors, which nnx.weights.load reads.",
     )
     parser.add_argument("command", choices=["convert"], help="the only command")
     parser.add_argument("file", help="a file of torch.save, such as model.pt")
