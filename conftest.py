@@ -77,9 +77,8 @@ _LAYERS = "tests/contract/test_nn_layers/"
 _OF_ALL_LAYERS = f"{_LAYERS}test_common_rules.py", f"{_LAYERS}test_errors.py"
 # Where each row of a table compiles a model, `make test` runs a quarter of them.
 _A_MODEL_FOR_EACH_ROW = (
-    *(_LAYERS, "tests/contract/test_feature_matrix.py", "tests/nn/", "tests/surgery/"),
-    *("tests/decoding/", "tests/training/", "tests/memory/", "tests/precision/"),
-    *("tests/examples/", "tests/forecast/"),
+    *(_LAYERS, "tests/nn/", "tests/surgery/", "tests/decoding/", "tests/training/"),
+    *("tests/memory/", "tests/precision/", "tests/examples/", "tests/forecast/"),
 )
 
 
