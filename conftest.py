@@ -75,7 +75,7 @@ _EACH_PAIR = "tests/contract/", "tests/weights/", "tests/core/test_variables.py"
 # But not where what is special to a family of layers is tested.
 _LAYERS = "tests/contract/test_nn_layers/"
 _OF_ALL_LAYERS = f"{_LAYERS}test_common_rules.py", f"{_LAYERS}test_errors.py"
-# Where each row of a table compiles a model, `make test` runs a quarter of them.
+# Where each row of a table compiles a model, `make test` runs a part of them.
 _A_MODEL_FOR_EACH_ROW = (
     *(_LAYERS, "tests/nn/", "tests/surgery/", "tests/decoding/", "tests/training/"),
     *("tests/memory/", "tests/precision/", "tests/examples/", "tests/forecast/"),
@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(config, items):
         and not item.nodeid.startswith(_OF_ALL_LAYERS)
         and not item.get_closest_marker("long")
     ]
-    for item in tables.beyond_a_quarter(costly):
+    for item in tables.beyond_a_part(costly):
         item.add_marker(pytest.mark.long)
     _skip_those_of_caches(items)
     left_out = _left_out(config.getoption("--end"), items)

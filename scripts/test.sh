@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # All checks, and the tests at both ends of the support range.
 #
-#   test.sh         `make test`: the newest Python runs all tests but the longest, and
+#   test.sh         `make test`: the newest Python runs all tests but the longest, with
+#                   a part of the tables whose rows compile a model (conftest.py), and
 #                   Python 3.11 with the oldest JAX those that Python and JAX may change,
 #                   each in one of its modes, and with a part of its other parameters
 #   CI=true ...     the same with the pages of docs/ (Python 3.11 runs every eighth, the

@@ -55,9 +55,17 @@ def _is_in_turn(item, places):
     return all(place == turn % len(rows) for rows, place in others)
 
 
-def beyond_a_quarter(items):
-    """Three of four items of each test, picked without an order."""
+def beyond_a_part(items):
+    """All items but a quarter of each test, an eighth of eight and more.
+
+    They are picked without an order.
+    """
     by_test = defaultdict(list)
     for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
         by_test[item.nodeid.partition("[")[0]].append(item)
-    return [item for group in by_test.values() for i, item in enumerate(group) if i % 4]
+    return [
+        item
+        for group in by_test.values()
+        for i, item in enumerate(group)
+        if i % (4 if len(group) < 8 else 8)
+    ]

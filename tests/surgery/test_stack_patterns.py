@@ -104,6 +104,7 @@ def test_gradients_are_those_of_a_list():
         assert_same_layers(gradients(in_a_loop, stack), gradients(in_turn, layers))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "remat", [True, jax.checkpoint_policies.dots_saveable, nnx.memory.save("query")]
 )

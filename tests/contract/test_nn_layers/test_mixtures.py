@@ -262,6 +262,7 @@ def test_the_rows_multiplied_do_not_grow_with_the_number_of_groups(num_groups):
 # ---------------------------------------------------------------------------- padding
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("experts", ["gated", "stack"])
 def test_padding_of_any_value_changes_nothing(experts):
     model = mixture(EXPERTS[experts])
