@@ -552,3 +552,11 @@ def test_a_pytree_that_accepts_only_arrays_is_an_argument(transform):
     data = Dataset(jnp.ones((4, 2)), jnp.ones((4, 1)))
     grads = transform(lambda model, data: jnp.sum(model(data.x) - data.y))(model, data)
     np.testing.assert_allclose(grads.kernel[...], [[4.0], [4.0]])
+
+
+def test_a_prefix_that_does_not_fit_it_is_told(mode):
+    data = Dataset(jnp.ones((4, 2)), jnp.ones((4, 1)))
+    mapped = nnx.vmap(lambda data: data.x, in_axes=((0, 0),), **mode)
+    told = r"`in_axes` of nnx.vmap must be a tree prefix(.|\n)*CustomNode\(Dataset"
+    with pytest.raises(ValueError, match=told):
+        mapped(data)

@@ -546,14 +546,11 @@ class Prefix:
                 )
                 for _ in range(subtree.num_leaves)
             ]
-        except ValueError:
-            full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
-            # Keywords have one value, which fits all of them.
-            pair = (self.tree[0], full[0]) if self._is_of_call else (self.tree, full)
+        except ValueError as error:
             raise ValueError(
                 f"`{self._argument}` of nnx.{self._transform} must be a tree prefix of "
                 "what it is for; an object counts as one leaf there.\n"
-                + _jax.prefix_error(*pair, _is_value, self._argument)
+                + self._misfit(treedef, error)
             ) from None
         if signature is not None and self._has_mappings:
             for (value, is_whole), entry in zip(
@@ -561,6 +558,16 @@ class Prefix:
             ):
                 self._check_place(value, is_whole, entry is not LEAF)
         return [value for value, _ in matched]
+
+    def _misfit(self, treedef: Any, error: ValueError) -> str:
+        """Says where the prefix does not fit."""
+        try:
+            full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
+        except Exception:  # of a user's class that accepts only arrays
+            return str(error)
+        # Keywords have one value, which fits all of them.
+        pair = (self.tree[0], full[0]) if self._is_of_call else (self.tree, full)
+        return _jax.prefix_error(*pair, _is_value, self._argument)
 
     def _check_place(self, value: Any, is_whole: bool, is_object: bool) -> None:
         """Filters and paths start at an object, so they need one.
