@@ -206,7 +206,7 @@ def _adapted(
     where a column of the kernel has the gain ``magnitude / length``.
 
     Args:
-        layer: It.
+        layer: The adapted layer.
         compute: The layer without its change.
         change: Its change.
         inputs: Its inputs.

@@ -151,7 +151,7 @@ def of_param(
     Args:
         path: The path of the Param.
         layer: The module that has it.
-        param: It.
+        param: The Param that is selected.
         depth: How many leading axes are those of Stacks.
         wrapped: The ids of layers whose weights others overwrite.
     """

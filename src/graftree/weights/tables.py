@@ -586,7 +586,7 @@ def left_out(model: Any, tensors: Sequence[Tensor]) -> list[Array]:
 
 
 def check_are_arrays(call: str, arrays: Iterable[Array], way_out: str) -> None:
-    """Raises if some are not whole numbers of a dtype, but quantized kernels."""
+    """Raises a ValueError that lists the quantized kernels among some arrays."""
     quantized = {
         array.path: f"{paths.dotted(array.path)}: {descriptions.describe(array.leaf)}"
         for array in arrays
