@@ -196,3 +196,28 @@ def test_wrong_arguments(model):
         speculate(model, nnx.Linear, PROMPTS, max_new_tokens=4)
     with pytest.raises(ValueError, match="part of the model"):
         speculate(model, Owner(np.eye(40)), PROMPTS, max_new_tokens=4)
+
+
+class Rotates(nnx.Module):
+    def __init__(self, **options):
+        scaling = {"rope_type": "dynamic", "factor": 4.0, "max_position_embeddings": 4}
+        self.embed = nnx.Embed(90, 8, rngs=nnx.Rngs(1))
+        self.rope = nnx.RoPE(2.0, scaling=scaling, **options)
+        self.layer = nnx.MultiHeadAttention(
+            2, 8, rope=self.rope, decode=False, rngs=nnx.Rngs(0)
+        )
+
+    def init_cache(self, batch, length):
+        return self.layer.make_cache(batch, length)
+
+    def __call__(self, tokens, *, positions, cache):
+        x = self.layer(3 * self.embed(tokens), positions=positions, cache=cache)
+        return self.embed.attend(x)
+
+
+def test_a_model_for_which_drafts_count_as_length_is_refused():
+    fixed, prompts = Rotates(seq_len=16), [[3, 1, 4]]
+    with pytest.raises(ValueError, match=r"(?s)RoPE whose angles.*rope.*seq_len="):
+        speculate(Rotates(), fixed, prompts, max_new_tokens=6)
+    made = speculate(fixed, Rotates(), prompts, max_new_tokens=6).lists()
+    assert made == generate(fixed, prompts, max_new_tokens=6).lists()

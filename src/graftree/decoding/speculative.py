@@ -21,9 +21,11 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.core import paths
+from graftree.core.graph import traversals
 from graftree.decoding import generation, sampling, steps, tasks
 from graftree.decoding.generation import Generated
 from graftree.decoding.tasks import GREEDY, Task
+from graftree.nn import rope
 from graftree.transforms.compiled import jit
 from graftree.transforms.control_flow import loops
 
@@ -71,8 +73,8 @@ def speculate(
 
     Raises:
         TypeError: See `generate`.
-        ValueError: See `generate`; if ``draft_tokens`` is less than 1; or if a cache
-            can't forget drafts.
+        ValueError: See `generate`; if ``draft_tokens`` is less than 1; if a cache can't
+            forget drafts; or if angles of a `RoPE` of the model depend on the length.
 
     Example:
         >>> class Counts(nnx.Module):  # the next token is one more
@@ -95,6 +97,7 @@ def speculate(
     tasks.check_static(NAME, draft_tokens=draft_tokens)
     if draft_tokens < 1:
         raise ValueError(f"{NAME}: draft_tokens is at least 1, got {draft_tokens}.")
+    _check_ropes(model)
     read = [
         tasks.read(
             f"{NAME}, {name}=",
@@ -113,6 +116,22 @@ def speculate(
     # Prompts are padded to what both models can take.
     task = min(read, key=lambda task: task.tokens.shape[1])
     return generation.concrete(_generate(model, draft, task, draft_tokens))
+
+
+def _check_ropes(model: Any) -> None:
+    """Refuses a model for which a draft that it reads counts as length at once."""
+    for path, part in traversals.iter_graph(model, graph=True):
+        if isinstance(part, rope.RoPE) and rope.depends_on_length(part):
+            problem = (
+                f"{NAME}: the model reads several drafts in one call, and all of them "
+                "count as length in a RoPE whose angles depend on it."
+            )
+            way_out = (
+                "Fix the length that counts, RoPE(..., seq_len=...), or use "
+                "nnx.decoding.generate."
+            )
+            where = paths.to_string(path)
+            raise ValueError(errors.message(problem, where=where, way_out=way_out))
 
 
 class _Progress(NamedTuple):

@@ -304,7 +304,7 @@ class RoPE(Module):
 
     def _check_tables(self) -> None:
         """Refuses tables of angles that depend on the length of each sequence."""
-        if self.seq_len is None and rope_scaling.depends_on_length(self.scaling):
+        if depends_on_length(self):
             assert self.scaling is not None
             raise ValueError(
                 f"The angles of a {self.scaling['rope_type']} scaling depend on the "
@@ -450,3 +450,8 @@ def _rotate_heads(rope: Callable[..., Any], x: jax.Array, positions: Any) -> jax
     if positions is not None:
         positions = jnp.asarray(positions)[..., None, :]
     return jnp.swapaxes(rope(jnp.swapaxes(x, -2, -3), positions), -2, -3)
+
+
+def depends_on_length(rope: RoPE) -> bool:
+    """Whether the angles of a `RoPE` depend on how long each sequence is."""
+    return rope.seq_len is None and rope_scaling.depends_on_length(rope.scaling)
