@@ -449,16 +449,15 @@ def nest(items: Iterable[tuple[Path, Any]]) -> dict:
                 f"got {type(leaf).__name__} at path {path!r}."
             )
         # Neighbours usually have the same parent; in deep objects, one of two
-        # neighbours is below the parent of the other.
+        # neighbours is below the parent of the other. Short paths are walked from the
+        # root as quickly as they are compared.
         if path[:-1] != parent:
-            former, parent = parent, path[:-1]
-            depth = min(len(former), len(parent))
-            # Short paths are walked from the root as quickly as they are compared.
-            if depth > 4 and former[:depth] == parent[:depth]:
-                del nodes[depth + 1 :]
-            else:
-                depth, nodes = 0, [root]
-            node = nodes[-1]
+            former, parent, depth = parent, path[:-1], 0
+            if len(parent) > 16 < len(former):
+                depth = min(len(former), len(parent))
+                depth *= former[:depth] == parent[:depth]
+            del nodes[depth + 1 :]
+            node = nodes[depth]
             for key in parent[depth:]:
                 node = node.setdefault(key, {})
                 if type(node) is not dict:
