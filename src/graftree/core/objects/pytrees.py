@@ -241,7 +241,7 @@ class Pytree(
             status = None
             if type(value) is AttributeField:
                 status, value = _take_apart(cls, name, value)
-            elif _is_array(value):
+            elif name in entries and _is_array(value):
                 _warn_of_replaced(obj=self, name=name, array=value)
             if facts.is_pytree:
                 status = _checked_status(self, facts, name, value, status)
