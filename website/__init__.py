@@ -5,6 +5,7 @@
     outputs.py    is what a block printed what the page says?
     writing.py    a page with other outputs and pictures
     figures.py    what was measured, in the sentences of quotations.py
+    sessions.py   a session in a terminal, as a picture
     reference.py  the pages that list the public names
     mkdocs_hooks.py  which pages have a link to their source
     docstrings.py what mkdocstrings shows of each

@@ -3,6 +3,7 @@
 python -m website check [PAGE ...]    run them; is what they say what they print?
 python -m website write [PAGE ...]    run them; write outputs and pictures into them
 python -m website figures             write the figures of benchmarks/measured.json
+python -m website session             draw the session of the home page
 python -m website build [--no-run]    run those that changed, and build out/site
 python -m website serve               the same, and show it on http://localhost:8000
 """
@@ -11,7 +12,9 @@ import argparse
 import pathlib
 import sys
 
-from website import building, figures, pages, running, writing
+from website import building, figures, pages, running, sessions, writing
+
+TASKS = "check", "write", "figures", "session", "build", "serve"
 
 
 def main() -> int:
@@ -21,7 +24,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("task", choices=["check", "write", "figures", "build", "serve"])
+    parser.add_argument("task", choices=TASKS)
     parser.add_argument("pages", nargs="*", type=pathlib.Path, help="all by default")
     words = "build with the outputs that the pages have"
     parser.add_argument("--no-run", action="store_true", help=words)
@@ -32,6 +35,8 @@ def main() -> int:
         return failed or (arguments.task == "serve" and building.serve())
     if arguments.task == "figures":
         return figures.write()
+    if arguments.task == "session":
+        return sessions.draw()
     chosen = [pages.read(p.resolve()) for p in arguments.pages] or pages.all_pages()
     act = write if arguments.task == "write" else check
     return max([act(page) for page in chosen], default=0)

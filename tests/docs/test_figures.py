@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import groups, recorded
 from tests import sources
-from website import figures, pages, quotations
+from website import figures, pages, quotations, sessions
 
 PAGES = [sources.ROOT / "README.md", *pages.DOCS.rglob("*.md")]
 
@@ -93,3 +93,8 @@ def test_losses_of_flax_programs_differ_by_less_than_the_pages_say():
 def table_of_programs():
     text = (sources.ROOT / "docs" / "coming_from" / "dropin.md").read_text()
     return next(part for part in text.split("\n\n") if part.startswith("| program"))
+
+
+def test_the_session_is_that_of_its_picture():
+    old = "python -m website session draws it again"
+    assert sessions.PICTURE.read_text().endswith(f"{sessions.program()}\n"), old
