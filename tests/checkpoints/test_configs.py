@@ -137,7 +137,7 @@ def test_what_json_can_not_hold_is_named_before_anything_is_written(
 @tables.cases(
     "make, message",
     (lambda path: None, "There is no checkpoint at"),
-    (lambda path: path.mkdir(), "is not a whole checkpoint"),
+    (lambda path: path.mkdir(), "is not a complete checkpoint"),
     (lambda path: path.write_text("{}"), "it is a file"),
 )
 def test_what_is_no_checkpoint_is_an_error(tmp_path, make, message):

@@ -351,7 +351,7 @@ def test_what_is_the_same_for_all_rows_stays(make, act):
 
 @tables.cases(
     "options, error",
-    ({"num_beams": 0}, "num_beams is at least 1, got 0"),
+    ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
     ({"num_return_sequences": 4}, "from 1 to num_beams=3, got 4"),
     ({"early_stopping": "always"}, "True, False or .never., got 'always'"),
     ({"max_new_tokens": 0}, "at least 1"),

@@ -313,11 +313,11 @@ def test_samples_depend_on_the_key_only(model):
     "prompts, more, error",
     ([[]], {}, "at least one token"),
     ([], {}, "at least one token"),
-    ([[1] * 40], {}, "would get 49 tokens, and the model takes 48"),
+    ([[1] * 40], {}, "would have 49 tokens, but the model takes 48"),
     ([[1]], {"padded_length": 0}, "longest prompt"),
     ([[1]], {"sampler": nnx.decoding.Sampler()}, "needs key="),
     ([[1]], {"max_new_tokens": 0}, "at least 1"),
-    ([[1]], {"stop": [[1, -2]]}, "at least 0, and at most"),
+    ([[1]], {"stop": [[1, -2]]}, "must be from 0 to"),
     ids=["empty", "none", "too long", "padding", "no key", "no tokens", "stop"],
 )
 def test_what_can_not_be_continued(model, prompts, more, error):

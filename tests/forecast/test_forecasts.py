@@ -229,7 +229,7 @@ def test_arguments_of_other_devices_are_refused_before_tracing():
         nnx.forecast.step(never, x, shape(two, (8,), "data"))
     with pytest.raises(ValueError, match="nothing says which target"):
         nnx.forecast.step(never, jnp.ones(8))
-    with pytest.raises(ValueError, match="has 4 devices, and nothing says"):
+    with pytest.raises(ValueError, match="has 4 devices, but nothing says"):
         nnx.forecast.step(never, jnp.ones(8), target=nnx.forecast.target("cpu:4"))
 
 

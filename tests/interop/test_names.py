@@ -261,7 +261,7 @@ GIVEN = {
 def test_names_of_other_libraries_are_told_what_to_write(name):
     with pytest.raises(AttributeError) as told:
         getattr(nnx, name)
-    text = f"Module graftree has no attribute '{name}'. Write (.*?) in its place(.*)."
+    text = f"Module graftree has no attribute '{name}'. Use (.*?) instead(.*)."
     form, more = re.fullmatch(text, str(told.value)).groups()
     assert name not in dir(nnx)
     exec(form, dict(GIVEN))
@@ -287,7 +287,7 @@ def test_names_of_other_libraries_are_told_what_to_write(name):
     ("Identity", (3, 8), (3, 8)),
 )
 def test_what_to_write_does_what_it_is_for(name, shape, expected):
-    form = re.match("Write (.*?) in its place", name_tables.HINTS[name])[1]
+    form = re.match("Use (.*?) instead", name_tables.HINTS[name])[1]
     layer = nnx.Sequential(eval(form, dict(GIVEN)))
     assert layer(jnp.ones(shape)).shape == expected
 
