@@ -76,8 +76,8 @@ _LOSSES = {
         "jax._src.export._export:deserialization_registry"
     ),
     # New values of Variables stay on the devices of the old; else the compiler chooses.
-    "the compiler chooses the devices of what a compiled function writes into a "
-    "Variable over several devices": (
+    "the compiler chooses where a compiled function puts new values of Variables over "
+    "several devices": (
         "jax.extend.core:Primitive jax.interpreters.ad:primitive_jvps "
         "jax.interpreters.batching:primitive_batchers "
         "jax.interpreters.mlir:register_lowering jaxlib.mlir.ir:BlockArgument "

@@ -30,8 +30,7 @@ def to_json(config: Any, call: str) -> Any:
                 where="\n".join(problems[:20]),
                 way_out="A config can contain None, booleans, numbers, strings, and "
                 "lists, tuples and dicts of these. Convert NumPy numbers with int(x) "
-                "or float(x), "
-                'and pass dtypes and functions by name, such as "bfloat16".',
+                "or float(x), and pass dtypes and functions by name: 'bfloat16'.",
             )
         )
     return data_states.encoded(config, CONFIG)

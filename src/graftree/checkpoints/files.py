@@ -405,7 +405,7 @@ def _beside(folder: Any) -> str:
     if not parent.is_dir():
         return f"\nIts parent is not a folder: {parent}."
     names = sorted(path.name for path in parent.iterdir() if orbax_side.is_tree(path))
-    return f"\nThis folder contains: {', '.join(names[:10])}." if names else ""
+    return f"\nIts parent contains: {', '.join(names[:10])}." if names else ""
 
 
 def items_of(folder: Any) -> dict[str, Any] | None:

@@ -131,7 +131,7 @@ def _write(cls: type, static: Any) -> bytes:
         raise TypeError(
             errors.message(
                 f"A function that takes or returns this {cls.__name__} can't be "
-                "saved: the file stores its keys and metadata, as plain values.",
+                "saved: its keys and metadata must be plain values in the file.",
                 where=str(error),
                 way_out="Remove that (variable.del_metadata), or export a function "
                 "of dicts of arrays.",

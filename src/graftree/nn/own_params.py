@@ -40,7 +40,7 @@ class CountedParam(Param[A]):
             errors.message(
                 "This Param can't be written: it is computed from a stored one, with a "
                 "low-rank adaptation or in the dtype of a policy.",
-                way_out="Write to the stored one: vars(module)['name'][...] = value, "
+                way_out="Write to the stored Param: vars(module)['name'][...] = value, "
                 "or replace it: module.name = nnx.Param(value).",
             )
         )

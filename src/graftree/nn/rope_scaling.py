@@ -316,8 +316,8 @@ def _of_layer(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str,
     if layer_type is None or layer_type not in by_type:
         raise ValueError(
             errors.message(
-                "RoPE.from_config: the layers of this configuration use different "
-                f"rotary embeddings, but none for layer_type={layer_type!r}.",
+                "RoPE.from_config: the layers of this configuration have different "
+                f"rotary embeddings, and none is for layer_type={layer_type!r}.",
                 way_out=f"Pass layer_type, one of {', '.join(by_type)}.",
             )
         )

@@ -293,7 +293,7 @@ class _Meeting:
                 text = store.look(key) or self._absence(member, entry, note)
             if text is None and time.monotonic() > end:
                 minutes = round(seconds / 60)
-                why = f"has not reached it in {minutes} minutes; it may wait elsewhere"
+                why = f"is {minutes} minutes late; it may be waiting elsewhere"
                 text = self._absence(member, entry, why)
             if text is not None:
                 return text

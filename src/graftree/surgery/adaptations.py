@@ -265,7 +265,7 @@ def _adapted(model: Any, selection: Any, call: str) -> list[Target]:
     selections.check_all(
         others,
         lambda x: None if id(x) in known_changes else type(x).__name__,
-        f"{call}: this LoRA does not belong to a layer that it knows.",
+        f"{call}: found LoRA that does not belong to a layer it knows.",
         "Use `where` to select what nnx.surgery.add_lora changed.",
     )
     if not targets:
@@ -307,7 +307,7 @@ def _reason_to_keep(
     if values.is_stand_in(kernel.get_raw_value()):
         return "its kernel is abstract"
     if not getattr(target.change, "adapts_attend", True):
-        return "merging adapts its `attend`, too; allow it: lora.adapts_attend = True"
+        return "merging would adapt its `attend`, too: set lora.adapts_attend = True"
     return None
 
 

@@ -312,8 +312,8 @@ def _check_layers(layers: Any, shared: set[int], period: int) -> None:
             layers[first],
             other,
             (f"in layer {first}", f"in layer {i}"),
-            "Stack layers that differ only in their values. If kinds of layers repeat, "
-            "pass after how many layers as period=.",
+            "Stack layers that differ only in their values. If their kinds repeat, "
+            "pass the length of the pattern as period=.",
         )
     for layer in layers[:period]:
         equal_layers.check_values(

@@ -257,7 +257,7 @@ def write(
     names = [f"{start}{i:05}-of-{count:05}{SUFFIX}" for i in range(1, count + 1)]
     files = dict(zip(names if count > 1 else [single], groups, strict=True))
     _check_free(path, files, single if count > 1 else index)
-    way_out = "The files written before are intact."
+    way_out = "The files that were there before are intact."
     with (
         stored_tensors.Explained(path, way_out, "write"),
         _prepared(folder, [*files, index]),

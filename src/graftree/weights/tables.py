@@ -507,7 +507,7 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
             if len(at) == len(tensor.at):  # else one is whole, the other a layer of it
                 other = lines.setdefault(tensor.at, tensor.name)
             if other != tensor.name:
-                reason = f"{describe(array)} is already {other!r} of the file"
+                reason = f"{describe(array)} is already in the line {other!r}"
                 raise _wrong(tensor.name, reason)
     _check_all_layers(tensors, lines_of)
     for name, other in tied.items():

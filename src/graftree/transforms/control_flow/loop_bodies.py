@@ -450,9 +450,8 @@ class Loop:
             )
         return ValueError(
             f"{self.spec.name} Variable identity must be preserved across "
-            "iterations: the carry comes out with other Variables than it went in "
-            "with, or in other places.\nWrite to them in place "
-            "(`variable[...] = value`)."
+            "iterations: a step returned other Variables in the carry, or moved "
+            "them.\nWrite to them in place (`variable[...] = value`)."
         )
 
     def _structure_error(self, argument: int, after: Signature) -> TypeError:
