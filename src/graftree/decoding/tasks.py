@@ -303,9 +303,7 @@ def _stops(stop: Any) -> Stops:
                 f"stop=[2, [13, 13]]; got {stop!r}."
             )
         if entry.min() < 0 or entry.max() > _LARGEST:
-            raise ValueError(
-                f"stop={stop!r}: a token must be from 0 to {_LARGEST}."
-            )
+            raise ValueError(f"stop={stop!r}: a token must be from 0 to {_LARGEST}.")
     sequences = {tuple(np.atleast_1d(entry).tolist()) for entry in entries}
     return tuple(sorted(sequences, key=lambda sequence: (len(sequence), sequence)))
 

@@ -62,9 +62,7 @@ def _check(path: str, out: str, overwrite: bool) -> None:
     stored_tensors.OpenFile(path).close()
     format_name, way_out = stored_tensors.recognized(path) or ("", "")
     if format_name not in stored_tensors.OF_TORCH:
-        fault = (
-            f"it is {format_name}" if format_name else "torch.save did not write it"
-        )
+        fault = f"it is {format_name}" if format_name else "torch.save did not write it"
         raise file_error(path, fault, way_out=way_out)
     if not out.endswith(SUFFIX):
         way_out = f"Choose a name that ends with {SUFFIX}."

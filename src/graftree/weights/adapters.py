@@ -258,8 +258,7 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
             "nnx.weights.save_adapter: PEFT adapts the `attend` of all embeddings, or "
             "of none. Nothing was written.",
             [f"{paths.dotted(x.path)}: {x.change.adapts_attend}" for x in embeds],
-            "If the model does not call it, set `lora.adapts_attend` as in the "
-            "others.",
+            "If the model does not call it, set `lora.adapts_attend` as in the others.",
         )
     tensors = [
         tensor

@@ -204,9 +204,7 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
     if len(shape) > most:
         raise tensor_error(f"{len(shape)} axes, but an array has at most {most}")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise tensor_error(
-            f"the offsets {_shown(offsets)} are not a begin and an end"
-        )
+        raise tensor_error(f"the offsets {_shown(offsets)} are not a begin and an end")
     if dtype in _PACKED:
         way_out = "Such dtypes are not read. Store it as U8 or in a wider dtype."
         raise tensor_error(
