@@ -276,8 +276,8 @@ def donated():
 
 
 REFUSED = {
-    "text": (lambda: {"a": "text"}, TypeError, "a has the type str"),
-    "an object": (lambda: {"a": [object()]}, TypeError, "a/0 has the type object"),
+    "text": (lambda: {"a": "text"}, TypeError, "a is of type str"),
+    "an object": (lambda: {"a": [object()]}, TypeError, "a/0 is of type object"),
     "big integer": (lambda: {"a": 2**63}, TypeError, "a is an integer of more than 64"),
     "less": (lambda: {"a": -(2**63) - 1}, TypeError, "a is an integer of more than 64"),
     "strings": (lambda: {"a": np.array(["x"])}, TypeError, "a has the dtype <U1"),

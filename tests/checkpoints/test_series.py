@@ -501,7 +501,7 @@ def test_each_process_gets_its_own_state(tmp_path):
 
 def test_other_process_count_is_one_clear_error(tmp_path):
     folder = stored(tmp_path, [10, 20])
-    message = "saved by 2 processes", "there are 4 now"
+    message = "saved by 2 processes", "but 4 are running now"
     with raises(errors.CheckpointError, *message):
         data_states.from_json("data", folder, 0, 4)
 

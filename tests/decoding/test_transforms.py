@@ -73,7 +73,7 @@ def test_a_generation_can_be_exported_for_any_batch(model):
     (
         lambda model, n: generate(model, PROMPTS, max_new_tokens=2, stop=[n]),
         TypeError,
-        "stop= decides the program",
+        "stop= is part of the program",
     ),
     (
         lambda model, n: generate(model, n + PROMPTS[0], max_new_tokens=2),

@@ -210,9 +210,9 @@ def test_older_names_are_in_the_namespace_and_not_listed(file, entry):
 
 @pytest.mark.parametrize("name", name_tables.GONE)
 def test_names_that_are_gone_say_what_to_write(name):
-    with pytest.raises(AttributeError, match=rf"'{name}'. Write nnx\.\w+ in") as caught:
+    with pytest.raises(AttributeError, match=rf"'{name}'. Use nnx\.\w+ inst") as caught:
         getattr(nnx, name)
-    assert hasattr(nnx, str(caught.value).partition("Write nnx.")[2].split()[0])
+    assert hasattr(nnx, str(caught.value).partition("Use nnx.")[2].split()[0])
 
 
 def test_older_modes_are_views():

@@ -366,7 +366,7 @@ REFUSED = {
 def test_what_cannot_be_frozen_is_listed_and_nothing_is_changed(name):
     make, expected = REFUSED[name]
     model = make()
-    told = "can't be frozen", expected, "Leave them out"
+    told = "can't be frozen", expected, "Exclude them"
     with unchanged(model), raises(ValueError, *told):
         surgery.freeze(model, nnx.Variable)
 

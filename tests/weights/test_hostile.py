@@ -76,8 +76,8 @@ FILES = {
     "a header of no bytes": (bytes(8), "begin with a brace, but has ''"),
     "a header of 2**62 bytes": (file("{}", size=2**62), "have 4611686018427387904 b"),
     "a header of 2**64 - 1 bytes": (file("{}", size=2**64 - 1), "18446744073709551615"),
-    "a header over the limit": (file("{}", size=100_000_001), "100000000 are the most"),
-    "a header longer than the file": (file("{}", size=3), "and the file has 10"),
+    "a header over the limit": (file("{}", size=100_000_001), "at most 100000000 fit"),
+    "a header longer than the file": (file("{}", size=3), "but the file has 10"),
     "a header that is cut off": (GOOD[:30], "the file has 30: it is cut off"),
     "the other byte order": (struct.pack(">Q", 2) + b"{}", "144115188075855872 bytes"),
     # Not what the header should be.
@@ -178,10 +178,10 @@ FILES = {
     ),
     "offsets that are an object": (raw(data_offsets='{"0":8}'), "offsets {.0.: 8} sh"),
     "an end before the beginning": (one(data_offsets=[8, 0]), r"offsets \[8, 0\] are"),
-    "fewer bytes": (one(data_offsets=[0, 4]), r"are 4 bytes apart, and F32\[2\] has 8"),
-    "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, and F32\[1\] has 4"),
-    "bytes for an empty shape": (one(shape=[0]), r"apart, and F32\[0\] has 0"),
-    "no bytes for a scalar": (empty(), r"0 bytes apart, and F32\[\] has 4"),
+    "fewer bytes": (one(data_offsets=[0, 4]), r"are 4 bytes apart, but F32\[2\] has 8"),
+    "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, but F32\[1\] has 4"),
+    "bytes for an empty shape": (one(shape=[0]), r"apart, but F32\[0\] has 0"),
+    "no bytes for a scalar": (empty(), r"0 bytes apart, but F32\[\] has 4"),
     # All tensors together.
     "the same bytes twice": (two([0, 8], [0, 8]), "bytes 0 to 8 overlap those of 'a'"),
     "bytes that overlap": (two([0, 8], [4, 12]), "12 overlap those of 'a', up to 8"),
@@ -192,8 +192,8 @@ FILES = {
     "a gap": (two([0, 8], [12, 20], bytes(20)), "the bytes 8 to 12 belong to no"),
     "a gap at the beginning": (one(bytes(12), data_offsets=[4, 12]), "0 to 4 belong"),
     "a tensor after the end": (two([0, 8], [8, 16], bytes(8)), "'b': it ends .* 16"),
-    "no data": (one(b""), "at byte 8, and the file has 0 bytes"),
-    "data that is cut off": (GOOD[:-1], "at byte 8, and the file has 7 bytes"),
+    "no data": (one(b""), "at byte 8, but the file has 0 bytes"),
+    "data that is cut off": (GOOD[:-1], "at byte 8, but the file has 7 bytes"),
     "data too long": (GOOD + b"x", "8 bytes, and 1 more follow"),
     "data of no tensor": (file("{}", bytes(5)), "0 bytes, and 5 more follow"),
     "a program after the data": (GOOD + b"#!/bin/sh\nrm -rf /\n", "19 more follow"),
@@ -293,13 +293,13 @@ INNER = {
     "bfloat16": (npy(np.zeros(2, "V2")), "bfloat16 and float8 so, and loses which"),
     "a shape larger than the data": (
         npy(SIX, b"(6,), }  ", b"(60,), } "),
-        r"float32\[60\] has 240 bytes, and the file has 24",
+        r"float32\[60\] has 240 bytes, but the file has 24",
     ),
     "a shape by a sum": (npy(SIX, b"(6,), }       ", b"(1+5,), }"), "'a': Value"),
     "a negative shape": (npy(SIX, b"(6,), } ", b"(-6,), }"), r"the shape \[-6\]"),
     "a program as a header": (npy(SIX, b"'<f4'", b"f()"), "'a': ValueError"),
     "an unknown version": (ARRAY.replace(b"NUMPY\x01", b"NUMPY\x09"), "version"),
-    "data that is cut off": (ARRAY[:-4], "and the file has 20 for"),
+    "data that is cut off": (ARRAY[:-4], "but the file has 20 for"),
 }
 
 ARCHIVES = {
@@ -342,7 +342,7 @@ PLACES = {
     "the folder as a file": (".", r"file '.' is not in"),
     "a file without a name": ("", "file '' is not in"),
     "a file that is another index": (INDEX, "its header would have"),
-    "a file that is a number": (1, "'a': has int in the place of a file"),
+    "a file that is a number": (1, "'a': has int instead of a file"),
     "a file that is null": (None, "has NoneType in the place"),
 }
 
@@ -380,11 +380,11 @@ FOLDERS = {
     "a pipe": (IN_ONE | {ONE: None}, "it is not a regular file"),
     "a file that lacks a tensor": (
         {ONE: GOOD, INDEX: index({"a": ONE, "c": ONE})},
-        f"'c': should be in '{ONE}', and is not",
+        f"'c': should be in '{ONE}', but is not",
     ),
     "a tensor in another file": (
         {ONE: GOOD, TWO: OTHER, INDEX: index({"a": TWO, "b": ONE})},
-        f"'a': should be in '{TWO}', and is not",
+        f"'a': should be in '{TWO}', but is not",
     ),
     "a tensor in two files": (
         {ONE: GOOD, TWO: two([0, 8], [8, 16]), INDEX: index({"a": ONE, "b": TWO})},
@@ -392,11 +392,11 @@ FOLDERS = {
     ),
     "a tensor that the index lacks": (
         IN_ONE | {ONE: two([0, 8], [8, 16])},
-        "'b': is in .*; the index says nothing of it",
+        "'b': is in .*; the index says nothing about it",
     ),
     "a damaged file": (
         {ONE: GOOD, TWO: OTHER[:-3], INDEX: index({"a": ONE, "b": TWO})},
-        f"{TWO}.*\n.*'b': it ends at byte 8, and the file has 5",
+        f"{TWO}.*\n.*'b': it ends at byte 8, but the file has 5",
     ),
     "a set and a file": (
         IN_ONE | {"model.safetensors": GOOD, ONE: GOOD},

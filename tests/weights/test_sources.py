@@ -520,7 +520,7 @@ def test_what_the_format_lacks_is_refused_before_any_is_made(tmp_path, arrays, t
 
 def test_names_come_once_metadata_is_text_and_files_have_bytes(tmp_path):
     tensors = outs({"a": np.ones(2)})
-    with pytest.raises(nnx.errors.WeightsError, match="'a': there are two"):
+    with pytest.raises(nnx.errors.WeightsError, match="'a': two tensors have"):
         saving.write(tmp_path, 2 * tensors)
     with pytest.raises(nnx.errors.WeightsError, match="'step': 3 must be a string"):
         saving.write(tmp_path, tensors, metadata={"step": 3})

@@ -167,7 +167,7 @@ def _per_token(name: str, x: Any, tokens: jax.Array) -> jax.Array:
     fits = fits and all(n in (1, m) for n, m in zip(full, shape, strict=True))
     if not fits or not jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(
-            f"The {name} of attention must be an integer for each token, [*batch, "
+            f"The {name} of attention must be integers, one per token, [*batch, "
             f"length] = {list(shape)}, but got {descriptions.describe(x)}."
         )
     return jnp.reshape(x, full)

@@ -177,7 +177,7 @@ class ToNNX(modules.Module):
         if reserved := _RESERVED & attrs.keys():
             raise ValueError(
                 f"{type(self.to_nnx__module).__name__} has variables or submodules "
-                f"named {sorted(reserved)}, names that ToNNX reserves for itself. "
+                f"named {sorted(reserved)}, names that a ToNNX needs for itself. "
                 "Rename them in the Linen Module."
             )
         _check_kinds(vars(self), attrs, ())
