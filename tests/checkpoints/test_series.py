@@ -247,7 +247,7 @@ def test_unknown_step_names_the_known_ones(saved):
 def test_objects_asked_for_must_be_those_saved(saved):
     run = objects()
     asked = "ema: requested, but not saved", "optimizer: saved, but not requested"
-    ways = "say so: data=None, optimizer=None, rngs=None"
+    ways = "pass data=None, optimizer=None, rngs=None"
     with raises(errors.CheckpointError, *asked, ways):
         Checkpoints(saved).restore_latest(model=run["model"], ema=nnx.Rngs(0))
 

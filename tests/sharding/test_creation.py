@@ -103,9 +103,9 @@ def make_blocks(names, size):
 @KINDS
 @tables.cases(
     "names, size, words",
-    (("embed", "mlp"), 8, "'mlp' means 'mlp', no axis of the mesh"),
-    (("embed", "wrong"), 8, "'wrong' means 'tensor', no axis of the mesh"),
-    (("embed", None), 6, "axis 0 ('embed') has the size 6, which 4 devices"),
+    (("embed", "mlp"), 8, "'mlp' means 'mlp', which is not an axis"),
+    (("embed", "wrong"), 8, "'wrong' means 'tensor', which is not an axis"),
+    (("embed", None), 6, "axis 0 ('embed') has size 6, which is not"),
     (("embed", "model"), 8, "'embed' and 'model' are both mapped to the axis 'model'"),
     (("embed", None, None), 8, "3 names ('embed', None, None) for the shape (8, 8)"),
 )
@@ -264,7 +264,7 @@ def test_rows_are_divided_among_the_devices(kind):
     ({"x": np.ones((7, 3))}, r"x has 7 rows .* its 2 parts of the axis data"),
     ([np.ones(8), {"y": np.ones(3)}], r"\[1\].y has 3 rows"),
     (np.ones(3), "the batch has 3 rows in this process, not a multiple of its 2"),
-    (np.float32(1), r"the batch has the shape \(\), and .* for 1 axes"),
+    (np.float32(1), r"the batch has the shape \(\), but .* for 1 axes"),
     ({"s": "text", "x": np.ones(3)}, r"s has the dtype <U4.*\n  x has 3 rows"),
     ({"n": [None, object()]}, r"n\[1\] has the dtype object"),
     ({"k": jax.random.split(jax.random.key(0), 3)}, "k has 3 rows"),
