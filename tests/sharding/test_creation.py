@@ -399,7 +399,7 @@ def test_axes_of_a_shard_map_are_left_out():
 @ALIKE
 @tables.cases(
     "names, shape, words",
-    (("batch", "depth"), (8, 4), "'depth' means 'depth', no axis of the mesh"),
+    (("batch", "depth"), (8, 4), "'depth' means 'depth', which is not an axis"),
     (("batch", "heads"), (8, 4), "'heads' means 'tensor', no axis"),
     (("batch", "depth"), (8, 4), "axes of the mesh: 'data' of 2, 'model' of 4"),
     (("batch", "depth"), (8, 4), "rules in force: 'batch' -> 'data', 'heads' ->"),
