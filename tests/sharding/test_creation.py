@@ -400,12 +400,12 @@ def test_axes_of_a_shard_map_are_left_out():
 @tables.cases(
     "names, shape, words",
     (("batch", "depth"), (8, 4), "'depth' means 'depth', which is not an axis"),
-    (("batch", "heads"), (8, 4), "'heads' means 'tensor', no axis"),
+    (("batch", "heads"), (8, 4), "'heads' means 'tensor', which"),
     (("batch", "depth"), (8, 4), "axes of the mesh: 'data' of 2, 'model' of 4"),
     (("batch", "depth"), (8, 4), "rules in force: 'batch' -> 'data', 'heads' ->"),
     (("batch", "data"), (8, 4), "'batch' and 'data' are both mapped to the axis"),
     (("batch", None, None), (8, 4), r"3 names .* for the shape \(8, 4\)"),
-    (("batch",), (7, 4), r"axis 0 \('batch'\) has the size 7"),
+    (("batch",), (7, 4), r"axis 0 \('batch'\) has size 7"),
     (("batch",), (7, 4), r"divisible by 2 devices \(axis data of the mesh\)"),
     (("batch",), (7, 4), r"at x\[0\]\n  array of shape \(7, 4\)"),
 )
