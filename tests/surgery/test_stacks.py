@@ -318,7 +318,7 @@ def test_misuse_is_refused_in_words():
     shared = linear(nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"did not make.*\n.*bias.*\n.*stack\(x, sh"):
         nnx.Stack(lambda rngs: nnx.Sequential(shared), 2, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match=r"make\(rngs\) returned a int"):
+    with pytest.raises(TypeError, match=r"make\(rngs\) is of type int"):
         nnx.Stack(lambda rngs: 3, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"expects an nnx.Rngs"):
         nnx.Stack(linear, 2, rngs=jax.random.key(0))

@@ -453,7 +453,7 @@ def _check_layer(layer: Any, rngs: Rngs) -> None:
     """Raises if something else was made, or parts that all layers would share."""
     if not isinstance(layer, Pytree):
         raise TypeError(
-            f"A Stack is made of Modules, but make(rngs) returned a "
+            f"A Stack is made of Modules, but make(rngs) is of type "
             f"{type(layer).__name__}.\nReturn a Module with a method __call__(x)."
         )
     stream_ids = {id(leaf) for leaf in representations.variables_in(rngs)}
