@@ -107,7 +107,7 @@ class Width(int):
 
 WRONG = [
     ({"a": [1, {2}]}, r"config\['a'\]\[1\] is a builtins.set"),
-    ({"dtype": jnp.bfloat16}, r"config\['dtype'\] is a jax\.\S+\n.*\"bfloat16\""),
+    ({"dtype": jnp.bfloat16}, r"config\['dtype'\] is a jax\.\S+\n.*'bfloat16'"),
     ({"n": np.int64(3)}, r"config\['n'\] is a numpy.int64\n.*int\(x\)"),
     ({"n": np.float64(3)}, r"config\['n'\] is a numpy.float64"),
     ({"n": Width(3)}, r"config\['n'\] is a .*\.Width"),

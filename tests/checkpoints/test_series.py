@@ -324,7 +324,7 @@ def test_half_written_and_half_deleted_steps_do_not_count(saved, tmp_path):
 def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with Checkpoints(tmp_path / "file" / "run") as checkpoints:
-        with pytest.raises(errors.CheckpointError, match="part of the path is a file"):
+        with pytest.raises(errors.CheckpointError, match="Part of the path is a file"):
             checkpoints.save(1, rngs=nnx.Rngs(0))
 
 
@@ -342,7 +342,7 @@ def test_wrong_objects_are_refused(tmp_path):
             checkpoints.save(1)
         with pytest.raises(TypeError, match="model is None"):
             checkpoints.save(1, model=None)
-        with pytest.raises(TypeError, match="data: <root> has the type list_iterator"):
+        with pytest.raises(TypeError, match="data: <root> is of type list_iterator"):
             checkpoints.save(1, data=iter([]))
         with pytest.raises(ValueError, match="expects a step >= 0, got -1"):
             checkpoints.save(-1, rngs=nnx.Rngs(0))

@@ -68,7 +68,7 @@ def test_a_generation_can_be_exported_for_any_batch(model):
     (
         lambda model, n: generate(model, PROMPTS, max_new_tokens=n),
         TypeError,
-        r"max_new_tokens= decides the program.*\n.*static_argnames='max_new_tokens'",
+        r"max_new_tokens= is part of the program.*\n.*static_argnames='max_new_tokens'",
     ),
     (
         lambda model, n: generate(model, PROMPTS, max_new_tokens=2, stop=[n]),

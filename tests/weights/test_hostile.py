@@ -112,8 +112,8 @@ FILES = {
     # Metadata.
     "metadata with a number": (described({"step": 3}), r"{.step.: 3}, not a dict"),
     "metadata in metadata": (described({"x": {"y": "z"}}), "{.x.: {.y.: .z.}}, and"),
-    "metadata that is text": (described("pt"), "metadata is .pt., and"),
-    "metadata that is null": (described(None), "metadata is null, and"),
+    "metadata that is text": (described("pt"), "metadata is .pt., not"),
+    "metadata that is null": (described(None), "metadata is null, not"),
     "metadata that is a tensor": (described(tensor()), "metadata is {.dtype.: .F32., "),
     "metadata twice": (file('{"__metadata__":{},"__metadata__":{}}'), "a__' twice"),
     "a key of it twice": (file('{"__metadata__":{"k":"","k":""}}'), "key 'k' twice"),
@@ -343,7 +343,7 @@ PLACES = {
     "a file without a name": ("", "file '' is not in"),
     "a file that is another index": (INDEX, "its header would have"),
     "a file that is a number": (1, "'a': has int instead of a file"),
-    "a file that is null": (None, "has NoneType in the place"),
+    "a file that is null": (None, "has NoneType instead"),
 }
 
 # An index of these bytes, beside a good file.

@@ -437,7 +437,7 @@ def test_abstract_models_have_no_weights(tmp_path):
 def test_parts_of_a_tensor_have_one_dtype(tmp_path):
     model = nnx.Dict(a=nnx.Param(jnp.ones(2)), b=nnx.Param(jnp.ones(2, jnp.bfloat16)))
     table = {"x": (["a", "b"], "+f -> f")}
-    with pytest.raises(ValueError, match="one dtype"):
+    with pytest.raises(ValueError, match="same dtype"):
         nnx.weights.save(tmp_path / "x.safetensors", model, table)
 
 

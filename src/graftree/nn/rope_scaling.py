@@ -317,7 +317,7 @@ def _of_layer(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str,
         raise ValueError(
             errors.message(
                 "RoPE.from_config: the layers of this configuration have different "
-                f"rotary embeddings, and none is for layer_type={layer_type!r}.",
+                f"rotary embeddings, and there are none for {layer_type!r}.",
                 way_out=f"Pass layer_type, one of {', '.join(by_type)}.",
             )
         )
