@@ -333,7 +333,7 @@ class Odd(Recurrent):
 )
 def test_what_can_not_be_reordered_is_an_error(make, act, where):
     model = Odd(make, act)
-    with pytest.raises(ValueError, match=rf"cache\.odd: {where}(?s:.*)of the size bat"):
+    with pytest.raises(ValueError, match=rf"cache\.odd: {where}(?s:.*)of size bat"):
         beam_search(model, PAIR, **OPTIONS)
     assert model.calls[...] == 0
 

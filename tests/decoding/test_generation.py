@@ -536,9 +536,9 @@ def test_one_program_for_all_penalties(model):
     "processors, error",
     (ban, "takes a list of functions"),
     ([3], "takes a list of functions"),
-    ([lambda logits, history: None], "float32.3,40.*gave NoneType"),
-    ([ban, lambda logits, history: logits > 0], r"processors.1.*gave bool.3,40"),
-    ([lambda logits, history: logits[0]], r"gave float32.40"),
+    ([lambda logits, history: None], "float32.3,40.*returned NoneType"),
+    ([ban, lambda logits, history: logits > 0], r"processors.1.*returned bool.3,40"),
+    ([lambda logits, history: logits[0]], r"returned float32.40"),
     ids=["function", "number", "nothing", "mask", "row"],
 )
 def test_a_processor_gives_logits(model, processors, error):

@@ -198,8 +198,8 @@ READING = "Reading"
 _WAYS_OUT = {
     errno.ENOSPC: "The disk is full. Everything written before is intact.",
     errno.EDQUOT: "The disk quota is used up. Everything written before is intact.",
-    errno.EFBIG: "A file would exceed the size limit of this process (`ulimit -f`) or "
-    "of the file system.",
+    errno.EFBIG: "A file would be larger than this process (`ulimit -f`) or the "
+    "file system allows.",
     errno.EROFS: "The file system is read-only: choose another folder.",
     errno.EACCES: "You have no permission to write or read there: choose another "
     "folder.",
