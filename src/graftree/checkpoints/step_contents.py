@@ -109,8 +109,8 @@ def checked_scores(scores: Any, best: str | None) -> dict[str, float]:
     if best is not None and best not in scores:
         raise ValueError(
             errors.message(
-                f"Checkpoints.save: the score {best!r} is missing, but it decides which "
-                "step is the best.",
+                f"Checkpoints.save: the score {best!r} is missing, but it decides "
+                "which step is the best.",
                 where=f"scores given: {', '.join(map(repr, scores)) or 'none'}",
                 way_out=f"Pass scores={{{best!r}: ...}}, with float('nan') for a step "
                 "that should not count as the best.",
