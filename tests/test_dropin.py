@@ -193,7 +193,7 @@ def test_the_startup_file_is_there_on_request_only(
     (packages,) = python.parents[1].glob("lib/python*/site-packages")
     file = packages / "graftree_startup.pth"
     monkeypatch.setattr(sysconfig, "get_path", {"purelib": packages}.get)
-    said = f"{file} is installed: each Python of this environment looks for "
+    said = f"{file} is installed: every Python of this environment now reads "
     try:
         for _ in range(2):  # each is done again without harm
             dropin.main(["--install-startup"])
@@ -437,7 +437,7 @@ def test_flax_nnx_is_a_package_of_all_names_that_flax_has(run, has_flax):
         *("False False", "False False", "[]"),
         "Module flax.nnx has no attribute 'MaxPool': Flax lacks it. "
         "Graftree has it, as graftree.MaxPool.",
-        "Module flax.nnx has no attribute 'GraphNode'. Write nnx.Pytree in its place.",
+        "Module flax.nnx has no attribute 'GraphNode'. Use nnx.Pytree instead.",
         "No module named 'flax.nnx.core'",
         *["No module named 'flax.nnx.nonsense'"] * 2,
     ]

@@ -32,7 +32,7 @@ _LOSSES = {
         "jax.extend.core:find_top_trace"
     ),
     # The settings of JAX that a trace depends on, and their names.
-    "explain_recompile does not tell settings of JAX": (
+    "explain_recompile does not report settings of JAX": (
         "jax._src.config:trace_context jax._src.config:trace_context_names"
     ),
     # The settings in a program, to know it again. Else each is compiled.
@@ -49,12 +49,12 @@ _LOSSES = {
     "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
     "are not moved to the mesh": "jax._src.mesh:get_concrete_mesh",
     # To distinguish scopes of modules from those of transforms.
-    "tools that read programs tell no paths of modules": (
+    "tools that read programs report no paths of modules": (
         "jax.extend.source_info_util:transform_name_stack "
         "jax.extend.source_info_util:current_name_stack"
     ),
     # The line of an operation.
-    "find_nans tells no lines of programs": "jax.extend.source_info_util:summarize",
+    "find_nans reports no lines of programs": "jax.extend.source_info_util:summarize",
     # To locate operations at the lines of layers and users.
     "programs and profiles locate operations at lines of Graftree": (
         "jax._src.source_info_util:register_exclusion"
@@ -76,8 +76,8 @@ _LOSSES = {
         "jax._src.export._export:deserialization_registry"
     ),
     # New values of Variables stay on the devices of the old; else the compiler chooses.
-    "what a compiled function writes into a Variable over several devices may be "
-    "placed as the compiler likes": (
+    "the compiler chooses where a compiled function puts new values of Variables over "
+    "several devices": (
         "jax.extend.core:Primitive jax.interpreters.ad:primitive_jvps "
         "jax.interpreters.batching:primitive_batchers "
         "jax.interpreters.mlir:register_lowering jaxlib.mlir.ir:BlockArgument "
@@ -94,10 +94,10 @@ _LOSSES = {
         "jax.core:ShapedArray.manual_axis_type"
     ),
     # To recognize memory layouts.
-    "memory layouts are not taken for shardings": "jax.experimental.layout:Format",
+    "memory layouts are not accepted as shardings": "jax.experimental.layout:Format",
     # The store by which processes agree before they act together; else they do so by a
     # computation on their devices.
-    "processes wait without a limit for one that does not come": (
+    "processes wait without a limit for one that does not arrive": (
         "jax._src.distributed:global_state"
     ),
     # CPUs with more devices than JAX was started with.

@@ -185,7 +185,7 @@ class _FolderNames:
 
     def __init__(self, path: str) -> None:
         if path != _NAMESPACE_PATH:
-            raise ImportError(f"{path} is not the place of {_NAMESPACE}.")
+            raise ImportError(f"{path} is not the path of {_NAMESPACE}.")
 
     def find_spec(self, fullname: str, target: Any = None) -> None:
         """Finds nothing: `_Finder` was asked before."""
@@ -407,9 +407,9 @@ and sys.path.insert(0, {STARTUP!a})
 _COMMANDS = {
     "--install-startup": (
         "write",
-        f"is installed: each Python of this environment looks for {VARIABLE}.",
+        f"is installed: every Python of this environment now reads {VARIABLE}.",
     ),
-    "--remove-startup": ("remove", f"is not there: {VARIABLE} alone has no effect."),
+    "--remove-startup": ("remove", f"does not exist: {VARIABLE} alone has no effect."),
 }
 
 
@@ -423,7 +423,7 @@ def _set_startup(verb: str, meaning: str) -> None:
     except OSError as error:
         raise SystemExit(
             f"Cannot {verb} {file}: {error.strerror}. Run this with the Python of an "
-            "environment that you may change, or start programs with "
+            "environment that you can modify, or start programs with "
             "`python -m graftree.dropin`."
         ) from None
     print(f"{file} {meaning}")

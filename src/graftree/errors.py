@@ -132,7 +132,7 @@ class CheckpointError(GraftreeError, OSError, ValueError):
         ...     nnx.checkpoints.restore("/no/such/folder", nnx.Rngs(0))
         ... except nnx.errors.CheckpointError as error:
         ...     print(error)
-        There is no checkpoint at /no/such/folder: nothing is there.
+        There is no checkpoint at /no/such/folder: the path does not exist.
         Its parent is not a folder: /no/such.
     """
 

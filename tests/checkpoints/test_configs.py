@@ -107,7 +107,7 @@ class Width(int):
 
 WRONG = [
     ({"a": [1, {2}]}, r"config\['a'\]\[1\] is a builtins.set"),
-    ({"dtype": jnp.bfloat16}, r"config\['dtype'\] is a jax\.\S+\n.*\"bfloat16\""),
+    ({"dtype": jnp.bfloat16}, r"config\['dtype'\] is a jax\.\S+\n.*'bfloat16'"),
     ({"n": np.int64(3)}, r"config\['n'\] is a numpy.int64\n.*int\(x\)"),
     ({"n": np.float64(3)}, r"config\['n'\] is a numpy.float64"),
     ({"n": Width(3)}, r"config\['n'\] is a .*\.Width"),
@@ -137,7 +137,7 @@ def test_what_json_can_not_hold_is_named_before_anything_is_written(
 @tables.cases(
     "make, message",
     (lambda path: None, "There is no checkpoint at"),
-    (lambda path: path.mkdir(), "is not a whole checkpoint"),
+    (lambda path: path.mkdir(), "is not a complete checkpoint"),
     (lambda path: path.write_text("{}"), "it is a file"),
 )
 def test_what_is_no_checkpoint_is_an_error(tmp_path, make, message):

@@ -95,7 +95,7 @@ def test_nothing_is_the_best_without_a_number(tmp_path):
     (None, ValueError, "'loss' is missing"),
     ({"loss": jnp.ones(3)}, TypeError, r"'loss' .* got float32\[3\]"),
     ({"loss": 1, "name": "x"}, TypeError, "'name' .* got a str"),
-    (nnx.Rngs(0), TypeError, "got a Rngs.\nAn object to save needs"),
+    (nnx.Rngs(0), TypeError, "got a Rngs.\nTo save an object, use"),
 )
 def test_wrong_scores_are_named_before_any_write(tmp_path, scores, kind, message):
     checkpoints = Checkpoints(tmp_path / "new", every=2, best="loss")
@@ -109,7 +109,7 @@ def test_wrong_scores_are_named_before_any_write(tmp_path, scores, kind, message
 def test_nothing_is_deleted_while_scores_can_not_be_read(tmp_path):
     save_scored(tmp_path, [0.1, 0.2], keep=2)
     (tmp_path / "1" / "_CHECKPOINT_METADATA").write_text("{")
-    with pytest.raises(errors.CheckpointError, match="Step 3 is saved, but deleting"):
+    with pytest.raises(errors.CheckpointError, match="Step 3 was saved, but deleting"):
         save_scored(tmp_path, [0.3], keep=2)
     with pytest.raises(errors.CheckpointError, match=f"Reading {tmp_path}/1 failed"):
         Checkpoints(tmp_path, best="loss").best_step()
@@ -176,7 +176,7 @@ def test_old_steps_that_can_not_be_deleted_do_not_unsay_the_save(tmp_path, monke
     checkpoints.wait()
     monkeypatch.setattr(type(epath.Path(tmp_path)), "rmtree", fail)
     checkpoints.save(2, rngs=nnx.Rngs(0))
-    with pytest.raises(errors.CheckpointError, match="Step 2 is saved, but deleting"):
+    with pytest.raises(errors.CheckpointError, match="Step 2 was saved, but deleting"):
         checkpoints.wait()
     monkeypatch.undo()
     assert checkpoints.steps() == [2] and checkpoints.save(3, rngs=nnx.Rngs(0))
@@ -223,7 +223,7 @@ def test_program_that_ends_without_closing_has_saved_and_leaves_no_lock(tmp_path
 def test_steps_are_saved_once_and_in_order(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, rngs=nnx.Rngs(0))
-        with pytest.raises(errors.CheckpointError, match="step 5 has been saved"):
+        with pytest.raises(errors.CheckpointError, match="step 5 has already"):
             checkpoints.save(5, rngs=nnx.Rngs(0))
         with pytest.raises(errors.CheckpointError, match="step 4 comes before 5"):
             checkpoints.save(4, rngs=nnx.Rngs(0))
@@ -240,14 +240,14 @@ def saved(tmp_path_factory):
 
 
 def test_unknown_step_names_the_known_ones(saved):
-    with pytest.raises(errors.CheckpointError, match="no step 7 .*Saved are: 1, 2"):
+    with pytest.raises(errors.CheckpointError, match="no step 7 .*Saved steps: 1, 2"):
         Checkpoints(saved).restore(7, **objects())
 
 
 def test_objects_asked_for_must_be_those_saved(saved):
     run = objects()
-    asked = "ema: asked for, not saved", "optimizer: saved, not asked for"
-    ways = "say so: data=None, optimizer=None, rngs=None"
+    asked = "ema: requested, but not saved", "optimizer: saved, but not requested"
+    ways = "pass data=None, optimizer=None, rngs=None"
     with raises(errors.CheckpointError, *asked, ways):
         Checkpoints(saved).restore_latest(model=run["model"], ema=nnx.Rngs(0))
 
@@ -324,7 +324,7 @@ def test_half_written_and_half_deleted_steps_do_not_count(saved, tmp_path):
 def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with Checkpoints(tmp_path / "file" / "run") as checkpoints:
-        with pytest.raises(errors.CheckpointError, match="part of the path is a file"):
+        with pytest.raises(errors.CheckpointError, match="Part of the path is a file"):
             checkpoints.save(1, rngs=nnx.Rngs(0))
 
 
@@ -342,7 +342,7 @@ def test_wrong_objects_are_refused(tmp_path):
             checkpoints.save(1)
         with pytest.raises(TypeError, match="model is None"):
             checkpoints.save(1, model=None)
-        with pytest.raises(TypeError, match="data: <root> has the type list_iterator"):
+        with pytest.raises(TypeError, match="data: <root> is of type list_iterator"):
             checkpoints.save(1, data=iter([]))
         with pytest.raises(ValueError, match="expects a step >= 0, got -1"):
             checkpoints.save(-1, rngs=nnx.Rngs(0))
@@ -350,7 +350,7 @@ def test_wrong_objects_are_refused(tmp_path):
             with pytest.raises(ValueError, match="not a name for a saved object"):
                 checkpoints.save(1, **{name: nnx.Rngs(0)})
         assert checkpoints.steps() == []
-    with pytest.raises(ValueError, match="save: it has been closed"):
+    with pytest.raises(ValueError, match="save: this Checkpoints has been closed"):
         checkpoints.save(1, rngs=nnx.Rngs(0))
 
 
@@ -501,7 +501,7 @@ def test_each_process_gets_its_own_state(tmp_path):
 
 def test_other_process_count_is_one_clear_error(tmp_path):
     folder = stored(tmp_path, [10, 20])
-    message = "saved by 2 processes", "there are 4 now"
+    message = "saved by 2 processes", "but 4 are running now"
     with raises(errors.CheckpointError, *message):
         data_states.from_json("data", folder, 0, 4)
 

@@ -103,15 +103,15 @@ MALFORMED = {
     "a[0]b": "expected a step at 'b'",
     "a[": "expected a step at '['",
     "a]": "expected a step at ']'",
-    "{a": "a brace has no counterpart",
-    "a}": "a brace has no counterpart",
+    "{a": "a brace is not closed or not opened",
+    "a}": "a brace is not closed or not opened",
     "a[-1]": "[-1] counts from the end",
     "a[:-1]": "[:-1] counts from the end",
     "a[b]": "[b] is not an index, range, star or quoted key",
     "a[0:4:2]": "[0:4:2] is not an index",
     "a**": "'**' must be a step by itself, got 'a**'",
-    "a.(q|v)": "'(q|v)' is not a name: patterns have stars only",
-    r"blocks\d": "is not a name: patterns have stars only",
+    "a.(q|v)": "'(q|v)' is not a name: the only wildcard is '*'",
+    r"blocks\d": "is not a name: the only wildcard is '*'",
 }
 
 
@@ -154,7 +154,7 @@ def test_the_error_for_no_match_names_what_is_near_or_what_there_is():
     known = [("encoder", "blocks", i, "mlp") for i in range(20)]
     error = patterns.no_match_error("f: where", "encoder.blocks[3].mpl", known)
     assert "where='encoder.blocks[3].mpl' matches no module of the model" in str(error)
-    assert "near it: encoder.blocks[3].mlp" in str(error)
+    assert "similar paths: encoder.blocks[3].mlp" in str(error)
     error = patterns.no_match_error("f: where", nnx.Conv, known)
     assert str(error).startswith("f: where=Conv matches no module of the model.\n")
     assert str(error).endswith("encoder.blocks[11].mlp, and 8 more")

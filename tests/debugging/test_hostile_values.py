@@ -158,7 +158,7 @@ def test_what_is_hidden_counts_as_changed_at_each_call(place, mode, caplog):
         assert length(model) == count
         hidden.seek(0, io.SEEK_END)
         hidden.write("b")
-    assert "can't be inspected: any Hidden counts as changed" in caplog.text
+    assert "can't be inspected: every Hidden counts as changed" in caplog.text
     found = nnx.debugging.explain_recompile(length)
     assert found.traces == 4 and found.rows[0].now == "can't be inspected"
 

@@ -267,7 +267,7 @@ def test_a_function_that_is_made_anew_is_told_from_its_twin():
         step(lambda: None)
     ((_, what, was, now),) = rows(step)
     assert what == "static argument" and was.startswith("<lambda> (test_rec")
-    assert now == "another one, not equal"
+    assert now == "a different one, not equal"
 
 
 def test_values_and_keys_in_containers_have_their_paths():
@@ -518,7 +518,7 @@ def test_a_static_attribute_that_counts_is_told_of_once(mode, told):
         assert len(told) == (count > 2)
         model.inner.step = count
         step(model, 1.0)
-    for words in ("train", "model.inner.step, the latest being 0, 1, 2", "Variable"):
+    for words in ("train", "model.inner.step, most recently 0, 1, 2", "Variable"):
         assert words in told[0]
 
 

@@ -493,7 +493,7 @@ def rotary():
     (
         {},
         {"segment_ids": np.ones((2, 3), int)},
-        r"packed needs segment_ids.*\n.*packed=True",
+        r"packed KeyValueCache needs segment_ids.*\n.*packed=True",
     ),
     (
         {},
@@ -502,7 +502,7 @@ def rotary():
             "cache": None,
             "inputs_k": X[:, :3],
         },
-        r"queries have segment_ids, and the keys have none(.|\n)*project_kv",
+        r"queries have segment_ids, but the keys have none(.|\n)*project_kv",
     ),
     (
         {"rope": nnx.RoPE()},

@@ -333,7 +333,7 @@ class Odd(Recurrent):
 )
 def test_what_can_not_be_reordered_is_an_error(make, act, where):
     model = Odd(make, act)
-    with pytest.raises(ValueError, match=rf"cache\.odd: {where}(?s:.*)of the size bat"):
+    with pytest.raises(ValueError, match=rf"cache\.odd: {where}(?s:.*)of size bat"):
         beam_search(model, PAIR, **OPTIONS)
     assert model.calls[...] == 0
 
@@ -351,7 +351,7 @@ def test_what_is_the_same_for_all_rows_stays(make, act):
 
 @tables.cases(
     "options, error",
-    ({"num_beams": 0}, "num_beams is at least 1, got 0"),
+    ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
     ({"num_return_sequences": 4}, "from 1 to num_beams=3, got 4"),
     ({"early_stopping": "always"}, "True, False or .never., got 'always'"),
     ({"max_new_tokens": 0}, "at least 1"),
@@ -363,7 +363,7 @@ def test_settings_out_of_range(options, error):
 
 
 def test_settings_that_decide_the_program_are_static():
-    with pytest.raises(TypeError, match="num_beams= decides the program"):
+    with pytest.raises(TypeError, match="num_beams= is part of the program"):
         jax.jit(
             lambda beams: beam_search(
                 Recurrent(), PAIR, num_beams=beams, max_new_tokens=2

@@ -193,7 +193,7 @@ def test_attend_needs_the_window_of_the_cache_and_positions(more, message):
 
 
 def test_a_window_is_at_least_one_token():
-    with pytest.raises(ValueError, match="at least 1: 0"):
+    with pytest.raises(ValueError, match="window >= 1, got 0"):
         new_cache(window=0)
 
 

@@ -194,5 +194,5 @@ def test_a_call_that_fails_leaves_cache_and_stream_as_they_were():
     layer.dropout_rate = 0.0
     with unchanged(cache), pytest.raises(ValueError, match="needs positions"):
         layer(X, cache=cache)
-    with unchanged(cache), pytest.raises(ValueError, match="packed needs segment_ids"):
+    with unchanged(cache), pytest.raises(ValueError, match="needs segment"):
         layer(X, cache=cache, positions=POSITIONS, segment_ids=np.ones((2, 9), int))

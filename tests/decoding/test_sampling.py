@@ -217,5 +217,5 @@ def test_repetitions_are_penalized_once_each(rows, seed, penalty):
 
 @pytest.mark.parametrize("penalty", [0, -1.0, float("inf"), float("nan")])
 def test_a_penalty_is_positive(penalty):
-    with pytest.raises(ValueError, match="above 0, and finite"):
+    with pytest.raises(ValueError, match="above 0 and finite"):
         nnx.decoding.RepetitionPenalty(penalty)

@@ -190,9 +190,9 @@ class Owner(Table):
 
 
 def test_wrong_arguments(model):
-    with pytest.raises(ValueError, match="draft_tokens is at least 1, got 0"):
+    with pytest.raises(ValueError, match="draft_tokens must be at least 1, got 0"):
         speculate(model, model, PROMPTS, max_new_tokens=4, draft_tokens=0)
-    with pytest.raises(TypeError, match="draft= takes a model with a method"):
+    with pytest.raises(TypeError, match="draft= expects a model with a method"):
         speculate(model, nnx.Linear, PROMPTS, max_new_tokens=4)
     with pytest.raises(ValueError, match="part of the model"):
         speculate(model, Owner(np.eye(40)), PROMPTS, max_new_tokens=4)

@@ -150,7 +150,7 @@ def test_a_cache_is_no_part_of_the_model():
 
 @tables.cases(
     "wrong, more, error",
-    ([[1]], {"chunk": 0}, "stream: chunk is at least 1"),
+    ([[1]], {"chunk": 0}, "stream: chunk must be at least 1"),
     ([[]], {}, "stream needs prompts"),
     ([[1]], {"sampler": SAMPLER}, "stream needs key="),
     ([[1, -1]], {}, "stream: -1 is not a token"),
@@ -162,5 +162,5 @@ def test_wrong_arguments_are_errors_at_the_call(model, wrong, more, error):
 
 
 def test_what_is_no_model_is_an_error_at_the_call():
-    with pytest.raises(TypeError, match="takes a model with a method init_cache"):
+    with pytest.raises(TypeError, match="expects a model with a method init_cache"):
         stream(nnx.Linear, [[1]], max_new_tokens=3)

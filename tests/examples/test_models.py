@@ -103,7 +103,7 @@ def test_parameters_are_divided_along_their_longest_axis():
     (["no/such"], "no/such/config.json can't be read: No such file"),
     (["llama/lora"], "llama/lora/config.json can't be read"),
     (["llama", "--prompt=1,128"], "no token 128: the vocabulary has 0 to 127"),
-    (["llama", "--prompt=1,2", "--tokens=63"], "65 tokens, and the model takes 64"),
+    (["llama", "--prompt=1,2", "--tokens=63"], "65 tokens, but the model takes 64"),
     (["llama", "--mesh=fsdp=9"], "there are 8 devices, not 9"),
     (["llama", "--adapter=/no/such"], "adapter_config.json"),
     ids=str,
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_said(checkpoint, options, said, capsys):
 
 def test_folders_without_weights_or_settings(checkpoint, capsys, tmp_path):
     for config, said in (
-        ((checkpoint / "config.json").read_text(), "it has no .safetensors file"),
+        ((checkpoint / "config.json").read_text(), "it contains no .safetensors file"),
         ('{"model_type": "gpt2"}', "gelu_new"),
         ("{", "is not JSON"),
     ):

@@ -227,9 +227,9 @@ def test_arguments_of_other_devices_are_refused_before_tracing():
     two = nnx.forecast.target("cpu:4").mesh({"data": 2, "tensor": 2})
     with pytest.raises(ValueError, match="several meshes"):
         nnx.forecast.step(never, x, shape(two, (8,), "data"))
-    with pytest.raises(ValueError, match="nothing says which target"):
+    with pytest.raises(ValueError, match="no target is given"):
         nnx.forecast.step(never, jnp.ones(8))
-    with pytest.raises(ValueError, match="has 4 devices, and nothing says"):
+    with pytest.raises(ValueError, match="has 4 devices, but nothing says"):
         nnx.forecast.step(never, jnp.ones(8), target=nnx.forecast.target("cpu:4"))
 
 

@@ -210,9 +210,9 @@ def test_older_names_are_in_the_namespace_and_not_listed(file, entry):
 
 @pytest.mark.parametrize("name", name_tables.GONE)
 def test_names_that_are_gone_say_what_to_write(name):
-    with pytest.raises(AttributeError, match=rf"'{name}'. Write nnx\.\w+ in") as caught:
+    with pytest.raises(AttributeError, match=rf"'{name}'. Use nnx\.\w+ inst") as caught:
         getattr(nnx, name)
-    assert hasattr(nnx, str(caught.value).partition("Write nnx.")[2].split()[0])
+    assert hasattr(nnx, str(caught.value).partition("Use nnx.")[2].split()[0])
 
 
 def test_older_modes_are_views():
@@ -261,7 +261,7 @@ GIVEN = {
 def test_names_of_other_libraries_are_told_what_to_write(name):
     with pytest.raises(AttributeError) as told:
         getattr(nnx, name)
-    text = f"Module graftree has no attribute '{name}'. Write (.*?) in its place(.*)."
+    text = f"Module graftree has no attribute '{name}'. Use (.*?) instead(.*)."
     form, more = re.fullmatch(text, str(told.value)).groups()
     assert name not in dir(nnx)
     exec(form, dict(GIVEN))
@@ -287,7 +287,7 @@ def test_names_of_other_libraries_are_told_what_to_write(name):
     ("Identity", (3, 8), (3, 8)),
 )
 def test_what_to_write_does_what_it_is_for(name, shape, expected):
-    form = re.match("Write (.*?) in its place", name_tables.HINTS[name])[1]
+    form = re.match("Use (.*?) instead", name_tables.HINTS[name])[1]
     layer = nnx.Sequential(eval(form, dict(GIVEN)))
     assert layer(jnp.ones(shape)).shape == expected
 

@@ -194,7 +194,7 @@ def replacing(model, x):
     "change, where",
     (sowing, r"sown.value: \(\*,\) before a part, \(\*, \*\) after it"),
     (counting, "count: 1 before a part, 2 after it"),
-    (replacing, "last: one Intermediate before a part, another one after it"),
+    (replacing, "last: one Intermediate before a part, a different one after it"),
 )
 def test_a_structure_that_never_settles_is_refused_in_words_of_the_call(change, where):
     def loss(batch, model):

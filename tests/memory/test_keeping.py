@@ -352,7 +352,7 @@ def test_misspelt_names_are_told_with_what_is_near():
     assert str(error.value).splitlines() == [
         "nnx.memory.save: where='atention' matches no name and no module of "
         "Block.__call__.",
-        "  near it: attention, attention.out, attention.scores",
+        "  similar paths: attention, attention.out, attention.scores",
         "A pattern matches whole paths: '**' stands for any number of steps.",
     ]
     with pytest.raises(ValueError, match=r"(?s)Conv matches no .*: hidden, "):

@@ -8,7 +8,7 @@ import graftree as nnx
 from tests import catalog, comparisons
 
 WRONG_SIZES = {
-    "None": (None, TypeError, "Layers infer no sizes from their inputs"),
+    "None": (None, TypeError, "Layers don't infer sizes from their inputs"),
     "text": ("4", TypeError, "A size is the number of entries along an axis"),
     "float": (2.5, TypeError, "write a // b: a / b is a float"),
     "negative": (-1, ValueError, "A size is the number of entries along an axis"),

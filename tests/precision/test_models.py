@@ -266,7 +266,7 @@ def test_a_wrong_exception_is_an_error_and_changes_nothing(model, exceptions, to
 
 
 def test_exceptions_are_a_dict(model):
-    with pytest.raises(TypeError, match="are a dict"):
+    with pytest.raises(TypeError, match="must be a dict"):
         set_policy(model, HALF, exceptions=["head"])
 
 

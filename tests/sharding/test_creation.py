@@ -103,10 +103,10 @@ def make_blocks(names, size):
 @KINDS
 @tables.cases(
     "names, size, words",
-    (("embed", "mlp"), 8, "'mlp' means 'mlp', no axis of the mesh"),
-    (("embed", "wrong"), 8, "'wrong' means 'tensor', no axis of the mesh"),
-    (("embed", None), 6, "axis 0 ('embed') has the size 6, which 4 devices"),
-    (("embed", "model"), 8, "'embed' and 'model' both stand for the axis 'model'"),
+    (("embed", "mlp"), 8, "'mlp' means 'mlp', which is not an axis"),
+    (("embed", "wrong"), 8, "'wrong' means 'tensor', which is not an axis"),
+    (("embed", None), 6, "axis 0 ('embed') has size 6, which is not"),
+    (("embed", "model"), 8, "'embed' and 'model' are both mapped to the axis 'model'"),
     (("embed", None, None), 8, "3 names ('embed', None, None) for the shape (8, 8)"),
 )
 def test_all_annotations_that_do_not_fit_are_named(kind, names, size, words):
@@ -263,8 +263,8 @@ def test_rows_are_divided_among_the_devices(kind):
     "batch, words",
     ({"x": np.ones((7, 3))}, r"x has 7 rows .* its 2 parts of the axis data"),
     ([np.ones(8), {"y": np.ones(3)}], r"\[1\].y has 3 rows"),
-    (np.ones(3), "the batch has 3 rows in this process, no multiple of its 2"),
-    (np.float32(1), r"the batch has the shape \(\), and .* for 1 axes"),
+    (np.ones(3), "the batch has 3 rows in this process, not a multiple of its 2"),
+    (np.float32(1), r"the batch has the shape \(\), but .* for 1 axes"),
     ({"s": "text", "x": np.ones(3)}, r"s has the dtype <U4.*\n  x has 3 rows"),
     ({"n": [None, object()]}, r"n\[1\] has the dtype object"),
     ({"k": jax.random.split(jax.random.key(0), 3)}, "k has 3 rows"),
@@ -399,14 +399,14 @@ def test_axes_of_a_shard_map_are_left_out():
 @ALIKE
 @tables.cases(
     "names, shape, words",
-    (("batch", "depth"), (8, 4), "'depth' means 'depth', no axis of the mesh"),
-    (("batch", "heads"), (8, 4), "'heads' means 'tensor', no axis"),
+    (("batch", "depth"), (8, 4), "'depth' means 'depth', which is not an axis"),
+    (("batch", "heads"), (8, 4), "'heads' means 'tensor', which"),
     (("batch", "depth"), (8, 4), "axes of the mesh: 'data' of 2, 'model' of 4"),
     (("batch", "depth"), (8, 4), "rules in force: 'batch' -> 'data', 'heads' ->"),
-    (("batch", "data"), (8, 4), "'batch' and 'data' both stand for the axis"),
+    (("batch", "data"), (8, 4), "'batch' and 'data' are both mapped to the axis"),
     (("batch", None, None), (8, 4), r"3 names .* for the shape \(8, 4\)"),
-    (("batch",), (7, 4), r"axis 0 \('batch'\) has the size 7"),
-    (("batch",), (7, 4), r"2 devices can't divide \(axis data of the mesh\)"),
+    (("batch",), (7, 4), r"axis 0 \('batch'\) has size 7"),
+    (("batch",), (7, 4), r"divisible by 2 devices \(axis data of the mesh\)"),
     (("batch",), (7, 4), r"at x\[0\]\n  array of shape \(7, 4\)"),
 )
 def test_what_does_not_fit_is_refused(kinds, names, shape, words):

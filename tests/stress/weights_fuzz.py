@@ -31,9 +31,9 @@ from graftree.weights import sources
 # Why we refuse what the library reads.
 STRICTER = re.compile(
     "twice|unknown field|whose elements are smaller|larger than any memory|"
-    "no array has more than 64|neither 0 nor 1|should begin with a brace|"
+    "an array has at most 64|neither 0 nor 1|must begin with a brace|"
     # Metadata that is null, a tensor as a list, and a dtype as an object.
-    r"its metadata is null|it is \[.*and should have fields|the dtype \{.* is not text"
+    r"its metadata is null|it is \[.*not an object|the dtype \{.* is not text"
 )
 
 WORDS = (

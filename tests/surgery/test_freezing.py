@@ -351,7 +351,7 @@ REFUSED = {
     ),
     "behaviour": (
         lambda: nnx.Dict(weight=Doubled(jnp.ones(1))),
-        "weight: Doubled has behaviour of its own: get_value",
+        "weight: Doubled has custom behaviour: get_value",
     ),
     "overwritten": (
         lambda: nnx.Dict(
@@ -366,18 +366,18 @@ REFUSED = {
 def test_what_cannot_be_frozen_is_listed_and_nothing_is_changed(name):
     make, expected = REFUSED[name]
     model = make()
-    told = "can't be frozen", expected, "Leave them out"
+    told = "can't be frozen", expected, "Exclude them"
     with unchanged(model), raises(ValueError, *told):
         surgery.freeze(model, nnx.Variable)
 
 
 def test_a_selection_of_nothing_is_an_error():
     model = Model()
-    with raises(ValueError, "'block' matches no part", "near it: blocks"):
+    with raises(ValueError, "'block' matches no part", "similar paths: blocks"):
         surgery.freeze(model, where="block")
     with pytest.raises(ValueError, match="'norm_' matches no part"):
         surgery.freeze(model, where=["blocks", "norm_"])
-    message = "matches no Variable to freeze", "a string is the tag of a Variable"
+    message = "matches no Variable to freeze", "a string is a tag"
     with raises(ValueError, *message):
         surgery.freeze(model, "blocks")
     with pytest.raises(ValueError, match="the filter LoRAParam matches no Variable"):

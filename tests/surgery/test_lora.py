@@ -347,20 +347,20 @@ def refused_model():
 
 REFUSED = {
     "mine": "mine: MyLinear is a subclass, which may compute something else",
-    "adapted": "adapted: LoRALinear has LoRA already",
+    "adapted": "adapted: LoRALinear already has LoRA",
     "norm": "norm: LayerNorm has no kernel that can be adapted",
     "grouped": "grouped: a Conv with feature_group_count=2",
     "masked": "masked: a Conv with a mask",
     "wrapped.layer_instance": "wrapped.layer_instance: SpectralNorm or WeightNorm",
     "wrapped.layer_instance.kernel": "wrapped.layer_instance.kernel: SpectralNorm",
     "free": "free: an Einsum without an equation of its own",
-    "scaled": "scaled: no product of inputs and a matrix: 'bde,de->bde'",
-    "summed": "summed: no product of inputs and a matrix",
+    "scaled": "scaled: not a product of inputs and a matrix: 'bde,de->bde'",
+    "summed": "summed: not a product of inputs and a matrix",
     "own.vector": "own.vector: it has fewer than two axes of its own",
     "own.number": "own.number: its dtype is int32",
-    "many[0]": "many[0]: it is in a List, and no attribute of a module",
+    "many[0]": "many[0]: it is in a List, not an attribute of a module",
     "taken.w": "taken.w: its Box has an attribute `lora`",
-    "adapted.lora.lora_a": "adapted.lora.lora_a: it is a part of LoRA itself",
+    "adapted.lora.lora_a": "adapted.lora.lora_a: it is itself part of LoRA",
 }
 
 
@@ -390,11 +390,11 @@ def test_params_are_selected_where_no_layer_matches():
         found = surgery.add_lora(adapted, where, rank=1, rngs=nnx.Rngs(1))
         assert found == paths
         assert surgery.remove_lora(adapted, paths[-1][0]) == paths[-1:]
-    with raises(ValueError, "matches no layer", "near it: own.w"):
+    with raises(ValueError, "matches no layer", "similar paths: own.w"):
         surgery.add_lora(model(), "own.ww", rank=1, rngs=nnx.Rngs(1))
     twice = model()
     surgery.add_lora(twice, "own.w", rank=1, rngs=nnx.Rngs(1))
-    with raises(ValueError, "own.w: it has LoRA already"):
+    with raises(ValueError, "own.w: it already has LoRA"):
         surgery.add_lora(twice, "own.w", rank=1, rngs=nnx.Rngs(1))
 
 
@@ -410,7 +410,7 @@ def test_a_param_with_behaviour_of_its_own_is_read_by_it():
     options = {"a_initializer": ones, "b_initializer": ones, "rngs": nnx.Rngs(0)}
     surgery.add_lora(model, "own.w", rank=3, alpha=3, **options)
     np.testing.assert_array_equal(model.own(1.0), np.full((2, 2), 4 / 2 + 3))
-    with raises(ValueError, "own.w: its kernel, a Halved, has behaviour of its own"):
+    with raises(ValueError, "own.w: its kernel, a Halved, has custom behaviour"):
         surgery.merge_lora(model)
 
 
@@ -472,7 +472,7 @@ def test_a_stack_trains_params_of_users_as_a_list_does(remat):
 def test_layers_with_lora_are_refused_the_second_time():
     model = Model(nnx.Rngs(0))
     surgery.add_lora(model, "head", rank=1, rngs=nnx.Rngs(1))
-    with pytest.raises(ValueError, match="head: LoRALinear has LoRA already"):
+    with pytest.raises(ValueError, match="head: LoRALinear already has LoRA"):
         surgery.add_lora(model, "head", rank=1, rngs=nnx.Rngs(1))
 
 
@@ -494,7 +494,7 @@ def test_wrong_arguments_are_refused():
     for rank in (0, -1, True, 1.5):
         with pytest.raises(ValueError, match=f"positive integer as `rank`, got {rank}"):
             surgery.add_lora(model, "head", rank=rank, rngs=rngs)
-    with raises(ValueError, "where='haed' matches no layer", "near it: head"):
+    with raises(ValueError, "where='haed' matches no layer", "similar paths: head"):
         surgery.add_lora(model, "haed", rank=1, rngs=rngs)
     with pytest.raises(AttributeError, match="params"):
         surgery.add_lora(model, "head", rank=1, rngs=3)
@@ -540,7 +540,7 @@ def test_lora_that_belongs_to_no_layer_is_not_forgotten_silently():
         layer=nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
     )
     surgery.add_lora(model, "layer", rank=1, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="belongs to no layer.*\n  wrapped: LoRA"):
+    with pytest.raises(ValueError, match="not belong to a layer.*\n  wrapped: LoRA"):
         surgery.merge_lora(model)
     assert surgery.merge_lora(model, "layer") == [("layer",)]
 

@@ -172,7 +172,7 @@ def test_files_of_weights_have_no_quantized_kernels(tmp_path):
     abstract = nnx.eval_shape(lambda: nnx.clone(model))
     where = "  fc.kernel: float32[4,4]"
     for other in (model, abstract):
-        with raises(ValueError, "nnx.weights.load: kernels", where, "quantize it then"):
+        with raises(ValueError, "nnx.weights.load: kernels", where, "then quantize it"):
             nnx.weights.load(file, other, table)
     with raises(ValueError, "nnx.weights.save: kernels", where, "dequantize(model)"):
         nnx.weights.save(file, model, table)
@@ -200,7 +200,7 @@ def test_what_cannot_be_quantized_is_listed_and_nothing_changes():
         surgery.quantize(nnx.eval_shape(lambda: model), "a")
     assert nnx.graphdef(model) == before
     surgery.quantize(model, "a")
-    with raises(ValueError, "a: it is quantized already"):
+    with raises(ValueError, "a: it is already quantized"):
         surgery.quantize(model, "a")
 
 

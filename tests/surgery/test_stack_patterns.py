@@ -351,7 +351,7 @@ def outputs_that_differ(stack):
 @tables.cases(
     "misuse, error, words",
     (one_cache_for_all, TypeError, "share one KeyValueCache.*\n.*each"),
-    (values_of_another_pattern, ValueError, "another pattern.*\n.*each"),
+    (values_of_another_pattern, ValueError, "different pattern.*\n.*each"),
     (values_of_another_length, ValueError, r"2 layers(?s:.)*pattern\[0\].*key"),
     (outputs_that_differ, TypeError, "different shapes(?s:.)*each"),
     (lambda _: nnx.Stack([], 3, rngs=nnx.Rngs(0)), ValueError, r"got \[\]"),

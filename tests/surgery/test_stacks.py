@@ -327,7 +327,7 @@ def test_misuse_is_refused_in_words():
     stack = nnx.Stack(linear, 2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"2 layers.\n  values\['a'\]: shape \(3,\)"):
         stack.scan(X, {"a": jnp.ones(3)})
-    with pytest.raises(IndexError, match="none in slice"):
+    with pytest.raises(IndexError, match="no layers in slice"):
         stack[2:]
 
 

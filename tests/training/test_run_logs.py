@@ -290,7 +290,7 @@ def test_a_failed_restore_leaves_the_log(tmp_path):
 def test_the_log_of_another_run_does_not_fit_a_checkpoint(tmp_path):
     train(tmp_path, "csv")
     (tmp_path / "run.csv").write_text("step,loss\n1,0.5\n4,0.25\n")
-    with pytest.raises(errors.CheckpointError, match=r"no row of step 9.*\n.*log=None"):
+    with pytest.raises(errors.CheckpointError, match=r"row for step 9.*\n.*log=None"):
         train(tmp_path, "csv")
     assert (tmp_path / "run.csv").read_text() == "step,loss\n1,0.5\n4,0.25\n"
 
@@ -310,7 +310,7 @@ def test_rows_of_another_run_are_never_mixed_in(tmp_path, kind):
         write_rows(log, 1, 5)
         log.flush()
         for options in ({}, {"resume": True}):
-            with pytest.raises(BlockingIOError, match="written by another RunLog"):
+            with pytest.raises(BlockingIOError, match="another RunLog is writing"):
                 RunLog(path, **options)
         write_rows(log, 6)
     content = path.read_bytes()
@@ -398,7 +398,7 @@ def test_a_deleted_file_is_an_error_before_the_checkpoint(tmp_path):
         assert kept.steps() == []
     with pytest.raises(FileNotFoundError):
         log.close()
-    with pytest.raises(ValueError, match="RunLog.write: it has been closed"):
+    with pytest.raises(ValueError, match="RunLog.write: this RunLog has been closed"):
         log.write(2, {})
 
 

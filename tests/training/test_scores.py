@@ -294,7 +294,7 @@ def test_metrics_ignore_what_others_read():
     (
         metrics.MeanSquaredError(),
         {"predictions": np.zeros((4, 1)), "targets": np.zeros(4)},
-        r"one shape, got \(4, 1\) and \(4,\)",
+        r"the same shape, got \(4, 1\) and \(4,\)",
     ),
     (
         metrics.MeanSquaredError(),

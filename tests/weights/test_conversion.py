@@ -111,7 +111,7 @@ def test_tensors_come_through_bit_by_bit(run, tmp_path, case, options):
     ("one", [], "it is not a dict of tensors, .* Tensor"),
     ("odd", [], r"'x': Tensor torch.qint8\[2\]"),
     ("refused", [], r"ValueError: WeightsUnpickler error: a class\n.*\n.*state_dict\("),
-    ("later", [], "PyTorch ended with the status 7, and nothing was written"),
+    ("later", [], "PyTorch exited with status 7, and nothing was written"),
     ("plain", ["{}/old.safetensors"], "it exists\n.*--overwrite"),
     ("plain", ["{}/new.bin"], "no .safetensors file"),
 )

@@ -124,7 +124,7 @@ def test_a_table_with_lengths_and_a_head_that_shares_it_are_refused(tmp_path):
     model = nnx.Dict(layer=nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
     options = {"rank": 2, "rngs": nnx.Rngs(1), "use_dora": True}
     nnx.surgery.add_lora(model, "layer", **options)
-    with raises(ValueError, "other magnitudes for a head", "adapts_attend = False"):
+    with raises(ValueError, "different magnitudes for a head", "adapts_attend = False"):
         nnx.weights.save_adapter(tmp_path, model, EMBED_TABLE)
     assert not any(tmp_path.iterdir())
     model.layer.lora.adapts_attend = False

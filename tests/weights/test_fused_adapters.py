@@ -115,11 +115,11 @@ def test_what_peft_can_not_have_in_common_is_not_written(tmp_path):
     nnx.weights.load_adapter(tmp_path, model, table)
     before = (tmp_path / FILE).read_bytes()
     model.key.lora.lora_a[...] += 1.0
-    told = "several layers here", "lora_a of query and key", "let them share it"
+    told = "several layers here", "lora_a of query and key", "make them share it"
     with raises(ValueError, *told):
         nnx.weights.save_adapter(tmp_path, model, table)
     nnx.surgery.remove_lora(model, "value")
-    with raises(ValueError, "lacks adapted layers", "query", "all parts are adapted"):
+    with raises(ValueError, "lacks adapted layers", "query", "adapt all parts"):
         nnx.weights.save_adapter(tmp_path, model, table)
     nnx.surgery.add_lora(model, "value", rank=3, rngs=nnx.Rngs(0))
     with raises(ValueError, "attn.qkv: rank 2, alpha 6; rank 3, alpha 3"):

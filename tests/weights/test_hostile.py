@@ -73,22 +73,22 @@ FILES = {
     # The size of the header.
     "nothing": (b"", "it has 0 bytes"),
     "seven bytes": (bytes(7), "it has 7 bytes"),
-    "a header of no bytes": (bytes(8), "begin with a brace, and has ''"),
+    "a header of no bytes": (bytes(8), "begin with a brace, but has ''"),
     "a header of 2**62 bytes": (file("{}", size=2**62), "have 4611686018427387904 b"),
     "a header of 2**64 - 1 bytes": (file("{}", size=2**64 - 1), "18446744073709551615"),
-    "a header over the limit": (file("{}", size=100_000_001), "100000000 are the most"),
-    "a header longer than the file": (file("{}", size=3), "and the file has 10"),
+    "a header over the limit": (file("{}", size=100_000_001), "at most 100000000 fit"),
+    "a header longer than the file": (file("{}", size=3), "but the file has 10"),
     "a header that is cut off": (GOOD[:30], "the file has 30: it is cut off"),
     "the other byte order": (struct.pack(">Q", 2) + b"{}", "144115188075855872 bytes"),
     # Not what the header should be.
     "not UTF-8": (file(b'{"\xff":1}'), "not UTF-8, at byte 2"),
-    "UTF-16": (file('{"a":1}'.encode("utf-16")), r"a brace, and has .*\\ufffd\\ufffd{"),
+    "UTF-16": (file('{"a":1}'.encode("utf-16")), r"a brace, but has .*\\ufffd\\ufffd{"),
     "a surrogate in UTF-8": (file(b'{"\xed\xa0\x80":1}'), "at byte 2 of it"),
-    "a byte-order mark": (file(b"\xef\xbb\xbf{}"), r"a brace, and has '\\ufeff{}'"),
+    "a byte-order mark": (file(b"\xef\xbb\xbf{}"), r"a brace, but has '\\ufeff{}'"),
     "a zip": (b"PK\x03\x04" + bytes(40), "it is a zip archive, as torch"),
-    "a list": (file([]), r"a brace, and has '\[\]'"),
-    "a number": (file("3"), "a brace, and has '3'"),
-    "a string": (file('"a"'), "a brace, and has '\"a\"'"),
+    "a list": (file([]), r"a brace, but has '\[\]'"),
+    "a number": (file("3"), "a brace, but has '3'"),
+    "a string": (file('"a"'), "a brace, but has '\"a\"'"),
     "no JSON": (file("{a:1}"), "character 1, which has 'a:1}'"),
     "an object without an end": (spelt('{"a":@'), "Expecting ',' .* has ''"),
     "a comma too many": (spelt('{"a":@,}'), "not JSON: .* has ',?}'"),
@@ -98,7 +98,7 @@ FILES = {
     "a comment": (file("{}/*x*/"), "Extra data .* has '/"),
     "a line break in a name": (spelt('{"a\n":@}'), r"Invalid control .* has '\\n"),
     "an unknown escape": (file(r'{"\x41":1}'), r"Invalid .escape.* has '\\"),
-    "half a character": (spelt(r'{"\ud800":@}'), "half a character"),
+    "half a character": (spelt(r'{"\ud800":@}'), "incomplete character"),
     "half an escape": (file(r'{"\u12'), r"Invalid .uXXXX escape .*u12'"),
     "lists in lists": (file('{"a":' + "[" * 99_999), "header nests too deeply"),
     "objects in objects": (file('{"a":' * 99_999), "its header nests too deeply"),
@@ -110,15 +110,15 @@ FILES = {
     "a name that is null": (spelt("{null:@}"), "has 'null:"),
     "a long name twice": (spelt('{"N":@,"N":@}'.replace("N", LONG)), "n'... twice"),
     # Metadata.
-    "metadata with a number": (described({"step": 3}), r"{.step.: 3}, and should be"),
+    "metadata with a number": (described({"step": 3}), r"{.step.: 3}, not a dict"),
     "metadata in metadata": (described({"x": {"y": "z"}}), "{.x.: {.y.: .z.}}, and"),
-    "metadata that is text": (described("pt"), "metadata is .pt., and"),
-    "metadata that is null": (described(None), "metadata is null, and"),
+    "metadata that is text": (described("pt"), "metadata is .pt., not"),
+    "metadata that is null": (described(None), "metadata is null, not"),
     "metadata that is a tensor": (described(tensor()), "metadata is {.dtype.: .F32., "),
     "metadata twice": (file('{"__metadata__":{},"__metadata__":{}}'), "a__' twice"),
     "a key of it twice": (file('{"__metadata__":{"k":"","k":""}}'), "key 'k' twice"),
     # The fields of a tensor.
-    "a tensor that is null": (file({"a": None}), "'a': it is null, and should have"),
+    "a tensor that is null": (file({"a": None}), "'a': it is null, not an object"),
     "a tensor as a list": (file({"a": ["F32", [2], [0, 8]]}, bytes(8)), r"is \[.F32."),
     "no dtype": (file({"a": {"shape": [2], "data_offsets": [0, 8]}}), "'a': no dtype"),
     "no shape": (file({"a": {"dtype": "F32", "data_offsets": [0, 8]}}), "no shape"),
@@ -158,14 +158,14 @@ FILES = {
         "8 bytes apart",
     ),
     "an empty shape of 2**90": (empty(2**45, 0, 2**45), r"832\] is larger than"),
-    "sixty-five axes": (one(shape=[1] * 64 + [2]), "65 axes, and no array has more"),
-    "a million axes": (one(shape=[1] * 1_000_000), "1000000 axes, and no array has"),
+    "sixty-five axes": (one(shape=[1] * 64 + [2]), "65 axes, but an array has at most"),
+    "a million axes": (one(shape=[1] * 1_000_000), "1000000 axes, but an array has"),
     # Offsets.
-    "one offset": (one(data_offsets=[8]), r"the offsets \[8\] are not where"),
-    "no offset": (one(data_offsets=[]), r"the offsets \[\] are not where"),
+    "one offset": (one(data_offsets=[8]), r"the offsets \[8\] are not a begin"),
+    "no offset": (one(data_offsets=[]), r"the offsets \[\] are not a begin"),
     "three offsets": (
         one(data_offsets=[0, 8, 8]),
-        r"\[0, 8, 8\] are not where",
+        r"\[0, 8, 8\] are not a begin",
     ),
     "a negative offset": (one(data_offsets=[-8, 0]), "the number '-8'"),
     "an offset that is a boolean": (
@@ -178,10 +178,10 @@ FILES = {
     ),
     "offsets that are an object": (raw(data_offsets='{"0":8}'), "offsets {.0.: 8} sh"),
     "an end before the beginning": (one(data_offsets=[8, 0]), r"offsets \[8, 0\] are"),
-    "fewer bytes": (one(data_offsets=[0, 4]), r"are 4 bytes apart, and F32\[2\] has 8"),
-    "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, and F32\[1\] has 4"),
-    "bytes for an empty shape": (one(shape=[0]), r"apart, and F32\[0\] has 0"),
-    "no bytes for a scalar": (empty(), r"0 bytes apart, and F32\[\] has 4"),
+    "fewer bytes": (one(data_offsets=[0, 4]), r"are 4 bytes apart, but F32\[2\] has 8"),
+    "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, but F32\[1\] has 4"),
+    "bytes for an empty shape": (one(shape=[0]), r"apart, but F32\[0\] has 0"),
+    "no bytes for a scalar": (empty(), r"0 bytes apart, but F32\[\] has 4"),
     # All tensors together.
     "the same bytes twice": (two([0, 8], [0, 8]), "bytes 0 to 8 overlap those of 'a'"),
     "bytes that overlap": (two([0, 8], [4, 12]), "12 overlap those of 'a', up to 8"),
@@ -192,8 +192,8 @@ FILES = {
     "a gap": (two([0, 8], [12, 20], bytes(20)), "the bytes 8 to 12 belong to no"),
     "a gap at the beginning": (one(bytes(12), data_offsets=[4, 12]), "0 to 4 belong"),
     "a tensor after the end": (two([0, 8], [8, 16], bytes(8)), "'b': it ends .* 16"),
-    "no data": (one(b""), "at byte 8, and the file has 0 bytes"),
-    "data that is cut off": (GOOD[:-1], "at byte 8, and the file has 7 bytes"),
+    "no data": (one(b""), "at byte 8, but the file has 0 bytes"),
+    "data that is cut off": (GOOD[:-1], "at byte 8, but the file has 7 bytes"),
     "data too long": (GOOD + b"x", "8 bytes, and 1 more follow"),
     "data of no tensor": (file("{}", bytes(5)), "0 bytes, and 5 more follow"),
     "a program after the data": (GOOD + b"#!/bin/sh\nrm -rf /\n", "19 more follow"),
@@ -293,13 +293,13 @@ INNER = {
     "bfloat16": (npy(np.zeros(2, "V2")), "bfloat16 and float8 so, and loses which"),
     "a shape larger than the data": (
         npy(SIX, b"(6,), }  ", b"(60,), } "),
-        r"float32\[60\] has 240 bytes, and the file has 24",
+        r"float32\[60\] has 240 bytes, but the file has 24",
     ),
     "a shape by a sum": (npy(SIX, b"(6,), }       ", b"(1+5,), }"), "'a': Value"),
     "a negative shape": (npy(SIX, b"(6,), } ", b"(-6,), }"), r"the shape \[-6\]"),
     "a program as a header": (npy(SIX, b"'<f4'", b"f()"), "'a': ValueError"),
     "an unknown version": (ARRAY.replace(b"NUMPY\x01", b"NUMPY\x09"), "version"),
-    "data that is cut off": (ARRAY[:-4], "and the file has 20 for"),
+    "data that is cut off": (ARRAY[:-4], "but the file has 20 for"),
 }
 
 ARCHIVES = {
@@ -308,7 +308,7 @@ ARCHIVES = {
     "a zip that is cut off": (PAIR[:-30], "BadZipFile"),
     "its beginning is missing": (PAIR[200:], "tensor 'a': "),
     "no array": (archive(("a.txt", b"x")), "is not an array"),
-    "a name twice": (PAIR.replace(b"b.npy", b"a.npy"), "'a': is there twice"),
+    "a name twice": (PAIR.replace(b"b.npy", b"a.npy"), "'a': occurs twice"),
     "a compressed one, damaged": (ZIPPED[:60].ljust(64, b"\0") + ZIPPED[64:], "'a': "),
     **{name: (archive(("a.npy", data)), text) for name, (data, text) in INNER.items()},
 }
@@ -342,8 +342,8 @@ PLACES = {
     "the folder as a file": (".", r"file '.' is not in"),
     "a file without a name": ("", "file '' is not in"),
     "a file that is another index": (INDEX, "its header would have"),
-    "a file that is a number": (1, "'a': has int in the place of a file"),
-    "a file that is null": (None, "has NoneType in the place"),
+    "a file that is a number": (1, "'a': has int instead of a file"),
+    "a file that is null": (None, "has NoneType instead"),
 }
 
 # An index of these bytes, beside a good file.
@@ -363,7 +363,7 @@ INDEXES = {
 }
 
 FOLDERS = {
-    "nothing there": ({}, "it has no .safetensors file"),
+    "nothing there": ({}, "it contains no .safetensors file"),
     "a file above and back": (
         {ONE: GOOD, INDEX: index({"a": f"../model/{ONE}"})},
         f"'../model/{ONE}' is not in",
@@ -380,11 +380,11 @@ FOLDERS = {
     "a pipe": (IN_ONE | {ONE: None}, "it is not a regular file"),
     "a file that lacks a tensor": (
         {ONE: GOOD, INDEX: index({"a": ONE, "c": ONE})},
-        f"'c': should be in '{ONE}', and is not",
+        f"'c': should be in '{ONE}', but is not",
     ),
     "a tensor in another file": (
         {ONE: GOOD, TWO: OTHER, INDEX: index({"a": TWO, "b": ONE})},
-        f"'a': should be in '{TWO}', and is not",
+        f"'a': should be in '{TWO}', but is not",
     ),
     "a tensor in two files": (
         {ONE: GOOD, TWO: two([0, 8], [8, 16]), INDEX: index({"a": ONE, "b": TWO})},
@@ -392,11 +392,11 @@ FOLDERS = {
     ),
     "a tensor that the index lacks": (
         IN_ONE | {ONE: two([0, 8], [8, 16])},
-        "'b': is in .*; the index says nothing of it",
+        "'b': is in .*; the index says nothing about it",
     ),
     "a damaged file": (
         {ONE: GOOD, TWO: OTHER[:-3], INDEX: index({"a": ONE, "b": TWO})},
-        f"{TWO}.*\n.*'b': it ends at byte 8, and the file has 5",
+        f"{TWO}.*\n.*'b': it ends at byte 8, but the file has 5",
     ),
     "a set and a file": (
         IN_ONE | {"model.safetensors": GOOD, ONE: GOOD},
@@ -511,7 +511,7 @@ def test_a_damaged_file_is_refused_or_read_as_the_library_reads_it(rounds):
 
 @pytest.mark.parametrize("name", ["none.safetensors", "none.npz", "none.json", "none"])
 def test_what_is_not_there_is_said(tmp_path, name):
-    assert refusal(tmp_path / name).endswith("nothing is there")
+    assert refusal(tmp_path / name).endswith("it does not exist")
     assert "Its parent is not a folder: " in refusal(tmp_path / "folder" / name)
 
 

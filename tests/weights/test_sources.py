@@ -123,7 +123,7 @@ def test_a_file_that_is_cut_off_while_it_is_open_is_an_error(tmp_path):
         with path.open("r+b") as file:
             file.truncate(len(GOOD) - 4)
         assert source.read("a", [slice(0, 1)]) == np.zeros(1)
-        with pytest.raises(nnx.errors.WeightsError, match="did not when it was opened"):
+        with pytest.raises(nnx.errors.WeightsError, match="unlike when it was opened"):
             source.read("a", [slice(None)])
 
 
@@ -457,10 +457,10 @@ def test_a_smaller_set_replaces_a_larger_one(tmp_path):
 def test_a_file_beside_a_set_is_refused_as_no_reader_would_know_which(tmp_path):
     arrays = {"a": np.ones(10), "b": np.ones(10)}
     saving.write(tmp_path, outs(arrays), shard_bytes=80)
-    with pytest.raises(nnx.errors.WeightsError, match="read in the place of"):
+    with pytest.raises(nnx.errors.WeightsError, match="read instead of"):
         saving.write(tmp_path, outs(arrays))
     saving.write(tmp_path / "other", outs(arrays))
-    with pytest.raises(nnx.errors.WeightsError, match="read in the place of"):
+    with pytest.raises(nnx.errors.WeightsError, match="read instead of"):
         saving.write(tmp_path / "other", outs(arrays), shard_bytes=80)
 
 
@@ -504,13 +504,13 @@ def test_transposed_arrays_are_written_in_c_order(tmp_path, block, monkeypatch):
 
 @tables.cases(
     "arrays, text",
-    ({"a": np.ones(2, np.complex128)}, "dtype complex128, which the format lacks"),
-    ({"a": np.ones(2, ">f4")}, "dtype >f4, which the format lacks"),
-    ({"a": np.ones(2, ml_dtypes.int4)}, "dtype int4, which the format lacks"),
-    ({"a": np.array(["x"])}, "which the format lacks"),
-    ({"__metadata__": np.ones(2)}, "no name that a file can have"),
-    ({"\ud800": np.ones(2)}, "no name that a file can have"),
-    ({3: np.ones(2)}, "no name that a file can have"),
+    ({"a": np.ones(2, np.complex128)}, "the format has no dtype complex128"),
+    ({"a": np.ones(2, ">f4")}, "the format has no dtype >f4"),
+    ({"a": np.ones(2, ml_dtypes.int4)}, "the format has no dtype int4"),
+    ({"a": np.array(["x"])}, "the format has no dtype"),
+    ({"__metadata__": np.ones(2)}, "not a name that a file can have"),
+    ({"\ud800": np.ones(2)}, "not a name that a file can have"),
+    ({3: np.ones(2)}, "not a name that a file can have"),
 )
 def test_what_the_format_lacks_is_refused_before_any_is_made(tmp_path, arrays, text):
     with pytest.raises(nnx.errors.WeightsError, match=text):
@@ -520,9 +520,9 @@ def test_what_the_format_lacks_is_refused_before_any_is_made(tmp_path, arrays, t
 
 def test_names_come_once_metadata_is_text_and_files_have_bytes(tmp_path):
     tensors = outs({"a": np.ones(2)})
-    with pytest.raises(nnx.errors.WeightsError, match="'a': there are two"):
+    with pytest.raises(nnx.errors.WeightsError, match="'a': two tensors have"):
         saving.write(tmp_path, 2 * tensors)
-    with pytest.raises(nnx.errors.WeightsError, match="'step': 3 is to be text"):
+    with pytest.raises(nnx.errors.WeightsError, match="'step': 3 must be a string"):
         saving.write(tmp_path, tensors, metadata={"step": 3})
     with pytest.raises(ValueError, match="must be positive"):
         saving.write(tmp_path, tensors, shard_bytes=0)
@@ -536,7 +536,7 @@ def failing(*arguments):
 @tables.cases(
     "last, error, text",
     (failing, RuntimeError, "the third fails"),
-    (lambda: np.ones(3), nnx.errors.WeightsError, r"float64\[2\] was announced"),
+    (lambda: np.ones(3), nnx.errors.WeightsError, r"expected float64\[2\]"),
 )
 def test_a_failed_write_leaves_what_was_there(tmp_path, shard_bytes, last, error, text):
     old = {"a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(2)}

@@ -26,11 +26,11 @@ def to_json(config: Any, call: str) -> Any:
     if problems:
         raise TypeError(
             errors.message(
-                f"{call}: part of the config can't be stored. Nothing is written.",
+                f"{call}: part of the config can't be stored. Nothing was written.",
                 where="\n".join(problems[:20]),
-                way_out="Stored are None, booleans, numbers, strings, and lists, "
-                "tuples and dicts of these. Write int(x) or float(x) for a number of "
-                'NumPy, and the name of a dtype or a function, such as "bfloat16".',
+                way_out="A config can contain None, booleans, numbers, strings, and "
+                "lists, tuples and dicts of these. Convert NumPy numbers with int(x) "
+                "or float(x), and pass dtypes and functions by name: 'bfloat16'.",
             )
         )
     return data_states.encoded(config, CONFIG)
@@ -54,8 +54,8 @@ def check_same(configs: Sequence[Any]) -> None:
     """Raises if processes have different descriptions: only one is stored."""
     if len({json.dumps(config) for config in configs}) > 1:
         raise ValueError(
-            "nnx.checkpoints: config differs between the processes, and only that of "
-            "the first would be saved.\nPass the same one in all of them."
+            "nnx.checkpoints: config differs between the processes, but only the first "
+            "process saves it.\nPass the same config in all of them."
         )
 
 

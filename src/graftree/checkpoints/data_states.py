@@ -68,9 +68,10 @@ def from_json(name: str, folder: Any, index: int, count: int) -> Any:
     if len(states) != count:
         if any(state != states[0] for state in states):
             raise errors.CheckpointError(
-                f"{name} was saved by {len(states)} processes, each with a position of "
-                f"its own, and there are {count} now.\nRestore with {len(states)} "
-                f"processes; or leave it out, {name}=None, and set its position."
+                f"{name} was saved by {len(states)} processes, each at its own "
+                f"position, but {count} are running now.\nRestore with {len(states)} "
+                f"processes; or skip it with {name}=None, and set its position "
+                "yourself."
             )
         index = 0
     return decoded(states[index])
@@ -81,8 +82,8 @@ def _read(name: str, folder: Any) -> list[Any]:
     file = folder / FILE
     if not file.exists():
         raise errors.CheckpointError(
-            f"{name} is not a data iterator on disk: there is no {file}.\nRestore it "
-            f"into an object with Variables; or leave it out, {name}=None; or restore "
+            f"{name} was not saved as a data iterator: there is no {file}.\nRestore it "
+            f"into an object with Variables; or skip it with {name}=None; or restore "
             "another step."
         )
     try:
@@ -93,7 +94,7 @@ def _read(name: str, folder: Any) -> list[Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise errors.CheckpointError(
             f"The state of {name} in {file} is damaged: {error}.\nRestore another "
-            f"step; or leave it out, {name}=None, and set its position."
+            f"step; or skip it with {name}=None, and set its position yourself."
         ) from error
     return states
 
@@ -122,8 +123,8 @@ def encoded(x: Any, path: str) -> Any:
         return _encoded_dict(x, path)
     raise TypeError(
         f"nnx.checkpoints can't store the state of a data iterator: {path} is a "
-        f"{type(x).__module__}.{type(x).__qualname__}.\nStored are numbers, strings, "
-        "bytes, NumPy arrays, and lists, tuples and dicts of them."
+        f"{type(x).__module__}.{type(x).__qualname__}.\nA state can contain numbers, "
+        "strings, bytes, NumPy arrays, and lists, tuples and dicts of these."
     )
 
 

@@ -68,8 +68,8 @@ def save(
         stored = stored_trees.to_store(obj, "save")
         if overwrite and orbax_side.is_remote(folder):
             raise ValueError(
-                f"{_SAVE} can't overwrite {folder}: in an object store no folder can "
-                "be replaced at once.\nSave to another path, and delete this one "
+                f"{_SAVE} can't overwrite {folder}: an object store can't replace a "
+                "folder in one step.\nSave to another path, and delete this one "
                 "afterwards."
             )
         to_store[:] = folder, stored.tree, configs.as_note(description)
@@ -137,7 +137,7 @@ def _check_replaceable(folder: Any, overwrite: bool) -> None:
     elif folder.is_dir() and not any(folder.iterdir()):
         return
     else:
-        problem, way_out = "is not a checkpoint, so it is not replaced", "Choose"
+        problem, way_out = "is not a checkpoint, so it was not replaced", "Choose"
     raise errors.CheckpointError(
         f"nnx.checkpoints.save: {folder} {problem}.\n{way_out} another path."
     )
@@ -243,7 +243,8 @@ def _compare(
     if not _has_names(like, items):
         raise errors.CheckpointError(
             f"{folder} has several objects: {', '.join(sorted(items))}.\nPass the "
-            f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
+            f"folder of one of them, e.g. {items[min(items)]}, or a dict with all of "
+            "them."
         )
     return stored_trees.compare(items, like, message, **allowed), False
 
@@ -360,8 +361,8 @@ def steadily(name: str, find: Callable[[], Any], read: Callable[[Any], T]) -> T:
                 raise cause
             return results[0]
     raise errors.CheckpointError(
-        f"Reading {folder} failed: it was deleted or replaced while it was read.\n"
-        "Read it again, or have its writer keep more steps."
+        f"Reading {folder} failed: it was deleted or replaced during the read.\n"
+        "Read it again, or make its writer keep more steps."
     ) from cause
 
 
@@ -392,7 +393,7 @@ def _readable(folder: Any) -> Any:
         if partial.exists():
             problem = f"{folder} holds an incomplete checkpoint."
         else:
-            problem = f"There is no checkpoint at {folder}: nothing is there."
+            problem = f"There is no checkpoint at {folder}: the path does not exist."
         raise errors.CheckpointError(problem + _beside(folder))
 
 
@@ -404,7 +405,7 @@ def _beside(folder: Any) -> str:
     if not parent.is_dir():
         return f"\nIts parent is not a folder: {parent}."
     names = sorted(path.name for path in parent.iterdir() if orbax_side.is_tree(path))
-    return f"\nBeside it are: {', '.join(names[:10])}." if names else ""
+    return f"\nIts parent contains: {', '.join(names[:10])}." if names else ""
 
 
 def items_of(folder: Any) -> dict[str, Any] | None:
@@ -419,10 +420,10 @@ def items_of(folder: Any) -> dict[str, Any] | None:
     steps = sorted(int(x.name) for x in folders if x.name.isdecimal())
     lack = f"it has no {orbax_side.TREE_FILE}" if folder.is_dir() else "it is a file"
     raise errors.CheckpointError(
-        f"{folder} is not a whole checkpoint: {lack}.\n"
+        f"{folder} is not a complete checkpoint: {lack}.\n"
         + (
-            f"It has steps: restore {folder / str(steps[-1])}."
+            f"It contains steps: restore {folder / str(steps[-1])}."
             if steps
-            else "Give the path of what nnx.checkpoints.save, or Orbax, has written."
+            else "Pass a path written by nnx.checkpoints.save or by Orbax."
         )
     )

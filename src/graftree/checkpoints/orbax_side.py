@@ -181,7 +181,7 @@ def explanation(
     error_number = getattr(error, "errno", None) or _errno_in(str(error))
     way_out = _WAYS_OUT.get(error_number or 0, "")
     if not way_out and action == READING:
-        way_out = "A part is missing or damaged: restore another one."
+        way_out = "Part of the checkpoint is missing or damaged: restore another one."
     first = (str(error).strip().splitlines() or [""])[0]
     explained = errors.CheckpointError(
         errors.message(
@@ -196,14 +196,16 @@ def explanation(
 
 READING = "Reading"
 _WAYS_OUT = {
-    errno.ENOSPC: "The disk is full. What was written before is still whole.",
-    errno.EDQUOT: "The disk quota is used up. What was written before is still whole.",
-    errno.EFBIG: "A file would be larger than this process may write (`ulimit -f`), or "
-    "than the file system allows.",
+    errno.ENOSPC: "The disk is full. Everything written before is intact.",
+    errno.EDQUOT: "The disk quota is used up. Everything written before is intact.",
+    errno.EFBIG: "A file would be larger than this process (`ulimit -f`) or the "
+    "file system allows.",
     errno.EROFS: "The file system is read-only: choose another folder.",
-    errno.EACCES: "This user may not write or read there: choose another folder.",
-    errno.EPERM: "This user may not write or read there: choose another folder.",
-    errno.ENOTDIR: "A part of the path is a file: choose another folder.",
+    errno.EACCES: "You have no permission to write or read there: choose another "
+    "folder.",
+    errno.EPERM: "You have no permission to write or read there: choose another "
+    "folder.",
+    errno.ENOTDIR: "Part of the path is a file: choose another folder.",
 }
 
 
@@ -367,10 +369,10 @@ def _check_whole(folder: Any) -> None:
             index = {*tensorstore.KvStore.open(spec).result().list().result()}
             lost = [name for name in _array_names(tree) if name not in index]
             if lost:
-                raise ValueError(f"{len(lost)} arrays are not there, as {lost[0]}")
+                raise ValueError(f"{len(lost)} arrays are missing, such as {lost[0]}")
     except (ValueError, KeyError, AttributeError) as error:
         raise errors.CheckpointError(
-            f"The checkpoint {folder} is damaged: a part is missing or cut off.\n  "
+            f"The checkpoint {folder} is damaged: part of it is missing or cut off.\n  "
             f"{type(error).__name__}: {str(error)[:300]}\nRestore another one."
         ) from error
 

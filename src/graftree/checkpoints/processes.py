@@ -109,9 +109,9 @@ class Lock:
                 raise errors.CheckpointError(
                     errors.message(
                         f"Saving to {self._folder} failed.",
-                        where=f"It is written by {owner}, which holds {path}.",
+                        where=f"It is being written by {owner}, which holds {path}.",
                         way_out="Choose another folder, or end the other writer: "
-                        "wait, close its Checkpoints, or stop its process.",
+                        "wait for it, close its Checkpoints, or stop its process.",
                     )
                 )
 
@@ -215,7 +215,7 @@ class _StopSignal:
                 errors.message(
                     "Checkpoints.should_stop must be called in the main thread "
                     "first: Python can only watch for SIGTERM there.",
-                    way_out="Call it there once; after that any thread may.",
+                    way_out="Call it there once; then any thread may call it.",
                 )
             )
         # It stays if the last asker leaves in another thread.

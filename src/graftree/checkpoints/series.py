@@ -97,7 +97,7 @@ class Checkpoints:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"Checkpoints expects {name} >= 1, got {value!r}.")
         if best is not None and not (isinstance(best, str) and best):
-            raise ValueError(f"Checkpoints expects best='loss' or so, got {best!r}.")
+            raise ValueError(f"Checkpoints expects best to name a score, got {best!r}.")
         early_stopping.check_mode(mode, "Checkpoints")
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
@@ -355,8 +355,8 @@ class Checkpoints:
         """
         if self._best is None:
             raise ValueError(
-                "Checkpoints: nothing says which step is the best.\nName the score "
-                'that does when you make it: Checkpoints(directory, best="loss").'
+                "Checkpoints: there is no score that decides which step is the best.\n"
+                'Name one when you make it: Checkpoints(directory, best="loss").'
             )
         return self._by_first("Checkpoints.best_step", self._best_on_disk)
 
@@ -434,21 +434,21 @@ class Checkpoints:
 
     def _check_open(self, method: str) -> None:
         if self._is_closed:
-            raise ValueError(f"Checkpoints.{method}: it has been closed.")
+            raise ValueError(f"Checkpoints.{method}: this Checkpoints has been closed.")
 
     def _check_new(self, step: int) -> None:
         saved_steps = self._steps_on_disk()
         if step in saved_steps:
-            problem = f"step {step} has been saved"
+            problem = f"step {step} has already been saved"
         elif saved_steps and step < saved_steps[-1]:
             problem = (
-                f"step {step} comes before {saved_steps[-1]}, which has been saved"
+                f"step {step} comes before {saved_steps[-1]}, which is already saved"
             )
         else:
             return
         raise errors.CheckpointError(
             f"Checkpoints.save: {problem} in {self._directory}.\nSave each step once, "
-            "in order; for another run take another folder, or delete the later steps."
+            "in order. For another run, use another folder or delete the later steps."
         )
 
     def _raise_failure(self) -> None:
@@ -473,7 +473,7 @@ class Checkpoints:
         writer: Any = self._writer
         try:
             writer.finish()
-            action = f"Step {step} is saved, but deleting the oldest steps in"
+            action = f"Step {step} was saved, but deleting the oldest steps in"
             writer.barriers.together(self._delete_old)
         except BaseException as error:
             failure = orbax_side.explanation(action, self._directory, error)
@@ -560,9 +560,9 @@ class Checkpoints:
             return self._directory / str(step)
         saved_steps = self.steps()
         saved = (
-            f"Saved are: {_spell_steps(saved_steps)}."
+            f"Saved steps: {_spell_steps(saved_steps)}."
             if saved_steps
-            else "Nothing is saved there."
+            else "No step is saved there."
         )
         raise errors.CheckpointError(
             f"There is no step{condition} in {self._directory}. {saved}"
@@ -611,8 +611,8 @@ class Checkpoints:
             is_misfit = not isinstance(error, errors.CheckpointError)
             if isinstance(error, ValueError) and is_misfit:
                 error.add_note(
-                    "What can't be filled in place, such as a TrainState, is restored "
-                    "as a new object: "
+                    "Objects that can't be filled in place, such as a TrainState, are "
+                    "restored as new objects: "
                     f'nnx.checkpoints.restore("{folder}/<name>", like).'
                 )
             raise
@@ -623,11 +623,12 @@ def _compare(
     folder: Any, objects: Mapping[str, Any], iterators: Mapping[str, Any]
 ) -> tuple[dict[str, stored_trees.Restored], dict[str, Any]]:
     """Returns the objects of a step, still to be read, and the iterators' states."""
-    message = f"Checkpoints: {folder} does not fit. Nothing has changed."
+    message = f"Checkpoints: {folder} does not fit the objects. Nothing has changed."
     folders = {name: folder / name for name in objects}
     way_out = (
+        "To allow some of these, use "
         f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
-        "unexpected=..., cast=...) says which of these may be."
+        "unexpected=..., cast=...)."
     )
     restored = stored_trees.compare(folders, objects, message, way_out)
     states = {
@@ -664,15 +665,15 @@ def _check_saved_names(folder: Any, objects: Mapping[str, Any]) -> None:
     forgotten = [name for name in saved if name not in objects]
     if not missing and not forgotten:
         return
-    lines = [f"{name}: asked for, not saved" for name in missing]
-    lines += [f"{name}: saved, not asked for" for name in forgotten]
-    way_out = f"Saved are: {', '.join(saved) or 'no objects'}."
+    lines = [f"{name}: requested, but not saved" for name in missing]
+    lines += [f"{name}: saved, but not requested" for name in forgotten]
+    way_out = f"Saved objects: {', '.join(saved) or 'none'}."
     if forgotten:
         leave = ", ".join(f"{name}=None" for name in forgotten)
-        way_out += f"\nTo leave some of them on disk, say so: {leave}."
+        way_out += f"\nTo leave some of them on disk, pass {leave}."
     raise errors.CheckpointError(
         errors.message(
-            f"The objects of {folder} are not those asked for.",
+            f"The objects in {folder} are not the ones requested.",
             where="\n".join(lines),
             way_out=way_out,
         )

@@ -54,9 +54,8 @@ class StepContents:
         # As text: of several processes, the scores may have come as JSON. NaN is NaN.
         if len({json.dumps(scores) for scores, *_ in everyone}) > 1:
             raise ValueError(
-                "Checkpoints.save: the scores differ between the processes, and only "
-                "those of the first would be saved.\nReduce them over all processes "
-                "first."
+                "Checkpoints.save: the scores differ between the processes, but only "
+                "the first process saves them.\nReduce them over all processes first."
             )
         stored_trees.check_digests([digests for _, digests, *_ in everyone])
         configs.check_same([config for *_, config in everyone])
@@ -96,7 +95,7 @@ def check_names(objects: Mapping[str, Any]) -> None:
                 "another identifier."
             )
         if obj is None:
-            raise TypeError(f"Checkpoints.save: {name} is None.")
+            raise TypeError(f"Checkpoints.save: {name} is None. Leave it out.")
 
 
 def checked_scores(scores: Any, best: str | None) -> dict[str, float]:
@@ -104,17 +103,17 @@ def checked_scores(scores: Any, best: str | None) -> dict[str, float]:
     if not isinstance(scores, Mapping | None):
         raise TypeError(
             "Checkpoints.save expects scores to be a dict of numbers by name, got a "
-            f"{type(scores).__name__}.\nAn object to save needs another name."
+            f"{type(scores).__name__}.\nTo save an object, use another name."
         )
     scores = {} if scores is None else scores
     if best is not None and best not in scores:
         raise ValueError(
             errors.message(
-                f"Checkpoints.save: the score {best!r} is missing, which decides which "
-                "step is the best.",
+                f"Checkpoints.save: the score {best!r} is missing, but it decides "
+                "which step is the best.",
                 where=f"scores given: {', '.join(map(repr, scores)) or 'none'}",
-                way_out=f"Pass scores={{{best!r}: ...}}; float('nan') for a step that "
-                "should not be the best.",
+                way_out=f"Pass scores={{{best!r}: ...}}, with float('nan') for a step "
+                "that should not count as the best.",
             )
         )
     return {

@@ -175,10 +175,11 @@ def _check_disk_paths(stored: Sequence[StoredValue], function: str) -> None:
         if x.disk_path and not _can_be_named(name):
             raise ValueError(
                 errors.message(
-                    f"nnx.checkpoints.{function}: {name!r} is not a name on disk.",
+                    f"nnx.checkpoints.{function}: {name!r} is not a valid name on "
+                    "disk.",
                     where=f"{x.path!r}",
-                    way_out="Rename the key: a name is text, not empty, and doesn't "
-                    "end with a slash.",
+                    way_out="Rename the key: a name is a string that is not empty and "
+                    "doesn't end with a slash.",
                 )
             )
         parents = (x.disk_path[:end] for end in range(1, len(x.disk_path)))
@@ -197,7 +198,7 @@ def _check_disk_paths(stored: Sequence[StoredValue], function: str) -> None:
                     f"nnx.checkpoints.{function}: two paths have the same name on "
                     f"disk, {'.'.join(other.disk_path)!r}.",
                     where=f"{other.path!r}\n{x.path!r}",
-                    way_out="Rename one of the keys: on disk they are strings, joined "
+                    way_out="Rename one of the keys: on disk, keys are strings joined "
                     "by dots.",
                 )
             )
@@ -265,9 +266,9 @@ def check_digests(digests: Sequence[Any]) -> None:
     """Raises if processes have different arrays where only those of one are stored."""
     if any(digest != digests[0] for digest in digests):
         raise ValueError(
-            "nnx.checkpoints: arrays that each process holds for itself differ "
-            "between the processes, and only those of the first would be saved.\nMake "
-            "them with the same seed everywhere, or shard them over all devices."
+            "nnx.checkpoints: arrays that are local to each process differ between "
+            "the processes, but only the first process saves them.\nMake them with "
+            "the same seed everywhere, or shard them over all devices."
         )
 
 
@@ -349,7 +350,7 @@ def _is_key(dtype: Any) -> bool:
 
 def _check_is_array(x: Any) -> None:
     if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
-        raise _Unsupported(f"has the type {type(x).__name__}: no array, no number")
+        raise _Unsupported(f"is of type {type(x).__name__}, not an array or a number")
 
 
 def _check_dtype(dtype: Any) -> None:

@@ -218,14 +218,14 @@ class Choice:
 
 
 _WAYS_OUT = {
-    "missing": "Say with missing= which leaves may keep what they have.",
-    "unexpected": "Say with unexpected= which leaves of the state may be dropped.",
-    "shape": "Shapes are not adapted: a leaf that both missing= and unexpected= select "
-    "is left as it is.",
-    "dtype": "cast=True converts between floating dtypes, and between integers, where "
-    "the values stay in range; jax.random.wrap_key_data makes keys of their numbers.",
-    "value": "What is abstract or deleted has no value to keep or to give: make it "
-    "first, e.g. random keys with nnx.reseed, or fill an object that has values.",
+    "missing": "Use missing= to select the leaves that may keep their values.",
+    "unexpected": "Use unexpected= to select leaves of the state that may be dropped.",
+    "shape": "Shapes are never adapted: a leaf that both missing= and unexpected= "
+    "select keeps its value.",
+    "dtype": "cast=True converts between floating dtypes, and between integer dtypes "
+    "if the values stay in range; jax.random.wrap_key_data turns key data into keys.",
+    "value": "An abstract or deleted leaf has no value to keep or to load. Make its "
+    "value first, e.g. random keys with nnx.reseed, or use an object that has values.",
 }
 
 

@@ -112,9 +112,10 @@ def type_of(name: str) -> type:
                 "An exported function takes or returns objects of a type that this "
                 "process does not know.",
                 where=f"type {name}",
-                way_out="Import the module that defines it before the function is "
-                "read. If its name differs here, give it one in both programs, with\n"
-                "nnx.register_variable_name, or export a function of dicts of arrays.",
+                way_out="Import the module that defines it before you load the "
+                "function. If its name differs here, register one name in both "
+                "programs with\nnnx.register_variable_name, or export a function of "
+                "dicts of arrays.",
             )
         )
     return cls
@@ -130,9 +131,9 @@ def _write(cls: type, static: Any) -> bytes:
         raise TypeError(
             errors.message(
                 f"A function that takes or returns this {cls.__name__} can't be "
-                "saved: its keys and metadata are part of the file, as plain values.",
+                "saved: its keys and metadata must be plain values in the file.",
                 where=str(error),
-                way_out="Take that out (variable.del_metadata), or export a function "
+                way_out="Remove that (variable.del_metadata), or export a function "
                 "of dicts of arrays.",
             )
         ) from None
@@ -168,9 +169,9 @@ def _refuse(cls: type, _: Any) -> bytes:
     raise TypeError(
         errors.message(
             f"A function that takes or returns a {cls.__name__} can't be saved: "
-            "the file has arrays and programs, but no objects with code.",
-            way_out="Either let the function use the model without taking it, and "
-            "the weights are in the file. Or take the model apart,\n"
+            "the file contains arrays and programs, but no objects with code.",
+            way_out="Either let the function close over the model, so that the file "
+            "contains the weights. Or split the model,\n"
             "graphdef, state = nnx.split(model), and export a function of the "
             "state that begins with nnx.merge(graphdef, state).",
         )

@@ -89,8 +89,8 @@ def _name(obj: Any) -> str:
 
 _WAY_OUT = (
     "Pass the object as an argument of the transformed function, so that it belongs\n"
-    "to its trace and the update is returned, or make it inside that function:\n"
-    "nnx.merge does with copy=True."
+    "to its trace and the update is returned, or make it inside that function,\n"
+    "e.g. with nnx.merge(..., copy=True)."
 )
 
 

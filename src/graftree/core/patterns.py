@@ -179,7 +179,7 @@ def no_match_error(
         for name in difflib.get_close_matches(text, names, n=3, cutoff=0.6)
     )
     if near:
-        location = f"near it: {', '.join(near)}"
+        location = f"similar paths: {', '.join(near)}"
     else:
         location = _list_names(names) if names else f"{owner} has no {noun}"
     way_out = "A pattern matches whole paths: '**' stands for any number of steps."
@@ -197,7 +197,7 @@ _MOST = 12
 
 def _list_names(names: Sequence[str]) -> str:
     more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"there are: {', '.join(names[:_MOST])}{more}"
+    return f"available: {', '.join(names[:_MOST])}{more}"
 
 
 def describe(selection: Any) -> str:
@@ -236,8 +236,8 @@ def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
         raise ValueError(
             errors.message(
                 f"The pattern of paths {text!r} is malformed: {error}.",
-                way_out="Write a path such as 'encoder.blocks[3].mlp'; '*' is one step "
-                "or a part of a name, '**' any number of steps, '{a,b}' either of two.",
+                way_out="Write a path such as 'encoder.blocks[3].mlp'. '*' is one step "
+                "or part of a name, '**' any number of steps, '{a,b}' either of two.",
             )
         ) from None
 
@@ -269,7 +269,7 @@ def _first_braces(text: str) -> list[int]:
         if brace[0] == "}" and depth <= 0:
             break
     if depth:
-        raise ValueError("a brace has no counterpart")
+        raise ValueError("a brace is not closed or not opened")
     return ends
 
 
@@ -283,7 +283,7 @@ def _name(text: str) -> _Matcher:
     if "**" in text:
         raise ValueError(f"'**' must be a step by itself, got {text!r}")
     if _UNUSUAL.search(text):
-        raise ValueError(f"{text!r} is not a name: patterns have stars only")
+        raise ValueError(f"{text!r} is not a name: the only wildcard is '*'")
     if "*" in text:
         parts = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
         return lambda key: parts.fullmatch(str(key)) is not None
@@ -301,7 +301,7 @@ def _item(text: str) -> _Matcher:
         indices = range(int(match[1] or 0), int(match[2] or sys.maxsize))
         return lambda key: type(key) is int and key in indices
     if re.fullmatch(r"-[0-9 :-]*[0-9 :]|[0-9]*\s*:\s*-.*", text):
-        raise ValueError(f"[{text}] counts from the end: patterns know no lengths")
+        raise ValueError(f"[{text}] counts from the end, which patterns can't do")
     try:
         literal = paths.key_of(paths.PathStep(text, True))
     except ValueError:

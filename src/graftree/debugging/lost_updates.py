@@ -180,7 +180,7 @@ def _message(function: str, source_line: SourceLine, names: list[str]) -> str:
         "copies, which it does not return.",
         where=f"{', '.join(names[:_MOST])}{more}\nwritten at "
         f"{source_line.file}:{source_line.line}",
-        way_out="Use the transform of the same name from graftree, as nnx.jit for "
-        "jax.jit: it carries updates\nback. Or return the object or nnx.state(object), "
-        "and update the caller's by nnx.update.",
+        way_out="Use Graftree's transform of the same name, such as nnx.jit for "
+        "jax.jit: it carries updates\nback. Or return the object or "
+        "nnx.state(object), and update the caller's object with nnx.update.",
     )

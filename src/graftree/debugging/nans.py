@@ -102,7 +102,7 @@ def _check_concrete(named: Any) -> None:
         if isinstance(value, (_jax.Tracer, jax.ShapeDtypeStruct)):
             raise ValueError(
                 errors.message(
-                    "nnx.debugging.find_nans runs a function on numbers, and these "
+                    "nnx.debugging.find_nans runs a function on numbers, but these "
                     "arguments have none.",
                     where=f"{name}: {value}",
                     way_out="Call it outside of jit, grad and other transforms, with "
@@ -213,7 +213,7 @@ def _facts(finding: Finding) -> list[str]:
     if cause is not None and cause.is_constant:
         lines.append(("inf is", _in_a_line(cause)))
     if finding.operation in _CLOSED:
-        lines.append(("inside", f"a {finding.operation} nothing is looked at"))
+        lines.append(("inside", f"a {finding.operation}: not searched"))
     return [f"  {label:7} {text}" for label, text in lines if text]
 
 

@@ -256,10 +256,10 @@ _HEADER = ("trace", "against", "path", "what", "was", "now")
 # Texts in place of a row, by the kind of difference.
 _GONE, _DROPPED, _SAME, _OTHER = "gone", "unknown", "nothing", "other"
 _REMARKS = {
-    _GONE: "not known any more: JAX has dropped this trace",
-    _DROPPED: "JAX had dropped all earlier traces, as after jax.clear_caches()",
+    _GONE: "no longer known: JAX has dropped this trace",
+    _DROPPED: "JAX had dropped all earlier traces, e.g. after jax.clear_caches()",
     # A list is the same object in both, so its earlier contents are unknown.
-    _SAME: "nothing that is known: JAX had dropped what it knew, as after "
+    _SAME: "no known difference: JAX had dropped earlier traces, e.g. after "
     "jax.clear_caches(), or a list or dict in a static attribute was changed in place",
     _OTHER: "details of the structure that have no path",
 }
@@ -344,7 +344,7 @@ def _rows(
         words = _word(path, old_part, old_facts)
         new_words = _word(path, new_part, new_facts)
         if words == new_words:
-            new_words = "another one, not equal"
+            new_words = "a different one, not equal"
         yield start + subpath, kind, words, new_words
 
 
@@ -600,9 +600,10 @@ def _warn_of_values(
     if not distinct and facts and (statics := _not_inspectable(facts[-1])):
         path, fact = statics[0]
         _logger.warning(
-            "%s is traced and compiled at each call, because the static attribute %s "
-            "can't be inspected: any %s counts as changed. Give the class a hash, "
-            "if its objects don't change, or let pickle see what is in them.",
+            "%s is traced and compiled at every call, because the static attribute %s "
+            "can't be inspected: every %s counts as changed. If its objects don't "
+            "change, define __hash__ in the class; or make their contents visible to "
+            "pickle.",
             decorators.name_of(function),
             signatures.name_of(path),
             type(fact.value).__name__,
@@ -617,11 +618,11 @@ def _warn_of_values(
     if len(path) < 2 or not all(isinstance(value, Static) for value in values):
         return False
     _logger.warning(
-        "%s is traced and compiled for each value of the static attribute %s, the "
-        "latest being %s. If it changes as the program runs, make it a Variable, whose "
+        "%s is traced and compiled for each value of the static attribute %s, most "
+        "recently %s. If it changes as the program runs, make it a Variable, whose "
         "value is not part of the program; if it is a new object each "
         "time, such as an optimizer or a lambda, create it once. "
-        "nnx.debugging.explain_recompile says more.",
+        "nnx.debugging.explain_recompile has the details.",
         decorators.name_of(function),
         signatures.name_of(path),
         ", ".join([_SHORT.repr(value.value) for value in values]),

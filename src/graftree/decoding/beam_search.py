@@ -133,15 +133,16 @@ def beam_search(
 
 def _check(beams: int, results: int, early_stopping: Any) -> None:
     if beams < 1:
-        raise ValueError(f"{NAME}: num_beams is at least 1, got {beams}.")
+        raise ValueError(f"{NAME}: num_beams must be at least 1, got {beams}.")
     if not 1 <= results <= beams:
         raise ValueError(
-            f"{NAME}: num_return_sequences is from 1 to num_beams={beams}, got "
+            f"{NAME}: num_return_sequences must be from 1 to num_beams={beams}, got "
             f"{results}."
         )
     if early_stopping not in (True, False, "never"):
         raise ValueError(
-            f'{NAME}: early_stopping is True, False or "never", got {early_stopping!r}.'
+            f'{NAME}: early_stopping must be True, False or "never", got '
+            f"{early_stopping!r}."
         )
 
 
@@ -334,12 +335,12 @@ def _axis(path: Path, once: Any, twice: Any, batch: Any) -> int:
 def _no_rows(path: Path, x: Any, problem: str) -> ValueError:
     return ValueError(
         errors.message(
-            f"{NAME} gives each beam its rows of the cache, and can't tell which rows "
-            "they are.",
+            f"{NAME} must give each beam its rows of the cache, but can't tell which "
+            "rows they are.",
             where=f"{paths.below('cache', path)}: {jax.typeof(x).str_short()}, "
             f"{problem}",
-            way_out="Give each array in the cache an axis of the size batch, as "
-            "init_cache(batch, ...) gets it, and keep there what belongs to a prompt.",
+            way_out="Give each array in the cache an axis of size batch, as passed to "
+            "init_cache(batch, ...), and keep along it what belongs to each prompt.",
         )
     )
 
@@ -368,7 +369,7 @@ def _reorder(cache: Any, axes: Axes, before: dict[Path, Any], parents: Any) -> N
         if old is x or not x.ndim:
             return x
         if axis < 0:
-            raise _no_rows(path, x, "a call writes to it, and it has none of them")
+            raise _no_rows(path, x, "a call writes to it, but it has no such axis")
         shape = *x.shape[:axis], *parents.shape, *x.shape[axis + 1 :]
         index = [1] * len(shape)
         index[axis : axis + 2] = parents.shape

@@ -233,9 +233,9 @@ def stream(
     if _jax.current_trace() is not _jax.no_trace:
         raise TypeError(
             errors.message(
-                "nnx.decoding.stream yields tokens as they are made, and a transform "
-                "has none before its program runs.",
-                way_out="Call nnx.decoding.generate there.",
+                "nnx.decoding.stream yields tokens as they are made, but in a "
+                "transform there are none before the program runs.",
+                way_out="Call nnx.decoding.generate instead.",
             )
         )
     task = tasks.read(
@@ -252,7 +252,7 @@ def stream(
         padded_length=padded_length,
     )
     if chunk < 1:
-        raise ValueError(f"nnx.decoding.stream: chunk is at least 1, got {chunk}.")
+        raise ValueError(f"nnx.decoding.stream: chunk must be at least 1, got {chunk}.")
     return _stream(model, task, chunk)
 
 

@@ -62,10 +62,10 @@ class Sampler:
     min_p: Any = None
 
     def __post_init__(self) -> None:
-        finite, count = "at least 0, and finite", "an integer of at least 1"
+        finite, count = "at least 0 and finite", "an integer of at least 1"
         _check(self, "temperature", lambda x: 0 <= x < math.inf, finite)
         _check(self, "top_k", lambda x: x >= 1 and x % 1 == 0, count)
-        _check(self, "top_p", lambda x: 0 < x <= 1, "above 0, and at most 1")
+        _check(self, "top_p", lambda x: 0 < x <= 1, "above 0 and at most 1")
         _check(self, "min_p", lambda x: 0 <= x <= 1, "from 0 to 1")
 
     @property
@@ -174,7 +174,7 @@ def _check(
     value = getattr(settings, name)
     if isinstance(value, (int, float)) and not is_right(value):
         class_name = type(settings).__name__
-        raise ValueError(f"The {name} of a {class_name} is {words}, got {value}.")
+        raise ValueError(f"The {name} of a {class_name} must be {words}, got {value}.")
 
 
 def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -281,7 +281,7 @@ class RepetitionPenalty:
     penalty: Any
 
     def __post_init__(self) -> None:
-        _check(self, "penalty", lambda x: 0 < x < math.inf, "above 0, and finite")
+        _check(self, "penalty", lambda x: 0 < x < math.inf, "above 0 and finite")
 
     def __call__(
         self, logits: Float[Array, "batch vocabulary"], history: History
@@ -313,9 +313,9 @@ def process(
             got = type(processed).__name__ if shape is None else jax.typeof(processed)
             raise TypeError(
                 errors.message(
-                    f"processors[{i}] returns logits, {jax.typeof(logits)}, and gave "
-                    f"{got}.",
-                    way_out="Ban tokens by jnp.where(is_allowed, logits, -jnp.inf).",
+                    f"processors[{i}] must return logits, {jax.typeof(logits)}, but "
+                    f"returned {got}.",
+                    way_out="Ban tokens with jnp.where(is_allowed, logits, -jnp.inf).",
                 )
             )
         logits = processed

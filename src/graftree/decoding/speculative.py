@@ -96,7 +96,9 @@ def speculate(
     """
     tasks.check_static(NAME, draft_tokens=draft_tokens)
     if draft_tokens < 1:
-        raise ValueError(f"{NAME}: draft_tokens is at least 1, got {draft_tokens}.")
+        raise ValueError(
+            f"{NAME}: draft_tokens must be at least 1, got {draft_tokens}."
+        )
     _check_ropes(model)
     read = [
         tasks.read(
@@ -123,8 +125,8 @@ def _check_ropes(model: Any) -> None:
     for path, part in traversals.iter_graph(model, graph=True):
         if isinstance(part, rope.RoPE) and rope.depends_on_length(part):
             problem = (
-                f"{NAME}: the model reads several drafts in one call, and all of them "
-                "count as length in a RoPE whose angles depend on it."
+                f"{NAME}: the model reads several drafts in one call, and a RoPE whose "
+                "angles depend on the length counts all of them."
             )
             way_out = (
                 "Fix the length that counts, RoPE(..., seq_len=...), or use "
@@ -266,11 +268,10 @@ def _check_forgetful(cache: Any, before: dict[Any, Any]) -> None:
             continue
         raise ValueError(
             errors.message(
-                f"{NAME}: a call writes to a cache that can't forget the drafts that "
-                "are not kept.",
+                f"{NAME}: a call writes to a cache that can't forget rejected drafts.",
                 where=paths.below("cache", path),
                 way_out="Use nnx.decoding.KeyValueCache without a window, which keeps "
                 "each token in the slot of its position; a mask can hide what is "
-                "outside of a window.",
+                "outside a window.",
             )
         )

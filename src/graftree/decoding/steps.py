@@ -134,9 +134,9 @@ def _check_unchanged(old: Any, new: Any) -> None:
                 "nnx.decoding: calling the model adds, replaces or reshapes Variables, "
                 "which a compiled loop does not allow.",
                 where="\n".join(lines),
-                way_out="Make Variables in __init__ or init_cache, with the shapes "
-                "that they keep, and write to them: v[...] = x. Let sow be silent "
-                "outside of nnx.capture: sow(..., capture_noop=True).",
+                way_out="Make Variables in __init__ or init_cache, with their final "
+                "shapes, and write to them: v[...] = x. Silence sow outside of "
+                "nnx.capture: sow(..., capture_noop=True).",
             )
         )
 
@@ -147,9 +147,9 @@ def check_separate(call: str, model: Any, cache: Any) -> None:
     if of_model & of_cache:
         raise ValueError(
             errors.message(
-                f"{call}: init_cache gives Variables that are part of the model, and "
+                f"{call}: init_cache returns Variables that are part of the model, but "
                 "the cache must be separate.",
-                way_out="Make new ones in init_cache, or keep these in the model only "
+                way_out="Make new ones in init_cache, or keep these only in the model "
                 "and return {}.",
             )
         )

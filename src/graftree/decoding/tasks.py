@@ -141,9 +141,9 @@ def check_static(call: str, **settings: Any) -> None:
         if any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(value)):
             raise TypeError(
                 errors.message(
-                    f"{call}: {name}= decides the program, and can't be traced.",
+                    f"{call}: {name}= is part of the program, so it can't be traced.",
                     way_out="Make it a static argument of the transform, as in "
-                    f"jax.jit(..., static_argnames={name!r}), or write it there.",
+                    f"jax.jit(..., static_argnames={name!r}), or pass a constant.",
                 )
             )
 
@@ -171,8 +171,8 @@ def _traced_prompts(
     """Reads a traced array like `_prompts`; its length bounds the longest prompt."""
     if prompts.ndim != 2 or not jnp.issubdtype(prompts.dtype, jnp.integer):
         raise TypeError(
-            f"{call} takes prompts of integers, [batch, length], and in a transform as "
-            f"one array; got {jax.typeof(prompts).str_short()}."
+            f"{call} expects prompts of integers, [batch, length], as one array in a "
+            f"transform; got {jax.typeof(prompts).str_short()}."
         )
     is_token = jnp.ones(prompts.shape, bool) if pad is None else prompts != pad
     lengths = is_token.sum(axis=1, dtype=jnp.int32)
@@ -188,26 +188,26 @@ def _tokens(call: str, row: Any, pad: int | None) -> np.ndarray:
         tokens = np.asarray(row)
     except jax.errors.TracerArrayConversionError:
         raise TypeError(
-            f"{call} takes prompts that are traced as one array, [batch, length], and "
-            "got a list.\nGive rows of one length, and name what fills them up: pad=0."
+            f"{call} expects traced prompts as one array, [batch, length], but got a "
+            "list.\nPad the rows to the same length, and name the padding token: pad=0."
         ) from None
     if tokens.ndim == 0 and tokens.dtype.kind in "iu":
         raise TypeError(
-            f"{call} takes a batch of prompts, and got the tokens of a single one.\n"
+            f"{call} expects a batch of prompts, but got the tokens of a single one.\n"
             "Pass [tokens] instead of tokens: [[1, 2, 3]]."
         )
     hint = "\nA tokenizer turns text into tokens." if tokens.dtype.kind == "U" else ""
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise TypeError(
-            f"{call} takes prompts of integers, as an array [batch, length] or a list "
-            f"of lists; got a prompt {tokens.dtype}{[*tokens.shape]}.{hint}"
+            f"{call} expects prompts of integers, as an array [batch, length] or a "
+            f"list of lists; got a prompt {tokens.dtype}{[*tokens.shape]}.{hint}"
         )
     tokens = tokens[tokens != pad]
     wrong = tokens[(tokens < 0) | (tokens > _LARGEST)]
     if wrong.size:
         raise ValueError(
             f"{call}: {wrong[0]} is not a token: tokens are from 0 to "
-            f"{_LARGEST}.\nIf it fills up the rows, say so: pad={wrong[0]}."
+            f"{_LARGEST}.\nIf it is the padding token, pass pad={wrong[0]}."
         )
     return tokens.astype(np.int32)
 
@@ -221,13 +221,13 @@ def _check_model(call: str, model: Any) -> None:
         return
     got = f"a {type(model).__name__} without that method"
     if isinstance(model, type):
-        got = f"the class {model.__name__}, and not an object of it"
+        got = f"the class {model.__name__}, not an instance of it"
     raise TypeError(
         errors.message(
-            f"{call} takes a model with a method init_cache(batch, "
-            f"max_length), and got {got}.",
+            f"{call} expects a model with a method init_cache(batch, "
+            f"max_length), but got {got}.",
             way_out="The model is called as model(tokens, positions=positions, "
-            "cache=cache) and gives logits [batch, length, vocabulary].",
+            "cache=cache) and returns logits [batch, length, vocabulary].",
         )
     )
 
@@ -242,12 +242,13 @@ def _check_inputs(call: str, model: Any, inputs: Any, batch: int) -> None:
         raise TypeError(
             errors.message(
                 f"{call} {'without' if inputs is None else 'with'} inputs= calls "
-                f"init_cache({names}), and that of a {type(model).__name__} does not "
-                "take that.",
+                f"init_cache({names}), but the method of {type(model).__name__} "
+                "doesn't take these arguments.",
                 where=f"init_cache{signature}: {error}",
-                way_out="An encoder-decoder has init_cache(self, batch, max_length, "
-                "inputs), runs its encoder there, and needs inputs=. Other models "
-                "have init_cache(self, batch, max_length), and take none.",
+                way_out="An encoder-decoder defines init_cache(self, batch, "
+                "max_length, inputs), runs its encoder there, and needs inputs=. Other "
+                "models define init_cache(self, batch, max_length), and take no "
+                "inputs=.",
             )
         ) from None
     flat = jax.tree_util.tree_leaves_with_path(inputs)
@@ -259,9 +260,9 @@ def _check_inputs(call: str, model: Any, inputs: Any, batch: int) -> None:
     if wrong:
         raise ValueError(
             errors.message(
-                f"{call} got {batch} prompts, and inputs= for another number.",
+                f"{call} got {batch} prompts, but inputs= for a different number.",
                 where="\n".join(wrong),
-                way_out="The first axis of each array in inputs is that of the "
+                way_out="The first axis of each array in inputs must match the "
                 "prompts.",
             )
         )
@@ -279,14 +280,14 @@ def _padded_length(longest: int, length: int | None, limit: int | None) -> int:
 
 def _check(limit: int | None, longest: int, max_new_tokens: int) -> None:
     if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is at least 1, got {max_new_tokens}.")
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}.")
     total = longest + max_new_tokens
     if limit is not None and total > limit:
         raise ValueError(
             errors.message(
-                f"Sequences would get {total} tokens, and the model takes {limit}.",
+                f"Sequences would have {total} tokens, but the model takes {limit}.",
                 where=f"longest prompt {longest}, max_new_tokens={max_new_tokens}",
-                way_out="Cut the prompts, or make fewer tokens.",
+                way_out="Shorten the prompts, or generate fewer tokens.",
             )
         )
 
@@ -302,9 +303,7 @@ def _stops(stop: Any) -> Stops:
                 f"stop=[2, [13, 13]]; got {stop!r}."
             )
         if entry.min() < 0 or entry.max() > _LARGEST:
-            raise ValueError(
-                f"stop={stop!r}: a token is at least 0, and at most {_LARGEST}."
-            )
+            raise ValueError(f"stop={stop!r}: a token must be from 0 to {_LARGEST}.")
     sequences = {tuple(np.atleast_1d(entry).tolist()) for entry in entries}
     return tuple(sorted(sequences, key=lambda sequence: (len(sequence), sequence)))
 

@@ -74,7 +74,7 @@ def largest(
     if not 1 <= multiple_of <= at_most:
         raise ValueError(
             f"nnx.forecast.largest: no size is a multiple of {multiple_of} and at most "
-            f"{at_most}.\nAllow a larger one."
+            f"{at_most}.\nAllow a larger size."
         )
     forecasts: dict[int, Forecast] = {}
 

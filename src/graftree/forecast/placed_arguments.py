@@ -215,16 +215,16 @@ def _devices(
         raise _mixed(
             "some arguments are on devices of this machine, not of the target",
             paths_divided or paths_elsewhere,
-            "Make all on the target's mesh: nnx.get_abstract_model(make, mesh),\n"
-            "jax.ShapeDtypeStruct(shape, dtype, sharding=...).",
+            "Make all of them on the target's mesh: nnx.get_abstract_model(make, "
+            "mesh),\njax.ShapeDtypeStruct(shape, dtype, sharding=...).",
         )
     several = [*path_by_target, *({target} - {None, *path_by_target})]
     if path_by_target and len(several) > 1:
         lines = [f"{path_by_target.get(x, 'target=')}: {x.name}" for x in several]
-        raise _mixed("several targets are meant", lines, "Make all on one mesh.")
+        raise _mixed("there are several targets", lines, "Use one mesh for all.")
     if len(path_by_mesh) > 1:
         lines = [f"{path}: {dict(mesh.shape)}" for mesh, path in path_by_mesh.items()]
-        raise _mixed("the arguments are on several meshes", lines, "Take one of them.")
+        raise _mixed("the arguments are on several meshes", lines, "Use one of them.")
     return _only_target(next(iter(several), target), path_by_target), next(
         iter(path_by_mesh), None
     )
@@ -233,7 +233,7 @@ def _devices(
 def _only_target(target: Target | None, is_on_it: Any) -> Target:
     if target is None:
         raise _mixed(
-            "nothing says which target is meant",
+            "no target is given",
             [],
             "Make the arguments on a mesh, nnx.get_abstract_model(make, "
             "target.mesh(...)),\nor pass a target of one device, as in "
@@ -241,8 +241,8 @@ def _only_target(target: Target | None, is_on_it: Any) -> Target:
         )
     if not is_on_it and len(target.devices) > 1:
         raise _mixed(
-            f"{target.name!r} has {len(target.devices)} devices, and nothing says what "
-            "is on which",
+            f"{target.name!r} has {len(target.devices)} devices, but nothing says "
+            "which of them hold which arrays",
             [],
             "Make the arguments on a mesh: nnx.get_abstract_model(make, "
             "target.mesh({...})).",

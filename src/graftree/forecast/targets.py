@@ -56,7 +56,7 @@ class Target:
             axes = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise ValueError(
                 f"nnx.forecast: a mesh of {axes} has {count} devices, but the target "
-                f"{self.name!r} has {len(self.devices)}.\nChange the sizes, or take "
+                f"{self.name!r} has {len(self.devices)}.\nChange the sizes, or use "
                 "another target."
             )
         if axis_types is None:
@@ -114,7 +114,7 @@ def _target(name: str) -> Target:
     if not is_valid or kind not in (*ACCELERATORS, "cpu"):
         kinds = ", ".join([*ACCELERATORS, "cpu"])
         raise ValueError(
-            f"nnx.forecast.target({name!r}): there is no such target.\nIt takes an "
+            f"nnx.forecast.target({name!r}): there is no such target.\nA name is an "
             f"accelerator ({kinds}) and a topology, as in 'v5e:4x4', 'h100:8', "
             "'h100:4x8' (hosts x devices) and 'cpu:8'."
         )
@@ -181,7 +181,7 @@ def _missing(
         )
     return ImportError(
         f"nnx.forecast.target({name!r}) needs the compiler in {package}: pip install "
-        f"'graftree[{extra}]'.\nWithout it a target such as 'cpu:8' tells what each "
+        f"'graftree[{extra}]'.\nWithout it, a target such as 'cpu:8' shows what each "
         "device holds and sends, with the numbers of XLA's compiler for CPUs."
     )
 

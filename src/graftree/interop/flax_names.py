@@ -320,7 +320,7 @@ def look_up(name: str) -> Any:
         file, current = _older[name]
         return getattr(importlib.import_module(file), current)
     gone = tables.GONE.get(name)
-    hint = f"Write {gone} in its place." if gone else tables.HINTS.get(name, "")
+    hint = f"Use {gone} instead." if gone else tables.HINTS.get(name, "")
     # Given its name and the module, Python adds a suggestion for a misspelling.
     raise AttributeError(
         f"Module graftree has no attribute {name!r}. {hint}".rstrip(),

@@ -387,12 +387,12 @@ OF_NAMESPACE = frozenset(
 
 # Things with other names in PyTorch, Keras and Linen: the name here, the names there,
 # and after a colon the differences.
-_LAST = 'channels are last, and the padding is "SAME" unless you say otherwise'
-_POOL = "channels are last, and without `strides` a window moves by one"
-_ONE = "there is one value for each channel; for more use nnx.AvgPool or nnx.MaxPool"
+_LAST = 'channels come last, and the default padding is "SAME"'
+_POOL = "channels come last, and the default of `strides` is one"
+_ONE = "it returns one value per channel; for more, use nnx.AvgPool or nnx.MaxPool"
 _CARRY = (
-    "inputs are [batch, time, features]; with `return_carry=True` it returns the last "
-    "carry, too; nnx.StackedRNN has several layers, both directions and dropout"
+    "inputs are [batch, time, features]; `return_carry=True` also returns the last "
+    "carry; nnx.StackedRNN has several layers, both directions and dropout"
 )
 _LAYER = "nnx.Sequential takes functions as layers"
 _BY_FORM: Mapping[str, str] = {
@@ -402,7 +402,7 @@ _BY_FORM: Mapping[str, str] = {
     "nnx.List(layers)": "ModuleList ParameterList",
     "nnx.Dict(name=layer)": "ModuleDict ParameterDict",
     "nnx.Linear(in_features, out_features, rngs=rngs)": "Dense: "
-    "the activation is a call of its own, such as nnx.relu(x)",
+    "apply the activation separately, as in nnx.relu(x)",
     "nnx.LinearGeneral(in_features, out_features, rngs=rngs)": "DenseGeneral",
     "nnx.Einsum('bi,io->bo', (in_features, out_features), rngs=rngs)": "EinsumDense",
     "nnx.Conv(in_features, out_features, (3,), rngs=rngs)": f"Conv1d Conv1D: {_LAST}",
@@ -415,24 +415,24 @@ _BY_FORM: Mapping[str, str] = {
     "nnx.Embed(num_embeddings, features, rngs=rngs)": "Embedding",
     "nnx.MultiHeadAttention(num_heads, in_features, decode=False, rngs=rngs)": ""
     "MultiheadAttention MultiHeadDotProductAttention: inputs are [batch, length, "
-    "features], and a mask is true where a query may look",
+    "features], and a mask is True where a query may attend",
     "nnx.RNN(nnx.OptimizedLSTMCell(in_features, hidden_features, rngs=rngs))": "LSTM: "
     f"{_CARRY}",
     "nnx.RNN(nnx.GRUCell(in_features, hidden_features, rngs=rngs))": f"GRU: {_CARRY}",
     "nnx.RNN(nnx.SimpleCell(in_features, hidden_features, rngs=rngs))": "SimpleRNN: "
     f"{_CARRY}",
     "nnx.BatchNorm(features, momentum=0.9, rngs=rngs)": "BatchNorm1d BatchNorm2d "
-    "BatchNorm3d SyncBatchNorm BatchNormalization: channels are last; 0.9 is PyTorch's "
-    "momentum of 0.1 (the default is 0.99), and epsilon is 1e-5",
+    "BatchNorm3d SyncBatchNorm BatchNormalization: channels come last; 0.9 is "
+    "PyTorch's momentum of 0.1 (the default is 0.99), and epsilon is 1e-5",
     "nnx.LayerNorm(features, rngs=rngs)": "LayerNormalization: epsilon is 1e-6",
     "nnx.RMSNorm(features, rngs=rngs)": "RMSNormalization: epsilon is 1e-6",
     "nnx.GroupNorm(features, num_groups, rngs=rngs)": "GroupNormalization: channels "
-    "are last, and epsilon is 1e-6",
+    "come last, and epsilon is 1e-6",
     "nnx.InstanceNorm(features, rngs=rngs)": "InstanceNorm1d InstanceNorm2d "
-    "InstanceNorm3d: channels are last, and epsilon is 1e-6",
+    "InstanceNorm3d: channels come last, and epsilon is 1e-6",
     "nnx.Dropout(0.5, broadcast_dims=(1, 2), rngs=rngs)": "Dropout1d Dropout2d "
-    "Dropout3d SpatialDropout1D SpatialDropout2D SpatialDropout3D: channels are last, "
-    "and the axes of space share a choice",
+    "Dropout3d SpatialDropout1D SpatialDropout2D SpatialDropout3D: channels come last, "
+    "and whole channels are dropped",
     "nnx.MaxPool((2, 2), strides=(2, 2))": "MaxPool1d MaxPool2d MaxPool3d MaxPooling1D "
     f"MaxPooling2D MaxPooling3D: {_POOL}",
     "nnx.AvgPool((2, 2), strides=(2, 2))": "AvgPool1d AvgPool2d AvgPool3d "
@@ -443,39 +443,40 @@ _BY_FORM: Mapping[str, str] = {
     "nnx.GlobalMaxPool()": "AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d "
     f"GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D: {_ONE}",
     'lambda x: jax.image.resize(x, (len(x), 64, 64, x.shape[-1]), "bilinear")': ""
-    f"Upsample UpSampling2D Resizing: channels are last; {_LAYER}",
-    "lambda x: x.reshape(len(x), -1)": "Flatten: channels are last, so features are in "
-    f"another order than in PyTorch; {_LAYER}",
+    f"Upsample UpSampling2D Resizing: channels come last; {_LAYER}",
+    "lambda x: x.reshape(len(x), -1)": "Flatten: channels come last, so the order of "
+    f"features differs from PyTorch's; {_LAYER}",
     "lambda x: x.reshape(len(x), 2, -1)": f"Unflatten Reshape: {_LAYER}",
     "lambda x: x": f"Identity Lambda: {_LAYER}",
     "nnx.relu": "ReLU",
-    "nnx.gelu": "GELU: it is the tanh approximation; with `approximate=False` exact",
+    "nnx.gelu": "GELU: the default is the tanh approximation; `approximate=False` is "
+    "exact",
     "nnx.silu": "SiLU Swish",
     "nnx.tanh": "Tanh",
     "nnx.sigmoid": "Sigmoid",
     "nnx.softplus": "Softplus",
-    "nnx.softmax": "Softmax: it takes the last axis, unless you give another",
-    "nnx.log_softmax": "LogSoftmax: it takes the last axis, unless you give another",
-    "nnx.leaky_relu": "LeakyReLU: its slope is 0.01, that of Keras 0.3",
+    "nnx.softmax": "Softmax: it uses the last axis, unless you pass another",
+    "nnx.log_softmax": "LogSoftmax: it uses the last axis, unless you pass another",
+    "nnx.leaky_relu": "LeakyReLU: its slope is 0.01, in Keras 0.3",
     "nnx.elu": "ELU",
     "optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()": ""
     "CrossEntropyLoss SparseCategoricalCrossentropy NLLLoss: it takes logits, with the "
     "classes last",
     "optax.sigmoid_binary_cross_entropy(logits, targets).mean()": "BCEWithLogitsLoss "
     "BCELoss BinaryCrossentropy: it takes logits, not probabilities",
-    "optax.squared_error(predictions, targets).mean()": "MSELoss: over batches there "
-    "is nnx.metrics.MeanSquaredError",
-    "jnp.abs(predictions - targets).mean()": "L1Loss: over batches there is "
+    "optax.squared_error(predictions, targets).mean()": "MSELoss: to average over "
+    "batches, use nnx.metrics.MeanSquaredError",
+    "jnp.abs(predictions - targets).mean()": "L1Loss: to average over batches, use "
     "nnx.metrics.MeanAbsoluteError",
     "optax.huber_loss(predictions, targets).mean()": "HuberLoss SmoothL1Loss",
     "nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)": "optim Adam AdamW SGD: "
-    "any optimizer of optax will do",
+    "any Optax optimizer works",
     "for x, y in batches: train_step(model, optimizer, x, y)": "DataLoader: batches "
-    "are any iterable of NumPy arrays, such as a DataLoader of PyTorch or of grain",
+    "can be any iterable of NumPy arrays, such as a PyTorch DataLoader or Grain",
 }
 # For each of those names, the name here.
 HINTS: Mapping[str, str] = {
-    name: f"Write {form} in its place{colon}{difference}."
+    name: f"Use {form} instead{colon}{difference}."
     for form, text in _BY_FORM.items()
     for names, colon, difference in [text.partition(": ")]
     for name in names.split()

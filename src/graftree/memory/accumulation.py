@@ -180,8 +180,8 @@ def _sum_and_count(loss: Any, has_aux: bool) -> tuple[jax.Array, jax.Array]:
         got = _described(loss)
     raise TypeError(
         errors.message(
-            f"{_CALL}: with has_count=True the loss is a pair of real scalars, the sum "
-            "of what counts, in floating point, and the count.",
+            f"{_CALL}: with has_count=True the loss must be a pair of real scalars, "
+            "the sum of what counts, in floating point, and the count.",
             where=f"the function returned {got}",
             way_out="Return losses.sum(where=mask), mask.sum()"
             + (", in a pair with the second output." if has_aux else "."),
@@ -391,10 +391,10 @@ def _growth_error(changes: Sequence[Any]) -> ValueError:
     return ValueError(
         errors.message(
             f"{_CALL}: each part of the batch changes the structure of an argument, "
-            "so they can't be computed in a loop.",
+            "so the parts can't be computed in a loop.",
             where="\n".join(lines),
-            way_out="Count in a Variable; make Variables once, and write to them; and "
-            "return what is sown as the second output (has_aux=True), by "
+            way_out="Keep counts in a Variable; make Variables once, and write to "
+            "them; and return sown values as the second output (has_aux=True), with "
             "nnx.pop(model, nnx.Intermediate).",
         )
     )
@@ -414,11 +414,11 @@ def _check_aux(aux: Any, objects: Any) -> None:
     if wrong:
         raise TypeError(
             errors.message(
-                f"{_CALL}: the second output of the function has an entry per part of "
-                "the batch, and is stacked.",
+                f"{_CALL}: the second output of the function is stacked, with an entry "
+                "per part of the batch, so it must consist of arrays.",
                 where="\n".join(wrong),
                 way_out="Return arrays. What the function writes to its arguments is "
-                "kept without being returned.",
+                "kept anyway, without being returned.",
             )
         )
 
@@ -462,7 +462,7 @@ def _split(batches: dict[int, Any], count: int) -> dict[int, Any]:
                 f"{_CALL} can't split the batch into {count} parts.",
                 where="\n".join(wrong) or "no argument has arrays outside of objects",
                 way_out="Give each array of the batch a first axis that is a multiple "
-                "of micro_batches: pad it, and count what is real (has_count=True). "
+                "of micro_batches: pad it, and count the real rows (has_count=True). "
                 "List arguments that are not batches in whole=.",
             )
         )

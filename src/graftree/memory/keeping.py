@@ -63,9 +63,9 @@ def name(x: T, name: str) -> T:
         Array(True, dtype=bool)
     """
     if not isinstance(name, str):
-        raise TypeError(f"A name of a value is a string, got {type(name).__name__}.")
+        raise TypeError(f"The name of a value is a string, got {type(name).__name__}.")
     if not name:
-        raise ValueError("The name of a value is empty.")
+        raise ValueError("The name of a value must not be empty.")
     for leaf in jax.tree.leaves(x, is_leaf=_is_object):
         if _is_object(leaf) or _jax.is_ref(leaf):
             raise TypeError(

@@ -295,7 +295,7 @@ def _check_shapes(query: jax.Array, key: jax.Array, *value: jax.Array) -> None:
             )
     if fault is not None:
         shapes = ", ".join([str(x.shape) for x in arrays])
-        raise ValueError(f"{fault}; [*batch, length, heads, depth] are {shapes}.")
+        raise ValueError(f"{fault}; as [*batch, length, heads, depth]: {shapes}.")
 
 
 def _dropout_key(
@@ -361,8 +361,8 @@ def check_window(window: int | None, is_causal: bool) -> None:
     if not is_causal:
         raise ValueError(
             "sliding_window counts back from each token, so it needs is_causal=True.\n"
-            "With a cache, pass the window to nnx.decoding.KeyValueCache; for a window "
-            "of another form, pass a mask."
+            "With a cache, pass the window to nnx.decoding.KeyValueCache; for any "
+            "other window, pass a mask."
         )
 
 

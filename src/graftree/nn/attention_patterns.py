@@ -114,21 +114,21 @@ class AttentionPattern:
         attention.check_window(self.sliding_window, self.is_causal)
         if self.prefix_lengths is not None and not self.is_causal:
             raise ValueError(
-                "Attention: prefix_lengths say what causal attention sees beyond that, "
-                "so they need is_causal=True."
+                "Attention: prefix_lengths let causal attention see a prefix in both "
+                "directions, so they need is_causal=True."
             )
         if (self.segment_ids is None) == (keys.segment_ids is None):
             return
         have, lack = "queries", "keys"
         way_out = (
-            "Give them to the keys, too: KeyValueCache(..., packed=True), or of an "
+            "Pass them for the keys, too: KeyValueCache(..., packed=True), or for an "
             "encoder layer.project_kv(encoded, segment_ids=...)."
         )
         if self.segment_ids is None:
             have, lack, way_out = lack, have, "Pass segment_ids=... in the call."
         raise ValueError(
             errors.message(
-                f"Attention: the {have} have segment_ids, and the {lack} have none.",
+                f"Attention: the {have} have segment_ids, but the {lack} have none.",
                 way_out=way_out,
             )
         )
@@ -167,7 +167,7 @@ def _per_token(name: str, x: Any, tokens: jax.Array) -> jax.Array:
     fits = fits and all(n in (1, m) for n, m in zip(full, shape, strict=True))
     if not fits or not jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(
-            f"The {name} of attention must be integers for each token, [*batch, "
+            f"The {name} of attention must be integers, one per token, [*batch, "
             f"length] = {list(shape)}, but got {descriptions.describe(x)}."
         )
     return jnp.reshape(x, full)

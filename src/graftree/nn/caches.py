@@ -112,7 +112,7 @@ class KeyValueCache(Module):
         packed: bool = False,
     ):
         if window is not None and window < 1:
-            raise ValueError(f"The window of a KeyValueCache is at least 1: {window}.")
+            raise ValueError(f"A KeyValueCache needs a window >= 1, got {window}.")
         slots = max_length if window is None else min(max_length, window)
         value_head_dim = head_dim if value_head_dim is None else value_head_dim
         self.key = Cache(jnp.zeros((batch, slots, kv_heads, head_dim), dtype))
@@ -284,7 +284,7 @@ class KeyValueCache(Module):
                 )
         if (segment_ids is None) != (self.segment_ids is None):
             raise ValueError(
-                "A KeyValueCache that is packed needs segment_ids, and another takes "
+                "A packed KeyValueCache needs segment_ids, and any other cache takes "
                 "none.\nPass segment_ids=... in the call, and make the cache with "
                 "KeyValueCache(..., packed=True)."
             )
@@ -308,7 +308,7 @@ class KeyValueCache(Module):
             errors.message(
                 f"A KeyValueCache with {slots} slots has no room for {tokens}.",
                 way_out="Make it longer: KeyValueCache(batch, max_length, ...), with "
-                "max_length for prompt, padding and new tokens.",
+                "a max_length for the prompt, padding and new tokens.",
             )
         )
 
@@ -347,11 +347,11 @@ class KeyValueCache(Module):
             f"Give its last axis the size {slots}; a token's slot is its position."
         )
         if not has_fixed_slots:
-            words = f"a ring, whose {slots} slots hold other tokens from call to call"
+            words = f"a ring of {slots} slots, whose tokens change from call to call"
             if not self.is_ring:
-                words = "packed sequences, whose tokens are in slots as they come"
+                words = "packed sequences, whose tokens fill slots in order of arrival"
             way_out = (
-                f"Pass a function {name}(query_positions, key_positions); they are "
+                f"Pass a function {name}(query_positions, key_positions); both are "
                 "int[batch, queries] and int[batch, keys]."
             )
         raise ValueError(
@@ -416,7 +416,7 @@ def _check_prefix(pattern: AttentionPattern) -> None:
                 "each other in both directions.",
                 where=f"prefix_lengths {lengths[:, 0].tolist()}, positions up to "
                 f"{positions.max(axis=1).tolist()}",
-                way_out="Read the prefix in one call; divide what follows it.",
+                way_out="Pass the whole prefix in one call; split only what follows.",
             )
         )
 
@@ -520,8 +520,8 @@ def _check_causal(is_causal: bool) -> None:
     if not is_causal:
         raise ValueError(
             errors.message(
-                "nnx.decoding.attend is causal, and got is_causal=False.",
-                way_out="For attention in both directions call "
+                "nnx.decoding.attend is causal, but got is_causal=False.",
+                way_out="For attention in both directions, call "
                 "nnx.dot_product_attention(query, key, value).",
             )
         )

@@ -260,8 +260,8 @@ def convolve(
         _call_of(layer),
         x,
         y,
-        'Pad the inputs, as by padding="SAME", or give them '
-        "more entries than a window.",
+        'Pad the inputs, e.g. with padding="SAME", or make them at '
+        "least as large as a window.",
     )
     return _restore_batch(linear.add_bias(y, bias), batch_shape)
 
@@ -288,7 +288,7 @@ def _flatten_batch(
         raise ValueError(
             f"{type(layer).__name__} with kernel_size={layer.kernel_size} needs inputs "
             f"with at least {rank + 1} axes, [*batch, *spatial, features].\n"
-            "Add the missing axes, or give a shorter kernel_size."
+            "Add the missing axes, or give kernel_size fewer entries."
         )
     batch_shape = inputs.shape[: inputs.ndim - rank - 1]
     if len(batch_shape) == 1:
@@ -301,7 +301,7 @@ def _check_channels(layer: Convolution, x: jax.Array, expected: int) -> None:
     """Refuses inputs ``[batch, *spatial, features]`` with other features."""
     if x.shape[-1] == expected:
         return
-    way_out = f"Give it inputs with {expected} features in the last axis."
+    way_out = f"Pass inputs with {expected} features in the last axis."
     if x.shape[1] == expected:
         way_out = (
             "Channels come last, unlike in PyTorch: jnp.moveaxis(x, "
@@ -335,11 +335,11 @@ def _warn_of_one_axis(layer: Convolution, inputs: jax.Array) -> None:
     all_axes = (size,) * (inputs.ndim - 2)
     _python.warn_user(
         errors.message(
-            f"{name} with kernel_size={size} convolves one axis; the ones before are "
+            f"{name} with kernel_size={size} convolves one axis; those before it are "
             "batch axes.",
             where=f"inputs: {descriptions.describe(inputs)}",
-            way_out=f"For all axes of an image, write kernel_size={all_axes}.\n"
-            f"If one axis is meant, write kernel_size=({size},), or ignore this by "
+            way_out=f"To convolve all axes of an image, write kernel_size={all_axes}.\n"
+            f"To convolve one axis, write kernel_size=({size},), or ignore this with "
             "warnings.filterwarnings('ignore', category=nnx.errors.OneAxisWarning).",
         ),
         errors.OneAxisWarning,
@@ -596,7 +596,7 @@ def _convolve_transposed(
 
 
 _TRANSPOSED_PADDING = (
-    "Padding is that of the dilated inputs here, as in jax.lax.conv_transpose: a "
+    "Here, padding applies to the dilated inputs, as in jax.lax.conv_transpose: a "
     "padding p of PyTorch is\nkernel_dilation * (kernel_size - 1) - p, and its 0 is "
     'padding="VALID".'
 )

@@ -121,9 +121,9 @@ def _over_axis(layer: Norm, reduce: Any, arrays: Any) -> Any:
     except NameError as error:
         error.add_note(
             f"This layer has axis_name={name!r}: it averages over an axis that a "
-            f"transform around it maps.\nCall it within nnx.vmap(..., "
-            f"axis_name={name!r}), or make it without axis_name; a BatchNorm in "
-            "evaluation, after model.eval(), needs no axis."
+            f"surrounding transform maps.\nCall it within nnx.vmap(..., "
+            f"axis_name={name!r}), or make it without axis_name. A BatchNorm in "
+            "evaluation mode, after model.eval(), needs no axis."
         )
         raise
 

@@ -520,19 +520,19 @@ class MultiHeadAttention(Module):
             )
         if self.rope is not None and not (is_self or is_projected):
             raise ValueError(
-                "MultiHeadAttention with rope= got inputs of keys whose positions it "
+                "MultiHeadAttention with rope= got key inputs whose positions it "
                 "doesn't know.\nPass layer.project_kv(inputs_k, inputs_v, "
                 "positions=...) as inputs_k."
             )
         if cache is not None and is_projected:
             raise ValueError(
-                "MultiHeadAttention got both a cache, for keys of the call's own "
-                "tokens, and keys of project_kv.\nPass one of them."
+                "MultiHeadAttention got both a cache, which holds keys of the call's "
+                "own tokens, and keys from project_kv.\nPass one of them."
             )
         if cache is not None and attention.takes_positions(self.attention_fn):
             raise ValueError(
                 "MultiHeadAttention: an attention_fn that rotates doesn't know the "
-                "positions of keys in a cache.\nRotate them before they are kept: "
+                "positions of keys in a cache.\nRotate keys before they are cached: "
                 "MultiHeadAttention(..., rope=nnx.RoPE(...))."
             )
 
@@ -550,8 +550,8 @@ class MultiHeadAttention(Module):
         if has_keys or any(x is not None for x in of_tokens):
             raise ValueError(
                 "MultiHeadAttention with decode=True uses its own cache, and takes no "
-                "cache=, keys of project_kv, segment_ids or prefix_lengths.\nCall it "
-                "with decode=False, and with cache=layer.make_cache(...) for a cache."
+                "cache=, keys from project_kv, segment_ids or prefix_lengths.\nTo pass "
+                "a cache, use decode=False and cache=layer.make_cache(...)."
             )
         return own_caches.variables_of(self)
 

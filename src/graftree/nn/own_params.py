@@ -38,10 +38,10 @@ class CountedParam(Param[A]):
     def _check_valid_context(self, error_msg: Any) -> None:
         raise errors.ImmutableVariableError(
             errors.message(
-                "This Param can't be written: it is what another one counts as, with "
-                "a low-rank adaptation or in the dtype of a policy.",
-                way_out="Write what is stored: vars(module)['name'][...] = value, or "
-                "replace it: module.name = nnx.Param(value).",
+                "This Param can't be written: it is computed from a stored one, with a "
+                "low-rank adaptation or in the dtype of a policy.",
+                way_out="Write to the stored Param: vars(module)['name'][...] = value, "
+                "or replace it: module.name = nnx.Param(value).",
             )
         )
 

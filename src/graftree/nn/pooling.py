@@ -83,7 +83,7 @@ def pool(
         f"padding={padding!r}",
         inputs,
         outputs,
-        'Pad the inputs, as by padding="SAME", or pool over all of an axis by '
+        'Pad the inputs, e.g. with padding="SAME", or pool over a whole axis with '
         "nnx.GlobalAvgPool.",
     )
     return outputs
@@ -101,8 +101,8 @@ def _pads(padding: PaddingLike, batch: int, rank: int) -> LaxPadding:
         pads = arguments.canonicalize_padding(padding, rank)
     except ValueError as error:
         raise AssertionError(
-            "Pooling needs as padding a name, an int, or an int or a pair (low, high) "
-            f"per entry of window_shape, {rank}, got {padding}."
+            "The padding of pooling must be a name, an int, or an int or a pair (low, "
+            f"high) per entry of window_shape, {rank}, got {padding}."
         ) from error
     return pads if isinstance(pads, str) else [(0, 0)] * batch + [*pads, (0, 0)]
 

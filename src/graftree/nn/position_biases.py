@@ -98,8 +98,8 @@ class RelativePositionBias(Module):
             raise ValueError(
                 f"RelativePositionBias can't divide distances up to {max_distance} into"
                 f" {num_buckets} buckets{' of two directions' if bidirectional else ''}"
-                ".\nEach direction needs two or more, as many as the other one, and a "
-                "max_distance larger than half of them."
+                ".\nEach direction needs two or more buckets, as many as the other, "
+                "and a max_distance larger than half of them."
             )
         self.embed = linear.Embed(
             num_buckets,

@@ -275,10 +275,10 @@ def _in_dtypes_of(state: Any, new_state: Any, cell: str) -> Any:
     for old, new in zip(dtypes, map(jnp.result_type, new_leaves), strict=True):
         if arithmetic.wide_dtype(old, new) != old:  # code of the user computes in it
             raise TypeError(
-                f"nnx.RNN: a step of the {cell} makes a carry of {new} from one of "
-                f"{old}, and the loop can't carry both.\n"
-                f"Begin with a carry in {new}, by initial_carry or the cell's "
-                f"initialize_carry; or return it in {old}."
+                f"nnx.RNN: a step of the {cell} turns a carry of {old} into one of "
+                f"{new}, but a loop needs one dtype.\n"
+                f"Start with a carry of {new}, through initial_carry or the cell's "
+                f"initialize_carry; or return the carry as {old}."
             )
     return treedef.unflatten(map(jnp.asarray, new_leaves, dtypes))
 

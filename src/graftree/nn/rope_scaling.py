@@ -202,8 +202,8 @@ def checked(scaling: Mapping[str, Any] | None) -> HashableMapping | None:
                 f"RoPE can't read a scaling of the type {kind!r}.",
                 where="\n".join(faults),
                 way_out=f"Its keys are {', '.join(parameters) or 'none'}.\n"
-                "nnx.RoPE.from_config(config) takes what else it needs, and "
-                "rope_theta, from the content of a config.json.",
+                "nnx.RoPE.from_config(config) reads rope_theta and everything else it "
+                "needs from the content of a config.json.",
             )
         )
     return (
@@ -229,7 +229,7 @@ def _keywords(kind: str) -> dict[str, inspect.Parameter]:
             errors.message(
                 f"RoPE has no scaling of the type {kind!r}.",
                 way_out=f"Its types are {', '.join(_KINDS)}. For another one, rotate "
-                "with frequencies of your own.",
+                "with your own frequencies.",
             )
         )
     return {k: x for k, x in _PARAMETERS[kind].items() if x.kind is x.KEYWORD_ONLY}
@@ -297,7 +297,7 @@ def _check_entries(config: Mapping[str, Any]) -> None:
             errors.message(
                 "RoPE.from_config doesn't read all entries of the configuration.",
                 where="\n".join(f"{k}: {x!r}" for k, x in unread.items()),
-                way_out="Pass a dict without them, and with what they mean as "
+                way_out="Pass a dict without them, and express their meaning with "
                 "rope_theta, partial_rotary_factor or rope_scaling.",
             )
         )
@@ -317,7 +317,7 @@ def _of_layer(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str,
         raise ValueError(
             errors.message(
                 "RoPE.from_config: the layers of this configuration have different "
-                f"rotary positions, and there are none for {layer_type!r}.",
+                f"rotary embeddings, and there are none for {layer_type!r}.",
                 way_out=f"Pass layer_type, one of {', '.join(by_type)}.",
             )
         )

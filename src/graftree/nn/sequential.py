@@ -39,8 +39,8 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
             self.layers = containers.List(fns)
         except ValueError as error:
             raise ValueError(
-                "A Sequential takes its layers as arguments of their own, and not in a "
-                f"list: nnx.Sequential(*layers).\n{error}"
+                "A Sequential takes its layers as separate arguments, not in a list: "
+                f"nnx.Sequential(*layers).\n{error}"
             ) from None
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
@@ -74,7 +74,7 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
             if not callable(layer):
                 raise TypeError(
                     f"Sequence[{i}] is not callable: {layer}\nThe layers of a "
-                    "Sequential are functions and Modules, each an argument of its own."
+                    "Sequential are functions and Modules, each a separate argument."
                 )
             positional, named = _as_arguments(output)
             offered = _accepted(layer, len(positional), kwargs) if kwargs else {}

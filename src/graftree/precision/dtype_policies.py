@@ -18,7 +18,7 @@ _KINDS = ("params", "compute", "output")
 _SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 _DTYPES = {name: getattr(jnp, name) for name in _SHORT.values()}
 _WAY_OUT = (
-    "Write for example 'params=f32, compute=bf16, output=f32'; the dtypes are "
+    "Write, for example, 'params=f32, compute=bf16, output=f32'; the dtypes are "
     "f16, bf16, f32 and f64, or float16, bfloat16, float32 and float64."
 )
 
@@ -77,7 +77,7 @@ class Policy:
         """
         if not isinstance(text, str):
             raise TypeError(
-                f"A policy is a text or an nnx.precision.Policy, got "
+                f"A policy must be a string or an nnx.precision.Policy, got "
                 f"{type(text).__name__}.\n{_WAY_OUT}"
             )
         words: dict[str, str] = {}
@@ -139,7 +139,7 @@ def of_exceptions(exceptions: Exceptions | None) -> list[tuple[Any, Policy]]:
     """Returns exceptions as selections with policies; `KEEP` for ``"keep"``."""
     if exceptions is not None and not isinstance(exceptions, Mapping):
         raise TypeError(
-            "The exceptions of a policy are a dict, such as "
+            "The exceptions of a policy must be a dict, such as "
             f"{{'head': 'compute=f32'}}, got {type(exceptions).__name__}."
         )
     return [

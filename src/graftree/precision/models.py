@@ -492,8 +492,8 @@ def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
         "A policy can't set these Params: they are in containers, and their layers "
         "have no attribute `dtype`. They were left unchanged.",
         where="\n".join(descriptions.aligned(descriptions.folded_rows(rows))),
-        way_out="Let each be an attribute of its layer, or give the class `dtype` and "
-        "`param_dtype`, which its methods use; or say that they are to stay: "
+        way_out="Make each an attribute of its layer, or give the class attributes "
+        "`dtype` and `param_dtype`, which its methods use. To leave them as they are: "
         'exceptions={Class: "keep"}.',
     )
 

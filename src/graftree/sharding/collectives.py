@@ -246,7 +246,7 @@ class _Meeting:
                 first = str(error).partition("\n")[0]
                 raise errors.ProcessError(
                     f"{self._name}: process 0, which coordinates the others, "
-                    f"can't be reached: {first}\nIt was killed, or has ended; see what "
+                    f"can't be reached: {first}\nIt was killed or has ended; see what "
                     "it printed."
                 ) from error
         reports = [
@@ -293,7 +293,7 @@ class _Meeting:
                 text = store.look(key) or self._absence(member, entry, note)
             if text is None and time.monotonic() > end:
                 minutes = round(seconds / 60)
-                why = f"has not come to it in {minutes} minutes; it may wait elsewhere"
+                why = f"is {minutes} minutes late; it may be waiting elsewhere"
                 text = self._absence(member, entry, why)
             if text is not None:
                 return text
@@ -329,7 +329,7 @@ class _Meeting:
             if report.error and not report.is_there:
                 raise errors.ProcessError(
                     f"{self._name}: process {member} {report.error[-1]}.\nNo process "
-                    "can go on: all must make the same calls in the same order."
+                    "can continue: all must make the same calls in the same order."
                 )
         for member, report in sorted(pairs, key=lambda pair: not pair[1].is_cause):
             if report.error:
@@ -340,7 +340,7 @@ class _Meeting:
                     "The processes of the program make different calls.",
                     where="\n".join(f"process {i}: {x.name}" for i, x in pairs[:20]),
                     way_out="All of them must make the same calls in the same order. "
-                    "One may have skipped a step, or gone on after an error.",
+                    "One may have skipped a step, or continued after an error.",
                 )
             )
 

@@ -331,10 +331,10 @@ def _misfit(
     for name, entry in zip(names, spec, strict=True):
         for axis in axes_of(entry):
             if axis not in mesh.axis_names:
-                return f"{name!r} means {axis!r}, no axis of the mesh"
+                return f"{name!r} means {axis!r}, which is not an axis of the mesh"
             if axis in name_by_axis:
                 other = name_by_axis[axis]
-                return f"{other!r} and {name!r} both stand for the axis {axis!r}"
+                return f"{other!r} and {name!r} are both mapped to the axis {axis!r}"
             name_by_axis[axis] = name
     if len(names) > len(shape):
         return f"{len(names)} names {tuple(names)} for the shape {shape}"
@@ -343,8 +343,8 @@ def _misfit(
         if shape[i] % count:
             axes = ", ".join(axes_of(entry))
             return (
-                f"axis {i} ({names[i]!r}) has the size {shape[i]}, "
-                f"which {count} devices can't divide (axis {axes} of the mesh)"
+                f"axis {i} ({names[i]!r}) has size {shape[i]}, which is not divisible "
+                f"by {count} devices (axis {axes} of the mesh)"
             )
     return None
 
@@ -359,8 +359,8 @@ def _meanings(mesh: Any) -> str:
 
 
 _WAY_OUT = (
-    "Give each name an axis of the mesh of its own, or None, by rules "
-    "[(name, axis), ...];\na size that can't be divided needs None, or another mesh."
+    "Map each name to its own axis of the mesh, or to None, with rules "
+    "[(name, axis), ...];\na size that isn't divisible needs None, or another mesh."
 )
 
 

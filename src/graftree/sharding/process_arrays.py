@@ -72,10 +72,10 @@ def _check_rows(leaves: Sequence[Any], sharding: jax.sharding.Sharding) -> None:
     if problems:
         raise ValueError(
             errors.message(
-                f"{_BATCH}: not all of it can be divided.",
+                f"{_BATCH}: not all of the batch can be divided.",
                 where="\n".join(problems[:12]),
-                way_out="Leave out or pad the last rows; give what has other axes a "
-                "call with a sharding of its own.",
+                way_out="Drop or pad the last rows; pass arrays with other axes in a "
+                "separate call, with their own sharding.",
             )
         )
 
@@ -97,7 +97,7 @@ def _check_rows_of_all(
     _check_same(
         f"{_BATCH}: the processes have different rows.",
         dict(zip(members, everyone, strict=True)),
-        "Give all of them the same number: leave out or pad the last ones.",
+        "Give all of them the same number: drop or pad the last rows.",
     )
 
 
@@ -144,7 +144,7 @@ def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
         return None
     spec = sharding.spec
     if len(spec) > leaf.ndim:
-        return f"has the shape {leaf.shape}, and the sharding is for {len(spec)} axes"
+        return f"has the shape {leaf.shape}, but the sharding is for {len(spec)} axes"
     for i, entry in enumerate(spec):
         axes = placement.axes_of(entry)
         count = math.prod(sharding.mesh.shape[axis] for axis in axes)
@@ -153,8 +153,8 @@ def _problem_of_rows(leaf: Any, sharding: jax.sharding.Sharding) -> str | None:
         if size % local_count:
             text = f"{size} rows" if i == 0 else f"the size {size} of axis {i}"
             return (
-                f"has {text} in this process, no multiple of its {local_count} parts "
-                f"of the axis {', '.join(axes)} of the mesh"
+                f"has {text} in this process, not a multiple of its {local_count} "
+                f"parts of the axis {', '.join(axes)} of the mesh"
             )
     return None
 
@@ -218,7 +218,7 @@ def _check_spread(arrays: Sequence[jax.Array]) -> None:
     _check_same(
         f"{_FETCH}: the processes ask for different arrays.",
         dict(zip(members, everyone, strict=True)),
-        "Give it the same tree in all processes.",
+        "Pass the same tree in all processes.",
     )
 
 

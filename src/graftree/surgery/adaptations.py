@@ -159,7 +159,7 @@ def _check_magnitudes(
     selections.check_all(
         [(x.own_path, change) for x, change in zip(targets, changes, strict=True)],
         reason_against,
-        f"{call}: DoRA scales columns of a kernel to a length, but some have none. "
+        f"{call}: DoRA scales the columns of a kernel, but some columns are zero. "
         "Nothing has changed.",
         "Adapt these layers without use_dora.",
     )
@@ -265,8 +265,8 @@ def _adapted(model: Any, selection: Any, call: str) -> list[Target]:
     selections.check_all(
         others,
         lambda x: None if id(x) in known_changes else type(x).__name__,
-        f"{call}: LoRA that belongs to no layer that it knows.",
-        "Select by `where` what nnx.surgery.add_lora changed.",
+        f"{call}: found LoRA that does not belong to a layer it knows.",
+        "Use `where` to select what nnx.surgery.add_lora changed.",
     )
     if not targets:
         there = "the model" if selection is ... else patterns.describe(selection)
@@ -282,7 +282,7 @@ def _check_mergeable(model: Any, targets: Sequence[Target], call: str) -> None:
         [(target.own_path, target) for target in targets],
         lambda target: _reason_to_keep(target, paths_by_id, wrapped),
         f"{call}: some adaptations can't be merged.",
-        "Leave them as they are by `where`, or give the layer a kernel of its own: "
+        "Exclude them with `where`, or give the layer its own kernel: "
         "layer.kernel = nnx.clone(layer.kernel).",
     )
 
@@ -301,13 +301,13 @@ def _reason_to_keep(
     if isinstance(kernel, quantized_params.Quantized):
         return "its kernel is quantized; nnx.surgery.dequantize makes it an array"
     if behaviour := frozen_variables.own_behaviour(cls):
-        return f"its kernel, a {cls.__name__}, has behaviour of its own: {behaviour}"
+        return f"its kernel, a {cls.__name__}, has custom behaviour: {behaviour}"
     if "on_get_value" in variables.metadata_of(kernel):
         return "its kernel has a hook `on_get_value`"
     if values.is_stand_in(kernel.get_raw_value()):
         return "its kernel is abstract"
     if not getattr(target.change, "adapts_attend", True):
-        return "its `attend` is not adapted, but would be; lora.adapts_attend = True"
+        return "merging would adapt its `attend`, too: set lora.adapts_attend = True"
     return None
 
 
@@ -330,7 +330,7 @@ def _check_finite(targets: Sequence[Target], merged: Sequence[Any], call: str) -
         reason_against,
         f"{call}: some kernels would overflow. Nothing has changed.",
         "Give these a wider dtype first: kernel.set_value(kernel[...].astype("
-        "jnp.float32)). If the adaptation has such numbers itself, use an older one.",
+        "jnp.float32)). If the adaptation itself has such numbers, use an earlier one.",
     )
 
 

@@ -136,8 +136,8 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
         chosen,
         lambda x: reason_against(x, id(x) in overwritten),
         "nnx.surgery.freeze: some of the selected Variables can't be frozen.",
-        "Leave them out, for example by nnx.All(nnx.Param, ...) as the filter, or by "
-        "`where`; or select what to train by the filter of the optimizer.",
+        "Exclude them, for example with nnx.All(nnx.Param, ...) as the filter, or with "
+        "`where`; or select what to train with the filter of the optimizer.",
     )
     for path, variable in chosen:
         variables.check_owned(variable, paths.dotted(path))
@@ -233,7 +233,7 @@ def _no_match_error(
             f"nnx.surgery.{function}: the filter {patterns.describe(filter_)} matches "
             f"no Variable to {function}.",
             where=counts + (f"; the others: {', '.join(kinds)}" if kinds else ""),
-            way_out="Here a string is the tag of a Variable; pass paths as `where`.",
+            way_out="In a filter, a string is a tag; pass paths as `where`.",
         )
     )
 
@@ -254,7 +254,7 @@ def reason_against(variable: Variable[Any], is_overwritten: bool) -> str | None:
     if _TYPE in variables.metadata_of(variable):
         return f"its metadata has an entry {_TYPE!r}"
     if behaviour := own_behaviour(cls):
-        return f"{cls.__name__} has behaviour of its own: {', '.join(behaviour)}"
+        return f"{cls.__name__} has custom behaviour: {', '.join(behaviour)}"
     return None
 
 

@@ -177,7 +177,7 @@ def _reason_against(target: Target, wrapped: Container[int]) -> str | None:
     if hasattr(layer, "lora"):
         return f"this {cls.__name__} has an attribute `lora`"
     if not isinstance(kernel, Variable) or tuple(shape[-len(expected) :]) != expected:
-        return f"its {name} is {shape}, and not {expected}"
+        return f"its {name} is {shape}, not {expected}"
     if id(layer) in wrapped:
         return "SpectralNorm or WeightNorm overwrites its weights in each call"
     if cls is conv.Conv and layer.feature_group_count != 1:
@@ -189,7 +189,7 @@ def _reason_against(target: Target, wrapped: Container[int]) -> str | None:
 
 def _reason_against_class(cls: type) -> str:
     if cls in lora_layers.PLAIN or issubclass(cls, lora.LoRA):
-        return f"{cls.__name__} has LoRA already"
+        return f"{cls.__name__} already has LoRA"
     if issubclass(cls, tuple(lora_layers.ADAPTABLE)):
         return f"{cls.__name__} is a subclass, which may compute something else"
     return f"{cls.__name__} has no kernel that can be adapted"
@@ -210,18 +210,18 @@ def _reason_against_equation(layer: linear.Einsum) -> str | None:
         ]
     )
     if not is_product:
-        return f"no product of inputs and a matrix: {layer.einsum_str!r}"
+        return f"not a product of inputs and a matrix: {layer.einsum_str!r}"
     return None
 
 
 def _reason_against_own(target: Target, wrapped: Container[int]) -> str | None:
     layer, name = target.layer, target.name
     if name not in own_params.names_in(layer):
-        return f"it is in a {type(layer).__name__}, and no attribute of a module"
+        return f"it is in a {type(layer).__name__}, not an attribute of a module"
     if target.change is not None:
-        return "it has LoRA already"
+        return "it already has LoRA"
     if isinstance(layer, lora.LoRA):
-        return "it is a part of LoRA itself"
+        return "it is itself part of LoRA"
     if hasattr(layer, "lora") and not own_params.adaptations_of(layer):
         return f"its {type(layer).__name__} has an attribute `lora`"
     kernel = target.kernel
@@ -246,9 +246,9 @@ def check(
         raise ValueError(
             errors.message(
                 f"{call}: dropout={dropout} drops inputs of a layer, but only the code "
-                "of their modules knows what meets these Params.",
+                "of their modules knows which inputs these Params meet.",
                 where="\n".join([paths.dotted(target.own_path) for target in own]),
-                way_out="Adapt them without dropout, by a call of their own.",
+                way_out="Adapt them without dropout, in a separate call.",
             )
         )
     wrapped = selections.ids_overwritten(model)
@@ -257,9 +257,9 @@ def check(
         [(target.own_path, target) for target in targets],
         lambda target: _reason_against(target, wrapped),
         f"{call}: some of what is selected can't be adapted.",
-        f"Select layers of the classes {class_names}, for example by "
-        "nnx.All(nnx.Linear, nnx.surgery.at('blocks.**')); or matrices that other "
-        "modules have as attributes, by their own paths: 'experts.up'.",
+        f"Select layers of the classes {class_names}, for example with "
+        "nnx.All(nnx.Linear, nnx.surgery.at('blocks.**')); or matrices that are "
+        "attributes of other modules, by their own paths: 'experts.up'.",
     )
 
 

@@ -91,7 +91,7 @@ def quantize(
         [(target.own_path, target) for target in targets],
         lambda target: _reason_against(target, tile_size),
         f"{call}: some kernels can't be quantized.",
-        "Leave them out by `where`.",
+        "Exclude them with `where`.",
     )
     kernels = [target.kernel for target in targets]
     arrays = [_quantized(qwix, target, qtype, tile_size) for target in targets]
@@ -153,7 +153,7 @@ def _reason_against(target: Target, tile_size: int | None) -> str | None:
     kernel = target.kernel
     raw = kernel.get_raw_value()
     if isinstance(kernel, Quantized):
-        return "it is quantized already"
+        return "it is already quantized"
     if values.is_stand_in(raw) or _jax.is_ref(raw):
         return "its kernel is abstract, or in a ref"
     if "on_get_value" in variables.metadata_of(kernel):

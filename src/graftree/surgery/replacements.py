@@ -96,7 +96,7 @@ def _check_separate(model: Any, items: list[ModelPart], call: str) -> None:
     if id(model) in selected:
         raise ValueError(
             f"{call}: the model itself, a {type(model).__name__}, is selected; only "
-            "what is in it can be replaced."
+            "parts of it can be replaced."
         )
     outer = {id(x) for _, x in selections.parts_of(model, without=selected)}
     for path, x in items:
@@ -105,7 +105,7 @@ def _check_separate(model: Any, items: list[ModelPart], call: str) -> None:
             # In a cycle each is in the other, and both are in the model.
             if is_other and not (id(inner) in outer and _is_in(x, inner)):
                 raise ValueError(
-                    f"{call}: {paths.dotted(selected[id(inner)])} is inside of "
+                    f"{call}: {paths.dotted(selected[id(inner)])} is inside "
                     f"{paths.dotted(path)}, and both are selected.\n"
                     "Select one of them, or replace them one after the other."
                 )
@@ -167,8 +167,8 @@ def _put_in(model: Any, new: Mapping[int, Any]) -> None:
         if inner and kind.set_key is None:
             if id(x) in cyclic:
                 raise ValueError(
-                    f"nnx.surgery: a {type(x).__name__} contains a module to replace, "
-                    "and itself by way of another object. Use a list."
+                    f"nnx.surgery: a {type(x).__name__} contains a module to replace "
+                    "and, through another object, itself. Use a list."
                 )
             child_items, metadata = kind.flatten(x)
             items = [(key, inner.get(key, child)) for key, child, _ in child_items]
@@ -312,14 +312,14 @@ def _check_layers(layers: Any, shared: set[int], period: int) -> None:
             layers[first],
             other,
             (f"in layer {first}", f"in layer {i}"),
-            "Stack layers that differ in nothing but their values; period= says after "
-            "how many layers their kinds repeat.",
+            "Stack layers that differ only in their values. If their kinds repeat, "
+            "pass the length of the pattern as period=.",
         )
     for layer in layers[:period]:
         equal_layers.check_values(
             f"{call} the layers have values that can't be parts of a JAX array.",
             layer,
-            "Give Variables values of types that JAX computes with.",
+            "Give Variables values that JAX can compute with.",
         )
 
 

@@ -343,8 +343,8 @@ def grouped(values: Any, length: int, like: Periodic) -> Periodic:
     if isinstance(values, Periodic):
         if [*map(len, values)] != [*map(len, like)]:
             raise ValueError(
-                "Stack.scan: the values are for layers of another pattern.\nPass what "
-                "each(function) of this Stack returns."
+                "Stack.scan: the values are for layers of a different pattern.\nPass "
+                "what each(function) of this Stack returns."
             )
         for k, part in enumerate(values.pattern):
             _check_values(part, count, f".pattern[{k}]")
@@ -379,7 +379,7 @@ def joined(outputs: Periodic) -> Any:
         raise TypeError(
             "Stack.scan: the layers return outputs of different shapes or dtypes, "
             "which can't be stacked.\nPass values as stack.each(function) returns "
-            "them, and the outputs have that form, too."
+            "them, so that the outputs have that form, too."
         )
 
     def join(*parts: Any) -> Any:
@@ -405,6 +405,6 @@ def _check_values(values: Any, length: int, name: str = "") -> None:
                     f"Stack.scan expects values for {length} layers.",
                     where=f"values{suffix}: shape {jnp.shape(x)}",
                     way_out="Give arrays an entry per layer along their first axis; "
-                    "what is the same for all layers is a further argument.",
+                    "pass what is the same for all layers as a further argument.",
                 )
             )

@@ -121,7 +121,7 @@ class Stack(EqualLayers, Generic[L]):
     ):
         self.length = operator.index(length)
         if length < 1:
-            raise ValueError(f"A Stack has at least one layer, got length={length}.")
+            raise ValueError(f"A Stack needs at least one layer, got length={length}.")
         if not isinstance(rngs, Rngs | RngStream):
             raise TypeError(
                 f"A Stack expects an nnx.Rngs as rngs, got {type(rngs).__name__}.\n"
@@ -216,9 +216,9 @@ class Stack(EqualLayers, Generic[L]):
         count_here = count(self.layers, steps)
         if count_here != steps and self.rest:
             raise ValueError(
-                f"A Stack of {self.length} layers has {len(self.rest)} after its last "
-                "whole pattern, so it can't be divided by layers.\nKeep these out of "
-                "the Stack, and apply them after it."
+                f"A Stack of {self.length} layers has {len(self.rest)} left after its "
+                "last whole pattern, so it can't be divided by layers.\nKeep these out "
+                "of the Stack, and apply them after it."
             )
         return count_here
 
@@ -278,7 +278,7 @@ class Stack(EqualLayers, Generic[L]):
     def _slice(self, index: slice) -> Stack[L]:
         indices = range(len(self))[index]
         if not indices:
-            raise IndexError(f"A Stack of {len(self)} layers has none in {index}.")
+            raise IndexError(f"A Stack of {len(self)} layers has no layers in {index}.")
         if self.period is not None:
             period = self.period // math.gcd(self.period, indices.step)
             layers = [layer_at(self, i) for i in indices]
@@ -300,7 +300,7 @@ class Stack(EqualLayers, Generic[L]):
         """
         position = self._position(index)
         equal_layers.check_alike(
-            f"The layer does not fit the place {position} of the Stack.",
+            f"The layer does not fit position {position} of the Stack.",
             layer_at(self, position),
             layer,
             ("in the Stack", "in the layer"),
@@ -464,7 +464,7 @@ def _check_layer(layer: Any, rngs: Rngs) -> None:
                 "A layer of a Stack keeps random streams that it was given, so all "
                 "layers would draw from the same ones."
             )
-            way_out = "Give it streams of its own: rngs.fork()."
+            way_out = "Give it its own streams: rngs.fork()."
         elif not variables.is_owned(leaf):
             problem = (
                 "A layer of a Stack has a Variable that make(rngs) did not make, so "

@@ -36,7 +36,7 @@ def check_number(score: Any, name: str) -> None:
     """
     if isinstance(score, _jax.Tracer):
         raise TypeError(
-            f"{name} is traced, and has no value yet.\nReturn it from the compiled "
+            f"{name} is traced, so it has no value yet.\nReturn it from the compiled "
             "function, and pass it on outside."
         )
     array = score if isinstance(score, jax.Array) else np.asarray(score)

@@ -60,7 +60,7 @@ class EventFiles:
                 errors.message(
                     f"RunLog: {self._folder} has events of another run.",
                     where=min(files),
-                    way_out="To go on with that run, pass resume=True. For another "
+                    way_out="To continue that run, pass resume=True. For another "
                     "run, choose another folder.",
                 )
             )

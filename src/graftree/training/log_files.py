@@ -50,7 +50,7 @@ class RowFile:
             if not self._is_start(file.readline()):
                 self.close()
                 raise ValueError(
-                    f"RunLog: {self.path} is there, and is not a log.\nChoose another "
+                    f"RunLog: {self.path} exists, but is not a log.\nChoose another "
                     "path."
                 )
 
@@ -60,7 +60,7 @@ class RowFile:
         if steps:
             raise FileExistsError(
                 f"RunLog: {self.path} has {len(steps)} rows, up to step {steps[-1]}.\n"
-                "To go on with that run, pass resume=True, and save the log with the "
+                "To continue that run, pass resume=True, and save the log with the "
                 "model: Checkpoints.save(step, model=model, log=log). For another run, "
                 "choose another path."
             )
@@ -76,9 +76,9 @@ class RowFile:
         end = 0 if step is None else next(ends, None)
         if end is None:
             raise errors.CheckpointError(
-                f"RunLog: {self.path} has no row of step {step}, and had one when the "
-                "checkpoint was saved.\nResume with the file of that run; or leave the "
-                "log of the checkpoint on disk: log=None."
+                f"RunLog: {self.path} has no row for step {step}, but had one when the "
+                "checkpoint was saved.\nResume with the file of that run; or skip the "
+                "log of the checkpoint with log=None."
             )
         self._end = end
 
@@ -98,8 +98,8 @@ class RowFile:
         os.fsync(self._descriptor)
         if not file_locks.is_at(self._descriptor, self.path):
             raise FileNotFoundError(
-                f"RunLog: {self.path} was deleted or replaced while it was open, and "
-                "the rows with it.\nMake a new RunLog."
+                f"RunLog: {self.path} was deleted or replaced while it was open, so "
+                "its rows are lost.\nMake a new RunLog."
             )
         _sync_folder(os.path.dirname(self.path))
 
@@ -221,7 +221,7 @@ def _locked(path: str) -> int:
         return descriptor
     os.close(descriptor)
     raise BlockingIOError(
-        f"RunLog: {path} is written by another RunLog, of this program or another one."
+        f"RunLog: another RunLog is writing {path}, in this program or another one."
         "\nClose that one, or choose another path."
     )
 

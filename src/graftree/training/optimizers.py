@@ -213,8 +213,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
     ) -> None:
         if positional or wrt is REQUIRED:
             raise TypeError(
-                "Missing required argument `wrt` of nnx.Optimizer: the filter of what "
-                f"to optimize, passed by keyword, e.g. wrt=nnx.Param.\n{_OLD_USE}"
+                "Missing required argument `wrt` of nnx.Optimizer: the filter that "
+                "selects what to optimize, passed by keyword, e.g. "
+                f"wrt=nnx.Param.\n{_OLD_USE}"
             )
         step_checks.check_transformation(tx)
         params = functional.state(model, wrt, graph=graph)
@@ -405,8 +406,8 @@ def _box_at(path: Path, leaf: Any, param: Any) -> Any:
         )
     except ValueError as error:
         error.add_note(
-            f"It is the optimizer's {paths.to_string(path)}. Logical names of axes "
-            "need their rules: make the optimizer within nnx.logical_axis_rules(rules)."
+            f"This is the optimizer's {paths.to_string(path)}. Logical axis names need "
+            "rules: make the optimizer within nnx.logical_axis_rules(rules)."
         )
         raise
 

@@ -135,7 +135,7 @@ class RunLog:
         if self._last_step is not None and step <= self._last_step:
             raise ValueError(
                 f"RunLog.write: step {step} does not come after step {self._last_step},"
-                " which has been written.\nGive all metrics of a step in one call. To "
+                " which has been written.\nPass all metrics of a step in one call. To "
                 "go back to an earlier step, restore its checkpoint with the log."
             )
         self._last_step = step
@@ -227,7 +227,7 @@ class RunLog:
 
     def _check_open(self, method: str) -> None:
         if self._is_closed:
-            raise ValueError(f"RunLog.{method}: it has been closed.")
+            raise ValueError(f"RunLog.{method}: this RunLog has been closed.")
 
     def _close_outputs(self) -> None:
         self._is_closed = True
@@ -275,8 +275,8 @@ def _values_by_name(metrics: Any) -> dict[str, Any]:
     for name, value in _named(metrics, ""):
         if name in ("", "step") or name in values or {*name} & {"\n", "\r"}:
             raise ValueError(
-                f"RunLog.write: {name!r} can't be the name of a metric: it should be "
-                "one line, other than 'step', and occur once.\nPass a dict of numbers "
+                f"RunLog.write: {name!r} can't be the name of a metric: names must be "
+                "unique, one line long, and not 'step'.\nPass a dict of numbers "
                 "by name."
             )
         early_stopping.check_number(value, f"RunLog.write: the metric {name!r}")

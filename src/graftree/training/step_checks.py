@@ -36,7 +36,7 @@ def check_transformation(tx: Any) -> None:
             f"`tx`, got {got}.",
             way_out="Call it to make one, e.g. optax.adam(1e-3)."
             if is_function
-            else "Pass e.g. optax.adam(1e-3): the learning rate is Optax's.",
+            else "Pass e.g. optax.adam(1e-3): Optax takes the learning rate.",
         )
     )
 
@@ -174,7 +174,7 @@ def check_updates(params: Any, updates: Any) -> None:
         updates,
         _keeps_shape,
         problem="The gradients don't fit the parameters: the updates computed from "
-        "them have other shapes.",
+        "them have different shapes.",
         words=("the parameter has shape", "its update"),
     )
 
@@ -286,7 +286,7 @@ def note_missing_part(error: AttributeError, params: Any) -> None:
     if f"in {type(params).__name__}" in str(error):
         error.add_note(
             "Optax reads a part of the parameters that they don't have. Make the "
-            "optimizer for all parts, for optax.lookahead e.g.\n"
+            "optimizer for all parts, e.g. for optax.lookahead\n"
             "optax.LookaheadParams(fast=model, slow=nnx.clone(model))."
         )
 

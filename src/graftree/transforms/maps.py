@@ -251,11 +251,11 @@ def _hint_at_shared_writes(error: Exception, axis_name: Any) -> None:
     if re.search(_SHARED_WRITE, str(error)):
         name = "batch" if axis_name is None else axis_name
         error.add_note(
-            "Each mapped call writes another value to a Variable that all calls share: "
-            "its object has the axis None.\nA BatchNorm averages over the calls if it "
-            f"knows the axis: BatchNorm(..., axis_name={name!r}) and\n"
-            f"nnx.vmap(..., axis_name={name!r}). Other values can be averaged by "
-            f"jax.lax.pmean(x, {name!r}) before\nthey are written; or give the object "
+            "Each mapped call writes a different value to a Variable that all calls "
+            "share: its object has the axis None.\nA BatchNorm averages over the calls "
+            f"if it knows the axis: BatchNorm(..., axis_name={name!r}) and\n"
+            f"nnx.vmap(..., axis_name={name!r}). Average other values with "
+            f"jax.lax.pmean(x, {name!r}) before\nyou write them; or give the object "
             "an axis, so that each call has its own."
         )
 

@@ -257,7 +257,7 @@ def checkify(
     if checks is None:
         raise NotImplementedError(
             "nnx.checkify calls jax.experimental.checkify.checkify, which JAX "
-            f"{jax.__version__} lacks, or which works otherwise there.\n"
+            f"{jax.__version__} lacks or has changed.\n"
             "Install a newer graftree, or an older JAX."
         )
     jax_checkify, user_checks = checks

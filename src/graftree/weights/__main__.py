@@ -52,7 +52,7 @@ def main() -> None:
     process.join()
     if process.exitcode not in (0, 1):
         saving.remove([out + saving.PARTIAL])
-        fault = f"PyTorch ended with the status {process.exitcode}, and nothing was "
+        fault = f"PyTorch exited with status {process.exitcode}, and nothing was "
         sys.exit(str(file_error(options.file, f"{fault}written")))
     sys.exit(process.exitcode)
 
@@ -62,9 +62,7 @@ def _check(path: str, out: str, overwrite: bool) -> None:
     stored_tensors.OpenFile(path).close()
     format_name, way_out = stored_tensors.recognized(path) or ("", "")
     if format_name not in stored_tensors.OF_TORCH:
-        fault = (
-            f"it is {format_name}" if format_name else "it is not a file of torch.save"
-        )
+        fault = f"it is {format_name}" if format_name else "torch.save did not write it"
         raise file_error(path, fault, way_out=way_out)
     if not out.endswith(SUFFIX):
         way_out = f"Choose a name that ends with {SUFFIX}."
@@ -73,7 +71,7 @@ def _check(path: str, out: str, overwrite: bool) -> None:
         way_out = "Choose another name, or pass --overwrite."
         raise file_error(out, "it exists", way_out=way_out, verb="write")
     if importlib.util.find_spec("torch") is None:
-        fault = "PyTorch, which reads it, is not installed"
+        fault = "reading it needs PyTorch, which is not installed"
         raise file_error(path, fault, way_out="pip install torch")
 
 

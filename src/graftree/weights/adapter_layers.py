@@ -242,10 +242,10 @@ def check_axes(layers: Mapping[str, AdaptableLayer], call: str) -> None:
     doubtful = [name for name, layer in layers.items() if layer.is_doubtful]
     if doubtful:
         raise usage_error(
-            f"{call}: two axes of a parameter have the same size, so nothing says "
+            f"{call}: two axes of a parameter have the same size, so it is unclear "
             "which of them meets the inputs.",
             doubtful,
-            "Call them i and o in the layout of its line: ('experts.up', 'e o i -> "
+            "Name them i and o in the layout of its line: ('experts.up', 'e o i -> "
             "e o i').",
         )
 
@@ -343,9 +343,9 @@ def check_fused(layers: Mapping[str, AdaptableLayer]) -> None:
             "PEFT has one factor A, rank and scale for all of it, but these differ. "
             "Nothing was written.",
             differing,
-            "Before training, let them share it: model.key.lora.lora_a = "
-            "model.query.lora.lora_a. Now merge them by nnx.surgery.merge_lora, and "
-            "share the merged weights.",
+            "Before training, make them share it: model.key.lora.lora_a = "
+            "model.query.lora.lora_a. After training, merge them with "
+            "nnx.surgery.merge_lora, and share the merged weights.",
         )
 
 
@@ -364,5 +364,5 @@ def check_magnitudes(layers: Mapping[str, AdaptableLayer], call: str) -> None:
             f"{call}: PEFT has no DoRA (use_dora) for parameters of modules, or none "
             "for this axis. Nothing has changed.",
             others,
-            "Merge them by nnx.surgery.merge_lora, and share the merged weights.",
+            "Merge them with nnx.surgery.merge_lora, and share the merged weights.",
         )

@@ -224,9 +224,9 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
         raise usage_error(
             f"nnx.weights.save_adapter: {problem}. Nothing was written.",
             unknown,
-            "nnx.surgery.add_lora adapts layers; each needs a line in the table for "
+            "nnx.surgery.add_lora adapts layers. Each needs a line in the table for "
             "its weight, which has one axis of inputs and one of outputs there. Of a "
-            "fused weight, all parts are adapted, or none.",
+            "fused weight, adapt all parts, or none.",
         )
     adapter_layers.check_fused(adapted)
     dropping = [
@@ -239,7 +239,7 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
             "nnx.weights.save_adapter: PEFT has no dropout for parameters of modules. "
             "Nothing was written.",
             dropping,
-            "Before you write them, remove it: layer.lora.dropout = None.",
+            "Remove it before you write them: layer.lora.dropout = None.",
         )
     embeds = [x.target for x in adapted.values() if x.is_embed]
     ties = {x.change.adapts_attend for x in embeds}
@@ -248,18 +248,17 @@ def _adapter_of(model: Any, mapping: Any) -> tuple[list[Tensor], dict[str, Any]]
         adapter_layers.check_magnitudes(adapted, "nnx.weights.save_adapter")
     if True in ties and use_dora:
         raise usage_error(
-            "nnx.weights.save_adapter: with DoRA, PEFT has other magnitudes for a head "
-            "that shares the table of an embedding. Nothing was written.",
+            "nnx.weights.save_adapter: with DoRA, PEFT has different magnitudes for a "
+            "head that shares the table of an embedding. Nothing was written.",
             [paths.dotted(x.path) for x in embeds],
-            "Where the model does not call `attend`, set `lora.adapts_attend = False`.",
+            "If the model does not call `attend`, set `lora.adapts_attend = False`.",
         )
     if len(ties) > 1:
         raise usage_error(
             "nnx.weights.save_adapter: PEFT adapts the `attend` of all embeddings, or "
             "of none. Nothing was written.",
             [f"{paths.dotted(x.path)}: {x.change.adapts_attend}" for x in embeds],
-            "Where the model does not call it, set `lora.adapts_attend` as in the "
-            "others.",
+            "If the model does not call it, set `lora.adapts_attend` as in the others.",
         )
     tensors = [
         tensor
@@ -321,7 +320,7 @@ def _names(
             "weights, does not have. Nothing has changed.",
             sorted(unknown),
             f"Layers that it may have: {', '.join([*layers][:8])}, ...\n"
-            "For others merge it in PEFT, and load the merged weights.",
+            "For others, merge it in PEFT, and load the merged weights.",
         )
     for weight, head in heads.items():
         embed = weight.removesuffix(".weight")
@@ -375,15 +374,15 @@ def _check_factors(
         if layout is not None and (attribute != "magnitude" or kind.use_dora)
     }
     if stored != expected:
-        misfit = "have other shapes"
+        misfit = "have unexpected shapes"
         if len(stored) != len(expected):
             misfit = f"do not fit its config, which has use_dora={kind.use_dora}"
         raise usage_error(
             f"{source.name}: the factors of {name!r} {misfit}. Nothing has changed.",
             [f"expected {expected}", f"got      {stored}"],
             "Is it the adapter of another model? For stacked matrices, the layout in "
-            "the table says which axis meets inputs, as in 'e o i -> e o i'; "
-            "parameters of one module have the order of PyTorch's module there.",
+            "the table says which axis meets the inputs, as in 'e o i -> e o i'; "
+            "parameters of one module must be in the order of PyTorch's module.",
         )
 
 
@@ -398,8 +397,8 @@ def _check_base(
         is_same = np.array_equal(out.make(), adapter_weight.astype(out.stored.dtype))
     if not is_same:
         raise usage_error(
-            f"{source.name}: the adapter has a weight of its own for {name!r}, which "
-            "is not that of the model. Nothing has changed.",
+            f"{source.name}: the adapter contains a weight for {name!r} that differs "
+            "from the model's. Nothing has changed.",
             way_out="Is it the adapter of another model? If its weights were trained, "
             "merge it in PEFT, and load the merged weights.",
         )
@@ -447,10 +446,10 @@ def _checked(
             if before.get(path) != after.get(path)
         ]
         raise usage_error(
-            "The adapter does not fit the layers that are adapted. Nothing has "
+            "The adapter does not fit the layers that are already adapted. Nothing has "
             "changed.",
             differing,
-            "Load it onto the model as it was before, or adapt just these layers, with "
+            "Load it into the model as it was before, or adapt only these layers, with "
             "this rank and alpha.",
         )
     if not adapted:
@@ -479,7 +478,7 @@ def _adapt(
         if rate != dropout:
             warnings.warn(
                 f"lora_dropout={dropout} of the adapter does not act on these Params, "
-                "as only the code of their modules knows what meets them: "
+                "because only the code of their modules knows which inputs they meet: "
                 f"{', '.join(where)}.",
                 stacklevel=3,
             )
@@ -527,7 +526,7 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
     if wrong:
         way_out = "Merge it in PEFT, and load the merged weights."
         raise usage_error(
-            f"{path}: the adapter has more than LoRA factors.", wrong, way_out
+            f"{path}: the adapter contains more than LoRA factors.", wrong, way_out
         )
     return config
 
@@ -613,8 +612,8 @@ def _common(
     ]
     if len({x for _, x in settings}) > 1:
         raise usage_error(
-            f"nnx.weights.save_adapter: PEFT has one {name} for all layers, parameters "
-            "too. Nothing was written.",
+            f"nnx.weights.save_adapter: PEFT has one {name} for all layers and "
+            "parameters. Nothing was written.",
             [f"{path}: {x}" for path, x in settings],
             "Write them as several adapters, or adapt all of them in the same way.",
         )

@@ -123,8 +123,8 @@ def _check_scaled(
     for name in sorted(names & source.tensors.keys() - encoded.keys()):
         dtype = source.tensors[name].dtype
         if _is_float8(dtype) and name + _SCALE_INV not in names:
-            fault = f"it is {dtype}, and has no {name + _SCALE_INV}, as others have"
-            way_out = "Get the file again, or load a dict of tensors that are decoded."
+            fault = f"it is {dtype}, but has no {name + _SCALE_INV}, unlike others"
+            way_out = "Get the file again, or load a dict of decoded tensors."
             raise file_error(source.name, fault, name, way_out)
 
 
@@ -133,7 +133,7 @@ def _misfit(source: Source, parts: Sequence[str], expected: str) -> Exception:
         f"{part} {descriptions.describe(source.tensors[part])}" for part in parts
     )
     fault = f"its scales don't fit: {codes} and {scales}; {expected}"
-    way_out = "Load a dict of tensors that are decoded, if it is another format."
+    way_out = "If it is in another format, load a dict of decoded tensors."
     return file_error(source.name, fault, parts[0], way_out)
 
 

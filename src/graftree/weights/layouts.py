@@ -105,7 +105,7 @@ class Layout:
             product = math.prod(sizes[name] for name in names if name in sizes)
             rest = [name for name in names if name not in sizes]
             if product == 0 or size % product or (not rest and size != product):
-                raise ValueError(f"{self.text!r} can't cut {size} into {names}")
+                raise ValueError(f"{self.text!r} can't split {size} into {names}")
             sizes.update(dict.fromkeys(rest, size // product))
         return sizes
 
@@ -279,7 +279,7 @@ def parse(text: str, sizes: Mapping[str, int], num_arrays: int) -> Layout:
         _check(layout, num_arrays)
     except ValueError as error:
         raise usage_error(
-            f"The layout {text!r} is refused: {error}.",
+            f"The layout {text!r} is invalid: {error}.",
             way_out="Write the axes of the file, '->', and those of the array, as "
             "in '(h d) e -> e h d'; each axis once on each side.",
         ) from None
@@ -297,7 +297,7 @@ def _sides(text: str) -> tuple[_Groups, _Groups]:
     left, right = map(_groups, sides)
     units = [unit for group in right for unit in group]
     if any(x.is_fused or any(a.is_reversed for a in x.axes) for x in units):
-        raise ValueError(f"'+', '~' and {PART!r} belong to the left, where the file is")
+        raise ValueError(f"'+', '~' and {PART!r} belong on the left, the file's side")
     return left, right
 
 

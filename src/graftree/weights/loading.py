@@ -218,7 +218,7 @@ def _compare(
     tables.check_are_arrays(
         "nnx.weights.load",
         [pieces.array for pieces in chosen],
-        "Load the weights into a new model, and quantize it then; or call "
+        "Load the weights into a new model, and then quantize it; or call "
         "nnx.surgery.dequantize(model) first.",
     )
     dtypes.check_used([pieces.array for pieces in chosen])
@@ -279,15 +279,15 @@ def _error(
     ]
     ways = []
     if lacking or without:
-        ways.append("missing= says which arrays of the model may stay what they are.")
+        ways.append("Use missing= for arrays of the model that may keep their values.")
     if extra:
-        ways.append("ignore= of the Mapping says which tensors are left out.")
+        ways.append("Use ignore= of the Mapping to leave out tensors.")
     if any(are_floating):
-        ways.append("dtype= says to which dtype the arrays are converted.")
+        ways.append("Use dtype= to convert the arrays.")
     if not all(are_floating):
         ways.append(
-            "dtype= is only for floating numbers. ignore= the others, or convert them "
-            "first, and load the dict of tensors."
+            "dtype= converts only floating-point numbers. Leave the others out with "
+            "ignore=, or convert them first, and load the dict of tensors."
         )
     ways += _prefix_hint([name for name, _ in lacking], extra)
     return errors.StateMismatchError(
@@ -306,8 +306,8 @@ def _error(
 def _prefix_hint(lacking: Sequence[str], extra: Sequence[str]) -> list[str]:
     """Gives advice if the names in the file, or those in the table, have a prefix."""
     for these, others, advice in (
-        (lacking, extra, "in front of the names of the table"),
-        (extra, lacking, "taken off the names of the table"),
+        (lacking, extra, "in front of the names in the table"),
+        (extra, lacking, "removed from the names in the table"),
     ):
         for name in others:
             prefix = name.removesuffix(these[0]) if these else name
@@ -381,7 +381,7 @@ class _Pieces(NamedTuple):
                 raise usage_error(
                     f"{again!r} and {name!r} are tied in the table of weights, and "
                     f"differ in {self.source.name}.",
-                    way_out="Give each an entry of its own. Nothing has changed.",
+                    way_out="Give each its own entry. Nothing has changed.",
                 )
         return array.astype(self.dtype, copy=False)
 
@@ -447,8 +447,8 @@ def _target(array: Array) -> Sharding | None:
     value = partitioning.place_abstract(value, metadata)
     if value.sharding is None and metadata.get("out_sharding"):
         raise usage_error(
-            "nnx.weights.load: an abstract array is annotated with a sharding, and "
-            "there is no mesh.",
+            "nnx.weights.load: an abstract array is annotated with a sharding, but "
+            "no mesh is set.",
             examples=[f"{paths.dotted(array.path)}: {metadata['out_sharding']}"],
             way_out="Load within jax.set_mesh(mesh), or pass shardings=.",
         )

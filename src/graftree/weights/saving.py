@@ -115,7 +115,7 @@ def save_tensors(
     everyone = collectives.gathered(_SAVE, compare)
     if any(each != everyone[0] for each in everyone):
         raise ValueError(
-            f"{_SAVE}: the tensors differ between the processes.\nGive the same model "
+            f"{_SAVE}: the tensors differ between the processes.\nPass the same model "
             "and the same mapping in all of them."
         )
     options = {"shard_bytes": shard_bytes, "metadata": metadata}
@@ -180,13 +180,13 @@ def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
             "nnx.weights.save: the mapping leaves out arrays of the model. Nothing "
             "was written.",
             examples=left_out,
-            way_out="Give them lines, or name them in missing=.",
+            way_out="Add lines for them, or name them in missing=.",
         )
     tables.check_are_arrays(
         _SAVE,
         [array for tensor in tensors for array in tensor.arrays],
-        "nnx.surgery.dequantize(model) makes arrays of them, which keep the rounding.\n"
-        "nnx.weights.save_adapter writes LoRA alone, and checkpoints quantized models.",
+        "nnx.surgery.dequantize(model) makes them arrays, with their rounding.\n"
+        "nnx.weights.save_adapter writes only LoRA, and checkpoints quantized models.",
     )
     for tensor in tensors:
         values = [array.value for array in tensor.arrays]
@@ -194,10 +194,11 @@ def _check(model: Any, tensors: Sequence[tables.Tensor], missing: Any) -> None:
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in values):
             way_out = "The model is abstract: it has no values."
         if len({np.dtype(x.dtype) for x in values}) > 1:
-            way_out = "The arrays of a tensor have one dtype."
+            way_out = "All arrays of a tensor must have the same dtype."
         if way_out:
             raise usage_error(
-                f"nnx.weights.save: {tensor.name!r} can't be written. Nothing was.",
+                f"nnx.weights.save: {tensor.name!r} can't be written. Nothing was "
+                "written.",
                 examples=map(tables.describe, tensor.arrays),
                 way_out=way_out,
             )
@@ -256,7 +257,7 @@ def write(
     names = [f"{start}{i:05}-of-{count:05}{SUFFIX}" for i in range(1, count + 1)]
     files = dict(zip(names if count > 1 else [single], groups, strict=True))
     _check_free(path, files, single if count > 1 else index)
-    way_out = "What was there before is still there."
+    way_out = "The files that were there before are intact."
     with (
         stored_tensors.Explained(path, way_out, "write"),
         _prepared(folder, [*files, index]),
@@ -281,18 +282,18 @@ def _check_storable(
     for out in outs:
         name = quoted(out.name) if isinstance(out.name, str) else repr(out.name)
         if out.name in names:
-            refused.append(f"tensor {name}: there are two of this name")
+            refused.append(f"tensor {name}: two tensors have this name")
         names.add(out.name)
         if not tensor_files.is_text(out.name) or out.name == tensor_files.METADATA:
-            refused.append(f"tensor {name}: no name that a file can have")
+            refused.append(f"tensor {name}: not a name that a file can have")
         elif out.stored.dtype not in tensor_files.NAMES:
             dtype = out.stored.dtype
-            refused.append(f"tensor {name}: dtype {dtype}, which the format lacks")
+            refused.append(f"tensor {name}: the format has no dtype {dtype}")
         elif len(out.stored.shape) > stored_tensors.MAX_RANK:
             refused.append(f"tensor {name}: {len(out.stored.shape)} axes")
     for key, value in (metadata or {}).items():
         if not tensor_files.is_text(key) or not tensor_files.is_text(value):
-            refused.append(f"metadata {key!r}: {value!r} is to be text")
+            refused.append(f"metadata {key!r}: {value!r} must be a string")
     if refused:
         raise _write_error(
             path, "\n".join(refused[:20]), way_out="Nothing was written."
@@ -302,7 +303,7 @@ def _check_storable(
 def _groups(outs: Sequence[NewTensor], limit: int | None) -> list[list[NewTensor]]:
     """Divides tensors into files: in order, until one is full."""
     if limit is not None and limit <= 0:
-        raise ValueError(f"shard_bytes is {limit}, and must be positive.")
+        raise ValueError(f"shard_bytes must be positive, got {limit}.")
     if limit is None or sum(out.stored.nbytes for out in outs) <= limit:
         return [[*outs]]
     groups, group, size = [], [], 0
@@ -346,8 +347,8 @@ def _write_file(
     header = tensor_files.header_of([(out.name, out.stored) for out in outs], metadata)
     most = tensor_files.MAX_SIZE
     if len(header) > most:
-        fault = f"its header would have {len(header)} bytes, and {most} are the most"
-        way_out = "Pass shard_bytes, for several files."
+        fault = f"its header would have {len(header)} bytes, but at most {most} fit"
+        way_out = "Pass shard_bytes, to write several files."
         raise _write_error(path.removesuffix(PARTIAL), fault, way_out=way_out)
     with open(path, "xb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
@@ -367,7 +368,7 @@ def _write_array(file: BinaryIO, out: NewTensor, path: str) -> None:
     array = np.asarray(out.make())
     if (array.dtype, array.shape) != (out.stored.dtype, out.stored.shape):
         said, came = map(descriptions.describe, (out.stored, array))
-        fault = f"{said} was announced, and {came} came"
+        fault = f"expected {said}, got {came}"
         path = path.removesuffix(PARTIAL)
         raise _write_error(path, fault, out.name, "Nothing was replaced.")
     # In C order, as `numpy.save` does it.
@@ -395,7 +396,7 @@ def _check_free(path: str, files: Iterable[str], other: str) -> None:
     for file in filter(os.path.isdir, files):
         raise _write_error(path, f"{file} is a folder", way_out="Choose another path.")
     if os.path.exists(other):
-        fault = f"{other} is there, and would be read in the place of what is written"
+        fault = f"{other} exists, and would be read instead of what is written"
         raise _write_error(path, fault, way_out="Delete it, or choose another folder.")
 
 

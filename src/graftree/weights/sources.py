@@ -73,11 +73,11 @@ def _file_in(folder: str) -> str:
     if len(chosen) == 1:
         return os.path.join(folder, chosen[0])
     if files + index:
-        fault = "it has several files, and none is said to be first: "
+        fault = "it contains several files, and it is unclear which is first: "
         fault += ", ".join(index + files)
         way_out = "Pass the path of one of them, or of an index (.json) of a set."
         raise file_error(folder, fault, way_out=way_out)
-    fault, way_out = f"it has no {SUFFIX} file", "Pass the path of a file."
+    fault, way_out = f"it contains no {SUFFIX} file", "Pass the path of a file."
     for name in names:
         path = os.path.join(folder, name)
         if other := stored_tensors.recognized(path):
@@ -119,7 +119,7 @@ def _open_archive(path: str) -> Source:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in members:
-                raise file_error(path, "is there twice", name)
+                raise file_error(path, "occurs twice", name)
             with _explained(path, name):
                 members[name] = _member(file, archive, info, name)
 
@@ -182,7 +182,7 @@ def _member(
     stored, size = Stored(dtype, shape), info.file_size - header_size
     if size != stored.nbytes:
         said = f"{descriptions.describe(stored)} has {stored.nbytes} bytes"
-        raise tensor_error(f"{said}, and the file has {size} for it")
+        raise tensor_error(f"{said}, but the file has {size} for it")
     if info.compress_type != zipfile.ZIP_STORED:
         return _Member(info, stored, is_fortran, None)
     # The data begins after a header of its own in the zip.

@@ -195,8 +195,8 @@ class OpenFile:
         # A slice may have a million runs: each costs one call, if possible.
         while (count := self._read_some(target, offset)) < len(target):
             if not count:
-                fault = f"it ends at byte {offset}, and did not when it was opened"
-                way_out = "Something writes to it: wait until that is done."
+                fault = f"it ends at byte {offset}, unlike when it was opened"
+                way_out = "Something is writing to it: wait until that is done."
                 raise file_error(self.name, fault, way_out=way_out)
             target, offset = target[count:], offset + count
 
@@ -216,7 +216,7 @@ _preadv = getattr(os, "preadv", None)
 
 # The advice for a file that breaks its format.
 SUSPECT = (
-    "The file is damaged, or was made to mislead: get it again from where it is from."
+    "The file is damaged, or made to mislead: get it again from where it came from."
 )
 
 
@@ -266,9 +266,9 @@ def quoted(text: str) -> str:
 
 
 _REASONS = {
-    FileNotFoundError: "nothing is there",
+    FileNotFoundError: "it does not exist",
     IsADirectoryError: "it is a folder",
-    PermissionError: "this user may not do that",
+    PermissionError: "you don't have permission",
 }
 
 
@@ -305,7 +305,7 @@ _LOAD = (
     "Load the tensors themselves, nnx.weights.load(tensors, ...), with\n  tensors = "
 )
 _TORCH = (
-    "Where PyTorch is installed, this writes a .safetensors file beside it:\n"
+    "If PyTorch is installed, this writes a .safetensors file next to it:\n"
     f"  python -m graftree.weights convert PATH\nOr load{_LOAD.removeprefix('Load')}"
     "torch.load(PATH, map_location='cpu', weights_only=True)\n"
     "or the dict in it that has the tensors by name."
@@ -334,7 +334,7 @@ _FORMATS: list[tuple[bytes, str, str]] = [
     (
         rb"GGUF",
         "a GGUF file, of llama.cpp",
-        "Get the .safetensors files that it was made of. Or, of the package gguf: "
+        "Get the .safetensors files that it was made from. Or, with the package gguf: "
         f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
         "             for t in gguf.GGUFReader(PATH).tensors}",
     ),
@@ -345,16 +345,16 @@ _FORMATS: list[tuple[bytes, str, str]] = [
         f"{_LOAD}flax.traverse_util.flatten_dict(\n      flax.serialization."
         "msgpack_restore(open(PATH, 'rb').read()), sep='.')",
     ),
-    (rb"\x93NUMPY", "a single array of NumPy", f"{_LOAD}{{name: numpy.load(PATH)}}"),
+    (rb"\x93NUMPY", "a single NumPy array", f"{_LOAD}{{name: numpy.load(PATH)}}"),
     (
         rb"version https://git-lfs",
-        "a pointer of Git LFS, which stands for the file",
+        "a Git LFS pointer, which stands for the file",
         "Get the file itself: git lfs pull",
     ),
     (
         rb"\s*(?i:<!doctype html|<html)",
         "a web page",
-        "The download went to another address: get it again.",
+        "The download led to another page: get the file again.",
     ),
 ]
 

@@ -121,7 +121,7 @@ class Mapping:
         tied: MappingABC[str, str] | None = None,
     ) -> None:
         if isinstance(ignore, str):
-            raise TypeError(f"ignore= is a list of patterns, got {ignore!r}.")
+            raise TypeError(f"ignore= must be a list of patterns, got {ignore!r}.")
         self.entries = dict(entries)
         self.ignore = tuple(ignore)
         self.tied = dict(tied or {})
@@ -174,8 +174,8 @@ def _read(name: Any, value: Any) -> _Entry:
     if not isinstance(name, str):
         raise usage_error(
             f"The line {name!r}: {value!r} of a table of weights has no name.",
-            way_out="A line is about one tensor; its name is a string. Several "
-            "tensors that are one array in the model: give the model an array for "
+            way_out="A line is about one tensor, whose name is a string. If several "
+            "tensors are one array in the model, give the model an array for "
             "each, or join them first, and load the dict of tensors.",
             kind=TypeError,
         )
@@ -203,7 +203,7 @@ def _fields(name: str, value: Any) -> tuple[Any, str | None, MappingABC[str, int
             if isinstance(layout, str) and isinstance(sizes, MappingABC):
                 return line_paths, layout, sizes
     raise usage_error(
-        f"The line {name!r}: {value!r} of a table of weights has another form.",
+        f"The line {name!r}: {value!r} of a table of weights is malformed.",
         way_out="Write a path; or (path, layout); or ([path, path], layout) for a "
         "tensor that is made of several arrays; sizes may follow as a dict.",
         kind=TypeError,
@@ -227,7 +227,7 @@ def _blanks(name: str) -> tuple[str, ...]:
     if "{" in rest or "}" in rest or not all(map(str.isidentifier, names)):
         raise usage_error(
             f"{name!r} is not a name of tensors.",
-            way_out="An index stands in braces, with a name of its own: '{i}'.",
+            way_out="Write an index in braces, with its own name: '{i}'.",
         )
     return tuple(dict.fromkeys(names))
 
@@ -395,15 +395,15 @@ class _Reader:
             spot_name = paths.dotted(spot.path, "the model")
             raise _wrong(
                 line,
-                f"{spot_name} is {spot.kind}, which holds no single array; a line with "
-                "a layout leads to arrays, such as 'head.kernel'",
+                f"{spot_name} is {spot.kind}, which is not a single array; a line with "
+                "a layout must lead to arrays, such as 'head.kernel'",
             )
         if jnp.issubdtype(array.value.dtype, jax.dtypes.prng_key):
             raise _wrong(
                 line,
-                f"{describe(array)} is a random key, which no file of weights has. Let "
-                "it be a stream of nnx.Rngs, which is left out, or keep numbers in the "
-                "model: jax.random.key_data(key)",
+                f"{describe(array)} is a random key, which weights files can't hold. "
+                "Make it a stream of nnx.Rngs, which is left out, or keep numbers in "
+                "the model: jax.random.key_data(key)",
             )
         return array
 
@@ -507,7 +507,7 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
             if len(at) == len(tensor.at):  # else one is whole, the other a layer of it
                 other = lines.setdefault(tensor.at, tensor.name)
             if other != tensor.name:
-                reason = f"{describe(array)} is {other!r} of the file already"
+                reason = f"{describe(array)} is already in the line {other!r}"
                 raise _wrong(tensor.name, reason)
     _check_all_layers(tensors, lines_of)
     for name, other in tied.items():
@@ -518,9 +518,9 @@ def _check_tensors(tensors: Sequence[Tensor], tied: MappingABC[str, str]) -> Non
         if name in names:
             raise _wrong(
                 name,
-                f"it is tied to {other!r}, and has an array of its own in the model. "
-                f"Let the model use that of {other!r} in both places, as by "
-                "nnx.Embed.attend, or take the name out of tied=",
+                f"it is tied to {other!r}, but has its own array in the model. "
+                f"Make the model use that of {other!r} in both places, e.g. with "
+                "nnx.Embed.attend, or remove the name from tied=",
             )
 
 
@@ -593,7 +593,7 @@ def check_are_arrays(call: str, arrays: Iterable[Array], way_out: str) -> None:
         if isinstance(array.leaf, Quantized)
     }
     if quantized:
-        problem = f"{call}: kernels of the model are quantized, and files have arrays."
+        problem = f"{call}: kernels of the model are quantized, but files have arrays."
         raise usage_error(
             f"{problem} Nothing has changed.", quantized.values(), way_out
         )

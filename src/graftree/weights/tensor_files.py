@@ -81,16 +81,16 @@ def open_file(path: str) -> Source:
 
 def _header_size(file: OpenFile) -> int:
     if file.size < 8:
-        fault = f"it has {file.size} bytes, and a header alone has more"
+        fault = f"it has {file.size} bytes, fewer than a header"
         raise file_error(file.name, fault)
     size = int.from_bytes(file.read_bytes(0, 8), "little")
     is_wrong = size > MAX_SIZE or 8 + size > file.size
     if is_wrong and (other := stored_tensors.recognized(file.name)):
         raise file_error(file.name, f"it is {other[0]}", way_out=other[1])
-    said = f"its header would have {size} bytes, and"
+    said = f"its header would have {size} bytes, but"
     if size > MAX_SIZE:
-        way_out = "It is damaged, or no safetensors file."
-        raise file_error(file.name, f"{said} {MAX_SIZE} are the most", way_out=way_out)
+        way_out = "It is damaged, or not a safetensors file."
+        raise file_error(file.name, f"{said} at most {MAX_SIZE} fit", way_out=way_out)
     if 8 + size > file.size:
         raise file_error(file.name, f"{said} the file has {file.size}: it is cut off")
     return size
@@ -117,17 +117,17 @@ def _parsed(data: bytes, data_size: int, file: str) -> tuple[_Tensors, Any]:
 
     if not data.startswith(b"{"):
         start = quoted(data[:20].decode(errors="replace"))
-        raise file_error(file, f"its header should begin with a brace, and has {start}")
+        raise file_error(file, f"its header must begin with a brace, but has {start}")
     content = _json(data, file, "its header", size)
     metadata = None
     if METADATA in content:
         metadata = content.pop(METADATA)
         if not isinstance(metadata, dict) or not all(map(is_text, metadata.values())):
-            fault = f"its metadata is {_shown(metadata)}, and should be text by name"
+            fault = f"its metadata is {_shown(metadata)}, not a dict of strings"
             raise file_error(file, fault)
     for name in content:
         if not is_text(name):
-            raise file_error(file, "its header has half a character", name)
+            raise file_error(file, "its header has an incomplete character", name)
     entries = [(name, _tensor(fields, name, file)) for name, fields in content.items()]
     tensors = dict(sorted(entries, key=lambda item: item[1][1:]))
     _check_ranges(tensors, data_size, file)
@@ -185,7 +185,7 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
         return file_error(file, fault, name, way_out)
 
     if not isinstance(fields, dict):
-        raise tensor_error(f"it is {_shown(fields)}, and should have fields")
+        raise tensor_error(f"it is {_shown(fields)}, not an object with fields")
     if fields.keys() != _FIELDS.keys():
         for field in fields.keys() - _FIELDS.keys():
             raise tensor_error(f"the unknown field {quoted(field)}")
@@ -202,18 +202,16 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
             )
     most = stored_tensors.MAX_RANK
     if len(shape) > most:
-        raise tensor_error(f"{len(shape)} axes, and no array has more than {most}")
+        raise tensor_error(f"{len(shape)} axes, but an array has at most {most}")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise tensor_error(
-            f"the offsets {_shown(offsets)} are not where it begins and ends"
-        )
+        raise tensor_error(f"the offsets {_shown(offsets)} are not a begin and an end")
     if dtype in _PACKED:
-        way_out = "That isn't read. Store it as U8 or in a wider dtype."
+        way_out = "Such dtypes are not read. Store it as U8 or in a wider dtype."
         raise tensor_error(
             f"dtype {dtype}, whose elements are smaller than a byte", way_out
         )
     if dtype not in DTYPES:
-        way_out = f"Known are {' '.join(DTYPES)}."
+        way_out = f"Known dtypes: {' '.join(DTYPES)}."
         raise tensor_error(f"the unknown dtype {quoted(dtype)}", way_out)
     stored = Stored(DTYPES[dtype], tuple(shape))
     nbytes, (begin, end) = stored.nbytes, offsets
@@ -222,7 +220,7 @@ def _tensor(fields: Any, name: str, file: str) -> tuple[Stored, int, int]:
         raise tensor_error(f"the shape {shape} is larger than any memory")
     if end - begin != nbytes:
         apart = f"the offsets {offsets} are {end - begin} bytes apart"
-        raise tensor_error(f"{apart}, and {dtype}{shape} has {nbytes}")
+        raise tensor_error(f"{apart}, but {dtype}{shape} has {nbytes}")
     return stored, begin, end
 
 
@@ -237,7 +235,7 @@ def _check_ranges(tensors: _Tensors, data_size: int, file: str) -> None:
         elif begin > expected:
             fault = f"before it, the bytes {expected} to {begin} belong to no tensor"
         elif end > data_size:
-            fault = f"it ends at byte {end}, and the file has {data_size} bytes of data"
+            fault = f"it ends at byte {end}, but the file has {data_size} bytes of data"
             fault += ": it is cut off"
         if fault:
             raise file_error(file, fault, name)
@@ -294,17 +292,17 @@ def files_of_tensors(path: str) -> dict[str, str]:
     """Reads the file of each tensor from an index."""
     with contextlib.closing(OpenFile(path)) as file:
         if file.size > MAX_INDEX_SIZE:
-            fault = f"it has {file.size} bytes, and {MAX_INDEX_SIZE} are the most"
+            fault = f"it has {file.size} bytes, but at most {MAX_INDEX_SIZE} are read"
             raise file_error(path, fault)
         content = _json(file.read_bytes(0, file.size), path, "it")
     file_of = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(file_of, dict):
-        fault = "it has no weight_map, from names of tensors to names of files"
+        fault = "it has no weight_map from the names of tensors to those of files"
         way_out = "It is not an index of safetensors files."
         raise file_error(path, fault, way_out=way_out)
     for name, file in file_of.items():
         if not isinstance(file, str):
-            fault = f"has {type(file).__name__} in the place of a file"
+            fault = f"has {type(file).__name__} instead of a file"
             raise file_error(path, fault, name)
     return file_of
 
@@ -315,12 +313,12 @@ def _check_listed(
     """Raises unless the files hold the tensors that the index lists."""
     for name, file in file_of.items():
         if name not in opened[file].tensors:
-            raise file_error(index, f"should be in {quoted(file)}, and is not", name)
+            raise file_error(index, f"should be in {quoted(file)}, but is not", name)
     for file, source in opened.items():
         for name in source.tensors:
             listed_file = file_of.get(name)
             if listed_file != file:
-                says = quoted(listed_file) if listed_file else "nothing of it"
+                says = quoted(listed_file) if listed_file else "nothing about it"
                 fault = f"is in {quoted(file)}; the index says {says}"
                 raise file_error(index, fault, name)
 
@@ -340,7 +338,7 @@ def _path_of(index: str, file: str) -> str:
         if any(target.is_relative_to(root) for root in allowed):
             if target.exists():
                 return str(folder / file)
-            way_out = "Get all files of the set; they belong in one folder."
+            way_out = "Get all files of the set, and put them in one folder."
             raise file_error(
                 index, f"the file {quoted(file)} is missing", way_out=way_out
             )
@@ -348,6 +346,6 @@ def _path_of(index: str, file: str) -> str:
     raise file_error(
         index,
         f"the file {quoted(file)}{link or ''} is not in the folder of the index",
-        way_out="Only files in that folder are read. Move the file there, if it "
-        "belongs to the set, or else don't trust the index.",
+        way_out="Only files in that folder are read. Move the file there if it "
+        "belongs to the set; otherwise, don't trust the index.",
     )

@@ -32,9 +32,9 @@ def _copy_tensors(path: str, out: str, key: str) -> None:
     }
     others = [f"{n}: {_described(x)}" for n, x in items.items() if n not in tensors]
     if not tensors:
-        fault = "\n".join(["it has no tensors by name", *others[:20]])
+        fault = "\n".join(["it contains no tensors by name", *others[:20]])
         raise stored_tensors.file_error(
-            path, fault, way_out="If one of these has them: --key NAME"
+            path, fault, way_out="If one of these contains them, pass --key NAME."
         )
     with sources.open(tensors) as source:
 
@@ -60,7 +60,7 @@ def _items(path: str, key: str) -> dict[Any, Any]:
         items = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
     except Exception as error:
         fault = f"{type(error).__name__}: {_reason(error)}"
-        way_out = "If it has more than tensors, save those where it was made:\n  "
+        way_out = "If it contains more than tensors, save those where it was made:\n  "
         way_out += "torch.save(model.state_dict(), PATH)"
         raise stored_tensors.file_error(path, fault, way_out=way_out) from error
     for step in key.split(".") if key else []:

@@ -143,7 +143,7 @@ def test_a_state_of_a_larger_or_smaller_object_is_told_so():
     part = pair()
     whole = nnx.Dict(model=part, step=nnx.Variable(jnp.array(0)))
     assert "The state has them below model" in str(failure(part, nnx.state(whole)))
-    assert "The state is that of model" in str(failure(whole, nnx.state(part)))
+    assert "This is the state of model" in str(failure(whole, nnx.state(part)))
 
 
 FITTING = [

@@ -141,7 +141,7 @@ def test_under_jit_the_fwd_rule_may_not_write_more(mode):
         return model.x * 1, None
 
     f = define(lambda model: model.x * 1, lambda *_: (None,), mode, fwd=fwd)
-    with pytest.raises(TypeError, match=r"fwd wrote what.*: args\[0\].count"):
+    with pytest.raises(TypeError, match=r"fwd writes what.*: args\[0\].count"):
         gradient(nnx.jit(f, **mode), mode)(counted())
 
 

@@ -549,10 +549,10 @@ def new():
 
 
 CHANGES = {
-    "array: one .* before, another one now": lambda m: setattr(m, "array", m.array + 1),
+    "array: one .* before, a different one": lambda m: setattr(m, "array", m.array + 1),
     "rate: 0.5 before, .* now": lambda m: setattr(m, "rate", 0.1),
     "extra: nothing before, one Param now": lambda m: setattr(m, "extra", new()),
-    "weight: one Param before, another one now": lambda m: setattr(m, "weight", new()),
+    "weight: one Param before, a different one": lambda m: setattr(m, "weight", new()),
     "array: one .* before, nothing now": lambda m: delattr(m, "array"),
     "parts/0: nothing before, .* now": lambda m: m.parts.append(new()),
     "myself: nothing before, a known object.* now": lambda m: setattr(m, "myself", m),

@@ -131,7 +131,7 @@ def in_words(
     for path, *pair in differing:
         old, new = map(describe, pair)
         if new == old:
-            new = "another one"
+            new = "a different one"
         lines.append(f"{name(path)}: {old} {in_first}, {new} {in_second}")
     return bounded(lines, most)
 
@@ -176,7 +176,7 @@ def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[s
         return [f"The state has them below {_name(prefixes[0])}: pass that part of it."]
     prefixes = _prefixes(unexpected, missing)
     if len(prefixes) == 1:
-        return [f"The state is that of {_name(prefixes[0])}: load it into that part."]
+        return [f"This is the state of {_name(prefixes[0])}: load it into that part."]
     lines = [
         f"Renamed? {_name(path)} is missing, {_name(other)} unexpected."
         for path, other in _look_alikes(missing, unexpected)

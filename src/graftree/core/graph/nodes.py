@@ -573,8 +573,8 @@ def not_a_pytree_error(obj: Any, path: str, function: str) -> NotAPytreeError:
     hint = f" Found at path: {path}." if path else ""
     return NotAPytreeError(
         f"nnx.{function} got a {type(obj).__name__}, which has pytree=False.{hint}\n"
-        f"So it is not a valid JAX type: pass graph=True to nnx.{function}, or declare "
-        "the class without pytree=False."
+        f"It is therefore not a valid JAX type: pass graph=True to nnx.{function}, or "
+        "declare the class without pytree=False."
     )
 
 
@@ -660,7 +660,7 @@ def cycle_error(x: Any, first: str, second: str) -> ValueError:
     way_out = (
         "Trees can't have cycles; use graph=True."
         if isinstance(x, pytrees.Pytree)
-        else "Containers can't have cycles; hold an nnx.List or nnx.Dict instead."
+        else "Containers can't have cycles; use an nnx.List or nnx.Dict instead."
     )
     return ValueError(
         f"Cycle detected: a {type(x).__name__} contains itself, found at paths:\n\n"

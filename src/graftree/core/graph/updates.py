@@ -78,8 +78,8 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
     error = fit.error(
         f"nnx.update: the state does not fit the {type(node).__name__}. Nothing has "
         "changed.",
-        "nnx.checkpoints.load_state(obj, state, missing=..., unexpected=..., cast=...) "
-        "says which of these may be.",
+        "To allow some of these, use nnx.checkpoints.load_state(obj, state, "
+        "missing=..., unexpected=..., cast=...).",
     )
     if error is not None:
         raise error
@@ -253,13 +253,13 @@ def _set(node: Any, owner: Pytree | None, value: Any, path: Path) -> Step:
     if kind is nodes.PYTREE and key in bookkeeping.NAMES:
         raise ValueError(
             f"Cannot set {paths.to_string(path)!r}: it is bookkeeping of the "
-            f"{type(node).__name__}, and not its state. Remove the entry."
+            f"{type(node).__name__}, not part of its state. Remove the entry."
         )
     if kind.set_key is None:
         raise ValueError(
             f"Cannot set key {key!r} of a {type(node).__name__} (path "
             f"{paths.to_string(path)!r}): its items can't be replaced.\n"
-            "Hold Variables there; or make a new object of the state: "
+            "Use Variables there; or make a new object from the state: "
             "nnx.merge(nnx.graphdef(obj), state)."
         )
     check_owned(owner, key)

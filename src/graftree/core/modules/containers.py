@@ -405,13 +405,14 @@ def _warn_of_order(x: Dict[Any], names: list[str]) -> None:
     orders = {"here": names, "as inserted": inserted}
     warnings.warn(
         errors.message(
-            "Iteration over an nnx.Dict in a transform: there its items are sorted.",
+            "Iteration over an nnx.Dict in a transform: the items come in sorted "
+            "order.",
             where="\n".join(
                 [f"{k}: {', '.join(map(_key_of, v))}" for k, v in orders.items()]
             ),
-            way_out="If the order counts, keep it: in an nnx.List, or as a tuple of "
+            way_out="If the order matters, keep it: in an nnx.List, or as a tuple of "
             "keys (for key in self.order: self.layers[key]).\nIf it doesn't, insert "
-            "the items sorted, or ignore nnx.errors.OrderWarning.",
+            "the items in sorted order, or ignore nnx.errors.OrderWarning.",
         ),
         errors.OrderWarning,
         stacklevel=level,

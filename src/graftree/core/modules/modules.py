@@ -265,7 +265,7 @@ def view(
         raise ValueError(
             f"Unused keys found in nnx.view: {unused}\n"
             "No set_view method takes them: see nnx.view_info(node) for the options "
-            "there are, or pass raise_if_not_found=False."
+            "it takes, or pass raise_if_not_found=False."
         )
     _configure(parts, accepted)
     return copy

@@ -107,8 +107,8 @@ class PytreeState:
             errors.message(
                 "This pickle was written by Flax NNX: its objects have the attributes "
                 "of Flax's classes.",
-                way_out="Load it without graftree.dropin, and pickle or save the State "
-                "alone, nnx.state(model);\na model made here takes it by "
+                way_out="Load it with Flax, without graftree.dropin, and save only the "
+                "State, nnx.state(model).\nThen load that into a model made here: "
                 "nnx.update(model, state, strict=True).",
             )
         )

@@ -340,13 +340,13 @@ def warn_of_constants(obj: Any, name: str, value: Any) -> None:
         _python.warn_user(
             errors.message(
                 f"A static attribute has a callable that holds {holding}: its weights "
-                "are constants in transforms, without a gradient.",
+                "are constants in transforms and get no gradient.",
                 where=f"{owner}.{name}: {type(value).__name__}",
-                way_out=f"Hold the object, and call its method: self.{name} = obj, "
+                way_out=f"Store the object, and call its method: self.{name} = obj, "
                 f"then self.{name}.method(...).\n"
-                f"A method of the object itself may be held alone: self.{name} = "
+                f"A method of the object itself can be stored as is: self.{name} = "
                 "self.method.\n"
-                f"If constants are meant: self.{name} = nnx.static(...).",
+                f"If you want constants: self.{name} = nnx.static(...).",
             ),
             errors.ConstantStateWarning,
         )

@@ -188,9 +188,9 @@ def named(method: F) -> F:
     result = tracked(method)
     if result is method:
         raise TypeError(
-            "nnx.debugging.named expects a method written with `def`, which returns "
-            f"what it computes, got {method!r}.\n"
-            "Put it below other decorators, at the function."
+            "nnx.debugging.named expects a plain function that does its work when "
+            f"it is called, got {method!r}.\n"
+            "Apply it below other decorators, directly to the function."
         )
     return result
 

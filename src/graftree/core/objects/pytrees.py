@@ -148,9 +148,9 @@ def _check_storage(cls: type) -> None:
             continue
         raise TypeError(
             f"The Pytree class {cls.__name__} {storage}.\n"
-            "Transforms and copies keep what is in __dict__, and would lose that.\n"
-            "Remove __slots__, or keep such an object in an attribute instead of "
-            "deriving from its class."
+            "Transforms and copies keep only what is in __dict__, and would lose the "
+            "rest.\nRemove __slots__, or keep such an object in an attribute instead "
+            "of deriving from its class."
         )
 
 
@@ -473,10 +473,10 @@ def _warn_of_replaced(obj: Any, name: str, array: Any) -> None:
     kind = type(variable).__name__
     text = errors.message(
         f"{type(obj).__name__}.{name} was a {kind} and is now an array.\n"
-        f"Optimizers and filters for {kind} don't find it.",
+        f"Optimizers and filters for {kind} no longer find it.",
         way_out=f"To set the value, write .{name}[...] = x. To share weights, assign "
         "the Variable itself, or call\nembed.attend(x) for those of an Embed, "
-        f"transposed. If you mean an array, write .{name} = nnx.data(x).",
+        f"transposed. If you want an array, write .{name} = nnx.data(x).",
     )
     _python.warn_user(text, errors.ReplacedVariableWarning)
 

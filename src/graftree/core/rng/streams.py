@@ -349,8 +349,8 @@ def _abstract_error(name: str) -> TypeError:
     return TypeError(
         errors.message(
             f"The random stream {name!r} is abstract: it has no values yet.",
-            way_out=f"Give it some: nnx.reseed(model, {name}=0), or load the state of "
-            "the streams with that of the model.",
+            way_out=f"Give it values: nnx.reseed(model, {name}=0), or load the state "
+            "of the streams with that of the model.",
         )
     )
 

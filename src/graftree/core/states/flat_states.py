@@ -445,7 +445,7 @@ def nest(items: Iterable[tuple[Path, Any]]) -> dict:
     for path, leaf in items:
         if not path:
             raise ValueError(
-                "The empty path can't be the place of a leaf in a nested mapping: "
+                "A nested mapping can't have a leaf at the empty path: "
                 f"got {type(leaf).__name__} at path {path!r}."
             )
         # Neighbours usually have the same parent; in deep objects, one of two

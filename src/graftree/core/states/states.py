@@ -42,7 +42,7 @@ def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
     def warning(*args: Any, **kwargs: Any) -> Any:
         function = str(method.__doc__).split("`")[1]
         warnings.warn(
-            f"State.{method.__name__} is deprecated, since a plain dict is to replace "
+            f"State.{method.__name__} is deprecated, because plain dicts will replace "
             f"State: use {function} instead.",
             DeprecationWarning,
             # This line, so that Python shows it only to users who enable warnings:

@@ -199,11 +199,11 @@ def on_concrete_mesh(sharding: Any, path: Path, call: str) -> Any:
     if mesh is None or mesh.abstract_mesh != sharding.mesh:
         raise ValueError(
             errors.message(
-                f"{call}: an abstract array has a sharding on a mesh that is not in "
-                "force.",
+                f"{call}: an abstract array has a sharding on a mesh that is not "
+                "active.",
                 where=f"{paths.to_string(path, '<root>')}: {sharding}",
-                way_out="Load within jax.set_mesh(mesh), the mesh that the model was "
-                "made for.",
+                way_out="Load within jax.set_mesh(mesh), with the mesh that the model "
+                "was made for.",
             )
         )
     return sharding.update(mesh=mesh)

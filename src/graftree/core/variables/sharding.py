@@ -112,7 +112,8 @@ def _checked_pairs(rules: Any) -> AxisRules:
     ):
         raise TypeError(
             f"Logical axis rules are pairs of a name and an axis of the mesh, got "
-            f"{pairs!r}.\nWrite [('embed', 'model'), ...]; of a dict, pass .items()."
+            f"{pairs!r}.\nWrite [('embed', 'model'), ...]; for a dict, pass its "
+            ".items()."
         )
     return pairs
 

@@ -217,7 +217,7 @@ def _concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> Any:
         raise TypeError(
             f"The value {descriptions.describe(abstract)} is abstract: it has no "
             "elements yet.\n"
-            "Write all of it, variable[...] = array, before parts of it."
+            "Assign the whole value, variable[...] = array, before parts of it."
         )
     value = jax.numpy.asarray(value, abstract.dtype)
     return jax.numpy.broadcast_to(value, abstract.shape)

@@ -326,7 +326,7 @@ class Variable(
             hidden = self.required_metadata if exclude_required else ()
             return {k: v for k, v in metadata_of(self).items() if k not in hidden}
         if exclude_required is not None:
-            raise TypeError("get_metadata: `name` or `exclude_required`, not both.")
+            raise TypeError("get_metadata: `name` or `exclude_required`, but not both.")
         if default is MISSING:
             return metadata_of(self)[name]
         return metadata_of(self).get(name, default)
@@ -388,7 +388,7 @@ class Variable(
             TypeError: If ``raw_value`` is given.
         """
         if "raw_value" in updates:
-            raise TypeError("copy: give the new value as `value`, not as `raw_value`.")
+            raise TypeError("copy: pass the new value as `value`, not as `raw_value`.")
         entries = variable_metadata.updated(metadata_of(self), updates)
         raw = self._raw_value if value is MISSING else value
         if _copy_ref or entries["ref"] is not _jax.is_ref(raw):

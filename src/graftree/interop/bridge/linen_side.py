@@ -31,7 +31,7 @@ try:
     from flax.linen import module as _linen_modules
 except ImportError as error:
     raise ImportError(
-        "nnx.bridge connects Modules with those of flax.linen, and so needs the "
+        "nnx.bridge connects Modules with those of flax.linen, so it needs the "
         "package flax, which can't be imported here.\n"
         "Install it: pip install flax",
         name="flax",

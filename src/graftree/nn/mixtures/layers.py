@@ -203,7 +203,7 @@ def _check_mask(x: jax.Array, mask: jax.Array) -> None:
                 "MixtureOfExperts: the mask must have an entry for each token.",
                 where=f"x: {descriptions.describe(x)}\n"
                 f"mask: {descriptions.describe(mask)}",
-                way_out="Pass a mask of the shape x.shape[:-1], True for tokens.",
+                way_out="Pass a mask of shape x.shape[:-1], True for real tokens.",
             )
         )
 
@@ -215,10 +215,10 @@ def _check_count(experts: Any, num_experts: int) -> None:
             raise ValueError(
                 errors.message(
                     f"MixtureOfExperts: the router chooses from {num_experts} experts, "
-                    "but a Param of the experts has another first axis.",
+                    "but a Param of the experts has a different first axis.",
                     where=f"experts.{paths.dotted(path)}: {descriptions.describe(x)}",
                     way_out="Make router and experts with the same number; what all "
-                    "experts share belongs into shared_experts.",
+                    "experts share belongs in shared_experts.",
                 )
             )
 
@@ -342,7 +342,7 @@ def _check_unchanged(
                 "MixtureOfExperts: experts of a Stack can't change themselves.",
                 where=f"written: {names or 'attributes'}",
                 way_out="Draw random numbers and keep statistics outside of experts, "
-                "such as nnx.Dropout after the mixture.",
+                "e.g. with nnx.Dropout after the mixture.",
             )
         )
 

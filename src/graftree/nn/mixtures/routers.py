@@ -507,7 +507,7 @@ def _loads_in(loads: Any, call: str) -> list[Load]:
     if not each:
         raise ValueError(
             errors.message(
-                f"nnx.mixtures.{call}: there is no Load in what it gets.",
+                f"nnx.mixtures.{call}: its argument contains no Load.",
                 way_out="Record it: y, loads = nnx.capture(model, nnx.RouterLoad)(x).",
             )
         )

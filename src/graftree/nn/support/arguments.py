@@ -272,12 +272,12 @@ def _no_size(layer: Any, name: str, value: Any, expected: str) -> str:
     way_out = "A size is the number of entries along an axis, such as x.shape[-1]."
     if value is None:
         way_out = (
-            "Layers infer no sizes from their inputs: pass x.shape[-1]. Where other "
-            "layers\nmake x, nnx.eval_shape gives its shape from an example: "
+            "Layers don't infer sizes from their inputs: pass x.shape[-1]. If other "
+            "layers\nmake x, nnx.eval_shape gets its shape from an example: "
             "docs/guides/initialization.md."
         )
     elif isinstance(value, float):
-        way_out = "Of a quotient, write a // b: a / b is a float."
+        way_out = "For a quotient, write a // b: a / b is a float."
     return errors.message(
         f"{type(layer).__name__} expects {expected}.",
         where=f"{name}={running.describe(value)}",

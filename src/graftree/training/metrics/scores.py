@@ -120,7 +120,7 @@ class _Regression(_Sums):
         predictions, targets = averages.widen(predictions), averages.widen(targets)
         if predictions.shape != targets.shape:
             raise ValueError(
-                "Expected predictions and targets of one shape, got "
+                "Expected predictions and targets of the same shape, got "
                 f"{predictions.shape} and {targets.shape}."
             )
         self._add_batch(predictions, targets, _weights(mask, targets.shape))
@@ -411,8 +411,8 @@ def _table(shape: tuple[int, int], cells: Any, weights: jax.Array) -> jax.Array:
     """Sums the weights in each cell; all are nan if a weight is."""
     if weights.size > 2**24:  # where a cell would stop counting
         raise ValueError(
-            f"Expected at most 2**24 rows in an update, got {weights.size}; update by "
-            "parts of the batch, one after the other."
+            f"Expected at most 2**24 rows in an update, got {weights.size}; update "
+            "with parts of the batch, one after the other."
         )
     mesh = jax.typeof(weights).sharding.mesh
     options = {}

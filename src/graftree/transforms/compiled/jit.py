@@ -448,7 +448,7 @@ def cached_partial(
     if not config.propagation(graph, graph_updates).structure:
         raise ValueError(
             "cached_partial is a graph-mode-only API and requires graph_updates=True. "
-            "Other modes need nothing of the kind: use functools.partial."
+            "In other modes, use functools.partial."
         )
     copies = _Copies(cached_args)
 

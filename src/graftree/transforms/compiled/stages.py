@@ -274,8 +274,8 @@ def _mismatch_error(compiled: Signature, called: Signature) -> TypeError:
 def _donation_error(name: str) -> TypeError:
     return TypeError(
         f"The compiled {name} donates arrays, so it can't be called within another "
-        "transform, which may go on to use them.\n"
-        f"Call {name} itself there, which donates none of a model, or compile it "
+        "transform, which may still use them.\n"
+        f"Call {name} itself there, which donates no model, or compile it "
         "without donation."
     )
 
@@ -335,13 +335,13 @@ def _check_unchanged(name: str, call: Arguments, result: Any) -> None:
     if lines:
         raise ValueError(
             errors.message(
-                f"{name} changes its arguments, which an exported function can't: "
+                f"{name} changes its arguments, which an exported function can't do: "
                 "it only returns its output.",
                 where="\n".join(lines),
-                way_out="If that is Dropout or BatchNorm in training, call "
-                "model.eval() before. To draw noise on purpose,\nmake the streams in "
-                "the function, of a key that it takes: nnx.Rngs(key). Else return what "
+                way_out="If this is Dropout or BatchNorm in training mode, call "
+                "model.eval() first. To draw noise on purpose,\nmake the streams in "
+                "the function, from a key argument: nnx.Rngs(key). Else return what "
                 "changes:\nexport jax.jit of a function that merges the model from its "
-                "state, and returns nnx.state(model), too.",
+                "state, and also returns nnx.state(model).",
             )
         )

@@ -221,7 +221,7 @@ class _Branches:
         bullets = "\n".join(f"  - {line}" for line in lines)
         raise TypeError(
             f"The branches of nnx.{self.spec.name} must return the same structure "
-            "and do the same to that of the operands, but "
+            "and change the structure of the operands in the same way, but "
             f"{first_name} and {name} differ:\n{bullets}"
         )
 

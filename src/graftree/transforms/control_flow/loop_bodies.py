@@ -444,14 +444,14 @@ class Loop:
     def _identity_error(self) -> ValueError:
         if self.spec.mode.structure:
             return ValueError(
-                f"{self.carry_spec.identity}, but nnx.{self.spec.name} got other "
-                "objects back than it gave to the function.\nChange them in place, or "
+                f"{self.carry_spec.identity}, but in nnx.{self.spec.name} the function "
+                "returned other objects than it got.\nChange them in place, or "
                 "split them and carry their State."
             )
         return ValueError(
             f"{self.spec.name} Variable identity must be preserved across "
-            "iterations: the carry has other Variables out than in, or has them "
-            "in other places.\nWrite to them in place (`variable[...] = value`)."
+            "iterations: a step returned other Variables in the carry, or moved "
+            "them.\nWrite to them in place (`variable[...] = value`)."
         )
 
     def _structure_error(self, argument: int, after: Signature) -> TypeError:

@@ -178,7 +178,7 @@ def _find_carry(axes: Any, argument: str) -> int | None:
     if len(indices) > 1:
         raise ValueError(
             f"Found multiple Carry definitions at {argument}={axes!r} in nnx.scan: "
-            "there is one carry. Put its parts into a tuple."
+            "there can be only one. Put its parts into a tuple."
         )
     for axis in axis_list:
         if axis is not Carry and any(x is Carry for x in jax.tree.leaves(axis)):

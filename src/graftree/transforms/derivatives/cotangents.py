@@ -216,8 +216,8 @@ def refuse_several(transform: str, out: Any) -> None:
     way_out = "Return the loss."
     if isinstance(out, (tuple, list)) and out:
         way_out = (
-            f"If the first is the loss: nnx.{transform}(f, has_aux=True), which "
-            "returns the others beside the gradient."
+            f"If the first is the loss, use nnx.{transform}(f, has_aux=True), which "
+            "returns the others alongside the gradient."
         )
     raise TypeError(
         errors.message(

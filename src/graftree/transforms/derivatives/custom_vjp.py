@@ -329,9 +329,9 @@ class _Lifted:
             leaf_specs = self.signature.leaf_specs
             names = ", ".join(leaf_specs[position].name for position in sorted(extra))
             raise TypeError(
-                f"Custom VJP fwd rule {debug_info.name_of(self.fwd)} wrote what "
+                f"Custom VJP fwd rule {debug_info.name_of(self.fwd)} writes what "
                 f"{debug_info.name_of(self.fun)} does not write: {names}.\n"
-                "Where both are traced, as in a gradient of nnx.jit, they must write "
+                "If both are traced, as in a gradient of nnx.jit, they must write "
                 "the same Variables."
             )
 

@@ -158,7 +158,7 @@ def _decorate(
     if mode.structure:
         raise NotImplementedError(
             f"graph-mode with graph_updates is not supported for nnx.{name}: a "
-            "derivative has the type of its argument, and that may change.\n"
+            "derivative has the type of its argument, which may change.\n"
             "Pass graph=False or graph_updates=False."
         )
     inputs = Prefix(True, "primals", name, mode, keywords=True)
@@ -293,5 +293,5 @@ def _check_tangents(primals: Leaves, tangents: Leaves) -> None:
             raise ValueError(
                 "nnx.jvp got one array ref as a primal and as the tangent of "
                 f"{leaf_spec.name}.\n"
-                "Pass the tangent in a ref of its own, made by nnx.clone."
+                "Pass the tangent in its own ref, made by nnx.clone."
             )

@@ -58,7 +58,7 @@ def _shared_buffer_error(
     arrays: Sequence[tuple[str, bool]], transform: str
 ) -> SharedBufferError:
     twice = all(is_donated for _, is_donated in arrays)
-    shared = "the same buffer twice" if twice else "a buffer that is needed once more"
+    shared = "the same buffer twice" if twice else "a buffer that is still needed"
     return SharedBufferError(
         errors.message(
             f"nnx.{transform} can't donate {shared}: two arrays of the arguments share "
@@ -66,9 +66,9 @@ def _shared_buffer_error(
             where="\n".join(
                 [name + ", donated" * is_donated for name, is_donated in arrays]
             ),
-            way_out="Give one of them a copy, x[...] = jnp.copy(x[...]); or a whole "
-            "model or state, nnx.clone(model, arrays=True). Or make both one Variable: "
-            "model.a = model.b.",
+            way_out="Give one of them a copy, x[...] = jnp.copy(x[...]); or, for a "
+            "whole model or state, nnx.clone(model, arrays=True). Or make both the "
+            "same Variable: model.a = model.b.",
         )
     )
 
@@ -230,7 +230,7 @@ def changed_class_error(variable: Any, old_class: type, argument: str) -> ValueE
     """
     return ValueError(
         f"Cannot change the class of a Variable inside nnx.{argument} was a "
-        f"{old_class.__name__}, and is a {type(variable).__name__} now.\n"
+        f"{old_class.__name__}, and is now a {type(variable).__name__}.\n"
         "Do it before the call, e.g. nnx.surgery.freeze(model), or where the model is "
         "made."
     )
@@ -263,7 +263,7 @@ def warn_of_lost_structure(
         if changes:
             lines = "\n  ".join(differences.in_words(changes, "before", "now"))
             _python.warn_user(
-                f"nnx.{transform} without graph updates drops a change of a "
+                f"nnx.{transform} without graph updates drops a change to a "
                 f"{type(new).__name__}. Only the values of Variables reach the caller."
                 f"\n  {lines}\nPass graph=True, graph_updates=True, or keep what "
                 "changes in a Variable.",
@@ -275,7 +275,7 @@ def warn_of_broadcasts(names: Iterable[str]) -> None:
     """Warns about writes to Variables that are the same for all steps of a scan."""
     _python.warn_user(
         f"nnx.scan with graph updates drops writes to broadcast Variables: "
-        f"{', '.join(names)}.\nCarry them, give them an axis, or assign None by an "
-        "nnx.StateAxes to say that this is meant.",
+        f"{', '.join(names)}.\nCarry them, give them an axis, or, if you mean it, "
+        "assign None in an nnx.StateAxes.",
         errors.LostUpdateWarning,
     )

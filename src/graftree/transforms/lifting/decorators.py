@@ -116,10 +116,10 @@ def check_not_bound(function: Any, transform: str) -> None:
             f"nnx.{transform} does not support bound methods, got {method} of an "
             "instance.\n"
             f"Pass the instance as the first argument: {call},\n"
-            f"or decorate the method with {decorator}. To leave the other arguments "
-            "where they are,\n"
+            f"or decorate the method with {decorator}. To keep the positions of the "
+            "other arguments,\n"
             f"write functools.partial({method}, instance) instead of the method."
-            + "\nThe instance has the position 0, for derivatives by its weights."
+            + "\nThe instance is argument 0, for derivatives by its weights."
             * ("argnums" in options)
         )
 
@@ -304,7 +304,7 @@ def _check_static(position: int | str, value: Any, transform: str) -> None:
         raise errors.StaticArgumentError(
             errors.message(
                 f"Data can't be static in nnx.{transform}: the compiled function would "
-                "go on with the values of its first call.",
+                "keep using the values of its first call.",
                 where=argument + contained,
                 way_out="Pass it as an ordinary argument: leave it out of "
                 "static_argnums and static_argnames.",

@@ -549,7 +549,7 @@ class Prefix:
         except ValueError as error:
             raise ValueError(
                 f"`{self._argument}` of nnx.{self._transform} must be a tree prefix of "
-                "what it is for; an object counts as one leaf there.\n"
+                "what it applies to, where an object counts as one leaf.\n"
                 + self._misfit(treedef, error)
             ) from None
         if signature is not None and self._has_mappings:
@@ -581,8 +581,7 @@ class Prefix:
                 f"A `{type(value).__name__}` must be the prefix of one object, but "
                 f"`{self._argument}` of nnx.{self._transform} has one for "
                 f"{'an array' if is_whole else 'a container'}: {value!r}\n"
-                "Put it in the place of each object, and a plain value in the place of "
-                "each array."
+                "Give each object such a prefix, and each array a plain value."
             )
 
 

@@ -218,7 +218,7 @@ def _broadcast_error(names: Sequence[str]) -> ValueError:
     return ValueError(
         errors.message(
             "A function mapped by nnx.vmap wrote to an array ref that is not mapped: "
-            "each of its calls would write another value.",
+            "each of its calls would write a different value.",
             where="refs with the axis None: " + ", ".join(names),
             way_out="Give the object an axis, or pass a copy that has arrays, made by "
             "nnx.to_arrays;\nrandom streams can be split: rngs.split(n).",
