@@ -587,3 +587,19 @@ def test_state_has_the_names_of_older_releases():
     state._initializing = state._is_setup = True
     assert state.initializing and state.is_setup
     assert state._initializing and state._is_setup
+
+
+def test_a_copy_is_of_the_trace_in_which_it_is_made():
+    outside = nnx.Param(jnp.ones(2))
+    pickle.dumps(outside)  # a snapshot of the trace, for more pickles
+
+    @jax.jit
+    def function(x):
+        variable = copy.copy(nnx.Param(x))
+        parts = nnx.Param(x).__getstate__()
+        assert parts["_trace_state"].is_valid()
+        variable[...] += 1
+        return variable[...]
+
+    assert (function(jnp.ones(2)) == 2).all()
+    assert outside.__getstate__()["_trace_state"].is_valid()
