@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
         return (self.extent // self.patch) ** 2
 
 
-# Multiples of the 128 rows and columns of a matrix unit; compiled in less than a minute.
+# Multiples of the 128 rows and columns of a matrix unit; each compiles in a minute.
 SIZES = {
     "GPT": Sizes(8, 256, 256, 1, 2048, heads=2),
     "ViT": Sizes(16, 128, 256, 1, 1024, heads=2, patch=16),
