@@ -46,10 +46,11 @@ class Sizes(NamedTuple):
         return (self.extent // self.patch) ** 2
 
 
+# Multiples of the 128 rows and columns of a matrix unit; each compiles in a minute.
 SIZES = {
-    "GPT": Sizes(8, 512, 512, 2, 8192, heads=8),
-    "ViT": Sizes(16, 224, 384, 2, 1000, heads=6, patch=16),
-    "conv net": Sizes(32, 32, 64, 2, 1000),
+    "GPT": Sizes(8, 256, 256, 1, 2048, heads=2),
+    "ViT": Sizes(16, 128, 256, 1, 1024, heads=2, patch=16),
+    "conv net": Sizes(32, 32, 128, 1, 1024),
 }
 TINY = {
     "GPT": Sizes(2, 16, 32, 1, 64, heads=4),

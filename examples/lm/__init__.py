@@ -14,5 +14,6 @@ tells the whole story in order:
 - ``loops``: the loop around that step; ``restacking``: checkpoints of the other form.
 - ``samples``: text that the model writes.
 - ``curves``: what a run leaves behind; ``compare``: several of these.
+- ``simulate``: the step on devices that aren't there; ``published``: runs of others.
 - ``progress``: the live display; ``report``: tables and pictures.
 """

@@ -4,6 +4,7 @@
     python -m examples.lm.simulate --target h100:8x8 --mesh fsdp=64
     python -m examples.lm.simulate                      for CPUs, so without figures
     python -m examples.lm.simulate --tiny               a model of bytes, 8 devices
+    python -m examples.lm.simulate --largest batch ...  the largest batch that fits
 
 The step is that of `train`, compiled ahead of time from shapes: neither a parameter nor
 a batch is ever made, and nothing is run. `nnx.forecast` says what a device would hold,
@@ -24,10 +25,11 @@ from examples.command_lines import OneLineParser, whole_number
 from examples.lm.settings import converted, in_words, parse_mesh
 
 if TYPE_CHECKING:
+    import graftree as nnx
     from examples.lm.layouts import Layout
-    from examples.lm.model import Config
 
-POLICY = "params=f32, compute=bf16, output=f32"
+# The sizes that can be looked for, and what they are multiples of.
+LARGEST = {"batch": 1, "length": 128, "layers": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Plan:
         target: The devices, as `nnx.forecast.target` takes them; empty for as many CPUs
             as the mesh has.
         mesh: The size of each axis of the mesh, by name.
+        largest: The name of a size, such as ``"batch"``: the largest that fits is
+            looked for, a multiple of the number of devices if it is the batch.
+        params: The dtype of parameters, and so of AdamW's moments: ``f32`` or ``bf16``.
+        micro_batches: In how many parts the gradient is computed.
         batch: Number of texts in a step.
         length: Number of tokens of a text.
         layers: As in `model.Config`; likewise the rest.
@@ -47,6 +53,9 @@ class Plan:
     mesh: Mapping[str, int] = dataclasses.field(
         default_factory=lambda: {"fsdp": 64, "tensor": 4}
     )
+    largest: str = ""
+    params: str = "f32"
+    micro_batches: int = 1
     batch: int = 256
     length: int = 2048
     layers: int = 32
@@ -55,6 +64,11 @@ class Plan:
     kv_heads: int = 32
     hidden: int = 11008
     vocabulary: int = 32000
+
+    @property
+    def policy(self) -> str:
+        """The policy of precision."""
+        return f"params={self.params}, compute=bf16, output=f32"
 
 
 TINY = Plan(
@@ -79,12 +93,17 @@ def plan_of(arguments: Sequence[str]) -> Plan:
     add("--tiny", action="store_true", help="small sizes, 8 devices")
     add("--target", help="as in v5e:16x16, h100:8, h100:4x8, cpu:256 (default: CPUs)")
     add("--mesh", type=converted(parse_mesh), help="as in fsdp=64,tensor=4")
-    for field in dataclasses.fields(Plan)[2:]:
+    add("--largest", choices=LARGEST, help="the largest of it that fits")
+    add("--params", choices=("f32", "bf16"), help="dtype of parameters and moments")
+    for field in dataclasses.fields(Plan)[4:]:  # the sizes
         add(f"--{field.name}", type=size, help=f"default: {field.default}")
     options = vars(parser.parse_args(arguments))
     plan = TINY if options.pop("tiny") else Plan()
     changes = {name: value for name, value in options.items() if value is not None}
-    return dataclasses.replace(plan, **changes)
+    plan = dataclasses.replace(plan, **changes)
+    if plan.largest and plan.target.partition(":")[0] in ("", "cpu"):
+        parser.error("--largest: the memory of a CPU is unknown; add --target")
+    return plan
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -102,21 +121,16 @@ def main(arguments: Sequence[str]) -> int:
 def simulate(plan: Plan) -> None:
     """Compiles the step of a plan for its target, and prints the forecast."""
     import graftree as nnx
-    from examples.lm import layouts, train
-    from examples.lm.model import Config
 
-    target = nnx.forecast.target(plan.target or f"cpu:{math.prod(plan.mesh.values())}")
-    layout = layouts.on_mesh(target.mesh(plan.mesh))
-    sizes = ("vocabulary", "layers", "width", "heads", "kv_heads", "hidden")
-    sizes = {name: getattr(plan, name) for name in sizes}
-    config = Config(**sizes, stacked=True, remat=True)
-    print(f"{target.name}: {in_words(plan.mesh)}")
-    print(f"batch: {plan.batch} texts of {plan.length} tokens; {POLICY}; AdamW; remat")
+    print(
+        f"{plan.target or 'CPUs'}: {in_words(plan.mesh)}; {plan.policy}; AdamW; remat"
+    )
+    plan, forecast = find_largest(plan) if plan.largest else (plan, forecast_of(plan))
+    layout = layout_of(plan)
     with layout.in_force():
-        arguments = abstract_arguments(plan, config, layout)
-        forecast = nnx.forecast.step(train.train_step, *arguments)
-    rows = nnx.sharding.report(arguments[0]).rows
-    print(f"parameters: {sum(math.prod(row.shape) for row in rows):,}\n")
+        rows = nnx.sharding.report(abstract_arguments(plan, layout)[0]).rows
+    print(f"parameters: {sum(math.prod(row.shape) for row in rows):,}")
+    print(f"batch: {plan.batch} texts of {plan.length} tokens; {plan.layers} layers\n")
     print(f"{forecast}\n\n{forecast.table(depth=3, sort='flops')}\n")
     if rate := forecast.rate(plan.batch * plan.length):
         print(f"at most {rate:,.0f} tokens per second and device")
@@ -125,21 +139,71 @@ def simulate(plan: Plan) -> None:
     print(f"tracing {tracing:.1f} s, compilation {compilation:.1f} s, {peak:.2f} GiB")
 
 
-def abstract_arguments(
-    plan: Plan, config: "Config", layout: "Layout"
-) -> tuple[Any, Any, Any]:
+def forecast_of(plan: Plan) -> "nnx.forecast.Forecast":
+    """Compiles the step of a plan for its target."""
+    import graftree as nnx
+    from examples.lm import train
+
+    layout = layout_of(plan)
+    with layout.in_force():
+        return nnx.forecast.step(train.train_step, *abstract_arguments(plan, layout))
+
+
+def find_largest(plan: Plan) -> "tuple[Plan, nnx.forecast.Forecast]":
+    """Finds the largest of a size that fits, and prints what each needs.
+
+    Returns:
+        The plan with that size, or with the smallest if none fits; and its forecast.
+    """
+    import graftree as nnx
+    from examples.lm import train
+
+    layout, multiple_of = layout_of(plan), LARGEST[plan.largest]
+    if plan.largest == "batch":
+        multiple_of = plan.micro_batches * math.prod(plan.mesh.values())
+
+    def with_size(size: int) -> Plan:
+        return dataclasses.replace(plan, **{plan.largest: size})
+
+    with layout.in_force():
+        found = nnx.forecast.largest(
+            train.train_step,
+            lambda size: abstract_arguments(with_size(size), layout),
+            multiple_of=multiple_of,
+        )
+    for size, total in found.totals.items():
+        print(f"{plan.largest} {size:,}: {total / 2**30:.2f} GiB")
+    print(f"largest {plan.largest} that fits: {found.size or 'none'}")
+    return with_size(found.size or min(found.totals)), found.forecast
+
+
+def layout_of(plan: Plan) -> "Layout":
+    """The mesh of a plan on the devices of its target, and the rules for it."""
+    import graftree as nnx
+    from examples.lm import layouts
+
+    target = nnx.forecast.target(plan.target or f"cpu:{math.prod(plan.mesh.values())}")
+    return layouts.on_mesh(target.mesh(plan.mesh))
+
+
+def abstract_arguments(plan: Plan, layout: "Layout") -> tuple[Any, Any, Any, int]:
     """What the step takes, as shapes that know where they would be."""
     import jax
     import jax.numpy as jnp
 
     import graftree as nnx
     from examples.lm import train
+    from examples.lm.model import Config
 
-    make = functools.partial(train.make_objects, config, train.Recipe(precision=POLICY))
+    names = ("vocabulary", "layers", "width", "heads", "kv_heads", "hidden")
+    sizes = {name: getattr(plan, name) for name in names}
+    config = Config(**sizes, stacked=True, remat=True)
+    recipe = train.Recipe(precision=plan.policy)
+    make = functools.partial(train.make_objects, config, recipe)
     model, optimizer = nnx.merge(*nnx.get_abstract_model(make, layout.mesh))
     shape = (plan.batch, plan.length + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.batch)
-    return model, optimizer, tokens
+    return model, optimizer, tokens, plan.micro_batches
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import shutil
 import signal
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ from examples.lm import (
     layouts,
     loops,
     processes,
+    published,
     restacking,
     samples,
     settings,
@@ -449,8 +452,33 @@ def test_plans_are_read_or_refused(monkeypatch, capsys):
     assert simulate.main(options) == 0
     (plan,) = plans
     assert (plan.target, plan.kv_heads, plan.width) == ("cpu:16", 8, 4096)
-    for wrong in ("--mesh=8", "--mesh=fsdp=0", "--layers=0"):
+    for wrong in ("--mesh=8", "--mesh=fsdp=0", "--layers=0", "--largest=batch"):
         assert wrong.split("=")[0] in error_line(capsys, simulate.plan_of, [wrong])
+
+
+@pytest.mark.long
+def test_the_largest_batch_that_fits_is_found_and_described(monkeypatch, capsys):
+    plan = dataclasses.replace(simulate.TINY, params="bf16", largest="batch")
+    limited = functools.partial(nnx.forecast.largest, memory=2**18, at_most=16)
+    monkeypatch.setattr(nnx.forecast, "largest", limited)
+    simulate.simulate(plan)
+    out = capsys.readouterr().out
+    assert "params=bf16" in out
+    assert "batch 8: " in out
+    assert "batch 16: " in out
+
+
+def test_published_runs_have_a_mesh_of_all_devices(monkeypatch, capsys):
+    for run in published.RUNS:
+        topology = run.plan.target.partition(":")[2].split("x")
+        assert math.prod(run.plan.mesh.values()) == math.prod(map(int, topology))
+        assert run.plan.batch % math.prod(run.plan.mesh.values()) == 0
+    bound = types.SimpleNamespace(bound=0.1442)
+    monkeypatch.setattr(simulate, "forecast_of", lambda plan: bound)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert published.main(["h100:8"]) == 0
+    row = "| Llama 2 7B | h100:8 | fsdp=8 | 16 x 4,096 | 0.144 s | 0.721 s | 20% |"
+    assert row in capsys.readouterr().out
 
 
 def test_a_target_that_is_unknown_is_refused(capsys):
