@@ -23,10 +23,7 @@ from examples.lm.simulate import Plan
 
 LLAMA_2_7B = Plan(length=4096)
 LLAMA_3_8B = Plan(kv_heads=8, hidden=14336, vocabulary=128_256, length=8192)
-LLAMA_2_70B = Plan(
-    layers=80, width=8192, heads=64, kv_heads=8, hidden=28672, length=4096
-)
-LLAMA_3_70B = replace(LLAMA_2_70B, vocabulary=128_256, length=8192)
+LLAMA_3_70B = replace(LLAMA_3_8B, layers=80, width=8192, heads=64, hidden=28672)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +78,6 @@ RUNS = [
         3.393,
         "AI-Hypercomputer/tpu-recipes: "
         "training/trillium/Llama3.1-8B-MaxText/v6e-16/README.md",
-    ),
-    Run(
-        "Llama 2 70B",
-        replace(LLAMA_2_70B, target="v6e:16x16", mesh={"fsdp": 256}, batch=768),
-        9.052,
-        "AI-Hypercomputer/tpu-recipes: training/trillium/Llama2-70B-MaxText/README.md",
     ),
 ]
 
