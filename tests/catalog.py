@@ -386,6 +386,7 @@ LAYERS: Sequence[Layer] = [
             (3,),
             ((4, 3),),
             lambda p, x: p.scale * centered(x) + p.bias,
+            beyond="scale_offset",
             is_usual=True,
         ),
         Layer(

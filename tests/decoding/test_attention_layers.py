@@ -44,12 +44,18 @@ def even_or_near(query_positions, key_positions):
     return (k % 2 == 0) | (q == k)
 
 
+def growing(positions):
+    """A factor of the dot products for each query, by its position."""
+    return 0.5 + 0.1 * positions
+
+
 # What a layer is made with, and what its calls get. Those over all tokens are cut.
 LAYERS = {
     "rope": {"rope": nnx.RoPE(theta=50.0)},
     "window": {"sliding_window": 4},
     "cap": {"logits_soft_cap": 0.7},
     "scale": {"scale": 0.9},
+    "scale rule": {"scale": growing},
     "sinks": {"use_sinks": True},
     "rms": {"normalize_qk": functools.partial(nnx.RMSNorm, epsilon=1e-3)},
     "rms all": {"normalize_qk": nnx.RMSNorm, "normalize_qk_axes": (-2, -1)},
@@ -71,6 +77,7 @@ PAIRS = [
     for pair in itertools.combinations(NAMES, 2)
     if not {*pair} <= {"rms", "rms all", "layer norm"}
     and not {*pair} <= {"mask", "mask rule"}
+    and not {*pair} <= {"scale", "scale rule"}
 ]
 WAYS = {"whole": (12,), "chunks": (5, 1, 6), "tokens": (1,) * 12}
 CACHES = {"full": {}, "ring": {"sliding_window": 4}}
@@ -147,14 +154,17 @@ def expected_of(layer, x, positions, bias=None, **pattern):
         y, theta = np.swapaxes(y, 1, 2), layer.rope.theta
         return np.swapaxes(rotated(y, positions[:, None], theta), 1, 2)
 
-    x = np.asarray(x, float)
+    x, scale = np.asarray(x, float), layer.scale
+    query = turned(layer.query_ln, project("query", x))
+    if callable(scale):
+        query, scale = query * scale(positions)[..., None, None], 1.0
     heads = attention(
-        turned(layer.query_ln, project("query", x)),
+        query,
         turned(layer.key_ln, project("key", x)),
         project("value", x),
         mask=visible(layer, positions, **pattern),
         bias=None if bias is None else bias(positions, positions),
-        scale=layer.scale,
+        scale=scale,
         logits_soft_cap=layer.logits_soft_cap,
         sinks=None if layer.sinks is None else layer.sinks[...],
     )

@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from graftree.annotations import Dtype, PromoteDtypeFn, Shape
+from graftree.annotations import Dtype, Initializer, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
+from graftree.nn import initializers
 from graftree.nn.support import arguments, arithmetic, meshes
 
 
@@ -38,6 +39,21 @@ class Norm(Module):
     axis_index_groups: Any
     use_fast_variance: bool
     promote_dtype: PromoteDtypeFn
+    scale_offset: float = 0.0
+
+
+def scale_init(initializer: Initializer, offset: float) -> Initializer:
+    """The initializer of a scale: with its offset, a default makes it a one."""
+    if offset and initializer is initializers.ones:
+        return initializers.constant(1 - offset)
+    return initializer
+
+
+def with_offset(layer: Norm, scale: jax.Array | None, dtype: Dtype) -> Any:
+    """Adds the offset of a scale, in a dtype no narrower than the statistics."""
+    if scale is None or not layer.scale_offset:
+        return scale
+    return layer.scale_offset + scale.astype(jnp.promote_types(scale.dtype, dtype))
 
 
 def promoted(

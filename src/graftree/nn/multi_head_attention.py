@@ -100,7 +100,9 @@ class MultiHeadAttention(Module):
             ``rope.rotate_heads(query, positions)``.
         sliding_window: How many tokens a token sees, itself included; ``None``: all.
         logits_soft_cap: As in `dot_product_attention`, like the next one.
-        scale: The factor of the dot products; ``None``: ``1 / sqrt(head_dim)``.
+        scale: The factor of the dot products; ``None``: ``1 / sqrt(head_dim)``. Or a
+            function that takes the positions of queries and returns a factor for each,
+            as in Llama 4.
         use_sinks: Whether each query head has a learned logit without a value.
         value_head_dim: The size of a head of values; ``None``: ``head_dim``.
 
@@ -191,7 +193,7 @@ class MultiHeadAttention(Module):
         rope: Any = None,
         sliding_window: int | None = None,
         logits_soft_cap: float | None = None,
-        scale: float | None = None,
+        scale: float | Callable[[jax.Array], Any] | None = None,
         use_sinks: bool = False,
         value_head_dim: int | None = None,
     ):
@@ -396,7 +398,7 @@ class MultiHeadAttention(Module):
             tokens = (positions, segment_ids) if is_self else (None, None)
             keys = inputs_q if keys is None else keys
             keys = self._project_kv(keys, inputs_v, *tokens, sharding)
-        query = self._placed(self.query_ln, query, positions)
+        query = self._scaled(self._placed(self.query_ln, query, positions), positions)
         rules = is_causal, self.sliding_window, mask, bias
         pattern = AttentionPattern(positions, segment_ids, prefix_lengths, *rules)
         # A call that fails uses up no key.
@@ -473,6 +475,14 @@ class MultiHeadAttention(Module):
         x = x if norm is None else norm(x)
         return x if self.rope is None else self.rope.rotate_heads(x, positions)
 
+    def _scaled(self, query: jax.Array, positions: Any) -> jax.Array:
+        """Multiplies queries by what depends on their positions."""
+        if not callable(self.scale):
+            return query
+        positions = jnp.arange(query.shape[-3]) if positions is None else positions
+        factors = jnp.asarray(self.scale(jnp.asarray(positions)))
+        return (query * factors[..., None, None]).astype(query.dtype)
+
     def _attend(
         self,
         query: jax.Array,
@@ -497,7 +507,7 @@ class MultiHeadAttention(Module):
             module=self if sow_weights else None,
             **arguments.if_set(
                 input_positions=input_positions,
-                scale=self.scale,
+                scale=1.0 if callable(self.scale) else self.scale,
                 logits_soft_cap=self.logits_soft_cap,
                 sinks=arguments.read(self.sinks),
             ),

@@ -2,8 +2,8 @@
 
 ``BatchNorm`` averages over all axes but the features, and remembers the averages;
 ``LayerNorm`` and ``RMSNorm`` over the features of each sample, ``InstanceNorm`` over
-its positions, ``GroupNorm`` over its positions and a group of features. The arithmetic
-is in ``moments``. State is written last: a failed call changes nothing.
+its positions, ``GroupNorm`` over its positions and a group of features; the arithmetic
+is in ``moments``. State is written last.
 """
 
 from __future__ import annotations
@@ -265,6 +265,7 @@ class _SampleNorm(moments.Norm):
         inputs, scale, bias = moments.promoted(self, feature_axes, inputs, scale, bias)
         dtype = arguments.canonicalize_dtype(inputs, scale, bias, dtype=self.dtype)
         mean, variance = moments.moments(self, inputs, axes, mask)
+        scale = moments.with_offset(self, scale, variance.dtype)
         scale, bias = moments.along(feature_axes, inputs.shape, scale, bias)
         factor = arithmetic.times(lax.rsqrt(variance + self.epsilon), scale)
         y = arithmetic.times(arithmetic.minus(inputs, mean), factor)
@@ -301,6 +302,7 @@ class LayerNorm(_SampleNorm):
         rngs: Gives one key to ``scale``, then one to ``bias``.
         bias_metadata: Metadata of the Param ``bias``.
         scale_metadata: Metadata of the Param ``scale``.
+        scale_offset: Added to ``scale``, as in `RMSNorm`.
 
     Attributes:
         scale: Param, ``[num_features]``, or ``None``.
@@ -341,8 +343,10 @@ class LayerNorm(_SampleNorm):
         rngs: Rngs,
         bias_metadata: Mapping[str, Any] = arguments.NO_METADATA,
         scale_metadata: Mapping[str, Any] = arguments.NO_METADATA,
+        scale_offset: float = 0.0,
     ):
         arguments.check_sizes(self, num_features=num_features)
+        scale_init = moments.scale_init(scale_init, scale_offset)
         self.scale = attributes.data(None)
         if use_scale:
             self.scale = arguments.make_param(
@@ -365,6 +369,7 @@ class LayerNorm(_SampleNorm):
         self.axis_index_groups = axis_index_groups
         self.use_fast_variance = use_fast_variance
         self.promote_dtype = promote_dtype
+        self.scale_offset = scale_offset
 
 
 class RMSNorm(_SampleNorm):
@@ -380,8 +385,8 @@ class RMSNorm(_SampleNorm):
         use_fast_variance: No effect; accepted for symmetry with `LayerNorm`.
         promote_dtype: Called as ``promote_dtype((x, scale), dtype=dtype)``.
         rngs: Gives one key to ``scale``.
-        scale_offset: 1.0 for weights that are stored as ``w`` and applied as ``1 + w``,
-            as those of Gemma are. The sum is computed in float32 or wider.
+        scale_offset: 1.0 for weights stored as ``w`` and applied as ``1 + w``, as those
+            of Gemma and Nemotron. The sum is computed in float32 or wider.
 
     Attributes:
         scale: Param, ``[num_features]``, or ``None``.
@@ -421,8 +426,7 @@ class RMSNorm(_SampleNorm):
         scale_offset: float = 0.0,
     ):
         arguments.check_sizes(self, num_features=num_features)
-        if scale_offset and scale_init is initializers.ones:
-            scale_init = initializers.constant(1 - scale_offset)
+        scale_init = moments.scale_init(scale_init, scale_offset)
         self.scale = attributes.data(None)
         if use_scale:
             self.scale = arguments.make_param(
@@ -451,8 +455,7 @@ class RMSNorm(_SampleNorm):
 
         Args:
             x: Inputs of any shape that fits ``feature_axes``.
-            mask: Booleans, broadcastable to ``x``: the positions that count in the mean
-                square.
+            mask: Booleans, broadcastable to ``x``: the positions that count.
 
         Raises:
             TypeError: See `LayerNorm`.
@@ -465,10 +468,7 @@ class RMSNorm(_SampleNorm):
         inputs, scale = moments.promoted(self, feature_axes, inputs, scale)
         dtype = arguments.canonicalize_dtype(inputs, scale, dtype=self.dtype)
         square = moments.mean_square(self, inputs, axes, mask)
-        if scale is not None and self.scale_offset:
-            scale = self.scale_offset + scale.astype(
-                jnp.promote_types(scale.dtype, square.dtype)
-            )
+        scale = moments.with_offset(self, scale, square.dtype)
         (scale,) = moments.along(feature_axes, inputs.shape, scale)
         factor = arithmetic.times(lax.rsqrt(square + self.epsilon), scale)
         return jnp.asarray(arithmetic.times(inputs, factor), dtype)

@@ -45,22 +45,22 @@ def mixture(experts=gated, routing=None, **options):
 def by_all_experts(model, x):
     """The mixture, with all experts for all tokens."""
     routing, experts = model.router(x), model.experts
-    if isinstance(experts, nnx.Stack):
-        outputs = jnp.stack([expert(x) for expert in experts], axis=-2)
-    else:
-        hidden = [affine(part, x[..., None, :]) for part in (experts.gate, experts.up)]
-        outputs = affine(experts.down, experts.activation(*hidden))
     is_chosen = jax.nn.one_hot(routing.experts, E, dtype=routing.weights.dtype)
     weights = (is_chosen * routing.weights[..., None]).sum(axis=-2)
+    inputs = jnp.broadcast_to(x[..., None, :], (*x.shape[:-1], E, F))
+    if model.weigh_inputs:
+        inputs, weights = inputs * weights[..., None], is_chosen.sum(axis=-2)
+    if isinstance(experts, nnx.Stack):
+        outputs = [expert(inputs[..., e, :]) for e, expert in enumerate(experts)]
+        outputs = jnp.stack(outputs, axis=-2)
+    else:
+        hidden = [affine(part, inputs) for part in (experts.gate, experts.up)]
+        outputs = affine(experts.down, experts.activation(*hidden))
     return (outputs * weights[..., None]).sum(axis=-2)
 
 
 def affine(part, x):
-    product = jnp.einsum(
-        "...ei,eio->...eo",
-        jnp.broadcast_to(x, (*x.shape[:-2], E, x.shape[-1])),
-        part.kernel[...],
-    )
+    product = jnp.einsum("...ei,eio->...eo", x, part.kernel[...])
     if part.bias is None:
         return product
     return product + part.bias[...].reshape((1,) * (x.ndim - 2) + part.bias.shape)
@@ -103,6 +103,7 @@ ROUTERS = {
     },
     "not normalized, one": {"normalize": False, "top_k": 1},
     "all experts": {"top_k": E},
+    "inputs weighted": {"score_fn": nnx.sigmoid, "normalize": False},
 }
 
 
@@ -110,7 +111,8 @@ ROUTERS = {
 @pytest.mark.parametrize("routing", ROUTERS)
 @pytest.mark.parametrize("experts", EXPERTS)
 def test_a_mixture_is_that_of_all_experts_in_values_and_gradients(experts, routing):
-    model = mixture(EXPERTS[experts], ROUTERS[routing])
+    weigh_inputs = routing == "inputs weighted"
+    model = mixture(EXPERTS[experts], ROUTERS[routing], weigh_inputs=weigh_inputs)
     for n, (_, variable) in enumerate(nnx.to_flat_state(nnx.state(model))):
         variable.set_value(jnp.asarray(exact.random(*variable.shape, seed=n)))
     x = jnp.asarray(exact.random(2, 7, F, seed=90))
@@ -265,7 +267,7 @@ def test_the_rows_multiplied_do_not_grow_with_the_number_of_groups(num_groups):
 @pytest.mark.long
 @pytest.mark.parametrize("experts", ["gated", "stack"])
 def test_padding_of_any_value_changes_nothing(experts):
-    model = mixture(EXPERTS[experts])
+    model = mixture(EXPERTS[experts], weigh_inputs=experts == "stack")
     x, mask = random(3, 5, F), jnp.arange(5)[None] < jnp.array([[5], [2], [0]])
     padded = jnp.where(mask[..., None], x, jnp.nan)
 
@@ -491,7 +493,7 @@ def divided(model, sizes, expert_axis, token_axes, x):
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_a_divided_mixture_equals_the_whole_one(name, experts):
     sizes, *axes = DIVISIONS[name]
-    model = mixture(EXPERTS[experts], {"top_k": 3})
+    model = mixture(EXPERTS[experts], {"top_k": 3}, weigh_inputs=experts == "stack")
     x = random(8, 5, F)
     expected = value_and_grads(lambda m, x: m(x), model, x)
     _, expected_loads = nnx.capture(model, nnx.RouterLoad)(x)

@@ -455,21 +455,25 @@ def test_statistics_of_complex_numbers(fast):
 # ------------------------------------------------------- a scale stored without its one
 
 
-def test_an_offset_is_added_to_the_scale_which_starts_at_a_factor_of_one():
+@pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
+def test_an_offset_is_added_to_the_scale_which_starts_at_a_factor_of_one(name):
     x = np.asarray(shifted(5, 8, mean=0))
-    unit = x / np.sqrt((np.float64(x) ** 2).mean(-1, keepdims=True) + 1e-6)
-    layer = make("RMSNorm", 8, scale_offset=1.0)
+    unit = np.float64(x)
+    if name == "LayerNorm":
+        unit = unit - unit.mean(-1, keepdims=True)
+    unit = unit / np.sqrt((unit**2).mean(-1, keepdims=True) + 1e-6)
+    layer = make(name, 8, scale_offset=1.0)
     assert not layer.scale[...].any()
-    np.testing.assert_allclose(layer(x), unit, rtol=1e-5)
+    np.testing.assert_allclose(layer(x), unit, rtol=1e-5, atol=1e-5)
     layer.scale[...] = w = shifted(8, mean=0)
-    np.testing.assert_allclose(layer(x), unit * (1 + np.float64(w)), rtol=1e-5)
-    assert make("RMSNorm", 8, scale_offset=0.5).scale[0] == 0.5
-    halves = make(
-        "RMSNorm", 8, scale_offset=1.0, scale_init=nnx.initializers.constant(2)
+    np.testing.assert_allclose(
+        layer(x), unit * (1 + np.float64(w)), rtol=1e-5, atol=1e-5
     )
+    assert make(name, 8, scale_offset=0.5).scale[0] == 0.5
+    halves = make(name, 8, scale_offset=1.0, scale_init=nnx.initializers.constant(2))
     assert halves.scale[0] == 2.0
-    without = make("RMSNorm", 8, scale_offset=1.0, use_scale=False)
-    np.testing.assert_allclose(without(x), unit, rtol=1e-5)
+    without = make(name, 8, scale_offset=1.0, use_scale=False)
+    np.testing.assert_allclose(without(x), unit, rtol=1e-5, atol=1e-5)
 
 
 def test_the_sum_of_offset_and_scale_is_not_rounded_to_bfloat16():

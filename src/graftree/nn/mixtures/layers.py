@@ -17,6 +17,7 @@ a token has experts where JAX has ``ragged_all_to_all`` (not on CPUs).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,6 +62,8 @@ class MixtureOfExperts(Module):
             such an axis in ``jax.set_mesh``: they are not divided.
         token_axes: The axes of the mesh that divide the first axis of the inputs, such
             as ``("data", "expert")``. Axes of the type Explicit need not be named.
+        weigh_inputs: Whether the weights multiply the inputs of experts instead of
+            their outputs: ``sum(expert(weight * x))``, as in Llama 4.
 
     Attributes:
         router: The router.
@@ -92,6 +95,7 @@ class MixtureOfExperts(Module):
         shared_experts: Callable[..., Any] | None = None,
         expert_axis: str | None = None,
         token_axes: str | Sequence[str] = (),
+        weigh_inputs: bool = False,
     ):
         self.router = router
         self.experts = experts
@@ -101,6 +105,7 @@ class MixtureOfExperts(Module):
         self.expert_axis = expert_axis
         is_one = isinstance(token_axes, str)
         self.token_axes = (token_axes,) if is_one else tuple(token_axes)
+        self.weigh_inputs = weigh_inputs
 
     def __call__(
         self,
@@ -160,8 +165,9 @@ class MixtureOfExperts(Module):
     ) -> jax.Array:
         """Adds up the outputs of experts, wherever they are."""
         division = _Division.of(x, self.expert_axis, self.token_axes)
+        mixture = functools.partial(_mixture, weigh_inputs=self.weigh_inputs)
         if division is None:
-            return _mixture(self.experts, x, chosen, weights, num_experts, is_masked)
+            return mixture(self.experts, x, chosen, weights, num_experts, is_masked)
         division.check(num_experts)
 
         def on_each_device(
@@ -169,7 +175,7 @@ class MixtureOfExperts(Module):
         ) -> jax.Array:
             x, chosen, weights = map(division.gathered, (x, chosen, weights))
             chosen, count, is_part = division.own_experts(chosen, num_experts)
-            y = _mixture(experts, x, chosen, weights, count, is_part or is_masked)
+            y = mixture(experts, x, chosen, weights, count, is_part or is_masked)
             return division.summed(y)
 
         def by_expert(path: Any, x: Any) -> PartitionSpec:
@@ -233,6 +239,7 @@ def _mixture(
     weights: jax.Array,
     num_experts: int,
     is_partial: bool,
+    weigh_inputs: bool,
 ) -> jax.Array:
     """Adds up the weighted outputs of the chosen experts of each token.
 
@@ -243,11 +250,14 @@ def _mixture(
         weights: ``[*batch, top_k]``.
         num_experts: The number of experts here.
         is_partial: Whether there may be choices of none.
+        weigh_inputs: Whether inputs are weighted instead of outputs.
     """
     *batch, top_k = chosen.shape
     x, weights = x.reshape(-1, x.shape[-1]), weights.reshape(-1, top_k)
     tokens, rank, sizes = _sorted(chosen.reshape(-1, top_k), num_experts=num_experts)
     rows = _rows_of(x, tokens, sizes, is_partial=is_partial)
+    if weigh_inputs:
+        rows, weights = _weighted(rows, rank, weights), jnp.ones_like(weights)
     outputs = _outputs(experts, rows, sizes)
     y = _combined(outputs, rank, sizes, weights, is_partial=is_partial)
     return y.reshape(*batch, y.shape[-1])
@@ -283,6 +293,15 @@ def _rows_of(
     """The rows of these tokens; zeros for those of no expert."""
     rows = x[tokens]
     return _where_used(rows, sizes) if is_partial else rows
+
+
+@eager.compiled
+def _weighted(rows: jax.Array, rank: jax.Array, weights: jax.Array) -> jax.Array:
+    """Multiplies each row by the weight of its choice."""
+    options = {"mode": "drop", "unique_indices": True}
+    of_rows = jnp.zeros(rows.shape[0], weights.dtype)
+    of_rows = of_rows.at[rank].set(weights.reshape(-1), **options)
+    return (rows * of_rows[:, None]).astype(rows.dtype)
 
 
 @eager.compiled
