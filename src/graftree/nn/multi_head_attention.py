@@ -480,8 +480,10 @@ class MultiHeadAttention(Module):
         if not callable(self.scale):
             return query
         positions = jnp.arange(query.shape[-3]) if positions is None else positions
-        factors = jnp.asarray(self.scale(jnp.asarray(positions)))
-        return (query * factors[..., None, None]).astype(query.dtype)
+        factors = jnp.asarray(self.scale(jnp.asarray(positions)))[..., None, None]
+        leading = (1,) * (query.ndim - factors.ndim)
+        factors = factors.reshape(leading + factors.shape)
+        return (query * factors).astype(query.dtype)
 
     def _attend(
         self,
