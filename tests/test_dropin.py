@@ -209,7 +209,7 @@ def test_the_startup_file_is_there_on_request_only(
             assert has_flax or "No module named 'flax'" in completed.stderr
         for _ in range(2):
             dropin.main(["--remove-startup"])
-            said = f"{file} is not there: GRAFTREE_DROPIN alone has no effect.\n"
+            said = f"{file} does not exist: GRAFTREE_DROPIN alone has no effect.\n"
             assert capsys.readouterr().out == said and not file.exists()
         found = f"{packages}/flax/__init__.py" if has_flax else "0"
         check(start("-c", FOUND, GRAFTREE_DROPIN="1"), found)

@@ -238,7 +238,7 @@ class OneAxisWarning(UserWarning):
         ...     warnings.simplefilter("always")
         ...     y = layer(jnp.ones((2, 28, 28, 1)))
         >>> print(str(caught[0].message).splitlines()[2])
-        For all axes of an image, write kernel_size=(3, 3).
+        To convolve all axes of an image, write kernel_size=(3, 3).
     """
 
 

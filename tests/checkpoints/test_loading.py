@@ -203,7 +203,7 @@ def test_a_mesh_that_is_not_in_force_is_an_error_and_no_ignored_sharding():
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
         node = nnx.eval_shape(make_placed)
-    with pytest.raises(ValueError, match=r"(?s)not in force.*b: .*jax.set_mesh"):
+    with pytest.raises(ValueError, match=r"(?s)not active.*b: .*jax.set_mesh"):
         load_state(node, GIVEN)
     assert isinstance(node.w.get_raw_value(), jax.ShapeDtypeStruct)
 

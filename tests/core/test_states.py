@@ -248,7 +248,7 @@ def test_flat_forms_become_states(form):
 @tables.cases(
     "items, says",
     ([(("a",), 1), (("a", "b"), 2)], r"Conflicting entries at path \('a',\)"),
-    ([((), 1)], "The empty path"),
+    ([((), 1)], "the empty path"),
 )
 def test_paths_that_can_not_be_nested_are_refused(items, says):
     with pytest.raises(ValueError, match=says):

@@ -111,7 +111,7 @@ FILES = {
     "a long name twice": (spelt('{"N":@,"N":@}'.replace("N", LONG)), "n'... twice"),
     # Metadata.
     "metadata with a number": (described({"step": 3}), r"{.step.: 3}, not a dict"),
-    "metadata in metadata": (described({"x": {"y": "z"}}), "{.x.: {.y.: .z.}}, and"),
+    "metadata in metadata": (described({"x": {"y": "z"}}), "{.x.: {.y.: .z.}}, not"),
     "metadata that is text": (described("pt"), "metadata is .pt., not"),
     "metadata that is null": (described(None), "metadata is null, not"),
     "metadata that is a tensor": (described(tensor()), "metadata is {.dtype.: .F32., "),
@@ -548,7 +548,7 @@ OTHERS = {
     "d.keras": (b"PK\x03\x04" + bytes(26) + b"metadata.json", "Unzip it"),
     "d.msgpack": (b"\x81\xa6params\x82\xa5Dense" + bytes(40), "open('"),
     "e.safetensors": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-    "f.safetensors": (b"<!DOCTYPE html><html></html>", "get it again"),
+    "f.safetensors": (b"<!DOCTYPE html><html></html>", "get the file again"),
     "g.safetensors": (b"PK\x03\x04" + bytes(26) + b"x.npy" + bytes(9), "with .npz"),
     "h.npy": (b"\x93NUMPY\x01\x00" + bytes(40), "numpy.load('"),
 }

@@ -571,7 +571,7 @@ def test_a_carry_that_the_user_s_code_widens_is_not_rounded_unseen(cls, options)
     half = {"dtype": jnp.float16, "param_dtype": jnp.float16}
     cell = cls(3, 3, rngs=nnx.Rngs(0), **half, **options)
     rnn, x = nnx.RNN(cell, return_carry=True), jnp.full((1, 4, 3), 0.1, jnp.float16)
-    phrase = f"(?s)step of the {cls.__name__} .*float32 from .*float16.*initial_carry"
+    phrase = f"(?s)step of the {cls.__name__} .*float16 into .*float32.*initial_carry"
     for _ in range(3):
         with pytest.raises(TypeError, match=phrase):
             rnn(x, initial_carry=jnp.zeros((1, 3), jnp.float16))
