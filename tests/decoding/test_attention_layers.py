@@ -558,3 +558,14 @@ def test_what_does_not_go_together_is_an_error_before_anything_changes(
 def test_what_a_layer_can_not_have(options, message):
     with pytest.raises(ValueError, match=message):
         make_layer([], **options)
+
+
+def test_a_rule_gets_the_positions_of_queries_then_those_of_keys():
+    layer, keys = make_layer([]), random(BATCH, 5, FEATURES)
+    visible = np.arange(3)[:, None] >= np.arange(5)
+
+    def rule(query_positions, key_positions):
+        return query_positions[:, None, :, None] >= key_positions[:, None, None]
+
+    expected = layer(X[:, :3], keys, mask=visible[None, None])
+    np.testing.assert_array_equal(layer(X[:, :3], keys, mask=rule), expected)

@@ -335,3 +335,17 @@ def test_rows_beyond_what_a_cell_counts_are_refused():
 def test_arguments_out_of_range_are_named(make, phrase):
     with pytest.raises(ValueError, match=phrase):
         make()
+
+
+def test_all_classes_are_the_most_that_top_k_can_look_at():
+    accuracy = metrics.TopKAccuracy(4)
+    accuracy.update(**MANY)
+    assert accuracy.compute() == 1
+
+
+def test_a_batch_of_which_nothing_counts_changes_no_r2():
+    score, x = metrics.R2Score(), jnp.array([1.0, 2.0, 4.0])
+    score.update(predictions=x + 0.5, targets=x)
+    before = score.compute()
+    score.update(predictions=x, targets=x, mask=jnp.zeros(3, bool))
+    assert score.compute() == before
