@@ -133,7 +133,7 @@ def test_memory_is_part_of_the_estimate_and_no_bound():
     costs = nnx.forecast.Costs({}, {}, times, {}, 0)
     memory = nnx.forecast.Memory(1, 0, 0, 0, 0, limit=2)
     target = nnx.forecast.target("cpu:4")
-    forecast = nnx.forecast.Forecast(target, {}, memory, costs, [], (0.0, 0.0))
+    forecast = nnx.forecast.Forecast(target, {}, memory, costs, [], [], (0.0, 0.0))
     assert (forecast.bound, forecast.estimate) == (0.5, 2.0)
     assert forecast.bottleneck == "memory" and forecast.rate(8) == 4
     rows = [line.split() for line in str(forecast).splitlines()]

@@ -83,6 +83,7 @@ NAMES = {
     "model.blocks[0].up.kernel": ("model.blocks[0].up", False),
     "(m.up.kernel:m.down.kernel)": ("m.up", False),
     "jit(f)/add": ("", False),
+    "broadcast.12": ("", False),  # the compiler's
     "": ("", False),
 }
 

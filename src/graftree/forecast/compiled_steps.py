@@ -6,12 +6,13 @@ import collections
 import re
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from graftree import _python
-from graftree.forecast import costs, placed_arguments, scopes
-from graftree.forecast.forecasts import Forecast, Memory
+from graftree.forecast import activations, costs, placed_arguments, progress, scopes
+from graftree.forecast.forecasts import Activation, Forecast, Memory
 from graftree.forecast.hlo import Program
 from graftree.forecast.placed_arguments import Placed
 from graftree.forecast.targets import Target
@@ -65,7 +66,9 @@ def step(
     start = time.perf_counter()
     traced = function.trace(*placed.args, **placed.kwargs)  # type: ignore[attr-defined]
     traced_at = time.perf_counter()
-    compiled = _compile(traced, placed.target)
+    name = getattr(function, "__name__", "a function")
+    with progress.shown(f"compiling {name} for {placed.target.name}"):
+        compiled = _compile(traced, placed.target)
     seconds = traced_at - start, time.perf_counter() - traced_at
     work = None
     if compiled.program is not None:
@@ -76,6 +79,7 @@ def step(
         _memory(placed, compiled),
         work,
         _undivided(placed),
+        _activations(placed, compiled),
         seconds,
     )
 
@@ -91,6 +95,7 @@ class _Compiled(NamedTuple):
     """What a compiler says.
 
     Attributes:
+        lowered: What it was asked to compile, a stage of JAX.
         program: The program of one device; ``None`` if it needs too much memory for a
             compiler that refuses that.
         outputs: Bytes of results that don't take the place of arguments.
@@ -98,6 +103,7 @@ class _Compiled(NamedTuple):
         total: All bytes that a device holds; ``None`` where `program` says it.
     """
 
+    lowered: Any
     program: Program | None
     outputs: int
     temporaries: int
@@ -111,17 +117,23 @@ def _compile(traced: Any, target: Target) -> _Compiled:
         Exception: What JAX or the compiler raises, with a note that names the target,
             and the module if it is known.
     """
+    lowered = None
     try:
-        compiled = traced.lower().compile()
+        lowered = traced.lower()
+        with warnings.catch_warnings():
+            # JAX keeps programs for devices that aren't there, and can't read them.
+            warnings.filterwarnings("ignore", "Error reading persistent compilation")
+            compiled = lowered.compile()
     except Exception as error:
         if match := _OUT_OF_MEMORY.search(str(error)):
             total = int(float(match["used"]) * _UNITS[match["unit"]])
-            return _Compiled(None, 0, 0, total)
+            return _Compiled(lowered, None, 0, 0, total)
         error.add_note(_note(error, target))
         raise
     stats = compiled.memory_analysis()
     outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return _Compiled(Program(compiled.as_text()), outputs, stats.temp_size_in_bytes)
+    program, temporaries = Program(compiled.as_text()), stats.temp_size_in_bytes
+    return _Compiled(lowered, program, outputs, temporaries)
 
 
 def _note(error: BaseException, target: Target) -> str:
@@ -172,3 +184,18 @@ def _undivided(placed: Placed) -> list[PlacedArray]:
     rows = [row for row, _ in placed.arrays]
     whole = [row for row in rows if row.local_shape == row.shape and row.num_bytes > 0]
     return sorted(whole, key=lambda row: -row.num_bytes)
+
+
+def _activations(placed: Placed, compiled: _Compiled) -> list[Activation] | None:
+    """Lists the large arrays that each device makes whole, largest first."""
+    if compiled.program is None:
+        return None
+    if placed.mesh is None or placed.mesh.size == 1:
+        return []
+    return activations.undivided(
+        compiled.lowered.as_text("hlo", debug_info=True),
+        compiled.program,
+        placed.mesh.shape,
+        [row for row, role in placed.arrays if role != placed_arguments.OTHERS],
+        compiled.outputs + compiled.temporaries,
+    )

@@ -18,6 +18,7 @@ _WORDS = {
     "shard_map", "core_call", "scan", "body_fun", "run_state", "eval_jaxpr",
 }  # fmt: skip
 _BRANCH = re.compile(r"branch_\d+_fun$")
+_NUMBERED = re.compile(r"[\w\-]+\.\d+")  # a name that the compiler makes
 _WRAPPER = re.compile(r"(\w+)\((.*)\)$")
 
 
@@ -47,6 +48,8 @@ def scope_of(op_name: str) -> Scope:
         >>> scopes.scope_of(name)
         Scope(path=('model', 'blocks[0]', 'up'), is_backward=True)
     """
+    if _NUMBERED.fullmatch(op_name):
+        return Scope()
     *parts, _ = _split(op_name) if "/" in op_name else _of_argument(op_name)
     path, is_backward = [], False
     for part in parts:
