@@ -51,7 +51,7 @@ def undivided(
     }
     groups = collections.defaultdict[object, list[Activation]](list)
     for name, path, array in _large_arrays(program, total / _SHARE):
-        # In a function that is called, names begin anew.
+        # Within a function that is called, names start over.
         candidates = whole_by_name.get(name) or whole_by_name.get(_INNER.sub("", name))
         row = _row(name, path, array, candidates or (), mesh)
         if row is not None and _unordered(row.shape) not in shapes:

@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from graftree import _python
+import jax
+
+from graftree import _jax, _python
 from graftree.forecast import activations, costs, placed_arguments, progress, scopes
 from graftree.forecast.forecasts import Activation, Forecast, Memory
 from graftree.forecast.hlo import Program
@@ -128,7 +130,8 @@ def _compile(traced: Any, target: Target) -> _Compiled:
         if match := _OUT_OF_MEMORY.search(str(error)):
             total = int(float(match["used"]) * _UNITS[match["unit"]])
             return _Compiled(lowered, None, 0, 0, total)
-        error.add_note(_note(error, target))
+        name = _name_of_lowering(traced) if lowered is None else _name_in_text(error)
+        error.add_note(_note(name, target))
         raise
     stats = compiled.memory_analysis()
     outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
@@ -136,26 +139,41 @@ def _compile(traced: Any, target: Target) -> _Compiled:
     return _Compiled(lowered, program, outputs, temporaries)
 
 
-def _note(error: BaseException, target: Target) -> str:
+def _note(name: str, target: Target) -> str:
     """Says for what a program couldn't be compiled, and where it is at fault."""
-    names = _lowered(error) or re.findall(r'op_name="([^"]*)"', str(error))[:1]
     where = "; the compiler doesn't name the operation"
-    if names:
-        path = ".".join(scopes.scope_of(names[-1]).path)
-        where = f", because of {names[-1].rpartition('/')[2]!r}"
+    if name:
+        path = ".".join(scopes.scope_of(name).path)
+        where = f", because of {name.rpartition('/')[2]!r}"
         where += f" in {path}" if path else ""
     return f"nnx.forecast.step: this does not compile for {target.name!r}{where}."
 
 
-def _lowered(error: BaseException) -> list[str]:
-    """Finds the operation that JAX was lowering when it raised, in its frames."""
+def _name_in_text(error: BaseException) -> str:
+    """Finds the operation that a compiler names."""
+    match = re.search(r'op_name="([^"]*)"', str(error))
+    return match[1] if match else ""
+
+
+def _name_of_lowering(traced: Any) -> str:
+    """Lowers once more, to find the operation for which JAX raises, in its frames.
+
+    By default JAX takes these out of the tracebacks that users see.
+    """
+    filtering = _jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
     names, primitive = [], ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        equation: Any = _python.locals_of(frame).get("eqn")
-        if hasattr(equation, "primitive"):
-            names.append(f"{equation.source_info.name_stack}")
-            primitive = equation.primitive.name
-    return ["/".join([*filter(None, names), primitive])] if primitive else []
+    try:
+        traced.lower()
+    except Exception as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            equation: Any = _python.locals_of(frame).get("eqn")
+            if hasattr(equation, "primitive"):
+                names.append(f"{equation.source_info.name_stack}")
+                primitive = equation.primitive.name
+    finally:
+        jax.config.update("jax_traceback_filtering", filtering)
+    return "/".join([*filter(None, names), primitive])
 
 
 def _memory(placed: Placed, compiled: _Compiled) -> Memory:
