@@ -17,8 +17,9 @@ _WORDS = {
     "remat", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pjit",
     "shard_map", "core_call", "scan", "body_fun", "run_state", "eval_jaxpr",
 }  # fmt: skip
-_BRANCH = re.compile(r"branch_\d+_fun$")
+_NO_MODULE = re.compile(r"^branch_\d+_fun$|->")  # branches, and letters of einsum
 _NUMBERED = re.compile(r"[\w\-]+\.\d+")  # a name that the compiler makes
+_ROOT = re.compile(r"\w+\(")  # the function, at the beginning of a name
 _WRAPPER = re.compile(r"(\w+)\((.*)\)$")
 
 
@@ -58,7 +59,8 @@ def scope_of(op_name: str) -> Scope:
             is_backward |= kind == "transpose"
             if kind in ("jit", "pjit"):
                 part = ""
-        if part and part not in _WORDS and not _BRANCH.match(part):
+        is_module = part not in _WORDS and not _NO_MODULE.search(part)
+        if part and is_module:
             path.append(part)
     return Scope(tuple(path), is_backward)
 
@@ -67,13 +69,16 @@ def scopes_of(computation: Computation) -> dict[str, Scope]:
     """Finds the scope of each instruction of a computation, by its name.
 
     What the compiler adds, such as a copy or the gathering of a parameter, has the
-    scope of the first instruction that reads it.
+    scope of the first instruction that reads it; so has what lost the beginning of its
+    name when it was taken out of a loop.
     """
     scopes: dict[str, Scope] = {}
     of_readers: dict[str, Scope] = {}
     for name, instruction in reversed([*computation.items()]):
-        scope = scope_of(instruction.op_name)
-        if not scope.path and "/" not in instruction.op_name:
+        op_name = instruction.op_name
+        scope = scope_of(op_name)
+        is_argument = bool(scope.path) and "/" not in op_name
+        if not (is_argument or _ROOT.match(op_name)):
             scope = of_readers.get(name, scope)
         scopes[name] = scope
         if scope.path:
