@@ -133,7 +133,7 @@ def _row(
         way_out = _way_out(shape, mesh)
         if way_out is None:
             return None
-    operation = name.rpartition("/")[2]
+    operation = name.partition(";")[0].rpartition("/")[2]
     return Activation(path, operation, array.dtype, shape, array.num_bytes, 1, way_out)
 
 

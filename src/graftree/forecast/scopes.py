@@ -19,7 +19,6 @@ _WORDS = {
 }  # fmt: skip
 _NO_MODULE = re.compile(r"^branch_\d+_fun$|->")  # branches, and letters of einsum
 _NUMBERED = re.compile(r"[\w\-]+\.\d+")  # a name that the compiler makes
-_ROOT = re.compile(r"\w+\(")  # the function, at the beginning of a name
 _WRAPPER = re.compile(r"(\w+)\((.*)\)$")
 
 
@@ -49,6 +48,7 @@ def scope_of(op_name: str) -> Scope:
         >>> scopes.scope_of(name)
         Scope(path=('model', 'blocks[0]', 'up'), is_backward=True)
     """
+    op_name, _, _ = op_name.partition(";")  # the first of operations that JAX joins
     if _NUMBERED.fullmatch(op_name):
         return Scope()
     *parts, _ = _split(op_name) if "/" in op_name else _of_argument(op_name)
@@ -69,16 +69,13 @@ def scopes_of(computation: Computation) -> dict[str, Scope]:
     """Finds the scope of each instruction of a computation, by its name.
 
     What the compiler adds, such as a copy or the gathering of a parameter, has the
-    scope of the first instruction that reads it; so has what lost the beginning of its
-    name when it was taken out of a loop.
+    scope of the first instruction that reads it.
     """
     scopes: dict[str, Scope] = {}
     of_readers: dict[str, Scope] = {}
     for name, instruction in reversed([*computation.items()]):
-        op_name = instruction.op_name
-        scope = scope_of(op_name)
-        is_argument = bool(scope.path) and "/" not in op_name
-        if not (is_argument or _ROOT.match(op_name)):
+        scope = scope_of(instruction.op_name)
+        if not scope.path and "/" not in instruction.op_name:
             scope = of_readers.get(name, scope)
         scopes[name] = scope
         if scope.path:
