@@ -18,7 +18,7 @@ from graftree.forecast.forecasts import Activation
 from graftree.forecast.hlo import ArrayType, Instruction, Program
 from graftree.sharding.placement import PlacedArray
 
-_INNER = re.compile(r".*\bjit\([^()]*\)/")
+_INNER = re.compile(r".*\b(?:jit\([^()]*\)|closed_call|rematted_computation)/")
 _SHARE = 100  # an array is large if it is that part of what is made
 
 
