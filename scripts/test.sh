@@ -148,7 +148,8 @@ if [ "$scope" = --all ] && [ -n "$newest" ]; then
     check "compilers" scripts/make_venv.sh forecast "$newest" \
         '.[demo,peers,forecast-tpu,forecast-gpu]' --group test
     if [ -e .venv/forecast/stamp ]; then
-        run_tests "forecast" forecast tests/forecast
+        page='tests/docs/test_pages.py::test_code_prints_what_the_page_says'
+        run_tests "forecast" forecast tests/forecast "$page[guides/forecast.md]"
     fi
 fi
 if [ "$scope" = --all ]; then check "site" make docs; fi

@@ -24,7 +24,7 @@ class Result:
     Attributes:
         block: The block.
         output: What it printed, and the value of its last expression.
-        figure: The figure of matplotlib that it left open, or None.
+        figure: The figure of matplotlib that it ends in or left open, or None.
     """
 
     block: pages.Block
@@ -65,10 +65,13 @@ def run(page: pages.Page) -> Iterator[Result]:
         for block in page.blocks:
             if block.can_run:
                 if block.language == "sh":
-                    output = _of_commands(block, page)
+                    output, value = _of_commands(block, page), None
                 else:
-                    output = _output(block, page, program.__dict__)
-                yield Result(block, output, _open_figure())
+                    output, value = _output(block, page, program.__dict__)
+                figure = _open_figure()
+                if _is_drawn(value) and type(value).__name__ == "Figure":
+                    figure = value
+                yield Result(block, output, figure)
 
 
 def faults(page: pages.Page, results: Iterable[Result]) -> list[str]:
@@ -88,11 +91,14 @@ def _as_imported(program: types.ModuleType) -> Iterator[None]:
             sys.modules["matplotlib.pyplot"].close("all")
 
 
-def _output(block: pages.Block, page: pages.Page, names: dict[str, Any]) -> str:
+def _output(
+    block: pages.Block, page: pages.Page, names: dict[str, Any]
+) -> tuple[str, Any]:
+    """What a block prints, and the value of its last expression."""
     tree = ast.parse(block.code)
     ast.increment_lineno(tree, block.line - 1)
     last = tree.body.pop() if _ends_in_a_value(block.code, tree) else None
-    printed = io.StringIO()
+    printed, value = io.StringIO(), None
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, str(page.path), "exec"), names)
         if isinstance(last, ast.Expr):
@@ -100,7 +106,7 @@ def _output(block: pages.Block, page: pages.Page, names: dict[str, Any]) -> str:
             value = eval(compile(expression, str(page.path), "eval"), names)
             if value is not None and not _is_drawn(value):
                 print(repr(value))
-    return printed.getvalue().rstrip()
+    return printed.getvalue().rstrip(), value
 
 
 _SECONDS = 300  # of a command

@@ -273,9 +273,17 @@ def test_writing_puts_outputs_in_and_leaves_the_right_ones(tmp_path):
     assert writing.with_outputs(again, running.run(again), keep_right=True) == written
 
 
-def test_figures_are_saved_where_the_page_shows_them(tmp_path):
-    code = "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\n"
-    text = block(f"{code}plt.plot([1, 2])") + "\n![A line that goes up](a/line.png)\n"
+OPEN = "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\n"
+VALUE = "from matplotlib.figure import Figure\n"
+
+
+@tables.cases(
+    "code",
+    OPEN + "plt.plot([1, 2])",
+    VALUE + "figure = Figure()\nfigure.subplots().plot([1, 2])\nfigure",
+)
+def test_figures_are_saved_where_the_page_shows_them(code, tmp_path):
+    text = block(code) + "\n![A line that goes up](a/line.png)\n"
     results = results_of(text, tmp_path)
     assert [result.fault for result in results] == [None]
     assert writing.save_pictures(tmp_path, results) == 1

@@ -15,8 +15,10 @@ holds, computes and sends, what each module costs, and the least time it can tak
 # hlo.py               the text of a compiled program
 # costs.py             operations and bytes: of instructions, and their sums
 # traffic.py           what collectives send, along which axes
+# activations.py       large arrays that aren't divided
 # scopes.py            the module that an operation is from
 # forecasts.py         what it all comes to, as text; pictures.py draws it
+# progress.py          what is being compiled, and for how long
 # choices.py           the largest size that fits; forecasts side by side
 
 from graftree import namespaces
@@ -28,6 +30,7 @@ from graftree.forecast.choices import (
 )
 from graftree.forecast.compiled_steps import step as step
 from graftree.forecast.forecasts import (
+    Activation as Activation,
     Costs as Costs,
     Forecast as Forecast,
     Memory as Memory,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graftree.core.text import descriptions
-from graftree.forecast import pictures
+from graftree.forecast import pictures, progress
 from graftree.forecast.compiled_steps import step
 from graftree.forecast.forecasts import SUMMARY, Forecast, html_table, summary
 from graftree.forecast.targets import Target
@@ -80,7 +80,8 @@ def largest(
 
     def total(count: int) -> int:
         size = count * multiple_of
-        forecasts[size] = step(function, *make_arguments(size), target=target)
+        with progress.candidate(f"size {size}, compilation {len(forecasts) + 1}"):
+            forecasts[size] = step(function, *make_arguments(size), target=target)
         return forecasts[size].memory.total
 
     totals = {1: total(1)}
@@ -127,9 +128,9 @@ class Comparison:
         >>> nnx.forecast.compare({
         ...     name: nnx.forecast.step(function, x, target=target)
         ...     for name, function in functions.items()})
-             memory   fits      estimate  because of  at least  flop     bytes    sent
-        sin  128 KiB  no limit  unknown   unknown     unknown   0        131.1 k  0
-        dot  128 KiB  no limit  unknown   unknown     unknown   4.194 M  131.1 k  0
+             memory   fits     estimate  because of  at least  flop     bytes    sent
+        sin  128 KiB  unknown  unknown   unknown     unknown   0        131.1 k  0
+        dot  128 KiB  unknown  unknown   unknown     unknown   4.194 M  131.1 k  0
     """
 
     def __init__(self, forecasts: Mapping[str, Forecast]) -> None:
@@ -150,11 +151,14 @@ class Comparison:
         return pictures.draw(self.forecasts, path)
 
 
-def compare(forecasts: Mapping[str, Forecast]) -> Comparison:
+def compare(
+    forecasts: Mapping[str, Forecast | Callable[[], Forecast]],
+) -> Comparison:
     """Puts several forecasts side by side: meshes, policies, targets.
 
     Args:
-        forecasts: By a name of each.
+        forecasts: By a name of each; also functions that make them, which are called in
+            turn. Long compilations then say which of how many they are.
 
     Returns:
         A `Comparison`, which prints as a table, the best first: what fits before what
@@ -169,16 +173,23 @@ def compare(forecasts: Mapping[str, Forecast]) -> Comparison:
         ...     spec = {"divided": jax.P("data"), "whole": jax.P()}[name]
         ...     sharding = jax.NamedSharding(mesh, spec)
         ...     return jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=sharding)
-        >>> forecasts = {name: nnx.forecast.step(lambda x: x + 1, make(name))
-        ...              for name in ("whole", "divided")}
-        >>> [*nnx.forecast.compare(forecasts).forecasts]
+        >>> comparison = nnx.forecast.compare({
+        ...     "whole": lambda: nnx.forecast.step(lambda x: x + 1, make("whole")),
+        ...     "divided": lambda: nnx.forecast.step(lambda x: x + 1, make("divided"))})
+        >>> [*comparison.forecasts]
         ['divided', 'whole']
     """
     if not forecasts:
         raise ValueError("nnx.forecast.compare: there are no forecasts.")
-    return Comparison(forecasts)
+    results: dict[str, Forecast] = {}
+    for number, (name, forecast) in enumerate(forecasts.items(), 1):
+        if not isinstance(forecast, Forecast):
+            with progress.candidate(f"{number} of {len(forecasts)}, {name}"):
+                forecast = forecast()
+        results[name] = forecast
+    return Comparison(results)
 
 
 def _rank(forecast: Forecast) -> tuple[bool, float, int]:
     estimate = math.inf if forecast.estimate is None else forecast.estimate
-    return not forecast.memory.fits, estimate, forecast.memory.total
+    return forecast.memory.fits is False, estimate, forecast.memory.total

@@ -6,12 +6,15 @@ import collections
 import re
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from graftree import _python
-from graftree.forecast import costs, placed_arguments, scopes
-from graftree.forecast.forecasts import Forecast, Memory
+import jax
+
+from graftree import _jax, _python
+from graftree.forecast import activations, costs, placed_arguments, progress, scopes
+from graftree.forecast.forecasts import Activation, Forecast, Memory
 from graftree.forecast.hlo import Program
 from graftree.forecast.placed_arguments import Placed
 from graftree.forecast.targets import Target
@@ -65,7 +68,9 @@ def step(
     start = time.perf_counter()
     traced = function.trace(*placed.args, **placed.kwargs)  # type: ignore[attr-defined]
     traced_at = time.perf_counter()
-    compiled = _compile(traced, placed.target)
+    name = getattr(function, "__name__", "a function")
+    with progress.shown(f"compiling {name} for {placed.target.name}"):
+        compiled = _compile(traced, placed.target)
     seconds = traced_at - start, time.perf_counter() - traced_at
     work = None
     if compiled.program is not None:
@@ -76,6 +81,7 @@ def step(
         _memory(placed, compiled),
         work,
         _undivided(placed),
+        _activations(placed, compiled),
         seconds,
     )
 
@@ -91,6 +97,7 @@ class _Compiled(NamedTuple):
     """What a compiler says.
 
     Attributes:
+        lowered: What it was asked to compile, a stage of JAX.
         program: The program of one device; ``None`` if it needs too much memory for a
             compiler that refuses that.
         outputs: Bytes of results that don't take the place of arguments.
@@ -98,6 +105,7 @@ class _Compiled(NamedTuple):
         total: All bytes that a device holds; ``None`` where `program` says it.
     """
 
+    lowered: Any
     program: Program | None
     outputs: int
     temporaries: int
@@ -111,39 +119,61 @@ def _compile(traced: Any, target: Target) -> _Compiled:
         Exception: What JAX or the compiler raises, with a note that names the target,
             and the module if it is known.
     """
+    lowered = None
     try:
-        compiled = traced.lower().compile()
+        lowered = traced.lower()
+        with warnings.catch_warnings():
+            # JAX keeps programs for devices that aren't there, and can't read them.
+            warnings.filterwarnings("ignore", "Error reading persistent compilation")
+            compiled = lowered.compile()
     except Exception as error:
         if match := _OUT_OF_MEMORY.search(str(error)):
             total = int(float(match["used"]) * _UNITS[match["unit"]])
-            return _Compiled(None, 0, 0, total)
-        error.add_note(_note(error, target))
+            return _Compiled(lowered, None, 0, 0, total)
+        name = _name_of_lowering(traced) if lowered is None else _name_in_text(error)
+        error.add_note(_note(name, target))
         raise
     stats = compiled.memory_analysis()
     outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return _Compiled(Program(compiled.as_text()), outputs, stats.temp_size_in_bytes)
+    program, temporaries = Program(compiled.as_text()), stats.temp_size_in_bytes
+    return _Compiled(lowered, program, outputs, temporaries)
 
 
-def _note(error: BaseException, target: Target) -> str:
+def _note(name: str, target: Target) -> str:
     """Says for what a program couldn't be compiled, and where it is at fault."""
-    names = _lowered(error) or re.findall(r'op_name="([^"]*)"', str(error))[:1]
     where = "; the compiler doesn't name the operation"
-    if names:
-        path = ".".join(scopes.scope_of(names[-1]).path)
-        where = f", because of {names[-1].rpartition('/')[2]!r}"
+    if name:
+        path = ".".join(scopes.scope_of(name).path)
+        where = f", because of {name.rpartition('/')[2]!r}"
         where += f" in {path}" if path else ""
     return f"nnx.forecast.step: this does not compile for {target.name!r}{where}."
 
 
-def _lowered(error: BaseException) -> list[str]:
-    """Finds the operation that JAX was lowering when it raised, in its frames."""
+def _name_in_text(error: BaseException) -> str:
+    """Finds the operation that a compiler names."""
+    match = re.search(r'op_name="([^"]*)"', str(error))
+    return match[1] if match else ""
+
+
+def _name_of_lowering(traced: Any) -> str:
+    """Lowers once more, to find the operation for which JAX raises, in its frames.
+
+    By default JAX takes these out of the tracebacks that users see.
+    """
+    filtering = _jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
     names, primitive = [], ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        equation: Any = _python.locals_of(frame).get("eqn")
-        if hasattr(equation, "primitive"):
-            names.append(f"{equation.source_info.name_stack}")
-            primitive = equation.primitive.name
-    return ["/".join([*filter(None, names), primitive])] if primitive else []
+    try:
+        traced.lower()
+    except Exception as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            equation: Any = _python.locals_of(frame).get("eqn")
+            if hasattr(equation, "primitive"):
+                names.append(f"{equation.source_info.name_stack}")
+                primitive = equation.primitive.name
+    finally:
+        jax.config.update("jax_traceback_filtering", filtering)
+    return "/".join([*filter(None, names), primitive])
 
 
 def _memory(placed: Placed, compiled: _Compiled) -> Memory:
@@ -172,3 +202,18 @@ def _undivided(placed: Placed) -> list[PlacedArray]:
     rows = [row for row, _ in placed.arrays]
     whole = [row for row in rows if row.local_shape == row.shape and row.num_bytes > 0]
     return sorted(whole, key=lambda row: -row.num_bytes)
+
+
+def _activations(placed: Placed, compiled: _Compiled) -> list[Activation] | None:
+    """Lists the large arrays that each device makes whole, largest first."""
+    if compiled.program is None:
+        return None
+    if placed.mesh is None or placed.mesh.size == 1:
+        return []
+    return activations.undivided(
+        compiled.lowered.as_text("hlo", debug_info=True),
+        compiled.program,
+        placed.mesh.shape,
+        [row for row, role in placed.arrays if role != placed_arguments.OTHERS],
+        compiled.outputs + compiled.temporaries,
+    )

@@ -211,12 +211,8 @@ def _fusion_bytes(
     program: Program, computation: Computation, instruction: Instruction
 ) -> int:
     fused = program.fused(instruction)
-    (root,) = [x for x in fused.values() if x.is_root]
-    results = [root]
-    if root.opcode == "tuple":
-        results = [fused[name] for name in root.operands]
     count, updated = 0, []
-    for result in results:
+    for result in program.results(instruction):
         origin = source(fused, result.name)
         if origin.opcode == "dynamic-update-slice":
             updated.append(origin)
@@ -342,8 +338,9 @@ class _Sums:
             return {}
         num_bytes = sum([work.bytes for work in self.modules.values()])
         links = accelerator.link, accelerator.host_link
+        is_unknown = bool(self.unknown) and not self.seconds
         return {
-            "compute": self.seconds,
+            **({} if is_unknown else {"compute": self.seconds}),
             "memory": num_bytes / accelerator.memory_bandwidth,
             "network": traffic.seconds(self.sent, self.hosts, *links),
         }

@@ -65,7 +65,8 @@ class Memory:
         others: Of the other arguments.
         outputs: Of results that don't take the place of arguments.
         temporaries: Of what the step makes for itself, at its peak.
-        limit: What programs can have of the device's memory; ``None`` for a CPU.
+        limit: What programs can have of the device's memory; ``None`` for a CPU, of
+            which it is unknown.
 
     Example:
         >>> memory = nnx.forecast.Memory(400, 800, 50, 0, 300, limit=1600)
@@ -91,9 +92,9 @@ class Memory:
         return self.arguments + self.outputs + self.temporaries
 
     @property
-    def fits(self) -> bool:
-        """Whether the memory is enough; always on a CPU."""
-        return self.limit is None or self.total <= self.limit
+    def fits(self) -> bool | None:
+        """Whether the memory is enough; ``None`` if the limit is unknown."""
+        return None if self.limit is None else self.total <= self.limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,38 @@ class Costs:
     unknown_loops: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """Arrays of one shape that a module makes, and that each device makes whole.
+
+    Attributes:
+        path: The module, as in ``model.blocks[0]``; empty if there is none.
+        operation: What makes one of them, as in ``dot_general``.
+        dtype: In the spelling of XLA, as in ``bf16``.
+        shape: The shape of a whole one; what a device has if only that is known.
+        num_bytes: The size of the largest on a device.
+        count: Number of operations that make one.
+        way_out: An axis of the mesh, and the axis of the array that it could divide;
+            ``None`` if it isn't known whether the arrays are divided.
+
+    Example:
+        >>> mesh = nnx.forecast.target("cpu:4").mesh({"data": 4})
+        >>> sharding = jax.NamedSharding(mesh, jax.P())
+        >>> x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=sharding)
+        >>> forecast = nnx.forecast.step(lambda x: jnp.sin(x @ x.T), x)
+        >>> [(row.shape, row.way_out) for row in forecast.activations]
+        [((8, 8), ('data', 0))]
+    """
+
+    path: str
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    count: int
+    way_out: tuple[str, int] | None
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Forecast:
     """What a step costs on a target, for each device; prints as a table.
@@ -141,6 +174,8 @@ class Forecast:
         costs: What it does; ``None`` where the compiler refuses the program because it
             doesn't fit.
         undivided: Arrays in the arguments that each device holds whole.
+        activations: Large arrays that each device makes whole, or of which that isn't
+            known; ``None`` where the program isn't.
         seconds: How long tracing and compiling took.
 
     Example:
@@ -168,6 +203,7 @@ class Forecast:
     memory: Memory
     costs: Costs | None
     undivided: Sequence[PlacedArray]
+    activations: Sequence[Activation] | None
     seconds: tuple[float, float]
 
     def _sum(self, column: str) -> Any:
@@ -177,8 +213,15 @@ class Forecast:
 
     @property
     def flops(self) -> int | None:
-        """Operations of products and convolutions; those that can be counted."""
-        return self._sum("flops")
+        """Operations of products and convolutions: those that can be counted.
+
+        ``None`` if there are none but others.
+        """
+        return self._sum("flops") or (None if self._is_more_unknown() else 0)
+
+    def _is_more_unknown(self) -> bool:
+        """Whether there are operations that can't be counted."""
+        return self.costs is None or bool(self.costs.unknown)
 
     @property
     def bytes(self) -> int | None:
@@ -287,8 +330,9 @@ class Forecast:
         return f"{self.target.name}: {devices}" + (f", {axes}" if axes else "")
 
     def _sections(self) -> list[Rows]:
-        rows = self._memory_rows(), self._time_rows(), self._traffic_rows()
-        return [*filter(None, (*rows, self._undivided_rows(), self._unknown_rows()))]
+        rows = [self._memory_rows(), self._time_rows(), self._traffic_rows()]
+        rows += [self._undivided_rows(), self._activation_rows(), self._unknown_rows()]
+        return [*filter(None, rows)]
 
     def _module_rows(self, depth: int | None, sort: str | None) -> Rows:
         cells = [
@@ -332,6 +376,8 @@ class Forecast:
         rows = [("a step of a device", "", "at its peak")]
         for name, (amount, unit) in amounts.items():
             text = "unknown" if amount is None else text_of_count(amount) + unit
+            if name == "compute" and amount and self._is_more_unknown():
+                text += " and more"
             seconds = text_of_seconds(times.get(name))
             mark = "  <" * (name == self.bottleneck)
             rows.append((f"  {name}", text, seconds + mark))
@@ -361,6 +407,23 @@ class Forecast:
             size = text_of_bytes(sum([row.num_bytes for row in rest]))
             rows.append((f"  and {len(rest)} more", "", size, ""))
         return rows
+
+    def _activation_rows(self) -> Rows:
+        activations = self.activations or ()
+        whole = [row for row in activations if row.way_out is not None]
+        rows = [("made on every device whole", "", "", "", "")]
+        for row in whole[:_NUM_UNDIVIDED]:
+            form = descriptions.describe_form(row.dtype, row.shape)
+            size = text_of_bytes(row.num_bytes) + f", {row.count} x" * (row.count > 1)
+            way_out = "{} could divide axis {}".format(*row.way_out or ())
+            rows.append((f"  {row.path or '-'}", row.operation, form, size, way_out))
+        if len(whole) > _NUM_UNDIVIDED:
+            rows.append((f"  and {len(whole) - _NUM_UNDIVIDED} more", "", "", "", ""))
+        others = [row.num_bytes for row in activations if row.way_out is None]
+        if others:
+            size = f"up to {text_of_bytes(max(others))}"
+            rows.append((f"  unknown of {len(others)} others", "", "", size, ""))
+        return rows if activations else []
 
     def _unknown_rows(self) -> Rows:
         if self.costs is None:
@@ -394,6 +457,9 @@ class Forecast:
             "sent": self.sent,
             "costs": _described(self.costs),
             "undivided": {row.path: row.num_bytes for row in self.undivided},
+            "activations": None
+            if self.activations is None
+            else [dataclasses.asdict(row) for row in self.activations],
             "seconds": self.seconds,
         }
         return json.dumps(content, indent=1)
@@ -430,7 +496,7 @@ SUMMARY = (
 def summary(forecast: Forecast) -> tuple[str, ...]:
     """Writes a forecast in one row; `SUMMARY` names its columns."""
     memory = forecast.memory
-    fits = "no limit"
+    fits = "unknown"
     if memory.limit is not None:
         rest = text_of_bytes(abs(memory.limit - memory.total))
         fits = f"yes, {rest} left" if memory.fits else f"no, {rest} too much"

@@ -239,6 +239,19 @@ class Program:
         """Returns the computation of a fusion."""
         return self.computations[instruction.called[0]]
 
+    def results(self, instruction: Instruction) -> list[Instruction]:
+        """Lists what a fusion returns: its root, or what this puts into a tuple."""
+        fused = self.fused(instruction)
+        (root,) = [x for x in fused.values() if x.is_root]
+        is_tuple = root.opcode == "tuple"
+        return [fused[name] for name in root.operands] if is_tuple else [root]
+
+
+def instructions(text: str) -> Iterator[Instruction]:
+    """Lists the instructions of a program, compiled or not."""
+    for match in filter(None, map(_INSTRUCTION.match, text.splitlines())):
+        yield Instruction(match)
+
 
 def source(computation: Computation, name: str) -> Instruction:
     """Returns the instruction that makes a value, before copies of it."""

@@ -17,7 +17,8 @@ _WORDS = {
     "remat", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pjit",
     "shard_map", "core_call", "scan", "body_fun", "run_state", "eval_jaxpr",
 }  # fmt: skip
-_BRANCH = re.compile(r"branch_\d+_fun$")
+_NO_MODULE = re.compile(r"^branch_\d+_fun$|->")  # branches, and letters of einsum
+_NUMBERED = re.compile(r"[\w\-]+\.\d+")  # a name that the compiler makes
 _WRAPPER = re.compile(r"(\w+)\((.*)\)$")
 
 
@@ -47,6 +48,9 @@ def scope_of(op_name: str) -> Scope:
         >>> scopes.scope_of(name)
         Scope(path=('model', 'blocks[0]', 'up'), is_backward=True)
     """
+    op_name, _, _ = op_name.partition(";")  # the first of operations that JAX joins
+    if _NUMBERED.fullmatch(op_name):
+        return Scope()
     *parts, _ = _split(op_name) if "/" in op_name else _of_argument(op_name)
     path, is_backward = [], False
     for part in parts:
@@ -55,7 +59,8 @@ def scope_of(op_name: str) -> Scope:
             is_backward |= kind == "transpose"
             if kind in ("jit", "pjit"):
                 part = ""
-        if part and part not in _WORDS and not _BRANCH.match(part):
+        is_module = part not in _WORDS and not _NO_MODULE.search(part)
+        if part and is_module:
             path.append(part)
     return Scope(tuple(path), is_backward)
 
