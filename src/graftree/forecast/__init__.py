@@ -15,7 +15,7 @@ holds, computes and sends, what each module costs, and the least time it can tak
 # hlo.py               the text of a compiled program
 # costs.py             operations and bytes: of instructions, and their sums
 # traffic.py           what collectives send, along which axes
-# activations.py       large arrays that aren't divided
+# undivided.py         large arrays that aren't divided
 # scopes.py            the module that an operation is from
 # forecasts.py         what it all comes to, as text; pictures.py draws it
 # progress.py          what is being compiled, and for how long

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree import _jax, _python
-from graftree.forecast import activations, costs, placed_arguments, progress, scopes
+from graftree.forecast import costs, placed_arguments, progress, scopes, undivided
 from graftree.forecast.forecasts import Activation, Forecast, Memory
 from graftree.forecast.hlo import Program
 from graftree.forecast.placed_arguments import Placed
@@ -210,7 +210,7 @@ def _activations(placed: Placed, compiled: _Compiled) -> list[Activation] | None
         return None
     if placed.mesh is None or placed.mesh.size == 1:
         return []
-    return activations.undivided(
+    return undivided.arrays(
         compiled.lowered.as_text("hlo", debug_info=True),
         compiled.program,
         placed.mesh.shape,

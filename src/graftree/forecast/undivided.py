@@ -22,7 +22,7 @@ _INNER = re.compile(r".*\b(?:jit\([^()]*\)|closed_call|rematted_computation)/")
 _SHARE = 100  # an array is large if it is that part of what is made
 
 
-def undivided(
+def arrays(
     text: str,
     program: Program,
     mesh: Mapping[str, int],
